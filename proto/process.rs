@@ -1,0 +1,94 @@
+//! What every process here does alike: logging, signals, open files, listeners, the admin port, the clock.
+
+pub mod admin;
+pub mod listen;
+
+use std::{
+    future::Future,
+    io,
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+/// How long a process may take from its first signal to its end.
+pub const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Exit code after a second signal: the work was not finished.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// Sends log lines to standard error, filtered by `RUST_LOG` (default `info`).
+///
+/// Call it once, from `main`; a second call does nothing.
+pub fn init_logging() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let initialized = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+        .try_init();
+    if initialized.is_err() {
+        tracing::debug!("logging was set up before");
+    }
+}
+
+/// Raises the number of files this process may open as far as the system allows; returns that number.
+#[must_use]
+pub fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let Some(maximum) = limit.maximum else {
+        return limit.current.unwrap_or(u64::MAX);
+    };
+    let raised = Rlimit {
+        current: Some(maximum),
+        maximum: Some(maximum),
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => maximum,
+        Err(_) => limit.current.unwrap_or(maximum),
+    }
+}
+
+/// Runs until the first SIGTERM or SIGINT, which cancels `drain`; a second one ends the process at once.
+///
+/// Returns only when `stopped` is cancelled, so run it beside the work.
+///
+/// # Errors
+/// When the system refuses to install a signal handler.
+pub fn drain_on_signals(
+    drain: CancellationToken,
+    stopped: CancellationToken,
+) -> io::Result<impl Future<Output = ()> + Send> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        let mut signals: u32 = 0;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                () = stopped.cancelled() => return,
+            }
+            signals += 1;
+            if signals > 1 {
+                tracing::warn!("second signal, stopping at once");
+                std::process::exit(EXIT_INTERRUPTED);
+            }
+            tracing::info!("draining; a second signal stops at once");
+            drain.cancel();
+        }
+    })
+}
+
+/// Microseconds since the Unix epoch by the system's clock; 0 before 1970.
+#[must_use]
+pub fn unix_micros() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |elapsed| {
+            u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
+        })
+}

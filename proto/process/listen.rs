@@ -1,0 +1,455 @@
+//! The accept loop of every port: a bounded number of connections, each watched, all drained together.
+//!
+//! A connection is cut off when its client takes too long to finish a request head, leaves it idle for too
+//! long, or does not read what was written to it. The watching costs a request two relaxed atomic stores and
+//! no timer of its own: one coarse timer a connection compares counters, so a limit of `n` seconds acts
+//! between `n` and `1.5 n` seconds.
+
+use std::{
+    future::Future,
+    io::{self, IoSlice},
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, MissedTickBehavior, interval_at, sleep},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// How long the accept loop rests after the system refused it a connection (usually: no file left).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a port grants its clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Most connections at once; further ones are closed as soon as they are accepted.
+    pub connections_max: usize,
+    /// Longest time from the first byte of a request to its last header byte.
+    pub request_timeout: Duration,
+    /// Longest time without any request in progress.
+    pub idle_timeout: Duration,
+    /// Longest time that written bytes may wait for the client to read; `None` for ports whose protocol has
+    /// its own flow control.
+    pub write_timeout: Option<Duration>,
+}
+
+/// Counters of one port.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    connections: IntGauge,
+    accepted: IntCounter,
+    refused: IntCounter,
+    cut_slow_request: IntCounter,
+    cut_idle: IntCounter,
+    cut_slow_reader: IntCounter,
+}
+
+impl Metrics {
+    /// Registers `<process>_<port>_connections` and `<process>_<port>_connections_{accepted,closed}_total`.
+    ///
+    /// # Errors
+    /// When a metric of that name is registered already.
+    pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
+        let name = |suffix: &str| format!("{process}_{port}_{suffix}");
+        let connections = IntGauge::new(name("connections"), "Connections open now.")?;
+        let accepted =
+            IntCounter::new(name("connections_accepted_total"), "Connections accepted.")?;
+        let closed = IntCounterVec::new(
+            Opts::new(
+                name("connections_cut_total"),
+                "Connections cut off by this side, by reason.",
+            ),
+            &["reason"],
+        )?;
+        registry.register(Box::new(connections.clone()))?;
+        registry.register(Box::new(accepted.clone()))?;
+        registry.register(Box::new(closed.clone()))?;
+        Ok(Self {
+            connections,
+            accepted,
+            refused: closed.with_label_values(&["too_many"]),
+            cut_slow_request: closed.with_label_values(&["slow_request"]),
+            cut_idle: closed.with_label_values(&["idle"]),
+            cut_slow_reader: closed.with_label_values(&["slow_reader"]),
+        })
+    }
+
+    fn cut(&self, cut: Cut) {
+        match cut {
+            Cut::SlowRequest => self.cut_slow_request.inc(),
+            Cut::Idle => self.cut_idle.inc(),
+            Cut::SlowReader => self.cut_slow_reader.inc(),
+        }
+    }
+}
+
+/// Binds a listener with a backlog that outlasts a burst of new connections.
+///
+/// # Errors
+/// With the address, and what to do, when it cannot be bound.
+pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    let listen = || -> io::Result<TcpListener> {
+        let listener = std::net::TcpListener::bind(address)?;
+        // Listening once more is the portable way to a backlog longer than the standard library's 128.
+        rustix::net::listen(&listener, 4096)?;
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    };
+    listen().map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            anyhow::anyhow!("{address} is taken by another process; choose another with {flag}")
+        }
+        _ => anyhow::anyhow!("cannot listen on {address} ({error}); choose another with {flag}"),
+    })
+}
+
+/// Accepts connections until `stop`, handing each to `serve` in a task of `tracker`.
+///
+/// `serve` gets the stream and the connection's [`Activity`]; it must report each request there, and end its
+/// connection in an orderly way when `stop` is cancelled. Its future is dropped when a limit is exceeded.
+pub async fn accept<S, F>(
+    listener: TcpListener,
+    limits: Limits,
+    metrics: Metrics,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    serve: S,
+) where
+    S: Fn(WatchedStream, Arc<Activity>) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let permits = Arc::new(Semaphore::new(limits.connections_max));
+    let mut failing = false;
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                if !failing {
+                    tracing::warn!(%error, "cannot accept connections");
+                    failing = true;
+                }
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        if failing {
+            tracing::info!("accepting connections again");
+            failing = false;
+        }
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+            metrics.refused.inc();
+            continue;
+        };
+        metrics.accepted.inc();
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "connection broke before its first request");
+            continue;
+        }
+        let activity = Arc::new(Activity::default());
+        let stream = WatchedStream {
+            stream,
+            activity: Arc::clone(&activity),
+        };
+        let served = serve(stream, Arc::clone(&activity));
+        tracker.spawn(run(served, activity, limits, metrics.clone(), permit));
+    }
+}
+
+async fn run(
+    served: impl Future<Output = ()>,
+    activity: Arc<Activity>,
+    limits: Limits,
+    metrics: Metrics,
+    permit: OwnedSemaphorePermit,
+) {
+    metrics.connections.inc();
+    tokio::select! {
+        biased;
+        () = served => {}
+        cut = activity.watch(limits) => metrics.cut(cut),
+    }
+    metrics.connections.dec();
+    drop(permit);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    SlowRequest,
+    Idle,
+    SlowReader,
+}
+
+/// What a connection has been doing, for its watcher.
+#[derive(Debug, Default)]
+pub struct Activity {
+    requests: AtomicU64,
+    in_progress: AtomicUsize,
+    bytes_read: AtomicU64,
+    bytes_read_at_request: AtomicU64,
+    bytes_written: AtomicU64,
+    write_blocked: AtomicBool,
+}
+
+impl Activity {
+    /// Notes that a request's head was read whole.
+    pub fn request(&self) {
+        // One task drives the connection, so plain loads and stores suffice; the watcher only compares.
+        let requests = self.requests.load(Ordering::Relaxed);
+        self.requests.store(requests + 1, Ordering::Relaxed);
+        let bytes_read = self.bytes_read.load(Ordering::Relaxed);
+        self.bytes_read_at_request
+            .store(bytes_read, Ordering::Relaxed);
+    }
+
+    /// Notes a request whose answer takes time; the connection is not idle until the guard is dropped.
+    #[must_use]
+    pub fn long_request(self: &Arc<Self>) -> InProgress {
+        self.request();
+        self.in_progress.fetch_add(1, Ordering::Relaxed);
+        InProgress(Arc::clone(self))
+    }
+
+    async fn watch(&self, limits: Limits) -> Cut {
+        let tick = limits
+            .request_timeout
+            .min(limits.idle_timeout)
+            .min(limits.write_timeout.unwrap_or(Duration::MAX))
+            / 2;
+        let mut ticks = interval_at(Instant::now() + tick, tick);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut watcher = Watcher::new(Instant::now());
+        loop {
+            let now = ticks.tick().await;
+            if let Some(cut) = watcher.look(self, now, &limits) {
+                return cut;
+            }
+        }
+    }
+}
+
+/// A request in progress; see [`Activity::long_request`].
+#[derive(Debug)]
+pub struct InProgress(Arc<Activity>);
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        self.0.in_progress.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Compares what it saw last with what there is now.
+struct Watcher {
+    requests: u64,
+    idle_since: Instant,
+    partial_since: Option<Instant>,
+    bytes_written: u64,
+    blocked_since: Option<Instant>,
+}
+
+impl Watcher {
+    fn new(now: Instant) -> Self {
+        Self {
+            requests: 0,
+            idle_since: now,
+            partial_since: None,
+            bytes_written: 0,
+            blocked_since: None,
+        }
+    }
+
+    fn look(&mut self, activity: &Activity, now: Instant, limits: &Limits) -> Option<Cut> {
+        let requests = activity.requests.load(Ordering::Relaxed);
+        if requests != self.requests || activity.in_progress.load(Ordering::Relaxed) > 0 {
+            self.requests = requests;
+            self.idle_since = now;
+            self.partial_since = None;
+        } else if activity.bytes_read.load(Ordering::Relaxed)
+            > activity.bytes_read_at_request.load(Ordering::Relaxed)
+        {
+            let since = *self.partial_since.get_or_insert(self.idle_since);
+            if now - since >= limits.request_timeout {
+                return Some(Cut::SlowRequest);
+            }
+        }
+        let bytes_written = activity.bytes_written.load(Ordering::Relaxed);
+        if !activity.write_blocked.load(Ordering::Relaxed) || bytes_written != self.bytes_written {
+            self.bytes_written = bytes_written;
+            self.blocked_since = None;
+        } else {
+            let since = *self.blocked_since.get_or_insert(now);
+            if limits
+                .write_timeout
+                .is_some_and(|limit| now - since >= limit)
+            {
+                return Some(Cut::SlowReader);
+            }
+        }
+        (now - self.idle_since >= limits.idle_timeout).then_some(Cut::Idle)
+    }
+}
+
+/// A connection that counts what goes through it.
+#[derive(Debug)]
+pub struct WatchedStream {
+    stream: TcpStream,
+    activity: Arc<Activity>,
+}
+
+impl WatchedStream {
+    fn wrote(&self, result: &Poll<io::Result<usize>>) {
+        let blocked = result.is_pending();
+        self.activity
+            .write_blocked
+            .store(blocked, Ordering::Relaxed);
+        if let Poll::Ready(Ok(bytes)) = result {
+            let written = self.activity.bytes_written.load(Ordering::Relaxed);
+            self.activity
+                .bytes_written
+                .store(written + *bytes as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+impl AsyncRead for WatchedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let read = (buffer.filled().len() - before) as u64;
+        let bytes_read = self.activity.bytes_read.load(Ordering::Relaxed);
+        self.activity
+            .bytes_read
+            .store(bytes_read + read, Ordering::Relaxed);
+        result
+    }
+}
+
+impl AsyncWrite for WatchedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wrote(&result);
+        result
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.wrote(&result);
+        result
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        connections_max: 1,
+        request_timeout: Duration::from_secs(10),
+        idle_timeout: Duration::from_secs(60),
+        write_timeout: Some(Duration::from_secs(20)),
+    };
+
+    /// Applies `act` before each look, one look every five seconds; returns when and why it is cut.
+    #[track_caller]
+    fn check(act: impl Fn(u64, &Activity), expected: Option<(u64, Cut)>) {
+        let activity = Activity::default();
+        let start = Instant::now();
+        let mut watcher = Watcher::new(start);
+        let cut = (5..=600).step_by(5).find_map(|second| {
+            act(second, &activity);
+            let now = start + Duration::from_secs(second);
+            watcher
+                .look(&activity, now, &LIMITS)
+                .map(|cut| (second, cut))
+        });
+        assert_eq!(cut, expected);
+    }
+
+    #[test]
+    fn byte_by_byte_request_is_cut_at_the_request_timeout() {
+        check(
+            |second, activity| activity.bytes_read.store(second, Ordering::Relaxed),
+            Some((10, Cut::SlowRequest)),
+        );
+    }
+
+    #[test]
+    fn silent_connection_is_cut_at_the_idle_timeout() {
+        check(|_, _| {}, Some((60, Cut::Idle)));
+    }
+
+    #[test]
+    fn connection_with_requests_or_a_long_one_lives() {
+        check(|_, activity| activity.request(), None);
+        let long = Arc::new(Activity::default());
+        let guard = long.long_request();
+        let start = Instant::now();
+        let mut watcher = Watcher::new(start);
+        let hour = start + Duration::from_secs(3600);
+        assert_eq!(watcher.look(&long, hour, &LIMITS), None);
+        drop(guard);
+        let later = hour + Duration::from_secs(60);
+        assert_eq!(watcher.look(&long, later, &LIMITS), Some(Cut::Idle));
+    }
+
+    #[test]
+    fn client_that_never_reads_is_cut_though_it_keeps_asking() {
+        check(
+            |_, activity| {
+                activity.request();
+                activity.write_blocked.store(true, Ordering::Relaxed);
+            },
+            Some((25, Cut::SlowReader)),
+        );
+    }
+
+    #[test]
+    fn slow_but_steady_reader_lives() {
+        check(
+            |second, activity| {
+                activity.request();
+                activity.write_blocked.store(true, Ordering::Relaxed);
+                activity.bytes_written.store(second, Ordering::Relaxed);
+            },
+            None,
+        );
+    }
+}

@@ -1,0 +1,610 @@
+//! The bytes of cookies and chunks, written and read without building a message object per cookie.
+//!
+//! A repeated protobuf field is concatenative, so encoded cookies that lie one after the other already are
+//! the body of the [`v1::Chunk`](crate::v1::Chunk) that carries them. [`put_cookie`] writes a cookie in that
+//! form; [`seal`] writes the headers into the space left free before the first cookie; and the result is a
+//! whole gRPC message, length prefix included, that any number of streams send as it is. [`ChunkRef`] walks
+//! the same bytes on the receiving side and lends out the strings in place.
+//!
+//! Everything read here comes from a network: lengths are checked, nothing panics, nothing recurses.
+
+use bytes::Bytes;
+use prost::Message;
+
+use crate::{limits::SMALL_FRAME_BYTES, v1};
+
+/// Bytes of the prefix of each gRPC message: a compression flag and a big-endian length.
+pub const FRAME_PREFIX_BYTES: usize = 5;
+
+/// Space that [`seal`] needs before the first cookie: prefix, `Event` tag and length, `Chunk` header.
+pub const HEADROOM_BYTES: usize = FRAME_PREFIX_BYTES + 1 + 5 + CHUNK_HEADER_BYTES;
+
+/// Most bytes that [`seal`] appends after the last cookie.
+pub const TAILROOM_BYTES: usize = SMALL_FRAME_BYTES;
+
+const CHUNK_HEADER_BYTES: usize = 9 + 9 + 5 + 9;
+
+const WIRE_VARINT: u64 = 0;
+const WIRE_FIXED64: u64 = 1;
+const WIRE_LEN: u64 = 2;
+const WIRE_FIXED32: u64 = 5;
+
+const fn tag(field: u64, wire_type: u64) -> u8 {
+    let tag = field << 3 | wire_type;
+    assert!(tag < 0x80, "a one-byte tag");
+    low_byte(tag)
+}
+
+const COOKIE_USER_ID: u8 = tag(1, WIRE_LEN);
+const COOKIE_DSP_ID: u8 = tag(2, WIRE_VARINT);
+const COOKIE_BUYER_UID: u8 = tag(3, WIRE_LEN);
+const CHUNK_EPOCH: u8 = tag(1, WIRE_FIXED64);
+const CHUNK_FIRST_SEQUENCE: u8 = tag(2, WIRE_FIXED64);
+const CHUNK_COUNT: u8 = tag(3, WIRE_FIXED32);
+const CHUNK_ACCEPTED: u8 = tag(4, WIRE_FIXED64);
+const CHUNK_COOKIES: u8 = tag(5, WIRE_LEN);
+const EVENT_CHUNK: u8 = tag(2, WIRE_LEN);
+const PADDING: u8 = tag(15, WIRE_LEN);
+
+/// Why bytes are not what the contract says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The message ends in the middle of a field.
+    #[error("message is cut off")]
+    Truncated,
+    /// A variable-length integer is longer than 64 bits.
+    #[error("integer is too long")]
+    Varint,
+    /// A field has a wire type that protobuf no longer has, or not the one its schema gives it.
+    #[error("field has the wrong wire type")]
+    WireType,
+    /// A string is not UTF-8.
+    #[error("string is not UTF-8")]
+    Utf8,
+    /// A number does not fit its field.
+    #[error("number is out of range")]
+    Range,
+    /// A chunk holds another number of cookies than it says, or none.
+    #[error("chunk does not hold the cookies it says")]
+    Count,
+}
+
+/// A cookie whose strings lie in a received or an encoded chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CookieRef<'a> {
+    /// The exchange's id of the user.
+    pub user_id: &'a str,
+    /// The buyer.
+    pub dsp_id: u32,
+    /// The buyer's id of the user.
+    pub buyer_uid: &'a str,
+}
+
+/// What a chunk says of its cookies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ChunkHeader {
+    /// The epoch of the sequences.
+    pub epoch: u64,
+    /// The sequence of the first cookie.
+    pub first_sequence: u64,
+    /// The number of cookies.
+    pub count: u32,
+    /// When the first was accepted, in microseconds since the Unix epoch.
+    pub accepted_unix_micros: u64,
+}
+
+impl ChunkHeader {
+    /// The sequence of the last cookie.
+    ///
+    /// # Panics
+    /// When the chunk is empty; [`ChunkRef::decode`] returns no such chunk.
+    #[must_use]
+    pub fn last_sequence(&self) -> u64 {
+        assert!(self.count > 0, "a chunk holds at least one cookie");
+        self.first_sequence + u64::from(self.count) - 1
+    }
+}
+
+/// Appends one cookie in the form a chunk holds it: field tag, length, `Cookie`.
+///
+/// No allocation beyond the growth of `buffer`.
+pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
+    let user_id = cookie.user_id.as_bytes();
+    let buyer_uid = cookie.buyer_uid.as_bytes();
+    let length = 1
+        + varint_bytes(user_id.len() as u64)
+        + user_id.len()
+        + 1
+        + varint_bytes(u64::from(cookie.dsp_id))
+        + 1
+        + varint_bytes(buyer_uid.len() as u64)
+        + buyer_uid.len();
+    buffer.push(CHUNK_COOKIES);
+    put_varint(buffer, length as u64);
+    buffer.push(COOKIE_USER_ID);
+    put_varint(buffer, user_id.len() as u64);
+    buffer.extend_from_slice(user_id);
+    buffer.push(COOKIE_DSP_ID);
+    put_varint(buffer, u64::from(cookie.dsp_id));
+    buffer.push(COOKIE_BUYER_UID);
+    put_varint(buffer, buyer_uid.len() as u64);
+    buffer.extend_from_slice(buyer_uid);
+}
+
+/// Turns `HEADROOM_BYTES` of free space and the cookies after it into one whole gRPC message with an
+/// [`Event`](v1::Event), in place; returns the offset at which the message begins.
+///
+/// # Panics
+/// When `buffer` is shorter than the head room, or the message is longer than 4 GiB.
+pub fn seal(buffer: &mut Vec<u8>, header: &ChunkHeader) -> usize {
+    assert!(buffer.len() >= HEADROOM_BYTES, "head room was left");
+    let cookies_at = HEADROOM_BYTES;
+    let chunk_at = cookies_at - CHUNK_HEADER_BYTES;
+    let chunk_bytes = buffer.len() - chunk_at;
+
+    let head = &mut buffer[chunk_at..cookies_at];
+    head[0] = CHUNK_EPOCH;
+    head[1..9].copy_from_slice(&header.epoch.to_le_bytes());
+    head[9] = CHUNK_FIRST_SEQUENCE;
+    head[10..18].copy_from_slice(&header.first_sequence.to_le_bytes());
+    head[18] = CHUNK_COUNT;
+    head[19..23].copy_from_slice(&header.count.to_le_bytes());
+    head[23] = CHUNK_ACCEPTED;
+    head[24..32].copy_from_slice(&header.accepted_unix_micros.to_le_bytes());
+
+    let event_at = chunk_at - varint_bytes(chunk_bytes as u64) - 1;
+    buffer[event_at] = EVENT_CHUNK;
+    let mut length = Vec::with_capacity(5);
+    put_varint(&mut length, chunk_bytes as u64);
+    buffer[event_at + 1..chunk_at].copy_from_slice(&length);
+
+    let message_at = event_at - FRAME_PREFIX_BYTES;
+    put_padding(buffer, message_at);
+    set_prefix(buffer, message_at);
+    message_at
+}
+
+/// Encodes a rare event as a whole gRPC message, length prefix and padding included.
+#[must_use]
+pub fn encode_event(event: v1::event::Event) -> Bytes {
+    let event = v1::Event {
+        event: Some(event),
+        padding: Bytes::new(),
+    };
+    let mut buffer = vec![0; FRAME_PREFIX_BYTES];
+    event
+        .encode(&mut buffer)
+        .expect("a Vec grows to any length");
+    put_padding(&mut buffer, 0);
+    set_prefix(&mut buffer, 0);
+    Bytes::from(buffer)
+}
+
+/// Rewrites a chunk's cookies as `GetCookies` messages, one after the other, each with its length prefix.
+///
+/// The last cookie is padded so that the result has at least [`SMALL_FRAME_BYTES`].
+///
+/// # Errors
+/// When the chunk's bytes are not whole.
+pub fn cookie_messages(chunk: &ChunkRef) -> Result<Bytes, WireError> {
+    let spare = chunk.header.count as usize * (FRAME_PREFIX_BYTES - 2) + SMALL_FRAME_BYTES;
+    let mut buffer = Vec::with_capacity(chunk.body.len() + spare);
+    let mut last_at = 0;
+    for cookie in chunk.encoded_cookies() {
+        last_at = buffer.len();
+        buffer.extend_from_slice(&[0; FRAME_PREFIX_BYTES]);
+        buffer.extend_from_slice(cookie?);
+        set_prefix(&mut buffer, last_at);
+    }
+    put_padding(&mut buffer, 0);
+    set_prefix(&mut buffer, last_at);
+    Ok(Bytes::from(buffer))
+}
+
+/// A received chunk: its header, and its cookies still as bytes.
+#[derive(Debug, Clone)]
+pub struct ChunkRef {
+    header: ChunkHeader,
+    body: Bytes,
+}
+
+/// One message of a `Subscribe` stream, chunks kept as bytes.
+#[derive(Debug, Clone)]
+pub enum Received {
+    /// A chunk, not yet walked.
+    Chunk(ChunkRef),
+    /// Any other event.
+    Event(v1::event::Event),
+    /// An event of a later version of this contract; to be skipped.
+    Unknown,
+}
+
+impl Received {
+    /// Reads one `Event` message, without its length prefix.
+    ///
+    /// # Errors
+    /// When it is no `Event`. The cookies of a chunk are not looked at: [`ChunkRef::cookies`] does that.
+    pub fn decode(message: Bytes) -> Result<Self, WireError> {
+        let mut fields = Fields::new(&message);
+        while let Some((field, value)) = fields.next()? {
+            if let (2, Value::Bytes(chunk)) = (field, value) {
+                return Ok(Self::Chunk(ChunkRef::decode(message.slice_ref(chunk))?));
+            }
+        }
+        let event = v1::Event::decode(message).map_err(|_| WireError::WireType)?;
+        Ok(event.event.map_or(Self::Unknown, Self::Event))
+    }
+}
+
+impl ChunkRef {
+    /// Reads the header of an encoded `Chunk`.
+    ///
+    /// # Errors
+    /// When the bytes are no `Chunk`, or it says that it is empty or that its sequences pass 2^64.
+    pub fn decode(body: Bytes) -> Result<Self, WireError> {
+        let mut header = ChunkHeader::default();
+        let mut fields = Fields::new(&body);
+        // The scalar fields come first from every known writer, which makes this a constant amount of work.
+        while let Some((field, value)) = fields.next()? {
+            match (field, value) {
+                (1, Value::Fixed64(epoch)) => header.epoch = epoch,
+                (2, Value::Fixed64(sequence)) => header.first_sequence = sequence,
+                (3, Value::Fixed32(count)) => header.count = count,
+                (4, Value::Fixed64(micros)) => header.accepted_unix_micros = micros,
+                (5, Value::Bytes(_)) if header.count > 0 => break,
+                (1..=5, Value::Bytes(_)) if field == 5 => {}
+                (1..=5, _) => return Err(WireError::WireType),
+                _ => {}
+            }
+        }
+        if header.count == 0 {
+            return Err(WireError::Count);
+        }
+        header
+            .first_sequence
+            .checked_add(u64::from(header.count))
+            .ok_or(WireError::Range)?;
+        Ok(Self { header, body })
+    }
+
+    /// What the chunk says of its cookies.
+    #[must_use]
+    pub fn header(&self) -> &ChunkHeader {
+        &self.header
+    }
+
+    /// The encoded `Chunk` message: what the strings of [`CookieRef`] point into.
+    #[must_use]
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// Walks the cookies in sequence order. After an error the walk ends.
+    ///
+    /// The number of cookies may differ from the header's count in a malformed chunk: compare.
+    pub fn cookies(&self) -> impl Iterator<Item = Result<CookieRef<'_>, WireError>> {
+        self.encoded_cookies()
+            .map(|encoded| encoded.and_then(decode_cookie))
+    }
+
+    /// Walks the cookies as encoded `Cookie` messages.
+    pub fn encoded_cookies(&self) -> impl Iterator<Item = Result<&[u8], WireError>> {
+        let mut fields = Fields::new(&self.body);
+        std::iter::from_fn(move || {
+            loop {
+                match fields.next() {
+                    Ok(Some((5, Value::Bytes(cookie)))) => return Some(Ok(cookie)),
+                    Ok(Some((5, _))) => return Some(fields.fail(WireError::WireType)),
+                    Ok(Some(_)) => {}
+                    Ok(None) => return None,
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+        })
+    }
+}
+
+/// Reads one encoded `Cookie`, lending out its strings.
+///
+/// # Errors
+/// When the bytes are no `Cookie`.
+pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
+    let mut cookie = CookieRef {
+        user_id: "",
+        dsp_id: 0,
+        buyer_uid: "",
+    };
+    let mut fields = Fields::new(encoded);
+    while let Some((field, value)) = fields.next()? {
+        match (field, value) {
+            (1, Value::Bytes(bytes)) => cookie.user_id = utf8(bytes)?,
+            (2, Value::Varint(dsp_id)) => {
+                cookie.dsp_id = u32::try_from(dsp_id).map_err(|_| WireError::Range)?;
+            }
+            (3, Value::Bytes(bytes)) => cookie.buyer_uid = utf8(bytes)?,
+            (1..=3, _) => return Err(WireError::WireType),
+            _ => {}
+        }
+    }
+    Ok(cookie)
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
+    std::str::from_utf8(bytes).map_err(|_| WireError::Utf8)
+}
+
+enum Value<'a> {
+    Varint(u64),
+    Fixed64(u64),
+    Bytes(&'a [u8]),
+    Fixed32(u32),
+}
+
+/// A cursor over the fields of one message. After an error it is at its end.
+struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    fn new(message: &'a [u8]) -> Self {
+        Self { rest: message }
+    }
+
+    fn fail<T>(&mut self, error: WireError) -> Result<T, WireError> {
+        self.rest = &[];
+        Err(error)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        match self.read_field() {
+            Ok(field) => Ok(Some(field)),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    #[inline]
+    fn read_field(&mut self) -> Result<(u64, Value<'a>), WireError> {
+        let key = self.read_varint()?;
+        let value = match key & 7 {
+            WIRE_VARINT => Value::Varint(self.read_varint()?),
+            WIRE_FIXED64 => Value::Fixed64(u64::from_le_bytes(self.read_array()?)),
+            WIRE_LEN => {
+                let length = self.read_varint()?;
+                let length = usize::try_from(length).map_err(|_| WireError::Truncated)?;
+                let (bytes, rest) = self
+                    .rest
+                    .split_at_checked(length)
+                    .ok_or(WireError::Truncated)?;
+                self.rest = rest;
+                Value::Bytes(bytes)
+            }
+            WIRE_FIXED32 => Value::Fixed32(u32::from_le_bytes(self.read_array()?)),
+            _ => return Err(WireError::WireType),
+        };
+        Ok((key >> 3, value))
+    }
+
+    fn read_array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let (array, rest) = self.rest.split_first_chunk().ok_or(WireError::Truncated)?;
+        self.rest = rest;
+        Ok(*array)
+    }
+
+    #[inline]
+    fn read_varint(&mut self) -> Result<u64, WireError> {
+        let mut value = 0;
+        for index in 0..10 {
+            let (&byte, rest) = self.rest.split_first().ok_or(WireError::Truncated)?;
+            self.rest = rest;
+            value |= u64::from(byte & 0x7f) << (7 * index);
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(WireError::Varint)
+    }
+}
+
+const fn low_byte(value: u64) -> u8 {
+    value.to_le_bytes()[0]
+}
+
+fn varint_bytes(value: u64) -> usize {
+    let bits = 64 - (value | 1).leading_zeros() as usize;
+    bits.div_ceil(7)
+}
+
+fn put_varint(buffer: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        buffer.push(0x80 | low_byte(value));
+        value >>= 7;
+    }
+    buffer.push(low_byte(value));
+}
+
+/// Brings what lies from `message_at` on to at least `SMALL_FRAME_BYTES` by a field 15 of zeros.
+fn put_padding(buffer: &mut Vec<u8>, message_at: usize) {
+    let missing = SMALL_FRAME_BYTES.saturating_sub(buffer.len() - message_at);
+    if missing == 0 {
+        return;
+    }
+    // Tag and length take two bytes, three when the length itself needs two: 130 bytes come out as 131.
+    let zeros = match missing {
+        0..=2 => 0,
+        3..=129 => missing - 2,
+        _ => (missing - 3).max(128),
+    };
+    buffer.push(PADDING);
+    put_varint(buffer, zeros as u64);
+    buffer.resize(buffer.len() + zeros, 0);
+}
+
+/// Writes the length prefix of the message that lies from `at` to the end.
+fn set_prefix(buffer: &mut [u8], at: usize) {
+    let length = buffer.len() - at - FRAME_PREFIX_BYTES;
+    let length = u32::try_from(length).expect("a message is far below 4 GiB");
+    buffer[at] = 0;
+    buffer[at + 1..at + FRAME_PREFIX_BYTES].copy_from_slice(&length.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cookies(count: u32) -> Vec<v1::Cookie> {
+        (0..count)
+            .map(|index| v1::Cookie {
+                user_id: format!("user-{index}"),
+                dsp_id: index.wrapping_mul(0x1357_9bdf) | 1,
+                buyer_uid: "ü=/&+%--".repeat(index as usize % 40 + 1),
+                padding: Bytes::new(),
+            })
+            .collect()
+    }
+
+    fn sealed(cookies: &[v1::Cookie]) -> (ChunkHeader, Bytes) {
+        let mut buffer = vec![0; HEADROOM_BYTES];
+        for cookie in cookies {
+            put_cookie(
+                &mut buffer,
+                &CookieRef {
+                    user_id: &cookie.user_id,
+                    dsp_id: cookie.dsp_id,
+                    buyer_uid: &cookie.buyer_uid,
+                },
+            );
+        }
+        let header = ChunkHeader {
+            epoch: u64::MAX,
+            first_sequence: 7,
+            count: u32::try_from(cookies.len()).unwrap(),
+            accepted_unix_micros: 1_700_000_000_000_000,
+        };
+        let at = seal(&mut buffer, &header);
+        (header, Bytes::from(buffer).slice(at..))
+    }
+
+    #[track_caller]
+    fn strip_prefix(message: &Bytes) -> Bytes {
+        let length = u32::from_be_bytes(message[1..5].try_into().unwrap()) as usize;
+        assert_eq!(
+            (message[0], message.len()),
+            (0, FRAME_PREFIX_BYTES + length)
+        );
+        message.slice(FRAME_PREFIX_BYTES..)
+    }
+
+    #[test]
+    fn sealed_chunk_is_what_prost_reads_and_what_we_read() {
+        for count in [1, 2, 3, 4, 5, 6, 100, 1000] {
+            let cookies = cookies(count);
+            let (header, wire) = sealed(&cookies);
+            assert!(wire.len() >= SMALL_FRAME_BYTES);
+            let message = strip_prefix(&wire);
+
+            let event = v1::Event::decode(message.clone()).unwrap();
+            let Some(v1::event::Event::Chunk(chunk)) = event.event else {
+                panic!("not a chunk");
+            };
+            assert_eq!(chunk.cookies, cookies);
+            assert_eq!(
+                (chunk.epoch, chunk.first_sequence, chunk.count),
+                (header.epoch, header.first_sequence, header.count)
+            );
+
+            let Received::Chunk(chunk) = Received::decode(message).unwrap() else {
+                panic!("not a chunk");
+            };
+            assert_eq!(*chunk.header(), header);
+            let walked: Vec<_> = chunk.cookies().map(Result::unwrap).collect();
+            assert_eq!(walked.len(), cookies.len());
+            for (walked, cookie) in walked.iter().zip(&cookies) {
+                assert_eq!(
+                    (walked.user_id, walked.dsp_id, walked.buyer_uid),
+                    (&*cookie.user_id, cookie.dsp_id, &*cookie.buyer_uid)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn cookie_messages_are_what_prost_reads_and_never_a_small_frame() {
+        for count in [1, 2, 50] {
+            let cookies = cookies(count);
+            let (_, wire) = sealed(&cookies);
+            let Received::Chunk(chunk) = Received::decode(strip_prefix(&wire)).unwrap() else {
+                panic!("not a chunk");
+            };
+            let mut messages = cookie_messages(&chunk).unwrap();
+            assert!(messages.len() >= SMALL_FRAME_BYTES);
+            for cookie in &cookies {
+                let length = u32::from_be_bytes(messages[1..5].try_into().unwrap()) as usize;
+                let message = messages.split_to(FRAME_PREFIX_BYTES + length);
+                let mut read = v1::Cookie::decode(strip_prefix(&message)).unwrap();
+                read.padding = Bytes::new();
+                assert_eq!(read, *cookie);
+            }
+            assert!(messages.is_empty());
+        }
+    }
+
+    #[test]
+    fn every_padding_length_makes_a_readable_message_of_the_small_frame_size() {
+        for name_bytes in 0..300 {
+            let hello = v1::Hello {
+                producer_id: "p".repeat(name_bytes),
+                ..v1::Hello::default()
+            };
+            let message = encode_event(v1::event::Event::Hello(hello.clone()));
+            assert!(message.len() >= SMALL_FRAME_BYTES, "{}", message.len());
+            assert!(message.len() <= SMALL_FRAME_BYTES.max(name_bytes + 20) + 1);
+            match Received::decode(strip_prefix(&message)).unwrap() {
+                Received::Event(v1::event::Event::Hello(read)) => assert_eq!(read, hello),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn cut_or_damaged_bytes_are_errors_and_never_panics() {
+        let (_, wire) = sealed(&cookies(3));
+        let message = strip_prefix(&wire);
+        let read = |bytes: Bytes| {
+            if let Ok(Received::Chunk(chunk)) = Received::decode(bytes) {
+                chunk.cookies().take_while(Result::is_ok).count()
+            } else {
+                0
+            }
+        };
+        assert_eq!(read(message.clone()), 3);
+        for end in 0..message.len() {
+            read(message.slice(..end));
+        }
+        for at in 0..message.len() {
+            for bit in 0..8 {
+                let mut bytes = message.to_vec();
+                bytes[at] ^= 1 << bit;
+                read(Bytes::from(bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn empty_and_overflowing_chunks_are_refused() {
+        let chunk = |count, first_sequence| {
+            let chunk = v1::Chunk {
+                count,
+                first_sequence,
+                ..v1::Chunk::default()
+            };
+            ChunkRef::decode(Bytes::from(chunk.encode_to_vec())).err()
+        };
+        assert_eq!(chunk(0, 1), Some(WireError::Count));
+        assert_eq!(chunk(2, u64::MAX), Some(WireError::Range));
+        assert_eq!(chunk(2, 1), None);
+    }
+}
