@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod listen;
+pub mod settings;
 
 use std::{
     future::Future,

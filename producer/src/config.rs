@@ -1,0 +1,421 @@
+//! The settings of a producer: flags, `PRODUCER_…` environment variables and an optional TOML file.
+
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::Parser;
+use cookiesync::{
+    limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    process::{
+        listen::Limits,
+        settings::{self, Mistakes},
+    },
+};
+
+use crate::edge::request::IdLimits;
+
+/// Takes sync requests over HTTP and streams their cookies to every exchange node.
+///
+/// Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with
+/// underscores); the flag wins, then the environment, then the file.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "producer", version)]
+pub struct Args {
+    /// TOML file with settings
+    #[arg(long, value_name = "FILE", env = "PRODUCER_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Address for sync requests (HTTP/1.1)
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "PRODUCER_HTTP",
+        default_value = "0.0.0.0:8080"
+    )]
+    http: String,
+
+    /// Address for subscribers (gRPC)
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "PRODUCER_GRPC",
+        default_value = "0.0.0.0:7676"
+    )]
+    grpc: String,
+
+    /// Address for /metrics, /healthz and /readyz
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "PRODUCER_ADMIN",
+        default_value = "127.0.0.1:9090"
+    )]
+    admin: String,
+
+    /// Name of this producer, the same across restarts and no other producer's [default: host name and
+    /// gRPC port]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "PRODUCER_ID",
+        default_value = "",
+        hide_default_value = true
+    )]
+    id: String,
+
+    /// Most bytes of cookies held for subscribers that are behind
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "PRODUCER_LOG_BYTES",
+        default_value = "1GiB"
+    )]
+    log_bytes: String,
+
+    /// Size at which a chunk is sealed, 4KiB to 1MiB
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "PRODUCER_CHUNK_BYTES",
+        default_value = "64KiB"
+    )]
+    chunk_bytes: String,
+
+    /// Age at which a chunk is sealed: longer means less CPU, shorter means less delay
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_CHUNK_AGE",
+        default_value = "10ms"
+    )]
+    chunk_age: String,
+
+    /// Most cookies a subscriber may be behind before its oldest are dropped
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_QUEUE_COOKIES",
+        default_value = "16000000"
+    )]
+    queue_cookies: String,
+
+    /// How long the queue of a disconnected subscriber is kept
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_SUBSCRIBER_RETENTION",
+        default_value = "60s"
+    )]
+    subscriber_retention: String,
+
+    /// Most subscribers, connected or remembered
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_SUBSCRIBERS",
+        default_value = "1024"
+    )]
+    subscribers: String,
+
+    /// How much a subscriber that comes back without a cursor gets again: what may have been on its way
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "PRODUCER_REWIND_BYTES",
+        default_value = "16MiB"
+    )]
+    rewind_bytes: String,
+
+    /// How long a stream is silent before it says that it lives
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_HEARTBEAT",
+        default_value = "1s"
+    )]
+    heartbeat: String,
+
+    /// Longest user id accepted, in bytes, at most 64
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_USER_ID_BYTES",
+        default_value = "64"
+    )]
+    user_id_bytes: String,
+
+    /// Longest buyer uid accepted, in bytes after percent-decoding, at most 256
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_BUYER_UID_BYTES",
+        default_value = "256"
+    )]
+    buyer_uid_bytes: String,
+
+    /// Most HTTP connections at once
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_HTTP_CONNECTIONS",
+        default_value = "16384"
+    )]
+    http_connections: String,
+
+    /// Most gRPC connections at once
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_GRPC_CONNECTIONS",
+        default_value = "2048"
+    )]
+    grpc_connections: String,
+
+    /// Longest time an HTTP client may take to send the head of a request
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_REQUEST_TIMEOUT",
+        default_value = "10s"
+    )]
+    request_timeout: String,
+
+    /// Longest time an HTTP connection may be idle
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_IDLE_TIMEOUT",
+        default_value = "75s"
+    )]
+    idle_timeout: String,
+
+    /// Longest time an HTTP client may take to read its answers
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_WRITE_TIMEOUT",
+        default_value = "10s"
+    )]
+    write_timeout: String,
+
+    /// Longest time to finish after a signal
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_DRAIN_TIMEOUT",
+        default_value = "10s"
+    )]
+    drain_timeout: String,
+}
+
+/// The checked settings.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Address of the edge.
+    pub http: SocketAddr,
+    /// Address of the streams.
+    pub grpc: SocketAddr,
+    /// Address of the admin port.
+    pub admin: SocketAddr,
+    /// Name of this producer; `None` for host name and gRPC port.
+    pub id: Option<String>,
+    /// Bound of the log.
+    pub log_bytes_max: usize,
+    /// Size of a chunk.
+    pub chunk_bytes: usize,
+    /// Longest wait of a cookie in an open chunk.
+    pub chunk_age: Duration,
+    /// Bound of each subscriber's queue.
+    pub queue_cookies_max: u64,
+    /// How long a disconnected subscriber's queue is kept.
+    pub subscriber_retention: Duration,
+    /// Most subscribers.
+    pub subscribers_max: usize,
+    /// How far back a subscriber without a cursor resumes.
+    pub rewind_bytes: usize,
+    /// Time between heartbeats of a silent stream.
+    pub heartbeat: Duration,
+    /// Longest ids.
+    pub ids: IdLimits,
+    /// What the edge grants its clients.
+    pub http_limits: Limits,
+    /// Most gRPC connections.
+    pub grpc_connections_max: usize,
+    /// Deadline of the drain.
+    pub drain_timeout: Duration,
+}
+
+/// Longest any single time setting may be: long enough to mean "never".
+const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+impl Config {
+    /// Reads the settings of a program started with `arguments`, its own name first.
+    ///
+    /// # Errors
+    /// With all mistakes at once, ready to be printed; also for `--help` and `--version`.
+    pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let args: Args = settings::parse(arguments)?;
+        args.check().map_err(|mistakes| {
+            let message = format!("wrong settings:\n{mistakes}\n");
+            clap::Error::raw(clap::error::ErrorKind::InvalidValue, message)
+        })
+    }
+}
+
+impl Args {
+    /// Checks all settings.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn check(&self) -> Result<Config, Mistakes> {
+        let mut mistakes = Mistakes::default();
+        let m = &mut mistakes;
+        let chunk_sizes = (limits::CHUNK_BYTES_MIN, limits::CHUNK_BYTES_MAX);
+        let ms = Duration::from_millis;
+        let config = Config {
+            http: address(m, "--http", &self.http),
+            grpc: address(m, "--grpc", &self.grpc),
+            admin: address(m, "--admin", &self.admin),
+            id: (!self.id.is_empty()).then(|| self.id.clone()),
+            log_bytes_max: size(m, "--log-bytes", &self.log_bytes, (1 << 20, usize::MAX)),
+            chunk_bytes: size(m, "--chunk-bytes", &self.chunk_bytes, chunk_sizes),
+            chunk_age: time(m, "--chunk-age", &self.chunk_age, ms(1)),
+            queue_cookies_max: number(m, "--queue-cookies", &self.queue_cookies, (1, u64::MAX)),
+            subscriber_retention: time(
+                m,
+                "--subscriber-retention",
+                &self.subscriber_retention,
+                Duration::ZERO,
+            ),
+            subscribers_max: number(m, "--subscribers", &self.subscribers, (1, 1_000_000)),
+            rewind_bytes: size(m, "--rewind-bytes", &self.rewind_bytes, (0, usize::MAX)),
+            heartbeat: time(m, "--heartbeat", &self.heartbeat, ms(10)),
+            ids: IdLimits {
+                user_id_bytes_max: number(
+                    m,
+                    "--user-id-bytes",
+                    &self.user_id_bytes,
+                    (1, USER_ID_BYTES_MAX),
+                ),
+                buyer_uid_bytes_max: number(
+                    m,
+                    "--buyer-uid-bytes",
+                    &self.buyer_uid_bytes,
+                    (1, BUYER_UID_BYTES_MAX),
+                ),
+            },
+            http_limits: Limits {
+                connections_max: number(
+                    m,
+                    "--http-connections",
+                    &self.http_connections,
+                    (1, 1_000_000),
+                ),
+                request_timeout: time(m, "--request-timeout", &self.request_timeout, ms(10)),
+                idle_timeout: time(m, "--idle-timeout", &self.idle_timeout, ms(10)),
+                write_timeout: Some(time(m, "--write-timeout", &self.write_timeout, ms(10))),
+            },
+            grpc_connections_max: number(
+                m,
+                "--grpc-connections",
+                &self.grpc_connections,
+                (1, 1_000_000),
+            ),
+            drain_timeout: time(m, "--drain-timeout", &self.drain_timeout, Duration::ZERO),
+        };
+        if self.id.len() > limits::SUBSCRIBER_NAME_BYTES_MAX
+            || self.id.chars().any(char::is_control)
+        {
+            mistakes.add("--id: longer than 256 bytes, or with control characters");
+        }
+        mistakes.or(config)
+    }
+}
+
+fn address(mistakes: &mut Mistakes, flag: &str, text: &str) -> SocketAddr {
+    let parsed = text.parse().map(Some);
+    let parsed =
+        parsed.map_err(|_| format!("{text:?} is no IP address with a port, like 127.0.0.1:8080"));
+    mistakes
+        .check(flag, parsed)
+        .unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
+}
+
+fn time(mistakes: &mut Mistakes, flag: &str, text: &str, least: Duration) -> Duration {
+    let parsed = humantime::parse_duration(text)
+        .map_err(|error| format!("{text:?} is no time, like 200ms or 10s ({error})"))
+        .and_then(|time| {
+            within(time, (least, TIME_MAX), |time| {
+                humantime::format_duration(time).to_string()
+            })
+        });
+    mistakes.check(flag, parsed)
+}
+
+fn size(mistakes: &mut Mistakes, flag: &str, text: &str, range: (usize, usize)) -> usize {
+    let parsed =
+        settings::bytes(text).and_then(|size| within(size, range, |size| size.to_string()));
+    mistakes.check(flag, parsed)
+}
+
+fn number<N>(mistakes: &mut Mistakes, flag: &str, text: &str, range: (N, N)) -> N
+where
+    N: FromStr + PartialOrd + Copy + Default + ToString,
+{
+    let parsed = text
+        .parse()
+        .map_err(|_| format!("{text:?} is no whole number, or too large"))
+        .and_then(|number| within(number, range, |number| number.to_string()));
+    mistakes.check(flag, parsed)
+}
+
+fn within<T: PartialOrd + Copy>(
+    value: T,
+    (least, most): (T, T),
+    show: impl Fn(T) -> String,
+) -> Result<T, String> {
+    if value < least {
+        Err(format!("{} is less than {}", show(value), show(least)))
+    } else if value > most {
+        Err(format!("{} is more than {}", show(value), show(most)))
+    } else {
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
+        let arguments = ["producer"].into_iter().chain(arguments.iter().copied());
+        Config::load(arguments.map(OsString::from))
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let config = load(&[]).unwrap();
+        assert_eq!(config.http, "0.0.0.0:8080".parse().unwrap());
+        assert_eq!(config.grpc, "0.0.0.0:7676".parse().unwrap());
+        assert_eq!(config.admin, "127.0.0.1:9090".parse().unwrap());
+        assert_eq!(config.log_bytes_max, 1 << 30);
+        assert_eq!(config.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
+        assert_eq!(config.subscriber_retention, Duration::from_secs(60));
+        assert_eq!(config.drain_timeout, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let arguments = [
+            "--http=nowhere",
+            "--log-bytes=12 parsecs",
+            "--chunk-bytes=2MiB",
+            "--chunk-age=0s",
+            "--user-id-bytes=65",
+            "--queue-cookies=-1",
+        ];
+        let error = load(&arguments).unwrap_err().to_string();
+        for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {
+            assert!(error.contains(flag), "{flag} is missing in: {error}");
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! One sync request: from the bytes of its query and Cookie headers to a cookie or a named rejection.
+//!
+//! Pure and free of allocation: what needs decoding is decoded into a [`Scratch`] of the caller.
+
+use cookiesync::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    wire::CookieRef,
+};
+
+/// The name of the HTTP cookie that holds the user id.
+const USER_COOKIE: &[u8] = b"uid";
+
+/// Longest ids this edge accepts, in bytes; never above those of [`cookiesync::limits`].
+#[derive(Debug, Clone, Copy)]
+pub struct IdLimits {
+    /// For the user id.
+    pub user_id_bytes_max: usize,
+    /// For the buyer uid, after percent-decoding.
+    pub buyer_uid_bytes_max: usize,
+}
+
+impl Default for IdLimits {
+    fn default() -> Self {
+        Self {
+            user_id_bytes_max: USER_ID_BYTES_MAX,
+            buyer_uid_bytes_max: BUYER_UID_BYTES_MAX,
+        }
+    }
+}
+
+/// Room for percent-decoded values.
+#[derive(Debug)]
+pub struct Scratch {
+    buyer_uid: [u8; BUYER_UID_BYTES_MAX],
+    dsp_id: [u8; DSP_ID_DIGITS_MAX],
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            buyer_uid: [0; BUYER_UID_BYTES_MAX],
+            dsp_id: [0; DSP_ID_DIGITS_MAX],
+        }
+    }
+}
+
+/// More digits than 4294967295 has, so that leading zeros and too large numbers still are told apart.
+const DSP_ID_DIGITS_MAX: usize = 32;
+
+macro_rules! rejections {
+    ($($(#[doc = $doc:literal])+ $name:ident, $label:literal, $reason:literal;)+) => {
+        /// Why a request is bad input.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Rejection {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Rejection {
+            /// All of them, in the order of their discriminants.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
+            /// The value of the metric label.
+            #[must_use]
+            pub fn label(self) -> &'static str {
+                match self { $(Self::$name => $label,)+ }
+            }
+
+            /// The one-line reason the client gets, which names the parameter.
+            #[must_use]
+            pub fn reason(self) -> &'static str {
+                match self { $(Self::$name => $reason,)+ }
+            }
+        }
+    };
+}
+
+rejections! {
+    /// There is no parameter `d`.
+    DspMissing, "d_missing", "parameter d (the DSP id) is missing\n";
+    /// `d` occurs more than once.
+    DspRepeated, "d_repeated", "parameter d (the DSP id) is given more than once\n";
+    /// `d` is no decimal from 1 to 4294967295.
+    DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal from 1 to 4294967295\n";
+    /// There is no parameter `b`.
+    BuyerMissing, "b_missing", "parameter b (the buyer uid) is missing\n";
+    /// `b` occurs more than once.
+    BuyerRepeated, "b_repeated", "parameter b (the buyer uid) is given more than once\n";
+    /// `b` is empty.
+    BuyerEmpty, "b_empty", "parameter b (the buyer uid) is empty\n";
+    /// `b` is too long after percent-decoding.
+    BuyerTooLong, "b_too_long", "parameter b (the buyer uid) is too long\n";
+    /// `b` has a percent sign without two hexadecimal digits.
+    BuyerEncoding, "b_encoding", "parameter b (the buyer uid) has a % that is not followed by two hexadecimal digits\n";
+    /// `b` is not UTF-8 after percent-decoding.
+    BuyerNotUtf8, "b_not_utf8", "parameter b (the buyer uid) is not UTF-8\n";
+    /// `b` holds a control character.
+    BuyerControl, "b_control", "parameter b (the buyer uid) holds a control character\n";
+    /// There is no HTTP cookie `uid`.
+    UserMissing, "uid_missing", "cookie uid (the user id) is missing\n";
+    /// The HTTP cookie `uid` is empty.
+    UserEmpty, "uid_empty", "cookie uid (the user id) is empty\n";
+    /// The HTTP cookie `uid` is too long.
+    UserTooLong, "uid_too_long", "cookie uid (the user id) is too long\n";
+    /// The HTTP cookie `uid` holds something else than printable ASCII, or a comma or space.
+    UserInvalid, "uid_invalid", "cookie uid (the user id) holds something else than printable ASCII without comma, semicolon and space\n";
+}
+
+/// Reads `d` and `b` from a query, in any order among other parameters, and `uid` from the Cookie headers.
+///
+/// # Errors
+/// The first [`Rejection`] found, the query's before the cookie's.
+pub fn parse<'a>(
+    query: &'a str,
+    cookie_headers: impl Iterator<Item = &'a [u8]>,
+    limits: &IdLimits,
+    scratch: &'a mut Scratch,
+) -> Result<CookieRef<'a>, Rejection> {
+    let (dsp_id, buyer_uid) = query_parameters(query)?;
+    Ok(CookieRef {
+        dsp_id: parse_dsp_id(dsp_id, &mut scratch.dsp_id)?,
+        buyer_uid: parse_buyer_uid(
+            buyer_uid,
+            limits.buyer_uid_bytes_max,
+            &mut scratch.buyer_uid,
+        )?,
+        user_id: parse_user_id(cookie_headers, limits.user_id_bytes_max)?,
+    })
+}
+
+fn query_parameters(query: &str) -> Result<(&[u8], &[u8]), Rejection> {
+    let (mut dsp_id, mut buyer_uid) = (None, None);
+    for parameter in query.as_bytes().split(|&byte| byte == b'&') {
+        let (slot, repeated) = match parameter {
+            [b'd', b'=', ..] => (&mut dsp_id, Rejection::DspRepeated),
+            [b'b', b'=', ..] => (&mut buyer_uid, Rejection::BuyerRepeated),
+            _ => continue,
+        };
+        if slot.replace(&parameter[2..]).is_some() {
+            return Err(repeated);
+        }
+    }
+    let dsp_id = dsp_id.ok_or(Rejection::DspMissing)?;
+    let buyer_uid = buyer_uid.ok_or(Rejection::BuyerMissing)?;
+    Ok((dsp_id, buyer_uid))
+}
+
+fn parse_dsp_id(encoded: &[u8], scratch: &mut [u8]) -> Result<u32, Rejection> {
+    let digits = percent_decode(encoded, scratch).map_err(|_| Rejection::DspInvalid)?;
+    // `str::parse` would also take a plus sign.
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(Rejection::DspInvalid);
+    }
+    std::str::from_utf8(digits)
+        .ok()
+        .and_then(|digits| digits.parse().ok())
+        .filter(|&dsp_id| dsp_id > 0)
+        .ok_or(Rejection::DspInvalid)
+}
+
+fn parse_buyer_uid<'a>(
+    encoded: &'a [u8],
+    bytes_max: usize,
+    scratch: &'a mut [u8],
+) -> Result<&'a str, Rejection> {
+    let decoded = percent_decode(encoded, scratch).map_err(|error| match error {
+        PercentError::Digits => Rejection::BuyerEncoding,
+        PercentError::TooLong => Rejection::BuyerTooLong,
+    })?;
+    if decoded.is_empty() {
+        return Err(Rejection::BuyerEmpty);
+    }
+    if decoded.len() > bytes_max {
+        return Err(Rejection::BuyerTooLong);
+    }
+    let buyer_uid = std::str::from_utf8(decoded).map_err(|_| Rejection::BuyerNotUtf8)?;
+    let control = if buyer_uid.is_ascii() {
+        buyer_uid.bytes().any(|byte| byte.is_ascii_control())
+    } else {
+        buyer_uid.chars().any(char::is_control)
+    };
+    if control {
+        return Err(Rejection::BuyerControl);
+    }
+    Ok(buyer_uid)
+}
+
+fn parse_user_id<'a>(
+    headers: impl Iterator<Item = &'a [u8]>,
+    bytes_max: usize,
+) -> Result<&'a str, Rejection> {
+    let user_id = headers
+        .flat_map(|header| header.split(|&byte| byte == b';'))
+        .find_map(|pair| {
+            let pair = pair.trim_ascii();
+            pair.strip_prefix(USER_COOKIE)?.strip_prefix(b"=")
+        })
+        .ok_or(Rejection::UserMissing)?;
+    if user_id.is_empty() {
+        return Err(Rejection::UserEmpty);
+    }
+    if user_id.len() > bytes_max {
+        return Err(Rejection::UserTooLong);
+    }
+    if !user_id
+        .iter()
+        .all(|&byte| byte.is_ascii_graphic() && byte != b',')
+    {
+        return Err(Rejection::UserInvalid);
+    }
+    std::str::from_utf8(user_id).map_err(|_| Rejection::UserInvalid)
+}
+
+enum PercentError {
+    /// A percent sign is not followed by two hexadecimal digits.
+    Digits,
+    /// The decoded value does not fit the scratch.
+    TooLong,
+}
+
+/// Decodes into `scratch`, or lends out `encoded` itself when there is nothing to decode. A plus stays a plus.
+///
+/// Stricter than [the URL standard](https://url.spec.whatwg.org/#percent-decode), which keeps a malformed
+/// escape: here it would be an id that nobody has.
+fn percent_decode<'a>(encoded: &'a [u8], scratch: &'a mut [u8]) -> Result<&'a [u8], PercentError> {
+    if !encoded.contains(&b'%') {
+        return Ok(encoded);
+    }
+    let mut length = 0;
+    let mut bytes = encoded.iter();
+    while let Some(&byte) = bytes.next() {
+        let decoded = if byte == b'%' {
+            let high = bytes.next().and_then(|&digit| hex_digit(digit));
+            let low = bytes.next().and_then(|&digit| hex_digit(digit));
+            high.zip(low)
+                .map(|(high, low)| high << 4 | low)
+                .ok_or(PercentError::Digits)?
+        } else {
+            byte
+        };
+        *scratch.get_mut(length).ok_or(PercentError::TooLong)? = decoded;
+        length += 1;
+    }
+    Ok(&scratch[..length])
+}
+
+fn hex_digit(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        b'A'..=b'F' => Some(digit - b'A' + 10),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(query: &str, cookies: &[&str], expected: Result<(&str, u32, &str), Rejection>) {
+        let mut scratch = Scratch::default();
+        let headers = cookies.iter().map(|header| header.as_bytes());
+        let parsed = parse(query, headers, &IdLimits::default(), &mut scratch);
+        let parsed = parsed.map(|cookie| (cookie.user_id, cookie.dsp_id, cookie.buyer_uid));
+        assert_eq!(parsed, expected, "{query} {cookies:?}");
+    }
+
+    #[track_caller]
+    fn check_buyer(encoded: &str, expected: Result<&str, Rejection>) {
+        let query = format!("d=7&b={encoded}");
+        check(&query, &["uid=u"], expected.map(|buyer| ("u", 7, buyer)));
+    }
+
+    #[track_caller]
+    fn check_dsp(encoded: &str, expected: Option<u32>) {
+        let expected = expected.ok_or(Rejection::DspInvalid);
+        let query = format!("d={encoded}&b=x");
+        check(&query, &["uid=u"], expected.map(|dsp| ("u", dsp, "x")));
+    }
+
+    #[track_caller]
+    fn check_user(cookies: &[&str], expected: Result<&str, Rejection>) {
+        check("d=7&b=x", cookies, expected.map(|user| (user, 7, "x")));
+    }
+
+    #[test]
+    fn parameters_come_in_any_order_among_others() {
+        check("d=17&b=abc", &["uid=u1"], Ok(("u1", 17, "abc")));
+        check("b=abc&d=17", &["uid=u1"], Ok(("u1", 17, "abc")));
+        check(
+            "x=1&b=abc&&db=9&d=17&bd",
+            &["uid=u1"],
+            Ok(("u1", 17, "abc")),
+        );
+        check("", &["uid=u1"], Err(Rejection::DspMissing));
+        check("d=17", &["uid=u1"], Err(Rejection::BuyerMissing));
+        check("b=abc&d", &["uid=u1"], Err(Rejection::DspMissing));
+        check("d=1&d=1&b=x", &["uid=u1"], Err(Rejection::DspRepeated));
+        check("d=1&b=x&b=x", &["uid=u1"], Err(Rejection::BuyerRepeated));
+    }
+
+    #[test]
+    fn buyer_uid_comes_out_byte_for_byte() {
+        check_buyer("a%26b%3dc%2Fd%2be%25f", Ok("a&b=c/d+e%f"));
+        check_buyer("a+b=c==/--.~!*", Ok("a+b=c==/--.~!*"));
+        check_buyer("%C3%BC%E2%82%AC", Ok("ü€"));
+        check_buyer("ü", Ok("ü"));
+        check_buyer("%2525", Ok("%25"));
+        check_buyer("%20", Ok(" "));
+        check_buyer(&"x".repeat(256), Ok(&"x".repeat(256)));
+        check_buyer(&"%41".repeat(256), Ok(&"A".repeat(256)));
+    }
+
+    #[test]
+    fn bad_buyer_uid_is_named() {
+        check_buyer("", Err(Rejection::BuyerEmpty));
+        check_buyer(&"x".repeat(257), Err(Rejection::BuyerTooLong));
+        check_buyer(&"%41".repeat(257), Err(Rejection::BuyerTooLong));
+        check_buyer("%", Err(Rejection::BuyerEncoding));
+        check_buyer("%4", Err(Rejection::BuyerEncoding));
+        check_buyer("%zz", Err(Rejection::BuyerEncoding));
+        check_buyer("%%41", Err(Rejection::BuyerEncoding));
+        check_buyer("%ff", Err(Rejection::BuyerNotUtf8));
+        check_buyer("%C3", Err(Rejection::BuyerNotUtf8));
+        check_buyer("%00", Err(Rejection::BuyerControl));
+        check_buyer("a%0Ab", Err(Rejection::BuyerControl));
+        check_buyer("%7f", Err(Rejection::BuyerControl));
+        check_buyer("%C2%85", Err(Rejection::BuyerControl));
+    }
+
+    #[test]
+    fn dsp_id_is_a_decimal_in_range() {
+        check_dsp("1", Some(1));
+        check_dsp("4294967295", Some(u32::MAX));
+        check_dsp("0017", Some(17));
+        check_dsp("%31%37", Some(17));
+        for bad in [
+            "",
+            "0",
+            "4294967296",
+            "-1",
+            "+1",
+            "1.0",
+            "1e3",
+            "0x1",
+            "a",
+            "%",
+            "1%20",
+            "٣",
+        ] {
+            check_dsp(bad, None);
+        }
+        check_dsp(&"1".repeat(1000), None);
+        check_dsp(&"%31".repeat(1000), None);
+    }
+
+    #[test]
+    fn user_id_is_found_among_cookies_and_headers() {
+        check_user(&["uid=u-1"], Ok("u-1"));
+        check_user(&["a=b; uid=u-1;c=d"], Ok("u-1"));
+        check_user(&["a=b;uid=u-1"], Ok("u-1"));
+        check_user(
+            &["a=uid=no; xuid=no; uidx=no; uid =no", "uid=yes"],
+            Ok("yes"),
+        );
+        check_user(&["uid=a=b\"!~"], Ok("a=b\"!~"));
+        check_user(&["uid=first; uid=second"], Ok("first"));
+        check_user(&[&format!("uid={}", "u".repeat(64))], Ok(&"u".repeat(64)));
+    }
+
+    #[test]
+    fn bad_user_id_is_named() {
+        check_user(&[], Err(Rejection::UserMissing));
+        check_user(&["uid"], Err(Rejection::UserMissing));
+        check_user(&["UID=u"], Err(Rejection::UserMissing));
+        check_user(&["uid="], Err(Rejection::UserEmpty));
+        check_user(&["uid=a b"], Err(Rejection::UserInvalid));
+        check_user(&["uid=a,b"], Err(Rejection::UserInvalid));
+        check_user(&["uid=ü"], Err(Rejection::UserInvalid));
+        check_user(&["uid=a\tb"], Err(Rejection::UserInvalid));
+        let long = format!("uid={}", "u".repeat(65));
+        check_user(&[&long], Err(Rejection::UserTooLong));
+    }
+
+    #[test]
+    fn labels_and_reasons_are_one_line_and_distinct() {
+        let labels: std::collections::HashSet<_> = Rejection::ALL
+            .iter()
+            .map(|rejection| rejection.label())
+            .collect();
+        assert_eq!(labels.len(), Rejection::ALL.len());
+        for rejection in Rejection::ALL {
+            let reason = rejection.reason();
+            assert_eq!(reason.find('\n'), Some(reason.len() - 1), "{reason:?}");
+        }
+    }
+}

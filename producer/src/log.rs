@@ -1,0 +1,308 @@
+//! The log: the newest cookies of this producer, encoded once, numbered densely, shared by all readers.
+//!
+//! # How it works
+//!
+//! Cookies are encoded into one *open* buffer. The buffer is *sealed* when the next cookie would not fit, or
+//! when its first cookie is [`Config::chunk_age`] old. Sealing gives the buffer its first sequence and its
+//! headers, in place, and turns it into an immutable [`Chunk`]: the very bytes that every stream will send.
+//! The *ring* keeps the newest chunks up to [`Config::bytes_max`]; older ones leave it, and live on only while
+//! a stream still sends them.
+//!
+//! A [`Reader`] is a position in the ring and a bound, not a queue of its own: pushing a chunk to a thousand
+//! readers costs one wake-up each, and a slow reader costs nobody else anything. A reader that is further
+//! behind than its bound, or than the ring reaches, skips forward and is told the exact [`Delivery::Gap`].
+//!
+//! # Constraints
+//!
+//! - This module knows neither HTTP nor gRPC. It knows the wire form of a chunk, because sealing *is* encoding.
+//! - Sequences start at 1 and are dense: the chunk that follows sequence `n` begins with `n + 1`.
+//! - The time of a chunk never decreases, also when the system's clock jumps back: newest wins by it.
+//! - Two locks, always taken in the order *open*, *ring*; readers take only *ring*, for a few instructions;
+//!   wake-ups happen under neither. One lock for all appenders costs about 20 ns a cookie, a fiftieth of what
+//!   the request before it costs; what it buys is one order for all cookies and one place that seals.
+//! - After [`Log::close`] nothing is appended any more; readers get the rest and then [`Delivery::End`].
+//!
+//! # Memory
+//!
+//! The ring counts a chunk's allocated bytes and its bookkeeping. A chunk that is sealed by
+//! age, hence small, is copied into an allocation of its own size, so that slow hours do not hold 64 KiB a
+//! chunk.
+
+mod chunk;
+mod reader;
+mod writer;
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{Notify, watch};
+
+use self::writer::Open;
+pub use self::{
+    chunk::Chunk,
+    reader::{Delivery, GapReason, Reader},
+};
+
+/// The number of a cookie within an epoch; the first is 1.
+pub type Sequence = u64;
+
+/// What a log may hold and when it seals.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// Names this life of the producer.
+    pub epoch: u64,
+    /// Most bytes the ring holds.
+    pub bytes_max: usize,
+    /// Largest message of a chunk, in bytes; see [`cookiesync::limits::CHUNK_BYTES_DEFAULT`].
+    pub chunk_bytes: usize,
+    /// Longest time a cookie waits for its chunk to be sealed.
+    pub chunk_age: Duration,
+    /// How long nothing must have happened before a reader says so.
+    pub idle_after: Duration,
+}
+
+/// The log is closed: the producer drains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the log is closed")]
+pub struct Closed;
+
+/// A handle to the log; clones share it.
+#[derive(Debug, Clone)]
+pub struct Log {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    open: Mutex<Open>,
+    ring: RwLock<Ring>,
+    /// Tells readers that there is something to look at.
+    head: watch::Sender<Head>,
+    /// Tells the sealing task that the open buffer got its first cookie.
+    opened: Notify,
+}
+
+/// What readers wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Head {
+    /// The sequence the next sealed chunk will begin with.
+    next: Sequence,
+    /// Counts intervals of [`Config::idle_after`].
+    beat: u64,
+    /// Nothing follows `next`.
+    closed: bool,
+}
+
+/// The range of sequences a log holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The oldest sequence held; equal to `next` when none is.
+    pub oldest: Sequence,
+    /// The sequence the next sealed cookie will get.
+    pub next: Sequence,
+}
+
+/// Figures of a log, for metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct Stats {
+    /// What it holds.
+    pub span: Span,
+    /// Cookies appended since start, sealed or not.
+    pub appended: u64,
+    /// Bytes of the chunks sealed since start, as sent to a subscriber.
+    pub sealed_bytes: u64,
+    /// Chunks sealed since start because they were full.
+    pub sealed_by_size: u64,
+    /// Chunks sealed since start because of their age, or at the end.
+    pub sealed_by_age: u64,
+    /// Bytes the ring holds.
+    pub bytes: usize,
+    /// Chunks the ring holds.
+    pub chunks: usize,
+    /// Age of the oldest chunk held: how far back the log reaches.
+    pub reach: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    chunks: VecDeque<Arc<Chunk>>,
+    bytes: usize,
+}
+
+impl Log {
+    /// An empty log.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let head = Head {
+            next: 1,
+            beat: 0,
+            closed: false,
+        };
+        let shared = Shared {
+            config,
+            open: Mutex::new(Open::new(config.chunk_bytes)),
+            ring: RwLock::new(Ring::default()),
+            head: watch::Sender::new(head),
+            opened: Notify::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// The epoch of all sequences here.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.shared.config.epoch
+    }
+
+    /// What readers can get now.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        self.shared.ring().span(self.shared.head.borrow().next)
+    }
+
+    /// The sequence of the chunk that begins at most `bytes` of messages before `position`, but not before
+    /// `floor` nor before what the ring holds.
+    #[must_use]
+    pub fn rewind(&self, position: Sequence, bytes: usize, floor: Sequence) -> Sequence {
+        self.shared.ring().rewind(position, bytes, floor)
+    }
+
+    /// A reader that gets everything from `position` on. A reader further behind than `queue_cookies_max`
+    /// skips forward; with `catching_up` only after it was once nearer than that.
+    #[must_use]
+    pub fn reader(&self, position: Sequence, queue_cookies_max: u64, catching_up: bool) -> Reader {
+        Reader::new(
+            Arc::clone(&self.shared),
+            position,
+            queue_cookies_max,
+            catching_up,
+        )
+    }
+
+    /// Figures for metrics.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let open = self.shared.open();
+        let ring = self.shared.ring();
+        Stats {
+            span: ring.span(open.next_sequence()),
+            appended: open.appended(),
+            sealed_bytes: open.sealed_bytes,
+            sealed_by_size: open.sealed_by_size,
+            sealed_by_age: open.sealed_by_age,
+            bytes: ring.bytes,
+            chunks: ring.chunks.len(),
+            reach: ring
+                .chunks
+                .front()
+                .map_or(Duration::ZERO, |chunk| chunk.opened().elapsed()),
+        }
+    }
+}
+
+impl Shared {
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // A panic while the lock was held would be a bug in this module; the buffer is then still whole up
+        // to its last cookie, and going on loses less than stopping.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) -> std::sync::RwLockReadGuard<'_, Ring> {
+        self.ring.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends to the ring; the caller holds `open`, so chunks arrive in order.
+    fn push(&self, chunk: Chunk) {
+        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        let evicted = ring.push(Arc::new(chunk), self.config.bytes_max);
+        drop(ring);
+        drop(evicted);
+    }
+
+    /// Wakes the readers; the caller holds no lock.
+    fn publish(&self, next: Sequence) {
+        self.head.send_if_modified(|head| {
+            let newer = next > head.next;
+            head.next = head.next.max(next);
+            newer
+        });
+    }
+}
+
+impl Ring {
+    /// Appends a chunk and returns those that no longer fit.
+    fn push(&mut self, chunk: Arc<Chunk>, bytes_max: usize) -> Vec<Arc<Chunk>> {
+        self.bytes += chunk.bytes();
+        self.chunks.push_back(chunk);
+        let mut evicted = Vec::new();
+        // The newest chunk stays whatever the bound, so that a reader at the head always finds it.
+        while self.bytes > bytes_max && self.chunks.len() > 1 {
+            if let Some(oldest) = self.chunks.pop_front() {
+                self.bytes -= oldest.bytes();
+                evicted.push(oldest);
+            }
+        }
+        evicted
+    }
+
+    fn span(&self, next: Sequence) -> Span {
+        let oldest = self.chunks.front().map_or(next, |chunk| chunk.first());
+        Span { oldest, next }
+    }
+
+    /// The chunk that holds `sequence`, or the oldest when `sequence` is older than all.
+    fn find(&self, sequence: Sequence) -> Option<&Arc<Chunk>> {
+        let at = self.chunks.partition_point(|chunk| chunk.last() < sequence);
+        self.chunks.get(at)
+    }
+
+    fn rewind(&self, position: Sequence, bytes: usize, floor: Sequence) -> Sequence {
+        let end = self
+            .chunks
+            .partition_point(|chunk| chunk.first() < position);
+        let mut left = bytes;
+        let mut rewound = position;
+        for chunk in self.chunks.range(..end).rev() {
+            match left.checked_sub(chunk.wire().len()) {
+                Some(rest) if chunk.last() >= floor => left = rest,
+                _ => break,
+            }
+            rewound = chunk.first().max(floor).min(position);
+        }
+        rewound
+    }
+}
+
+/// Seals buffers by age and tells readers when nothing happens, until the log is closed.
+pub async fn keep_time(log: Log) {
+    let mut beats = tokio::time::interval(log.shared.config.idle_after);
+    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut head = log.shared.head.subscribe();
+    let sealing = async {
+        loop {
+            match log.seal_due(Instant::now()) {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => log.shared.opened.notified().await,
+            }
+        }
+    };
+    tokio::select! {
+        () = sealing => {}
+        () = async {
+            loop {
+                beats.tick().await;
+                log.shared.head.send_modify(|head| head.beat += 1);
+            }
+        } => {}
+        _ = head.wait_for(|head| head.closed) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

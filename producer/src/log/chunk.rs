@@ -1,0 +1,105 @@
+//! A sealed run of cookies: immutable, shared, already in the form in which it is sent.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use cookiesync::wire::{self, ChunkHeader, ChunkRef, Received};
+
+use super::Sequence;
+
+/// What the ring counts for a chunk beside its bytes: the reference-counted [`Chunk`] and its place.
+pub(super) const OVERHEAD_BYTES: usize = 192;
+
+/// An immutable block of encoded cookies.
+#[derive(Debug)]
+pub struct Chunk {
+    header: ChunkHeader,
+    opened: Instant,
+    wire: Bytes,
+    allocated: usize,
+}
+
+impl Chunk {
+    /// A chunk whose message is `wire`, which keeps `allocated` bytes of memory.
+    pub(super) fn new(header: ChunkHeader, opened: Instant, wire: Bytes, allocated: usize) -> Self {
+        Self {
+            header,
+            opened,
+            wire,
+            allocated,
+        }
+    }
+
+    /// The sequence of its first cookie.
+    #[must_use]
+    pub fn first(&self) -> Sequence {
+        self.header.first_sequence
+    }
+
+    /// The sequence of its last cookie.
+    #[must_use]
+    pub fn last(&self) -> Sequence {
+        self.header.last_sequence()
+    }
+
+    /// When its first cookie came, by the monotonic clock.
+    #[must_use]
+    pub fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// The whole gRPC message with its length prefix, as every stream sends it.
+    #[must_use]
+    pub fn wire(&self) -> &Bytes {
+        &self.wire
+    }
+
+    /// The memory it holds, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.allocated + OVERHEAD_BYTES
+    }
+
+    /// The cookies from `first` on as bytes to walk.
+    ///
+    /// Costs a walk over the cookies before `first`, and a copy, unless `first` is the chunk's first.
+    ///
+    /// # Panics
+    /// When `first` lies outside the chunk.
+    #[must_use]
+    pub fn cookies_from(&self, first: Sequence) -> ChunkRef {
+        let wire = self.wire_from(first);
+        match Received::decode(wire.slice(wire::FRAME_PREFIX_BYTES..)) {
+            Ok(Received::Chunk(chunk)) => chunk,
+            other => unreachable!("a sealed chunk is a chunk, not {other:?}"),
+        }
+    }
+
+    /// The message that holds only the cookies from `first` on; copied unless `first` is the chunk's first.
+    ///
+    /// # Panics
+    /// When `first` lies outside the chunk.
+    #[must_use]
+    pub fn wire_from(&self, first: Sequence) -> Bytes {
+        if first == self.first() {
+            return self.wire.clone();
+        }
+        assert!(
+            (self.first()..=self.last()).contains(&first),
+            "a reader asks only for what the chunk holds"
+        );
+        let skip =
+            usize::try_from(first - self.first()).expect("a chunk has fewer than 2^32 cookies");
+        let mut buffer = vec![0; wire::HEADROOM_BYTES];
+        for cookie in self.cookies_from(self.first()).cookies().skip(skip) {
+            wire::put_cookie(&mut buffer, &cookie.expect("a sealed chunk is whole"));
+        }
+        let header = ChunkHeader {
+            first_sequence: first,
+            count: self.header.count - u32::try_from(skip).expect("less than the count"),
+            ..self.header
+        };
+        let at = wire::seal(&mut buffer, &header);
+        Bytes::from(buffer).slice(at..)
+    }
+}

@@ -1,0 +1,280 @@
+//! The log against a model that is a plain list.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cookiesync::wire::{self, CookieRef, Received};
+use proptest::prelude::*;
+
+use super::{Closed, Config, Delivery, GapReason, Log, Reader};
+
+const CONFIG: Config = Config {
+    epoch: 9,
+    bytes_max: 1 << 30,
+    chunk_bytes: 4096,
+    chunk_age: Duration::from_secs(3600),
+    idle_after: Duration::from_secs(3600),
+};
+
+fn user(sequence: u64) -> String {
+    format!("user-{sequence}")
+}
+
+fn append(log: &Log, sequence: u64) -> Result<(), Closed> {
+    log.append(&CookieRef {
+        user_id: &user(sequence),
+        dsp_id: 7,
+        buyer_uid: &"b".repeat((sequence % 200) as usize + 1),
+    })
+}
+
+fn seal(log: &Log) {
+    log.seal_due(Instant::now() + CONFIG.chunk_age);
+}
+
+/// What a reader gets without waiting.
+fn take(reader: &mut Reader) -> Option<Delivery> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let next = std::pin::pin!(reader.next());
+    match next.poll(&mut context) {
+        std::task::Poll::Ready(delivery) => Some(delivery),
+        std::task::Poll::Pending => None,
+    }
+}
+
+/// The sequences in a message, read from its users.
+fn sequences(message: Bytes) -> Vec<u64> {
+    let message = message.slice(wire::FRAME_PREFIX_BYTES..);
+    let Ok(Received::Chunk(chunk)) = Received::decode(message) else {
+        panic!("not a chunk");
+    };
+    assert_eq!(chunk.header().epoch, CONFIG.epoch);
+    let sequences: Vec<u64> = chunk
+        .cookies()
+        .map(|cookie| cookie.unwrap().user_id[5..].parse().unwrap())
+        .collect();
+    assert_eq!(sequences.first(), Some(&chunk.header().first_sequence));
+    assert_eq!(sequences.last(), Some(&chunk.header().last_sequence()));
+    sequences
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Append(u64),
+    Seal,
+    Take { reader: usize },
+    Join { back: u64, catching_up: bool },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        4 => (1..60_u64).prop_map(Action::Append),
+        2 => Just(Action::Seal),
+        6 => (0..4_usize).prop_map(|reader| Action::Take { reader }),
+        1 => (0..2000_u64, any::<bool>())
+            .prop_map(|(back, catching_up)| Action::Join { back, catching_up }),
+    ]
+}
+
+/// A reader, and what the model knows of it.
+struct Read {
+    reader: Reader,
+    next: u64,
+    catching_up: bool,
+}
+
+struct Model {
+    log: Log,
+    queue_cookies_max: u64,
+    appended: u64,
+    reads: Vec<Read>,
+}
+
+impl Model {
+    fn apply(&mut self, action: &Action) {
+        match *action {
+            Action::Append(count) => {
+                for _ in 0..count {
+                    self.appended += 1;
+                    append(&self.log, self.appended).unwrap();
+                }
+            }
+            Action::Seal => {
+                seal(&self.log);
+                assert_eq!(self.log.span().next, self.appended + 1);
+            }
+            Action::Join { back, catching_up } => {
+                let next = self.log.span().next.saturating_sub(back).max(1);
+                let reader = self.log.reader(next, self.queue_cookies_max, catching_up);
+                self.reads.push(Read {
+                    reader,
+                    next,
+                    catching_up,
+                });
+            }
+            Action::Take { reader } => self.take(reader),
+        }
+    }
+
+    fn take(&mut self, reader: usize) {
+        let span = self.log.span();
+        let Some(read) = self.reads.get_mut(reader) else {
+            return;
+        };
+        let lag = span.next - read.next;
+        if lag <= self.queue_cookies_max {
+            read.catching_up = false;
+        }
+        let bounded = lag > self.queue_cookies_max && !read.catching_up;
+        match take(&mut read.reader) {
+            None => assert_eq!(lag, 0, "what is sealed is delivered"),
+            Some(Delivery::Chunk { chunk, first }) => {
+                assert!(!bounded, "a reader behind its bound skips first");
+                let got = sequences(chunk.wire_from(first));
+                let expected: Vec<u64> = (read.next..read.next + got.len() as u64).collect();
+                assert_eq!(got, expected);
+                read.next += got.len() as u64;
+            }
+            Some(Delivery::Gap {
+                first,
+                last,
+                reason,
+            }) => {
+                assert_eq!(first, read.next, "a gap begins where the reader stood");
+                let target = if bounded {
+                    assert_eq!(reason, GapReason::QueueBound);
+                    span.next - self.queue_cookies_max
+                } else {
+                    assert_eq!(reason, GapReason::LogMovedOn);
+                    span.oldest
+                };
+                assert_eq!(last + 1, target);
+                read.next = target;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(read.reader.position(), read.next);
+    }
+}
+
+proptest! {
+    #[test]
+    fn readers_get_every_sequence_once_or_an_exact_gap(
+        actions in prop::collection::vec(action(), 1..120),
+        bytes_max in 1_usize..60_000,
+        queue_cookies_max in 1_u64..1500,
+    ) {
+        let log = Log::new(Config { bytes_max, ..CONFIG });
+        let mut model = Model { log, queue_cookies_max, appended: 0, reads: Vec::new() };
+        model.apply(&Action::Join { back: 0, catching_up: false });
+        for action in &actions {
+            model.apply(action);
+            let stats = model.log.stats();
+            prop_assert!(stats.bytes <= bytes_max || stats.chunks == 1);
+            prop_assert_eq!(stats.appended, model.appended);
+        }
+        model.log.close();
+        prop_assert_eq!(append(&model.log, 0), Err(Closed));
+        for read in &mut model.reads {
+            loop {
+                match take(&mut read.reader) {
+                    Some(Delivery::End { last }) => break prop_assert_eq!(last, model.appended),
+                    Some(Delivery::Chunk { chunk, first }) => {
+                        prop_assert_eq!(first, read.next);
+                        read.next = chunk.last() + 1;
+                    }
+                    Some(Delivery::Gap { first, last, .. }) => {
+                        prop_assert_eq!(first, read.next);
+                        read.next = last + 1;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn chunk_is_sealed_when_the_next_cookie_may_not_fit() {
+    let log = Log::new(CONFIG);
+    let mut reader = log.reader(1, u64::MAX, false);
+    let mut appended = 0;
+    while log.stats().sealed_by_size == 0 {
+        appended += 1;
+        append(&log, appended).unwrap();
+    }
+    let Some(Delivery::Chunk { chunk, first: 1 }) = take(&mut reader) else {
+        panic!("no chunk");
+    };
+    assert_eq!(chunk.last(), appended - 1);
+    assert!(chunk.wire().len() <= CONFIG.chunk_bytes);
+    assert!(chunk.wire().len() > CONFIG.chunk_bytes - 512);
+}
+
+#[test]
+fn small_chunk_holds_no_more_memory_than_it_needs() {
+    let log = Log::new(Config {
+        chunk_bytes: 1 << 20,
+        ..CONFIG
+    });
+    append(&log, 1).unwrap();
+    seal(&log);
+    assert!(log.stats().bytes < 1024, "{}", log.stats().bytes);
+}
+
+#[test]
+fn time_of_chunks_never_decreases() {
+    let log = Log::new(CONFIG);
+    let mut reader = log.reader(1, u64::MAX, false);
+    let mut before = 0;
+    for sequence in 1..10 {
+        append(&log, sequence).unwrap();
+        seal(&log);
+        let Some(Delivery::Chunk { chunk, first }) = take(&mut reader) else {
+            panic!("no chunk");
+        };
+        let time = chunk.cookies_from(first).header().accepted_unix_micros;
+        assert!(time >= before);
+        before = time;
+    }
+}
+
+#[test]
+fn rewind_stops_at_bytes_floor_and_ring() {
+    let log = Log::new(CONFIG);
+    for sequence in 1..=10 {
+        append(&log, sequence).unwrap();
+        seal(&log);
+    }
+    assert_eq!(log.rewind(11, 0, 1), 11);
+    assert_eq!(log.rewind(11, 256, 1), 10);
+    assert_eq!(log.rewind(11, 3 * 256 + 50, 1), 8);
+    assert_eq!(log.rewind(11, usize::MAX, 1), 1);
+    assert_eq!(log.rewind(11, usize::MAX, 4), 4);
+    assert_eq!(log.rewind(5, 256, 1), 4);
+    assert_eq!(log.rewind(1, usize::MAX, 1), 1);
+}
+
+#[tokio::test]
+async fn idle_reader_says_where_it_stands_and_the_sealing_task_seals_by_age() {
+    let config = Config {
+        chunk_age: Duration::from_millis(10),
+        idle_after: Duration::from_millis(50),
+        ..CONFIG
+    };
+    let log = Log::new(config);
+    let timekeeper = tokio_util::task::TaskTracker::new();
+    timekeeper.spawn(super::keep_time(log.clone()));
+    let mut reader = log.reader(1, u64::MAX, false);
+    assert!(matches!(reader.next().await, Delivery::Idle { next: 1 }));
+    append(&log, 1).unwrap();
+    assert!(matches!(
+        reader.next().await,
+        Delivery::Chunk { first: 1, .. }
+    ));
+    assert!(matches!(reader.next().await, Delivery::Idle { next: 2 }));
+    log.close();
+    assert!(matches!(reader.next().await, Delivery::End { last: 1 }));
+    timekeeper.close();
+    timekeeper.wait().await;
+}

@@ -1,0 +1,175 @@
+//! Appending and sealing: the open buffer, and when it becomes a chunk.
+
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use cookiesync::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    process::unix_micros,
+    wire::{self, ChunkHeader, CookieRef},
+};
+
+use super::{Closed, Head, Log, Sequence, chunk::Chunk};
+
+/// Most bytes one encoded cookie takes: its strings, and tags, lengths and the DSP id.
+const COOKIE_BYTES_MAX: usize = USER_ID_BYTES_MAX + BUYER_UID_BYTES_MAX + 24;
+
+/// The buffer that cookies are appended to, and what the next chunk will be.
+#[derive(Debug)]
+pub(super) struct Open {
+    buffer: Vec<u8>,
+    count: u32,
+    first_sequence: Sequence,
+    accepted_unix_micros: u64,
+    opened: Instant,
+    closed: bool,
+    pub(super) sealed_bytes: u64,
+    pub(super) sealed_by_size: u64,
+    pub(super) sealed_by_age: u64,
+}
+
+impl Open {
+    pub(super) fn new(chunk_bytes: usize) -> Self {
+        Self {
+            buffer: empty_buffer(chunk_bytes),
+            count: 0,
+            first_sequence: 1,
+            accepted_unix_micros: 0,
+            opened: Instant::now(),
+            closed: false,
+            sealed_bytes: 0,
+            sealed_by_size: 0,
+            sealed_by_age: 0,
+        }
+    }
+
+    /// The sequence the next sealed chunk will begin with.
+    pub(super) fn next_sequence(&self) -> Sequence {
+        self.first_sequence
+    }
+
+    /// Cookies appended so far.
+    pub(super) fn appended(&self) -> u64 {
+        self.first_sequence - 1 + u64::from(self.count)
+    }
+
+    /// Turns what is in the buffer into a chunk; `None` when it is empty.
+    fn seal(&mut self, epoch: u64, chunk_bytes: usize) -> Option<Chunk> {
+        if self.count == 0 {
+            return None;
+        }
+        let header = ChunkHeader {
+            epoch,
+            first_sequence: self.first_sequence,
+            count: self.count,
+            accepted_unix_micros: self.accepted_unix_micros,
+        };
+        let at = wire::seal(&mut self.buffer, &header);
+        let (wire, allocated) = if self.buffer.len() * 4 < self.buffer.capacity() * 3 {
+            let wire = Bytes::copy_from_slice(&self.buffer[at..]);
+            self.buffer.truncate(wire::HEADROOM_BYTES);
+            let allocated = wire.len();
+            (wire, allocated)
+        } else {
+            let full = mem::replace(&mut self.buffer, empty_buffer(chunk_bytes));
+            let allocated = full.capacity();
+            (Bytes::from(full).slice(at..), allocated)
+        };
+        self.sealed_bytes += wire.len() as u64;
+        self.first_sequence += u64::from(self.count);
+        self.count = 0;
+        Some(Chunk::new(header, self.opened, wire, allocated))
+    }
+}
+
+fn empty_buffer(chunk_bytes: usize) -> Vec<u8> {
+    let mut buffer = Vec::with_capacity(chunk_bytes + wire::TAILROOM_BYTES);
+    buffer.resize(wire::HEADROOM_BYTES, 0);
+    buffer
+}
+
+impl Log {
+    /// Appends one cookie; when this returns, the cookie is in the log.
+    ///
+    /// One lock and about 70 copied bytes; once a chunk one allocation and the wake-up of all readers.
+    ///
+    /// # Errors
+    /// [`Closed`] after [`Log::close`].
+    pub fn append(&self, cookie: &CookieRef<'_>) -> Result<(), Closed> {
+        let shared = &*self.shared;
+        let mut open = shared.open();
+        if open.closed {
+            return Err(Closed);
+        }
+        let mut sealed_up_to = None;
+        if open.buffer.len() + COOKIE_BYTES_MAX > shared.config.chunk_bytes {
+            open.sealed_by_size += 1;
+            sealed_up_to = self.seal(&mut open);
+        }
+        let first = open.count == 0;
+        if first {
+            open.opened = Instant::now();
+            open.accepted_unix_micros = open.accepted_unix_micros.max(unix_micros());
+        }
+        wire::put_cookie(&mut open.buffer, cookie);
+        open.count += 1;
+        drop(open);
+        if let Some(next) = sealed_up_to {
+            shared.publish(next);
+        }
+        if first {
+            shared.opened.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Seals the open buffer if its time has come. Returns how long to wait for the next one, `None` when
+    /// there is nothing to wait for.
+    pub(super) fn seal_due(&self, now: Instant) -> Option<Duration> {
+        let mut open = self.shared.open();
+        if open.count == 0 {
+            return None;
+        }
+        let due = open.opened + self.shared.config.chunk_age;
+        if now < due {
+            return Some(due - now);
+        }
+        open.sealed_by_age += 1;
+        let next = self.seal(&mut open);
+        drop(open);
+        if let Some(next) = next {
+            self.shared.publish(next);
+        }
+        None
+    }
+
+    /// Seals what is open and refuses everything from now on. Readers get the rest, then the end.
+    pub fn close(&self) {
+        let mut open = self.shared.open();
+        open.closed = true;
+        if open.count > 0 {
+            open.sealed_by_age += 1;
+        }
+        self.seal(&mut open);
+        let next = open.next_sequence();
+        drop(open);
+        self.shared.head.send_modify(|head| {
+            *head = Head {
+                next,
+                closed: true,
+                beat: head.beat,
+            };
+        });
+    }
+
+    /// Seals into the ring; returns the sequence that follows, to be published when the lock is released.
+    fn seal(&self, open: &mut Open) -> Option<Sequence> {
+        let config = &self.shared.config;
+        let chunk = open.seal(config.epoch, config.chunk_bytes)?;
+        self.shared.push(chunk);
+        Some(open.next_sequence())
+    }
+}

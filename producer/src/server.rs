@@ -1,0 +1,193 @@
+//! The gRPC server: HTTP/2 connections in the watched accept loop, with reflection and health beside the
+//! streams.
+//!
+//! hyper serves the connections, not tonic's own server, because the bound of what waits in an HTTP/2 send
+//! buffer matters here: a stalled stream pins those bytes beyond the log's bound.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use cookiesync::{
+    process::listen::{self, Activity, InProgress, Limits, WatchedStream},
+    v1,
+};
+use http::Request;
+use http_body::{Body, Frame, SizeHint};
+use hyper::{body::Incoming, rt::Executor, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio_util::{
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    task::TaskTracker,
+};
+use tonic::{Status, service::Routes};
+use tower::Service;
+
+use crate::streams::Streams;
+
+/// Most bytes that wait in one stream's send buffer: enough for the kernel never to wait, and at a hundred
+/// stalled streams 25 MiB.
+const SEND_BUFFER_BYTES: usize = 256 * 1024;
+
+/// Most calls at once on one connection.
+const CALLS_MAX: u32 = 64;
+
+/// A connection without any call is closed after this time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long a connection is silent before it is asked for a sign of life, and how long that may take. Longer
+/// than a reader may be stopped and still find its stream.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The services of one producer.
+#[derive(Debug, Clone)]
+pub struct Server {
+    routes: Routes,
+}
+
+impl Server {
+    /// Puts health and reflection beside `streams`.
+    ///
+    /// # Errors
+    /// When the compiled descriptors cannot be read.
+    pub async fn new(streams: Streams) -> anyhow::Result<Self> {
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(v1::DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let (reporter, health) = tonic_health::server::health_reporter();
+        reporter.set_serving::<Streams>().await;
+        let routes = Routes::default()
+            .add_service(streams)
+            .add_service(health)
+            .add_service(reflection().build_v1()?)
+            .add_service(reflection().build_v1alpha()?)
+            .prepare();
+        Ok(Self { routes })
+    }
+
+    /// Accepts connections until `stop`; each then ends with its last call. Cookie streams end when the log is
+    /// closed, all others at once.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        connections_max: usize,
+        metrics: listen::Metrics,
+        tracker: TaskTracker,
+        stop: CancellationToken,
+    ) {
+        let limits = Limits {
+            connections_max,
+            request_timeout: IDLE_TIMEOUT,
+            idle_timeout: IDLE_TIMEOUT,
+            write_timeout: None,
+        };
+        let (tasks, stopping) = (tracker.clone(), stop.clone());
+        let serve = move |stream, activity| {
+            self.clone()
+                .connection(stream, activity, tasks.clone(), stopping.clone())
+        };
+        listen::accept(listener, limits, metrics, tracker, stop, serve).await;
+    }
+
+    async fn connection(
+        self,
+        stream: WatchedStream,
+        activity: Arc<Activity>,
+        tasks: TaskTracker,
+        stopping: CancellationToken,
+    ) {
+        let service = service_fn(|request: Request<Incoming>| {
+            let in_progress = activity.long_request();
+            let until = (!request.uri().path().starts_with(STREAMS_PATH))
+                .then(|| Box::pin(stopping.clone().cancelled_owned()));
+            let answering = self.routes.clone().call(request);
+            async move {
+                let response = answering.await?;
+                Ok::<_, Infallible>(response.map(|body| ResponseBody {
+                    body,
+                    until,
+                    _in_progress: in_progress,
+                }))
+            }
+        });
+        let connection = http2::Builder::new(Tasks(tasks))
+            .timer(TokioTimer::new())
+            .max_send_buf_size(SEND_BUFFER_BYTES)
+            .max_concurrent_streams(CALLS_MAX)
+            .keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        let ended = tokio::select! {
+            biased;
+            ended = connection.as_mut() => ended,
+            () = stopping.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "gRPC connection ended");
+        }
+    }
+}
+
+const STREAMS_PATH: &str = "/cookiesync.v1.CookieStreamer/";
+
+/// Spawns the tasks of a connection's calls where the drain waits for them.
+#[derive(Debug, Clone)]
+struct Tasks(TaskTracker);
+
+impl<F> Executor<F> for Tasks
+where
+    F: Future<Output: Send + 'static> + Send + 'static,
+{
+    fn execute(&self, future: F) {
+        self.0.spawn(future);
+    }
+}
+
+/// A response body that counts as a request in progress while it lives, and that ends with `until`: a health
+/// watch or a reflection stream would otherwise hold up the drain for as long as its client likes.
+struct ResponseBody {
+    body: tonic::body::Body,
+    until: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    _in_progress: InProgress,
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            return Poll::Ready(frame);
+        }
+        if let Some(until) = &mut self.until {
+            ready!(until.as_mut().poll(context));
+            let draining = Status::unavailable("the producer is shutting down");
+            return Poll::Ready(Some(Err(draining)));
+        }
+        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,193 @@
+//! gRPC out: two server-streaming calls that send the log's chunks as they lie in memory.
+//!
+//! A tonic codec would copy each message into a buffer of its own for each stream. Here the response body is
+//! our own: its data frames are the shared bytes of a chunk, length prefix included, so a delivery costs a
+//! reference count and a share of a system call. The body takes a chunk out of the log only when HTTP/2 asks
+//! for it: what is taken is beyond the reach of drop-oldest.
+//!
+//! Everything else of gRPC is tonic's: request decoding, status mapping, health, reflection.
+
+mod body;
+mod get_cookies;
+mod subscribe;
+pub mod subscribers;
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use cookiesync::limits::{REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
+use http::{HeaderValue, Request, Response, header};
+use prost::Message;
+use tonic::{
+    Status, Streaming,
+    body::Body,
+    codec::{DecodeBuf, Decoder},
+    server::NamedService,
+};
+use tower::Service;
+
+use self::{
+    body::{Form, Session, StreamBody},
+    get_cookies::CookieMessages,
+    subscribers::{Lease, Subscribers, TooManySubscribers},
+};
+use crate::log::Log;
+
+/// What all streams of one producer share.
+#[derive(Debug, Clone)]
+pub struct Streams {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    log: Log,
+    subscribers: Subscribers,
+    config: Config,
+    cookie_messages: Arc<CookieMessages>,
+}
+
+/// How streams behave.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The name of this producer, the same across restarts.
+    pub producer_id: String,
+    /// Most cookies a subscriber may be behind.
+    pub queue_cookies_max: u64,
+    /// How far before its position a queue that is found by name alone starts again: what can be on the way
+    /// to a client, in its windows and in the buffers of two kernels, when a connection breaks.
+    pub rewind_bytes: usize,
+}
+
+impl Streams {
+    /// Streams out of `log`.
+    #[must_use]
+    pub fn new(log: Log, subscribers: Subscribers, config: Config) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                log,
+                subscribers,
+                config,
+                cookie_messages: Arc::default(),
+            }),
+        }
+    }
+
+    async fn open(self, request: Request<Body>) -> Result<StreamBody, Status> {
+        match request.uri().path() {
+            "/cookiesync.v1.CookieStreamer/Subscribe" => {
+                let request = read_request(request).await?;
+                subscribe::open(&self.inner, &request)
+            }
+            "/cookiesync.v1.CookieStreamer/GetCookies" => {
+                let request = read_request(request).await?;
+                get_cookies::open(&self.inner, &request)
+            }
+            _ => Err(Status::unimplemented("no such call")),
+        }
+    }
+}
+
+impl Inner {
+    fn session(&self, lease: Lease, position: u64, catching_up: bool, form: Form) -> Session {
+        let queue_cookies_max = self.config.queue_cookies_max;
+        let reader = self.log.reader(position, queue_cookies_max, catching_up);
+        Session::new(lease, reader, form)
+    }
+}
+
+impl NamedService for Streams {
+    const NAME: &'static str = "cookiesync.v1.CookieStreamer";
+}
+
+impl Service<Request<Body>> for Streams {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let streams = self.clone();
+        Box::pin(async move {
+            Ok(match streams.open(request).await {
+                Ok(body) => {
+                    let mut response = Response::new(Body::new(body));
+                    response.headers_mut().insert(
+                        header::CONTENT_TYPE,
+                        HeaderValue::from_static("application/grpc"),
+                    );
+                    response
+                }
+                Err(status) => status.into_http(),
+            })
+        })
+    }
+}
+
+/// Reads the one message of a server-streaming call.
+async fn read_request<M: Message + Default + 'static>(request: Request<Body>) -> Result<M, Status> {
+    let decoder = MessageDecoder(std::marker::PhantomData);
+    let body = request.into_body();
+    let mut messages = Streaming::new_request(decoder, body, None, Some(REQUEST_BYTES_MAX));
+    messages
+        .message()
+        .await?
+        .ok_or_else(|| Status::invalid_argument("the request has no message"))
+}
+
+struct MessageDecoder<M>(std::marker::PhantomData<M>);
+
+impl<M: Message + Default> Decoder for MessageDecoder<M> {
+    type Item = M;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<M>, Status> {
+        M::decode(buffer)
+            .map(Some)
+            .map_err(|error| Status::invalid_argument(format!("malformed request: {error}")))
+    }
+}
+
+/// Checks the name of a queue, which the request calls `field`.
+fn check_name(name: &str, field: &str) -> Result<(), Status> {
+    if name.is_empty() {
+        return Err(Status::invalid_argument(format!("{field} is empty")));
+    }
+    if name.len() > SUBSCRIBER_NAME_BYTES_MAX {
+        return Err(Status::invalid_argument(format!(
+            "{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes"
+        )));
+    }
+    if name.chars().any(char::is_control) {
+        return Err(Status::invalid_argument(format!(
+            "{field} holds a control character"
+        )));
+    }
+    Ok(())
+}
+
+/// Why no stream was opened.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error(transparent)]
+    TooManySubscribers(#[from] TooManySubscribers),
+    #[error("cursor {cursor} is from the future: the newest sequence of this epoch is {newest}")]
+    CursorFromTheFuture { cursor: u64, newest: u64 },
+}
+
+impl From<OpenError> for Status {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::TooManySubscribers(_) => Self::resource_exhausted(error.to_string()),
+            OpenError::CursorFromTheFuture { .. } => Self::invalid_argument(error.to_string()),
+        }
+    }
+}

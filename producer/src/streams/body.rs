@@ -1,0 +1,189 @@
+//! The body of a streaming response: deliveries of the log become HTTP/2 data, its end becomes trailers.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use cookiesync::{
+    v1::{self, event::Event},
+    wire,
+};
+use http_body::{Body, Frame};
+use tokio_util::sync::ReusableBoxFuture;
+use tonic::Status;
+
+use super::{get_cookies::CookieMessages, subscribers::Lease};
+use crate::log::{Delivery, GapReason, Reader};
+
+/// How a stream shows what it delivers.
+#[derive(Debug)]
+pub(super) enum Form {
+    /// As events, after this first one.
+    Events(v1::Hello),
+    /// As single cookies, which are made once for all streams.
+    Cookies(Arc<CookieMessages>),
+}
+
+/// One stream: whose it is, where it stands, and how it is shown.
+#[derive(Debug)]
+pub(super) struct Session {
+    lease: Lease,
+    reader: Reader,
+    form: Form,
+}
+
+/// What the body does next.
+enum Step {
+    Data(Bytes),
+    /// The last event, and the status after it.
+    Last(Bytes, Status),
+    End(Status),
+}
+
+impl Session {
+    pub(super) fn new(lease: Lease, reader: Reader, form: Form) -> Self {
+        Self {
+            lease,
+            reader,
+            form,
+        }
+    }
+
+    async fn step(mut self) -> (Self, Step) {
+        let step = loop {
+            let delivery = tokio::select! {
+                biased;
+                () = self.lease.superseded() => {
+                    let status = Status::aborted("another stream took this subscriber's queue");
+                    break Step::End(status);
+                }
+                delivery = self.reader.next() => delivery,
+            };
+            let data = match &self.form {
+                Form::Events(_) => Some(event_message(&delivery)),
+                Form::Cookies(messages) => match &delivery {
+                    Delivery::Chunk { chunk, first } => Some(messages.of(chunk, *first)),
+                    Delivery::Gap { .. } | Delivery::Idle { .. } | Delivery::End { .. } => None,
+                },
+            };
+            self.lease
+                .record(&delivery, data.as_ref().map_or(0, Bytes::len));
+            match (data, &delivery) {
+                (Some(goodbye), Delivery::End { .. }) => break Step::Last(goodbye, draining()),
+                (None, Delivery::End { .. }) => break Step::End(draining()),
+                (Some(data), _) => break Step::Data(data),
+                (None, _) => {}
+            }
+        };
+        (self, step)
+    }
+}
+
+fn draining() -> Status {
+    Status::unavailable("the producer is shutting down")
+}
+
+fn event_message(delivery: &Delivery) -> Bytes {
+    let event = match *delivery {
+        Delivery::Chunk { ref chunk, first } => return chunk.wire_from(first),
+        Delivery::Gap {
+            first,
+            last,
+            reason,
+        } => Event::Gap(v1::Gap {
+            first_sequence: first,
+            last_sequence: last,
+            reason: match reason {
+                GapReason::QueueBound => v1::GapReason::QueueBound,
+                GapReason::LogMovedOn => v1::GapReason::LogMovedOn,
+            }
+            .into(),
+        }),
+        Delivery::Idle { next } => Event::Heartbeat(v1::Heartbeat {
+            next_sequence: next,
+        }),
+        Delivery::End { last } => Event::Goodbye(v1::Goodbye {
+            final_sequence: last,
+        }),
+    };
+    wire::encode_event(event)
+}
+
+/// The response body of one stream.
+pub(super) struct StreamBody {
+    state: State,
+    /// Reused for every delivery: no allocation for each.
+    step: ReusableBoxFuture<'static, (Session, Step)>,
+}
+
+enum State {
+    Hello(Bytes),
+    Streaming,
+    /// The last event was sent; this status follows.
+    Ending(Status),
+    Ended,
+}
+
+impl StreamBody {
+    pub(super) fn new(session: Session) -> Self {
+        let state = match &session.form {
+            Form::Events(hello) => State::Hello(wire::encode_event(Event::Hello(hello.clone()))),
+            Form::Cookies(_) => State::Streaming,
+        };
+        Self {
+            state,
+            step: ReusableBoxFuture::new(session.step()),
+        }
+    }
+}
+
+impl Body for StreamBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match std::mem::replace(&mut self.state, State::Streaming) {
+            State::Hello(hello) => return Poll::Ready(Some(Ok(Frame::data(hello)))),
+            State::Streaming => {}
+            State::Ending(status) => {
+                self.state = State::Ended;
+                return Poll::Ready(Some(Ok(trailers(&status))));
+            }
+            State::Ended => {
+                self.state = State::Ended;
+                return Poll::Ready(None);
+            }
+        }
+        let (session, step) = ready!(self.step.poll(context));
+        let frame = match step {
+            Step::Data(data) => {
+                self.step.set(session.step());
+                Frame::data(data)
+            }
+            Step::Last(data, status) => {
+                self.state = State::Ending(status);
+                Frame::data(data)
+            }
+            Step::End(status) => {
+                self.state = State::Ended;
+                trailers(&status)
+            }
+        };
+        Poll::Ready(Some(Ok(frame)))
+    }
+}
+
+fn trailers(status: &Status) -> Frame<Bytes> {
+    let mut headers = http::HeaderMap::new();
+    if let Err(error) = status.add_header(&mut headers) {
+        tracing::debug!(%error, "status does not fit a header");
+    }
+    Frame::trailers(headers)
+}

@@ -1,0 +1,319 @@
+//! Who subscribes: one named queue each, kept for a while after its stream ended.
+//!
+//! A queue is a position in the log and some counters; the log holds the cookies. A stream holds a [`Lease`]
+//! on its queue. A second stream of the same name takes the lease away from the first.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::log::{Delivery, GapReason, Sequence};
+
+/// Which call a stream came by. A name is its own queue for each call, so that a program that reads
+/// `GetCookies` and a consumer on the same host, both named after it, do not end each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Call {
+    /// One cookie a message.
+    GetCookies,
+    /// Chunks and gaps.
+    Subscribe,
+}
+
+impl Call {
+    /// The value of the metric label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::GetCookies => "get_cookies",
+            Self::Subscribe => "subscribe",
+        }
+    }
+}
+
+/// There is no room for another subscriber.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many subscribers")]
+pub struct TooManySubscribers;
+
+/// All queues of one producer; clones share them.
+#[derive(Debug, Clone)]
+pub struct Subscribers {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queues: Mutex<HashMap<(Call, String), Arc<Queue>>>,
+    retention: Duration,
+    subscribers_max: usize,
+}
+
+#[derive(Debug)]
+struct Queue {
+    connection: Mutex<Connection>,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+enum Connection {
+    Streaming { superseded: CancellationToken },
+    Ended { since: Instant },
+}
+
+/// What happened to one queue. All counts are of cookies unless they say otherwise.
+#[derive(Debug, Default)]
+struct Counters {
+    /// The sequence after the last one taken out of the log.
+    position: AtomicU64,
+    /// The first sequence the present or latest stream spoke of.
+    stream_began: AtomicU64,
+    /// The sequence after the newest one ever delivered or lost: what lies before it counts as redelivered.
+    high_water: AtomicU64,
+    delivered: AtomicU64,
+    redelivered: AtomicU64,
+    lost_queue_bound: AtomicU64,
+    lost_log_moved_on: AtomicU64,
+    bytes: AtomicU64,
+    streams: AtomicU64,
+}
+
+/// The figures of one queue at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The subscriber's name.
+    pub name: String,
+    /// The call it uses.
+    pub call: Call,
+    /// Whether a stream is open.
+    pub connected: bool,
+    /// The sequence after the last one taken out of the log.
+    pub position: Sequence,
+    /// Cookies delivered for the first time.
+    pub delivered: u64,
+    /// Cookies delivered again after a resume.
+    pub redelivered: u64,
+    /// Cookies it will not get because it was behind its bound.
+    pub lost_queue_bound: u64,
+    /// Cookies it will not get because the log moved on.
+    pub lost_log_moved_on: u64,
+    /// Bytes handed to its streams.
+    pub bytes: u64,
+    /// Streams opened.
+    pub streams: u64,
+}
+
+/// Where a remembered queue stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remembered {
+    /// The sequence after the last one taken out of the log.
+    pub position: Sequence,
+    /// The first sequence its latest stream spoke of.
+    pub stream_began: Sequence,
+}
+
+impl Subscribers {
+    /// No subscribers yet; at most `subscribers_max`, each remembered for `retention` after its stream ended.
+    #[must_use]
+    pub fn new(retention: Duration, subscribers_max: usize) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                queues: Mutex::default(),
+                retention,
+                subscribers_max,
+            }),
+        }
+    }
+
+    /// Takes the queue of that name, making it if needed and ending the stream that has it.
+    ///
+    /// `start` is told what is remembered of the queue, and decides where the stream begins.
+    ///
+    /// # Errors
+    /// What `start` returns, and [`TooManySubscribers`]; the stream that has the queue then goes on.
+    pub fn join<E: From<TooManySubscribers>>(
+        &self,
+        call: Call,
+        name: &str,
+        start: impl FnOnce(Option<Remembered>) -> Result<Sequence, E>,
+    ) -> Result<Lease, E> {
+        let mut queues = self.queues();
+        let now = Instant::now();
+        self.forget(&mut queues, now);
+        let key = (call, name.to_owned());
+        let known = queues.get(&key).map(Arc::clone);
+        let began = start(known.as_ref().map(|queue| queue.counters.remembered()))?;
+        let superseded = CancellationToken::new();
+        let connection = Connection::Streaming {
+            superseded: superseded.clone(),
+        };
+        let queue = match known {
+            Some(queue) => {
+                queue.supersede(connection);
+                queue
+            }
+            None => {
+                if queues.len() >= self.shared.subscribers_max {
+                    return Err(TooManySubscribers.into());
+                }
+                let queue = Arc::new(Queue {
+                    connection: Mutex::new(connection),
+                    counters: Counters::default(),
+                });
+                queue.counters.high_water.store(began, Ordering::Relaxed);
+                queues.insert(key, Arc::clone(&queue));
+                queue
+            }
+        };
+        queue.counters.begin(began);
+        Ok(Lease { queue, superseded })
+    }
+
+    /// Forgets the queues whose streams ended too long ago.
+    pub fn sweep(&self) {
+        self.forget(&mut self.queues(), Instant::now());
+    }
+
+    /// The figures of all queues, by call and name.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Snapshot> {
+        let mut all: Vec<_> = self
+            .queues()
+            .iter()
+            .map(|((call, name), queue)| queue.snapshot(*call, name))
+            .collect();
+        all.sort_by(|a, b| (a.call, &a.name).cmp(&(b.call, &b.name)));
+        all
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<(Call, String), Arc<Queue>>> {
+        let queues = self.shared.queues.lock();
+        queues.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, queues: &mut HashMap<(Call, String), Arc<Queue>>, now: Instant) {
+        queues.retain(|_, queue| match *queue.connection() {
+            Connection::Streaming { .. } => true,
+            Connection::Ended { since } => now - since < self.shared.retention,
+        });
+    }
+}
+
+impl Queue {
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        let connection = self.connection.lock();
+        connection.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the queue to another stream; the one that had it learns so before the lock is released, so
+    /// that its [`Lease`] does not end the new one's.
+    fn supersede(&self, by: Connection) {
+        let mut connection = self.connection();
+        if let Connection::Streaming { superseded } = &*connection {
+            superseded.cancel();
+        }
+        *connection = by;
+    }
+
+    fn snapshot(&self, call: Call, name: &str) -> Snapshot {
+        let counters = &self.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Snapshot {
+            name: name.to_owned(),
+            call,
+            connected: matches!(*self.connection(), Connection::Streaming { .. }),
+            position: load(&counters.position),
+            delivered: load(&counters.delivered),
+            redelivered: load(&counters.redelivered),
+            lost_queue_bound: load(&counters.lost_queue_bound),
+            lost_log_moved_on: load(&counters.lost_log_moved_on),
+            bytes: load(&counters.bytes),
+            streams: load(&counters.streams),
+        }
+    }
+}
+
+impl Counters {
+    fn begin(&self, began: Sequence) {
+        self.position.store(began, Ordering::Relaxed);
+        self.stream_began.store(began, Ordering::Relaxed);
+        self.streams.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn remembered(&self) -> Remembered {
+        Remembered {
+            position: self.position.load(Ordering::Relaxed),
+            stream_began: self.stream_began.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Moves past the sequences `first..=last`; returns how many of them are passed for the first time.
+    fn pass(&self, first: Sequence, last: Sequence) -> (u64, u64) {
+        let next = last + 1;
+        let high_water = self.high_water.fetch_max(next, Ordering::Relaxed);
+        self.position.store(next, Ordering::Relaxed);
+        let new = next - first.max(high_water.min(next));
+        (new, next - first - new)
+    }
+}
+
+/// The right to stream one queue; dropping it starts the queue's retention.
+#[derive(Debug)]
+pub struct Lease {
+    queue: Arc<Queue>,
+    superseded: CancellationToken,
+}
+
+impl Lease {
+    /// Waits until another stream of the same name has taken the queue.
+    pub async fn superseded(&self) {
+        self.superseded.cancelled().await;
+    }
+
+    /// Notes what was taken out of the log, and how many `bytes` it is on the wire.
+    pub fn record(&self, delivery: &Delivery, bytes: usize) {
+        // A superseded stream still may have one delivery in hand; it must not move the queue.
+        if self.superseded.is_cancelled() {
+            return;
+        }
+        let counters = &self.queue.counters;
+        counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        match delivery {
+            Delivery::Chunk { chunk, first } => {
+                let (new, again) = counters.pass(*first, chunk.last());
+                counters.delivered.fetch_add(new, Ordering::Relaxed);
+                counters.redelivered.fetch_add(again, Ordering::Relaxed);
+            }
+            Delivery::Gap {
+                first,
+                last,
+                reason,
+            } => {
+                let (new, _) = counters.pass(*first, *last);
+                let lost = match reason {
+                    GapReason::QueueBound => &counters.lost_queue_bound,
+                    GapReason::LogMovedOn => &counters.lost_log_moved_on,
+                };
+                lost.fetch_add(new, Ordering::Relaxed);
+            }
+            Delivery::Idle { .. } | Delivery::End { .. } => {}
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut connection = self.queue.connection();
+        if !self.superseded.is_cancelled() {
+            *connection = Connection::Ended {
+                since: Instant::now(),
+            };
+        }
+    }
+}
