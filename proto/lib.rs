@@ -8,7 +8,8 @@
 //!   bug and reconnects from its cursor.
 //! - [`v1::Hello`] is always first; [`v1::Goodbye`] is last when the producer drains.
 //! - A cursor names the newest sequence a reader *has*. Cursors compare only within one epoch.
-//! - No message is smaller than [`limits::SMALL_FRAME_BYTES`] nor larger than [`limits::MESSAGE_BYTES_MAX`].
+//! - What a stream sends at once is never smaller than [`limits::SMALL_FRAME_BYTES`], and no message larger than
+//!   [`limits::MESSAGE_BYTES_MAX`].
 //! - Readers announce fixed windows and large frames ([`client`]), and use one connection per stream.
 //!
 //! [`wire`] is the hand-written form of the bytes that are many: cookies and chunks. Everything else goes

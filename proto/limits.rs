@@ -18,7 +18,7 @@ pub const REQUEST_BYTES_MAX: usize = 512 * 1024;
 /// Default size of a chunk's message on the wire, length prefix included.
 ///
 /// Chosen so that one chunk is one HTTP/2 frame, hence one system call, for a receiver that accepts 64 KiB
-/// frames, and a whole number of frames for one that accepts only the protocol's minimum of 16 KiB.
+/// frames.
 pub const CHUNK_BYTES_DEFAULT: usize = 64 * 1024;
 
 /// Largest chunk size that may be configured: a receiver must be ready for a message of this size.
@@ -39,6 +39,10 @@ pub const MESSAGE_BYTES_MAX: usize = 2 * CHUNK_BYTES_MAX;
 /// Large and fixed: an adaptive window lets h2's small-frame budget shrink with it, and a reader that pauses
 /// for 20 ms is then cut off.
 pub const RECEIVE_WINDOW_BYTES: u32 = 32 * 1024 * 1024;
+
+/// How far before its position a queue that is found by its name alone starts again: all that can be on its way
+/// to a client with our own windows when a connection breaks, in its window and in what waits to be sent.
+pub const REWIND_BYTES_DEFAULT: usize = RECEIVE_WINDOW_BYTES as usize + 2 * CHUNK_BYTES_MAX;
 
 /// Largest HTTP/2 frame our own receivers announce; the receiver decides the bytes per system call.
 pub const RECEIVE_FRAME_BYTES: u32 = 1024 * 1024;

@@ -4,19 +4,12 @@ pub mod admin;
 pub mod listen;
 pub mod settings;
 
-use std::{
-    future::Future,
-    io,
-    time::{Duration, SystemTime},
-};
+use std::{future::Future, io, time::SystemTime};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
-
-/// How long a process may take from its first signal to its end.
-pub const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Exit code after a second signal: the work was not finished.
 const EXIT_INTERRUPTED: i32 = 130;

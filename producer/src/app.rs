@@ -6,11 +6,12 @@ use anyhow::Context as _;
 use cookiesync::process::{
     self,
     admin::{self, Answer, Pages},
-    listen,
+    listen::{self, Limits, Stage},
 };
 use prometheus::Registry;
-use tokio::net::TcpListener;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio::{net::TcpListener, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tonic_health::server::HealthReporter;
 
 use crate::{
     config::Config,
@@ -24,19 +25,28 @@ use crate::{
 /// How often queues of departed subscribers are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the admin port may take to answer its last requests.
-const ADMIN_GRACE: Duration = Duration::from_secs(1);
+/// Most of the drain that waiting for HTTP clients may take: one that holds half a request, or does not read its
+/// answers, must not cost the subscribers their tail.
+const EDGE_GRACE: Duration = Duration::from_millis(2500);
+
+/// The last part of the drain, in which the admin port still answers.
+const ADMIN_GRACE: Duration = Duration::from_millis(500);
+
+/// Files that are neither HTTP nor gRPC connections.
+const OTHER_FILES: u64 = 512;
 
 /// A running producer.
 #[derive(Debug)]
 pub struct App {
     addresses: Addresses,
     log: Log,
+    subscribers: Subscribers,
     edge: Stage,
     streams: Stage,
     admin: Stage,
     draining: CancellationToken,
     drain_timeout: Duration,
+    health: HealthReporter,
 }
 
 /// Where a producer listens.
@@ -50,25 +60,17 @@ pub struct Addresses {
     pub admin: SocketAddr,
 }
 
-/// The tasks of one port, and how to stop them.
-#[derive(Debug, Default)]
-struct Stage {
-    tasks: TaskTracker,
-    stop: CancellationToken,
+/// Some subscribers were not sent everything in time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not everything was sent within {}; still behind: {}",
+    humantime::format_duration(*.within),
+    .behind.join(", ")
+)]
+pub struct DrainTimeout {
+    within: Duration,
+    behind: Vec<String>,
 }
-
-impl Stage {
-    async fn drain(&self) {
-        self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
-    }
-}
-
-/// The drain was not finished in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not everything was sent within {}", humantime::format_duration(*.0))]
-pub struct DrainTimeout(Duration);
 
 impl App {
     /// Binds all ports, then starts to serve.
@@ -93,20 +95,34 @@ impl App {
             .id
             .clone()
             .unwrap_or_else(|| default_id(addresses.grpc));
-        tracing::info!(%producer_id, epoch, ?addresses, "producer started");
-
+        tracing::info!(?config, "settings");
+        tracing::info!(
+            %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
+            "producer started"
+        );
+        let streams = Streams::new(
+            log.clone(),
+            subscribers.clone(),
+            streams::Config {
+                producer_id,
+                queue_cookies_max: config.queue_cookies_max,
+                rewind_bytes: config.rewind_bytes,
+            },
+        );
+        let server = Server::new(streams).await?;
         let app = Self {
             addresses,
             log,
+            subscribers,
             edge: Stage::default(),
             streams: Stage::default(),
             admin: Stage::default(),
             draining: CancellationToken::new(),
             drain_timeout: config.drain_timeout,
+            health: server.health(),
         };
         app.start_edge(ports.http, &config, &registry)?;
-        app.start_streams(ports.grpc, &config, producer_id, subscribers, &registry)
-            .await?;
+        app.start_streams(ports.grpc, &config, server, &registry)?;
         app.start_admin(ports.admin, registry)?;
         Ok(app)
     }
@@ -123,38 +139,32 @@ impl App {
             edge::Metrics::register(registry)?,
         );
         let connections = listen::Metrics::register(registry, "producer", "http")?;
-        let (tasks, stop) = (self.edge.tasks.clone(), self.edge.stop.clone());
-        let serving = edge.serve(listener, config.http_limits, connections, tasks, stop);
+        let limits = Limits {
+            connections_max: affordable_connections(config),
+            ..config.http_limits
+        };
+        let serving = edge.serve(listener, limits, connections, self.edge.clone());
         self.edge.tasks.spawn(serving);
         Ok(())
     }
 
-    async fn start_streams(
+    fn start_streams(
         &self,
         listener: TcpListener,
         config: &Config,
-        producer_id: String,
-        subscribers: Subscribers,
+        server: Server,
         registry: &Registry,
     ) -> anyhow::Result<()> {
-        let streams_config = streams::Config {
-            producer_id,
-            queue_cookies_max: config.queue_cookies_max,
-            rewind_bytes: config.rewind_bytes,
-        };
-        let streams = Streams::new(self.log.clone(), subscribers.clone(), streams_config);
-        let stage = &self.streams;
-        let server = Server::new(streams).await?;
         let connections = listen::Metrics::register(registry, "producer", "grpc")?;
+        let stage = &self.streams;
         stage.tasks.spawn(server.serve(
             listener,
             config.grpc_connections_max,
             connections,
-            stage.tasks.clone(),
-            stage.stop.clone(),
+            stage.clone(),
         ));
         stage.tasks.spawn(log::keep_time(self.log.clone()));
-        let stop = stage.stop.clone();
+        let (subscribers, stop) = (self.subscribers.clone(), stage.stop.clone());
         stage.tasks.spawn(async move {
             let sweeping = async {
                 loop {
@@ -172,8 +182,7 @@ impl App {
         let pages = Arc::new(AdminPages {
             draining: self.draining.clone(),
         });
-        let (tasks, stop) = (self.admin.tasks.clone(), self.admin.stop.clone());
-        let serving = admin::serve(listener, registry, connections, pages, tasks, stop);
+        let serving = admin::serve(listener, registry, connections, pages, self.admin.clone());
         self.admin.tasks.spawn(serving);
         Ok(())
     }
@@ -185,33 +194,69 @@ impl App {
     }
 
     /// Stops in the order the data flows: requests are finished, the log is closed, streams send the rest and
-    /// say goodbye.
+    /// say goodbye. Takes no longer than the configured time.
     ///
     /// # Errors
-    /// When that took longer than the configured deadline; what was not sent is lost.
+    /// When a subscriber that is connected was not sent everything in that time; it lost the rest.
     pub async fn drain(self) -> Result<(), DrainTimeout> {
+        let end = Instant::now() + self.drain_timeout;
         self.draining.cancel();
-        let finished = tokio::time::timeout(self.drain_timeout, async {
-            self.edge.drain().await;
-            self.log.close();
-            self.streams.drain().await;
-        })
-        .await;
-        let appended = self.log.stats().appended;
-        if tokio::time::timeout(ADMIN_GRACE, self.admin.drain())
-            .await
-            .is_err()
-        {
-            tracing::debug!("admin requests were cut off");
+        self.health.set_not_serving::<Streams>().await;
+        let edge_grace = EDGE_GRACE.min(self.drain_timeout / 4);
+        if !self.edge.drain(Instant::now() + edge_grace).await {
+            tracing::info!("cut off HTTP clients that did not finish");
         }
-        match finished {
-            Ok(()) => {
-                tracing::info!(appended, "drained");
-                Ok(())
+        self.log.close();
+        let admin_grace = ADMIN_GRACE.min(self.drain_timeout / 4);
+        let behind = self.drain_streams(end - admin_grace).await;
+        let appended = self.log.stats().appended;
+        self.admin.drain(end).await;
+        if behind.is_empty() {
+            tracing::info!(appended, "drained");
+            return Ok(());
+        }
+        Err(DrainTimeout {
+            within: self.drain_timeout,
+            behind,
+        })
+    }
+
+    /// Returns the names of the subscribers that still were sent something when time was up.
+    async fn drain_streams(&self, deadline: Instant) -> Vec<String> {
+        // Asked just before the connections are cut off, which ends their streams.
+        let look = async {
+            tokio::time::sleep_until(deadline).await;
+            let queues = self.subscribers.snapshot().into_iter();
+            queues
+                .filter(|queue| queue.connected)
+                .map(|queue| queue.name)
+                .collect()
+        };
+        tokio::select! {
+            biased;
+            behind = look => {
+                self.streams.drain(deadline).await;
+                behind
             }
-            Err(_) => Err(DrainTimeout(self.drain_timeout)),
+            _ = self.streams.drain(deadline + Duration::from_secs(1)) => Vec::new(),
         }
     }
+}
+
+/// As many HTTP connections as configured, or as the system leaves files for.
+fn affordable_connections(config: &Config) -> usize {
+    let wanted = config.http_limits.connections_max;
+    let others = config.grpc_connections_max as u64 + OTHER_FILES;
+    let files = process::raise_open_files();
+    let affordable = usize::try_from(files.saturating_sub(others)).unwrap_or(usize::MAX);
+    if affordable < wanted {
+        tracing::warn!(
+            files,
+            http_connections = affordable.max(1),
+            "the system allows too few open files for the configured connections"
+        );
+    }
+    wanted.min(affordable.max(1))
 }
 
 struct Ports {

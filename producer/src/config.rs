@@ -121,7 +121,7 @@ pub struct Args {
         long,
         value_name = "BYTES",
         env = "PRODUCER_REWIND_BYTES",
-        default_value = "16MiB"
+        default_value = "34MiB"
     )]
     rewind_bytes: String,
 
@@ -399,6 +399,7 @@ mod tests {
         assert_eq!(config.admin, "127.0.0.1:9090".parse().unwrap());
         assert_eq!(config.log_bytes_max, 1 << 30);
         assert_eq!(config.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
+        assert_eq!(config.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
         assert_eq!(config.subscriber_retention, Duration::from_secs(60));
         assert_eq!(config.drain_timeout, Duration::from_secs(10));
     }

@@ -1,37 +1,28 @@
 //! The edge: HTTP/1.1 in, cookies into the log.
 //!
-//! hyper reads, parses and answers; this module decides what a request means. It never waits for anything but
-//! the client: appending is a short critical section, and an answer is sent when the cookie is in the log.
-//!
-//! Timeouts come from the watched accept loop, because hyper's own timer costs an allocation and a timer entry
-//! for each request; answers to pipelined requests are collected in [`coalesce`].
+//! It never waits for anything but the client: appending is a short critical section, and an answer is written
+//! when its cookie is in the log. [`head`] reads HTTP, [`request`] finds the cookie, [`response`] answers;
+//! these three are pure. `connection` moves the bytes.
 
-mod coalesce;
+mod connection;
+pub mod head;
 pub mod request;
 pub mod response;
 
-use std::{convert::Infallible, future::ready, pin::Pin, sync::Arc};
+use std::sync::Arc;
 
-use cookiesync::process::listen::{self, Activity, Limits, WatchedStream};
-use http::{Method, Request, header};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use cookiesync::process::listen::{self, Limits, Stage};
+use httparse::Header;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tokio::net::TcpListener;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    coalesce::Coalesce,
+    connection::Connection,
+    head::Head,
     request::{IdLimits, Rejection, Scratch},
     response::Outcome,
 };
-use crate::log::Log;
-
-/// Longest head of a request; a longer one is answered with 431.
-const HEAD_BYTES_MAX: usize = 16 * 1024;
-
-/// Bytes read and answers collected at once on one connection.
-const BUFFER_BYTES_MAX: usize = 64 * 1024;
+use crate::log::{Burst, Closed, Log};
 
 /// The edge of one producer.
 #[derive(Debug)]
@@ -48,81 +39,63 @@ impl Edge {
         Self { log, ids, metrics }
     }
 
-    /// Accepts connections until `stop`, then lets each finish the requests it has read.
+    /// Accepts connections until the stage stops, then lets each answer the requests it has read.
     pub async fn serve(
         self,
         listener: TcpListener,
         limits: Limits,
         metrics: listen::Metrics,
-        tracker: TaskTracker,
-        stop: CancellationToken,
+        stage: Stage,
     ) {
         let edge = Arc::new(self);
-        let stopping = stop.clone();
-        let serve = move |stream, activity| {
-            Arc::clone(&edge).connection(stream, activity, stopping.clone())
-        };
-        listen::accept(listener, limits, metrics, tracker, stop, serve).await;
-    }
-
-    async fn connection(
-        self: Arc<Self>,
-        stream: WatchedStream,
-        activity: Arc<Activity>,
-        stopping: CancellationToken,
-    ) {
-        let service = service_fn(|request: Request<Incoming>| {
-            activity.request();
-            let outcome = self.handle(&request);
-            self.metrics.count(outcome);
-            ready(Ok::<_, Infallible>(outcome.response()))
-        });
-        let mut connection = http1::Builder::new()
-            .max_buf_size(BUFFER_BYTES_MAX)
-            .max_header_size(HEAD_BYTES_MAX)
-            .serve_connection(TokioIo::new(Coalesce::new(stream)), service);
-        let ended = tokio::select! {
-            biased;
-            ended = &mut connection => ended,
-            () = stopping.cancelled() => {
-                Pin::new(&mut connection).graceful_shutdown();
-                (&mut connection).await
+        let stopping = stage.stop.clone();
+        let serve = move |stream, activity: Arc<listen::Activity>| {
+            let (edge, stopping) = (Arc::clone(&edge), stopping.clone());
+            async move {
+                let connection = Connection::default();
+                let served = connection.serve(&edge, stream, &activity, &stopping).await;
+                if let Err(error) = served {
+                    tracing::debug!(%error, "edge connection broke");
+                }
             }
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "edge connection ended");
-            if error.is_parse_too_large() {
-                self.metrics.too_large.inc();
-            } else if error.is_parse() {
-                self.metrics.malformed.inc();
-            } else {
-                return;
-            }
-            let stream = connection.into_parts().io.into_inner();
-            if let Err(error) = stream.linger().await {
-                tracing::debug!(%error, "refused client left before its answer");
-            }
-        }
+        listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
-    fn handle<B>(&self, request: &Request<B>) -> Outcome {
-        if !matches!(request.uri().path(), "/" | "/sync") {
-            return Outcome::NotFound;
+    /// Decides what a request means; an accepted cookie is in `burst` or already in the log.
+    fn handle(
+        &self,
+        head: &Head<'_>,
+        lines: &[Header<'_>],
+        burst: &mut Burst,
+    ) -> Result<Outcome, Closed> {
+        if !matches!(head.path, "/" | "/sync") {
+            return Ok(Outcome::NotFound);
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Outcome::MethodNotAllowed;
+        if !matches!(head.method, "GET" | "HEAD") {
+            return Ok(Outcome::MethodNotAllowed);
         }
-        let cookies = request.headers().get_all(header::COOKIE);
-        let cookies = cookies.iter().map(header::HeaderValue::as_bytes);
-        let query = request.uri().query().unwrap_or_default();
         let mut scratch = Scratch::default();
-        match request::parse(query, cookies, &self.ids, &mut scratch) {
-            Ok(cookie) => match self.log.append(&cookie) {
-                Ok(()) => Outcome::Accepted,
-                Err(_) => Outcome::Draining,
-            },
-            Err(rejection) => Outcome::Rejected(rejection),
+        let cookies = head::cookies(lines);
+        let cookie = match request::parse(head.query, cookies, &self.ids, &mut scratch) {
+            Ok(cookie) => cookie,
+            Err(rejection) => return Ok(Outcome::Rejected(rejection)),
+        };
+        if burst.is_full() {
+            self.append(burst)?;
         }
+        burst.push(&cookie);
+        Ok(Outcome::Accepted)
+    }
+
+    /// Puts what was accepted into the log, before anybody is told so.
+    fn append(&self, burst: &mut Burst) -> Result<(), Closed> {
+        let count = u64::from(burst.count());
+        if count > 0 {
+            self.log.append(burst)?;
+            self.metrics.accepted.inc_by(count);
+        }
+        Ok(())
     }
 }
 
@@ -133,8 +106,7 @@ pub struct Metrics {
     rejected: Vec<IntCounter>,
     not_found: IntCounter,
     method_not_allowed: IntCounter,
-    draining: IntCounter,
-    too_large: IntCounter,
+    head_too_large: IntCounter,
     malformed: IntCounter,
 }
 
@@ -161,19 +133,20 @@ impl Metrics {
                 .collect(),
             not_found: outcome("not_found"),
             method_not_allowed: outcome("method_not_allowed"),
-            draining: outcome("draining"),
-            too_large: outcome("head_too_large"),
+            head_too_large: outcome("head_too_large"),
             malformed: outcome("malformed"),
         })
     }
 
     fn count(&self, outcome: Outcome) {
         match outcome {
-            Outcome::Accepted => self.accepted.inc(),
+            // Counted when it is in the log.
+            Outcome::Accepted => {}
             Outcome::Rejected(rejection) => self.rejected[rejection as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
-            Outcome::Draining => self.draining.inc(),
+            Outcome::HeadTooLarge => self.head_too_large.inc(),
+            Outcome::Malformed => self.malformed.inc(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cookiesync::process::{drain_on_signals, init_logging, raise_open_files};
+use cookiesync::process::{drain_on_signals, init_logging};
 use producer::{app::App, config::Config};
 use tokio_util::sync::CancellationToken;
 
@@ -20,8 +20,6 @@ fn main() -> ExitCode {
 
 #[tokio::main]
 async fn run(config: Config) -> anyhow::Result<()> {
-    let files = raise_open_files();
-    tracing::debug!(files, "open files allowed");
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
     let signals = drain_on_signals(drain.clone(), stopped.clone())?;
     let work = async {

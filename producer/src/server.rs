@@ -14,25 +14,30 @@ use std::{
 
 use bytes::Bytes;
 use cookiesync::{
-    process::listen::{self, Activity, InProgress, Limits, WatchedStream},
+    process::listen::{self, Activity, InProgress, Limits, Stage, WatchedStream},
     v1,
 };
 use http::Request;
 use http_body::{Body, Frame, SizeHint};
 use hyper::{body::Incoming, rt::Executor, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFutureOwned},
     task::TaskTracker,
 };
 use tonic::{Status, service::Routes};
+use tonic_health::server::HealthReporter;
 use tower::Service;
 
 use crate::streams::Streams;
 
-/// Most bytes that wait in one stream's send buffer: enough for the kernel never to wait, and at a hundred
-/// stalled streams 25 MiB.
+/// Bytes in one stream's send buffer at which no further chunk is taken from the log: enough for the kernel never
+/// to wait. A stalled stream pins these, one chunk more, and one in hand: 384 KiB at the default chunk size, or
+/// 37 MiB for a hundred such streams, less where they stall at the same chunks.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Most calls at once on one connection.
@@ -46,10 +51,19 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// How long a client may take to close its connection after its last call, when the producer drains. Closing
+/// first could destroy what is still on its way to the client: a kernel answers data on a closed connection with
+/// a reset.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+
+/// How long an HTTP/2 connection may take to end after it was told to.
+const GOAWAY_GRACE: Duration = Duration::from_millis(500);
+
 /// The services of one producer.
 #[derive(Debug, Clone)]
 pub struct Server {
     routes: Routes,
+    health: HealthReporter,
 }
 
 impl Server {
@@ -71,18 +85,26 @@ impl Server {
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?)
             .prepare();
-        Ok(Self { routes })
+        Ok(Self {
+            routes,
+            health: reporter,
+        })
     }
 
-    /// Accepts connections until `stop`; each then ends with its last call. Cookie streams end when the log is
-    /// closed, all others at once.
+    /// What tells health checks that the producer drains.
+    #[must_use]
+    pub fn health(&self) -> HealthReporter {
+        self.health.clone()
+    }
+
+    /// Accepts connections until the stage stops; each then ends after its last call. Cookie streams end when
+    /// the log is closed, all other calls at once.
     pub async fn serve(
         self,
         listener: TcpListener,
         connections_max: usize,
         metrics: listen::Metrics,
-        tracker: TaskTracker,
-        stop: CancellationToken,
+        stage: Stage,
     ) {
         let limits = Limits {
             connections_max,
@@ -90,12 +112,12 @@ impl Server {
             idle_timeout: IDLE_TIMEOUT,
             write_timeout: None,
         };
-        let (tasks, stopping) = (tracker.clone(), stop.clone());
+        let (tasks, stopping) = (stage.tasks.clone(), stage.stop.clone());
         let serve = move |stream, activity| {
             self.clone()
                 .connection(stream, activity, tasks.clone(), stopping.clone())
         };
-        listen::accept(listener, limits, metrics, tracker, stop, serve).await;
+        listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
     async fn connection(
@@ -107,11 +129,16 @@ impl Server {
     ) {
         let service = service_fn(|request: Request<Incoming>| {
             let in_progress = activity.long_request();
+            let stopping = stopping.clone();
             let until = (!request.uri().path().starts_with(STREAMS_PATH))
                 .then(|| Box::pin(stopping.clone().cancelled_owned()));
             let answering = self.routes.clone().call(request);
             async move {
-                let response = answering.await?;
+                let response = tokio::select! {
+                    biased;
+                    response = answering => response?,
+                    () = stopping.cancelled() => draining().into_http(),
+                };
                 Ok::<_, Infallible>(response.map(|body| ResponseBody {
                     body,
                     until,
@@ -127,18 +154,30 @@ impl Server {
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
+        let closing = async {
+            stopping.cancelled().await;
+            activity.quiet().await;
+            sleep(CLOSE_GRACE).await;
+        };
         let ended = tokio::select! {
             biased;
             ended = connection.as_mut() => ended,
-            () = stopping.cancelled() => {
+            () = closing => {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                match timeout(GOAWAY_GRACE, connection).await {
+                    Ok(ended) => ended,
+                    Err(_) => return,
+                }
             }
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "gRPC connection ended");
         }
     }
+}
+
+fn draining() -> Status {
+    Status::unavailable("the producer is shutting down")
 }
 
 const STREAMS_PATH: &str = "/cookiesync.v1.CookieStreamer/";
@@ -175,12 +214,15 @@ impl Body for ResponseBody {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             return Poll::Ready(frame);
         }
-        if let Some(until) = &mut self.until {
-            ready!(until.as_mut().poll(context));
-            let draining = Status::unavailable("the producer is shutting down");
-            return Poll::Ready(Some(Err(draining)));
-        }
-        Poll::Pending
+        let Some(until) = &mut self.until else {
+            return Poll::Pending;
+        };
+        ready!(until.as_mut().poll(context));
+        self.until = None;
+        self.body = tonic::body::Body::empty();
+        let mut trailers = http::HeaderMap::new();
+        draining().add_header(&mut trailers)?;
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {

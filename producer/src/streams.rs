@@ -18,11 +18,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use cookiesync::limits::{REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
 use http::{HeaderValue, Request, Response, header};
 use prost::Message;
+use tokio::time::timeout;
 use tonic::{
     Status, Streaming,
     body::Body,
@@ -132,14 +134,17 @@ impl Service<Request<Body>> for Streams {
     }
 }
 
+/// How long a client may take to send the message of its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Reads the one message of a server-streaming call.
 async fn read_request<M: Message + Default + 'static>(request: Request<Body>) -> Result<M, Status> {
     let decoder = MessageDecoder(std::marker::PhantomData);
     let body = request.into_body();
     let mut messages = Streaming::new_request(decoder, body, None, Some(REQUEST_BYTES_MAX));
-    messages
-        .message()
-        .await?
+    timeout(REQUEST_TIMEOUT, messages.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??
         .ok_or_else(|| Status::invalid_argument("the request has no message"))
 }
 

@@ -9,9 +9,8 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use prometheus::{Encoder, Registry, TextEncoder};
 use tokio::net::TcpListener;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::listen::{self, Limits};
+use super::listen::{self, Limits, Stage};
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
@@ -35,50 +34,41 @@ pub trait Pages: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>>;
 }
 
-/// Serves the admin port until `stop`.
+/// Serves the admin port until the stage stops.
 pub async fn serve(
     listener: TcpListener,
     registry: Registry,
     metrics: listen::Metrics,
     pages: Arc<dyn Pages>,
-    tracker: TaskTracker,
-    stop: CancellationToken,
+    stage: Stage,
 ) {
     let port = Arc::new(Port { registry, pages });
-    let stopping = stop.clone();
-    listen::accept(
-        listener,
-        LIMITS,
-        metrics,
-        tracker,
-        stop,
-        move |stream, activity| {
-            let (port, stopping) = (Arc::clone(&port), stopping.clone());
-            async move {
-                let service = service_fn(|request: Request<Incoming>| {
-                    let (port, request_in_progress) = (Arc::clone(&port), activity.long_request());
-                    async move {
-                        let answer = port.answer(&request).await;
-                        drop(request_in_progress);
-                        Ok::<_, std::convert::Infallible>(answer)
-                    }
-                });
-                let connection =
-                    http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-                let mut connection = std::pin::pin!(connection);
-                let ended = tokio::select! {
-                    ended = connection.as_mut() => ended,
-                    () = stopping.cancelled() => {
-                        connection.as_mut().graceful_shutdown();
-                        connection.await
-                    }
-                };
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "admin connection ended");
+    let stopping = stage.stop.clone();
+    listen::accept(listener, LIMITS, metrics, stage, move |stream, activity| {
+        let (port, stopping) = (Arc::clone(&port), stopping.clone());
+        async move {
+            let service = service_fn(|request: Request<Incoming>| {
+                let (port, request_in_progress) = (Arc::clone(&port), activity.long_request());
+                async move {
+                    let answer = port.answer(&request).await;
+                    drop(request_in_progress);
+                    Ok::<_, std::convert::Infallible>(answer)
                 }
+            });
+            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            let mut connection = std::pin::pin!(connection);
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = stopping.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "admin connection ended");
             }
-        },
-    )
+        }
+    })
     .await;
 }
 

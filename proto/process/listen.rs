@@ -23,12 +23,51 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, MissedTickBehavior, interval_at, sleep},
+    time::{Instant, MissedTickBehavior, interval_at, sleep, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// How long the accept loop rests after the system refused it a connection (usually: no file left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The tasks of one port, and how to end them.
+#[derive(Debug, Clone, Default)]
+pub struct Stage {
+    /// Every task of the port, its connections among them.
+    pub tasks: TaskTracker,
+    /// Asks them to end in an orderly way.
+    pub stop: CancellationToken,
+    cut: CancellationToken,
+}
+
+impl Stage {
+    /// A stage of tasks that may be others' too.
+    #[must_use]
+    pub fn new(tasks: TaskTracker, stop: CancellationToken) -> Self {
+        Self {
+            tasks,
+            stop,
+            cut: CancellationToken::new(),
+        }
+    }
+
+    /// Asks all tasks to end and waits for them; connections that have not ended by `deadline` are cut off.
+    ///
+    /// True when none had to be.
+    pub async fn drain(&self, deadline: Instant) -> bool {
+        self.stop.cancel();
+        self.tasks.close();
+        if timeout_at(deadline, self.tasks.wait()).await.is_ok() {
+            return true;
+        }
+        self.cut.cancel();
+        self.tasks.wait().await;
+        false
+    }
+}
+
+/// How often a draining connection looks whether its requests are done.
+const QUIET_LOOK: Duration = Duration::from_millis(10);
 
 /// What a port grants its clients.
 #[derive(Debug, Clone, Copy)]
@@ -53,10 +92,11 @@ pub struct Metrics {
     cut_slow_request: IntCounter,
     cut_idle: IntCounter,
     cut_slow_reader: IntCounter,
+    cut_drained: IntCounter,
 }
 
 impl Metrics {
-    /// Registers `<process>_<port>_connections` and `<process>_<port>_connections_{accepted,closed}_total`.
+    /// Registers `<process>_<port>_connections` and `<process>_<port>_connections_{accepted,cut}_total`.
     ///
     /// # Errors
     /// When a metric of that name is registered already.
@@ -65,7 +105,7 @@ impl Metrics {
         let connections = IntGauge::new(name("connections"), "Connections open now.")?;
         let accepted =
             IntCounter::new(name("connections_accepted_total"), "Connections accepted.")?;
-        let closed = IntCounterVec::new(
+        let cut = IntCounterVec::new(
             Opts::new(
                 name("connections_cut_total"),
                 "Connections cut off by this side, by reason.",
@@ -74,14 +114,15 @@ impl Metrics {
         )?;
         registry.register(Box::new(connections.clone()))?;
         registry.register(Box::new(accepted.clone()))?;
-        registry.register(Box::new(closed.clone()))?;
+        registry.register(Box::new(cut.clone()))?;
         Ok(Self {
             connections,
             accepted,
-            refused: closed.with_label_values(&["too_many"]),
-            cut_slow_request: closed.with_label_values(&["slow_request"]),
-            cut_idle: closed.with_label_values(&["idle"]),
-            cut_slow_reader: closed.with_label_values(&["slow_reader"]),
+            refused: cut.with_label_values(&["too_many"]),
+            cut_slow_request: cut.with_label_values(&["slow_request"]),
+            cut_idle: cut.with_label_values(&["idle"]),
+            cut_slow_reader: cut.with_label_values(&["slow_reader"]),
+            cut_drained: cut.with_label_values(&["drained"]),
         })
     }
 
@@ -90,6 +131,7 @@ impl Metrics {
             Cut::SlowRequest => self.cut_slow_request.inc(),
             Cut::Idle => self.cut_idle.inc(),
             Cut::SlowReader => self.cut_slow_reader.inc(),
+            Cut::Drained => self.cut_drained.inc(),
         }
     }
 }
@@ -114,16 +156,15 @@ pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Accepts connections until `stop`, handing each to `serve` in a task of `tracker`.
+/// Accepts connections until the stage stops, handing each to `serve` in a task of the stage.
 ///
 /// `serve` gets the stream and the connection's [`Activity`]; it must report each request there, and end its
-/// connection in an orderly way when `stop` is cancelled. Its future is dropped when a limit is exceeded.
+/// connection in an orderly way when the stage stops. Its future is dropped when a limit is exceeded.
 pub async fn accept<S, F>(
     listener: TcpListener,
     limits: Limits,
     metrics: Metrics,
-    tracker: TaskTracker,
-    stop: CancellationToken,
+    stage: Stage,
     serve: S,
 ) where
     S: Fn(WatchedStream, Arc<Activity>) -> F,
@@ -133,7 +174,7 @@ pub async fn accept<S, F>(
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
-            () = stop.cancelled() => return,
+            () = stage.stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
         let stream = match accepted {
@@ -166,7 +207,10 @@ pub async fn accept<S, F>(
             activity: Arc::clone(&activity),
         };
         let served = serve(stream, Arc::clone(&activity));
-        tracker.spawn(run(served, activity, limits, metrics.clone(), permit));
+        let cut = stage.cut.clone();
+        stage
+            .tasks
+            .spawn(run(served, activity, limits, metrics.clone(), permit, cut));
     }
 }
 
@@ -176,12 +220,14 @@ async fn run(
     limits: Limits,
     metrics: Metrics,
     permit: OwnedSemaphorePermit,
+    cut_now: CancellationToken,
 ) {
     metrics.connections.inc();
     tokio::select! {
         biased;
         () = served => {}
         cut = activity.watch(limits) => metrics.cut(cut),
+        () = cut_now.cancelled() => metrics.cut(Cut::Drained),
     }
     metrics.connections.dec();
     drop(permit);
@@ -192,6 +238,7 @@ enum Cut {
     SlowRequest,
     Idle,
     SlowReader,
+    Drained,
 }
 
 /// What a connection has been doing, for its watcher.
@@ -224,6 +271,13 @@ impl Activity {
         InProgress(Arc::clone(self))
     }
 
+    /// Waits until no long request is in progress.
+    pub async fn quiet(&self) {
+        while self.in_progress.load(Ordering::Relaxed) > 0 {
+            sleep(QUIET_LOOK).await;
+        }
+    }
+
     async fn watch(&self, limits: Limits) -> Cut {
         let tick = limits
             .request_timeout
@@ -254,6 +308,7 @@ impl Drop for InProgress {
 
 /// Compares what it saw last with what there is now.
 struct Watcher {
+    looked: Instant,
     requests: u64,
     idle_since: Instant,
     partial_since: Option<Instant>,
@@ -264,6 +319,7 @@ struct Watcher {
 impl Watcher {
     fn new(now: Instant) -> Self {
         Self {
+            looked: now,
             requests: 0,
             idle_since: now,
             partial_since: None,
@@ -281,11 +337,13 @@ impl Watcher {
         } else if activity.bytes_read.load(Ordering::Relaxed)
             > activity.bytes_read_at_request.load(Ordering::Relaxed)
         {
-            let since = *self.partial_since.get_or_insert(self.idle_since);
+            // It began after the look before this one.
+            let since = *self.partial_since.get_or_insert(self.looked);
             if now - since >= limits.request_timeout {
                 return Some(Cut::SlowRequest);
             }
         }
+        self.looked = now;
         let bytes_written = activity.bytes_written.load(Ordering::Relaxed);
         if !activity.write_blocked.load(Ordering::Relaxed) || bytes_written != self.bytes_written {
             self.bytes_written = bytes_written;
@@ -409,6 +467,16 @@ mod tests {
             |second, activity| activity.bytes_read.store(second, Ordering::Relaxed),
             Some((10, Cut::SlowRequest)),
         );
+    }
+
+    #[test]
+    fn request_that_begins_after_a_long_rest_has_its_full_time() {
+        let one_byte_after_40_seconds = |second, activity: &Activity| {
+            activity
+                .bytes_read
+                .store(u64::from(second > 40), Ordering::Relaxed);
+        };
+        check(one_byte_after_40_seconds, Some((50, Cut::SlowRequest)));
     }
 
     #[test]

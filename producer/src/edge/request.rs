@@ -127,16 +127,25 @@ pub fn parse<'a>(
     })
 }
 
-fn query_parameters(query: &str) -> Result<(&[u8], &[u8]), Rejection> {
+fn query_parameters(query: &str) -> Result<(&str, &str), Rejection> {
     let (mut dsp_id, mut buyer_uid) = (None, None);
-    for parameter in query.as_bytes().split(|&byte| byte == b'&') {
-        let (slot, repeated) = match parameter {
-            [b'd', b'=', ..] => (&mut dsp_id, Rejection::DspRepeated),
-            [b'b', b'=', ..] => (&mut buyer_uid, Rejection::BuyerRepeated),
-            _ => continue,
+    let mut rest = query;
+    loop {
+        let end = memchr::memchr(b'&', rest.as_bytes());
+        let parameter = &rest[..end.unwrap_or(rest.len())];
+        let slot = match parameter.as_bytes() {
+            [b'd', b'=', ..] => Some((&mut dsp_id, Rejection::DspRepeated)),
+            [b'b', b'=', ..] => Some((&mut buyer_uid, Rejection::BuyerRepeated)),
+            _ => None,
         };
-        if slot.replace(&parameter[2..]).is_some() {
+        if let Some((slot, repeated)) = slot
+            && slot.replace(&parameter["d=".len()..]).is_some()
+        {
             return Err(repeated);
+        }
+        match end {
+            Some(end) => rest = &rest[end + 1..],
+            None => break,
         }
     }
     let dsp_id = dsp_id.ok_or(Rejection::DspMissing)?;
@@ -144,41 +153,53 @@ fn query_parameters(query: &str) -> Result<(&[u8], &[u8]), Rejection> {
     Ok((dsp_id, buyer_uid))
 }
 
-fn parse_dsp_id(encoded: &[u8], scratch: &mut [u8]) -> Result<u32, Rejection> {
-    let digits = percent_decode(encoded, scratch).map_err(|_| Rejection::DspInvalid)?;
-    // `str::parse` would also take a plus sign.
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+fn parse_dsp_id(encoded: &str, scratch: &mut [u8]) -> Result<u32, Rejection> {
+    let digits = match percent_decode(encoded, scratch) {
+        Decoded::AsItIs => encoded.as_bytes(),
+        Decoded::Bytes(bytes) => bytes,
+        Decoded::Malformed | Decoded::TooLong => return Err(Rejection::DspInvalid),
+    };
+    let mut dsp_id: u32 = 0;
+    for &digit in digits {
+        if !digit.is_ascii_digit() {
+            return Err(Rejection::DspInvalid);
+        }
+        dsp_id = dsp_id
+            .checked_mul(10)
+            .and_then(|tens| tens.checked_add(u32::from(digit - b'0')))
+            .ok_or(Rejection::DspInvalid)?;
+    }
+    // Also what is empty.
+    if dsp_id == 0 {
         return Err(Rejection::DspInvalid);
     }
-    std::str::from_utf8(digits)
-        .ok()
-        .and_then(|digits| digits.parse().ok())
-        .filter(|&dsp_id| dsp_id > 0)
-        .ok_or(Rejection::DspInvalid)
+    Ok(dsp_id)
 }
 
 fn parse_buyer_uid<'a>(
-    encoded: &'a [u8],
+    encoded: &'a str,
     bytes_max: usize,
     scratch: &'a mut [u8],
 ) -> Result<&'a str, Rejection> {
-    let decoded = percent_decode(encoded, scratch).map_err(|error| match error {
-        PercentError::Digits => Rejection::BuyerEncoding,
-        PercentError::TooLong => Rejection::BuyerTooLong,
-    })?;
-    if decoded.is_empty() {
+    let buyer_uid = match percent_decode(encoded, scratch) {
+        Decoded::AsItIs => encoded,
+        Decoded::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| Rejection::BuyerNotUtf8)?,
+        Decoded::Malformed => return Err(Rejection::BuyerEncoding),
+        Decoded::TooLong => return Err(Rejection::BuyerTooLong),
+    };
+    if buyer_uid.is_empty() {
         return Err(Rejection::BuyerEmpty);
     }
-    if decoded.len() > bytes_max {
+    if buyer_uid.len() > bytes_max {
         return Err(Rejection::BuyerTooLong);
     }
-    let buyer_uid = std::str::from_utf8(decoded).map_err(|_| Rejection::BuyerNotUtf8)?;
-    let control = if buyer_uid.is_ascii() {
-        buyer_uid.bytes().any(|byte| byte.is_ascii_control())
-    } else {
-        buyer_uid.chars().any(char::is_control)
-    };
-    if control {
+    // Every control character has a byte that no other ASCII character has, or begins with 0xC2. All bytes are
+    // looked at, without leaving early: that is what makes it a few vector instructions.
+    let suspicious = |byte: u8| byte < b' ' || byte == 0x7f || byte == 0xc2;
+    let any = buyer_uid
+        .bytes()
+        .fold(false, |any, byte| any | suspicious(byte));
+    if any && buyer_uid.chars().any(char::is_control) {
         return Err(Rejection::BuyerControl);
     }
     Ok(buyer_uid)
@@ -201,46 +222,52 @@ fn parse_user_id<'a>(
     if user_id.len() > bytes_max {
         return Err(Rejection::UserTooLong);
     }
-    if !user_id
-        .iter()
-        .all(|&byte| byte.is_ascii_graphic() && byte != b',')
-    {
+    let invalid = |byte: u8| !byte.is_ascii_graphic() || byte == b',';
+    if user_id.iter().fold(false, |any, &byte| any | invalid(byte)) {
         return Err(Rejection::UserInvalid);
     }
     std::str::from_utf8(user_id).map_err(|_| Rejection::UserInvalid)
 }
 
-enum PercentError {
+enum Decoded<'a> {
+    /// There was nothing to decode.
+    AsItIs,
+    /// The decoded bytes.
+    Bytes(&'a [u8]),
     /// A percent sign is not followed by two hexadecimal digits.
-    Digits,
+    Malformed,
     /// The decoded value does not fit the scratch.
     TooLong,
 }
 
-/// Decodes into `scratch`, or lends out `encoded` itself when there is nothing to decode. A plus stays a plus.
+/// Decodes into `scratch`. A plus stays a plus.
 ///
 /// Stricter than [the URL standard](https://url.spec.whatwg.org/#percent-decode), which keeps a malformed
 /// escape: here it would be an id that nobody has.
-fn percent_decode<'a>(encoded: &'a [u8], scratch: &'a mut [u8]) -> Result<&'a [u8], PercentError> {
-    if !encoded.contains(&b'%') {
-        return Ok(encoded);
+fn percent_decode<'a>(encoded: &str, scratch: &'a mut [u8]) -> Decoded<'a> {
+    if memchr::memchr(b'%', encoded.as_bytes()).is_none() {
+        return Decoded::AsItIs;
     }
     let mut length = 0;
-    let mut bytes = encoded.iter();
-    while let Some(&byte) = bytes.next() {
+    let mut bytes = encoded.bytes();
+    while let Some(byte) = bytes.next() {
         let decoded = if byte == b'%' {
-            let high = bytes.next().and_then(|&digit| hex_digit(digit));
-            let low = bytes.next().and_then(|&digit| hex_digit(digit));
-            high.zip(low)
-                .map(|(high, low)| high << 4 | low)
-                .ok_or(PercentError::Digits)?
+            let high = bytes.next().and_then(hex_digit);
+            let low = bytes.next().and_then(hex_digit);
+            match high.zip(low) {
+                Some((high, low)) => high << 4 | low,
+                None => return Decoded::Malformed,
+            }
         } else {
             byte
         };
-        *scratch.get_mut(length).ok_or(PercentError::TooLong)? = decoded;
+        let Some(place) = scratch.get_mut(length) else {
+            return Decoded::TooLong;
+        };
+        *place = decoded;
         length += 1;
     }
-    Ok(&scratch[..length])
+    Decoded::Bytes(&scratch[..length])
 }
 
 fn hex_digit(digit: u8) -> Option<u8> {

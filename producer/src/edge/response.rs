@@ -1,8 +1,6 @@
 //! What the edge answers: the one place that maps outcomes to HTTP.
 
-use bytes::Bytes;
-use http::{Response, StatusCode, header};
-use http_body_util::Full;
+use std::time::{Duration, SystemTime};
 
 use super::request::Rejection;
 
@@ -17,34 +15,154 @@ pub enum Outcome {
     NotFound,
     /// Neither GET nor HEAD.
     MethodNotAllowed,
-    /// The producer drains; the client may ask another one.
-    Draining,
+    /// The head is longer than this edge reads.
+    HeadTooLarge,
+    /// Not HTTP/1.
+    Malformed,
+}
+
+/// What of the request decides how its answer looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Manner {
+    /// The answer has no body, whatever its length says.
+    pub head: bool,
+    /// The connection is closed after it.
+    pub close: bool,
 }
 
 impl Outcome {
-    /// The answer to the client.
-    #[must_use]
-    pub fn response(self) -> Response<Full<Bytes>> {
-        let (status, body) = match self {
-            Self::Accepted => (StatusCode::OK, ""),
-            Self::Rejected(rejection) => (StatusCode::BAD_REQUEST, rejection.reason()),
-            Self::NotFound => (StatusCode::NOT_FOUND, "no such path; use / or /sync\n"),
-            Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "use GET or HEAD\n"),
-            Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
+    fn status_line(self) -> &'static str {
+        match self {
+            Self::Accepted => "200 OK",
+            Self::Rejected(_) | Self::Malformed => "400 Bad Request",
+            Self::NotFound => "404 Not Found",
+            Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",
+            Self::HeadTooLarge => "431 Request Header Fields Too Large",
+        }
+    }
+
+    fn body(self) -> &'static str {
+        match self {
+            Self::Accepted => "",
+            Self::Rejected(rejection) => rejection.reason(),
+            Self::NotFound => "no such path; use / or /sync\n",
+            Self::MethodNotAllowed => "use GET or HEAD\n",
+            Self::HeadTooLarge => "the head of the request is too large\n",
+            Self::Malformed => "this is not an HTTP/1 request\n",
+        }
+    }
+}
+
+/// Writes answers, with the date header made once a second.
+#[derive(Debug, Default)]
+pub struct Answers {
+    second: Option<Duration>,
+    /// `date: …` and the line's end.
+    date: String,
+    /// The whole answer to an accepted request on a connection that stays open.
+    accepted: Vec<u8>,
+}
+
+impl Answers {
+    /// Sets the time of the answers that follow.
+    pub fn set_time(&mut self, now: SystemTime) {
+        let since_epoch = now
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let second = Some(Duration::from_secs(since_epoch.as_secs()));
+        if second != self.second {
+            self.second = second;
+            self.date = format!("date: {}\r\n", httpdate::fmt_http_date(now));
+            let manner = Manner {
+                head: false,
+                close: false,
+            };
+            let mut accepted = Vec::new();
+            self.write_anew(Outcome::Accepted, manner, &mut accepted);
+            self.accepted = accepted;
+        }
+    }
+
+    /// Appends one answer to `output`.
+    pub fn write(&self, outcome: Outcome, manner: Manner, output: &mut Vec<u8>) {
+        if outcome == Outcome::Accepted && !manner.close {
+            output.extend_from_slice(&self.accepted);
+        } else {
+            self.write_anew(outcome, manner, output);
+        }
+    }
+
+    fn write_anew(&self, outcome: Outcome, manner: Manner, output: &mut Vec<u8>) {
+        let body = outcome.body();
+        let close = if manner.close {
+            "connection: close\r\n"
+        } else {
+            ""
         };
-        let mut response = Response::new(Full::from(body));
-        *response.status_mut() = status;
-        if !body.is_empty() {
-            response.headers_mut().insert(
-                header::CONTENT_TYPE,
-                header::HeaderValue::from_static("text/plain; charset=utf-8"),
-            );
+        let content_type = if body.is_empty() {
+            ""
+        } else {
+            "content-type: text/plain; charset=utf-8\r\n"
+        };
+        let head = format!(
+            "HTTP/1.1 {}\r\n{content_type}content-length: {}\r\n{close}{}\r\n",
+            outcome.status_line(),
+            body.len(),
+            self.date,
+        );
+        output.extend_from_slice(head.as_bytes());
+        if !manner.head {
+            output.extend_from_slice(body.as_bytes());
         }
-        if self == Self::MethodNotAllowed {
-            response
-                .headers_mut()
-                .insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(outcome: Outcome, head: bool, close: bool, expected: &str) {
+        let mut answers = Answers::default();
+        answers.set_time(SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_999));
+        let mut output = Vec::new();
+        answers.write(outcome, Manner { head, close }, &mut output);
+        assert_eq!(String::from_utf8(output).unwrap(), expected);
+    }
+
+    #[test]
+    fn answers_are_what_http_says() {
+        let date = "date: Tue, 14 Nov 2023 22:13:20 GMT\r\n";
+        check(
+            Outcome::Accepted,
+            false,
+            false,
+            &format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{date}\r\n"),
+        );
+        check(
+            Outcome::Accepted,
+            true,
+            true,
+            &format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n{date}\r\n"),
+        );
+        let allow = format!(
+            "HTTP/1.1 405 Method Not Allowed\r\nallow: GET, HEAD\r\n\
+             content-type: text/plain; charset=utf-8\r\ncontent-length: 16\r\n{date}\r\n"
+        );
+        check(Outcome::MethodNotAllowed, true, false, &allow);
+        let with_body = format!("{allow}use GET or HEAD\n");
+        check(Outcome::MethodNotAllowed, false, false, &with_body);
+    }
+
+    #[test]
+    fn date_follows_the_clock() {
+        let mut answers = Answers::default();
+        for second in [0, 1, 5] {
+            let now = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+            answers.set_time(now);
+            let date = httpdate::fmt_http_date(now);
+            let accepted = String::from_utf8(answers.accepted.clone()).unwrap();
+            assert!(accepted.contains(&date), "{accepted}");
         }
-        response
     }
 }

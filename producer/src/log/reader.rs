@@ -130,7 +130,10 @@ impl Reader {
         if lag <= self.queue_cookies_max {
             self.catching_up = false;
         } else if !self.catching_up {
-            return self.skip_to(next - self.queue_cookies_max, GapReason::QueueBound);
+            // To where a chunk begins: a reader that stays slow still gets shared bytes.
+            let least = next - self.queue_cookies_max;
+            let target = self.shared.ring().boundary(least, next);
+            return self.skip_to(target, GapReason::QueueBound);
         }
         let found = self.shared.ring().find(self.position).map(Arc::clone);
         let Some(chunk) = found else {

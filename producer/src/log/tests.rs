@@ -3,10 +3,13 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cookiesync::wire::{self, CookieRef, Received};
+use cookiesync::{
+    limits,
+    wire::{self, CookieRef, Received},
+};
 use proptest::prelude::*;
 
-use super::{Closed, Config, Delivery, GapReason, Log, Reader};
+use super::{Burst, Closed, Config, Delivery, GapReason, Log, Reader};
 
 const CONFIG: Config = Config {
     epoch: 9,
@@ -21,15 +24,21 @@ fn user(sequence: u64) -> String {
 }
 
 fn append(log: &Log, sequence: u64) -> Result<(), Closed> {
-    log.append(&CookieRef {
+    let mut burst = Burst::default();
+    push(&mut burst, sequence);
+    log.append(&mut burst)
+}
+
+fn push(burst: &mut Burst, sequence: u64) {
+    burst.push(&CookieRef {
         user_id: &user(sequence),
         dsp_id: 7,
         buyer_uid: &"b".repeat((sequence % 200) as usize + 1),
-    })
+    });
 }
 
 fn seal(log: &Log) {
-    log.seal_due(Instant::now() + CONFIG.chunk_age);
+    log.seal_due(Instant::now() + 2 * CONFIG.chunk_age);
 }
 
 /// What a reader gets without waiting.
@@ -88,20 +97,28 @@ struct Model {
     queue_cookies_max: u64,
     appended: u64,
     reads: Vec<Read>,
+    /// Where chunks begin.
+    chunks: Vec<u64>,
 }
 
 impl Model {
     fn apply(&mut self, action: &Action) {
         match *action {
             Action::Append(count) => {
+                let mut burst = Burst::default();
                 for _ in 0..count {
                     self.appended += 1;
-                    append(&self.log, self.appended).unwrap();
+                    push(&mut burst, self.appended);
+                    if burst.is_full() {
+                        self.append(&mut burst);
+                    }
                 }
+                self.append(&mut burst);
             }
             Action::Seal => {
                 seal(&self.log);
                 assert_eq!(self.log.span().next, self.appended + 1);
+                self.chunks.push(self.appended + 1);
             }
             Action::Join { back, catching_up } => {
                 let next = self.log.span().next.saturating_sub(back).max(1);
@@ -114,6 +131,11 @@ impl Model {
             }
             Action::Take { reader } => self.take(reader),
         }
+    }
+
+    fn append(&mut self, burst: &mut Burst) {
+        self.log.append(burst).unwrap();
+        self.chunks.push(self.log.span().next);
     }
 
     fn take(&mut self, reader: usize) {
@@ -143,7 +165,10 @@ impl Model {
                 assert_eq!(first, read.next, "a gap begins where the reader stood");
                 let target = if bounded {
                     assert_eq!(reason, GapReason::QueueBound);
-                    span.next - self.queue_cookies_max
+                    let least = span.next - self.queue_cookies_max;
+                    let held = least.max(span.oldest)..span.next;
+                    let begins = |&&sequence: &&u64| held.contains(&sequence);
+                    *self.chunks.iter().find(begins).unwrap_or(&least)
                 } else {
                     assert_eq!(reason, GapReason::LogMovedOn);
                     span.oldest
@@ -165,7 +190,7 @@ proptest! {
         queue_cookies_max in 1_u64..1500,
     ) {
         let log = Log::new(Config { bytes_max, ..CONFIG });
-        let mut model = Model { log, queue_cookies_max, appended: 0, reads: Vec::new() };
+        let mut model = Model { log, queue_cookies_max, appended: 0, reads: Vec::new(), chunks: vec![1] };
         model.apply(&Action::Join { back: 0, catching_up: false });
         for action in &actions {
             model.apply(action);
@@ -208,7 +233,23 @@ fn chunk_is_sealed_when_the_next_cookie_may_not_fit() {
     };
     assert_eq!(chunk.last(), appended - 1);
     assert!(chunk.wire().len() <= CONFIG.chunk_bytes);
-    assert!(chunk.wire().len() > CONFIG.chunk_bytes - 512);
+    assert!(chunk.wire().len() > CONFIG.chunk_bytes - 256);
+}
+
+#[test]
+fn full_burst_of_the_largest_cookies_fits_the_smallest_chunk() {
+    let log = Log::new(CONFIG);
+    let mut burst = Burst::default();
+    while !burst.is_full() {
+        burst.push(&CookieRef {
+            user_id: &"u".repeat(limits::USER_ID_BYTES_MAX),
+            dsp_id: u32::MAX,
+            buyer_uid: &"b".repeat(limits::BUYER_UID_BYTES_MAX),
+        });
+    }
+    assert!(burst.encoded().len() + wire::HEADROOM_BYTES <= limits::CHUNK_BYTES_MIN);
+    log.append(&mut burst).unwrap();
+    assert!(burst.is_empty());
 }
 
 #[test]

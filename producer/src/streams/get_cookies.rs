@@ -21,8 +21,8 @@ use super::{
 };
 use crate::log::{Chunk, Sequence};
 
-/// Most chunks whose messages are kept: a few MiB at the default chunk size, enough for streams that run
-/// within a tenth of a second of each other at a million cookies a second.
+/// Most chunks whose messages are kept: 4 MiB at the default chunk size, 64 MiB at the largest; enough for
+/// streams that run within a tenth of a second of each other at a million cookies a second.
 const CHUNKS_KEPT: usize = 64;
 
 /// Opens a stream as `request` asks: at the newest cookie, or where the host's queue stands.

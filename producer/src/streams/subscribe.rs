@@ -2,7 +2,7 @@
 
 use cookiesync::{
     limits::CURSORS_MAX,
-    v1::{Hello, ResumeOutcome, StartPosition, SubscribeRequest},
+    v1::{Cursor, Hello, ResumeOutcome, StartPosition, SubscribeRequest},
 };
 use tonic::Status;
 
@@ -65,38 +65,22 @@ fn choose(
     span: Span,
     remembered: Option<Remembered>,
 ) -> Result<Start, OpenError> {
-    let resumed = |first: Sequence, catching_up| Start {
-        first,
-        outcome: if first < span.oldest {
-            ResumeOutcome::ResumedWithGap
-        } else {
-            ResumeOutcome::Resumed
-        },
-        catching_up,
-    };
     let id = &streams.config.producer_id;
-    let own = |cursor: &&_| -> bool {
-        let cursor: &cookiesync::v1::Cursor = cursor;
-        cursor.producer_id == *id
-    };
-    if let Some(cursor) = request.cursors.iter().find(own) {
-        if cursor.epoch != streams.log.epoch() {
-            return Ok(Start {
-                first: 1,
-                outcome: ResumeOutcome::NewEpoch,
-                catching_up: true,
-            });
-        }
-        if cursor.sequence >= span.next {
-            return Err(OpenError::CursorFromTheFuture {
-                cursor: cursor.sequence,
-                newest: span.next - 1,
-            });
-        }
-        return Ok(resumed(cursor.sequence + 1, true));
+    if let Some(cursor) = request.cursors.iter().find(|c| c.producer_id == *id) {
+        return at_cursor(cursor, streams.log.epoch(), span);
     }
     if let Some(queue) = remembered {
-        return Ok(resumed(rewound(streams, queue), false));
+        let first = rewound(streams, queue);
+        let behind_bound = span.next - first > streams.config.queue_cookies_max;
+        return Ok(Start {
+            first,
+            outcome: if first < span.oldest || behind_bound {
+                ResumeOutcome::ResumedWithGap
+            } else {
+                ResumeOutcome::Resumed
+            },
+            catching_up: false,
+        });
     }
     let (first, catching_up) = match request.start() {
         StartPosition::Newest => (span.next, false),
@@ -109,6 +93,32 @@ fn choose(
     })
 }
 
+fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError> {
+    if cursor.epoch != epoch {
+        return Ok(Start {
+            first: 1,
+            outcome: ResumeOutcome::NewEpoch,
+            catching_up: true,
+        });
+    }
+    if cursor.sequence >= span.next {
+        return Err(OpenError::CursorFromTheFuture {
+            cursor: cursor.sequence,
+            newest: span.next - 1,
+        });
+    }
+    let first = cursor.sequence + 1;
+    Ok(Start {
+        first,
+        outcome: if first < span.oldest {
+            ResumeOutcome::ResumedWithGap
+        } else {
+            ResumeOutcome::Resumed
+        },
+        catching_up: true,
+    })
+}
+
 /// Where a queue that is known only by its name goes on: before its position, by what its client may not have
 /// got of what it was sent.
 pub(super) fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
@@ -116,4 +126,45 @@ pub(super) fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
     streams
         .log
         .rewind(queue.position, bytes, queue.stream_began)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPAN: Span = Span {
+        oldest: 100,
+        next: 200,
+    };
+
+    #[track_caller]
+    fn check(epoch: u64, sequence: u64, expected: Option<(Sequence, ResumeOutcome)>) {
+        let cursor = Cursor {
+            producer_id: "p".to_owned(),
+            epoch,
+            sequence,
+        };
+        let start = at_cursor(&cursor, 7, SPAN).ok();
+        let start = start.map(|start| (start.first, start.outcome));
+        assert_eq!(start, expected, "{epoch} {sequence}");
+    }
+
+    #[test]
+    fn cursor_is_met_exactly_or_refused() {
+        check(7, 150, Some((151, ResumeOutcome::Resumed)));
+        check(7, 199, Some((200, ResumeOutcome::Resumed)));
+        check(7, 99, Some((100, ResumeOutcome::Resumed)));
+        check(7, 98, Some((99, ResumeOutcome::ResumedWithGap)));
+        check(7, 0, Some((1, ResumeOutcome::ResumedWithGap)));
+        check(7, 200, None);
+        check(7, u64::MAX, None);
+    }
+
+    #[test]
+    fn cursor_of_another_epoch_is_not_out_of_range() {
+        for sequence in [0, 150, u64::MAX] {
+            check(6, sequence, Some((1, ResumeOutcome::NewEpoch)));
+            check(8, sequence, Some((1, ResumeOutcome::NewEpoch)));
+        }
+    }
 }

@@ -160,7 +160,7 @@ impl Subscribers {
             }
             None => {
                 if queues.len() >= self.shared.subscribers_max {
-                    return Err(TooManySubscribers.into());
+                    forget_longest_ended(&mut queues)?;
                 }
                 let queue = Arc::new(Queue {
                     connection: Mutex::new(connection),
@@ -203,6 +203,22 @@ impl Subscribers {
             Connection::Ended { since } => now - since < self.shared.retention,
         });
     }
+}
+
+/// Makes room for a subscriber that is here at the cost of one that is not.
+fn forget_longest_ended(
+    queues: &mut HashMap<(Call, String), Arc<Queue>>,
+) -> Result<(), TooManySubscribers> {
+    let longest_ended = queues
+        .iter()
+        .filter_map(|(key, queue)| match *queue.connection() {
+            Connection::Streaming { .. } => None,
+            Connection::Ended { since } => Some((since, key)),
+        })
+        .min_by_key(|&(since, _)| since)
+        .map(|(_, key)| key.clone());
+    queues.remove(&longest_ended.ok_or(TooManySubscribers)?);
+    Ok(())
 }
 
 impl Queue {
@@ -315,5 +331,113 @@ impl Drop for Lease {
                 since: Instant::now(),
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn join(
+        subscribers: &Subscribers,
+        name: &str,
+        first: Sequence,
+    ) -> Result<Lease, TooManySubscribers> {
+        subscribers.join(Call::Subscribe, name, |_| Ok(first))
+    }
+
+    fn gap(first: Sequence, last: Sequence) -> Delivery {
+        Delivery::Gap {
+            first,
+            last,
+            reason: GapReason::LogMovedOn,
+        }
+    }
+
+    fn only(subscribers: &Subscribers) -> Snapshot {
+        let mut all = subscribers.snapshot();
+        assert_eq!(all.len(), 1);
+        all.remove(0)
+    }
+
+    #[test]
+    fn what_is_passed_again_counts_once() {
+        let subscribers = Subscribers::new(HOUR, 10);
+        let lease = join(&subscribers, "a", 5).unwrap();
+        lease.record(&gap(5, 14), 0);
+        drop(lease);
+        let lease = join(&subscribers, "a", 10).unwrap();
+        lease.record(&gap(10, 19), 0);
+        lease.record(&gap(20, 20), 0);
+        let snapshot = only(&subscribers);
+        assert_eq!((snapshot.lost_log_moved_on, snapshot.position), (16, 21));
+        assert_eq!(snapshot.streams, 2);
+    }
+
+    #[test]
+    fn newest_stream_has_the_queue_and_the_older_one_cannot_touch_it() {
+        let subscribers = Subscribers::new(HOUR, 10);
+        let older = join(&subscribers, "a", 1).unwrap();
+        let newer = join(&subscribers, "a", 1).unwrap();
+        assert!(older.superseded.is_cancelled());
+        older.record(&gap(1, 5), 0);
+        assert_eq!(only(&subscribers).position, 1);
+        drop(older);
+        assert!(only(&subscribers).connected);
+        drop(newer);
+        assert!(!only(&subscribers).connected);
+    }
+
+    #[test]
+    fn refused_stream_leaves_the_one_that_runs() {
+        let subscribers = Subscribers::new(HOUR, 10);
+        let lease = join(&subscribers, "a", 1).unwrap();
+        let refused = subscribers.join(Call::Subscribe, "a", |_| Err(TooManySubscribers));
+        assert_eq!(refused.err(), Some(TooManySubscribers));
+        assert!(!lease.superseded.is_cancelled());
+    }
+
+    #[test]
+    fn same_name_is_another_queue_for_the_other_call() {
+        let subscribers = Subscribers::new(HOUR, 10);
+        let lease = join(&subscribers, "a", 1).unwrap();
+        let other = subscribers.join(Call::GetCookies, "a", |remembered| {
+            assert_eq!(remembered, None);
+            Ok::<_, TooManySubscribers>(1)
+        });
+        assert!(other.is_ok());
+        assert!(!lease.superseded.is_cancelled());
+    }
+
+    #[test]
+    fn departed_subscriber_is_remembered_and_then_forgotten() {
+        let subscribers = Subscribers::new(HOUR, 10);
+        drop(join(&subscribers, "a", 7).unwrap());
+        subscribers.sweep();
+        let mut found = None;
+        let lease = subscribers.join(Call::Subscribe, "a", |remembered| {
+            found = remembered;
+            Ok::<_, TooManySubscribers>(7)
+        });
+        assert_eq!(found.map(|queue| queue.position), Some(7));
+        drop(lease);
+
+        let forgetful = Subscribers::new(Duration::ZERO, 10);
+        drop(join(&forgetful, "a", 7).unwrap());
+        forgetful.sweep();
+        assert!(forgetful.snapshot().is_empty());
+    }
+
+    #[test]
+    fn full_house_makes_room_at_the_cost_of_the_longest_gone() {
+        let subscribers = Subscribers::new(HOUR, 2);
+        drop(join(&subscribers, "gone", 1).unwrap());
+        let _here = join(&subscribers, "here", 1).unwrap();
+        let _new = join(&subscribers, "new", 1).unwrap();
+        let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
+        assert_eq!(names, ["here", "new"]);
+        assert!(join(&subscribers, "more", 1).is_err());
     }
 }
