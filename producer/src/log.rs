@@ -2,11 +2,11 @@
 //!
 //! # How it works
 //!
-//! Cookies are encoded in [`Burst`]s and appended to one *open* buffer. The buffer is *sealed* when the next cookie would not fit, or
-//! when its first cookie is [`Config::chunk_age`] old, or twice that while it holds very little. Sealing gives the buffer its first sequence and its
-//! headers, in place, and turns it into an immutable [`Chunk`]: the very bytes that every stream will send.
-//! The *ring* keeps the newest chunks up to [`Config::bytes_max`]; older ones leave it, and live on only while
-//! a stream still sends them.
+//! Cookies are encoded in [`Burst`]s and appended to one *open* buffer. The buffer is *sealed* when the next burst
+//! would not fit, or when its first cookie is [`Config::chunk_age`] old, or three times that while it holds very
+//! little. Sealing gives the buffer its first sequence and its headers, in place, and turns it into an immutable
+//! [`Chunk`]: the very bytes that every stream will send. The *ring* keeps the newest chunks up to
+//! [`Config::bytes_max`]; older ones leave it, and live on only while a stream still sends them.
 //!
 //! A [`Reader`] is a position in the ring and a bound, not a queue of its own: pushing a chunk to a thousand
 //! readers costs one wake-up each, and a slow reader costs nobody else anything. A reader that is further
@@ -61,7 +61,7 @@ pub struct Config {
     pub bytes_max: usize,
     /// Largest message of a chunk, in bytes; see [`cookiesync::limits::CHUNK_BYTES_DEFAULT`].
     pub chunk_bytes: usize,
-    /// How long a cookie waits for its chunk to be sealed; twice as long while there are only few.
+    /// How long a cookie waits for its chunk to be sealed; three times as long while there are only few.
     pub chunk_age: Duration,
     /// How long nothing must have happened before a reader says so.
     pub idle_after: Duration,

@@ -38,7 +38,7 @@ fn push(burst: &mut Burst, sequence: u64) {
 }
 
 fn seal(log: &Log) {
-    log.seal_due(Instant::now() + 2 * CONFIG.chunk_age);
+    log.seal_due(Instant::now() + 3 * CONFIG.chunk_age);
 }
 
 /// What a reader gets without waiting.
@@ -261,6 +261,25 @@ fn small_chunk_holds_no_more_memory_than_it_needs() {
     append(&log, 1).unwrap();
     seal(&log);
     assert!(log.stats().bytes < 1024, "{}", log.stats().bytes);
+}
+
+#[test]
+fn chunk_waits_for_its_age_and_a_small_one_for_three_ages() {
+    let log = Log::new(CONFIG);
+    let after = |ages| Instant::now() + ages * CONFIG.chunk_age;
+    append(&log, 1).unwrap();
+    assert!(log.seal_due(after(0)).unwrap() <= CONFIG.chunk_age);
+    assert_eq!(log.seal_due(after(1)), Some(CONFIG.chunk_age));
+    assert_eq!(log.seal_due(after(3)), None);
+    assert_eq!(log.span().next, 2);
+
+    for sequence in 2..=50 {
+        append(&log, sequence).unwrap();
+    }
+    assert!(log.seal_due(after(0)).unwrap() <= CONFIG.chunk_age);
+    assert_eq!(log.span().next, 2);
+    assert_eq!(log.seal_due(after(1)), None);
+    assert_eq!(log.span().next, 51);
 }
 
 #[test]

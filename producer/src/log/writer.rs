@@ -13,7 +13,7 @@ use cookiesync::{
 
 use super::{Burst, Closed, Head, Log, Sequence, chunk::Chunk};
 
-/// A buffer below this size waits twice as long: about 30 cookies, the work of 10 ms at 3,000 a second.
+/// A buffer below this size waits three times as long: about 30 cookies, what 1,000 a second bring in that time.
 const SMALL_BYTES: usize = 2 * 1024;
 
 /// The buffer that cookies are appended to, and what the next chunk will be.
@@ -55,13 +55,13 @@ impl Open {
         self.first_sequence - 1 + u64::from(self.count)
     }
 
-    /// How long the first cookie waits: twice as long while there are only few.
+    /// How long the first cookie waits: three times as long while there are only few.
     ///
     /// A chunk costs each subscriber the same handful of microseconds whether it holds five cookies or a
-    /// thousand. At 500 cookies a second and 50 subscribers this saves two fifths of all CPU.
+    /// thousand. At 500 cookies a second and 50 subscribers, waiting for 30 ms instead of 10 halves the CPU of all.
     fn patience(&self, chunk_age: Duration) -> Duration {
         if self.buffer.len() < SMALL_BYTES {
-            chunk_age * 2
+            chunk_age * 3
         } else {
             chunk_age
         }
@@ -148,9 +148,16 @@ impl Log {
         if open.count == 0 {
             return None;
         }
-        let due = open.opened + open.patience(self.shared.config.chunk_age);
-        if now < due {
-            return Some(due - now);
+        let age = now.saturating_duration_since(open.opened);
+        let chunk_age = self.shared.config.chunk_age;
+        if age < open.patience(chunk_age) {
+            // What is small now may not be when the first age is over.
+            let until_next_look = chunk_age.checked_sub(age);
+            return Some(
+                until_next_look
+                    .filter(|wait| !wait.is_zero())
+                    .unwrap_or(chunk_age),
+            );
         }
         open.sealed_by_age += 1;
         let next = self.seal(&mut open);
