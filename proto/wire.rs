@@ -1,7 +1,7 @@
 //! The bytes of cookies and chunks, written and read without building a message object per cookie.
 //!
 //! A repeated protobuf field is concatenative, so encoded cookies that lie one after the other already are
-//! the body of the [`v1::Chunk`](crate::v1::Chunk) that carries them. [`put_cookie`] writes a cookie in that
+//! the body of the [`v1::Chunk`] that carries them. [`put_cookie`] writes a cookie in that
 //! form; [`seal`] writes the headers into the space left free before the first cookie; and the result is a
 //! whole gRPC message, length prefix included, that any number of streams send as it is. [`ChunkRef`] walks
 //! the same bytes on the receiving side and lends out the strings in place.

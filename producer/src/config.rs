@@ -1,13 +1,13 @@
 //! The settings of a producer: flags, `PRODUCER_…` environment variables and an optional TOML file.
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use cookiesync::{
     limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     process::{
         listen::Limits,
-        settings::{self, Mistakes},
+        settings::{self, Mistakes, address, number, size, time},
     },
 };
 
@@ -80,7 +80,8 @@ pub struct Args {
     )]
     chunk_bytes: String,
 
-    /// Age at which a chunk is sealed: longer means less CPU, shorter means less delay
+    /// Age at which a chunk is sealed, three times that while it holds only few cookies: longer means less CPU,
+    /// shorter means less delay
     #[arg(
         long,
         value_name = "TIME",
@@ -244,20 +245,13 @@ pub struct Config {
     pub drain_timeout: Duration,
 }
 
-/// Longest any single time setting may be: long enough to mean "never".
-const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
-
 impl Config {
     /// Reads the settings of a program started with `arguments`, its own name first.
     ///
     /// # Errors
     /// With all mistakes at once, ready to be printed; also for `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let args: Args = settings::parse(arguments)?;
-        args.check().map_err(|mistakes| {
-            let message = format!("wrong settings:\n{mistakes}\n");
-            clap::Error::raw(clap::error::ErrorKind::InvalidValue, message)
-        })
+        settings::load(arguments, Args::check)
     }
 }
 
@@ -328,57 +322,6 @@ impl Args {
             mistakes.add("--id: longer than 256 bytes, or with control characters");
         }
         mistakes.or(config)
-    }
-}
-
-fn address(mistakes: &mut Mistakes, flag: &str, text: &str) -> SocketAddr {
-    let parsed = text.parse().map(Some);
-    let parsed =
-        parsed.map_err(|_| format!("{text:?} is no IP address with a port, like 127.0.0.1:8080"));
-    mistakes
-        .check(flag, parsed)
-        .unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
-}
-
-fn time(mistakes: &mut Mistakes, flag: &str, text: &str, least: Duration) -> Duration {
-    let parsed = humantime::parse_duration(text)
-        .map_err(|error| format!("{text:?} is no time, like 200ms or 10s ({error})"))
-        .and_then(|time| {
-            within(time, (least, TIME_MAX), |time| {
-                humantime::format_duration(time).to_string()
-            })
-        });
-    mistakes.check(flag, parsed)
-}
-
-fn size(mistakes: &mut Mistakes, flag: &str, text: &str, range: (usize, usize)) -> usize {
-    let parsed =
-        settings::bytes(text).and_then(|size| within(size, range, |size| size.to_string()));
-    mistakes.check(flag, parsed)
-}
-
-fn number<N>(mistakes: &mut Mistakes, flag: &str, text: &str, range: (N, N)) -> N
-where
-    N: FromStr + PartialOrd + Copy + Default + ToString,
-{
-    let parsed = text
-        .parse()
-        .map_err(|_| format!("{text:?} is no whole number, or too large"))
-        .and_then(|number| within(number, range, |number| number.to_string()));
-    mistakes.check(flag, parsed)
-}
-
-fn within<T: PartialOrd + Copy>(
-    value: T,
-    (least, most): (T, T),
-    show: impl Fn(T) -> String,
-) -> Result<T, String> {
-    if value < least {
-        Err(format!("{} is less than {}", show(value), show(least)))
-    } else if value > most {
-        Err(format!("{} is more than {}", show(value), show(most)))
-    } else {
-        Ok(value)
     }
 }
 

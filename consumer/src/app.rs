@@ -1,0 +1,423 @@
+//! All stages of one consumer, put together, started and drained. Only this module knows them all.
+//!
+//! Start: the store is opened and the admin port bound before [`App::start`] returns; then, as soon as the store
+//! can say where it stands, producers are subscribed to. Drain follows the data: reading stops, the last batch
+//! is written with its cursors, then the rest stops; all within one deadline. If it comes near, what is still in
+//! the buffer is left out: its cursors are not committed, so the producers send it again.
+//!
+//! Each stage of the pipeline runs under a watch: one that panics, or ends before it was told to, ends the
+//! process, because a consumer that only looks alive is worse than one that is started anew.
+
+use std::{
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use cookiesync::process::{admin, listen};
+use prometheus::Registry;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::Config,
+    health::Health,
+    lookup,
+    maintenance::{self, Schedule},
+    metrics::Metrics,
+    sink::{self, Collector, Failure, Writer},
+    store::{self, Store},
+    subscription::{self, buffer, discovery, positions::Positions},
+};
+
+/// How long the admin port and maintenance may take to end once all data is safe, and then the store to close.
+const SERVICES_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Of the drain timeout, what is not the pipeline's.
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A running consumer.
+#[derive(Debug)]
+pub struct App {
+    admin_address: SocketAddr,
+    drain_timeout: Duration,
+    /// The tasks that carry data, and the ones that do not.
+    pipeline: TaskTracker,
+    services: TaskTracker,
+    stop_reading: CancellationToken,
+    hurry: CancellationToken,
+    stop_writing: CancellationToken,
+    stop_services: CancellationToken,
+    failed: Arc<Failed>,
+    store: Arc<dyn Store>,
+}
+
+/// Why the pipeline cannot go on.
+#[derive(Debug, Default)]
+struct Failed {
+    why: OnceLock<String>,
+    happened: CancellationToken,
+}
+
+impl App {
+    /// Opens the store, binds the admin port and starts to read.
+    ///
+    /// # Errors
+    /// When the store can never work, the port is taken, or the registry has metrics of these names.
+    pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
+        let metrics = Metrics::register(&registry).context("metrics")?;
+        let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
+        let store = store::open(&config).await?;
+        let listener = listen::bind(config.admin, "--admin")?;
+        let app = Self {
+            admin_address: listener.local_addr().context("admin port")?,
+            drain_timeout: config.drain_timeout,
+            pipeline: TaskTracker::new(),
+            services: TaskTracker::new(),
+            stop_reading: CancellationToken::new(),
+            hurry: CancellationToken::new(),
+            stop_writing: CancellationToken::new(),
+            stop_services: CancellationToken::new(),
+            failed: Arc::default(),
+            store,
+        };
+        let health = Arc::new(Health::default());
+        let pages = Arc::new(Pages {
+            store: Arc::clone(&app.store),
+            health: Arc::clone(&health),
+        });
+        app.services.spawn(admin::serve(
+            listener,
+            registry,
+            admin_metrics,
+            pages,
+            listen::Stage::new(app.services.clone(), app.stop_services.clone()),
+        ));
+        tracing::info!(address = %app.admin_address, "admin port is open");
+        let pipeline = app.pipeline(config, metrics, health);
+        let watch = app.watch();
+        app.pipeline.spawn(watch.run("the writer", pipeline));
+        Ok(app)
+    }
+
+    /// Where the admin port listens.
+    #[must_use]
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address
+    }
+
+    /// Returns when the consumer cannot go on, with the reason.
+    pub async fn failed(&self) -> anyhow::Error {
+        self.failed.happened.cancelled().await;
+        self.failed.error()
+    }
+
+    /// Stops reading, writes what was received, commits the cursors, stops; never longer than the drain timeout.
+    ///
+    /// Of that time the pipeline gets all but two seconds (half, if that is less). After half of its time it
+    /// leaves out what is still in the buffer.
+    ///
+    /// # Errors
+    /// When a batch could not be stored in time. It comes again after a restart, as far as the producers still
+    /// have it.
+    pub async fn drain(self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let pipeline_time = pipeline_time(self.drain_timeout);
+        self.stop_reading.cancel();
+        self.pipeline.close();
+        if timeout_at(began + pipeline_time / 2, self.pipeline.wait())
+            .await
+            .is_err()
+        {
+            self.hurry.cancel();
+        }
+        let written = timeout_at(began + pipeline_time, self.pipeline.wait()).await;
+        let result = if self.failed.happened.is_cancelled() {
+            Err(self.failed.error())
+        } else if written.is_err() {
+            Err(anyhow::anyhow!(
+                "the last batch could not be stored within {pipeline_time:?}"
+            ))
+        } else {
+            Ok(())
+        };
+        self.stop_at_once().await;
+        if result.is_ok() {
+            tracing::info!(took = ?began.elapsed(), "drained");
+        }
+        result
+    }
+
+    /// Stops without waiting for the store.
+    pub async fn stop_at_once(self) {
+        self.stop_reading.cancel();
+        self.hurry.cancel();
+        self.stop_writing.cancel();
+        self.stop_services.cancel();
+        self.pipeline.close();
+        self.services.close();
+        let all = async {
+            self.pipeline.wait().await;
+            self.services.wait().await;
+        };
+        if timeout(SERVICES_TIMEOUT, all).await.is_err() {
+            tracing::debug!("some work was left to end by itself");
+        }
+        // Closing the embedded store may block for a moment.
+        let store = self.store;
+        let closed = tokio::task::spawn_blocking(move || drop(store));
+        match timeout(SERVICES_TIMEOUT, closed).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the store failed to close"),
+            Err(_) => tracing::debug!("the store was left to close by itself"),
+        }
+    }
+
+    /// From the store's cursors to the last batch.
+    fn pipeline(
+        &self,
+        config: Config,
+        metrics: Metrics,
+        health: Arc<Health>,
+    ) -> impl Future<Output = Result<(), Failure>> + use<> {
+        let mut writer = Writer::new(
+            Arc::clone(&self.store),
+            Arc::clone(&health),
+            metrics.sink.clone(),
+            self.stop_writing.clone(),
+        );
+        let (tracker, services) = (self.pipeline.clone(), self.services.clone());
+        let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
+        let (hurry, watch) = (self.hurry.clone(), self.watch());
+        let store = Arc::clone(&self.store);
+        async move {
+            let cursors = tokio::select! {
+                // Nothing was received yet, so nothing is lost.
+                () = stop_reading.cancelled() => return Ok(()),
+                cursors = writer.load_cursors() => cursors?,
+            };
+            let positions = Arc::new(Positions::new(cursors));
+            services.spawn(maintenance::run(
+                store,
+                Schedule {
+                    expiry: config.expiry_window,
+                    compaction: config.compaction_window,
+                    time_zone: config.time_zone.clone(),
+                    cursors_kept: config.ttl,
+                },
+                Arc::clone(&positions),
+                metrics.clone(),
+                stop_services,
+            ));
+            let (buffer, received) = buffer::buffer(config.buffer_bytes_max, &metrics.subscription);
+            let context = subscription::Context {
+                name: config.name,
+                positions,
+                health,
+                metrics: metrics.subscription,
+            };
+            let discovery = discovery::run(
+                config.producers,
+                Arc::new(context),
+                buffer,
+                tracker.clone(),
+                stop_reading,
+            );
+            tracker.spawn(watch.clone().run("the search for producers", async {
+                discovery.await;
+                Ok(())
+            }));
+            let (hand_over, batches) = sink::hand_over();
+            let limits = sink::Limits {
+                flush_interval: config.flush_interval,
+                cookies_max: config.batch_cookies_max,
+                bytes_max: sink::BATCH_BYTES_MAX,
+            };
+            let collector = Collector::new(limits, metrics.sink, hurry);
+            tracker.spawn(watch.run("the collector", collector.run(received, hand_over)));
+            writer.run(batches).await
+        }
+    }
+
+    fn watch(&self) -> Watch {
+        Watch {
+            failed: Arc::clone(&self.failed),
+            draining: self.stop_reading.clone(),
+        }
+    }
+}
+
+fn pipeline_time(drain_timeout: Duration) -> Duration {
+    drain_timeout
+        .saturating_sub(CLOSING_TIMEOUT)
+        .max(drain_timeout / 2)
+}
+
+/// Sees to it that no stage of the pipeline ends unnoticed.
+#[derive(Debug, Clone)]
+struct Watch {
+    failed: Arc<Failed>,
+    /// Cancelled when the stages may end.
+    draining: CancellationToken,
+}
+
+impl Watch {
+    async fn run(self, stage: &'static str, work: impl Future<Output = Result<(), Failure>>) {
+        let mut watched = Watched {
+            failed: &self.failed,
+            stage,
+            ended: false,
+        };
+        let ended = work.await;
+        watched.ended = match ended {
+            Ok(()) => self.draining.is_cancelled(),
+            // Whoever told it to stop, or went before it, says why.
+            Err(Failure::Stopped) => true,
+            Err(failure) => {
+                self.failed.report(failure.to_string());
+                true
+            }
+        };
+    }
+}
+
+/// Reports a stage that is dropped before it ended as it should.
+struct Watched<'a> {
+    failed: &'a Failed,
+    stage: &'static str,
+    ended: bool,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let why = format!("the pipeline ended: {} is gone", self.stage);
+            self.failed.report(why);
+        }
+    }
+}
+
+impl Failed {
+    fn report(&self, why: String) {
+        // The first reason is the one that counts.
+        self.why.get_or_init(|| why);
+        self.happened.cancel();
+    }
+
+    fn error(&self) -> anyhow::Error {
+        let why = self.why.get().map_or("the consumer failed", String::as_str);
+        anyhow::anyhow!("{why}")
+    }
+}
+
+/// The consumer's own pages on the admin port.
+struct Pages {
+    store: Arc<dyn Store>,
+    health: Arc<Health>,
+}
+
+impl admin::Pages for Pages {
+    fn ready(&self) -> Result<(), String> {
+        self.health.ready()
+    }
+
+    fn page<'a>(
+        &'a self,
+        path: &'a str,
+    ) -> Pin<Box<dyn Future<Output = Option<admin::Answer>> + Send + 'a>> {
+        Box::pin(lookup::page(&*self.store, path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watch() -> Watch {
+        Watch {
+            failed: Arc::default(),
+            draining: CancellationToken::new(),
+        }
+    }
+
+    /// Whether a failure was reported by a stage that ends like `work`.
+    async fn reported(
+        watch: &Watch,
+        work: impl Future<Output = Result<(), Failure>> + Send + 'static,
+    ) -> Option<String> {
+        let tracker = TaskTracker::new();
+        let ended = tracker.spawn(watch.clone().run("the stage", work)).await;
+        assert!(ended.is_ok() || watch.failed.happened.is_cancelled());
+        watch.failed.why.get().cloned()
+    }
+
+    #[tokio::test]
+    async fn stage_that_panics_or_ends_early_ends_the_process() {
+        let panicked = reported(&watch(), async { panic!("on purpose") }).await;
+        assert!(
+            panicked
+                .unwrap()
+                .contains("the pipeline ended: the stage is gone")
+        );
+        let early = reported(&watch(), async { Ok(()) }).await;
+        assert!(early.unwrap().contains("the stage is gone"));
+        let broken = async { Err(Failure::Broken("for good".to_owned())) };
+        assert!(
+            reported(&watch(), broken)
+                .await
+                .unwrap()
+                .contains("for good")
+        );
+    }
+
+    #[tokio::test]
+    async fn stage_may_end_while_draining_but_not_panic() {
+        let watch = watch();
+        watch.draining.cancel();
+        assert_eq!(reported(&watch, async { Ok(()) }).await, None);
+        assert_eq!(
+            reported(&watch, async { Err(Failure::Stopped) }).await,
+            None
+        );
+        assert!(
+            reported(&watch, async { panic!("on purpose") })
+                .await
+                .is_some()
+        );
+    }
+
+    fn config(store: &str, drain_timeout: &str) -> Config {
+        let arguments = [
+            "consumer",
+            "--admin=127.0.0.1:0",
+            "--producer=http://127.0.0.1:1",
+        ];
+        let arguments = arguments.into_iter().map(str::to_owned);
+        let more = [
+            format!("--store={store}"),
+            format!("--drain-timeout={drain_timeout}"),
+        ];
+        Config::load(arguments.chain(more).map(Into::into)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn drains_at_once_when_there_is_nothing_to_do() {
+        let app = App::start(config("none", "10s"), Registry::new())
+            .await
+            .unwrap();
+        let began = Instant::now();
+        app.drain().await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn pipeline_gets_all_of_the_drain_timeout_but_what_closing_takes() {
+        let seconds = Duration::from_secs;
+        assert_eq!(pipeline_time(seconds(10)), seconds(8));
+        assert_eq!(pipeline_time(seconds(2)), seconds(1));
+        assert_eq!(pipeline_time(seconds(0)), seconds(0));
+    }
+}

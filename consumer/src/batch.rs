@@ -1,0 +1,354 @@
+//! What is written at once: the newest cookie of each (user, DSP) pair among the chunks pushed so far.
+//!
+//! Pure: no `async`, no clock. Nothing is copied: a batch keeps the chunks' bytes alive and an entry is where in
+//! them its strings lie. Cost of a cookie: one walk over its bytes, one hash, one probe of a table that has the
+//! size of the batch before from the start; no allocation of its own.
+
+use std::{hash::BuildHasher, sync::Arc};
+
+use bytes::Bytes;
+use cookiesync::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    wire::{ChunkRef, CookieRef},
+};
+use foldhash::fast::RandomState;
+use hashbrown::{HashTable, hash_table::Entry as Slot};
+
+/// Where this consumer stands on one producer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cursor {
+    /// The producer.
+    pub producer: Arc<str>,
+    /// The life of the producer that the sequence belongs to.
+    pub epoch: u64,
+    /// The newest sequence that need not come again.
+    pub sequence: u64,
+    /// Whether the producer said that nothing follows in this epoch.
+    pub complete: bool,
+}
+
+impl Cursor {
+    /// Moves on to `next`, of the same producer, unless that is behind in the same epoch.
+    ///
+    /// Epochs have no order: another epoch always replaces this one.
+    pub fn advance(&mut self, next: &Cursor) {
+        if self.epoch != next.epoch || self.sequence < next.sequence {
+            *self = next.clone();
+        } else if self.sequence == next.sequence {
+            self.complete |= next.complete;
+        }
+    }
+}
+
+/// A cookie of a batch. Its strings were checked: not empty, within the contract's lengths, UTF-8; the user id
+/// is printable ASCII.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchCookie<'a> {
+    /// The exchange's id of the user.
+    pub user_id: &'a [u8],
+    /// The buyer.
+    pub dsp_id: u32,
+    /// The buyer's id of the user.
+    pub buyer_uid: &'a [u8],
+    /// When it was accepted, in microseconds since the Unix epoch.
+    pub accepted_unix_micros: u64,
+}
+
+/// The newest cookie of each pair, and how far every producer got.
+#[derive(Debug)]
+pub struct Batch {
+    chunks: Vec<Bytes>,
+    entries: Vec<Entry>,
+    index: HashTable<u32>,
+    hasher: RandomState,
+    cursors: Vec<Cursor>,
+    accepted: Vec<(u64, u32)>,
+    cookies_max: usize,
+    bytes: usize,
+    bytes_max: usize,
+    counts: Counts,
+    /// How many cookies the batch will likely hold: as many as the one before.
+    likely: usize,
+}
+
+/// What became of the cookies pushed into a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Cookies that came, good or bad.
+    pub received: u64,
+    /// Cookies that lost against a newer one in this batch.
+    pub superseded: u64,
+    /// Cookies that are not what the contract says.
+    pub malformed: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    accepted_unix_micros: u64,
+    chunk: u32,
+    user_id_at: u32,
+    buyer_uid_at: u32,
+    dsp_id: u32,
+    user_id_bytes: u16,
+    buyer_uid_bytes: u16,
+}
+
+impl Batch {
+    /// An empty batch that is full at `cookies_max` distinct cookies or `bytes_max` bytes of chunks.
+    #[must_use]
+    pub fn new(cookies_max: usize, bytes_max: usize) -> Self {
+        Self {
+            chunks: Vec::new(),
+            entries: Vec::new(),
+            index: HashTable::new(),
+            hasher: RandomState::default(),
+            cursors: Vec::new(),
+            accepted: Vec::new(),
+            cookies_max,
+            bytes: 0,
+            bytes_max,
+            counts: Counts::default(),
+            likely: 0,
+        }
+    }
+
+    /// An empty batch with the same bounds, and room at once for as many cookies as this one has.
+    #[must_use]
+    pub fn next(&self) -> Self {
+        let mut next = Self::new(self.cookies_max, self.bytes_max);
+        next.likely = self.len();
+        next.chunks.reserve(self.chunks.len());
+        next.accepted.reserve(self.accepted.len());
+        next
+    }
+
+    /// Whether it wants no more chunks. A chunk that is pushed all the same is taken whole.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.entries.len() >= self.cookies_max || self.bytes >= self.bytes_max
+    }
+
+    /// Whether there is nothing to make durable: neither a cookie nor a cursor.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.cursors.is_empty()
+    }
+
+    /// The number of cookies to be written.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// What became of the cookies pushed so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// How far each producer got. To be committed after the cookies, never before.
+    #[must_use]
+    pub fn cursors(&self) -> &[Cursor] {
+        &self.cursors
+    }
+
+    /// For each chunk, when it was accepted in microseconds since the Unix epoch, and its good cookies.
+    pub fn accepted(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.accepted
+            .iter()
+            .map(|(micros, cookies)| (*micros, u64::from(*cookies)))
+    }
+
+    /// The cookie at `index`, in the order in which pairs first came.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Batch::len`].
+    #[must_use]
+    pub fn cookie(&self, index: usize) -> BatchCookie<'_> {
+        let entry = &self.entries[index];
+        BatchCookie {
+            user_id: entry.user_id(&self.chunks),
+            dsp_id: entry.dsp_id,
+            buyer_uid: slice(
+                &self.chunks[entry.chunk as usize],
+                entry.buyer_uid_at,
+                entry.buyer_uid_bytes,
+            ),
+            accepted_unix_micros: entry.accepted_unix_micros,
+        }
+    }
+
+    /// All cookies, in the order in which pairs first came.
+    pub fn cookies(&self) -> impl Iterator<Item = BatchCookie<'_>> {
+        (0..self.len()).map(|index| self.cookie(index))
+    }
+
+    /// The indices of all cookies by user id, then DSP. Costs a sort.
+    pub fn by_user(&self) -> impl Iterator<Item = usize> {
+        // The first bytes of a user id nearly always decide, without a look at the chunks.
+        let mut order: Vec<(u64, u32)> = (0..)
+            .zip(&self.entries)
+            .map(|(at, entry): (u32, &Entry)| (prefix(entry.user_id(&self.chunks)), at))
+            .collect();
+        order.sort_unstable_by(|(prefix_a, a), (prefix_b, b)| {
+            prefix_a.cmp(prefix_b).then_with(|| {
+                let (a, b) = (&self.entries[*a as usize], &self.entries[*b as usize]);
+                let users = a.user_id(&self.chunks).cmp(b.user_id(&self.chunks));
+                users.then(a.dsp_id.cmp(&b.dsp_id))
+            })
+        });
+        order.into_iter().map(|(_, at)| at as usize)
+    }
+
+    /// Notes how far a producer got, for instance by a gap, or that it said goodbye.
+    pub fn advance(&mut self, cursor: &Cursor) {
+        match self
+            .cursors
+            .iter_mut()
+            .find(|known| known.producer == cursor.producer)
+        {
+            Some(known) => known.advance(cursor),
+            None => self.cursors.push(cursor.clone()),
+        }
+    }
+
+    /// Takes a chunk's cookies and its last sequence. Malformed cookies are counted and skipped. A chunk said to be
+    /// accepted after `accepted_max` counts as accepted then.
+    pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
+        let header = *chunk.header();
+        let accepted = header.accepted_unix_micros.min(accepted_max);
+        let count = header.count as usize;
+        // A chunk may hold fewer cookies than it says: the count is not trusted for an allocation.
+        let likely = count.min(chunk.body().len() / COOKIE_BYTES_MIN);
+        if self.index.capacity() == 0 {
+            self.reserve(likely);
+        }
+        let chunk_at = u32::try_from(self.chunks.len()).expect("a batch is bounded in bytes");
+        self.chunks.push(chunk.body().clone());
+        self.bytes += chunk.body().len();
+        let (mut walked, mut good) = (0, 0);
+        for cookie in chunk.cookies() {
+            walked += 1;
+            match cookie {
+                Ok(cookie) if is_well_formed(&cookie) => {
+                    good += 1;
+                    self.put(chunk_at, accepted, &cookie);
+                }
+                _ => {}
+            }
+        }
+        let received = u64::from(header.count).max(walked);
+        self.counts.received += received;
+        self.counts.malformed += received - u64::from(good);
+        self.accepted.push((accepted, good));
+        self.advance(&Cursor {
+            producer: Arc::clone(producer),
+            epoch: header.epoch,
+            sequence: header.last_sequence(),
+            complete: false,
+        });
+    }
+
+    /// Makes room at once for what the batch will likely hold, so that the table seldom grows: an eighth more than
+    /// the batch before.
+    fn reserve(&mut self, first_chunk: usize) {
+        let likely = self.likely + self.likely / 8;
+        let cookies = likely.min(self.cookies_max).max(first_chunk);
+        self.entries.reserve(cookies);
+        self.index.reserve(cookies, |_| 0);
+    }
+
+    fn put(&mut self, chunk: u32, accepted_unix_micros: u64, cookie: &CookieRef<'_>) {
+        let body = &self.chunks[chunk as usize];
+        let entry = Entry {
+            accepted_unix_micros,
+            chunk,
+            user_id_at: offset(body, cookie.user_id),
+            buyer_uid_at: offset(body, cookie.buyer_uid),
+            dsp_id: cookie.dsp_id,
+            user_id_bytes: length(cookie.user_id),
+            buyer_uid_bytes: length(cookie.buyer_uid),
+        };
+        let user_id = cookie.user_id.as_bytes();
+        let (chunks, entries, hasher) = (&self.chunks, &mut self.entries, &self.hasher);
+        let slot = self.index.entry(
+            hasher.hash_one((entry.dsp_id, user_id)),
+            |&at| {
+                let known = &entries[at as usize];
+                known.dsp_id == entry.dsp_id && known.user_id(chunks) == user_id
+            },
+            |&at| {
+                let known = &entries[at as usize];
+                hasher.hash_one((known.dsp_id, known.user_id(chunks)))
+            },
+        );
+        match slot {
+            Slot::Occupied(known) => {
+                self.counts.superseded += 1;
+                let known = &mut entries[*known.get() as usize];
+                // At equal times the later arrival wins: from one producer that is the later sequence.
+                if known.accepted_unix_micros <= accepted_unix_micros {
+                    *known = entry;
+                }
+            }
+            Slot::Vacant(slot) => {
+                let at = u32::try_from(entries.len()).expect("a batch is bounded in cookies");
+                slot.insert(at);
+                entries.push(entry);
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn user_id<'a>(&self, chunks: &'a [Bytes]) -> &'a [u8] {
+        slice(
+            &chunks[self.chunk as usize],
+            self.user_id_at,
+            self.user_id_bytes,
+        )
+    }
+}
+
+/// The shortest encoding of a cookie with all its fields.
+const COOKIE_BYTES_MIN: usize = 10;
+
+fn is_well_formed(cookie: &CookieRef<'_>) -> bool {
+    (1..=USER_ID_BYTES_MAX).contains(&cookie.user_id.len())
+        && (1..=BUYER_UID_BYTES_MAX).contains(&cookie.buyer_uid.len())
+        && cookie.dsp_id > 0
+        && is_user_id(cookie.user_id.as_bytes())
+}
+
+/// Whether all bytes are printable ASCII. No early exit, so that it compiles to vector instructions.
+pub(crate) fn is_user_id(user_id: &[u8]) -> bool {
+    user_id
+        .iter()
+        .fold(true, |good, byte| good & (0x21..=0x7e).contains(byte))
+}
+
+/// The first eight bytes, as a number that sorts like them.
+fn prefix(user_id: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let known = user_id.len().min(8);
+    bytes[..known].copy_from_slice(&user_id[..known]);
+    u64::from_be_bytes(bytes)
+}
+
+/// Where in `body` a string lies that was lent out of it.
+fn offset(body: &Bytes, part: &str) -> u32 {
+    let offset = part.as_ptr().addr().wrapping_sub(body.as_ptr().addr());
+    assert!(offset + part.len() <= body.len(), "lent out of the chunk");
+    u32::try_from(offset).expect("a message is far below 4 GiB")
+}
+
+fn length(part: &str) -> u16 {
+    u16::try_from(part.len()).expect("lengths were checked")
+}
+
+fn slice(body: &Bytes, at: u32, bytes: u16) -> &[u8] {
+    &body[at as usize..][..usize::from(bytes)]
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

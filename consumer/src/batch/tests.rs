@@ -1,0 +1,218 @@
+//! Batches by example, and chunks for the tests of other modules.
+
+use cookiesync::{v1, wire};
+
+use super::*;
+
+/// A chunk of cookies `(user id, DSP, buyer uid)`.
+pub(crate) fn chunk(
+    first_sequence: u64,
+    accepted_unix_micros: u64,
+    cookies: &[(&str, u32, &str)],
+) -> ChunkRef {
+    let mut buffer = vec![0; wire::HEADROOM_BYTES];
+    for &(user_id, dsp_id, buyer_uid) in cookies {
+        let cookie = CookieRef {
+            user_id,
+            dsp_id,
+            buyer_uid,
+        };
+        wire::put_cookie(&mut buffer, &cookie);
+    }
+    let header = wire::ChunkHeader {
+        epoch: 1,
+        first_sequence,
+        count: u32::try_from(cookies.len()).unwrap(),
+        accepted_unix_micros,
+    };
+    let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
+    match wire::Received::decode(Bytes::from(buffer).slice(at..)).unwrap() {
+        wire::Received::Chunk(chunk) => chunk,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A batch of chunks from one producer.
+pub(crate) fn batch(chunks: &[ChunkRef]) -> Batch {
+    let mut batch = Batch::new(1000, 1 << 20);
+    for chunk in chunks {
+        batch.push(&"p".into(), chunk, u64::MAX);
+    }
+    batch
+}
+
+fn buyers(batch: &Batch) -> Vec<(&str, u32, &str)> {
+    let text = |bytes| std::str::from_utf8(bytes).unwrap();
+    batch
+        .cookies()
+        .map(|cookie| (text(cookie.user_id), cookie.dsp_id, text(cookie.buyer_uid)))
+        .collect()
+}
+
+#[track_caller]
+fn check(chunks: &[ChunkRef], expected: &[(&str, u32, &str)], superseded: u64) {
+    let batch = batch(chunks);
+    assert_eq!(buyers(&batch), expected);
+    assert_eq!(batch.counts().superseded, superseded);
+    assert_eq!(batch.counts().malformed, 0);
+}
+
+#[test]
+fn newest_of_a_pair_wins_whatever_the_order_of_arrival() {
+    let old = chunk(1, 100, &[("u", 1, "old"), ("u", 2, "other dsp")]);
+    let new = chunk(3, 200, &[("u", 1, "new"), ("v", 1, "other user")]);
+    let kept = [
+        ("u", 1, "new"),
+        ("u", 2, "other dsp"),
+        ("v", 1, "other user"),
+    ];
+    check(&[old.clone(), new.clone()], &kept, 1);
+    let kept = [
+        ("u", 1, "new"),
+        ("v", 1, "other user"),
+        ("u", 2, "other dsp"),
+    ];
+    check(&[new, old], &kept, 1);
+}
+
+#[test]
+fn later_arrival_wins_a_tie() {
+    let chunks = [
+        chunk(1, 100, &[("u", 1, "a"), ("u", 1, "b")]),
+        chunk(3, 100, &[("u", 1, "c")]),
+    ];
+    check(&chunks[..1], &[("u", 1, "b")], 1);
+    check(&chunks, &[("u", 1, "c")], 2);
+}
+
+#[test]
+fn pairs_are_not_confused_by_where_a_user_id_ends() {
+    let users = [("1", 11, "a"), ("11", 1, "b"), ("111", 1, "c")];
+    check(&[chunk(1, 1, &users)], &users, 0);
+}
+
+#[test]
+fn cursors_are_kept_by_producer_and_never_go_back_within_an_epoch() {
+    let mut batch = Batch::new(1000, 1 << 20);
+    batch.push(
+        &"a".into(),
+        &chunk(10, 1, &[("u", 1, "x"), ("v", 1, "x")]),
+        u64::MAX,
+    );
+    batch.push(&"b".into(), &chunk(1, 2, &[("u", 1, "y")]), u64::MAX);
+    batch.push(&"a".into(), &chunk(5, 1, &[("u", 1, "x")]), u64::MAX);
+    let cursor = |producer: &str, epoch, sequence, complete| Cursor {
+        producer: producer.into(),
+        epoch,
+        sequence,
+        complete,
+    };
+    assert_eq!(
+        batch.cursors(),
+        [cursor("a", 1, 11, false), cursor("b", 1, 1, false)]
+    );
+    batch.advance(&cursor("a", 1, 11, true));
+    batch.advance(&cursor("b", 2, 0, false));
+    assert_eq!(
+        batch.cursors(),
+        [cursor("a", 1, 11, true), cursor("b", 2, 0, false)]
+    );
+    assert_eq!(buyers(&batch), [("u", 1, "y"), ("v", 1, "x")]);
+}
+
+#[test]
+fn by_user_is_in_the_order_of_user_id_and_dsp() {
+    let cookies = [
+        ("long-user-b", 2, "6"),
+        ("b", 1, "2"),
+        ("long-user-b", 1, "5"),
+        ("a", 9, "1"),
+        ("long-user-a", 7, "4"),
+        ("b", 10, "3"),
+    ];
+    let batch = batch(&[chunk(1, 1, &cookies)]);
+    let order: Vec<_> = batch
+        .by_user()
+        .map(|index| batch.cookie(index).buyer_uid[0])
+        .collect();
+    assert_eq!(order, b"123456");
+}
+
+#[test]
+fn full_by_cookies_or_by_bytes() {
+    let chunk = chunk(1, 1, &[("u", 1, "x"), ("v", 1, "x")]);
+    let mut by_cookies = Batch::new(2, usize::MAX);
+    let mut by_bytes = Batch::new(usize::MAX, chunk.body().len());
+    for batch in [&mut by_cookies, &mut by_bytes] {
+        assert!(!batch.is_full());
+        batch.push(&"p".into(), &chunk, u64::MAX);
+        assert!(batch.is_full());
+    }
+}
+
+#[test]
+fn time_ahead_of_the_clock_counts_as_the_latest_allowed() {
+    let mut batch = Batch::new(1000, 1 << 20);
+    batch.push(&"p".into(), &chunk(1, u64::MAX, &[("u", 1, "ahead")]), 500);
+    batch.push(&"p".into(), &chunk(2, 500, &[("u", 1, "later")]), 600);
+    assert_eq!(buyers(&batch), [("u", 1, "later")]);
+    assert_eq!(batch.cookie(0).accepted_unix_micros, 500);
+    assert_eq!(batch.accepted().collect::<Vec<_>>(), [(500, 1), (500, 1)]);
+}
+
+#[test]
+fn next_batch_has_room_for_as_many_cookies_and_the_same_bounds() {
+    let users: Vec<_> = (0..1000).map(|user| user.to_string()).collect();
+    let cookies: Vec<_> = users.iter().map(|user| (&**user, 1, "x")).collect();
+    let first = batch(&[chunk(1, 1, &cookies)]);
+    assert!(first.is_full());
+    let mut next = first.next();
+    assert!(next.is_empty() && !next.is_full());
+    next.push(&"p".into(), &chunk(1001, 1, &[("u", 1, "x")]), u64::MAX);
+    assert!(next.entries.capacity() >= 1000);
+    assert_eq!(next.cookies_max, 1000);
+}
+
+#[test]
+fn malformed_cookies_are_counted_and_skipped() {
+    use v1::Cookie;
+    let cookie = |user_id: &str, dsp_id, buyer_uid: &str| Cookie {
+        user_id: user_id.to_owned(),
+        dsp_id,
+        buyer_uid: buyer_uid.to_owned(),
+        padding: Bytes::new(),
+    };
+    let message = v1::Chunk {
+        epoch: 1,
+        first_sequence: 1,
+        count: 8,
+        accepted_unix_micros: 5,
+        cookies: vec![
+            cookie("", 1, "x"),
+            cookie("with space", 1, "x"),
+            cookie("nul\0", 1, "x"),
+            cookie(&"u".repeat(65), 1, "x"),
+            cookie("u", 0, "x"),
+            cookie("u", 1, ""),
+            cookie("good", 7, "x"),
+        ],
+    };
+    let bytes = prost_bytes(&message);
+    let batch = batch(&[ChunkRef::decode(bytes).unwrap()]);
+    assert_eq!(buyers(&batch), [("good", 7, "x")]);
+    assert_eq!(
+        batch.counts(),
+        Counts {
+            received: 8,
+            superseded: 0,
+            malformed: 7
+        }
+    );
+    assert_eq!(batch.accepted().collect::<Vec<_>>(), [(5, 1)]);
+    assert_eq!(batch.cursors()[0].sequence, 8);
+}
+
+fn prost_bytes(chunk: &v1::Chunk) -> Bytes {
+    use prost::Message;
+    Bytes::from(chunk.encode_to_vec())
+}

@@ -1,0 +1,60 @@
+//! From the text of a setting to its value, or to what is wrong with it. Pure.
+
+use std::path::PathBuf;
+
+use cookiesync::limits::SUBSCRIBER_NAME_BYTES_MAX;
+use http::Uri;
+use jiff::tz::TimeZone;
+
+use super::{ProducerUrl, StoreConfig};
+use crate::store;
+
+pub(super) fn parse_producer(text: &str) -> Result<ProducerUrl, String> {
+    let wrong = || format!("`{text}` is not like http://host:7676");
+    let uri: Uri = text.trim().parse().map_err(|_| wrong())?;
+    if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
+        return Err(wrong());
+    }
+    let host = uri.host().filter(|host| !host.is_empty());
+    let host = host.ok_or_else(wrong)?;
+    Ok(ProducerUrl {
+        host: host.trim_matches(['[', ']']).to_owned(),
+        port: uri.port_u16().unwrap_or(7676),
+    })
+}
+
+pub(super) fn parse_name(text: &str) -> Result<String, String> {
+    let fits = (1..=SUBSCRIBER_NAME_BYTES_MAX).contains(&text.len());
+    if fits && !text.chars().any(char::is_control) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "a name has 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes without control characters"
+        ))
+    }
+}
+
+pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
+    if let Some(folder) = text.strip_prefix("embedded:") {
+        return if folder.is_empty() {
+            Err("`embedded:` needs a folder after the colon".to_owned())
+        } else {
+            Ok(StoreConfig::Embedded(PathBuf::from(folder)))
+        };
+    }
+    if text.starts_with("mongodb://") || text.starts_with("mongodb+srv://") {
+        return store::mongodb::check_uri(text).map(|()| StoreConfig::Mongodb(text.to_owned()));
+    }
+    if text == "none" {
+        return Ok(StoreConfig::Discard);
+    }
+    // The text is not repeated: it may be a misspelt connection string with a password in it.
+    Err("expected embedded:DIR, mongodb://…, mongodb+srv://… or none".to_owned())
+}
+
+pub(super) fn parse_time_zone(text: &str) -> Result<TimeZone, String> {
+    if text == "system" {
+        return Ok(TimeZone::system());
+    }
+    TimeZone::get(text).map_err(|_| format!("`{text}` is not a time zone like Europe/Berlin"))
+}

@@ -1,0 +1,44 @@
+//! The consumer: reads the streams of all producers and keeps one local store current.
+//!
+//! The way of a cookie, module by module:
+//!
+//! ```text
+//! producer ──stream──▶ subscription ──bounded buffer──▶ sink: batch ──hand-over──▶ sink: writer ──▶ store
+//! (one task an address; reads, checks, pushes)          (newest per pair)          (retries)       (commits)
+//! ```
+//!
+//! - [`subscription`] keeps one stream open to every producer and pushes what it receives, unread, into a
+//!   buffer that is bounded in bytes. When the buffer is full reading stops, and HTTP/2 flow control holds the
+//!   stream: the producer's queue takes the strain, never this process.
+//! - [`batch`] keeps the newest cookie of each (user, DSP) pair, without copying a byte of it.
+//! - [`sink`] collects a batch while the one before is written, retries what the store refuses, and hands over
+//!   the cursors with the data.
+//! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
+//!   *store* stands. A batch written twice changes nothing.
+//! - [`maintenance`] lets stores expire and compact inside nightly windows; [`lookup`] answers what is stored.
+//!
+//! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`] and [`window`] contain no
+//! `async`.
+
+pub mod config;
+pub mod window;
+
+pub mod app;
+
+pub mod subscription;
+
+pub mod batch;
+
+pub mod sink;
+
+pub mod store;
+
+pub mod maintenance;
+
+pub mod lookup;
+
+pub mod backoff;
+pub mod health;
+pub mod metrics;
+
+pub use config::Config;

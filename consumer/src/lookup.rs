@@ -1,0 +1,115 @@
+//! `GET /v1/users/<user id>`: what the store knows of a user, as JSON.
+
+use cookiesync::{
+    limits::USER_ID_BYTES_MAX,
+    process::admin::{Answer, json},
+};
+use http::StatusCode;
+use percent_encoding::percent_decode_str;
+use serde::Serialize;
+use serde_json::json as object;
+
+use crate::{
+    batch::is_user_id,
+    store::{BuyerUids, Store},
+};
+
+const PREFIX: &str = "/v1/users/";
+
+#[derive(Serialize)]
+struct User<'a> {
+    user_id: &'a str,
+    buyer_uids: BuyerUids,
+}
+
+/// Answers a path of the admin port; `None` when it is none of a user.
+pub async fn page(store: &dyn Store, path: &str) -> Option<Answer> {
+    let encoded = path.strip_prefix(PREFIX)?;
+    let decoded = percent_decode_str(encoded).decode_utf8();
+    let user_id = match decoded {
+        Ok(user_id) if is_valid(&user_id) => user_id,
+        _ => {
+            let why = format!(
+                "a user id has 1 to {USER_ID_BYTES_MAX} bytes of printable ASCII without spaces"
+            );
+            return Some(answer(StatusCode::BAD_REQUEST, &object!({ "error": why })));
+        }
+    };
+    Some(match store.lookup(&user_id).await {
+        Ok(buyer_uids) if buyer_uids.is_empty() => answer(
+            StatusCode::NOT_FOUND,
+            &object!({ "error": "unknown user", "user_id": user_id }),
+        ),
+        Ok(buyer_uids) => {
+            let user = User {
+                user_id: &user_id,
+                buyer_uids,
+            };
+            answer(StatusCode::OK, &user)
+        }
+        Err(error) => answer(
+            StatusCode::SERVICE_UNAVAILABLE,
+            &object!({ "error": format!("the store cannot be read: {error}") }),
+        ),
+    })
+}
+
+fn is_valid(user_id: &str) -> bool {
+    (1..=USER_ID_BYTES_MAX).contains(&user_id.len()) && is_user_id(user_id.as_bytes())
+}
+
+fn answer(status: StatusCode, body: &impl Serialize) -> Answer {
+    let mut body = serde_json::to_vec(body).expect("maps of strings are JSON");
+    body.push(b'\n');
+    json(status, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use cookiesync::process::unix_micros;
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::{
+        batch::tests::{batch, chunk},
+        store::embedded::EmbeddedStore,
+    };
+
+    #[tokio::test]
+    async fn user_is_found_in_order_of_dsps_and_others_are_answered_in_json() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let store = EmbeddedStore::open(folder.path().to_path_buf(), Duration::from_secs(60));
+        let store = store.await.unwrap();
+        let cookies = [("u/1", 100, "b\"ü"), ("u/1", 9, "nine")];
+        let batch = Arc::new(batch(&[chunk(1, unix_micros(), &cookies)]));
+        store.write(batch).await.unwrap();
+        let long = format!("/v1/users/{}", "u".repeat(65));
+        for (path, status, body) in [
+            (
+                "/v1/users/u%2F1",
+                200,
+                r#"{"user_id":"u/1","buyer_uids":{"9":"nine","100":"b\"ü"}}"#,
+            ),
+            (
+                "/v1/users/nobody",
+                404,
+                r#"{"error":"unknown user","user_id":"nobody"}"#,
+            ),
+            ("/v1/users/", 400, r#"{"error":"a user id has"#),
+            ("/v1/users/a%00b", 400, r#"{"error":"a user id has"#),
+            ("/v1/users/%ff", 400, r#"{"error":"a user id has"#),
+            (&long, 400, r#"{"error":"a user id has"#),
+        ] {
+            let answer = page(&store, path).await.unwrap();
+            assert_eq!(answer.status(), status, "{path}");
+            let answered = answer.into_body().collect().await.unwrap().to_bytes();
+            assert!(
+                answered.starts_with(body.as_bytes()),
+                "{path}: {answered:?}"
+            );
+        }
+        assert!(page(&store, "/v1/elsewhere").await.is_none());
+    }
+}

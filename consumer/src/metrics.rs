@@ -1,0 +1,458 @@
+//! Every metric of this process, one struct a component, registered on an injected registry.
+//!
+//! Counters move once a chunk or a batch, never once a cookie.
+
+use std::{collections::HashMap, sync::Mutex, time::Duration};
+
+use cookiesync::v1::GapReason;
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, Result,
+    core::{Collector, Desc},
+    proto,
+};
+
+/// All metrics.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// What subscriptions count.
+    pub subscription: Subscription,
+    /// What the sink counts.
+    pub sink: Sink,
+    /// What maintenance counts.
+    pub maintenance: Maintenance,
+}
+
+/// What subscriptions count.
+#[derive(Clone, Debug)]
+pub struct Subscription {
+    /// Bytes of messages received.
+    pub bytes: IntCounter,
+    /// Bytes received but not yet part of a batch.
+    pub buffer_bytes: IntGauge,
+    /// The bound of the bytes above.
+    pub buffer_bytes_max: IntGauge,
+    /// Streams open now.
+    pub connected: IntGauge,
+    /// Streams open now, by address.
+    pub connected_by_address: IntGaugeVec,
+    /// Streams that were opened.
+    pub connections: IntCounter,
+    /// Streams that broke the contract's rules.
+    pub violations: IntCounter,
+    /// Events that are unknown to this version.
+    pub unknown_events: IntCounter,
+    /// Streams of a producer that took turns with those of another of the same id.
+    pub duplicate_producers: IntCounter,
+    /// Epochs that ended without a goodbye.
+    pub unknown_tails: IntCounter,
+    lost_queue_bound: IntCounter,
+    lost_log_moved_on: IntCounter,
+    lost_unspecified: IntCounter,
+}
+
+/// What the sink counts.
+#[derive(Clone, Debug)]
+pub struct Sink {
+    /// Cookies received.
+    pub received: IntCounter,
+    /// Cookies written to the store.
+    pub written: IntCounter,
+    /// Cookies replaced by a newer one before they were written.
+    pub superseded: IntCounter,
+    /// Cookies that were older than what the store has.
+    pub stale: IntCounter,
+    /// Cookies that were malformed when received.
+    pub malformed: IntCounter,
+    /// Cookies that the store refused for ever.
+    pub rejected: IntCounter,
+    /// Cookies whose time of acceptance was cut down.
+    pub clock_clamped: IntCounter,
+    /// Batches written.
+    pub batches: IntCounter,
+    /// Cookies of each batch.
+    pub batch_cookies: Histogram,
+    /// How long the store took for each batch, retries included.
+    pub flush_seconds: Histogram,
+    /// From accepted at the edge to durable in the store, cookie by cookie.
+    pub stored_seconds: Latency,
+    /// Failed attempts to use the store.
+    pub store_errors: IntCounter,
+    /// Whether the store works.
+    pub store_up: IntGauge,
+    /// The newest durable cursor by producer.
+    pub cursor_sequence: IntGaugeVec,
+}
+
+/// What maintenance counts.
+#[derive(Clone, Debug)]
+pub struct Maintenance {
+    /// Whether the expiry window is open.
+    pub expiry_open: IntGauge,
+    /// Whether the compaction window is open.
+    pub compaction_open: IntGauge,
+    /// Expired cookies that were deleted by this process.
+    pub expired: IntCounter,
+    /// Cursors that were forgotten.
+    pub forgotten_cursors: IntCounter,
+    /// Seconds of the last compaction.
+    pub compaction_seconds: Gauge,
+    /// Compactions that were finished.
+    pub compactions: IntCounter,
+    /// Expiries and compactions that failed.
+    pub errors: IntCounter,
+}
+
+impl Metrics {
+    /// Registers everything, the process's own figures included.
+    ///
+    /// # Errors
+    /// When a name is taken on this registry.
+    pub fn register(registry: &Registry) -> Result<Self> {
+        let process = prometheus::process_collector::ProcessCollector::for_self();
+        registry.register(Box::new(process))?;
+        let build = IntGauge::with_opts(
+            Opts::new("consumer_build_info", "Always 1; what runs here.")
+                .const_label("version", env!("CARGO_PKG_VERSION")),
+        )?;
+        build.set(1);
+        registry.register(Box::new(build))?;
+        let names = Names(registry);
+        Ok(Self {
+            subscription: Subscription::register(&names)?,
+            sink: Sink::register(&names)?,
+            maintenance: Maintenance::register(&names)?,
+        })
+    }
+}
+
+impl Subscription {
+    fn register(names: &Names<'_>) -> Result<Self> {
+        let lost = names.counters(
+            "lost_total",
+            "Cookies a producer had and this consumer will not get, by reason.",
+            "reason",
+        )?;
+        Ok(Self {
+            bytes: names.counter("received_bytes_total", "Bytes of messages received.")?,
+            buffer_bytes: names.gauge(
+                "buffer_bytes",
+                "Bytes received but not yet part of a batch.",
+            )?,
+            buffer_bytes_max: names.gauge(
+                "buffer_limit_bytes",
+                "Bytes received but not yet part of a batch at which reading stops.",
+            )?,
+            connected: names.gauge("producers_connected", "Streams open now.")?,
+            connected_by_address: names.gauges(
+                "producer_connected",
+                "1 while the stream from this address is open.",
+                "address",
+            )?,
+            connections: names.counter("connections_total", "Streams that were opened.")?,
+            violations: names.counter(
+                "stream_violations_total",
+                "Streams ended because they broke the rules of the contract, goodbyes with cookies missing included.",
+            )?,
+            unknown_events: names.counter(
+                "unknown_events_total",
+                "Events of a later version of the contract, skipped.",
+            )?,
+            duplicate_producers: names.counter(
+                "duplicate_producer_ids_total",
+                "Times that two producers with the same id were found to be streaming at once.",
+            )?,
+            unknown_tails: names.counter(
+                "unknown_tail_total",
+                "Lives of producers that ended without a goodbye: how much was lost is unknown.",
+            )?,
+            lost_queue_bound: lost.with_label_values(&["queue_bound"]),
+            lost_log_moved_on: lost.with_label_values(&["log_moved_on"]),
+            lost_unspecified: lost.with_label_values(&["unspecified"]),
+        })
+    }
+
+    /// Counts cookies that will never come.
+    pub fn lost(&self, reason: GapReason, cookies: u64) {
+        match reason {
+            GapReason::QueueBound => self.lost_queue_bound.inc_by(cookies),
+            GapReason::LogMovedOn => self.lost_log_moved_on.inc_by(cookies),
+            GapReason::Unspecified => self.lost_unspecified.inc_by(cookies),
+        }
+    }
+}
+
+impl Sink {
+    fn register(names: &Names<'_>) -> Result<Self> {
+        let failed = names.counters(
+            "failed_total",
+            "Cookies that cannot be stored, by reason.",
+            "reason",
+        )?;
+        Ok(Self {
+            received: names.counter("received_total", "Cookies received.")?,
+            written: names.counter("written_total", "Cookies written to the store.")?,
+            superseded: names.counter(
+                "superseded_total",
+                "Cookies replaced by a newer one of the same user and DSP before they were written.",
+            )?,
+            stale: names.counter(
+                "stale_total",
+                "Cookies not written because the store has a newer one.",
+            )?,
+            malformed: failed.with_label_values(&["malformed"]),
+            rejected: failed.with_label_values(&["rejected"]),
+            clock_clamped: names.counter(
+                "clock_clamped_total",
+                "Cookies accepted more than 5 minutes ahead of this machine's clock; their time was cut down.",
+            )?,
+            batches: names.counter("batches_total", "Batches made durable.")?,
+            batch_cookies: names.histogram(
+                "batch_cookies",
+                "Cookies of a batch.",
+                &[1.0, 10.0, 100.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 1e6],
+            )?,
+            flush_seconds: names.histogram(
+                "flush_seconds",
+                "Time until the store had made a batch durable, retries included.",
+                SECONDS,
+            )?,
+            stored_seconds: Latency::register(
+                names,
+                "stored_seconds",
+                "Time from accepted at the edge to durable in the store, cookie by cookie.",
+            )?,
+            store_errors: names.counter("store_errors_total", "Failed attempts to use the store.")?,
+            store_up: names.gauge("store_up", "1 while the store works.")?,
+            cursor_sequence: names.gauges(
+                "cursor_sequence",
+                "The newest durable sequence, by producer id.",
+                "producer",
+            )?,
+        })
+    }
+}
+
+impl Sink {
+    /// Ends the series of a producer that is gone.
+    pub fn forget(&self, producer: &str) {
+        if self
+            .cursor_sequence
+            .remove_label_values(&[producer])
+            .is_err()
+        {
+            tracing::trace!(producer, "had no series");
+        }
+    }
+}
+
+impl Maintenance {
+    fn register(names: &Names<'_>) -> Result<Self> {
+        Ok(Self {
+            expiry_open: names.gauge("expiry_window_open", "1 while expiry may run.")?,
+            compaction_open: names
+                .gauge("compaction_window_open", "1 while compaction may run.")?,
+            expired: names.counter(
+                "expired_total",
+                "Expired cookies deleted by this process, older values included (MongoDB deletes its own).",
+            )?,
+            forgotten_cursors: names.counter(
+                "forgotten_cursors_total",
+                "Cursors deleted because their producer sent nothing for as long as cookies live.",
+            )?,
+            compaction_seconds: names
+                .seconds("compaction_seconds", "Time the last compaction took.")?,
+            compactions: names.counter("compactions_total", "Compactions that were finished.")?,
+            errors: names.counter(
+                "maintenance_errors_total",
+                "Expiries, compactions and deletions of cursors that failed.",
+            )?,
+        })
+    }
+}
+
+const SECONDS: &[f64] = &[
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
+];
+
+/// Registers metrics under this process's prefix.
+struct Names<'a>(&'a Registry);
+
+impl Names<'_> {
+    fn opts(name: &str, help: &str) -> Opts {
+        Opts::new(format!("consumer_{name}"), help)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter> {
+        let counter = IntCounter::with_opts(Self::opts(name, help))?;
+        self.0.register(Box::new(counter.clone()))?;
+        Ok(counter)
+    }
+
+    fn counters(&self, name: &str, help: &str, label: &str) -> Result<IntCounterVec> {
+        let counters = IntCounterVec::new(Self::opts(name, help), &[label])?;
+        self.0.register(Box::new(counters.clone()))?;
+        Ok(counters)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge> {
+        let gauge = IntGauge::with_opts(Self::opts(name, help))?;
+        self.0.register(Box::new(gauge.clone()))?;
+        Ok(gauge)
+    }
+
+    fn gauges(&self, name: &str, help: &str, label: &str) -> Result<IntGaugeVec> {
+        let gauges = IntGaugeVec::new(Self::opts(name, help), &[label])?;
+        self.0.register(Box::new(gauges.clone()))?;
+        Ok(gauges)
+    }
+
+    fn seconds(&self, name: &str, help: &str) -> Result<Gauge> {
+        let gauge = Gauge::with_opts(Self::opts(name, help))?;
+        self.0.register(Box::new(gauge.clone()))?;
+        Ok(gauge)
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram> {
+        let opts = HistogramOpts {
+            common_opts: Self::opts(name, help),
+            buckets: buckets.to_vec(),
+        };
+        let histogram = Histogram::with_opts(opts)?;
+        self.0.register(Box::new(histogram.clone()))?;
+        Ok(histogram)
+    }
+}
+
+/// A gauge's value for a count that may pass what it can hold.
+#[must_use]
+pub fn gauge_value(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// A histogram of seconds that takes many equal observations at once, which `prometheus::Histogram` cannot:
+/// all cookies of a chunk share the time they were accepted.
+#[derive(Clone, Debug)]
+pub struct Latency {
+    desc: Desc,
+    counts: std::sync::Arc<Mutex<Counts>>,
+}
+
+#[derive(Debug)]
+struct Counts {
+    buckets: Vec<u64>,
+    sum: f64,
+    count: u64,
+}
+
+impl Latency {
+    fn register(names: &Names<'_>, name: &str, help: &str) -> Result<Self> {
+        let desc = Desc::new(
+            format!("consumer_{name}"),
+            help.to_owned(),
+            Vec::new(),
+            HashMap::new(),
+        )?;
+        let counts = Counts {
+            buckets: vec![0; SECONDS.len()],
+            sum: 0.0,
+            count: 0,
+        };
+        let latency = Self {
+            desc,
+            counts: std::sync::Arc::new(Mutex::new(counts)),
+        };
+        names.0.register(Box::new(latency.clone()))?;
+        Ok(latency)
+    }
+
+    /// Adds observations, each a time and how many cookies took that long. One lock for all of them.
+    pub fn observe(&self, observations: impl IntoIterator<Item = (Duration, u64)>) {
+        let mut counts = self.lock();
+        for (time, cookies) in observations {
+            let seconds = time.as_secs_f64();
+            let bucket = SECONDS.partition_point(|bound| *bound < seconds);
+            if let Some(bucket) = counts.buckets.get_mut(bucket) {
+                *bucket += cookies;
+            }
+            counts.sum += seconds * as_f64(cookies);
+            counts.count += cookies;
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
+        self.counts
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+impl Collector for Latency {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    fn collect(&self) -> Vec<proto::MetricFamily> {
+        let counts = self.lock();
+        let mut cumulative = 0;
+        let buckets = SECONDS.iter().zip(&counts.buckets).map(|(bound, count)| {
+            cumulative += count;
+            let mut bucket = proto::Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(cumulative);
+            bucket
+        });
+        let mut histogram = proto::Histogram::default();
+        histogram.set_bucket(buckets.collect());
+        histogram.set_sample_count(counts.count);
+        histogram.set_sample_sum(counts.sum);
+        let mut metric = proto::Metric::default();
+        metric.set_histogram(histogram);
+        let mut family = proto::MetricFamily::default();
+        family.set_name(self.desc.fq_name.clone());
+        family.set_help(self.desc.help.clone());
+        family.set_field_type(proto::MetricType::HISTOGRAM);
+        family.set_metric(vec![metric]);
+        vec![family]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::{Encoder, TextEncoder};
+
+    use super::*;
+
+    #[test]
+    fn latency_counts_every_cookie_of_an_observation() {
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry).unwrap();
+        metrics.sink.stored_seconds.observe([
+            (Duration::from_millis(1), 3),
+            (Duration::from_millis(120), 40),
+            (Duration::from_secs(100), 2),
+        ]);
+        let mut text = Vec::new();
+        TextEncoder::new()
+            .encode(&registry.gather(), &mut text)
+            .unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for line in [
+            "consumer_stored_seconds_bucket{le=\"0.001\"} 3",
+            "consumer_stored_seconds_bucket{le=\"0.1\"} 3",
+            "consumer_stored_seconds_bucket{le=\"0.15\"} 43",
+            "consumer_stored_seconds_bucket{le=\"60\"} 43",
+            "consumer_stored_seconds_bucket{le=\"+Inf\"} 45",
+            "consumer_stored_seconds_count 45",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+    }
+}

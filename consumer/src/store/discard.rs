@@ -1,0 +1,65 @@
+//! No store: counts cookies and forgets them. For measuring everything before the store.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::FutureExt;
+use tokio_util::sync::CancellationToken;
+
+use super::{Answer, BuyerUids, Compacted, Expired, Store, Written};
+use crate::batch::{Batch, Cursor};
+
+/// Remembers cursors for the life of the process, and nothing else.
+#[derive(Debug, Default)]
+pub struct DiscardStore {
+    cursors: Mutex<Vec<Cursor>>,
+}
+
+impl Store for DiscardStore {
+    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
+        let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        std::future::ready(Ok(cursors.clone())).boxed()
+    }
+
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+        let mut cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        for cursor in batch.cursors() {
+            cursors.retain(|known| known.producer != cursor.producer);
+            cursors.push(cursor.clone());
+        }
+        let written = Written {
+            written: batch.len() as u64,
+            ..Written::default()
+        };
+        std::future::ready(Ok(written)).boxed()
+    }
+
+    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, BuyerUids> {
+        std::future::ready(Ok(BuyerUids::new())).boxed()
+    }
+
+    fn ping(&self) -> Answer<'_, ()> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn expire<'a>(
+        &'a self,
+        _open: bool,
+        _now: u64,
+        _stop: &'a CancellationToken,
+    ) -> Answer<'a, Expired> {
+        std::future::ready(Ok(Expired::default())).boxed()
+    }
+
+    fn forget_cursors(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
+        // They live no longer than the process.
+        std::future::ready(Ok(Vec::new())).boxed()
+    }
+
+    fn compact<'a>(&'a self, _stop: &'a CancellationToken) -> Answer<'a, Compacted> {
+        let compacted = Compacted {
+            collections: 0,
+            complete: true,
+        };
+        std::future::ready(Ok(compacted)).boxed()
+    }
+}

@@ -1,0 +1,382 @@
+//! The embedded store: fjall, a log-structured tree in one folder of this machine.
+//!
+//! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`; so one range read gives all of
+//! a user's buyer uids, and user `ab` is never mistaken for the beginning of `abc`. Value: the time accepted as
+//! big-endian `u64`, then the buyer uid.
+//!
+//! Newest wins mostly without reading: the `recent` module knows of most cookies that nothing newer can be stored. Only
+//! cookies of a pair written lately, or older than what is remembered, cost a point read, which the Bloom
+//! filters answer in memory when there is nothing.
+//!
+//! Data, the newest time and the cursors are one atomic write, synced to the disk before [`Store::write`] returns. A
+//! failed sync breaks the store for good: what the disk then holds is known only after opening it again.
+//!
+//! Expiry: a lookup never returns a cookie older than the time to live. From the disk an expired cookie goes when
+//! a compaction that runs anyway comes across it, so expiry adds no work by day or night. An open expiry window
+//! moves the time before which compactions remove forward; when it closes, that time stays where it is until the
+//! next night or restart. Compactions run in proportion to what is written, and with user ids that are spread evenly they come across
+//! all data; but where nothing is written, nothing is compacted either: expired cookies then stay on the disk,
+//! unseen. A full ("major") compaction is never started: it would hold up all others, and after four flushes
+//! the writers with them. So there is nothing to do in the compaction window.
+
+mod expiry;
+mod recent;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cookiesync::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    process::unix_micros,
+};
+use fjall::{
+    Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
+    compaction::{Leveled, filter::Factory},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Answer, BuyerUids, Compacted, Expired, Store, StoreError, Written, expired_before};
+use crate::batch::{Batch, BatchCookie, Cursor};
+use expiry::Expiry;
+use recent::Recent;
+
+/// Bytes of blocks kept in memory for reading.
+const CACHE_BYTES: u64 = 64 << 20;
+
+/// Bytes of write-ahead log before memory is forced out to files.
+const JOURNAL_BYTES_MAX: u64 = 512 << 20;
+
+const COOKIES: &str = "cookies";
+const META: &str = "meta";
+
+const NEWEST_KEY: &[u8] = b"newest";
+const LAYOUT_KEY: &[u8] = b"layout";
+const LAYOUT: &[u8] = b"1";
+const CURSOR_PREFIX: &[u8] = b"cursor/";
+
+/// Cookies in a folder.
+#[derive(Debug)]
+pub struct EmbeddedStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    database: Database,
+    cookies: Keyspace,
+    meta: Keyspace,
+    ttl: Duration,
+    tuning: Tuning,
+    /// Held by whoever writes.
+    recent: Mutex<Recent>,
+    expiry: Expiry,
+}
+
+/// What tests set to other values.
+#[derive(Debug, Clone, Copy)]
+struct Tuning {
+    /// Bytes written to memory before they become a file: fewer files to merge, against memory and recovery
+    /// time.
+    memtable_bytes: u64,
+    /// Bytes of a file of the tree.
+    table_bytes: u64,
+    now_unix_micros: fn() -> u64,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            memtable_bytes: 64 << 20,
+            table_bytes: 64 << 20,
+            now_unix_micros: unix_micros,
+        }
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").finish_non_exhaustive()
+    }
+}
+
+impl EmbeddedStore {
+    /// Opens the store in `folder`, which is created if need be.
+    ///
+    /// # Errors
+    /// When the folder is in use by another process, or holds something else.
+    pub async fn open(folder: PathBuf, ttl: Duration) -> anyhow::Result<Self> {
+        Self::open_with(folder, ttl, Tuning::default()).await
+    }
+
+    async fn open_with(folder: PathBuf, ttl: Duration, tuning: Tuning) -> anyhow::Result<Self> {
+        let opened = tokio::task::spawn_blocking(move || Inner::open(&folder, ttl, tuning)).await?;
+        Ok(Self {
+            inner: Arc::new(opened?),
+        })
+    }
+
+    /// Runs `work` where it may block.
+    fn run<'a, T: Send + 'static>(
+        &'a self,
+        work: impl FnOnce(&Inner) -> fjall::Result<T> + Send + 'static,
+    ) -> Answer<'a, T> {
+        let inner = Arc::clone(&self.inner);
+        Box::pin(async move {
+            match tokio::task::spawn_blocking(move || work(&inner)).await {
+                Ok(done) => done.map_err(store_error),
+                Err(error) => Err(StoreError::Broken(format!("a task failed: {error}"))),
+            }
+        })
+    }
+}
+
+impl Store for EmbeddedStore {
+    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
+        self.run(Inner::load_cursors)
+    }
+
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+        self.run(move |inner| inner.write(&batch))
+    }
+
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, BuyerUids> {
+        let user_id = user_id.to_owned();
+        self.run(move |inner| inner.lookup(&user_id))
+    }
+
+    fn ping(&self) -> Answer<'_, ()> {
+        self.run(|inner| inner.meta.contains_key(LAYOUT_KEY).map(|_| ()))
+    }
+
+    fn expire<'a>(
+        &'a self,
+        open: bool,
+        now: u64,
+        _stop: &'a CancellationToken,
+    ) -> Answer<'a, Expired> {
+        let inner = &self.inner;
+        if open {
+            inner.expiry.set(expired_before(now, inner.ttl));
+        }
+        let deleted = inner.expiry.take_removed();
+        Box::pin(std::future::ready(Ok(Expired { deleted })))
+    }
+
+    fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
+        self.run(move |inner| inner.forget_cursors(before))
+    }
+
+    /// Nothing to do: see the module.
+    fn compact<'a>(&'a self, _stop: &'a CancellationToken) -> Answer<'a, Compacted> {
+        let nothing = Compacted {
+            collections: 0,
+            complete: true,
+        };
+        Box::pin(std::future::ready(Ok(nothing)))
+    }
+}
+
+impl Inner {
+    fn open(folder: &Path, ttl: Duration, tuning: Tuning) -> anyhow::Result<Self> {
+        let place = folder.display();
+        std::fs::create_dir_all(folder).map_err(|error| {
+            anyhow::anyhow!("cannot create {place} ({error}); choose another folder with --store")
+        })?;
+        let expiry = Expiry::default();
+        let filter: Arc<dyn Factory> = Arc::new(expiry.clone());
+        let database = Database::builder(folder)
+            .cache_size(CACHE_BYTES)
+            .max_journaling_size(JOURNAL_BYTES_MAX)
+            .with_compaction_filter_factories(Arc::new(move |keyspace| {
+                (keyspace == COOKIES).then(|| Arc::clone(&filter))
+            }))
+            .open()
+            .map_err(|error| match error {
+                fjall::Error::Locked => anyhow::anyhow!(
+                    "{place} is in use by another process; choose another folder with --store"
+                ),
+                error => anyhow::anyhow!("cannot open the store in {place}: {error}"),
+            })?;
+        let cookies = database.keyspace(COOKIES, || {
+            let strategy = Leveled::default().with_table_target_size(tuning.table_bytes);
+            KeyspaceCreateOptions::default()
+                .max_memtable_size(tuning.memtable_bytes)
+                .compaction_strategy(Arc::new(strategy))
+        })?;
+        let meta = database.keyspace(META, KeyspaceCreateOptions::default)?;
+        match meta.get(LAYOUT_KEY)? {
+            None => meta.insert(LAYOUT_KEY, LAYOUT)?,
+            Some(layout) if *layout == *LAYOUT => {}
+            Some(_) => anyhow::bail!("{place} was written by another version of this program"),
+        }
+        let newest = match meta.get(NEWEST_KEY)? {
+            Some(newest) => be_u64(&newest).unwrap_or(u64::MAX),
+            None => 0,
+        };
+        Ok(Self {
+            database,
+            cookies,
+            meta,
+            ttl,
+            tuning,
+            recent: Mutex::new(Recent::new(newest)),
+            expiry,
+        })
+    }
+
+    fn load_cursors(&self) -> fjall::Result<Vec<Cursor>> {
+        let mut cursors = Vec::new();
+        for pair in self.meta.prefix(CURSOR_PREFIX) {
+            let (key, value) = pair.into_inner()?;
+            cursors.extend(decode_cursor(&key, &value));
+        }
+        Ok(cursors)
+    }
+
+    fn write(&self, batch: &Batch) -> fjall::Result<Written> {
+        let mut recent = self.recent();
+        let newest = recent.newest();
+        let capacity = batch.len() + batch.cursors().len() + 1;
+        let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
+            .durability(Some(PersistMode::SyncData));
+        let mut done = Written::default();
+        let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
+        // In key order, neighbours in the tree are neighbours in memory.
+        for index in batch.by_user() {
+            let cookie = batch.cookie(index);
+            let (key, accepted) = (CookieKey::new(&cookie), cookie.accepted_unix_micros);
+            let pair = recent.pair(&cookie);
+            if recent.may_have_newer(pair, accepted) && self.has_newer(key.as_slice(), accepted)? {
+                done.stale += 1;
+                continue;
+            }
+            recent.written(pair, accepted);
+            put_value(&mut value, &cookie);
+            writes.insert(&self.cookies, key.as_slice(), &value);
+            done.written += 1;
+        }
+        for cursor in batch.cursors() {
+            let (key, value) = encode_cursor(cursor, (self.tuning.now_unix_micros)());
+            writes.insert(&self.meta, key, value);
+        }
+        if recent.newest() > newest {
+            writes.insert(&self.meta, NEWEST_KEY, recent.newest().to_be_bytes());
+        }
+        writes.commit()?;
+        Ok(done)
+    }
+
+    fn has_newer(&self, key: &[u8], accepted: u64) -> fjall::Result<bool> {
+        let stored = self.cookies.get(key)?;
+        let stored = stored.as_deref().and_then(be_u64);
+        Ok(stored.is_some_and(|stored| stored > accepted))
+    }
+
+    fn lookup(&self, user_id: &str) -> fjall::Result<BuyerUids> {
+        let before = expired_before((self.tuning.now_unix_micros)(), self.ttl);
+        let mut prefix = Vec::with_capacity(user_id.len() + 1);
+        prefix.extend_from_slice(user_id.as_bytes());
+        prefix.push(0);
+        let mut buyer_uids = BuyerUids::new();
+        for pair in self.cookies.prefix(&prefix) {
+            let (key, value) = pair.into_inner()?;
+            let dsp_id = key[prefix.len()..].try_into().map(u32::from_be_bytes);
+            let accepted = be_u64(&value).filter(|accepted| *accepted >= before);
+            let (Ok(dsp_id), Some(_), Some(buyer_uid)) = (dsp_id, accepted, value.get(8..)) else {
+                continue;
+            };
+            buyer_uids.insert(dsp_id, String::from_utf8_lossy(buyer_uid).into_owned());
+        }
+        Ok(buyer_uids)
+    }
+
+    fn forget_cursors(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {
+        // No cursor is committed between the look and the removal.
+        let _writing = self.recent();
+        let mut forgotten = Vec::new();
+        for pair in self.meta.prefix(CURSOR_PREFIX) {
+            let (key, value) = pair.into_inner()?;
+            if committed(&value) < before {
+                forgotten.extend(decode_cursor(&key, &value).map(|cursor| cursor.producer));
+                self.meta.remove(key)?;
+            }
+        }
+        Ok(forgotten)
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// fjall stops for good after the first failed write: nothing here is worth a retry.
+fn store_error(error: fjall::Error) -> StoreError {
+    StoreError::Broken(match error {
+        fjall::Error::Io(error) => format!("the embedded store failed: {error}"),
+        fjall::Error::Poisoned => {
+            "the embedded store stopped after a failed write; it is whole again when opened anew"
+                .to_owned()
+        }
+        error => format!("the embedded store failed: {error}"),
+    })
+}
+
+/// User id, a zero byte, DSP: on the stack.
+struct CookieKey {
+    bytes: [u8; USER_ID_BYTES_MAX + 5],
+    length: usize,
+}
+
+impl CookieKey {
+    fn new(cookie: &BatchCookie<'_>) -> Self {
+        let user_id_bytes = cookie.user_id.len();
+        let mut bytes = [0; USER_ID_BYTES_MAX + 5];
+        bytes[..user_id_bytes].copy_from_slice(cookie.user_id);
+        let length = user_id_bytes + 5;
+        bytes[user_id_bytes + 1..length].copy_from_slice(&cookie.dsp_id.to_be_bytes());
+        Self { bytes, length }
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+fn put_value(value: &mut Vec<u8>, cookie: &BatchCookie<'_>) {
+    value.clear();
+    value.extend_from_slice(&cookie.accepted_unix_micros.to_be_bytes());
+    value.extend_from_slice(cookie.buyer_uid);
+}
+
+fn be_u64(bytes: &[u8]) -> Option<u64> {
+    bytes.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+fn encode_cursor(cursor: &Cursor, committed_unix_micros: u64) -> (Vec<u8>, Vec<u8>) {
+    let mut value = Vec::with_capacity(25);
+    value.extend_from_slice(&cursor.epoch.to_be_bytes());
+    value.extend_from_slice(&cursor.sequence.to_be_bytes());
+    value.push(u8::from(cursor.complete));
+    value.extend_from_slice(&committed_unix_micros.to_be_bytes());
+    ([CURSOR_PREFIX, cursor.producer.as_bytes()].concat(), value)
+}
+
+/// When a cursor was committed.
+fn committed(value: &[u8]) -> u64 {
+    value.get(17..).and_then(be_u64).unwrap_or_default()
+}
+
+fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
+    let producer = std::str::from_utf8(key.strip_prefix(CURSOR_PREFIX)?).ok()?;
+    Some(Cursor {
+        producer: producer.into(),
+        epoch: be_u64(value)?,
+        sequence: be_u64(value.get(8..)?)?,
+        complete: *value.get(16)? == 1,
+    })
+}
+
+#[cfg(test)]
+mod tests;

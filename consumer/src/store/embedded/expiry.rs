@@ -1,0 +1,76 @@
+//! Lets compactions, which the tree runs anyway, leave out what has expired.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use fjall::compaction::filter::{
+    CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict,
+};
+
+use super::be_u64;
+
+/// Shared by the store and all compactions.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Expiry(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Cookies accepted before this are left out; 0 leaves out none.
+    before_unix_micros: AtomicU64,
+    removed: AtomicU64,
+}
+
+impl Expiry {
+    pub(super) fn set(&self, before_unix_micros: u64) {
+        let before = &self.0.before_unix_micros;
+        before.store(before_unix_micros, Ordering::Relaxed);
+    }
+
+    /// How many values were left out since this was asked last.
+    pub(super) fn take_removed(&self) -> u64 {
+        self.0.removed.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Factory for Expiry {
+    fn name(&self) -> &'static str {
+        "expiry"
+    }
+
+    fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
+        Box::new(Filter {
+            expiry: self.clone(),
+            before: self.0.before_unix_micros.load(Ordering::Relaxed),
+            removed: 0,
+        })
+    }
+}
+
+/// The filter of one compaction.
+struct Filter {
+    expiry: Expiry,
+    before: u64,
+    removed: u64,
+}
+
+impl CompactionFilter for Filter {
+    /// Removing leaves a tombstone on every level but the last, so that no older value comes to light.
+    fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
+        if self.before == 0 {
+            return Ok(Verdict::Keep);
+        }
+        let value = item.value()?;
+        if be_u64(&value).is_some_and(|accepted| accepted < self.before) {
+            self.removed += 1;
+            return Ok(Verdict::Remove);
+        }
+        Ok(Verdict::Keep)
+    }
+
+    fn finish(self: Box<Self>) {
+        let removed = &self.expiry.0.removed;
+        removed.fetch_add(self.removed, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,206 @@
+//! The store in a folder of its own.
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::batch::tests::{batch, chunk};
+
+const TTL: Duration = Duration::from_secs(60);
+const SECOND: u64 = 1_000_000;
+const NOW: u64 = 1_700_000_000 * SECOND;
+const TUNING: Tuning = Tuning {
+    memtable_bytes: 1 << 20,
+    table_bytes: 1 << 20,
+    now_unix_micros: || NOW,
+};
+
+async fn open(folder: &TempDir) -> EmbeddedStore {
+    let folder = folder.path().to_path_buf();
+    EmbeddedStore::open_with(folder, TTL, TUNING).await.unwrap()
+}
+
+async fn write(store: &EmbeddedStore, at: u64, cookies: &[(&str, u32, &str)]) -> Written {
+    let batch = Arc::new(batch(&[chunk(1, at, cookies)]));
+    store.write(batch).await.unwrap()
+}
+
+#[track_caller]
+fn check(found: &BuyerUids, expected: &[(u32, &str)]) {
+    let found: Vec<_> = found.iter().map(|(dsp, uid)| (*dsp, &**uid)).collect();
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn newer_wins_and_an_older_replay_changes_nothing() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    write(&store, NOW + 100, &[("u", 1, "a"), ("u", 300, "b")]).await;
+    write(&store, NOW + 200, &[("u", 1, "newer")]).await;
+    let replayed = write(
+        &store,
+        NOW + 100,
+        &[("u", 1, "a"), ("u", 300, "b"), ("v", 1, "c")],
+    )
+    .await;
+    assert_eq!((replayed.written, replayed.stale), (2, 1));
+    check(
+        &store.lookup("u").await.unwrap(),
+        &[(1, "newer"), (300, "b")],
+    );
+    check(&store.lookup("v").await.unwrap(), &[(1, "c")]);
+    write(&store, NOW + 200, &[("u", 1, "same time, later")]).await;
+    let found = store.lookup("u").await.unwrap();
+    check(&found, &[(1, "same time, later"), (300, "b")]);
+}
+
+#[tokio::test]
+async fn data_and_cursors_and_newest_wins_survive_reopening() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    let written = Arc::new(batch(&[chunk(
+        7,
+        NOW + 200,
+        &[("u", 1, "kept"), ("v", 1, "x")],
+    )]));
+    store.write(Arc::clone(&written)).await.unwrap();
+    drop(store);
+    let store = open(&folder).await;
+    assert_eq!(store.load_cursors().await.unwrap(), written.cursors());
+    let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
+    assert_eq!((late.written, late.stale), (0, 1));
+    check(&store.lookup("u").await.unwrap(), &[(1, "kept")]);
+}
+
+#[tokio::test]
+async fn lookup_finds_whole_user_ids_only() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    let cookies = [
+        ("ab", 1, "ab"),
+        ("abc", 1, "abc"),
+        ("ab!", 1, "ab!"),
+        ("a", 1, "a"),
+    ];
+    write(&store, NOW + 1, &cookies).await;
+    for (user_id, _, buyer_uid) in cookies {
+        check(&store.lookup(user_id).await.unwrap(), &[(1, buyer_uid)]);
+    }
+    check(&store.lookup("abcd").await.unwrap(), &[]);
+}
+
+#[tokio::test]
+async fn expired_cookie_is_not_returned_even_where_nothing_deletes_it() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    let (expired, alive) = (NOW - 61 * SECOND, NOW - 59 * SECOND);
+    write(&store, expired, &[("u", 1, "expired")]).await;
+    write(&store, alive, &[("u", 2, "alive")]).await;
+    check(&store.lookup("u").await.unwrap(), &[(2, "alive")]);
+}
+
+const GENERATION: usize = 5_000;
+
+/// Writes a generation of cookies with random users and returns how many bytes the store takes then.
+async fn generation(store: &EmbeddedStore, random: &mut fastrand::Rng, at: u64) -> u64 {
+    for _ in 0..2 {
+        let users: Vec<_> = (0..GENERATION / 2)
+            .map(|_| format!("{:020}", random.u64(..)))
+            .collect();
+        let cookies: Vec<_> = users.iter().map(|user| (&**user, 1, "buyer-uid")).collect();
+        write(store, at, &cookies).await;
+    }
+    store.inner.cookies.disk_space()
+}
+
+fn count(store: &EmbeddedStore, accepted: std::ops::Range<u64>) -> usize {
+    let cookies = store.inner.cookies.iter();
+    cookies
+        .map(|pair| pair.into_inner().unwrap().1)
+        .filter(|value| accepted.contains(&be_u64(value).unwrap()))
+        .count()
+}
+
+#[tokio::test]
+async fn expired_cookies_leave_the_disk_as_others_are_written() {
+    let folder = TempDir::new().unwrap();
+    let tuning = Tuning {
+        memtable_bytes: 128 << 10,
+        table_bytes: 64 << 10,
+        ..TUNING
+    };
+    let store = EmbeddedStore::open_with(folder.path().to_path_buf(), TTL, tuning);
+    let store = store.await.unwrap();
+    let (stop, mut random) = (CancellationToken::new(), fastrand::Rng::with_seed(1));
+    let mut largest = 0;
+    let mut deleted = 0;
+    // Each generation is a third of the time to live after the one before.
+    for step in 1..=20 {
+        let now = NOW + step * 20 * SECOND;
+        let bytes = generation(&store, &mut random, now).await;
+        let expired = store.expire(step >= 8, now, &stop).await.unwrap();
+        deleted += expired.deleted;
+        if step == 8 {
+            assert_eq!(deleted, 0, "while the window was closed");
+            assert_eq!(count(&store, 0..u64::MAX), 8 * GENERATION);
+            largest = bytes;
+        }
+    }
+    let now = NOW + 20 * 20 * SECOND;
+    let alive = count(&store, now - 60 * SECOND..u64::MAX);
+    assert_eq!(alive, 4 * GENERATION);
+    // Of sixteen expired generations most are gone, as soon as the last compactions are done.
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        let left = count(&store, 0..now - 60 * SECOND);
+        deleted += store.expire(true, now, &stop).await.unwrap().deleted;
+        if left < 5 * GENERATION && deleted >= 10 * GENERATION as u64 {
+            break;
+        }
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{left} expired cookies are left, {deleted} were deleted"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let bytes = store.inner.cookies.disk_space();
+    assert!(bytes < 2 * largest, "{bytes} bytes, were {largest}");
+    assert!(store.compact(&stop).await.unwrap().complete);
+}
+
+#[tokio::test]
+async fn cursors_untouched_for_long_are_forgotten() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    write(&store, NOW, &[("u", 1, "x")]).await;
+    assert!(store.forget_cursors(NOW).await.unwrap().is_empty());
+    assert_eq!(store.load_cursors().await.unwrap().len(), 1);
+    assert_eq!(store.forget_cursors(NOW + 1).await.unwrap(), ["p".into()]);
+    assert!(store.load_cursors().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn late_cookie_of_a_pair_written_lately_is_stale() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    write(&store, NOW, &[("a", 1, "newest")]).await;
+    // Both are late; from here on pairs are remembered.
+    write(&store, NOW - 10, &[("u", 1, "first")]).await;
+    write(&store, NOW + 10, &[("b", 1, "newest")]).await;
+    write(&store, NOW + 5, &[("u", 1, "newer")]).await;
+    let late = write(&store, NOW + 4, &[("u", 1, "late"), ("v", 1, "x")]).await;
+    assert_eq!((late.written, late.stale), (1, 1));
+    check(&store.lookup("u").await.unwrap(), &[(1, "newer")]);
+    check(&store.lookup("v").await.unwrap(), &[(1, "x")]);
+}
+
+#[tokio::test]
+async fn folder_in_use_is_refused_with_what_to_do() {
+    let folder = TempDir::new().unwrap();
+    let _store = open(&folder).await;
+    let second = EmbeddedStore::open(folder.path().to_path_buf(), TTL).await;
+    let error = second.err().map(|error| error.to_string()).unwrap();
+    assert!(
+        error.contains("in use") && error.contains("--store"),
+        "{error}"
+    );
+}

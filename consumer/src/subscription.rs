@@ -1,0 +1,512 @@
+//! One stream from one address of one producer: connect, resume, check, push; for ever.
+//!
+//! The read loop does nothing but check sequences and push into the [`buffer`]; it waits only when that is full.
+//! A lost stream is opened again after a growing delay, which starts small again once something was received
+//! (not once something was connected). It resumes after what was *pushed*, which this process holds in memory;
+//! after a restart of the process, where the store stands.
+//!
+//! Said in the log is what changes: connected, lost, why it is refused; never an attempt.
+
+pub mod buffer;
+pub mod discovery;
+mod gaps;
+pub mod positions;
+pub mod sequence;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use cookiesync::{
+    client,
+    v1::{self, StartPosition, SubscribeRequest, event::Event},
+    wire::{Received, WireError},
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, Streaming};
+
+use crate::{
+    backoff::{Backoff, DELAY_MAX, jittered},
+    batch::Cursor,
+    config::ProducerUrl,
+    health::Health,
+    metrics,
+};
+use buffer::{BufferWriter, Item};
+use gaps::{Gaps, Say};
+use positions::{Advanced, OpenStream, Positions};
+use sequence::{Beginning, Position, Violation};
+
+/// How long it may take from the attempt to connect until `Hello`.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a stream may be silent. A producer that has nothing else sends a heartbeat every second, and cannot be
+/// configured to less than one in ten.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long after a stream was ended by a newer one that may turn out to be a sibling's.
+const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What all subscriptions of a process share.
+#[derive(Debug)]
+pub struct Context {
+    /// The name of our queue on every producer.
+    pub name: String,
+    /// How far each producer was received.
+    pub positions: Arc<Positions>,
+    /// Where connections are reported.
+    pub health: Arc<Health>,
+    /// What is counted.
+    pub metrics: metrics::Subscription,
+}
+
+/// Keeps a stream from one address; see [`Subscription::run`].
+#[derive(Debug)]
+pub struct Subscription {
+    context: Arc<Context>,
+    origin: String,
+    address: SocketAddr,
+    buffer: BufferWriter,
+    is_listed: watch::Receiver<bool>,
+    stop: CancellationToken,
+    backoff: Backoff,
+    said: Said,
+    gaps: Gaps,
+}
+
+/// What the log says last of this address.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Nothing,
+    Connected,
+    Down(String),
+}
+
+/// Why a stream ended, or never began.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("{0}")]
+    Unreachable(String),
+    #[error("{}: {}", .0.code(), .0.message())]
+    Status(Box<Status>),
+    #[error("a newer stream has this consumer's name")]
+    Superseded(Option<Arc<str>>),
+    #[error("the producer drained")]
+    Drained,
+    #[error("the stream ended")]
+    EndOfStream,
+    #[error("nothing came for {EVENT_TIMEOUT:?}")]
+    Silent,
+    #[error("the stream breaks the contract: {0}")]
+    Violation(#[from] Violation),
+    #[error("a message is malformed: {0}")]
+    Wire(#[from] WireError),
+    #[error("this consumer stops")]
+    Stopped,
+}
+
+impl From<Status> for Ended {
+    fn from(status: Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl From<buffer::Closed> for Ended {
+    fn from(_: buffer::Closed) -> Self {
+        Self::Stopped
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let address = self.address.to_string();
+        let connected = &self.context.metrics.connected_by_address;
+        if connected.remove_label_values(&[&address]).is_err() {
+            tracing::trace!(address, "never was connected");
+        }
+    }
+}
+
+impl Subscription {
+    /// A subscription to `address`, which `producer` stands for.
+    #[must_use]
+    pub fn new(
+        context: Arc<Context>,
+        producer: &ProducerUrl,
+        address: SocketAddr,
+        buffer: BufferWriter,
+        is_listed: watch::Receiver<bool>,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            context,
+            origin: producer.to_string(),
+            address,
+            buffer,
+            is_listed,
+            stop,
+            backoff: Backoff::default(),
+            said: Said::Nothing,
+            gaps: Gaps::default(),
+        }
+    }
+
+    /// Reads until `stop`, or until the address fails when it is no longer listed.
+    pub async fn run(mut self) {
+        let stop = self.stop.clone();
+        loop {
+            let ended = tokio::select! {
+                () = stop.cancelled() => return,
+                ended = self.stream() => ended,
+            };
+            let Err(ended) = ended;
+            if matches!(ended, Ended::Stopped) {
+                return;
+            }
+            let mut is_listed = self.is_listed.clone();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = is_listed.wait_for(|is_listed| !is_listed) => {
+                    tracing::info!(address = %self.address, "address is no longer listed");
+                    return;
+                }
+                () = self.rest(&ended) => {}
+            }
+        }
+    }
+
+    /// Waits until the next attempt is due.
+    async fn rest(&mut self, ended: &Ended) {
+        self.say_down(ended);
+        match ended {
+            Ended::Superseded(Some(producer)) => loop {
+                self.context.positions.wait_released(producer).await;
+                sleep(jittered(DELAY_MAX)).await;
+                if self.context.positions.streams(producer) == 0 {
+                    return;
+                }
+            },
+            Ended::Superseded(None) => sleep(jittered(DELAY_MAX)).await,
+            _ => sleep(self.backoff.delay()).await,
+        }
+    }
+
+    fn say_down(&mut self, ended: &Ended) {
+        let say = self.gaps.end();
+        self.say_gaps(&self.origin, say);
+        let (address, origin) = (self.address, &self.origin);
+        let why = ended.to_string();
+        let was = std::mem::replace(&mut self.said, Said::Down(why.clone()));
+        match (was, ended) {
+            (Said::Down(before), _) if before == why => {}
+            (_, Ended::Superseded(Some(producer))) => {
+                tracing::info!(%address, %producer, "standing by: another address has this producer's stream");
+            }
+            (_, Ended::Superseded(None)) => {
+                tracing::warn!(%address, name = self.context.name, "another process reads under this consumer's name");
+            }
+            (_, Ended::Violation(_) | Ended::Wire(_)) => {
+                tracing::warn!(%address, why, "stream broken off");
+            }
+            (_, Ended::Drained) => tracing::info!(%address, "producer drained"),
+            (Said::Connected, _) => tracing::warn!(%address, why, "producer lost, trying on"),
+            (_, _) => tracing::info!(%address, origin, why, "no producer here, trying on"),
+        }
+    }
+
+    /// Opens one stream and reads it to its end.
+    async fn stream(&mut self) -> Result<std::convert::Infallible, Ended> {
+        let cursors = self.context.positions.cursors();
+        let greeted = timeout(HELLO_TIMEOUT, self.greet(&cursors)).await;
+        let late = |_| Ended::Unreachable(format!("no answer for {HELLO_TIMEOUT:?}"));
+        let (hello, mut stream) = greeted.map_err(late)??;
+        let (mut position, beginning) =
+            Position::begin(&hello, &cursors).map_err(|violation| self.violation(violation))?;
+        let mut open = self.context.positions.opened(position.producer());
+        let context = Arc::clone(&self.context);
+        let _connected = Connected::new(&context, self.address);
+        self.say_connected(&hello, beginning);
+        let began_at = position.cursor();
+        self.push(Item::Cursor(began_at.clone()), &mut open, &began_at)
+            .await?;
+        loop {
+            let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
+            let received = match received.unwrap_or(Err(Ended::Silent)) {
+                Ok(received) => received,
+                Err(Ended::Status(status)) if status.code() == Code::Aborted => {
+                    // A sibling's hello may come a moment later than the news of it.
+                    let sibling = timeout(SIBLING_TIMEOUT, open.wait_sibling()).await;
+                    let producer = Arc::clone(position.producer());
+                    return Err(Ended::Superseded(sibling.ok().map(|()| producer)));
+                }
+                Err(ended) => return Err(ended),
+            };
+            self.take(received, &mut position, &mut open).await?;
+            // Only what passed its checks is progress.
+            self.backoff.reset();
+        }
+    }
+
+    /// Connects and receives the producer's `Hello`.
+    async fn greet(
+        &self,
+        cursors: &[Cursor],
+    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>), Ended> {
+        let mut stream = self.open(cursors).await?;
+        match self.receive(&mut stream).await? {
+            Received::Event(Event::Hello(hello)) => Ok((hello, stream)),
+            _ => Err(self.violation(Violation::NoHello)),
+        }
+    }
+
+    async fn open(&self, cursors: &[Cursor]) -> Result<Streaming<bytes::Bytes>, Ended> {
+        let unreachable = |error: tonic::transport::Error| Ended::Unreachable(chain(&error));
+        let origin = self.origin.parse().map_err(|_| {
+            Ended::Unreachable(format!("`{}` is no origin of requests", self.origin))
+        })?;
+        let channel = client::endpoint(format!("http://{}", self.address))
+            .map_err(unreachable)?
+            .origin(origin)
+            .connect()
+            .await
+            .map_err(unreachable)?;
+        let request = SubscribeRequest {
+            subscriber: self.context.name.clone(),
+            cursors: cursors.iter().map(wire_cursor).collect(),
+            start: StartPosition::Oldest.into(),
+        };
+        Ok(client::subscribe(channel, request).await?.into_inner())
+    }
+
+    async fn receive(&self, stream: &mut Streaming<bytes::Bytes>) -> Result<Received, Ended> {
+        let message = stream.message().await?.ok_or(Ended::EndOfStream)?;
+        self.context.metrics.bytes.inc_by(message.len() as u64);
+        Received::decode(message).map_err(|error| {
+            self.context.metrics.violations.inc();
+            Ended::Wire(error)
+        })
+    }
+
+    /// Acts on one event after `Hello`.
+    async fn take(
+        &mut self,
+        received: Received,
+        position: &mut Position,
+        open: &mut OpenStream,
+    ) -> Result<(), Ended> {
+        if !matches!(received, Received::Event(Event::Gap(_))) {
+            let say = self.gaps.other(Instant::now);
+            self.say_gaps(position.producer(), say);
+        }
+        let violation = |violation| self.violation(violation);
+        let item = match received {
+            Received::Chunk(chunk) => {
+                position.chunk(chunk.header()).map_err(violation)?;
+                Item::Chunk(Arc::clone(position.producer()), chunk)
+            }
+            Received::Event(Event::Gap(gap)) => {
+                let lost = position.gap(&gap).map_err(violation)?;
+                self.context.metrics.lost(gap.reason(), lost);
+                let producer = &**position.producer();
+                let (first, last) = (gap.first_sequence, gap.last_sequence);
+                tracing::debug!(producer, lost, first, last, reason = ?gap.reason(), "gap");
+                let say = self.gaps.gap(lost, Instant::now());
+                if say == Some(Say::Begin) {
+                    tracing::warn!(producer, lost, first, last, reason = ?gap.reason(), "gap: cookies are lost");
+                } else {
+                    self.say_gaps(position.producer(), say);
+                }
+                Item::Cursor(position.cursor())
+            }
+            Received::Event(Event::Heartbeat(heartbeat)) => {
+                return position.heartbeat(&heartbeat).map_err(violation);
+            }
+            Received::Event(Event::Goodbye(goodbye)) => {
+                return self.part(&goodbye, position, open).await;
+            }
+            Received::Event(Event::Hello(_)) => return Err(violation(Violation::SecondHello)),
+            Received::Event(Event::Chunk(_)) | Received::Unknown => {
+                self.context.metrics.unknown_events.inc();
+                return Ok(());
+            }
+        };
+        self.push(item, open, &position.cursor()).await
+    }
+
+    /// Takes leave of a producer that drains. The sink says when everything of it is stored.
+    async fn part(
+        &self,
+        goodbye: &v1::Goodbye,
+        position: &Position,
+        open: &mut OpenStream,
+    ) -> Result<(), Ended> {
+        position
+            .goodbye(goodbye)
+            .map_err(|violation| self.violation(violation))?;
+        let cursor = Cursor {
+            complete: true,
+            ..position.cursor()
+        };
+        self.push(Item::Cursor(cursor.clone()), open, &cursor)
+            .await?;
+        Err(Ended::Drained)
+    }
+
+    async fn push(&self, item: Item, open: &mut OpenStream, cursor: &Cursor) -> Result<(), Ended> {
+        self.buffer.push(item).await?;
+        if let Advanced::Duplicate { is_news } = open.advance(cursor) {
+            self.context.metrics.duplicate_producers.inc();
+            if is_news {
+                tracing::error!(
+                    producer = &*cursor.producer,
+                    address = %self.address,
+                    "two producers have the same id: neither can be resumed; give each its own --id"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn say_gaps(&self, producer: &str, say: Option<Say>) {
+        if let Some(Say::Sum { cookies, gaps }) = say {
+            tracing::warn!(
+                producer,
+                lost = cookies,
+                gaps,
+                "more gaps: cookies are lost"
+            );
+        }
+    }
+
+    fn violation(&self, violation: Violation) -> Ended {
+        self.context.metrics.violations.inc();
+        Ended::Violation(violation)
+    }
+
+    fn say_connected(&mut self, hello: &v1::Hello, beginning: Beginning) {
+        let (address, producer) = (self.address, &hello.producer_id);
+        self.context.metrics.connections.inc();
+        self.said = Said::Connected;
+        let (epoch, from, outcome) = (hello.epoch, hello.first_sequence, hello.outcome());
+        tracing::info!(%address, producer, epoch, from, ?outcome, "connected");
+        if let Beginning::NewEpoch { before } = beginning {
+            let (epoch, sequence) = (before.epoch, before.sequence);
+            if before.complete {
+                tracing::info!(
+                    producer,
+                    epoch,
+                    sequence,
+                    "producer was restarted, nothing was lost"
+                );
+            } else {
+                self.context.metrics.unknown_tails.inc();
+                tracing::warn!(
+                    producer,
+                    epoch,
+                    sequence,
+                    "producer was restarted without a goodbye: what followed this sequence is unknown"
+                );
+            }
+        }
+    }
+}
+
+fn wire_cursor(cursor: &Cursor) -> v1::Cursor {
+    v1::Cursor {
+        producer_id: cursor.producer.to_string(),
+        epoch: cursor.epoch,
+        sequence: cursor.sequence,
+    }
+}
+
+/// An error with everything that caused it, as one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        if !line.ends_with(&cause) {
+            line.push_str(": ");
+            line.push_str(&cause);
+        }
+        source = error.source();
+    }
+    line
+}
+
+/// Shows an open stream in health and metrics while it lives.
+struct Connected<'a> {
+    metrics: &'a metrics::Subscription,
+    address: String,
+    _health: crate::health::Connected<'a>,
+}
+
+impl<'a> Connected<'a> {
+    fn new(context: &'a Context, address: SocketAddr) -> Self {
+        let address = address.to_string();
+        let metrics = &context.metrics;
+        metrics.connected.inc();
+        metrics
+            .connected_by_address
+            .with_label_values(&[&address])
+            .set(1);
+        Self {
+            metrics,
+            address,
+            _health: context.health.connected(),
+        }
+    }
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.metrics.connected.dec();
+        self.metrics
+            .connected_by_address
+            .with_label_values(&[&self.address])
+            .set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[tokio::test(start_paused = true)]
+    async fn listener_that_never_says_hello_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
+        let (buffer, _reader) = buffer::buffer(1 << 20, &metrics);
+        let context = Context {
+            name: "c".to_owned(),
+            positions: Arc::default(),
+            health: Arc::default(),
+            metrics,
+        };
+        let producer = ProducerUrl {
+            host: "127.0.0.1".to_owned(),
+            port: address.port(),
+        };
+        let (_listed, is_listed) = watch::channel(true);
+        let mut subscription = Subscription::new(
+            Arc::new(context),
+            &producer,
+            address,
+            buffer,
+            is_listed,
+            CancellationToken::new(),
+        );
+        let began = Instant::now();
+        let Err(ended) = subscription.stream().await;
+        assert!(matches!(ended, Ended::Unreachable(_)), "{ended}");
+        assert!(began.elapsed() <= HELLO_TIMEOUT, "{:?}", began.elapsed());
+    }
+}

@@ -1,0 +1,260 @@
+//! How far every producer was received, and which addresses have a stream of it.
+//!
+//! Two addresses may lead to one producer, which lets only the newest stream of a name live. Which one that is,
+//! the producer alone knows; the subscription whose stream it ended sees here that a sibling has another, and
+//! stands by instead of taking it back. For a moment both may push: repeats change nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cookiesync::limits::CURSORS_MAX;
+use tokio::sync::Notify;
+
+use crate::batch::Cursor;
+
+/// Shared by all subscriptions of one process. No lock is held over an await.
+#[derive(Debug, Default)]
+pub struct Positions {
+    state: Mutex<State>,
+    /// Told when a stream begins or ends.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    producers: HashMap<Arc<str>, Producer>,
+    /// Counts changes, to tell which cursors are the newest.
+    changes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Producer {
+    cursor: Option<Cursor>,
+    changed: u64,
+    /// Streams of this producer that are open.
+    streams: usize,
+    said_duplicate: bool,
+}
+
+/// An open stream of one producer; it counts until it is dropped.
+#[derive(Debug)]
+pub struct OpenStream {
+    positions: Arc<Positions>,
+    producer: Arc<str>,
+    has_advanced: bool,
+}
+
+/// What [`OpenStream::advance`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advanced {
+    /// Nothing out of the ordinary.
+    Alone,
+    /// Another stream with the same producer id but another epoch is open and advances by turns with this one:
+    /// two producers have one id.
+    Duplicate {
+        /// Whether this was found of this id for the first time.
+        is_news: bool,
+    },
+}
+
+impl Positions {
+    /// Starts where the store stands.
+    #[must_use]
+    pub fn new(cursors: Vec<Cursor>) -> Self {
+        let producers = cursors.into_iter().map(|cursor| {
+            let producer = Producer {
+                cursor: Some(cursor.clone()),
+                ..Producer::default()
+            };
+            (cursor.producer, producer)
+        });
+        Self {
+            state: Mutex::new(State {
+                producers: producers.collect(),
+                changes: 0,
+            }),
+            changed: Notify::new(),
+        }
+    }
+
+    /// All cursors, the most recently moved first, at most as many as a request may carry.
+    #[must_use]
+    pub fn cursors(&self) -> Vec<Cursor> {
+        let state = self.lock();
+        let mut known: Vec<_> = state
+            .producers
+            .values()
+            .filter_map(|producer| producer.cursor.as_ref().map(|c| (producer.changed, c)))
+            .collect();
+        known.sort_by_key(|(changed, _)| std::cmp::Reverse(*changed));
+        known.truncate(CURSORS_MAX);
+        known
+            .into_iter()
+            .map(|(_, cursor)| cursor.clone())
+            .collect()
+    }
+
+    /// Notes a stream of a producer.
+    #[must_use]
+    pub fn opened(self: &Arc<Self>, producer: &Arc<str>) -> OpenStream {
+        let mut state = self.lock();
+        let entry = state.producers.entry(Arc::clone(producer)).or_default();
+        entry.streams += 1;
+        drop(state);
+        self.changed.notify_waiters();
+        OpenStream {
+            positions: Arc::clone(self),
+            producer: Arc::clone(producer),
+            has_advanced: false,
+        }
+    }
+
+    /// How many streams of a producer are open.
+    #[must_use]
+    pub fn streams(&self, producer: &str) -> usize {
+        let state = self.lock();
+        let producer = state.producers.get(producer);
+        producer.map_or(0, |producer| producer.streams)
+    }
+
+    /// Forgets a producer, unless a stream of it is open.
+    pub fn forget(&self, producer: &str) {
+        let mut state = self.lock();
+        if state
+            .producers
+            .get(producer)
+            .is_some_and(|p| p.streams == 0)
+        {
+            state.producers.remove(producer);
+        }
+    }
+
+    /// Returns when no stream of this producer is open.
+    pub async fn wait_released(&self, producer: &str) {
+        self.wait_streams(producer, |streams| streams == 0).await;
+    }
+
+    async fn wait_streams(&self, producer: &str, enough: fn(usize) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if enough(self.streams(producer)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OpenStream {
+    /// Returns when there is another stream of the same producer.
+    pub async fn wait_sibling(&self) {
+        let positions = &self.positions;
+        positions
+            .wait_streams(&self.producer, |streams| streams > 1)
+            .await;
+    }
+
+    /// Notes what was pushed. To be called after the push: a stream that begins meanwhile then repeats what is
+    /// on its way, and misses nothing.
+    pub fn advance(&mut self, cursor: &Cursor) -> Advanced {
+        let mut state = self.positions.lock();
+        state.changes += 1;
+        let changes = state.changes;
+        let had_advanced = std::mem::replace(&mut self.has_advanced, true);
+        let Some(producer) = state.producers.get_mut(&self.producer) else {
+            return Advanced::Alone;
+        };
+        producer.changed = changes;
+        let known = producer.cursor.get_or_insert_with(|| cursor.clone());
+        // This stream has set its own epoch before, and somebody else another one since.
+        let is_duplicate = had_advanced && producer.streams > 1 && known.epoch != cursor.epoch;
+        known.advance(cursor);
+        if is_duplicate {
+            let is_news = !std::mem::replace(&mut producer.said_duplicate, true);
+            Advanced::Duplicate { is_news }
+        } else {
+            Advanced::Alone
+        }
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        let mut state = self.positions.lock();
+        if let Some(producer) = state.producers.get_mut(&self.producer) {
+            producer.streams -= 1;
+        }
+        drop(state);
+        self.positions.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cursor(producer: &str, sequence: u64) -> Cursor {
+        Cursor {
+            producer: producer.into(),
+            epoch: 1,
+            sequence,
+            complete: false,
+        }
+    }
+
+    #[test]
+    fn newest_position_of_any_stream_counts() {
+        let stored = vec![cursor("p", 5), cursor("q", 1)];
+        let positions = Arc::new(Positions::new(stored));
+        let (mut older, mut newer) = (positions.opened(&"p".into()), positions.opened(&"p".into()));
+        newer.advance(&cursor("p", 9));
+        assert_eq!(older.advance(&cursor("p", 7)), Advanced::Alone);
+        assert_eq!(positions.cursors(), [cursor("p", 9), cursor("q", 1)]);
+    }
+
+    #[test]
+    fn producers_that_share_an_id_are_found_and_a_restart_is_none() {
+        let positions = Arc::new(Positions::default());
+        let in_epoch = |epoch| Cursor {
+            epoch,
+            ..cursor("p", 1)
+        };
+        let (mut first, mut second) =
+            (positions.opened(&"p".into()), positions.opened(&"p".into()));
+        assert_eq!(first.advance(&in_epoch(1)), Advanced::Alone);
+        assert_eq!(second.advance(&in_epoch(2)), Advanced::Alone, "a restart");
+        let found = |is_news| Advanced::Duplicate { is_news };
+        assert_eq!(first.advance(&in_epoch(1)), found(true));
+        assert_eq!(second.advance(&in_epoch(2)), found(false));
+        drop(first);
+        assert_eq!(second.advance(&in_epoch(2)), Advanced::Alone);
+    }
+
+    #[test]
+    fn forgotten_unless_a_stream_is_open() {
+        let positions = Arc::new(Positions::new(vec![cursor("p", 5)]));
+        let open = positions.opened(&"p".into());
+        positions.forget("p");
+        assert_eq!(positions.cursors(), [cursor("p", 5)]);
+        drop(open);
+        positions.forget("p");
+        assert!(positions.cursors().is_empty());
+    }
+
+    #[tokio::test]
+    async fn waiting_ends_when_streams_open_and_close() {
+        let positions = Arc::new(Positions::new(Vec::new()));
+        let first = positions.opened(&"p".into());
+        let open = async { positions.opened(&"p".into()) };
+        let ((), second) = tokio::join!(first.wait_sibling(), open);
+        let close = async { drop((first, second)) };
+        tokio::join!(positions.wait_released("p"), close);
+        assert_eq!(positions.streams("p"), 0);
+    }
+}

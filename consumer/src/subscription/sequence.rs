@@ -1,0 +1,313 @@
+//! The rules of a stream, checked: `Hello` first, then every chunk where the one before ended, or a gap that
+//! covers exactly the hole. Pure.
+
+use std::sync::Arc;
+
+use cookiesync::{
+    limits::SUBSCRIBER_NAME_BYTES_MAX,
+    v1::{Gap, Goodbye, Heartbeat, Hello, ResumeOutcome},
+    wire::ChunkHeader,
+};
+
+use crate::batch::Cursor;
+
+/// A producer did what the contract forbids.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// The first event was not `Hello`.
+    #[error("the stream does not begin with hello")]
+    NoHello,
+    /// `Hello` came again.
+    #[error("hello came twice")]
+    SecondHello,
+    /// `Hello` contradicts itself or the cursor it answers.
+    #[error("hello begins at {first}, expected {expected}")]
+    Hello {
+        /// Where the stream says it begins.
+        first: u64,
+        /// Where it should.
+        expected: u64,
+    },
+    /// The producer's id is empty, longer than 256 bytes, or has control characters.
+    #[error("the producer's id is none")]
+    ProducerId,
+    /// A goodbye came before all that it says was sent.
+    #[error("goodbye with {missing} cookies missing")]
+    Goodbye {
+        /// How many.
+        missing: u64,
+    },
+    /// A chunk or a gap is of another epoch, or does not begin at the expected sequence.
+    #[error("sequence {found} of epoch {epoch}, expected {expected}")]
+    Sequence {
+        /// The sequence that came.
+        found: u64,
+        /// Its epoch.
+        epoch: u64,
+        /// The sequence that was due.
+        expected: u64,
+    },
+    /// A gap ends before it begins.
+    #[error("gap from {first} to {last}")]
+    Gap {
+        /// The first missing sequence.
+        first: u64,
+        /// The last missing sequence.
+        last: u64,
+    },
+}
+
+/// How a stream begins, as far as the reader must act on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Beginning {
+    /// This producer was unknown, or it remembered more than we did.
+    Fresh,
+    /// Exactly where the cursor stood; a gap may be the next event.
+    Resumed,
+    /// Another life of the producer. `complete` tells whether it said goodbye to the life before, and everything
+    /// of that was received; otherwise how much was lost is unknown.
+    NewEpoch {
+        /// Where we stood in the life before.
+        before: Cursor,
+    },
+}
+
+/// Where a stream stands.
+#[derive(Debug)]
+pub struct Position {
+    producer: Arc<str>,
+    epoch: u64,
+    next: u64,
+}
+
+impl Position {
+    /// Checks `hello` against the cursors that were sent.
+    ///
+    /// # Errors
+    /// When it does not answer them.
+    pub fn begin(hello: &Hello, sent: &[Cursor]) -> Result<(Self, Beginning), Violation> {
+        if !is_producer_id(&hello.producer_id) {
+            return Err(Violation::ProducerId);
+        }
+        let known = sent
+            .iter()
+            .find(|cursor| *cursor.producer == *hello.producer_id);
+        let (beginning, expected) = match known {
+            None => (Beginning::Fresh, hello.first_sequence.max(1)),
+            Some(known) if known.epoch == hello.epoch => {
+                (Beginning::Resumed, known.sequence.saturating_add(1))
+            }
+            Some(known) => (
+                Beginning::NewEpoch {
+                    before: known.clone(),
+                },
+                1,
+            ),
+        };
+        let claims_new_epoch = hello.outcome() == ResumeOutcome::NewEpoch;
+        let is_new_epoch = matches!(beginning, Beginning::NewEpoch { .. });
+        if hello.first_sequence != expected || claims_new_epoch != is_new_epoch {
+            return Err(Violation::Hello {
+                first: hello.first_sequence,
+                expected,
+            });
+        }
+        let position = Self {
+            producer: hello.producer_id.as_str().into(),
+            epoch: hello.epoch,
+            next: expected,
+        };
+        Ok((position, beginning))
+    }
+
+    /// The producer of the stream.
+    #[must_use]
+    pub fn producer(&self) -> &Arc<str> {
+        &self.producer
+    }
+
+    /// What was received so far.
+    #[must_use]
+    pub fn cursor(&self) -> Cursor {
+        Cursor {
+            producer: Arc::clone(&self.producer),
+            epoch: self.epoch,
+            sequence: self.next - 1,
+            complete: false,
+        }
+    }
+
+    /// Moves past a chunk.
+    ///
+    /// # Errors
+    /// When it is not the one that is due.
+    pub fn chunk(&mut self, header: &ChunkHeader) -> Result<(), Violation> {
+        self.due(header.epoch, header.first_sequence)?;
+        self.next = header.first_sequence + u64::from(header.count);
+        Ok(())
+    }
+
+    /// Moves past a gap; returns how many cookies are missing.
+    ///
+    /// # Errors
+    /// When it does not begin where something is due.
+    pub fn gap(&mut self, gap: &Gap) -> Result<u64, Violation> {
+        self.due(self.epoch, gap.first_sequence)?;
+        if gap.last_sequence < gap.first_sequence || gap.last_sequence == u64::MAX {
+            return Err(Violation::Gap {
+                first: gap.first_sequence,
+                last: gap.last_sequence,
+            });
+        }
+        self.next = gap.last_sequence + 1;
+        Ok(gap.last_sequence - gap.first_sequence + 1)
+    }
+
+    /// Checks that nothing is missing before a heartbeat.
+    ///
+    /// # Errors
+    /// When something is.
+    pub fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), Violation> {
+        self.due(self.epoch, heartbeat.next_sequence)
+    }
+
+    /// Checks that nothing is missing at the end of the epoch.
+    ///
+    /// # Errors
+    /// When something is.
+    pub fn goodbye(&self, goodbye: &Goodbye) -> Result<(), Violation> {
+        let missing = (goodbye.final_sequence.saturating_add(1)).saturating_sub(self.next);
+        if missing == 0 {
+            Ok(())
+        } else {
+            Err(Violation::Goodbye { missing })
+        }
+    }
+
+    fn due(&self, epoch: u64, sequence: u64) -> Result<(), Violation> {
+        if (epoch, sequence) == (self.epoch, self.next) {
+            Ok(())
+        } else {
+            Err(Violation::Sequence {
+                found: sequence,
+                epoch,
+                expected: self.next,
+            })
+        }
+    }
+}
+
+/// The same as the name of a subscriber may be.
+fn is_producer_id(id: &str) -> bool {
+    (1..=SUBSCRIBER_NAME_BYTES_MAX).contains(&id.len()) && !id.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use cookiesync::v1::GapReason;
+
+    use super::*;
+
+    fn hello(epoch: u64, first_sequence: u64, outcome: ResumeOutcome) -> Hello {
+        Hello {
+            producer_id: "p".to_owned(),
+            epoch,
+            oldest_sequence: 1,
+            next_sequence: 100,
+            first_sequence,
+            outcome: outcome.into(),
+        }
+    }
+
+    fn cursor(epoch: u64, sequence: u64) -> Cursor {
+        Cursor {
+            producer: "p".into(),
+            epoch,
+            sequence,
+            complete: false,
+        }
+    }
+
+    #[track_caller]
+    fn check_begin(hello: &Hello, sent: &[Cursor], expected: Option<Beginning>) {
+        let begun = Position::begin(hello, sent);
+        assert_eq!(begun.ok().map(|(_, beginning)| beginning), expected);
+    }
+
+    #[test]
+    fn hello_must_answer_the_cursor_that_was_sent() {
+        use ResumeOutcome::{Fresh, NewEpoch, Resumed, ResumedWithGap};
+        let other = Cursor {
+            producer: "q".into(),
+            ..cursor(9, 9)
+        };
+        check_begin(&hello(1, 1, Fresh), &[], Some(Beginning::Fresh));
+        check_begin(&hello(1, 50, Resumed), &[other], Some(Beginning::Fresh));
+        check_begin(&hello(1, 0, Fresh), &[], None);
+        let known = [cursor(1, 49)];
+        check_begin(&hello(1, 50, Resumed), &known, Some(Beginning::Resumed));
+        let with_gap = hello(1, 50, ResumedWithGap);
+        check_begin(&with_gap, &known, Some(Beginning::Resumed));
+        check_begin(&hello(1, 51, Resumed), &known, None);
+        check_begin(&hello(1, 50, NewEpoch), &known, None);
+        let [before] = known.clone();
+        let new_epoch = Some(Beginning::NewEpoch { before });
+        check_begin(&hello(2, 1, NewEpoch), &known, new_epoch);
+        check_begin(&hello(2, 50, NewEpoch), &known, None);
+        check_begin(&hello(2, 50, Resumed), &known, None);
+    }
+
+    #[test]
+    fn producer_id_must_be_one() {
+        for (id, is_good) in [
+            ("p-1.example:7676", true),
+            ("ü", true),
+            ("", false),
+            ("a\nb", false),
+            (&"x".repeat(256), true),
+            (&"x".repeat(257), false),
+        ] {
+            let hello = Hello {
+                producer_id: id.to_owned(),
+                ..hello(1, 1, ResumeOutcome::Fresh)
+            };
+            let begun = Position::begin(&hello, &[]);
+            let refused = matches!(begun, Err(Violation::ProducerId));
+            assert_eq!(refused, !is_good, "{id:?}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_dense_or_a_gap_covers_the_hole() {
+        let (mut position, _) =
+            Position::begin(&hello(1, 50, ResumeOutcome::Resumed), &[cursor(1, 49)]).unwrap();
+        let chunk = |epoch, first_sequence, count| ChunkHeader {
+            epoch,
+            first_sequence,
+            count,
+            accepted_unix_micros: 0,
+        };
+        let gap = |first_sequence, last_sequence| Gap {
+            first_sequence,
+            last_sequence,
+            reason: GapReason::QueueBound.into(),
+        };
+        assert!(position.chunk(&chunk(1, 50, 10)).is_ok());
+        assert!(position.chunk(&chunk(1, 50, 10)).is_err());
+        assert!(position.chunk(&chunk(1, 61, 1)).is_err());
+        assert!(position.chunk(&chunk(2, 60, 1)).is_err());
+        assert!(position.gap(&gap(61, 70)).is_err());
+        assert!(position.gap(&gap(60, 59)).is_err());
+        assert!(position.gap(&gap(60, u64::MAX)).is_err());
+        assert_eq!(position.gap(&gap(60, 69)), Ok(10));
+        assert!(position.chunk(&chunk(1, 70, 1)).is_ok());
+        assert_eq!(position.cursor(), cursor(1, 70));
+        let heartbeat = |next_sequence| Heartbeat { next_sequence };
+        assert!(position.heartbeat(&heartbeat(71)).is_ok());
+        assert!(position.heartbeat(&heartbeat(75)).is_err());
+        let goodbye = |final_sequence| Goodbye { final_sequence };
+        assert_eq!(position.goodbye(&goodbye(70)), Ok(()));
+        let missing = Violation::Goodbye { missing: 3 };
+        assert_eq!(position.goodbye(&goodbye(73)), Err(missing));
+    }
+}
