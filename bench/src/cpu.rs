@@ -1,0 +1,99 @@
+//! CPU time of a process, as the system accounts it.
+
+use std::{fs, time::Duration};
+
+use serde::Serialize;
+
+/// CPU time that a process has used, in its own code and in the kernel on its behalf.
+///
+/// The system's figures have a resolution of one clock tick, usually 10 ms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuTime {
+    /// In its own code.
+    pub user: Duration,
+    /// In the kernel.
+    pub system: Duration,
+}
+
+/// [`CpuTime`] in a report.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct CpuSeconds {
+    /// In its own code.
+    pub user: f64,
+    /// In the kernel.
+    pub system: f64,
+}
+
+impl CpuTime {
+    /// What this process has used; zero where `/proc` does not tell.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        Self::read("/proc/self/stat").unwrap_or_default()
+    }
+
+    /// What another process has used; `None` when it has ended or `/proc` does not tell.
+    #[must_use]
+    pub fn of(process_id: u32) -> Option<Self> {
+        Self::read(&format!("/proc/{process_id}/stat"))
+    }
+
+    fn read(path: &str) -> Option<Self> {
+        Self::parse(
+            &fs::read_to_string(path).ok()?,
+            rustix::param::clock_ticks_per_second(),
+        )
+    }
+
+    fn parse(stat: &str, ticks_per_second: u64) -> Option<Self> {
+        // The command name, in parentheses, may hold anything; utime and stime are the 12th and 13th after it.
+        let (_, after_name) = stat.rsplit_once(')')?;
+        let mut fields = after_name.split_ascii_whitespace().skip(11);
+        let mut ticks = || fields.next()?.parse::<u64>().ok();
+        let duration =
+            |ticks: u64| Duration::from_nanos(ticks * (1_000_000_000 / ticks_per_second));
+        Some(Self {
+            user: duration(ticks()?),
+            system: duration(ticks()?),
+        })
+    }
+
+    /// What was used since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+        }
+    }
+
+    /// In its own code and in the kernel.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.user + self.system
+    }
+
+    /// For a report.
+    #[must_use]
+    pub fn seconds(&self) -> CpuSeconds {
+        CpuSeconds {
+            user: self.user.as_secs_f64(),
+            system: self.system.as_secs_f64(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_line_with_a_strange_name_is_read() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 0 0 0 150 25 0 0 20 0 1 0 5 6 7";
+        let expected = CpuTime {
+            user: Duration::from_millis(1_500),
+            system: Duration::from_millis(250),
+        };
+        assert_eq!(CpuTime::parse(stat, 100), Some(expected));
+        assert_eq!(CpuTime::parse("7 (a) S 1", 100), None);
+    }
+}

@@ -1,0 +1,74 @@
+//! Load, readers, a demonstration and the measuring between them: what shows that the system keeps its word.
+//!
+//! One file is one scenario; each is a function that takes its arguments and a token that ends it early, and
+//! returns an outcome that can be printed or compared:
+//!
+//! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
+//! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
+//! - [`demo`] runs the real programs together and shows what they do.
+//!
+//! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
+//! ([`traffic`]), the real processes ([`programs`], [`mongod`]), and their admin ports ([`admin`], [`scrape`]).
+
+pub mod admin;
+pub mod cpu;
+pub mod demo;
+pub mod load;
+pub mod mongod;
+pub mod programs;
+pub mod report;
+pub mod scrape;
+pub mod subscribe;
+pub mod traffic;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+/// Measures cookiesync, and shows it at work.
+#[derive(Debug, Parser)]
+#[command(name = "bench", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Load(load::LoadArgs),
+    Subscribe(subscribe::SubscribeArgs),
+    Demo(demo::DemoArgs),
+}
+
+/// Runs what the command line asks for, until it ends or `stop`, and prints its report.
+///
+/// True when nothing was wrong.
+///
+/// # Errors
+/// When the scenario could not do its work.
+pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
+    match cli.command {
+        Command::Load(args) => {
+            let outcome = load::run(&args.plan(), &stop).await?;
+            print(args.json, &outcome, load::Outcome::summary)?;
+            Ok(outcome.is_faultless())
+        }
+        Command::Subscribe(args) => {
+            let opened = || eprintln!("subscribed {} streams", args.streams);
+            let outcome = subscribe::run(&args, &stop, opened).await?;
+            print(args.json, &outcome, subscribe::Outcome::summary)?;
+            Ok(outcome.is_faultless())
+        }
+        Command::Demo(args) => demo::run(&args, &stop).await.map(|()| true),
+    }
+}
+
+fn print<T: Serialize>(json: bool, outcome: &T, summary: impl Fn(&T) -> String) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(outcome)?);
+    } else {
+        println!("{}", summary(outcome));
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Writes requests: a template of fixed bytes with one cookie in it.
+
+use anyhow::{Context, Result, bail};
+use http::Uri;
+
+use crate::traffic::SyntheticCookie;
+
+/// Most bytes that one cookie adds to the template.
+pub(super) const COOKIE_BYTES_MAX: usize = 80;
+
+/// The fixed bytes of a request, and where to send it.
+#[derive(Debug, Clone)]
+pub(super) struct Template {
+    host: String,
+    port: u16,
+    before_dsp_id: Vec<u8>,
+    before_user_id: Vec<u8>,
+}
+
+impl Template {
+    /// The template of requests to `url`.
+    ///
+    /// # Errors
+    /// When `url` is not `http://` with a host.
+    pub(super) fn new(url: &Uri) -> Result<Self> {
+        if url.scheme_str() != Some("http") {
+            bail!("{url} is not an http:// address");
+        }
+        let authority = url
+            .authority()
+            .with_context(|| format!("{url} has no host"))?;
+        let path = match url.path_and_query() {
+            Some(path) if path.query().is_some() => format!("{path}&"),
+            _ => format!("{}?", url.path()),
+        };
+        let host = authority.host();
+        Ok(Self {
+            host: host
+                .trim_start_matches('[')
+                .trim_end_matches(']')
+                .to_owned(),
+            port: authority.port_u16().unwrap_or(80),
+            before_dsp_id: format!("GET {path}d=").into_bytes(),
+            before_user_id: format!(" HTTP/1.1\r\nHost: {authority}\r\nCookie: uid=").into_bytes(),
+        })
+    }
+
+    /// Host and port, as the resolver takes them.
+    pub(super) fn host_and_port(&self) -> (&str, u16) {
+        (&self.host, self.port)
+    }
+
+    /// Most bytes of one request.
+    pub(super) fn request_bytes_max(&self) -> usize {
+        self.before_dsp_id.len() + self.before_user_id.len() + COOKIE_BYTES_MAX
+    }
+
+    /// Appends the request that carries `cookie`.
+    #[inline]
+    pub(super) fn put(&self, buffer: &mut Vec<u8>, cookie: &SyntheticCookie) {
+        buffer.extend_from_slice(&self.before_dsp_id);
+        put_decimal(buffer, cookie.dsp_id());
+        buffer.extend_from_slice(b"&b=");
+        buffer.extend_from_slice(cookie.buyer_uid_bytes());
+        buffer.extend_from_slice(&self.before_user_id);
+        buffer.extend_from_slice(cookie.user_id_bytes());
+        buffer.extend_from_slice(b"\r\n\r\n");
+    }
+}
+
+/// Appends a number below 100 in decimal.
+#[inline]
+fn put_decimal(buffer: &mut Vec<u8>, number: u32) {
+    let [tens, ones] = [number / 10, number % 10].map(|digit| b'0' + digit.to_le_bytes()[0]);
+    if number >= 10 {
+        buffer.push(tens);
+    }
+    buffer.push(ones);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::traffic::Traffic;
+
+    #[track_caller]
+    fn check(url: &str, start: &str, host: (&str, u16)) {
+        let template = Template::new(&url.parse().unwrap()).unwrap();
+        assert_eq!(template.host_and_port(), host);
+        let cookie = Traffic::new(1, None).cookie(0, 0);
+        let mut request = Vec::new();
+        template.put(&mut request, &cookie);
+        assert!(request.len() <= template.request_bytes_max());
+        let authority = url.trim_start_matches("http://").split(['/', '?']).next();
+        let expected = format!(
+            "GET {start}d={}&b={} HTTP/1.1\r\nHost: {}\r\nCookie: uid={}\r\n\r\n",
+            cookie.dsp_id(),
+            cookie.buyer_uid(),
+            authority.unwrap(),
+            cookie.user_id()
+        );
+        assert_eq!(String::from_utf8(request).unwrap(), expected);
+    }
+
+    #[test]
+    fn request_carries_the_cookie_and_the_address() {
+        check("http://127.0.0.1:8080/", "/?", ("127.0.0.1", 8080));
+        check("http://example.org", "/?", ("example.org", 80));
+        check("http://[::1]:81/sync", "/sync?", ("::1", 81));
+        check("http://a:1/sync?x=1", "/sync?x=1&", ("a", 1));
+    }
+
+    #[test]
+    fn other_addresses_are_refused() {
+        for url in ["https://a/", "/path", "a:1"] {
+            assert!(Template::new(&url.parse().unwrap()).is_err(), "{url}");
+        }
+    }
+}

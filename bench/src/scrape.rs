@@ -1,0 +1,234 @@
+//! Reads Prometheus' text format, as far as this system's processes write it.
+
+use std::collections::BTreeMap;
+
+/// Names of the metrics that are read here, each in this one place.
+pub mod names {
+    /// Producer: cookies in the log since its start.
+    pub const APPENDED: &str = "producer_cookies_appended_total";
+    /// Producer: requests of the edge, by outcome.
+    pub const EDGE_REQUESTS: &str = "producer_edge_requests_total";
+    /// Producer: connections of the HTTP port that are open.
+    pub const HTTP_CONNECTIONS: &str = "producer_http_connections";
+    /// Producer: connections of the HTTP port that it cut off, by reason.
+    pub const HTTP_CUT: &str = "producer_http_connections_cut_total";
+    /// Producer: cookies handed to a subscriber's stream, each once.
+    pub const DELIVERED: &str = "producer_subscriber_delivered_cookies_total";
+    /// Producer: cookies a subscriber will not get, by reason.
+    pub const SUBSCRIBER_LOST: &str = "producer_subscriber_lost_cookies_total";
+    /// Producer: cookies a subscriber's stream has not taken yet.
+    pub const LAG: &str = "producer_subscriber_lag_cookies";
+    /// Producer: streams a subscriber opened.
+    pub const STREAMS: &str = "producer_subscriber_streams_total";
+    /// Consumer: cookies received.
+    pub const RECEIVED: &str = "consumer_received_total";
+    /// Consumer: cookies written to the store.
+    pub const WRITTEN: &str = "consumer_written_total";
+    /// Consumer: cookies replaced by a newer one before they were written.
+    pub const SUPERSEDED: &str = "consumer_superseded_total";
+    /// Consumer: cookies not written because the store has a newer one.
+    pub const STALE: &str = "consumer_stale_total";
+    /// Consumer: cookies a producer had and this consumer will not get, by reason.
+    pub const LOST: &str = "consumer_lost_total";
+    /// Consumer: histogram of the time from accepted at the edge to durable in the store.
+    pub const STORED_SECONDS: &str = "consumer_stored_seconds";
+}
+
+/// The samples of one scrape.
+#[derive(Debug, Clone, Default)]
+pub struct Samples {
+    samples: Vec<Sample>,
+}
+
+#[derive(Debug, Clone)]
+struct Sample {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+/// A histogram's cumulative buckets: upper bound and count, in rising order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Buckets(Vec<(f64, f64)>);
+
+impl Samples {
+    /// Reads a scrape; lines that are no samples are skipped.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        Self {
+            samples: text.lines().filter_map(Sample::parse).collect(),
+        }
+    }
+
+    /// The sum of all samples of `name` that bear all of `labels`; `None` when there is none.
+    #[must_use]
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        self.matching(name, labels)
+            .map(|sample| sample.value)
+            .reduce(|sum, value| sum + value)
+    }
+
+    /// Like [`sum`](Self::sum), as a whole number; 0 when there is none.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
+    pub fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        self.sum(name, labels).unwrap_or(0.0) as u64
+    }
+
+    /// The histogram `name`, summed over all of its label sets.
+    #[must_use]
+    pub fn histogram(&self, name: &str) -> Buckets {
+        let mut buckets = BTreeMap::new();
+        for sample in self.matching(&format!("{name}_bucket"), &[]) {
+            let bound = sample
+                .labels
+                .get("le")
+                .and_then(|le| le.parse::<f64>().ok());
+            if let Some(bound) = bound.filter(|bound| *bound >= 0.0) {
+                // Non-negative floats sort like their bits.
+                *buckets.entry(bound.to_bits()).or_insert(0.0) += sample.value;
+            }
+        }
+        Buckets(
+            buckets
+                .into_iter()
+                .map(|(bits, count)| (f64::from_bits(bits), count))
+                .collect(),
+        )
+    }
+
+    fn matching<'a>(
+        &'a self,
+        name: &'a str,
+        labels: &'a [(&'a str, &'a str)],
+    ) -> impl Iterator<Item = &'a Sample> {
+        self.samples.iter().filter(move |sample| {
+            sample.name == name
+                && labels.iter().all(|(label, value)| {
+                    sample.labels.get(*label).map(String::as_str) == Some(*value)
+                })
+        })
+    }
+}
+
+impl Sample {
+    fn parse(line: &str) -> Option<Self> {
+        if line.starts_with('#') {
+            return None;
+        }
+        let (name, labels, rest) = match line.split_once('{') {
+            Some((name, rest)) => {
+                let (labels, rest) = parse_labels(rest)?;
+                (name, labels, rest)
+            }
+            None => {
+                let (name, rest) = line.split_once(' ')?;
+                (name, BTreeMap::new(), rest)
+            }
+        };
+        let value = rest.split_ascii_whitespace().next()?.parse().ok()?;
+        Some(Self {
+            name: name.to_owned(),
+            labels,
+            value,
+        })
+    }
+}
+
+/// Reads `a="b",c="d"}` and returns what follows it.
+fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
+    let mut labels = BTreeMap::new();
+    loop {
+        rest = rest.trim_start_matches([',', ' ']);
+        if let Some(rest) = rest.strip_prefix('}') {
+            return Some((labels, rest));
+        }
+        let (name, after) = rest.split_once("=\"")?;
+        let mut value = String::new();
+        let mut characters = after.chars();
+        loop {
+            match characters.next()? {
+                '"' => break,
+                '\\' => match characters.next()? {
+                    'n' => value.push('\n'),
+                    escaped => value.push(escaped),
+                },
+                character => value.push(character),
+            }
+        }
+        labels.insert(name.to_owned(), value);
+        rest = characters.as_str();
+    }
+}
+
+impl Buckets {
+    /// What was observed since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let counts = self.0.iter().map(|&(bound, count)| {
+            let before = earlier.0.iter().find(|(other, _)| *other == bound);
+            (bound, count - before.map_or(0.0, |(_, count)| *count))
+        });
+        Self(counts.collect())
+    }
+
+    /// The upper bound of the bucket in which `quantile` (0 to 1) lies, interpolated within it as Prometheus
+    /// does; `None` when nothing was observed. Beyond the last finite bound, that bound.
+    #[must_use]
+    pub fn quantile(&self, quantile: f64) -> Option<f64> {
+        let total = self.0.last().map(|(_, count)| *count)?;
+        if total <= 0.0 {
+            return None;
+        }
+        let rank = quantile * total;
+        let (mut lower_bound, mut lower_count) = (0.0, 0.0);
+        for &(bound, count) in &self.0 {
+            if count >= rank && count > lower_count {
+                if bound.is_infinite() {
+                    return Some(lower_bound);
+                }
+                let share = (rank - lower_count) / (count - lower_count);
+                return Some(lower_bound + (bound - lower_bound) * share);
+            }
+            (lower_bound, lower_count) = (bound, count);
+        }
+        Some(lower_bound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"# HELP a_total Something.
+# TYPE a_total counter
+a_total{kind="x",name="say \"hi\", {you}"} 3
+a_total{kind="y"} 4.5
+plain 7
+h_seconds_bucket{le="0.1"} 10
+h_seconds_bucket{le="1"} 30
+h_seconds_bucket{le="+Inf"} 40
+h_seconds_sum 12
+"#;
+
+    #[test]
+    fn samples_are_found_by_name_and_labels() {
+        let samples = Samples::parse(TEXT);
+        assert_eq!(samples.sum("a_total", &[]), Some(7.5));
+        assert_eq!(samples.count("a_total", &[("kind", "x")]), 3);
+        let quoted = [("name", "say \"hi\", {you}")];
+        assert_eq!(samples.sum("a_total", &quoted), Some(3.0));
+        assert_eq!(samples.sum("plain", &[]), Some(7.0));
+        assert_eq!(samples.sum("none", &[]), None);
+    }
+
+    #[test]
+    fn quantiles_are_interpolated_within_their_bucket() {
+        let buckets = Samples::parse(TEXT).histogram("h_seconds");
+        assert_eq!(buckets.quantile(0.25), Some(0.1));
+        assert!((buckets.quantile(0.5).unwrap() - 0.55).abs() < 1e-9);
+        assert_eq!(buckets.quantile(0.99), Some(1.0));
+        assert_eq!(buckets.since(&buckets).quantile(0.5), None);
+        assert_eq!(buckets.since(&Buckets::default()), buckets);
+    }
+}

@@ -1,0 +1,296 @@
+//! `bench subscribe`: many independent readers in one process, each checking that it misses nothing unsaid.
+//!
+//! Each stream has a connection, a task and counters of its own; they meet only when it ends. Every chunk is
+//! walked cookie by cookie; the clock is read once a chunk.
+
+mod stream;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Args, ValueEnum};
+use cookiesync::v1::StartPosition;
+use serde::Serialize;
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::stream::{Stream, Tally};
+use crate::{
+    cpu::{CpuSeconds, CpuTime},
+    report::{self, Percentiles, micros_each, micros_histogram, per_second},
+};
+
+/// Opens named streams from a producer and checks what arrives.
+///
+/// Without a duration or a count it runs until Ctrl-C; the report comes in any case. The exit code is 1 when a
+/// stream broke the producer's promise: a sequence repeated, or missing without a gap that says so.
+#[derive(Debug, Clone, Args)]
+pub struct SubscribeArgs {
+    /// The producer's gRPC address.
+    #[arg(long, default_value = "http://127.0.0.1:7676")]
+    pub producer: String,
+    /// Number of streams, each with a name and a connection of its own.
+    #[arg(short, long, default_value_t = 1)]
+    pub streams: usize,
+    /// End after this long.
+    #[arg(short, long, value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+    /// End each stream once it has this many cookies, received or declared lost.
+    #[arg(short, long)]
+    pub requests: Option<u64>,
+    /// Decode each cookie, as a consumer does, instead of only walking over it.
+    #[arg(long)]
+    pub decode: bool,
+    /// The call to use.
+    #[arg(long, value_enum, default_value_t = Call::Subscribe)]
+    pub call: Call,
+    /// Prefix of the streams' names; streams are NAME-1, NAME-2, … [default: bench- and the process id].
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Where a stream begins whose name the producer does not know.
+    #[arg(long, value_enum, default_value_t = Start::Newest)]
+    pub start: Start,
+    /// Print one JSON object instead of the summary.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A call of the `CookieStreamer` service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Call {
+    /// Chunks with sequences.
+    Subscribe,
+    /// One cookie a message, no sequences: lost cookies cannot be seen.
+    GetCookies,
+}
+
+/// Where a stream begins whose name the producer does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Start {
+    /// With what arrives from now on.
+    Newest,
+    /// With the oldest the producer holds.
+    Oldest,
+}
+
+impl From<Start> for StartPosition {
+    fn from(start: Start) -> Self {
+        match start {
+            Start::Newest => Self::Newest,
+            Start::Oldest => Self::Oldest,
+        }
+    }
+}
+
+/// What all streams saw.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// The producer's gRPC address.
+    pub producer: String,
+    /// The call that was used.
+    pub call: Call,
+    /// Number of streams.
+    pub streams: usize,
+    /// Whether cookies were decoded.
+    pub decode: bool,
+    /// From the first cookie to the last, over all streams.
+    pub seconds: f64,
+    /// Cookies received, over all streams.
+    pub received: u64,
+    /// Cookies declared missing by gaps; `null` for a call without sequences.
+    pub lost: Option<u64>,
+    /// Gaps told.
+    pub gaps: u64,
+    /// Broken promises: sequences out of order, counts that do not agree, messages that cannot be read.
+    pub violations: u64,
+    /// The first of them, in words.
+    pub first_violation: Option<String>,
+    /// Bytes of all messages.
+    pub bytes: u64,
+    /// Streams opened again after they broke.
+    pub reconnects: u64,
+    /// Streams that met another life of the producer; what its old life still held is unknown.
+    pub new_epochs: u64,
+    /// Streams that were ended in an orderly way by a draining producer.
+    pub goodbyes: u64,
+    /// `received` a second.
+    pub received_per_second: f64,
+    /// `received` by the stream that got least and the one that got most.
+    pub received_per_stream: Extremes,
+    /// `lost` by the stream that lost least and the one that lost most.
+    pub lost_per_stream: Option<Extremes>,
+    /// From the edge's acceptance of a chunk's first cookie to its arrival here, weighted by cookies.
+    pub delivery_micros: Option<Percentiles>,
+    /// CPU time of this process.
+    pub cpu_seconds: CpuSeconds,
+    /// CPU time of this process for each cookie received.
+    pub cpu_micros_per_cookie: f64,
+}
+
+/// Smallest and largest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Extremes {
+    /// Smallest.
+    pub min: u64,
+    /// Largest.
+    pub max: u64,
+}
+
+impl Extremes {
+    fn of(values: impl Iterator<Item = u64> + Clone) -> Self {
+        Self {
+            min: values.clone().min().unwrap_or(0),
+            max: values.max().unwrap_or(0),
+        }
+    }
+}
+
+/// Runs all streams to their end, or until `stop`; calls `opened` once all are open.
+///
+/// # Errors
+/// When a stream cannot be opened at the start. Anything later is counted in the outcome.
+pub async fn run(
+    args: &SubscribeArgs,
+    stop: &CancellationToken,
+    opened: impl FnOnce(),
+) -> Result<Outcome> {
+    let stop = stop.child_token();
+    let prefix = args
+        .name
+        .clone()
+        .unwrap_or_else(|| format!("bench-{}", std::process::id()));
+    let (open_tx, mut open) = mpsc::channel(args.streams.max(1));
+    let mut running = JoinSet::new();
+    for number in 1..=args.streams {
+        let stream = Stream::new(args, format!("{prefix}-{number}"));
+        running.spawn(stream.run(open_tx.clone(), stop.child_token()));
+    }
+    drop(open_tx);
+    for _ in 0..args.streams {
+        let result = tokio::select! {
+            result = open.recv() => result.context("a stream ended before it was open")?,
+            () = stop.cancelled() => return Err(anyhow!("stopped before all streams were open")),
+        };
+        result.with_context(|| format!("cannot subscribe at {}", args.producer))?;
+    }
+    opened();
+
+    let cpu_before = CpuTime::of_this_process();
+    let mut timer = std::pin::pin!(sleep(args.duration.unwrap_or(Duration::MAX)));
+    let mut tallies = Vec::with_capacity(args.streams);
+    loop {
+        tokio::select! {
+            stream = running.join_next() => match stream {
+                Some(tally) => tallies.push(tally?),
+                None => break,
+            },
+            () = timer.as_mut(), if !stop.is_cancelled() => stop.cancel(),
+        }
+    }
+    let cpu = CpuTime::of_this_process().since(&cpu_before);
+    Ok(summarize(args, &tallies, cpu))
+}
+
+fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
+    let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum::<u64>();
+    let mut delivery = micros_histogram();
+    for tally in tallies {
+        delivery
+            .add(&tally.delivery_micros)
+            .expect("the histogram grows to any value");
+    }
+    let first = tallies.iter().filter_map(|tally| tally.first_at).min();
+    let last = tallies.iter().filter_map(|tally| tally.last_at).max();
+    let seconds = first
+        .zip(last)
+        .map_or(Duration::ZERO, |(first, last): (Instant, Instant)| {
+            last - first
+        })
+        .as_secs_f64();
+    let received = sum(|tally| tally.received);
+    let knows_lost = args.call == Call::Subscribe;
+    Outcome {
+        producer: args.producer.clone(),
+        call: args.call,
+        streams: args.streams,
+        decode: args.decode,
+        seconds,
+        received,
+        lost: knows_lost.then(|| sum(|tally| tally.lost)),
+        gaps: sum(|tally| tally.gaps),
+        violations: sum(|tally| tally.violations),
+        first_violation: tallies
+            .iter()
+            .find_map(|tally| tally.first_violation.clone()),
+        bytes: sum(|tally| tally.bytes),
+        reconnects: sum(|tally| tally.reconnects),
+        new_epochs: sum(|tally| tally.new_epochs),
+        goodbyes: sum(|tally| tally.goodbyes),
+        received_per_second: per_second(received, seconds),
+        received_per_stream: Extremes::of(tallies.iter().map(|tally| tally.received)),
+        lost_per_stream: knows_lost.then(|| Extremes::of(tallies.iter().map(|tally| tally.lost))),
+        delivery_micros: Percentiles::of(&delivery),
+        cpu_seconds: cpu.seconds(),
+        cpu_micros_per_cookie: micros_each(cpu.total().as_secs_f64(), received),
+    }
+}
+
+impl Outcome {
+    /// True when no stream broke the producer's promise.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        self.violations == 0
+    }
+
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let Extremes { min, max } = self.received_per_stream;
+        let mut lines = vec![format!(
+            "received  {} by {} streams ({} to {} each) in {:.2} s: {}",
+            report::grouped(self.received),
+            self.streams,
+            report::grouped(min),
+            report::grouped(max),
+            self.seconds,
+            report::rate(self.received_per_second)
+        )];
+        lines.push(match (self.lost, self.lost_per_stream) {
+            (Some(lost), Some(each)) => format!(
+                "lost      {} in {} gaps ({} to {} each)",
+                report::grouped(lost),
+                report::grouped(self.gaps),
+                report::grouped(each.min),
+                report::grouped(each.max)
+            ),
+            _ => "lost      unknown: this call has no sequences".to_owned(),
+        });
+        if let Some(violation) = &self.first_violation {
+            lines.push(format!(
+                "VIOLATED  {} times; first: {violation}",
+                report::grouped(self.violations)
+            ));
+        }
+        if let Some(delivery) = &self.delivery_micros {
+            lines.push(format!("delivery  {}", delivery.line()));
+        }
+        if self.reconnects > 0 {
+            lines.push(format!(
+                "reconnects {}, new epochs {}, goodbyes {}",
+                self.reconnects, self.new_epochs, self.goodbyes
+            ));
+        }
+        lines.push(format!(
+            "reader    {:.2} s CPU, {:.3} µs a cookie; {} bytes",
+            self.cpu_seconds.user + self.cpu_seconds.system,
+            self.cpu_micros_per_cookie,
+            report::grouped(self.bytes)
+        ));
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,317 @@
+//! One stream: opens, checks, and opens again from its cursor when it breaks.
+
+use std::{hint::black_box, time::Duration};
+
+use bytes::Bytes;
+use cookiesync::{
+    client,
+    process::unix_micros,
+    v1::{Cursor, GetCookiesRequest, Hello, ResumeOutcome, SubscribeRequest, event::Event},
+    wire::{ChunkRef, Received, WireError, decode_cookie},
+};
+use hdrhistogram::Histogram;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming, transport::Channel};
+
+use super::{Call, SubscribeArgs};
+use crate::report::micros_histogram;
+
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How many single-cookie messages share one look at the clock.
+const MESSAGES_PER_CLOCK: u64 = 16;
+
+/// What a stream saw.
+#[derive(Debug)]
+pub(super) struct Tally {
+    pub(super) received: u64,
+    pub(super) lost: u64,
+    pub(super) gaps: u64,
+    pub(super) violations: u64,
+    pub(super) first_violation: Option<String>,
+    pub(super) bytes: u64,
+    pub(super) reconnects: u64,
+    pub(super) new_epochs: u64,
+    pub(super) goodbyes: u64,
+    pub(super) first_at: Option<Instant>,
+    pub(super) last_at: Option<Instant>,
+    pub(super) delivery_micros: Histogram<u64>,
+}
+
+/// The producer's life that a stream follows, and what must come next.
+#[derive(Debug)]
+struct Position {
+    producer_id: String,
+    epoch: u64,
+    next_sequence: u64,
+}
+
+pub(super) struct Stream {
+    args: SubscribeArgs,
+    name: String,
+    position: Option<Position>,
+    tally: Tally,
+}
+
+impl Stream {
+    pub(super) fn new(args: &SubscribeArgs, name: String) -> Self {
+        Self {
+            args: args.clone(),
+            name,
+            position: None,
+            tally: Tally {
+                received: 0,
+                lost: 0,
+                gaps: 0,
+                violations: 0,
+                first_violation: None,
+                bytes: 0,
+                reconnects: 0,
+                new_epochs: 0,
+                goodbyes: 0,
+                first_at: None,
+                last_at: None,
+                delivery_micros: micros_histogram(),
+            },
+        }
+    }
+
+    /// Reads until it has its cookies or `stop`; tells `opened` how the first attempt went.
+    pub(super) async fn run(
+        mut self,
+        opened: mpsc::Sender<Result<(), anyhow::Error>>,
+        stop: CancellationToken,
+    ) -> Tally {
+        tokio::select! {
+            biased;
+            () = self.follow(opened) => {}
+            () = stop.cancelled() => {}
+        }
+        self.tally
+    }
+
+    async fn follow(&mut self, opened: mpsc::Sender<Result<(), anyhow::Error>>) {
+        match self.open().await {
+            Ok(messages) => {
+                // When nobody listens any more, `stop` follows at once.
+                opened.send(Ok(())).await.ok();
+                drop(opened);
+                self.read(messages).await;
+            }
+            Err(error) => {
+                opened.send(Err(error)).await.ok();
+                return;
+            }
+        }
+        while !self.is_done() {
+            sleep(RECONNECT_PAUSE).await;
+            if let Ok(messages) = self.open().await {
+                self.tally.reconnects += 1;
+                self.read(messages).await;
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.args
+            .requests
+            .is_some_and(|requests| self.tally.received + self.tally.lost >= requests)
+    }
+
+    /// Opens the stream; for `Subscribe`, up to and including its `Hello`.
+    async fn open(&mut self) -> Result<Streaming<Bytes>, anyhow::Error> {
+        let channel = client::endpoint(self.args.producer.clone())?
+            .connect()
+            .await?;
+        Ok(match self.args.call {
+            Call::Subscribe => self.subscribe(channel).await?,
+            Call::GetCookies => {
+                let host = self.name.clone();
+                client::get_cookies(channel, GetCookiesRequest { host })
+                    .await?
+                    .into_inner()
+            }
+        })
+    }
+
+    async fn subscribe(&mut self, channel: Channel) -> Result<Streaming<Bytes>, Status> {
+        let cursors = self.position.iter().map(|position| Cursor {
+            producer_id: position.producer_id.clone(),
+            epoch: position.epoch,
+            sequence: position.next_sequence.saturating_sub(1),
+        });
+        let request = SubscribeRequest {
+            subscriber: self.name.clone(),
+            cursors: cursors.collect(),
+            start: cookiesync::v1::StartPosition::from(self.args.start).into(),
+        };
+        let mut messages = client::subscribe(channel, request).await?.into_inner();
+        let message = messages
+            .message()
+            .await?
+            .ok_or_else(|| Status::unavailable("the stream ended before its hello"))?;
+        match Received::decode(message) {
+            Ok(Received::Event(Event::Hello(hello))) => {
+                self.greet(hello);
+                Ok(messages)
+            }
+            other => {
+                self.violation(|| format!("the first event is no hello: {other:?}"));
+                Err(Status::data_loss("the first event is no hello"))
+            }
+        }
+    }
+
+    fn greet(&mut self, hello: Hello) {
+        if let Some(position) = &self.position {
+            let same = position.producer_id == hello.producer_id && position.epoch == hello.epoch;
+            let expected = position.next_sequence;
+            if !same {
+                self.tally.new_epochs += 1;
+            } else if hello.first_sequence != expected {
+                let first = hello.first_sequence;
+                self.violation(|| format!("resumed at sequence {first} instead of {expected}"));
+            }
+            if same != (hello.outcome() != ResumeOutcome::NewEpoch) {
+                let outcome = hello.outcome().as_str_name();
+                self.violation(|| format!("{outcome} when the epoch is the same: {same}"));
+            }
+        }
+        self.position = Some(Position {
+            producer_id: hello.producer_id,
+            epoch: hello.epoch,
+            next_sequence: hello.first_sequence,
+        });
+    }
+
+    /// Reads until the stream breaks or has its cookies.
+    async fn read(&mut self, mut messages: Streaming<Bytes>) {
+        while let Some(Ok(message)) = messages.next().await {
+            self.tally.bytes += message.len() as u64;
+            match self.args.call {
+                Call::Subscribe => self.event(message),
+                Call::GetCookies => self.cookie(&message),
+            }
+            if self.is_done() {
+                return;
+            }
+        }
+    }
+
+    fn cookie(&mut self, message: &[u8]) {
+        if self.tally.received.is_multiple_of(MESSAGES_PER_CLOCK) {
+            self.arrived();
+        }
+        self.tally.received += 1;
+        if self.args.decode {
+            match decode_cookie(message) {
+                Ok(cookie) => {
+                    black_box(cookie);
+                }
+                Err(error) => self.violation(|| format!("a cookie cannot be read: {error}")),
+            }
+        }
+    }
+
+    fn event(&mut self, message: Bytes) {
+        match Received::decode(message) {
+            Ok(Received::Chunk(chunk)) => self.chunk(&chunk),
+            Ok(Received::Event(event)) => self.rare_event(event),
+            Ok(Received::Unknown) => {}
+            Err(error) => self.violation(|| format!("an event cannot be read: {error}")),
+        }
+    }
+
+    fn chunk(&mut self, chunk: &ChunkRef) {
+        let header = *chunk.header();
+        let micros = unix_micros().saturating_sub(header.accepted_unix_micros);
+        self.arrived();
+        let walked = if self.args.decode {
+            count(chunk.cookies())
+        } else {
+            count(chunk.encoded_cookies())
+        };
+        if walked != Ok(u64::from(header.count)) {
+            self.violation(|| format!("a chunk of {} cookies walks as {walked:?}", header.count));
+        }
+        self.follows(header.epoch, header.first_sequence, header.last_sequence());
+        self.tally.received += u64::from(header.count);
+        self.tally
+            .delivery_micros
+            .record_n(micros, u64::from(header.count))
+            .expect("the histogram grows to any value");
+    }
+
+    fn rare_event(&mut self, event: Event) {
+        let epoch = self.position.as_ref().map_or(0, |position| position.epoch);
+        let next = self
+            .position
+            .as_ref()
+            .map_or(0, |position| position.next_sequence);
+        match event {
+            Event::Gap(gap) if gap.last_sequence < gap.first_sequence => {
+                self.violation(|| format!("an empty gap: {gap:?}"));
+            }
+            Event::Gap(gap) => {
+                self.tally.gaps += 1;
+                self.tally.lost += gap.last_sequence - gap.first_sequence + 1;
+                self.follows(epoch, gap.first_sequence, gap.last_sequence);
+            }
+            Event::Heartbeat(heartbeat) if heartbeat.next_sequence != next => {
+                let said = heartbeat.next_sequence;
+                self.violation(|| format!("a heartbeat says {said} is next instead of {next}"));
+            }
+            Event::Goodbye(goodbye) => {
+                self.tally.goodbyes += 1;
+                if goodbye.final_sequence + 1 != next {
+                    let last = goodbye.final_sequence;
+                    self.violation(|| format!("goodbye at {last} when {next} is next"));
+                }
+            }
+            Event::Heartbeat(_) => {}
+            Event::Hello(_) => self.violation(|| "a second hello".to_owned()),
+            Event::Chunk(_) => self.violation(|| "a chunk that is none".to_owned()),
+        }
+    }
+
+    /// Checks that `first` follows what came before, and goes on after `last`.
+    fn follows(&mut self, epoch: u64, first: u64, last: u64) {
+        let Some(position) = &mut self.position else {
+            return;
+        };
+        let (expected_epoch, expected) = (position.epoch, position.next_sequence);
+        position.next_sequence = last + 1;
+        if epoch != expected_epoch {
+            self.violation(|| format!("epoch {epoch} in a stream of epoch {expected_epoch}"));
+        } else if first != expected {
+            self.violation(|| format!("sequence {first} follows instead of {expected}"));
+        }
+    }
+
+    fn arrived(&mut self) {
+        let now = Instant::now();
+        self.tally.first_at.get_or_insert(now);
+        self.tally.last_at = Some(now);
+    }
+
+    fn violation(&mut self, what: impl FnOnce() -> String) {
+        self.tally.violations += 1;
+        if self.tally.first_violation.is_none() {
+            self.tally.first_violation = Some(format!("{}: {}", self.name, what()));
+        }
+    }
+}
+
+fn count<T>(cookies: impl Iterator<Item = Result<T, WireError>>) -> Result<u64, WireError> {
+    let mut count = 0;
+    for cookie in cookies {
+        black_box(cookie?);
+        count += 1;
+    }
+    Ok(count)
+}

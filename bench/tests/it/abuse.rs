@@ -1,0 +1,207 @@
+//! HTTP clients that behave ill cost nobody else an answer: beside each of these tests, a good client's every
+//! request is answered.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bench::{load, scrape::names};
+use tempfile::TempDir;
+use tokio::{task::JoinSet, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    harness::{PATIENCE, Producer, request, wait_until},
+    http_client::HttpConnection,
+};
+
+/// Runs `abuse` beside a good client, whose requests alone may reach the log.
+async fn beside_a_good_client(
+    producer: &Producer,
+    abuse: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    let plan = load::Plan {
+        requests: None,
+        pipeline: 1.try_into()?,
+        ..producer.ordered_load(1, 500, 0)?
+    };
+    let stop = CancellationToken::new();
+    let abusing = async {
+        let abused = abuse.await;
+        // The good client also goes on after it.
+        let sent = producer.appended().await? + 10;
+        wait_until(PATIENCE, "the good client goes on", async || {
+            Ok(producer.appended().await? >= sent)
+        })
+        .await?;
+        stop.cancel();
+        abused
+    };
+    let (outcome, abused) = tokio::join!(load::run(&plan, &stop), async {
+        let abused = abusing.await;
+        stop.cancel();
+        abused
+    });
+    abused?;
+    let outcome = outcome?;
+    ensure!(
+        outcome.is_faultless() && outcome.reconnects == 0,
+        "{}",
+        outcome.summary()
+    );
+    assert_eq!(producer.appended().await?, outcome.accepted);
+    Ok(())
+}
+
+async fn wait_cut(producer: &Producer, reason: &str, count: u64) -> Result<()> {
+    let what = format!("{count} connections are cut off as {reason}");
+    wait_until(PATIENCE, &what, async || {
+        let metrics = producer.metrics().await?;
+        Ok(metrics.count(names::HTTP_CUT, &[("reason", reason)]) == count)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn random_bytes_are_refused() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--request-timeout", "500ms"]).await?;
+    let abuse = async {
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..50 {
+            let bytes: Vec<u8> = (0..random.usize(1..20_000))
+                .map(|_| random.u8(..))
+                .collect();
+            let mut connection = HttpConnection::open(&producer.http).await?;
+            connection.send(&bytes).await?;
+            // What could be the beginning of a request is waited for, and cut off then.
+            let answer = connection.rest().await?;
+            ensure!(
+                answer.is_empty() || answer.starts_with("HTTP/1.1 4"),
+                "{answer}"
+            );
+        }
+        Ok(())
+    };
+    beside_a_good_client(&producer, abuse).await
+}
+
+#[tokio::test]
+async fn a_million_byte_header_is_answered_431_and_closed() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let abuse = async {
+        for _ in 0..3 {
+            let mut connection = HttpConnection::open(&producer.http).await?;
+            let header = "x".repeat(1_000_000);
+            let request = format!("GET /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\nX: {header}\r\n\r\n");
+            connection.send(request.as_bytes()).await?;
+            let answer = connection.answer().await?;
+            assert_eq!((answer.status, answer.closes()), (431, true), "{answer:?}");
+            connection.wait_ended().await?;
+        }
+        Ok(())
+    };
+    beside_a_good_client(&producer, abuse).await
+}
+
+#[tokio::test]
+async fn a_request_byte_by_byte_is_cut_off() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--request-timeout", "500ms"]).await?;
+    let abuse = async {
+        let mut connection = HttpConnection::open(&producer.http).await?;
+        // A whole request first: a connection once good gets no more time for the next one.
+        connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
+        assert_eq!(connection.answer().await?.status, 404);
+        let bytes = request("u", 1, "x").into_bytes();
+        for byte in bytes {
+            if connection.send(&[byte]).await.is_err() {
+                break;
+            }
+            // The pace of this client, in which nothing is waited for.
+            sleep(Duration::from_millis(50)).await;
+        }
+        connection.wait_ended().await?;
+        wait_cut(&producer, "slow_request", 1).await
+    };
+    beside_a_good_client(&producer, abuse).await
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_is_cut_off() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--write-timeout", "500ms"]).await?;
+    let abuse = async {
+        let mut connection = HttpConnection::open_narrow(&producer.http).await?;
+        let requests = "GET /none HTTP/1.1\r\n\r\n".repeat(100);
+        connection.send_until_cut(requests.as_bytes()).await?;
+        wait_cut(&producer, "slow_reader", 1).await
+    };
+    beside_a_good_client(&producer, abuse).await
+}
+
+#[tokio::test]
+async fn five_hundred_idle_connections_are_borne_and_then_closed() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--idle-timeout", "2s"]).await?;
+    let abuse = async {
+        let mut opening = JoinSet::new();
+        for _ in 0..500 {
+            let address = producer.http.clone();
+            opening.spawn(async move { HttpConnection::open(&address).await });
+        }
+        let mut idle = Vec::new();
+        while let Some(connection) = opening.join_next().await {
+            idle.push(connection??);
+        }
+        wait_cut(&producer, "idle", 500).await?;
+        for connection in &mut idle {
+            connection.wait_ended().await?;
+        }
+        Ok(())
+    };
+    beside_a_good_client(&producer, abuse).await
+}
+
+#[tokio::test]
+async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--http-connections", "8"]).await?;
+    let abuse = async {
+        // With the good client's, these are eight.
+        wait_until(PATIENCE, "the good client is there", async || {
+            Ok(producer
+                .metrics()
+                .await?
+                .count(names::HTTP_CONNECTIONS, &[])
+                == 1)
+        })
+        .await?;
+        let mut seven = Vec::new();
+        for _ in 0..7 {
+            let mut connection = HttpConnection::open(&producer.http).await?;
+            connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
+            assert_eq!(connection.answer().await?.status, 404);
+            seven.push(connection);
+        }
+        let mut ninth = HttpConnection::open(&producer.http).await?;
+        ninth.wait_ended().await?;
+        wait_cut(&producer, "too_many", 1).await?;
+
+        // Room again as soon as one leaves.
+        drop(seven.pop());
+        wait_until(PATIENCE, "one has left", async || {
+            Ok(producer
+                .metrics()
+                .await?
+                .count(names::HTTP_CONNECTIONS, &[])
+                == 7)
+        })
+        .await?;
+        let mut again = HttpConnection::open(&producer.http).await?;
+        again.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
+        assert_eq!(again.answer().await?.status, 404);
+        Ok(())
+    };
+    beside_a_good_client(&producer, abuse).await
+}

@@ -1,0 +1,105 @@
+//! What lies in a MongoDB, read as a bidder reads it: with an ordinary driver.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
+
+use crate::harness::{Known, PATIENCE, wait_until};
+
+/// A connection to one MongoDB.
+pub(crate) struct Documents {
+    client: Client,
+}
+
+impl Documents {
+    pub(crate) async fn connect(uri: &str) -> Result<Self> {
+        let client = Client::with_uri_str(uri).await?;
+        Ok(Self { client })
+    }
+
+    /// All cookies of all DSPs; fails when a document has another form than the documented one.
+    pub(crate) async fn known(&self) -> Result<Known> {
+        let mut known = Known::new();
+        for dsp in self.dsps().await? {
+            let mut found = self.cookies(dsp).find(doc! {}).await?;
+            while found.advance().await? {
+                let document = found.deserialize_current()?;
+                let keys: Vec<_> = document.keys().map(String::as_str).collect();
+                ensure!(keys == ["_id", "b", "t"], "{document}");
+                document.get_datetime("t")?;
+                let buyer_uid = document.get_str("b")?.to_owned();
+                known
+                    .entry(document.get_str("_id")?.to_owned())
+                    .or_default()
+                    .insert(dsp, buyer_uid);
+            }
+        }
+        Ok(known)
+    }
+
+    /// Waits until the cookies are exactly these.
+    pub(crate) async fn wait_exactly(&self, expected: &Known) -> Result<()> {
+        let count = |known: &Known| known.values().map(BTreeMap::len).sum::<usize>();
+        let wanted = count(expected) as u64;
+        let what = format!("{wanted} documents");
+        wait_until(PATIENCE, &what, async || Ok(self.count().await? >= wanted)).await?;
+        let what = "the documents are those that were sent";
+        let mut found = Known::new();
+        let equal = wait_until(PATIENCE / 6, what, async || {
+            Ok(self.known().await? == *expected)
+        });
+        if let Err(error) = equal.await {
+            found.extend(self.known().await?);
+            let wrong = expected
+                .iter()
+                .find(|(user, buyers)| found.get(*user) != Some(buyers));
+            let unsent = found.keys().find(|user| !expected.contains_key(*user));
+            return Err(error).with_context(|| {
+                format!(
+                    "{} documents instead of {wanted}; wrong: {wrong:?}; not sent: {unsent:?}",
+                    count(&found)
+                )
+            });
+        }
+        Ok(())
+    }
+
+    /// How many cookies there are.
+    pub(crate) async fn count(&self) -> Result<u64> {
+        let mut count = 0;
+        for dsp in self.dsps().await? {
+            count += self.cookies(dsp).count_documents(doc! {}).await?;
+        }
+        Ok(count)
+    }
+
+    /// After how many seconds the TTL index of each DSP expires cookies.
+    pub(crate) async fn expire_after_seconds(&self) -> Result<BTreeMap<u32, i64>> {
+        let mut seconds = BTreeMap::new();
+        for dsp in self.dsps().await? {
+            let mut indexes = self.cookies(dsp).list_indexes().await?;
+            while indexes.advance().await? {
+                let index = indexes.deserialize_current()?;
+                if index.keys == doc! {"t": 1} {
+                    let after = index.options.and_then(|options| options.expire_after);
+                    let after = after.context("the index on t expires nothing")?;
+                    seconds.insert(dsp, i64::try_from(after.as_secs())?);
+                }
+            }
+        }
+        Ok(seconds)
+    }
+
+    async fn dsps(&self) -> Result<Vec<u32>> {
+        let names = self.client.list_database_names().await?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    fn cookies(&self, dsp: u32) -> mongodb::Collection<Document> {
+        self.client.database(&dsp.to_string()).collection("cookies")
+    }
+}

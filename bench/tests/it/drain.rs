@@ -1,0 +1,176 @@
+//! Orderly shutdown: everything accepted is delivered and stored, and the exit code says so.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bench::{load, mongod::Mongod};
+use rustix::process::Signal;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::{
+    harness::{
+        Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, newest, wait_until,
+    },
+    http_client::HttpConnection,
+    stream_client::{CookieStream, Subscription, from_newest},
+};
+
+#[tokio::test]
+async fn drain_on_sigterm_exits_0() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    // A flush interval that the test does not wait for: what is stored, the drain has stored.
+    let flags = ["--flush-interval", "10s"];
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &flags).await?;
+
+    producer.accept("alice", 17, "a-1").await?;
+    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&producer.process, status, 0)?;
+    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&consumer.process, status, 0)?;
+
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await
+}
+
+#[tokio::test]
+async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let mut reader = Subscription::open(&producer.grpc, from_newest("reader")).await?;
+    let mut cookies = CookieStream::open(&producer.grpc, "reader").await?;
+
+    let plan = producer.ordered_load(1, 4_000, 1_000_000)?;
+    let stop = CancellationToken::new();
+    let load = load::run(&plan, &stop);
+    let drain = async {
+        wait_until(PATIENCE, "some are accepted", async || {
+            Ok(producer.appended().await? > 2_000)
+        })
+        .await?;
+        producer.process.signal(Signal::TERM)?;
+        let status = producer.process.wait(DRAIN_PATIENCE).await?;
+        stop.cancel();
+        expect_exit(&producer.process, status, 0)
+    };
+    let (outcome, drained, read, read_cookies) =
+        tokio::join!(load, drain, reader.read_to_end(), cookies.read_to_end());
+    drained?;
+    let outcome = outcome?;
+
+    let (goodbye, status) = read?;
+    let last = goodbye.context("no goodbye")?;
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert_eq!(reader.cookies.len() as u64, last);
+    assert_eq!((reader.lost(), reader.hello.first_sequence), (0, 1));
+    let status = read_cookies?;
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert_eq!(cookies.cookies, reader.cookies);
+
+    // One connection: what was accepted is the first of what was sent. The last answers may be lost on the way.
+    ensure!(
+        (outcome.accepted..=outcome.sent).contains(&last),
+        "{last} were delivered:\n{}",
+        outcome.summary()
+    );
+    for (number, cookie) in (0..).zip(&reader.cookies) {
+        let sent = plan.traffic.cookie(0, number);
+        assert_eq!(cookie.user_id, sent.user_id());
+        assert_eq!(cookie.buyer_uid, sent.buyer_uid());
+    }
+    consumer.wait_settled(last).await?;
+    consumer.wait_knows(&newest(&plan.traffic, last)).await
+}
+
+#[tokio::test]
+async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    let mut reader = Subscription::open(&producer.grpc, from_newest("reader")).await?;
+    producer.accept_numbers(1..=10).await?;
+
+    // Half a request; one whole request and a half; nothing at all, on each port.
+    let mut half = HttpConnection::open(&producer.http).await?;
+    half.send(b"GET /?d=1&b=x HTTP/1.1\r\nCookie: ui").await?;
+    let mut later = HttpConnection::open(&producer.http).await?;
+    later
+        .send(b"GET /none HTTP/1.1\r\n\r\nGET /?d=1&b=x HTTP/1.1\r\n")
+        .await?;
+    assert_eq!(later.answer().await?.status, 404);
+    let _silent_http = HttpConnection::open(&producer.http).await?;
+    let _silent_admin = HttpConnection::open(&producer.admin).await?;
+    let grpc = producer.grpc.trim_start_matches("http://").to_owned();
+    let _silent_grpc = TcpStream::connect(&grpc).await?;
+    // An HTTP/2 connection without a call.
+    let endpoint = cookiesync::client::endpoint(producer.grpc.clone())?;
+    let _idle_grpc = endpoint.connect().await?;
+
+    producer.process.signal(Signal::TERM)?;
+    let (goodbye, status) = reader.read_to_end().await?;
+    assert_eq!(goodbye, Some(10));
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let status = producer.process.wait(DRAIN_PATIENCE).await?;
+    expect_exit(&producer.process, status, 0)
+}
+
+#[tokio::test]
+async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let flags = ["--drain-timeout", "1h"];
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    mongod.stop()?;
+    producer.accept("alice", 17, "a-1").await?;
+    wait_until(PATIENCE, "it is received", async || {
+        let metrics = consumer.metrics().await?;
+        Ok(metrics.count(bench::scrape::names::RECEIVED, &[]) == 1)
+    })
+    .await?;
+
+    consumer.process.signal(Signal::TERM)?;
+    wait_until(PATIENCE, "it drains", async || {
+        Ok(consumer.process.last_lines(20).contains("draining"))
+    })
+    .await?;
+    assert_eq!(consumer.process.exited()?, None);
+    consumer.process.signal(Signal::INT)?;
+    let status = consumer.process.wait(Duration::from_secs(5)).await?;
+    expect_exit(&consumer.process, status, 130)?;
+
+    // It never became durable, so it comes again.
+    mongod.cont()?;
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await
+}
+
+#[tokio::test]
+async fn drain_that_cannot_finish_ends_at_its_deadline_and_fails() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let flags = ["--drain-timeout", "500ms"];
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    mongod.stop()?;
+    producer.accept("alice", 17, "a-1").await?;
+    wait_until(PATIENCE, "it is received", async || {
+        let metrics = consumer.metrics().await?;
+        Ok(metrics.count(bench::scrape::names::RECEIVED, &[]) == 1)
+    })
+    .await?;
+    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&consumer.process, status, 1)
+}

@@ -1,0 +1,222 @@
+//! HTTP in: what well-behaved clients are answered.
+
+use anyhow::{Result, ensure};
+use bench::scrape::names;
+use tempfile::TempDir;
+
+use crate::{
+    harness::{Producer, request},
+    http_client::HttpConnection,
+    stream_client::{Subscription, from_oldest},
+};
+
+#[tokio::test]
+async fn each_bad_request_is_told_which_parameter_and_leaves_nothing_in_the_log() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let long = |character: &str, count| character.repeat(count);
+    let cases = [
+        ("/?b=x", "uid=u", 400, "parameter d "),
+        ("/?d=0&b=x", "uid=u", 400, "parameter d "),
+        ("/?d=4294967296&b=x", "uid=u", 400, "parameter d "),
+        ("/?d=-1&b=x", "uid=u", 400, "parameter d "),
+        ("/?d=1&d=2&b=x", "uid=u", 400, "parameter d "),
+        ("/?d=1", "uid=u", 400, "parameter b "),
+        ("/?d=1&b=", "uid=u", 400, "parameter b "),
+        ("/?d=1&b=x&b=y", "uid=u", 400, "parameter b "),
+        ("/?d=1&b=%ff", "uid=u", 400, "parameter b "),
+        ("/?d=1&b=%zz", "uid=u", 400, "parameter b "),
+        ("/?d=1&b=a%00b", "uid=u", 400, "parameter b "),
+        ("/?d=1&b=x", "other=u", 400, "cookie uid "),
+        ("/?d=1&b=x", "uid=", 400, "cookie uid "),
+        ("/?d=1&b=x", "uid=a b", 400, "cookie uid "),
+        ("/?d=1&b=x", "uid=a,b", 400, "cookie uid "),
+        ("/syncs?d=1&b=x", "uid=u", 404, ""),
+        ("/favicon.ico", "uid=u", 404, ""),
+    ]
+    .map(|(target, cookie, status, why)| (target.to_owned(), cookie.to_owned(), status, why));
+    let too_long = [
+        (
+            format!("/?d=1&b={}", long("x", 257)),
+            "uid=u".to_owned(),
+            400,
+            "parameter b ",
+        ),
+        (
+            "/?d=1&b=x".to_owned(),
+            format!("uid={}", long("u", 65)),
+            400,
+            "cookie uid ",
+        ),
+    ];
+    // All over one connection: bad input is no reason to close it.
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    for (target, cookie, status, why) in cases.iter().chain(&too_long) {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n");
+        connection.send(request.as_bytes()).await?;
+        let answer = connection.answer().await?;
+        assert_eq!(answer.status, *status, "{target} {cookie}: {answer:?}");
+        ensure!(
+            answer.body.starts_with(why) && answer.body.lines().count() == 1,
+            "{target} {cookie}: {answer:?}"
+        );
+    }
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count(names::APPENDED, &[]), 0);
+    let asked = (cases.len() + too_long.len()) as u64;
+    assert_eq!(metrics.count(names::EDGE_REQUESTS, &[]), asked);
+    for (outcome, count) in [
+        ("accepted", 0),
+        ("not_found", 2),
+        ("d_missing", 1),
+        ("d_invalid", 3),
+        ("d_repeated", 1),
+        ("b_too_long", 1),
+        ("b_not_utf8", 1),
+        ("uid_missing", 1),
+        ("uid_invalid", 2),
+    ] {
+        let counted = metrics.count(names::EDGE_REQUESTS, &[("outcome", outcome)]);
+        assert_eq!(counted, count, "{outcome}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn buyer_uid_and_user_id_come_out_byte_for_byte() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let long = "%C3%BC".repeat(128);
+    let cases = [
+        ("d=1&b=a%26b%3Dc%2Fd%2Be%25f", "uid=u1", "a&b=c/d+e%f"),
+        ("d=1&b=a+b--", "a=b; uid=u2; c=d", "a+b--"),
+        (
+            "x=1&b=%E2%82%AC&y&d=1",
+            "uid=!#$%&'()*+-./:<=>?@[]^_`{|}~",
+            "€",
+        ),
+        (&format!("d=1&b={long}"), "uid=u4", &"ü".repeat(128)),
+        ("d=1&b=%2525", "a=b\r\nCookie: uid=u5", "%25"),
+    ];
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    for (query, cookie, _) in &cases {
+        let request = format!("GET /sync?{query} HTTP/1.1\r\nCookie: {cookie}\r\n\r\n");
+        connection.send(request.as_bytes()).await?;
+        let answer = connection.answer().await?;
+        assert_eq!((answer.status, &*answer.body), (200, ""), "{query}");
+    }
+    let mut stream = Subscription::open(&producer.grpc, from_oldest("reader")).await?;
+    stream.read_to(cases.len() as u64).await?;
+    for ((query, cookie, buyer_uid), read) in cases.iter().zip(&stream.cookies) {
+        assert_eq!(read.buyer_uid, *buyer_uid, "{query}");
+        let (_, user_id) = cookie.split_once("uid=").unwrap_or_default();
+        let user_id = user_id.split("; c=d").next().unwrap_or_default();
+        assert_eq!(read.user_id, user_id);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn answers_to_whole_requests_do_not_wait_for_half_a_one() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    let three = format!(
+        "{}{}{}",
+        request("a", 1, "x"),
+        request("b", 1, "x"),
+        request("c", 1, "x")
+    );
+    let (first, rest) = three.split_at(three.len() - 10);
+    connection.send(first.as_bytes()).await?;
+    for _ in 0..2 {
+        assert_eq!(connection.answer().await?.status, 200);
+    }
+    assert_eq!(producer.appended().await?, 2);
+    connection.send(rest.as_bytes()).await?;
+    assert_eq!(connection.answer().await?.status, 200);
+    assert_eq!(producer.appended().await?, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn answers_come_in_order_and_what_is_no_request_ends_the_connection() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    let requests = format!(
+        "{}GET /?d=x&b=y HTTP/1.1\r\n\r\nGET /none HTTP/1.1\r\n\r\n{}no request\r\n\r\n{}",
+        request("a", 1, "x"),
+        request("b", 1, "x"),
+        request("never", 1, "read")
+    );
+    connection.send(requests.as_bytes()).await?;
+    for (status, closes) in [
+        (200, false),
+        (400, false),
+        (404, false),
+        (200, false),
+        (400, true),
+    ] {
+        let answer = connection.answer().await?;
+        assert_eq!(
+            (answer.status, answer.closes()),
+            (status, closes),
+            "{answer:?}"
+        );
+    }
+    connection.wait_ended().await?;
+    assert_eq!(producer.appended().await?, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_get_and_head_are_served_and_a_body_ends_the_connection() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    let post = "POST /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\nContent-Length: 5\r\n\r\nhello";
+    connection.send(post.as_bytes()).await?;
+    let answer = connection.answer().await?;
+    assert_eq!((answer.status, answer.closes()), (405, true), "{answer:?}");
+    assert!(
+        answer.head.contains("\r\nallow: get, head\r\n"),
+        "{answer:?}"
+    );
+    connection.wait_ended().await?;
+
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    connection
+        .send(b"PUT /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\n\r\n")
+        .await?;
+    assert_eq!(connection.answer().await?.status, 405);
+    assert_eq!(producer.appended().await?, 0);
+
+    // HEAD is GET without the body.
+    connection.send(b"HEAD /?b=x HTTP/1.1\r\n\r\n").await?;
+    let answer = connection.answer_to_head().await?;
+    assert_eq!(answer.status, 400);
+    assert!(!answer.head.contains("content-length: 0\r\n"), "{answer:?}");
+    connection
+        .send(request("u", 1, "x").replacen("GET", "HEAD", 1).as_bytes())
+        .await?;
+    assert_eq!(connection.answer_to_head().await?.status, 200);
+    assert_eq!(producer.appended().await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn old_and_closing_clients_are_answered_and_closed() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    for (line, more) in [("HTTP/1.0", ""), ("HTTP/1.1", "Connection: close\r\n")] {
+        let mut connection = HttpConnection::open(&producer.http).await?;
+        let request = format!("GET /?d=1&b=x {line}\r\n{more}Cookie: uid=u\r\n\r\n");
+        connection.send(request.as_bytes()).await?;
+        let answer = connection.answer().await?;
+        assert_eq!((answer.status, answer.closes()), (200, true), "{answer:?}");
+        connection.wait_ended().await?;
+    }
+    assert_eq!(producer.appended().await?, 2);
+    Ok(())
+}

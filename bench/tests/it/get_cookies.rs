@@ -1,0 +1,121 @@
+//! The rules of the wire for `GetCookies`, which any client of any language may rely on.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use bench::scrape::names;
+use cookiesync::{
+    client,
+    v1::{Cookie, GetCookiesRequest},
+};
+use tempfile::TempDir;
+use tonic::Code;
+
+use crate::{
+    harness::{PATIENCE, Producer, accept_all, numbered, wait_until},
+    stream_client::CookieStream,
+};
+
+#[tokio::test]
+async fn reader_that_comes_back_misses_nothing() -> Result<()> {
+    const COOKIES: u64 = 6_000;
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
+    let plan = producer.ordered_load(1, 3_000, COOKIES)?;
+    let reading = async {
+        let wanted: BTreeSet<_> = (0..COOKIES)
+            .map(|number| plan.traffic.cookie(0, number).user_id().to_owned())
+            .collect();
+        let mut seen = BTreeSet::new();
+        let mut connections = 1;
+        while seen.len() < wanted.len() {
+            stream.read().await?;
+            let user = stream.cookies.pop().map(|cookie| cookie.user_id);
+            seen.extend(user);
+            // Breaks off in the middle of what it was sent, with some of it on the way.
+            if seen.len() as u64 / 1_000 >= connections && connections < 5 {
+                drop(stream);
+                connections += 1;
+                stream = CookieStream::open(&producer.grpc, "bidder").await?;
+            }
+        }
+        assert_eq!(seen, wanted);
+        assert_eq!(connections, 5);
+        anyhow::Ok(())
+    };
+    let (accepted, read) = tokio::join!(accept_all(&plan), reading);
+    accepted?;
+    read
+}
+
+#[tokio::test]
+async fn reader_that_pauses_lives_and_gets_all() -> Result<()> {
+    const COOKIES: u64 = 20_000;
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
+    // Many small chunks, hence many frames, arrive meanwhile.
+    let plan = producer.ordered_load(1, 8_000, COOKIES)?;
+    accept_all(&plan).await?;
+    for number in 0..COOKIES {
+        stream.read().await?;
+        let cookie = stream.cookies.pop().unwrap_or_default();
+        let sent = plan.traffic.cookie(0, number);
+        assert_eq!(
+            (&*cookie.user_id, cookie.dsp_id, &*cookie.buyer_uid),
+            (sent.user_id(), sent.dsp_id(), sent.buyer_uid())
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn lone_cookie_is_no_small_frame_and_comes_as_it_was_sent() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
+    for number in 1..=3 {
+        producer.accept_numbers(number..=number).await?;
+        stream.read_lone().await?;
+        let (user_id, dsp_id, buyer_uid) = numbered(number);
+        let sent = Cookie {
+            user_id,
+            dsp_id,
+            buyer_uid,
+            ..Cookie::default()
+        };
+        assert_eq!(stream.cookies.last(), Some(&sent));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn host_must_be_a_name() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    for host in [String::new(), "x".repeat(257)] {
+        let channel = client::endpoint(producer.grpc.clone())?.connect().await?;
+        let refused = match client::get_cookies(channel, GetCookiesRequest { host }).await {
+            Ok(response) => response.into_inner().message().await.map(drop),
+            Err(status) => Err(status),
+        };
+        let status = refused.expect_err("the name is none");
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn newer_stream_of_the_same_host_ends_the_older() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut older = CookieStream::open(&producer.grpc, "bidder").await?;
+    let _newer = CookieStream::open(&producer.grpc, "bidder").await?;
+    assert_eq!(older.read_to_end().await?.code(), Code::Aborted);
+    wait_until(PATIENCE, "two streams are counted", async || {
+        let labels = [("subscriber", "bidder"), ("call", "get_cookies")];
+        Ok(producer.metrics().await?.count(names::STREAMS, &labels) == 2)
+    })
+    .await
+}

@@ -1,0 +1,110 @@
+//! A client in another language, generated from the `.proto`, reads both streams.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use bench::programs::target_dir;
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::harness::{Producer, in_time, numbered};
+
+/// What the client needs from PyPI.
+const PACKAGES: [&str; 4] = [
+    "grpcio==1.80.0",
+    "grpcio-tools==1.80.0",
+    "grpcio-health-checking==1.80.0",
+    "grpcio-reflection==1.80.0",
+];
+
+const MISSING: &str = "the Python client needs Python 3.9 or later with venv and pip (Debian and Ubuntu: apt install \
+                       python3-venv python3-pip), and grpcio from PyPI, once";
+
+#[tokio::test]
+async fn python_reads_both_streams() -> Result<()> {
+    let python = tokio::task::spawn_blocking(environment)
+        .await?
+        .context(MISSING)?;
+    let folder = TempDir::new()?;
+    let generated = folder.path().join("generated");
+    generate(&python, &generated)?;
+    let producer = Producer::start(&folder, &[]).await?;
+
+    let expected: Vec<_> = (1..=500).map(numbered).collect();
+    let expected_path = folder.path().join("expected.json");
+    fs::write(&expected_path, serde_json::to_vec(&expected)?)?;
+    let mut client = tokio::process::Command::new(&python)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/client.py"))
+        .arg(producer.grpc.trim_start_matches("http://"))
+        .args([&expected_path, &generated])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let words = client.stdout.take().context("it has no output")?;
+    let mut lines = BufReader::new(words).lines();
+    let first = in_time("the Python client is ready", lines.next_line()).await??;
+    if first.as_deref() == Some("ready") {
+        producer.accept_numbers(1..=200).await?;
+        producer.accept_numbers(201..=201).await?;
+        producer.accept_numbers(202..=500).await?;
+    }
+    let ended = in_time("the Python client ends", client.wait_with_output()).await??;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "{}:\n{said}", ended.status);
+    Ok(())
+}
+
+/// The `python` of an environment with [`PACKAGES`], made once under cargo's target folder. Of several processes
+/// at once, one makes it and the others wait.
+fn environment() -> Result<PathBuf> {
+    let folder = target_dir().join("python");
+    fs::create_dir_all(&folder)?;
+    let lock = File::create(folder.join("lock"))?;
+    flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
+    let (venv, complete) = (folder.join("venv"), folder.join("complete"));
+    let python = venv.join("bin/python");
+    let wanted = PACKAGES.join("\n");
+    let is_complete = fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted);
+    if is_complete && run(Command::new(&python).args(["-c", "import grpc"])).is_ok() {
+        return Ok(python);
+    }
+    eprintln!("fetching grpcio from PyPI, once");
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&venv))?;
+    run(Command::new(&python)
+        .args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:"])
+        .args(PACKAGES))?;
+    fs::write(&complete, wanted)?;
+    Ok(python)
+}
+
+fn generate(python: &Path, into: &Path) -> Result<()> {
+    fs::create_dir(into)?;
+    let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");
+    run(Command::new(python)
+        .args(["-m", "grpc_tools.protoc"])
+        .arg(format!("-I{}", protos.display()))
+        .arg(format!("--python_out={}", into.display()))
+        .arg(format!("--grpc_python_out={}", into.display()))
+        .arg("cookiesync/v1/cookiesync.proto"))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?}: {} {}", output.status, words.trim());
+    }
+    Ok(())
+}

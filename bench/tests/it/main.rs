@@ -1,0 +1,19 @@
+//! The whole system: real processes on loopback ports of their own, a real `mongod`, a client in another
+//! language, and sentences about what holds between them.
+
+mod abuse;
+mod admin;
+mod cut;
+mod documents;
+mod drain;
+mod edge;
+mod get_cookies;
+mod harness;
+mod http_client;
+mod languages;
+mod maintenance;
+mod restarts;
+mod settings;
+mod stream_client;
+mod subscribe;
+mod syncs;

@@ -1,0 +1,260 @@
+//! What is lost when processes end, or begin in another order: nothing.
+
+use anyhow::Result;
+use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cut::CutConnection,
+    documents::Documents,
+    harness::{
+        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, accept_all, embedded, expect_exit,
+        newest, wait_until,
+    },
+};
+
+async fn wait_written(consumer: &Consumer, cookies: u64) -> Result<()> {
+    wait_until(PATIENCE, "some are stored", async || {
+        Ok(consumer.metrics().await?.count(names::WRITTEN, &[]) >= cookies)
+    })
+    .await
+}
+
+async fn wait_appended(producer: &Producer, cookies: u64) -> Result<()> {
+    wait_until(PATIENCE, "some more are accepted", async || {
+        Ok(producer.appended().await? >= cookies)
+    })
+    .await
+}
+
+/// Kills the consumer under a load and starts it again.
+async fn crash_under_load(producer: &Producer, consumer: &mut Consumer) -> Result<Traffic> {
+    let plan = producer.ordered_load(1, 4_000, 10_000)?;
+    let crash = async {
+        wait_written(consumer, 2_000).await?;
+        consumer.process.kill()?;
+        let missed = producer.appended().await? + 2_000;
+        wait_appended(producer, missed.min(9_000)).await?;
+        consumer.process.start_again()?;
+        consumer.wait_ready().await
+    };
+    let (accepted, crashed) = tokio::join!(accept_all(&plan), crash);
+    crashed?;
+    accepted?;
+    Ok(plan.traffic)
+}
+
+#[tokio::test]
+async fn killed_consumer_with_the_embedded_store_misses_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let traffic = crash_under_load(&producer, &mut consumer).await?;
+    consumer.wait_knows(&newest(&traffic, 10_000)).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_consumer_with_mongodb_misses_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let traffic = crash_under_load(&producer, &mut consumer).await?;
+    let documents = Documents::connect(&mongod.uri()).await?;
+    documents.wait_exactly(&newest(&traffic, 10_000)).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_mongod_misses_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let plan = producer.ordered_load(5, 4_000, 10_000)?;
+    let crash = async {
+        wait_written(&consumer, 2_000).await?;
+        mongod.kill()?;
+        producer.accept("alice", 17, "meanwhile").await?;
+        consumer.wait_not_ready("store: ").await?;
+        mongod.restart().await
+    };
+    let (accepted, crashed) = tokio::join!(accept_all(&plan), crash);
+    crashed?;
+    accepted?;
+    let documents = Documents::connect(&mongod.uri()).await?;
+    let mut known = newest(&plan.traffic, 10_000);
+    known.insert("alice".to_owned(), [(17, "meanwhile".to_owned())].into());
+    documents.wait_exactly(&known).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_life_goes_on() -> Result<()>
+{
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    producer.accept("alice", 1, "first-life").await?;
+    consumer
+        .wait_known("alice", json!({"1": "first-life"}))
+        .await?;
+
+    producer.process.kill()?;
+    consumer.wait_not_ready("no producer is connected").await?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    // Before the consumer is back: its new epoch is read from the first cookie on.
+    producer.accept("alice", 2, "second-life").await?;
+    consumer
+        .wait_known("alice", json!({"1": "first-life", "2": "second-life"}))
+        .await?;
+    let metrics = consumer.metrics().await?;
+    assert_eq!(metrics.count("consumer_unknown_tail_total", &[]), 1);
+    assert_eq!(metrics.count(names::LOST, &[]), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn consumer_waits_for_its_store_and_its_producer() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    mongod.kill()?;
+    let addresses = Addresses::free()?;
+    let url = format!("http://{}", addresses.grpc);
+    let mut consumer = Consumer::spawn(&folder, "node", &[&url], &mongod.uri(), &[]).await?;
+    consumer.wait_not_ready("store: ").await?;
+    mongod.restart().await?;
+    consumer.wait_not_ready("no producer is connected").await?;
+
+    let producer = Producer::start_at(&folder, &addresses, &[]).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    consumer.wait_ready().await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await
+}
+
+#[tokio::test]
+async fn two_producers_are_read_and_their_drains_lose_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut one = Producer::start(&folder, &[]).await?;
+    let mut other = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&one, &other], &store, &[]).await?;
+
+    let plans = [
+        one.ordered_load(6, 2_000, 3_000)?,
+        other.ordered_load(7, 2_000, 3_000)?,
+    ];
+    let [a, b] = &plans;
+    let (a, b) = tokio::join!(accept_all(a), accept_all(b));
+    a.and(b)?;
+    for producer in [&mut one, &mut other] {
+        let status = producer.process.stop(DRAIN_PATIENCE).await?;
+        expect_exit(&producer.process, status, 0)?;
+    }
+    consumer.wait_settled(6_000).await?;
+    for plan in &plans {
+        consumer.wait_knows(&newest(&plan.traffic, 3_000)).await?;
+    }
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_addresses_of_one_producer_do_not_fight() -> Result<()> {
+    let folder = TempDir::new()?;
+    let addresses = Addresses::free()?;
+    let port = addresses
+        .grpc
+        .rsplit(':')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    let addresses = Addresses {
+        grpc: format!("0.0.0.0:{port}"),
+        ..addresses
+    };
+    let producer = Producer::start_at(&folder, &addresses, &[]).await?;
+    let urls = [
+        format!("http://127.0.0.1:{port}"),
+        format!("http://127.0.0.2:{port}"),
+    ];
+    let urls = urls.each_ref().map(String::as_str);
+    let store = embedded(&folder.path().join("store"));
+    let mut consumer = Consumer::spawn(&folder, "node", &urls, &store, &[]).await?;
+    consumer.wait_ready().await?;
+
+    let plan = producer.ordered_load(8, 1_500, 5_000)?;
+    accept_all(&plan).await?;
+    consumer.wait_knows(&newest(&plan.traffic, 5_000)).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    // A stream for each address, and a few until it is known that they lead to one producer.
+    let streams = producer.metrics().await?.count(names::STREAMS, &[]);
+    assert!((2..=6).contains(&streams), "{streams} streams");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_sent_without_pause_by_many_connections_is_all_there() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let plan = load::Plan {
+        connections: 16.try_into()?,
+        pipeline: 4.try_into()?,
+        requests: Some(8_000),
+        ..producer.load(9)?
+    };
+    let outcome = load::run(&plan, &CancellationToken::new()).await?;
+    assert_eq!((outcome.accepted, outcome.errors.total), (8_000, 0));
+    consumer.wait_settled(8_000).await?;
+    for (connection, &sent) in (0..).zip(&outcome.sent_by_connection) {
+        let known = (0..sent).map(|number| {
+            let cookie = plan.traffic.cookie(connection, number);
+            let buyer_uids = [(cookie.dsp_id(), cookie.buyer_uid().to_owned())];
+            (cookie.user_id().to_owned(), buyer_uids.into())
+        });
+        consumer.wait_knows(&known.collect()).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn cut_connections_lose_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut between = CutConnection::to(producer.grpc.trim_start_matches("http://")).await?;
+    let store = embedded(&folder.path().join("store"));
+    let url = between.url();
+    let mut consumer = Consumer::spawn(&folder, "node", &[&url], &store, &[]).await?;
+    consumer.wait_ready().await?;
+
+    let plan = producer.ordered_load(10, 3_000, 9_000)?;
+    let cutting = async {
+        for cut_at in [1_500, 4_500] {
+            wait_appended(&producer, cut_at).await?;
+            between.cut().await;
+            consumer.wait_not_ready("no producer is connected").await?;
+            wait_appended(&producer, cut_at + 1_500).await?;
+            between.mend().await?;
+            consumer.wait_ready().await?;
+        }
+        anyhow::Ok(())
+    };
+    let (accepted, cut) = tokio::join!(accept_all(&plan), cutting);
+    cut?;
+    accepted?;
+    consumer.wait_settled(9_000).await?;
+    consumer.wait_knows(&newest(&plan.traffic, 9_000)).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}

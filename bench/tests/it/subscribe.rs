@@ -1,0 +1,314 @@
+//! The rules of the wire for `Subscribe`: where a stream begins, what follows what, how it ends.
+
+use anyhow::{Result, ensure};
+use bench::{scrape::names, subscribe};
+use cookiesync::v1::{Cursor, GapReason, ResumeOutcome, SubscribeRequest};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::{
+    harness::{PATIENCE, Producer, in_time, numbered, wait_until},
+    stream_client::{Next, Subscription, from_cursor, from_newest, from_oldest},
+};
+
+/// Fails unless a stream holds the cookies of [`numbered`] from the one that became `first` on.
+fn check_numbers(stream: &Subscription, first: u64) -> Result<()> {
+    for (number, cookie) in (first..).zip(&stream.cookies) {
+        let (user, dsp, buyer) = numbered(number);
+        ensure!(
+            (&cookie.user_id, cookie.dsp_id, &cookie.buyer_uid) == (&user, dsp, &buyer),
+            "{cookie:?} instead of number {number}"
+        );
+    }
+    Ok(())
+}
+
+/// What the metrics say of one subscriber: delivered, lost, lag.
+async fn figures(producer: &Producer, name: &str) -> Result<[u64; 3]> {
+    let metrics = producer.metrics().await?;
+    let labels = [("subscriber", name), ("call", "subscribe")];
+    Ok([names::DELIVERED, names::SUBSCRIBER_LOST, names::LAG]
+        .map(|metric| metrics.count(metric, &labels)))
+}
+
+#[tokio::test]
+async fn a_cursor_is_met_exactly_also_inside_a_chunk() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--chunk-age", "100ms"]).await?;
+    producer.accept_numbers(1..=20).await?;
+    producer.accept_numbers(21..=40).await?;
+    let mut all = Subscription::open(&producer.grpc, from_oldest("all")).await?;
+    assert_eq!(all.hello.outcome(), ResumeOutcome::Fresh);
+    all.read_to(40).await?;
+    check_numbers(&all, 1)?;
+    ensure!(
+        all.chunks.iter().any(|(_, count)| *count > 2),
+        "no chunk has an inside: {:?}",
+        all.chunks
+    );
+    for sequence in 0..=40 {
+        let request = from_cursor("resumed", &all.hello, sequence);
+        let mut stream = Subscription::open(&producer.grpc, request).await?;
+        let hello = &stream.hello;
+        assert_eq!(hello.outcome(), ResumeOutcome::Resumed);
+        assert_eq!(hello.first_sequence, sequence + 1);
+        assert_eq!(
+            (hello.oldest_sequence, hello.next_sequence <= 41),
+            (1, true)
+        );
+        stream.read_to(40).await?;
+        check_numbers(&stream, sequence + 1)?;
+        assert_eq!(stream.cookies.len() as u64, 40 - sequence);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stream_starts_at_the_oldest_or_the_newest() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--heartbeat", "50ms"]).await?;
+    // Nothing is there: both are the same, and the first of an epoch is 1.
+    for request in [from_oldest("a"), from_newest("b")] {
+        let stream = Subscription::open(&producer.grpc, request).await?;
+        let hello = stream.hello;
+        assert_eq!(
+            (
+                hello.oldest_sequence,
+                hello.next_sequence,
+                hello.first_sequence
+            ),
+            (1, 1, 1)
+        );
+    }
+    producer.accept_numbers(1..=5).await?;
+    let mut oldest = Subscription::open(&producer.grpc, from_oldest("oldest")).await?;
+    oldest.read_to(5).await?;
+    let mut newest = Subscription::open(&producer.grpc, from_newest("newest")).await?;
+    assert_eq!(newest.hello.first_sequence, 6);
+    // A silent stream says that it lives, and where it stands.
+    while newest.heartbeats < 2 {
+        ensure!(matches!(newest.read().await?, Next::Event), "ended");
+    }
+    producer.accept_numbers(6..=9).await?;
+    for (stream, first) in [(&mut oldest, 1), (&mut newest, 6)] {
+        stream.read_to(9).await?;
+        check_numbers(stream, first)?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_met_is_refused() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    producer.accept_numbers(1..=5).await?;
+    let mut known = Subscription::open(&producer.grpc, from_oldest("known")).await?;
+    known.read_to(5).await?;
+    let hello = known.hello.clone();
+    let cursor = |sequence| from_cursor("x", &hello, sequence);
+    let many = SubscribeRequest {
+        cursors: vec![Cursor::default(); 1025],
+        ..from_oldest("x")
+    };
+    for (what, request) in [
+        ("cursor after the newest", cursor(6)),
+        ("cursor at the end of time", cursor(u64::MAX)),
+        ("empty name", from_oldest("")),
+        ("long name", from_oldest(&"x".repeat(257))),
+        ("control character", from_oldest("a\nb")),
+        ("cursors", many),
+    ] {
+        let status = Subscription::refusal(&producer.grpc, request).await?;
+        assert_eq!(status.code(), Code::InvalidArgument, "{what}: {status}");
+    }
+    // A refused request takes the queue of that name from nobody.
+    let status = Subscription::refusal(&producer.grpc, from_cursor("known", &hello, 6)).await?;
+    assert_eq!(status.code(), Code::InvalidArgument);
+    producer.accept_numbers(6..=6).await?;
+    known.read_to(6).await?;
+    // The newest itself is no future.
+    let stream = Subscription::open(&producer.grpc, cursor(6)).await?;
+    assert_eq!(stream.hello.first_sequence, 7);
+    Ok(())
+}
+
+#[tokio::test]
+async fn there_is_a_bound_of_subscribers() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--subscribers", "2"]).await?;
+    let _one = Subscription::open(&producer.grpc, from_newest("one")).await?;
+    let _two = Subscription::open(&producer.grpc, from_newest("two")).await?;
+    let status = Subscription::refusal(&producer.grpc, from_newest("three")).await?;
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    // One that is known comes back.
+    Subscription::open(&producer.grpc, from_newest("two")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn newer_stream_of_the_same_name_ends_the_older() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut older = Subscription::open(&producer.grpc, from_newest("same")).await?;
+    producer.accept_numbers(1..=3).await?;
+    older.read_to(3).await?;
+    let mut newer =
+        Subscription::open(&producer.grpc, from_cursor("same", &older.hello, 3)).await?;
+    let (goodbye, status) = older.read_to_end().await?;
+    assert_eq!((goodbye, status.code()), (None, Code::Aborted), "{status}");
+    producer.accept_numbers(4..=6).await?;
+    newer.read_to(6).await?;
+    check_numbers(&newer, 4)?;
+    assert_eq!(older.cookies.len(), 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn cursor_of_another_epoch_starts_at_the_first_of_this_one() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    producer.accept_numbers(1..=9).await?;
+    let mut before = Subscription::open(&producer.grpc, from_oldest("node")).await?;
+    before.read_to(9).await?;
+    producer.process.kill()?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    producer.accept_numbers(1..=3).await?;
+
+    let request = from_cursor("node", &before.hello, 9);
+    let mut after = Subscription::open(&producer.grpc, request).await?;
+    assert_eq!(after.hello.outcome(), ResumeOutcome::NewEpoch);
+    assert_eq!(after.hello.producer_id, before.hello.producer_id);
+    assert!(after.hello.epoch > before.hello.epoch);
+    assert_eq!(after.hello.first_sequence, 1);
+    after.read_to(3).await?;
+    check_numbers(&after, 1)?;
+
+    // A cursor of another producer says nothing.
+    let mut foreign = from_cursor("other", &after.hello, 1);
+    foreign.cursors[0].producer_id.push('x');
+    let stream = Subscription::open(&producer.grpc, foreign).await?;
+    assert_eq!(stream.hello.outcome(), ResumeOutcome::Fresh);
+    Ok(())
+}
+
+#[tokio::test]
+async fn queue_is_remembered_by_name_for_its_retention() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--rewind-bytes", "0"]).await?;
+    let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    producer.accept_numbers(1..=5).await?;
+    stream.read_to(5).await?;
+    drop(stream);
+    producer.accept_numbers(6..=9).await?;
+
+    let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    assert_eq!(stream.hello.outcome(), ResumeOutcome::Resumed);
+    assert_eq!(stream.hello.first_sequence, 6);
+    stream.read_to(9).await?;
+    check_numbers(&stream, 6)?;
+
+    let forgetful = Producer::start(&folder, &["--subscriber-retention", "1ms"]).await?;
+    drop(Subscription::open(&forgetful.grpc, from_newest("node")).await?);
+    wait_until(PATIENCE, "the queue is forgotten", async || {
+        let stream = Subscription::open(&forgetful.grpc, from_newest("node")).await?;
+        Ok(stream.hello.outcome() == ResumeOutcome::Fresh)
+    })
+    .await
+}
+
+/// More than one MiB of cookies, the least a log can be told to hold.
+const MORE_THAN_THE_LOG: u64 = 30_000;
+
+#[tokio::test]
+async fn cursor_older_than_the_log_gets_the_exact_gap() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--log-bytes", "1MiB"]).await?;
+    let hello = Subscription::open(&producer.grpc, from_newest("first")).await?;
+    let hello = hello.hello.clone();
+    let traffic = producer.accept_load(1, MORE_THAN_THE_LOG).await?;
+
+    let request = from_cursor("late", &hello, 100);
+    let mut late = Subscription::open(&producer.grpc, request).await?;
+    assert_eq!(late.hello.outcome(), ResumeOutcome::ResumedWithGap);
+    assert_eq!(late.hello.first_sequence, 101);
+    late.read_to(MORE_THAN_THE_LOG).await?;
+    let [gap] = &late.gaps[..] else {
+        panic!("one gap, not {:?}", late.gaps)
+    };
+    assert_eq!(gap.first_sequence, 101);
+    assert_eq!(gap.reason(), GapReason::LogMovedOn);
+    let received = late.cookies.len() as u64;
+    assert_eq!(late.lost() + received, MORE_THAN_THE_LOG - 100);
+    for (number, cookie) in (gap.last_sequence..).zip(&late.cookies) {
+        // Sequence n is the cookie with number n - 1.
+        assert_eq!(cookie.user_id, traffic.cookie(0, number).user_id());
+    }
+    assert_eq!(
+        figures(&producer, "late").await?,
+        [received, late.lost(), 0]
+    );
+    assert_eq!(producer.appended().await?, MORE_THAN_THE_LOG);
+    Ok(())
+}
+
+#[tokio::test]
+async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothing() -> Result<()> {
+    const COOKIES: u64 = 40_000;
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--queue-cookies", "12000"]).await?;
+    let mut still = Subscription::open_narrow(&producer.grpc, from_newest("still")).await?;
+    let args = subscribe::SubscribeArgs {
+        producer: producer.grpc.clone(),
+        streams: 5,
+        duration: None,
+        requests: Some(COOKIES),
+        decode: true,
+        call: subscribe::Call::Subscribe,
+        name: Some("reading".to_owned()),
+        start: subscribe::Start::Newest,
+        json: false,
+    };
+    let stop = CancellationToken::new();
+    let (opened, is_open) = tokio::sync::oneshot::channel();
+    let reading = subscribe::run(&args, &stop, || {
+        // Only when the test has failed, nobody listens.
+        opened.send(()).ok();
+    });
+    let sending = async {
+        is_open.await?;
+        // In steps that readers of a debug build can follow: their queues are as small as the other's.
+        for step in 0..10 {
+            producer.accept_load(step, COOKIES / 10).await?;
+            wait_until(PATIENCE, "the five keep up", async || {
+                let metrics = producer.metrics().await?;
+                let lag = |name: &str| metrics.count(names::LAG, &[("subscriber", name)]);
+                Ok(metrics.count(names::LAG, &[]) == lag("still"))
+            })
+            .await?;
+        }
+        anyhow::Ok(())
+    };
+    let (read, sent) = tokio::join!(in_time("the five have all", reading), sending);
+    sent?;
+    let read = read??;
+    assert!(read.is_faultless(), "{}", read.summary());
+    assert_eq!((read.received, read.lost), (5 * COOKIES, Some(0)));
+
+    let [delivered, lost, lag] = figures(&producer, "still").await?;
+    assert_eq!(delivered + lost + lag, COOKIES);
+    assert!(lag > 12_000, "it was not behind its bound: {lag}");
+    still.read_to(COOKIES).await?;
+    assert!(still.lost() > 0);
+    for gap in &still.gaps {
+        assert_eq!(gap.reason(), GapReason::QueueBound);
+    }
+    let received = still.cookies.len() as u64;
+    assert_eq!(still.lost() + received, COOKIES);
+    assert_eq!(
+        figures(&producer, "still").await?,
+        [received, still.lost(), 0]
+    );
+    Ok(())
+}

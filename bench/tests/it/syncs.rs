@@ -1,0 +1,143 @@
+//! What becomes of a sync while everything runs.
+
+use std::{
+    collections::BTreeMap,
+    num::NonZeroU64,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::{
+    documents::Documents,
+    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, newest, wait_until},
+};
+
+/// Few enough users that most pairs of user and DSP are synced more than once.
+const USERS: u64 = 60;
+const COOKIES: u64 = 3_000;
+
+#[tokio::test]
+async fn a_sync_can_be_looked_up_on_every_consumer() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let stores = [embedded(&folder.path().join("store")), mongod.uri()];
+    let on_disk = Consumer::start(&folder, "embedded", &[&producer], &stores[0], &[]).await?;
+    let on_mongodb = Consumer::start(&folder, "mongodb", &[&producer], &stores[1], &[]).await?;
+
+    producer.accept("alice", 17, "a-1").await?;
+    producer
+        .accept("alice", 4_294_967_295, "%C3%BC%26%3D%2F+%25--")
+        .await?;
+    producer.accept("bob", 17, "b-1").await?;
+    for consumer in [&on_disk, &on_mongodb] {
+        let alice = json!({"17": "a-1", "4294967295": "ü&=/+%--"});
+        consumer.wait_known("alice", alice).await?;
+        consumer.wait_known("bob", json!({"17": "b-1"})).await?;
+    }
+
+    producer.accept("bob", 17, "b-2").await?;
+    for consumer in [&on_disk, &on_mongodb] {
+        consumer.wait_known("bob", json!({"17": "b-2"})).await?;
+        let unknown = bench::admin::get(&consumer.admin, "/v1/users/nobody").await?;
+        assert_eq!(unknown.status, 404);
+        let why: serde_json::Value = serde_json::from_str(&unknown.body)?;
+        assert_eq!(why, json!({"error": "unknown user", "user_id": "nobody"}));
+    }
+    mongod.process().check()
+}
+
+/// Cookies of few users over one connection: their order decides what is newest.
+fn repeating(producer: &Producer, seed: u64) -> Result<load::Plan> {
+    Ok(load::Plan {
+        traffic: Traffic::new(seed, NonZeroU64::new(USERS)),
+        ..producer.ordered_load(seed, 2_000, COOKIES)?
+    })
+}
+
+#[tokio::test]
+async fn embedded_store_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+
+    let plan = repeating(&producer, 2)?;
+    accept_all(&plan).await?;
+    consumer.wait_settled(COOKIES).await?;
+    let known = newest(&plan.traffic, COOKIES);
+    let pairs: usize = known.values().map(BTreeMap::len).sum();
+    assert!(pairs < 2_000, "{pairs} pairs are too many to be repeated");
+    consumer.wait_knows(&known).await?;
+
+    let others = Traffic::new(3, NonZeroU64::new(USERS));
+    let users = (0..500).map(|number| others.cookie(0, number).user_id().to_owned());
+    consumer.knows_none(users).await?;
+    assert_eq!(
+        consumer.metrics().await?.count(names::RECEIVED, &[]),
+        COOKIES
+    );
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn mongodb_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = mongod.uri();
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+
+    let plan = repeating(&producer, 4)?;
+    accept_all(&plan).await?;
+    consumer.wait_settled(COOKIES).await?;
+    let known = newest(&plan.traffic, COOKIES);
+    let documents = Documents::connect(&store).await?;
+    documents.wait_exactly(&known).await?;
+    consumer.wait_knows(&known).await?;
+    let expiring: Vec<u32> = documents
+        .expire_after_seconds()
+        .await?
+        .into_keys()
+        .collect();
+    ensure!(expiring == (1..=20).collect::<Vec<_>>(), "{expiring:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_cookie_does_not_replace_a_newer_one() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let slow = Producer::start(&folder, &[]).await?;
+    let quick = Producer::start(&folder, &[]).await?;
+    // Accepted first; comes last, because its producer is connected to last.
+    slow.accept("alice", 17, "old").await?;
+    let accepted = Instant::now();
+    wait_until(
+        PATIENCE,
+        "MongoDB's clock of milliseconds ticks",
+        async || Ok(accepted.elapsed() > Duration::from_millis(2)),
+    )
+    .await?;
+    quick.accept("alice", 17, "new").await?;
+    quick.accept("bob", 17, "b").await?;
+    for (name, store) in [
+        ("embedded", embedded(&folder.path().join("store"))),
+        ("mongodb", mongod.uri()),
+    ] {
+        let mut consumer = Consumer::start(&folder, name, &[&quick], &store, &[]).await?;
+        consumer.wait_known("alice", json!({"17": "new"})).await?;
+        consumer.wait_known("bob", json!({"17": "b"})).await?;
+        consumer.process.kill()?;
+        let consumer = Consumer::start(&folder, name, &[&slow], &store, &[]).await?;
+        consumer.wait_settled(1).await?;
+        assert_eq!(consumer.metrics().await?.count(names::STALE, &[]), 1);
+        consumer.wait_known("alice", json!({"17": "new"})).await?;
+    }
+    Ok(())
+}
