@@ -472,41 +472,4 @@ impl Drop for Connected<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use prometheus::Registry;
-    use tokio::net::TcpListener;
-
-    use super::*;
-    use crate::metrics::Metrics;
-
-    #[tokio::test(start_paused = true)]
-    async fn listener_that_never_says_hello_is_given_up() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
-        let (buffer, _reader) = buffer::buffer(1 << 20, &metrics);
-        let context = Context {
-            name: "c".to_owned(),
-            positions: Arc::default(),
-            health: Arc::default(),
-            metrics,
-        };
-        let producer = ProducerUrl {
-            host: "127.0.0.1".to_owned(),
-            port: address.port(),
-        };
-        let (_listed, is_listed) = watch::channel(true);
-        let mut subscription = Subscription::new(
-            Arc::new(context),
-            &producer,
-            address,
-            buffer,
-            is_listed,
-            CancellationToken::new(),
-        );
-        let began = Instant::now();
-        let Err(ended) = subscription.stream().await;
-        assert!(matches!(ended, Ended::Unreachable(_)), "{ended}");
-        assert!(began.elapsed() <= HELLO_TIMEOUT, "{:?}", began.elapsed());
-    }
-}
+mod tests;

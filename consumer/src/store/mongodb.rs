@@ -9,8 +9,8 @@
 //! (the cluster's, if set; since 5.0 `majority` on a replica set; 1 on a single mongod), and not waited for in the
 //! journal. The cursors come after them, with the same `w` and `j: true`. The journal of a mongod is one
 //! sequence, so when the cursors are in it, what was acknowledged before is too: one sync a batch instead of one
-//! a command. `w=0` counts as 1: without an acknowledgment nothing could be called stored. With `w=1` on a replica set, a change of the primary may lose what a
-//! consumer believes to be stored.
+//! a command. `w=0` counts as 1: without an acknowledgment nothing could be called stored. With `w=1` on a replica
+//! set, a change of the primary may lose what a consumer believes to be stored.
 //!
 //! Expiry: a TTL index on `t` in each database. Outside the window it expires after 68 years; the switch is a
 //! `collMod` of our own index, so other data on the same server is not touched.
@@ -18,11 +18,11 @@
 //! Every command has a deadline, also those that see to an index: it is then repeated, which changes nothing.
 //! Only `compact` may take as long as its window.
 //!
-//! Cursors: database `cookiesync`, collection `cursors`, `{_id: {c: <consumer>, p: <producer>}, epoch, sequence,
-//! complete, at: <date committed>}`.
+//! Cursors: see `mongodb/cursors.rs`.
 
 mod command;
 mod connection;
+mod cursors;
 
 use std::{
     collections::BTreeSet,
@@ -41,8 +41,8 @@ use futures_util::{
     stream::{self, StreamExt},
 };
 use mongodb::{
-    Collection, Database,
-    bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
+    Database,
+    bson::{DateTime, Document, RawDocumentBuf, doc},
     error::Error,
 };
 use tokio::sync::OnceCell;
@@ -55,9 +55,6 @@ pub use connection::check_uri;
 use connection::{
     Connection, WriteConcern, WriteError, answered, code, in_time, run, unavailable, write_errors,
 };
-
-const CURSOR_DATABASE: &str = "cookiesync";
-const CURSOR_COLLECTION: &str = "cursors";
 
 /// DSPs that are written at once.
 const PARALLEL: usize = 4;
@@ -266,78 +263,6 @@ impl MongodbStore {
         database.run_command(command).await.map(|_| ())
     }
 
-    async fn commit(&self, connection: &Connection, cursors: &[Cursor]) -> Result<(), StoreError> {
-        let at = DateTime::now();
-        let updates: Vec<Document> = cursors
-            .iter()
-            .map(|cursor| {
-                let sequence = i64::try_from(cursor.sequence).unwrap_or(i64::MAX);
-                doc! {
-                    "q": { "_id": { "c": &self.name, "p": &*cursor.producer } },
-                    "u": { "$set": {
-                        "epoch": cursor.epoch.to_string(),
-                        "sequence": sequence,
-                        "complete": cursor.complete,
-                        "at": at,
-                    } },
-                    "upsert": true,
-                }
-            })
-            .collect();
-        // Where `w` is missing, the server fills in its default.
-        let concern = connection.concern.as_ref().map(WriteConcern::document);
-        let mut concern = concern.unwrap_or_default();
-        concern.insert("j", true);
-        let command =
-            doc! { "update": CURSOR_COLLECTION, "writeConcern": concern, "updates": updates };
-        let command = RawDocumentBuf::try_from(&command)
-            .map_err(|error| StoreError::Broken(error.to_string()))?;
-        let database = connection.client.database(CURSOR_DATABASE);
-        let answer = run(&database, command).await?;
-        match write_errors(&answer)?.next() {
-            None => Ok(()),
-            Some(error) => Err(StoreError::Unavailable(format!(
-                "cursors refused with code {}: {}",
-                error.code, error.message
-            ))),
-        }
-    }
-
-    async fn read_cursors(&self) -> Result<Vec<Cursor>, StoreError> {
-        let connection = self.connection().await?;
-        let cursors = self.cursors(connection);
-        let found = cursors.find(self.cursor_ids()).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
-        Ok(found.iter().filter_map(decode_cursor).collect())
-    }
-
-    async fn delete_cursors(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError> {
-        let cursors = self.cursors(self.connection().await?);
-        let mut old = self.cursor_ids();
-        old.insert("at", doc! { "$lt": date(before) });
-        let found = cursors.find(old.clone()).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
-        if !found.is_empty() {
-            // One that was committed since is not old any more.
-            in_time(cursors.delete_many(old).into_future()).await?;
-        }
-        let producers = found.iter().filter_map(decode_cursor);
-        Ok(producers.map(|cursor| cursor.producer).collect())
-    }
-
-    fn cursors(&self, connection: &Connection) -> Collection<Document> {
-        let database = connection.client.database(CURSOR_DATABASE);
-        database.collection(CURSOR_COLLECTION)
-    }
-
-    /// The range of all ids of this consumer.
-    fn cursor_ids(&self) -> Document {
-        doc! { "_id": {
-            "$gte": { "c": &self.name, "p": Bson::MinKey },
-            "$lte": { "c": &self.name, "p": Bson::MaxKey },
-        } }
-    }
-
     async fn find_user(&self, user_id: &str) -> Result<BuyerUids, StoreError> {
         let connection = self.connection().await?;
         let before = date(expired_before(unix_micros(), self.ttl));
@@ -535,14 +460,4 @@ impl Store for MongodbStore {
     fn compact<'a>(&'a self, stop: &'a CancellationToken) -> Answer<'a, Compacted> {
         self.compact_all(stop).boxed()
     }
-}
-
-fn decode_cursor(document: &Document) -> Option<Cursor> {
-    let id = document.get_document("_id").ok()?;
-    Some(Cursor {
-        producer: id.get_str("p").ok()?.into(),
-        epoch: document.get_str("epoch").ok()?.parse().ok()?,
-        sequence: u64::try_from(document.get_i64("sequence").ok()?).ok()?,
-        complete: document.get_bool("complete").unwrap_or(false),
-    })
 }

@@ -1,0 +1,247 @@
+//! The sink against stores that are slow, fail, or end.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU32, Ordering},
+};
+
+use futures_util::FutureExt;
+use prometheus::Registry;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+use crate::{
+    batch::tests::chunk,
+    metrics::Metrics,
+    store::{BuyerUids, Compacted, Expired, Written},
+    subscription::buffer::{self, BufferWriter},
+};
+
+/// Fails some times, then writes slowly.
+#[derive(Debug, Default)]
+struct FakeStore {
+    failures: AtomicU32,
+    slow: Duration,
+    broken: bool,
+    batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
+}
+
+impl Store for FakeStore {
+    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
+        std::future::ready(Ok(Vec::new())).boxed()
+    }
+
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+        async move {
+            if self.broken {
+                return Err(StoreError::Broken("for good".to_owned()));
+            }
+            let failures = &self.failures;
+            let less = |failures: u32| failures.checked_sub(1);
+            if failures
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                .is_ok()
+            {
+                return Err(StoreError::Unavailable("for now".to_owned()));
+            }
+            sleep(self.slow).await;
+            let cursors = batch.cursors().to_vec();
+            self.batches.lock().unwrap().push((batch.len(), cursors));
+            Ok(Written {
+                written: batch.len() as u64,
+                ..Written::default()
+            })
+        }
+        .boxed()
+    }
+
+    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, BuyerUids> {
+        std::future::ready(Ok(BuyerUids::new())).boxed()
+    }
+
+    fn ping(&self) -> Answer<'_, ()> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn expire<'a>(&'a self, _: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
+        std::future::ready(Ok(Expired::default())).boxed()
+    }
+
+    fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
+        std::future::ready(Ok(Vec::new())).boxed()
+    }
+
+    fn compact<'a>(&'a self, _: &'a CancellationToken) -> Answer<'a, Compacted> {
+        std::future::ready(Ok(Compacted::default())).boxed()
+    }
+}
+
+struct Sink {
+    store: Arc<FakeStore>,
+    health: Arc<Health>,
+    metrics: Metrics,
+    buffer: BufferWriter,
+    hurry: CancellationToken,
+    ended: tokio::task::JoinHandle<Result<(), Failure>>,
+}
+
+fn start(store: FakeStore, limits: Limits) -> Sink {
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let (store, health) = (Arc::new(store), Arc::new(Health::default()));
+    let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
+    let (hand_over, batches) = hand_over();
+    let writer = Writer::new(
+        Arc::clone(&store) as Arc<dyn Store>,
+        Arc::clone(&health),
+        metrics.sink.clone(),
+        CancellationToken::new(),
+    );
+    let tasks = TaskTracker::new();
+    let hurry = CancellationToken::new();
+    let collector = Collector::new(limits, metrics.sink.clone(), hurry.clone());
+    tasks.spawn(collector.run(reader, hand_over));
+    let ended = tasks.spawn(writer.run(batches));
+    Sink {
+        store,
+        health,
+        metrics,
+        buffer,
+        hurry,
+        ended,
+    }
+}
+
+const LIMITS: Limits = Limits {
+    flush_interval: Duration::from_millis(200),
+    cookies_max: 4,
+    bytes_max: 1 << 20,
+};
+
+async fn push(sink: &Sink, sequence: u64) {
+    let user = format!("user-{sequence}");
+    let chunk = chunk(sequence, 1, &[(&user, 1, "b")]);
+    let item = Item::Chunk("p".into(), chunk);
+    sink.buffer.push(item).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_batch_is_repeated_and_nothing_is_left_behind_at_the_end() {
+    let failures = AtomicU32::new(5);
+    let store = FakeStore {
+        failures,
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    sleep(Duration::from_millis(300)).await;
+    assert!(sink.health.ready().unwrap_err().contains("for now"));
+    for sequence in 2..=6 {
+        push(&sink, sequence).await;
+    }
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let batches = sink.store.batches.lock().unwrap();
+    assert_eq!(batches.iter().map(|(cookies, _)| cookies).sum::<usize>(), 6);
+    assert_eq!(batches.last().unwrap().1[0].sequence, 6);
+    assert_eq!(sink.metrics.sink.store_errors.get(), 5);
+    assert_eq!(sink.metrics.sink.written.get(), 6);
+    assert_eq!(sink.metrics.sink.store_up.get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_grows_while_the_writer_is_busy_up_to_its_bound() {
+    let store = FakeStore {
+        slow: Duration::from_secs(10),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    sleep(Duration::from_secs(1)).await;
+    for sequence in 2..=10 {
+        push(&sink, sequence).await;
+        sleep(Duration::from_millis(500)).await;
+    }
+    assert!(sink.metrics.subscription.buffer_bytes.get() > 0);
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let sizes: Vec<_> = sink
+        .store
+        .batches
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|b| b.0)
+        .collect();
+    assert_eq!(sizes, [1, 4, 4, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hurry_stores_the_batches_in_hand_and_leaves_the_buffer_out() {
+    let store = FakeStore {
+        slow: Duration::from_secs(3),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    sleep(Duration::from_secs(1)).await;
+    for sequence in 2..=10 {
+        push(&sink, sequence).await;
+    }
+    sleep(Duration::from_millis(100)).await;
+    sink.hurry.cancel();
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let batches = sink.store.batches.lock().unwrap();
+    let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
+    assert_eq!(stored, [(1, 1), (4, 5)]);
+    assert_eq!(sink.metrics.subscription.buffer_bytes.get(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_does_not_answer_is_reported_while_it_is_waited_for() {
+    let store = FakeStore {
+        slow: Duration::from_secs(60),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(sink.metrics.sink.store_up.get(), 0, "not known yet");
+    assert!(!sink.health.ready().unwrap_err().contains("no answer"));
+    sleep(Duration::from_secs(2)).await;
+    assert!(
+        sink.health
+            .ready()
+            .unwrap_err()
+            .contains("no answer for 5s")
+    );
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    assert_eq!(sink.metrics.sink.store_up.get(), 1);
+    assert_eq!(sink.metrics.sink.store_errors.get(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_far_ahead_is_cut_down_and_counted() {
+    let sink = start(FakeStore::default(), LIMITS);
+    for (sequence, accepted) in [(1, u64::MAX), (2, unix_micros()), (3, u64::MAX)] {
+        let chunk = chunk(sequence, accepted, &[("u", 1, "b")]);
+        let item = Item::Chunk("p".into(), chunk);
+        sink.buffer.push(item).await.unwrap();
+    }
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    assert_eq!(sink.metrics.sink.clock_clamped.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn broken_store_ends_the_writer() {
+    let store = FakeStore {
+        broken: true,
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    let ended = sink.ended.await.unwrap();
+    assert!(matches!(ended, Err(Failure::Broken(_))), "{ended:?}");
+}
