@@ -1,10 +1,16 @@
 //! The contract's numbers, in one place for both sides.
 
+use std::time::Duration;
+
 /// Longest user id, in bytes, that this contract allows.
 pub const USER_ID_BYTES_MAX: usize = 64;
 
 /// Longest buyer uid after percent-decoding, in bytes, that this contract allows.
 pub const BUYER_UID_BYTES_MAX: usize = 256;
+
+/// Longest time a producer may let a stream be silent; a reader may give a stream up that is silent for three
+/// times as long.
+pub const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
 
 /// Longest name of a subscriber, in bytes.
 pub const SUBSCRIBER_NAME_BYTES_MAX: usize = 256;

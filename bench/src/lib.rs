@@ -58,7 +58,10 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let outcome = subscribe::run(&args, &stop, opened).await?;
             print(args.json, &outcome, subscribe::Outcome::summary)?;
-            Ok(outcome.is_faultless())
+            let complete = args
+                .requests
+                .is_none_or(|count| outcome.received_per_stream.min >= count);
+            Ok(outcome.is_faultless() && complete)
         }
         Command::Demo(args) => demo::run(&args, &stop).await.map(|()| true),
     }

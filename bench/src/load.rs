@@ -415,7 +415,7 @@ fn merge(into: &mut Histogram<u64>, from: &Histogram<u64>) {
 }
 
 impl Outcome {
-    /// True when every request was answered with 200.
+    /// True when every request that was sent was answered with 200.
     #[must_use]
     pub fn is_faultless(&self) -> bool {
         self.errors.total == 0

@@ -27,7 +27,8 @@ use crate::{
 /// Opens named streams from a producer and checks what arrives.
 ///
 /// Without a duration or a count it runs until Ctrl-C; the report comes in any case. The exit code is 1 when a
-/// stream broke the producer's promise: a sequence repeated, or missing without a gap that says so.
+/// stream broke the producer's promise (a sequence repeated, or missing without a gap that says so), or did not get the
+/// count it was asked for.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
     /// The producer's gRPC address.

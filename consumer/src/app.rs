@@ -200,7 +200,7 @@ impl App {
                 cursors = writer.load_cursors() => cursors?,
             };
             let positions = Arc::new(Positions::new(cursors));
-            services.spawn(maintenance::run(
+            let maintenance = maintenance::run(
                 store,
                 Schedule {
                     expiry: config.expiry_window,
@@ -211,7 +211,11 @@ impl App {
                 Arc::clone(&positions),
                 metrics.clone(),
                 stop_services,
-            ));
+            );
+            services.spawn(watch.clone().run("maintenance", async {
+                maintenance.await;
+                Ok(())
+            }));
             let (buffer, received) = buffer::buffer(config.buffer_bytes_max, &metrics.subscription);
             let context = subscription::Context {
                 name: config.name,
@@ -294,7 +298,7 @@ struct Watched<'a> {
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            let why = format!("the pipeline ended: {} is gone", self.stage);
+            let why = format!("a part of the consumer ended: {} is gone", self.stage);
             self.failed.report(why);
         }
     }
@@ -360,7 +364,7 @@ mod tests {
         assert!(
             panicked
                 .unwrap()
-                .contains("the pipeline ended: the stage is gone")
+                .contains("a part of the consumer ended: the stage is gone")
         );
         let early = reported(&watch(), async { Ok(()) }).await;
         assert!(early.unwrap().contains("the stage is gone"));

@@ -195,7 +195,7 @@ fn leave_out(buffer: &mut BufferReader) {
     if cookies > 0 {
         tracing::warn!(
             cookies,
-            "no time to store what was received last: it comes again after the start"
+            "no time to store what was received last: it comes again after the start, if the producers still have it"
         );
     }
 }

@@ -73,7 +73,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Makes the cookies of `batch` durable and after them, or with them, its cursors.
     ///
     /// Newest wins: a cookie accepted before the one that the store has of the same pair is left out; one
-    /// accepted at the same time replaces it. Idempotent: after an error any part of the cookies may be stored,
+    /// accepted at the same time replaces it. Time counts as finely as the store keeps it: microseconds embedded,
+    /// milliseconds in MongoDB. Idempotent: after an error any part of the cookies may be stored,
     /// a cursor only when all are, and the same batch may be written again. Called by one task at a time.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use cookiesync::{
     client,
+    limits::HEARTBEAT_MAX,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
     wire::{Received, WireError},
 };
@@ -42,9 +43,8 @@ use sequence::{Beginning, Position, Violation};
 /// How long it may take from the attempt to connect until `Hello`.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a stream may be silent. A producer that has nothing else sends a heartbeat every second, and cannot be
-/// configured to less than one in ten.
-const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a stream may be silent: three times as long as a producer may let it be.
+const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 
 /// How long after a stream was ended by a newer one that may turn out to be a sibling's.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use cookiesync::{
     limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     process::{
         listen::Limits,
-        settings::{self, Mistakes, address, number, size, time},
+        settings::{self, Mistakes, address, number, size, time, time_within},
     },
 };
 
@@ -126,7 +126,7 @@ pub struct Args {
     )]
     rewind_bytes: String,
 
-    /// How long a stream is silent before it says that it lives
+    /// How long a stream is silent before it says that it lives, at most 10s
     #[arg(
         long,
         value_name = "TIME",
@@ -282,7 +282,12 @@ impl Args {
             ),
             subscribers_max: number(m, "--subscribers", &self.subscribers, (1, 1_000_000)),
             rewind_bytes: size(m, "--rewind-bytes", &self.rewind_bytes, (0, usize::MAX)),
-            heartbeat: time(m, "--heartbeat", &self.heartbeat, ms(10)),
+            heartbeat: time_within(
+                m,
+                "--heartbeat",
+                &self.heartbeat,
+                (ms(10), limits::HEARTBEAT_MAX),
+            ),
             ids: IdLimits {
                 user_id_bytes_max: number(
                     m,
@@ -356,6 +361,7 @@ mod tests {
             "--chunk-age=0s",
             "--user-id-bytes=65",
             "--queue-cookies=-1",
+            "--heartbeat=11s",
         ];
         let error = load(&arguments).unwrap_err().to_string();
         for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {

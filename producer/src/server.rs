@@ -56,7 +56,8 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
 /// a reset.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long an HTTP/2 connection may take to end after it was told to.
+/// How long an HTTP/2 connection may take to end after it was told to. Its calls are over by then, and all they
+/// sent is in the kernel unless the client has stopped reading; such a client sees no `Goodbye`, and knows it.
 const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 
 /// The services of one producer.

@@ -74,7 +74,8 @@ const QUIET_LOOK: Duration = Duration::from_millis(10);
 pub struct Limits {
     /// Most connections at once; further ones are closed as soon as they are accepted.
     pub connections_max: usize,
-    /// Longest time from the first byte of a request to its last header byte.
+    /// Longest time from the first byte of a request to its last header byte. A request that begins in the same
+    /// read as the end of another has the idle timeout instead.
     pub request_timeout: Duration,
     /// Longest time without any request in progress.
     pub idle_timeout: Duration,

@@ -184,13 +184,20 @@ pub fn address(mistakes: &mut Mistakes, flag: &str, text: &str) -> SocketAddr {
 
 /// Reads a time like `200ms` or `10s`, from `least` to [`TIME_MAX`]; notes what is none.
 pub fn time(mistakes: &mut Mistakes, flag: &str, text: &str, least: Duration) -> Duration {
+    time_within(mistakes, flag, text, (least, TIME_MAX))
+}
+
+/// Reads a time like `200ms` within a range, both ends included; notes what is none.
+pub fn time_within(
+    mistakes: &mut Mistakes,
+    flag: &str,
+    text: &str,
+    range: (Duration, Duration),
+) -> Duration {
+    let show = |time| humantime::format_duration(time).to_string();
     let parsed = humantime::parse_duration(text)
         .map_err(|error| format!("{text:?} is no time, like 200ms or 10s ({error})"))
-        .and_then(|time| {
-            within(time, (least, TIME_MAX), |time| {
-                humantime::format_duration(time).to_string()
-            })
-        });
+        .and_then(|time| within(time, range, show));
     mistakes.check(flag, parsed)
 }
 

@@ -86,7 +86,8 @@ impl Connection {
                 let read = tokio::select! {
                     biased;
                     read = stream.read_buf(&mut self.input) => read?,
-                    () = stopping.cancelled() => break,
+                    // A client that holds half a request has until its port is cut off.
+                    () = stopping.cancelled(), if self.input.is_empty() => break,
                 };
                 if read == 0 {
                     return Ok(());
