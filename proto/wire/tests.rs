@@ -1,0 +1,156 @@
+//! The hand-written form against prost, and against damaged bytes.
+
+use super::*;
+
+fn cookies(count: u32) -> Vec<v1::Cookie> {
+    (0..count)
+        .map(|index| v1::Cookie {
+            user_id: format!("user-{index}"),
+            dsp_id: index.wrapping_mul(0x1357_9bdf) | 1,
+            buyer_uid: "ü=/&+%--".repeat(index as usize % 40 + 1),
+            padding: Bytes::new(),
+        })
+        .collect()
+}
+
+fn sealed(cookies: &[v1::Cookie]) -> (ChunkHeader, Bytes) {
+    let mut buffer = vec![0; HEADROOM_BYTES];
+    for cookie in cookies {
+        put_cookie(
+            &mut buffer,
+            &CookieRef {
+                user_id: &cookie.user_id,
+                dsp_id: cookie.dsp_id,
+                buyer_uid: &cookie.buyer_uid,
+            },
+        );
+    }
+    let header = ChunkHeader {
+        epoch: u64::MAX,
+        first_sequence: 7,
+        count: u32::try_from(cookies.len()).unwrap(),
+        accepted_unix_micros: 1_700_000_000_000_000,
+    };
+    let at = seal(&mut buffer, &header);
+    (header, Bytes::from(buffer).slice(at..))
+}
+
+#[track_caller]
+fn strip_prefix(message: &Bytes) -> Bytes {
+    let length = u32::from_be_bytes(message[1..5].try_into().unwrap()) as usize;
+    assert_eq!(
+        (message[0], message.len()),
+        (0, FRAME_PREFIX_BYTES + length)
+    );
+    message.slice(FRAME_PREFIX_BYTES..)
+}
+
+#[test]
+fn sealed_chunk_is_what_prost_reads_and_what_we_read() {
+    for count in [1, 2, 3, 4, 5, 6, 100, 1000] {
+        let cookies = cookies(count);
+        let (header, wire) = sealed(&cookies);
+        assert!(wire.len() >= SMALL_FRAME_BYTES);
+        let message = strip_prefix(&wire);
+
+        let event = v1::Event::decode(message.clone()).unwrap();
+        let Some(v1::event::Event::Chunk(chunk)) = event.event else {
+            panic!("not a chunk");
+        };
+        assert_eq!(chunk.cookies, cookies);
+        assert_eq!(
+            (chunk.epoch, chunk.first_sequence, chunk.count),
+            (header.epoch, header.first_sequence, header.count)
+        );
+
+        let Received::Chunk(chunk) = Received::decode(message).unwrap() else {
+            panic!("not a chunk");
+        };
+        assert_eq!(*chunk.header(), header);
+        let walked: Vec<_> = chunk.cookies().map(Result::unwrap).collect();
+        assert_eq!(walked.len(), cookies.len());
+        for (walked, cookie) in walked.iter().zip(&cookies) {
+            assert_eq!(
+                (walked.user_id, walked.dsp_id, walked.buyer_uid),
+                (&*cookie.user_id, cookie.dsp_id, &*cookie.buyer_uid)
+            );
+        }
+    }
+}
+
+#[test]
+fn cookie_messages_are_what_prost_reads_and_never_a_small_frame() {
+    for count in [1, 2, 50] {
+        let cookies = cookies(count);
+        let (_, wire) = sealed(&cookies);
+        let Received::Chunk(chunk) = Received::decode(strip_prefix(&wire)).unwrap() else {
+            panic!("not a chunk");
+        };
+        let mut messages = cookie_messages(&chunk).unwrap();
+        assert!(messages.len() >= SMALL_FRAME_BYTES);
+        for cookie in &cookies {
+            let length = u32::from_be_bytes(messages[1..5].try_into().unwrap()) as usize;
+            let message = messages.split_to(FRAME_PREFIX_BYTES + length);
+            let mut read = v1::Cookie::decode(strip_prefix(&message)).unwrap();
+            read.padding = Bytes::new();
+            assert_eq!(read, *cookie);
+        }
+        assert!(messages.is_empty());
+    }
+}
+
+#[test]
+fn every_padding_length_makes_a_readable_message_of_the_small_frame_size() {
+    for name_bytes in 0..300 {
+        let hello = v1::Hello {
+            producer_id: "p".repeat(name_bytes),
+            ..v1::Hello::default()
+        };
+        let message = encode_event(v1::event::Event::Hello(hello.clone()));
+        assert!(message.len() >= SMALL_FRAME_BYTES, "{}", message.len());
+        assert!(message.len() <= SMALL_FRAME_BYTES.max(name_bytes + 20) + 1);
+        match Received::decode(strip_prefix(&message)).unwrap() {
+            Received::Event(v1::event::Event::Hello(read)) => assert_eq!(read, hello),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn cut_or_damaged_bytes_are_errors_and_never_panics() {
+    let (_, wire) = sealed(&cookies(3));
+    let message = strip_prefix(&wire);
+    let read = |bytes: Bytes| {
+        if let Ok(Received::Chunk(chunk)) = Received::decode(bytes) {
+            chunk.cookies().take_while(Result::is_ok).count()
+        } else {
+            0
+        }
+    };
+    assert_eq!(read(message.clone()), 3);
+    for end in 0..message.len() {
+        read(message.slice(..end));
+    }
+    for at in 0..message.len() {
+        for bit in 0..8 {
+            let mut bytes = message.to_vec();
+            bytes[at] ^= 1 << bit;
+            read(Bytes::from(bytes));
+        }
+    }
+}
+
+#[test]
+fn empty_and_overflowing_chunks_are_refused() {
+    let chunk = |count, first_sequence| {
+        let chunk = v1::Chunk {
+            count,
+            first_sequence,
+            ..v1::Chunk::default()
+        };
+        ChunkRef::decode(Bytes::from(chunk.encode_to_vec())).err()
+    };
+    assert_eq!(chunk(0, 1), Some(WireError::Count));
+    assert_eq!(chunk(2, u64::MAX), Some(WireError::Range));
+    assert_eq!(chunk(2, 1), None);
+}
