@@ -132,12 +132,7 @@ async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
     let mut consumer =
         Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
     mongod.stop()?;
-    producer.accept("alice", 17, "a-1").await?;
-    wait_until(PATIENCE, "it is received", async || {
-        let metrics = consumer.metrics().await?;
-        Ok(metrics.count(bench::scrape::names::RECEIVED, &[]) == 1)
-    })
-    .await?;
+    receive_one(&producer, &consumer).await?;
 
     consumer.process.signal(Signal::TERM)?;
     wait_until(PATIENCE, "it drains", async || {
@@ -165,12 +160,17 @@ async fn drain_that_cannot_finish_ends_at_its_deadline_and_fails() -> Result<()>
     let mut consumer =
         Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
     mongod.stop()?;
+    receive_one(&producer, &consumer).await?;
+    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&consumer.process, status, 1)
+}
+
+/// Sends one cookie and waits until the consumer, whose store may stand still, has it.
+async fn receive_one(producer: &Producer, consumer: &Consumer) -> Result<()> {
     producer.accept("alice", 17, "a-1").await?;
     wait_until(PATIENCE, "it is received", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(bench::scrape::names::RECEIVED, &[]) == 1)
     })
-    .await?;
-    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
-    expect_exit(&consumer.process, status, 1)
+    .await
 }
