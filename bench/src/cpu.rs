@@ -37,6 +37,20 @@ impl CpuTime {
         Self::read(&format!("/proc/{process_id}/stat"))
     }
 
+    /// What those threads of this process have used whose name is one of `names`. A thread that has ended counts no
+    /// more.
+    #[must_use]
+    pub fn of_threads(names: &[&str]) -> Self {
+        let tick_rate = rustix::param::clock_ticks_per_second();
+        let threads = fs::read_dir("/proc/self/task").into_iter().flatten();
+        let stats = threads
+            .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("stat")).ok())
+            .filter(|stat| name_of(stat).is_some_and(|name| names.contains(&name)));
+        stats
+            .filter_map(|stat| Self::parse(&stat, tick_rate))
+            .fold(Self::default(), |sum, of_one| sum.plus(&of_one))
+    }
+
     fn read(path: &str) -> Option<Self> {
         Self::parse(
             &fs::read_to_string(path).ok()?,
@@ -66,6 +80,15 @@ impl CpuTime {
         }
     }
 
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            user: self.user + other.user,
+            system: self.system + other.system,
+        }
+    }
+
     /// In its own code and in the kernel.
     #[must_use]
     pub fn total(&self) -> Duration {
@@ -82,9 +105,35 @@ impl CpuTime {
     }
 }
 
+/// The name of a program or thread in its `stat` line: what stands in parentheses, of at most 15 bytes.
+fn name_of(stat: &str) -> Option<&str> {
+    let (before, _) = stat.rsplit_once(')')?;
+    before.split_once('(').map(|(_, name)| name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_are_told_apart_by_their_names() {
+        let (busy, idle) = ("busy-thread", "idle-thread");
+        let worked = |name: &'static str, rounds: u32| {
+            let work = move || {
+                let began = CpuTime::of_threads(&[name]);
+                while (CpuTime::of_threads(&[name]).since(&began)).total() < 20 * rounds * TICK {
+                    std::hint::black_box(());
+                }
+                CpuTime::of_threads(&[busy, idle]).total()
+            };
+            let thread = std::thread::Builder::new().name(name.to_owned());
+            thread.spawn(work).unwrap().join().unwrap()
+        };
+        assert!(worked(idle, 0) < 20 * TICK);
+        assert!(worked(busy, 1) >= 20 * TICK);
+    }
+
+    const TICK: Duration = Duration::from_millis(10);
 
     #[test]
     fn stat_line_with_a_strange_name_is_read() {
@@ -95,5 +144,6 @@ mod tests {
         };
         assert_eq!(CpuTime::parse(stat, 100), Some(expected));
         assert_eq!(CpuTime::parse("7 (a) S 1", 100), None);
+        assert_eq!(name_of(stat), Some("a) b (c"));
     }
 }

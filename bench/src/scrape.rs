@@ -28,6 +28,14 @@ pub mod names {
     pub const SUPERSEDED: &str = "consumer_superseded_total";
     /// Consumer: cookies not written because the store has a newer one.
     pub const STALE: &str = "consumer_stale_total";
+    /// Consumer: cookies not written because they repeat what is stored.
+    pub const SUPPRESSED: &str = "consumer_suppressed_total";
+    /// Consumer: cookies that cannot be stored, by reason.
+    pub const FAILED: &str = "consumer_failed_total";
+    /// Consumer: letters for cookies that the store refused for ever, by outcome.
+    pub const DEAD_LETTERS: &str = "consumer_dead_letters_total";
+    /// Consumer: whether the store works.
+    pub const STORE_UP: &str = "consumer_store_up";
     /// Consumer: cookies a producer had and this consumer will not get, by reason.
     pub const LOST: &str = "consumer_lost_total";
     /// Consumer: histogram of the time from accepted at the edge to durable in the store.

@@ -23,14 +23,15 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    clock::Clock,
     config::Config,
     health::Health,
     lookup,
     maintenance::{self, Schedule},
     metrics::Metrics,
-    sink::{self, Collector, Failure, Writer},
+    sink::{Failure, Pipeline, Stops},
     store::{self, Store},
-    subscription::{self, buffer, discovery, positions::Positions},
+    subscription::{self, discovery, positions::Positions},
 };
 
 /// How long the admin port and maintenance may take to end once all data is safe, and then the store to close.
@@ -183,21 +184,25 @@ impl App {
         metrics: Metrics,
         health: Arc<Health>,
     ) -> impl Future<Output = Result<(), Failure>> + use<> {
-        let mut writer = Writer::new(
+        let (buffer, mut pipeline) = Pipeline::new(
+            &config,
             Arc::clone(&self.store),
             Arc::clone(&health),
-            metrics.sink.clone(),
-            self.stop_writing.clone(),
+            &metrics,
+            Stops {
+                hurry: self.hurry.clone(),
+                at_once: self.stop_writing.clone(),
+            },
         );
         let (tracker, services) = (self.pipeline.clone(), self.services.clone());
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
-        let (hurry, watch) = (self.hurry.clone(), self.watch());
+        let watch = self.watch();
         let store = Arc::clone(&self.store);
         async move {
             let cursors = tokio::select! {
                 // Nothing was received yet, so nothing is lost.
                 () = stop_reading.cancelled() => return Ok(()),
-                cursors = writer.load_cursors() => cursors?,
+                cursors = pipeline.load_cursors() => cursors?,
             };
             let positions = Arc::new(Positions::new(cursors));
             let maintenance = maintenance::run(
@@ -206,8 +211,9 @@ impl App {
                     expiry: config.expiry_window,
                     compaction: config.compaction_window,
                     time_zone: config.time_zone.clone(),
-                    cursors_kept: config.ttl,
+                    cursors_kept: config.ttls.longest(),
                 },
+                Clock::System,
                 Arc::clone(&positions),
                 metrics.clone(),
                 stop_services,
@@ -216,7 +222,6 @@ impl App {
                 maintenance.await;
                 Ok(())
             }));
-            let (buffer, received) = buffer::buffer(config.buffer_bytes_max, &metrics.subscription);
             let context = subscription::Context {
                 name: config.name,
                 positions,
@@ -234,15 +239,9 @@ impl App {
                 discovery.await;
                 Ok(())
             }));
-            let (hand_over, batches) = sink::hand_over();
-            let limits = sink::Limits {
-                flush_interval: config.flush_interval,
-                cookies_max: config.batch_cookies_max,
-                bytes_max: sink::BATCH_BYTES_MAX,
-            };
-            let collector = Collector::new(limits, metrics.sink, hurry);
-            tracker.spawn(watch.run("the collector", collector.run(received, hand_over)));
-            writer.run(batches).await
+            let (collecting, writing) = pipeline.into_tasks();
+            tracker.spawn(watch.run("the collector", collecting));
+            writing.await
         }
     }
 

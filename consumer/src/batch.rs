@@ -52,6 +52,53 @@ pub struct BatchCookie<'a> {
     pub buyer_uid: &'a [u8],
     /// When it was accepted, in microseconds since the Unix epoch.
     pub accepted_unix_micros: u64,
+    /// Whether the store is known to have had a cookie of this pair before. A hint, not a promise.
+    pub is_known: bool,
+}
+
+/// What is to become of a cookie before it is part of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It need not be written: it repeats what is stored.
+    LeaveOut,
+    /// It need not be written: it is older than what is stored, or than a repeat of that.
+    Stale,
+    /// It is to be written.
+    Take {
+        /// Whether the store is known to have had a cookie of its pair.
+        is_known: bool,
+    },
+}
+
+/// What a judge wants to find again beside a cookie.
+pub type Mark = [u64; 2];
+
+/// Decides which cookies become part of a batch. Asked chunk by chunk, so that it can look up many at once.
+pub trait Judge {
+    /// What it will want to know of a cookie again.
+    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark;
+
+    /// Announces whose verdicts will be asked for, in this order.
+    fn announce(&mut self, marks: &[Mark]);
+
+    /// What is to become of a cookie.
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict;
+}
+
+/// Takes every cookie, and knows nothing of any.
+#[derive(Debug, Clone, Copy)]
+pub struct TakeAll;
+
+impl Judge for TakeAll {
+    fn mark(&self, _: &BatchCookie<'_>) -> Mark {
+        [0; 2]
+    }
+
+    fn announce(&mut self, _: &[Mark]) {}
+
+    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark) -> Verdict {
+        Verdict::Take { is_known: false }
+    }
 }
 
 /// The newest cookie of each pair, and how far every producer got.
@@ -76,6 +123,10 @@ pub struct Batch {
 pub struct Counts {
     /// Cookies that came, good or bad.
     pub received: u64,
+    /// Cookies that were left out by their judge as repeats.
+    pub suppressed: u64,
+    /// Cookies that were left out by their judge as too old.
+    pub stale: u64,
     /// Cookies that lost against a newer one in this batch.
     pub superseded: u64,
     /// Cookies that are not what the contract says.
@@ -91,6 +142,8 @@ struct Entry {
     dsp_id: u32,
     user_id_bytes: u16,
     buyer_uid_bytes: u16,
+    is_known: bool,
+    mark: Mark,
 }
 
 impl Batch {
@@ -175,7 +228,13 @@ impl Batch {
                 entry.buyer_uid_bytes,
             ),
             accepted_unix_micros: entry.accepted_unix_micros,
+            is_known: entry.is_known,
         }
+    }
+
+    /// What the judge gave for each cookie, in the order of their indices.
+    pub fn marks(&self) -> impl Iterator<Item = Mark> {
+        self.entries.iter().map(|entry| entry.mark)
     }
 
     /// All cookies, in the order in which pairs first came.
@@ -184,7 +243,7 @@ impl Batch {
     }
 
     /// The indices of all cookies by user id, then DSP. Costs a sort.
-    pub fn by_user(&self) -> impl Iterator<Item = usize> {
+    pub fn by_user(&self) -> impl Iterator<Item = u32> {
         // The first bytes of a user id nearly always decide, without a look at the chunks.
         let mut order: Vec<(u64, u32)> = (0..)
             .zip(&self.entries)
@@ -197,7 +256,7 @@ impl Batch {
                 users.then(a.dsp_id.cmp(&b.dsp_id))
             })
         });
-        order.into_iter().map(|(_, at)| at as usize)
+        order.into_iter().map(|(_, at)| at)
     }
 
     /// Notes how far a producer got, for instance by a gap, or that it said goodbye.
@@ -215,6 +274,17 @@ impl Batch {
     /// Takes a chunk's cookies and its last sequence. Malformed cookies are counted and skipped. A chunk said to be
     /// accepted after `accepted_max` counts as accepted then.
     pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
+        self.push_judged(producer, chunk, accepted_max, &mut TakeAll);
+    }
+
+    /// Like [`push`](Self::push), but takes only the cookies that `judge` wants.
+    pub fn push_judged(
+        &mut self,
+        producer: &Arc<str>,
+        chunk: &ChunkRef,
+        accepted_max: u64,
+        judge: &mut impl Judge,
+    ) {
         let header = *chunk.header();
         let accepted = header.accepted_unix_micros.min(accepted_max);
         let count = header.count as usize;
@@ -226,15 +296,33 @@ impl Batch {
         let chunk_at = u32::try_from(self.chunks.len()).expect("a batch is bounded in bytes");
         self.chunks.push(chunk.body().clone());
         self.bytes += chunk.body().len();
-        let (mut walked, mut good) = (0, 0);
+        let mut walked = 0;
+        let mut cookies = Vec::with_capacity(likely);
         for cookie in chunk.cookies() {
             walked += 1;
-            match cookie {
-                Ok(cookie) if is_well_formed(&cookie) => {
-                    good += 1;
-                    self.put(chunk_at, accepted, &cookie);
+            cookies.extend(cookie.ok().filter(is_well_formed));
+        }
+        let good = u32::try_from(cookies.len()).expect("a batch is bounded in cookies");
+        let marks: Vec<Mark> = cookies
+            .iter()
+            .map(|cookie| judge.mark(&lent(cookie, accepted)))
+            .collect();
+        judge.announce(&marks);
+        for (cookie, mark) in cookies.iter().zip(marks) {
+            match judge.verdict(&lent(cookie, accepted), mark) {
+                Verdict::LeaveOut => self.counts.suppressed += 1,
+                Verdict::Stale => self.counts.stale += 1,
+                Verdict::Take { is_known } => {
+                    let entry = self.entry(chunk_at, accepted, cookie);
+                    self.put(
+                        Entry {
+                            is_known,
+                            mark,
+                            ..entry
+                        },
+                        cookie.user_id.as_bytes(),
+                    );
                 }
-                _ => {}
             }
         }
         let received = u64::from(header.count).max(walked);
@@ -258,9 +346,9 @@ impl Batch {
         self.index.reserve(cookies, |_| 0);
     }
 
-    fn put(&mut self, chunk: u32, accepted_unix_micros: u64, cookie: &CookieRef<'_>) {
+    fn entry(&self, chunk: u32, accepted_unix_micros: u64, cookie: &CookieRef<'_>) -> Entry {
         let body = &self.chunks[chunk as usize];
-        let entry = Entry {
+        Entry {
             accepted_unix_micros,
             chunk,
             user_id_at: offset(body, cookie.user_id),
@@ -268,8 +356,12 @@ impl Batch {
             dsp_id: cookie.dsp_id,
             user_id_bytes: length(cookie.user_id),
             buyer_uid_bytes: length(cookie.buyer_uid),
-        };
-        let user_id = cookie.user_id.as_bytes();
+            is_known: false,
+            mark: [0; 2],
+        }
+    }
+
+    fn put(&mut self, entry: Entry, user_id: &[u8]) {
         let (chunks, entries, hasher) = (&self.chunks, &mut self.entries, &self.hasher);
         let slot = self.index.entry(
             hasher.hash_one((entry.dsp_id, user_id)),
@@ -287,8 +379,9 @@ impl Batch {
                 self.counts.superseded += 1;
                 let known = &mut entries[*known.get() as usize];
                 // At equal times the later arrival wins: from one producer that is the later sequence.
-                if known.accepted_unix_micros <= accepted_unix_micros {
-                    *known = entry;
+                if known.accepted_unix_micros <= entry.accepted_unix_micros {
+                    let is_known = known.is_known;
+                    *known = Entry { is_known, ..entry };
                 }
             }
             Slot::Vacant(slot) => {
@@ -312,6 +405,16 @@ impl Entry {
 
 /// The shortest encoding of a cookie with all its fields.
 const COOKIE_BYTES_MIN: usize = 10;
+
+fn lent<'a>(cookie: &CookieRef<'a>, accepted_unix_micros: u64) -> BatchCookie<'a> {
+    BatchCookie {
+        user_id: cookie.user_id.as_bytes(),
+        dsp_id: cookie.dsp_id,
+        buyer_uid: cookie.buyer_uid.as_bytes(),
+        accepted_unix_micros,
+        is_known: false,
+    }
+}
 
 fn is_well_formed(cookie: &CookieRef<'_>) -> bool {
     (1..=USER_ID_BYTES_MAX).contains(&cookie.user_id.len())

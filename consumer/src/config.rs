@@ -5,14 +5,18 @@
 
 mod parse;
 
-use std::{ffi::OsString, fmt, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, time::Duration,
+};
 
 use clap::Parser;
 use cookiesync::process::settings::{self, Mistakes, address, number, size, time};
 use jiff::tz::TimeZone;
 
-use crate::window::Window;
-use parse::{parse_name, parse_producer, parse_store, parse_time_zone};
+use crate::{store::mongodb::Layout, ttl::Ttls, window::Window};
+use parse::{
+    parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store, parse_time_zone,
+};
 
 /// Reads cookies from producers and keeps one local store current.
 ///
@@ -95,6 +99,80 @@ pub struct Args {
     /// How long a cookie is kept after it was accepted, and the cursor of a producer that is gone
     #[arg(long, value_name = "TIME", env = "CONSUMER_TTL", default_value = "14d")]
     ttl: String,
+
+    /// The same for single DSPs, repeatable or comma-separated: 17=7d,42=30d
+    #[arg(
+        long,
+        value_name = "DSP=TIME",
+        env = "CONSUMER_DSP_TTL",
+        value_delimiter = ','
+    )]
+    dsp_ttl: Vec<String>,
+
+    /// How long a cookie that repeats the buyer uid stored for its user and DSP is not written again; it may
+    /// expire that much early; 0s writes every cookie
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "CONSUMER_REFRESH_INTERVAL",
+        default_value = "1h"
+    )]
+    refresh_interval: String,
+
+    /// Memory for knowing what repeats: 26 bytes for each user and DSP; the oldest are forgotten when it is full
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "CONSUMER_REFRESH_BYTES",
+        default_value = "256MiB"
+    )]
+    refresh_bytes: String,
+
+    /// File for cookies that the store refuses for ever, one JSON object a line
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CONSUMER_DEAD_LETTERS",
+        default_value = "dead-letters.jsonl"
+    )]
+    dead_letters: PathBuf,
+
+    /// Most bytes of that file and the one before it, FILE.1, together
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "CONSUMER_DEAD_LETTER_BYTES",
+        default_value = "16MiB"
+    )]
+    dead_letter_bytes: String,
+
+    /// What the names of MongoDB databases begin with, before the DSP's number or `cookiesync`
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        env = "CONSUMER_MONGODB_PREFIX",
+        default_value = "",
+        hide_default_value = true
+    )]
+    mongodb_prefix: String,
+
+    /// Collections of a DSP's MongoDB database: one (`cookies`), or split256 (user id modulo 256, in hex)
+    #[arg(
+        long,
+        value_name = "LAYOUT",
+        env = "CONSUMER_MONGODB_LAYOUT",
+        default_value = "one"
+    )]
+    mongodb_layout: String,
+
+    /// Most MongoDB collections written at once
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "CONSUMER_MONGODB_WRITERS",
+        default_value = "4"
+    )]
+    mongodb_writers: String,
 
     /// When expired cookies are deleted: hours like 01:00-03:00, never or always
     #[arg(
@@ -186,8 +264,22 @@ pub struct Config {
     pub batch_cookies_max: usize,
     /// Most bytes received but not yet part of a batch.
     pub buffer_bytes_max: usize,
-    /// How long a cookie is kept after it was accepted, and an untouched cursor after it was committed.
-    pub ttl: Duration,
+    /// How long a cookie is kept after it was accepted; the longest is also how long an untouched cursor is.
+    pub ttls: Ttls,
+    /// How long a repeated cookie is not written again; zero writes every one.
+    pub refresh_interval: Duration,
+    /// Most bytes of memory for knowing what repeats.
+    pub refresh_bytes_max: usize,
+    /// Where cookies go that the store refuses for ever.
+    pub dead_letters: PathBuf,
+    /// Most bytes of the dead letters kept.
+    pub dead_letter_bytes_max: usize,
+    /// What every MongoDB database's name begins with.
+    pub mongodb_prefix: String,
+    /// How cookies are spread over MongoDB collections.
+    pub mongodb_layout: Layout,
+    /// Most MongoDB collections written at once.
+    pub mongodb_writers: usize,
     /// When expired cookies are deleted.
     pub expiry_window: Window,
     /// When the store is compacted.
@@ -236,7 +328,26 @@ impl Args {
             admin: address(m, "--admin", &self.admin),
             batch_cookies_max: number(m, "--batch-cookies", &self.batch_cookies, (1, 10_000_000)),
             buffer_bytes_max: size(m, "--buffer-bytes", &self.buffer_bytes, BUFFER_BYTES),
-            ttl: time(m, "--ttl", &self.ttl, Duration::from_secs(1)),
+            ttls: self.check_ttls(m),
+            refresh_interval: time(
+                m,
+                "--refresh-interval",
+                &self.refresh_interval,
+                Duration::ZERO,
+            ),
+            refresh_bytes_max: size(m, "--refresh-bytes", &self.refresh_bytes, REFRESH_BYTES),
+            dead_letters: self.dead_letters.clone(),
+            dead_letter_bytes_max: size(
+                m,
+                "--dead-letter-bytes",
+                &self.dead_letter_bytes,
+                DEAD_LETTER_BYTES,
+            ),
+            mongodb_prefix: m.check("--mongodb-prefix", parse_prefix(&self.mongodb_prefix)),
+            mongodb_layout: m
+                .good("--mongodb-layout", self.mongodb_layout.parse::<Layout>())
+                .unwrap_or_default(),
+            mongodb_writers: number(m, "--mongodb-writers", &self.mongodb_writers, (1, 64)),
             expiry_window: window(m, "--expiry-window", &self.expiry_window),
             compaction_window: window(m, "--compaction-window", &self.compaction_window),
             time_zone: m
@@ -246,7 +357,29 @@ impl Args {
         };
         mistakes.or(config)
     }
+
+    fn check_ttls(&self, m: &mut Mistakes) -> Ttls {
+        let shortest = Duration::from_secs(1);
+        let default = time(m, "--ttl", &self.ttl, shortest);
+        let mut by_dsp = BTreeMap::new();
+        for text in &self.dsp_ttl {
+            let Some((dsp_id, ttl)) = m.good("--dsp-ttl", parse_dsp_ttl(text)) else {
+                continue;
+            };
+            let ttl = time(m, "--dsp-ttl", ttl, shortest);
+            if by_dsp.insert(dsp_id, ttl).is_some() {
+                m.good::<(), _>("--dsp-ttl", Err(format!("DSP {dsp_id} is named twice")));
+            }
+        }
+        Ttls::new(default, by_dsp)
+    }
 }
+
+/// Room for a thousand users at least; the upper bound is far beyond any use.
+const REFRESH_BYTES: (usize, usize) = (64 << 10, 1 << 40);
+
+/// Room for many letters of the largest size at least.
+const DEAD_LETTER_BYTES: (usize, usize) = (64 << 10, 1 << 40);
 
 /// Room for one chunk at least; the upper bound is far beyond any use.
 const BUFFER_BYTES: (usize, usize) = (64 << 10, 16 << 30);
@@ -301,7 +434,8 @@ impl fmt::Display for Config {
         write!(
             f,
             "producer={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
-             expiry_window={} compaction_window={} time_zone={} drain_timeout={:?}",
+             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} mongodb_prefix={} \
+             mongodb_layout={} mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?}",
             producers.join(","),
             self.name,
             self.store,
@@ -309,7 +443,14 @@ impl fmt::Display for Config {
             self.admin,
             self.batch_cookies_max,
             self.buffer_bytes_max,
-            humantime::format_duration(self.ttl),
+            self.ttls,
+            self.refresh_interval,
+            self.refresh_bytes_max,
+            self.dead_letters.display(),
+            self.dead_letter_bytes_max,
+            self.mongodb_prefix,
+            self.mongodb_layout,
+            self.mongodb_writers,
             self.expiry_window,
             self.compaction_window,
             self.time_zone.iana_name().unwrap_or("system"),
@@ -319,115 +460,4 @@ impl fmt::Display for Config {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-
-    fn load(arguments: &[&str]) -> Result<Config, String> {
-        let arguments = ["consumer"].into_iter().chain(arguments.iter().copied());
-        Config::load(arguments.map(OsString::from)).map_err(|error| error.to_string())
-    }
-
-    fn file(text: &str) -> tempfile::NamedTempFile {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(text.as_bytes()).unwrap();
-        file
-    }
-
-    #[track_caller]
-    fn check_producers(config: &Config, expected: &[&str]) {
-        let producers: Vec<_> = config.producers.iter().map(ToString::to_string).collect();
-        assert_eq!(producers, expected);
-    }
-
-    #[test]
-    fn defaults_are_the_documented_ones() {
-        let config = load(&[]).unwrap();
-        check_producers(&config, &["http://127.0.0.1:7676"]);
-        assert_eq!(config.store, StoreConfig::Embedded("./data".into()));
-        assert_eq!(config.flush_interval, Duration::from_millis(200));
-        assert_eq!(config.admin, "127.0.0.1:9091".parse().unwrap());
-        assert_eq!(config.buffer_bytes_max, 16 << 20);
-        assert_eq!(config.ttl, Duration::from_secs(14 * 86_400));
-        assert_eq!(config.expiry_window.to_string(), "01:00-03:00");
-        assert_eq!(config.compaction_window.to_string(), "03:00-06:00");
-        assert_eq!(config.drain_timeout, Duration::from_secs(10));
-        assert!(!config.name.is_empty());
-    }
-
-    #[test]
-    fn flag_beats_file_beats_default() {
-        let file = file(
-            "ttl = '7d'\nflush_interval = '1s'\nbatch_cookies = 5\nbuffer_bytes = '64MiB'\n\
-             producer = ['http://a:1', 'http://b']\n",
-        );
-        let file = file.path().to_str().unwrap();
-        let config = load(&["--config", file, "--flush-interval", "50ms"]).unwrap();
-        assert_eq!(config.flush_interval, Duration::from_millis(50));
-        assert_eq!(config.ttl, Duration::from_secs(7 * 86_400));
-        assert_eq!(config.batch_cookies_max, 5);
-        assert_eq!(config.buffer_bytes_max, 64 << 20);
-        check_producers(&config, &["http://a:1", "http://b:7676"]);
-    }
-
-    #[test]
-    fn producers_are_repeatable_and_comma_separated() {
-        let two = "--producer=http://a:1,http://b:2";
-        let config = load(&[two, "--producer", "http://[::1]:3"]).unwrap();
-        check_producers(&config, &["http://a:1", "http://b:2", "http://[::1]:3"]);
-    }
-
-    #[test]
-    fn all_mistakes_are_reported_at_once() {
-        let file = file("flush = '1s'\nname = []\nadmin = 'here'\nstore = ['none']\n");
-        let config = format!("--config={}", file.path().display());
-        let arguments = [
-            "--producer=ftp://a,http://b:1",
-            "--store=mangodb://user:secret@host",
-            "--batch-cookies=0",
-            "--buffer-bytes=1KiB",
-            "--ttl=2 years",
-            "--expiry-window=noon",
-            "--compaction-window=",
-            "--time-zone=Mars/Base",
-            "--drain-timeout=soon",
-        ];
-        let mistakes = load(&[&[config.as_str()], &arguments[..]].concat()).unwrap_err();
-        let flags = arguments.map(|argument| argument.split_once('=').unwrap().0);
-        let in_file = [
-            "unknown key flush",
-            "name takes one value",
-            "store takes one value",
-            "--admin",
-        ];
-        for part in flags.iter().chain(&in_file) {
-            assert!(mistakes.contains(part), "{part} is missing in {mistakes}");
-        }
-        assert!(!mistakes.contains("secret"), "{mistakes}");
-    }
-
-    #[test]
-    fn credentials_are_never_printed() {
-        for uri in [
-            "mongodb://user:secret@host:27017/db?authSource=secret",
-            "mongodb://host/?authMechanismProperties=AWS_SESSION_TOKEN:secret",
-        ] {
-            let file = file(&format!("store = '{uri}'"));
-            let file = format!("--config={}", file.path().display());
-            let store = format!("--store={uri}");
-            for argument in [&file, &store] {
-                let config = load(&[argument]).unwrap();
-                assert_eq!(config.store, StoreConfig::Mongodb(uri.to_owned()));
-                for text in [config.to_string(), format!("{config:?}")] {
-                    assert!(!text.contains("secret"), "{text}");
-                    assert!(text.contains("host"), "{text}");
-                }
-                for also in ["--help", "--ttl=never"] {
-                    let text = load(&[argument, also]).unwrap_err();
-                    assert!(!text.contains("secret"), "{text}");
-                }
-            }
-        }
-    }
-}
+mod tests;

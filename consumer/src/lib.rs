@@ -12,15 +12,18 @@
 //!   stream: the producer's queue takes the strain, never this process.
 //! - [`batch`] keeps the newest cookie of each (user, DSP) pair, without copying a byte of it.
 //! - [`sink`] collects a batch while the one before is written, retries what the store refuses, and hands over
-//!   the cursors with the data.
+//!   the cursors with the data. [`dead_letters`] keeps what the store refuses for ever.
 //! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
 //!   *store* stands. A batch written twice changes nothing.
-//! - [`maintenance`] lets stores expire and compact inside nightly windows; [`lookup`] answers what is stored.
+//! - [`maintenance`] lets stores expire and compact inside nightly windows, by a [`clock`] that tests set; [`lookup`]
+//!   answers what is stored.
 //!
-//! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`] and [`window`] contain no
+//! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`window`] contain no
 //! `async`.
 
+pub mod clock;
 pub mod config;
+pub mod ttl;
 pub mod window;
 
 pub mod app;
@@ -29,7 +32,11 @@ pub mod subscription;
 
 pub mod batch;
 
+pub mod suppression;
+
 pub mod sink;
+
+pub mod dead_letters;
 
 pub mod store;
 

@@ -66,7 +66,7 @@ fn answer(status: StatusCode, body: &impl Serialize) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
     use cookiesync::process::unix_micros;
     use http_body_util::BodyExt;
@@ -75,12 +75,14 @@ mod tests {
     use crate::{
         batch::tests::{batch, chunk},
         store::embedded::EmbeddedStore,
+        ttl::Ttls,
     };
 
     #[tokio::test]
     async fn user_is_found_in_order_of_dsps_and_others_are_answered_in_json() {
         let folder = tempfile::TempDir::new().unwrap();
-        let store = EmbeddedStore::open(folder.path().to_path_buf(), Duration::from_secs(60));
+        let ttls = Ttls::new(Duration::from_secs(60), BTreeMap::new());
+        let store = EmbeddedStore::open(folder.path().to_path_buf(), ttls);
         let store = store.await.unwrap();
         let cookies = [("u/1", 100, "b\"ü"), ("u/1", 9, "nine")];
         let batch = Arc::new(batch(&[chunk(1, unix_micros(), &cookies)]));

@@ -1,27 +1,36 @@
 //! The night: tells the store when it may expire and compact.
 //!
-//! One task wakes at every change of a window, and at least every ten minutes, so that a store can also see to
-//! what appeared meanwhile. What runs is told to stop when its window closes.
+//! Two loops, one for each window, so that neither keeps the other from its hours: a compaction may take hours, and
+//! expiry has to be switched off in time. Each wakes when its window opens or closes, and at least every ten
+//! minutes, so that a store can also see to what appeared meanwhile; sooner, when something was left to be done.
+//! What runs is told to stop when its window closes.
 
 use std::{sync::Arc, time::Duration};
 
-use cookiesync::process::unix_micros;
-use jiff::{Timestamp, Zoned, tz::TimeZone};
+use jiff::{Zoned, tz::TimeZone};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    metrics::Metrics,
-    store::{Store, StoreError, expired_before},
+    clock::{Clock, unix_micros},
+    metrics::{self, Metrics},
+    store::{Compacted, CompactedCollection, Compaction, Store, StoreError},
     subscription::positions::Positions,
+    ttl::before,
     window::Window,
 };
 
-/// The longest time between two looks at the windows.
+/// The longest time between two looks at what the store has.
 const LOOK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The shortest time between two compactions: one a night, also when the window is always open.
+/// The same when something was left to be done.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The shortest time between two compactions of the same while the window is always open: one a day.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(20 * 3600);
+
+/// How long a compaction has to be ended when the process stops; then it is left to end by itself.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// When the store may do what.
 #[derive(Debug, Clone)]
@@ -37,317 +46,268 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    fn now(&self) -> Zoned {
-        Timestamp::now().to_zoned(self.time_zone.clone())
+    /// What was compacted since then, in microseconds since the Unix epoch, has had its turn at `now`: since the
+    /// window opened, or for a day.
+    fn compacted_since(&self, now: &Zoned) -> u64 {
+        match self.compaction.opened(now) {
+            Some(opened) => unix_micros(opened.timestamp()),
+            None => before(unix_micros(now.timestamp()), COMPACTION_INTERVAL),
+        }
     }
-
-    /// How long to sleep at `now`: until the next change of any window, [`LOOK_INTERVAL`] at most.
-    fn pause(&self, now: &Zoned) -> Duration {
-        [self.expiry, self.compaction]
-            .into_iter()
-            .filter_map(|window| time_until(window.next_change(now).as_ref(), now))
-            .fold(LOOK_INTERVAL, Duration::min)
-            .max(Duration::from_millis(10))
-    }
-}
-
-fn time_until(change: Option<&Zoned>, now: &Zoned) -> Option<Duration> {
-    Duration::try_from(now.duration_until(change?)).ok()
 }
 
 /// Runs the night's work until `stop`.
 pub async fn run(
     store: Arc<dyn Store>,
     schedule: Schedule,
+    clock: Clock,
     positions: Arc<Positions>,
     metrics: Metrics,
     stop: CancellationToken,
 ) {
-    let mut night = Night {
+    let night = Night {
         store,
         schedule,
+        clock,
         positions,
-        metrics,
+        metrics: metrics.maintenance,
+        sink: metrics.sink,
         stop,
-        expiry_was_open: None,
-        compacted_at: None,
-        failing: false,
     };
-    while !night.stop.is_cancelled() {
-        night.expire().await;
-        night.forget_cursors().await;
-        night.compact().await;
-        let pause = night.schedule.pause(&night.schedule.now());
-        tokio::select! {
-            () = night.stop.cancelled() => {}
-            () = sleep(pause) => {}
-        }
-    }
+    tokio::join!(night.expiries(), night.compactions());
 }
 
 struct Night {
     store: Arc<dyn Store>,
     schedule: Schedule,
+    clock: Clock,
     positions: Arc<Positions>,
-    metrics: Metrics,
+    metrics: metrics::Maintenance,
+    sink: metrics::Sink,
     stop: CancellationToken,
-    expiry_was_open: Option<bool>,
-    compacted_at: Option<Instant>,
-    failing: bool,
 }
 
 impl Night {
-    async fn expire(&mut self) {
-        let now = self.schedule.now();
+    async fn expiries(&self) {
         let window = self.schedule.expiry;
-        let open = window.is_open(&now);
-        if self.expiry_was_open.replace(open) != Some(open) {
-            tracing::info!(open, %window, "expiry window");
-        }
-        self.metrics.maintenance.expiry_open.set(i64::from(open));
-        let until = self.window_stop(window, open, &now);
-        let expired = tokio::select! {
-            () = self.stop.cancelled() => return,
-            expired = self.store.expire(open, unix_micros(), &until.token) => expired,
-        };
-        match expired {
-            Ok(expired) => {
-                self.recovered();
-                self.metrics.maintenance.expired.inc_by(expired.deleted);
-                if expired.deleted > 0 {
-                    tracing::info!(deleted = expired.deleted, "expired cookies deleted");
-                }
+        let (mut was_open, mut failing) = (None, Failing::default());
+        while !self.stop.is_cancelled() {
+            let now = self.now();
+            let open = window.is_open(&now);
+            if was_open.replace(open) != Some(open) {
+                tracing::info!(open, %window, "expiry window");
             }
-            Err(error) => self.failed("expiry", &error),
+            self.metrics.expiry_open.set(i64::from(open));
+            let Some(expired) = self.expire(open, &now).await else {
+                return;
+            };
+            let mut done = self.outcome("expiry", &mut failing, expired);
+            if open {
+                let Some(forgotten) = self.forget_cursors(&now).await else {
+                    return;
+                };
+                done &= self.outcome("deletion of cursors", &mut failing, forgotten);
+            }
+            self.pause(window, &now, done).await;
         }
     }
 
-    /// Forgets producers that are gone, in the expiry window: in the store, in memory and in the metrics.
-    async fn forget_cursors(&mut self) {
-        if self.expiry_was_open != Some(true) {
-            return;
-        }
-        let before = expired_before(unix_micros(), self.schedule.cursors_kept);
+    /// Whether all was done; `None` when the process stops.
+    async fn expire(&self, open: bool, now: &Zoned) -> Option<Result<bool, StoreError>> {
+        let micros = unix_micros(now.timestamp());
+        let expired = self.within(self.schedule.expiry, now, async |until| {
+            tokio::select! {
+                () = self.stop.cancelled() => None,
+                expired = self.store.expire(open, micros, until) => Some(expired),
+            }
+        });
+        Some(expired.await?.map(|expired| {
+            self.metrics.expired.inc_by(expired.deleted);
+            if expired.deleted > 0 {
+                tracing::info!(deleted = expired.deleted, "expired cookies deleted");
+            }
+            expired.complete
+        }))
+    }
+
+    /// Forgets producers that are gone, in the expiry window: in the store, in memory and in the metrics. `None` when
+    /// the process stops.
+    async fn forget_cursors(&self, now: &Zoned) -> Option<Result<bool, StoreError>> {
+        let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
         let forgotten = tokio::select! {
-            () = self.stop.cancelled() => return,
+            () = self.stop.cancelled() => return None,
             forgotten = self.store.forget_cursors(before) => forgotten,
         };
-        match forgotten {
-            Ok(forgotten) => {
-                self.recovered();
-                for producer in forgotten {
-                    self.positions.forget(&producer);
-                    self.metrics.sink.forget(&producer);
-                    self.metrics.maintenance.forgotten_cursors.inc();
-                    tracing::info!(
-                        producer = &*producer,
-                        "cursor of a producer that is gone deleted"
-                    );
+        Some(forgotten.map(|forgotten| {
+            for producer in forgotten {
+                self.positions.forget(&producer);
+                self.sink.forget(&producer);
+                self.metrics.forgotten_cursors.inc();
+                tracing::info!(
+                    producer = &*producer,
+                    "cursor of a producer that is gone deleted"
+                );
+            }
+            true
+        }))
+    }
+
+    async fn compactions(&self) {
+        let window = self.schedule.compaction;
+        let (mut completed, mut failing) = (None, Failing::default());
+        while !self.stop.is_cancelled() {
+            let now = self.now();
+            let open = window.is_open(&now);
+            self.metrics.compaction_open.set(i64::from(open));
+            let since = self.schedule.compacted_since(&now);
+            let mut done = true;
+            if open && completed.is_none_or(|completed| completed < since) {
+                let Some(compacted) = self.compact(since, &now).await else {
+                    return;
+                };
+                done = self.outcome("compaction", &mut failing, compacted);
+                if done {
+                    completed = Some(unix_micros(now.timestamp()));
                 }
             }
-            Err(error) => self.failed("deletion of cursors", &error),
+            self.pause(window, &now, done).await;
         }
     }
 
-    async fn compact(&mut self) {
-        let now = self.schedule.now();
+    /// Whether all was done; `None` when the process stops.
+    async fn compact(&self, since: u64, now: &Zoned) -> Option<Result<bool, StoreError>> {
         let window = self.schedule.compaction;
-        let open = window.is_open(&now);
-        self.metrics
-            .maintenance
-            .compaction_open
-            .set(i64::from(open));
-        let rests = self
-            .compacted_at
-            .is_some_and(|at| at.elapsed() < COMPACTION_INTERVAL);
-        if !open || rests {
-            return;
-        }
         tracing::info!(%window, "compaction begins");
         let began = Instant::now();
-        let until = self.window_stop(window, open, &now);
-        let compacted = tokio::select! {
-            () = self.stop.cancelled() => return,
-            compacted = self.store.compact(&until.token) => compacted,
-        };
-        match compacted {
-            Ok(compacted) => {
-                self.recovered();
-                let took = began.elapsed();
-                let maintenance = &self.metrics.maintenance;
-                maintenance.compaction_seconds.set(took.as_secs_f64());
-                let (collections, complete) = (compacted.collections, compacted.complete);
-                if complete {
-                    self.compacted_at = Some(began);
-                    maintenance.compactions.inc();
-                }
-                tracing::info!(collections, complete, ?took, "compacted");
+        let report = |collection: &CompactedCollection| self.compacted(collection);
+        let compacted = self.within(window, now, async |until| {
+            let compaction = Compaction {
+                since,
+                clock: &self.clock,
+                stop: until,
+                report: &report,
+            };
+            tokio::select! {
+                compacted = self.store.compact(compaction) => Some(compacted),
+                () = self.stopped_for_long() => None,
             }
-            Err(error) => self.failed("compaction", &error),
-        }
-    }
-
-    /// A token that is cancelled when the window closes, and with `stop`.
-    fn window_stop(&self, window: Window, open: bool, now: &Zoned) -> WindowStop {
-        let token = self.stop.child_token();
-        let closes_in = time_until(window.next_change(now).as_ref(), now).filter(|_| open);
-        let timer = closes_in.map(|closes_in| {
-            let token = token.clone();
-            let mut closing = tokio::task::JoinSet::new();
-            closing.spawn(async move {
-                sleep(closes_in).await;
-                token.cancel();
-            });
-            closing
         });
-        WindowStop {
-            token,
-            _timer: timer,
+        Some(compacted.await?.map(|compacted| {
+            let Compacted { skipped, complete } = compacted;
+            self.metrics.compaction_skipped.inc_by(skipped);
+            self.metrics.compactions.inc_by(u64::from(complete));
+            tracing::info!(skipped, complete, took = ?began.elapsed(), "compaction ends");
+            complete
+        }))
+    }
+
+    fn compacted(&self, collection: &CompactedCollection) {
+        let CompactedCollection {
+            name,
+            took,
+            reusable_bytes,
+            freed_bytes,
+        } = collection;
+        self.metrics.compaction_seconds.observe(took.as_secs_f64());
+        self.metrics.compaction_freed_bytes.inc_by(*freed_bytes);
+        tracing::info!(
+            collection = name,
+            ?took,
+            reusable_bytes,
+            freed_bytes,
+            "collection compacted"
+        );
+    }
+
+    async fn stopped_for_long(&self) {
+        self.stop.cancelled().await;
+        sleep(STOP_TIMEOUT).await;
+    }
+
+    fn now(&self) -> Zoned {
+        self.clock.now().to_zoned(self.schedule.time_zone.clone())
+    }
+
+    /// Waits until the next change of `window` after `now`, or the next look, or `stop`.
+    async fn pause(&self, window: Window, now: &Zoned, done: bool) {
+        let longest = if done { LOOK_INTERVAL } else { RETRY_INTERVAL };
+        let look = now.timestamp() + longest;
+        let change = window.next_change(now).map(|change| change.timestamp());
+        let until = change.map_or(look, |change| change.min(look));
+        let mut seen = now.timestamp();
+        while seen == now.timestamp() || (seen > now.timestamp() && seen < until) {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.clock.wait(seen, until) => {}
+            }
+            seen = self.clock.now();
         }
     }
 
+    /// Does `work`, whose token is cancelled when `window` is no longer what it was at `now`, and with `stop`.
+    async fn within<T>(
+        &self,
+        window: Window,
+        now: &Zoned,
+        work: impl AsyncFnOnce(&CancellationToken) -> T,
+    ) -> T {
+        let until = self.stop.child_token();
+        let changed = async {
+            self.changed(window, now).await;
+            until.cancel();
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            done = work(&until) => done,
+            done = changed => done,
+        }
+    }
+
+    async fn changed(&self, window: Window, now: &Zoned) {
+        let was_open = window.is_open(now);
+        let mut now = now.clone();
+        while window.is_open(&now) == was_open {
+            match window.next_change(&now) {
+                Some(change) => self.clock.wait(now.timestamp(), change.timestamp()).await,
+                None => std::future::pending().await,
+            }
+            now = self.now();
+        }
+    }
+
+    /// Whether everything was done; counts and tells when it was not.
+    fn outcome(&self, what: &str, failing: &mut Failing, done: Result<bool, StoreError>) -> bool {
+        match &done {
+            Ok(_) => failing.recovered(what),
+            Err(error) => {
+                self.metrics.errors.inc();
+                failing.failed(what, error);
+            }
+        }
+        done.unwrap_or(false)
+    }
+}
+
+/// What failed last time: only changes are told.
+#[derive(Debug, Default)]
+struct Failing(Vec<String>);
+
+impl Failing {
     fn failed(&mut self, what: &str, error: &StoreError) {
-        self.metrics.maintenance.errors.inc();
-        if !std::mem::replace(&mut self.failing, true) {
-            tracing::warn!(what, %error, "maintenance failed, trying again later");
+        if !self.0.iter().any(|failing| failing == what) {
+            self.0.push(what.to_owned());
+            tracing::warn!(what, %error, "maintenance failed, trying again soon");
         }
     }
 
-    fn recovered(&mut self) {
-        if std::mem::replace(&mut self.failing, false) {
-            tracing::info!("maintenance works again");
+    fn recovered(&mut self, what: &str) {
+        if self.0.iter().any(|failing| failing == what) {
+            self.0.retain(|failing| failing != what);
+            tracing::info!(what, "maintenance works again");
         }
-    }
-}
-
-/// Tells the work of one window to stop; its timer ends with it.
-struct WindowStop {
-    token: CancellationToken,
-    _timer: Option<tokio::task::JoinSet<()>>,
-}
-
-impl Drop for WindowStop {
-    fn drop(&mut self) {
-        self.token.cancel();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    use futures_util::FutureExt;
-    use prometheus::Registry;
-
-    use super::*;
-    use crate::{
-        batch::{Batch, Cursor},
-        store::{Answer, BuyerUids, Compacted, Expired, Written},
-    };
-
-    /// Needs three calls for a compaction, and has one cursor to forget.
-    #[derive(Debug, Default)]
-    struct FakeStore {
-        compactions: AtomicU64,
-        forgets: AtomicU64,
-    }
-
-    fn done<T: Send + 'static>(value: T) -> Answer<'static, T> {
-        std::future::ready(Ok(value)).boxed()
-    }
-
-    impl Store for FakeStore {
-        fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-            done(Vec::new())
-        }
-
-        fn write(&self, _: Arc<Batch>) -> Answer<'_, Written> {
-            done(Written::default())
-        }
-
-        fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, BuyerUids> {
-            done(BuyerUids::new())
-        }
-
-        fn ping(&self) -> Answer<'_, ()> {
-            done(())
-        }
-
-        fn expire<'a>(&'a self, _: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
-            done(Expired { deleted: 2 })
-        }
-
-        fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
-            let is_first = self.forgets.fetch_add(1, Ordering::Relaxed) == 0;
-            done(is_first.then(|| "gone".into()).into_iter().collect())
-        }
-
-        fn compact<'a>(&'a self, _: &'a CancellationToken) -> Answer<'a, Compacted> {
-            let calls = self.compactions.fetch_add(1, Ordering::Relaxed) + 1;
-            done(Compacted {
-                collections: 1,
-                complete: calls.is_multiple_of(3),
-            })
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn compaction_goes_on_until_it_is_complete_and_then_rests() {
-        let store = Arc::new(FakeStore::default());
-        let metrics = Metrics::register(&Registry::new()).unwrap();
-        let gone = metrics.sink.cursor_sequence.with_label_values(&["gone"]);
-        gone.set(1);
-        let cursor = Cursor {
-            producer: "gone".into(),
-            epoch: 1,
-            sequence: 1,
-            complete: false,
-        };
-        let positions = Arc::new(Positions::new(vec![cursor]));
-        let schedule = Schedule {
-            expiry: Window::Always,
-            compaction: Window::Always,
-            time_zone: TimeZone::UTC,
-            cursors_kept: Duration::from_secs(3600),
-        };
-        let stop = CancellationToken::new();
-        let night = run(
-            Arc::clone(&store) as Arc<dyn Store>,
-            schedule,
-            Arc::clone(&positions),
-            metrics.clone(),
-            stop.clone(),
-        );
-        let hours = async {
-            sleep(Duration::from_secs(5 * 3600)).await;
-            stop.cancel();
-        };
-        tokio::join!(night, hours);
-        assert_eq!(store.compactions.load(Ordering::Relaxed), 3);
-        assert_eq!(metrics.maintenance.compactions.get(), 1);
-        assert!(metrics.maintenance.expired.get() >= 2 * 29);
-        assert_eq!(metrics.maintenance.forgotten_cursors.get(), 1);
-        assert!(positions.cursors().is_empty());
-        let renewed = metrics.sink.cursor_sequence.with_label_values(&["gone"]);
-        assert_eq!(renewed.get(), 0, "the series was dropped");
-    }
-
-    #[track_caller]
-    fn check(now: &str, pause: Duration) {
-        let schedule = Schedule {
-            expiry: "01:00-03:00".parse().unwrap(),
-            compaction: "03:00-06:00".parse().unwrap(),
-            time_zone: TimeZone::UTC,
-            cursors_kept: Duration::from_secs(3600),
-        };
-        assert_eq!(schedule.pause(&now.parse().unwrap()), pause);
-    }
-
-    #[test]
-    fn wakes_at_the_next_change_of_any_window_and_every_ten_minutes() {
-        check("2026-03-10T00:59:00[UTC]", Duration::from_secs(60));
-        check("2026-03-10T02:59:59.5[UTC]", Duration::from_millis(500));
-        check("2026-03-10T03:00:00[UTC]", LOOK_INTERVAL);
-        check("2026-03-10T12:00:00[UTC]", LOOK_INTERVAL);
-    }
-}
+mod tests;

@@ -6,8 +6,8 @@ use std::{collections::HashMap, sync::Mutex, time::Duration};
 
 use cookiesync::v1::GapReason;
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, Result,
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Result,
     core::{Collector, Desc},
     proto,
 };
@@ -60,12 +60,16 @@ pub struct Sink {
     pub written: IntCounter,
     /// Cookies replaced by a newer one before they were written.
     pub superseded: IntCounter,
+    /// Cookies that repeat what was stored lately.
+    pub suppressed: IntCounter,
     /// Cookies that were older than what the store has.
     pub stale: IntCounter,
     /// Cookies that were malformed when received.
     pub malformed: IntCounter,
     /// Cookies that the store refused for ever.
     pub rejected: IntCounter,
+    /// What became of those.
+    pub dead_letters: DeadLetters,
     /// Cookies whose time of acceptance was cut down.
     pub clock_clamped: IntCounter,
     /// Batches written.
@@ -84,6 +88,15 @@ pub struct Sink {
     pub cursor_sequence: IntGaugeVec,
 }
 
+/// Letters for cookies that the store refused for ever.
+#[derive(Clone, Debug)]
+pub struct DeadLetters {
+    /// Letters in the file.
+    pub written: IntCounter,
+    /// Letters that could not be written.
+    pub failed: IntCounter,
+}
+
 /// What maintenance counts.
 #[derive(Clone, Debug)]
 pub struct Maintenance {
@@ -91,13 +104,17 @@ pub struct Maintenance {
     pub expiry_open: IntGauge,
     /// Whether the compaction window is open.
     pub compaction_open: IntGauge,
-    /// Expired cookies that were deleted by this process.
+    /// Expired cookies that were found to be deleted.
     pub expired: IntCounter,
     /// Cursors that were forgotten.
     pub forgotten_cursors: IntCounter,
-    /// Seconds of the last compaction.
-    pub compaction_seconds: Gauge,
-    /// Compactions that were finished.
+    /// Seconds of the compaction of each collection.
+    pub compaction_seconds: Histogram,
+    /// Bytes that compactions gave back.
+    pub compaction_freed_bytes: IntCounter,
+    /// Collections that were not worth a compaction.
+    pub compaction_skipped: IntCounter,
+    /// Nights in which everything worth it was compacted.
     pub compactions: IntCounter,
     /// Expiries and compactions that failed.
     pub errors: IntCounter,
@@ -196,12 +213,17 @@ impl Sink {
                 "superseded_total",
                 "Cookies replaced by a newer one of the same user and DSP before they were written.",
             )?,
+            suppressed: names.counter(
+                "suppressed_total",
+                "Cookies not written because they repeat the buyer uid stored within the refresh interval.",
+            )?,
             stale: names.counter(
                 "stale_total",
                 "Cookies not written because the store has a newer one.",
             )?,
             malformed: failed.with_label_values(&["malformed"]),
             rejected: failed.with_label_values(&["rejected"]),
+            dead_letters: DeadLetters::register(names)?,
             clock_clamped: names.counter(
                 "clock_clamped_total",
                 "Cookies accepted more than 5 minutes ahead of this machine's clock; their time was cut down.",
@@ -246,6 +268,20 @@ impl Sink {
     }
 }
 
+impl DeadLetters {
+    fn register(names: &Names<'_>) -> Result<Self> {
+        let letters = names.counters(
+            "dead_letters_total",
+            "Letters for cookies that the store refused for ever, by outcome: written to the file, or failed to be.",
+            "outcome",
+        )?;
+        Ok(Self {
+            written: letters.with_label_values(&["written"]),
+            failed: letters.with_label_values(&["failed"]),
+        })
+    }
+}
+
 impl Maintenance {
     fn register(names: &Names<'_>) -> Result<Self> {
         Ok(Self {
@@ -254,15 +290,31 @@ impl Maintenance {
                 .gauge("compaction_window_open", "1 while compaction may run.")?,
             expired: names.counter(
                 "expired_total",
-                "Expired cookies deleted by this process, older values included (MongoDB deletes its own).",
+                "Expired cookies found to be deleted, older values included.",
             )?,
             forgotten_cursors: names.counter(
                 "forgotten_cursors_total",
                 "Cursors deleted because their producer sent nothing for as long as cookies live.",
             )?,
-            compaction_seconds: names
-                .seconds("compaction_seconds", "Time the last compaction took.")?,
-            compactions: names.counter("compactions_total", "Compactions that were finished.")?,
+            compaction_seconds: names.histogram(
+                "compaction_seconds",
+                "Time the compaction of each collection took.",
+                &[
+                    0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0,
+                ],
+            )?,
+            compaction_freed_bytes: names.counter(
+                "compaction_freed_bytes_total",
+                "Bytes that compactions gave back to the file system.",
+            )?,
+            compaction_skipped: names.counter(
+                "compaction_skipped_total",
+                "Collections that were not compacted because there was little to gain.",
+            )?,
+            compactions: names.counter(
+                "compactions_total",
+                "Times that everything worth it was compacted, one a night.",
+            )?,
             errors: names.counter(
                 "maintenance_errors_total",
                 "Expiries, compactions and deletions of cursors that failed.",
@@ -306,12 +358,6 @@ impl Names<'_> {
         let gauges = IntGaugeVec::new(Self::opts(name, help), &[label])?;
         self.0.register(Box::new(gauges.clone()))?;
         Ok(gauges)
-    }
-
-    fn seconds(&self, name: &str, help: &str) -> Result<Gauge> {
-        let gauge = Gauge::with_opts(Self::opts(name, help))?;
-        self.0.register(Box::new(gauge.clone()))?;
-        Ok(gauge)
     }
 
     fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram> {

@@ -78,6 +78,27 @@ impl Window {
         }
     }
 
+    /// When the window that is open at `now` opened; `None` when it is shut or never opened.
+    ///
+    /// Where a change of the clocks skips that wall-clock time, the moment after the skip.
+    #[must_use]
+    pub fn opened(&self, now: &Zoned) -> Option<Zoned> {
+        let Self::Daily { from, .. } = *self else {
+            return None;
+        };
+        if !self.is_open(now) {
+            return None;
+        }
+        (0..=1)
+            .filter_map(|days| now.date().checked_sub(days.days()).ok())
+            .filter_map(|date| {
+                let opening = date.to_datetime(from);
+                opening.to_zoned(now.time_zone().clone()).ok()
+            })
+            .filter(|opening| opening <= now)
+            .max()
+    }
+
     /// The next moment after `now` at which the window opens or closes; `None` when it never changes.
     ///
     /// Where a change of the clocks skips that wall-clock time, the moment after the skip.
@@ -106,6 +127,23 @@ mod tests {
         assert_eq!(window.is_open(&now), open);
         let next: Option<Zoned> = next.map(|next| next.parse().unwrap());
         assert_eq!(window.next_change(&now), next);
+    }
+
+    #[test]
+    fn window_that_is_open_opened_once() {
+        let check = |window: &str, now: &str, opened: Option<&str>| {
+            let window: Window = window.parse().unwrap();
+            let opened: Option<Zoned> = opened.map(|opened| opened.parse().unwrap());
+            assert_eq!(window.opened(&now.parse().unwrap()), opened, "{window}");
+        };
+        let [late, early] = ["2026-03-09T23:30:00[UTC]", "2026-03-10T03:00:00[UTC]"];
+        check("03:00-06:00", "2026-03-10T04:00:00[UTC]", Some(early));
+        check("03:00-06:00", early, Some(early));
+        check("03:00-06:00", "2026-03-10T06:00:00[UTC]", None);
+        check("23:30-00:30", "2026-03-10T00:15:00[UTC]", Some(late));
+        check("23:30-00:30", "2026-03-09T23:45:00[UTC]", Some(late));
+        check("always", late, None);
+        check("never", late, None);
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn with_file(mut command: Command, path: &PathBuf, mistakes: &mut Mistakes) -> C
     let read = fs::read_to_string(path).map_err(|error| error.to_string());
     let table = read.and_then(|text| {
         text.parse::<toml::Table>()
-            .map_err(|error| error.to_string())
+            .map_err(|error| without_source(&text, &error))
     });
     let place = path.display();
     let table = match table {
@@ -91,6 +91,13 @@ fn with_file(mut command: Command, path: &PathBuf, mistakes: &mut Mistakes) -> C
         }
     }
     command
+}
+
+/// Where and what, but not the line itself: it may hold credentials.
+fn without_source(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+    format!("line {line}: {}", error.message())
 }
 
 fn values(key: &str, value: &toml::Value, may_be_list: bool) -> Result<Vec<String>, String> {

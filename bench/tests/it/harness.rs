@@ -357,15 +357,28 @@ impl Consumer {
         .await
     }
 
+    /// Waits until it has written so many cookies.
+    pub(crate) async fn wait_written(&self, cookies: u64) -> Result<()> {
+        let what = format!("{} has written {cookies} cookies", self.admin);
+        wait_until(PATIENCE, &what, async || {
+            Ok(self.metrics().await?.count(names::WRITTEN, &[]) >= cookies)
+        })
+        .await
+    }
+
     /// Waits until the fate of `accepted` cookies is known, all of them received by this process.
     pub(crate) async fn wait_settled(&self, accepted: u64) -> Result<()> {
         let what = format!("{} has settled {accepted} cookies", self.admin);
         wait_until(PATIENCE, &what, async || {
             let metrics = self.metrics().await?;
-            let settled: u64 = [names::WRITTEN, names::SUPERSEDED, names::STALE]
-                .iter()
-                .map(|name| metrics.count(name, &[]))
-                .sum();
+            let fates = [
+                names::WRITTEN,
+                names::SUPERSEDED,
+                names::STALE,
+                names::SUPPRESSED,
+                names::FAILED,
+            ];
+            let settled: u64 = fates.iter().map(|name| metrics.count(name, &[])).sum();
             ensure!(settled <= accepted, "{settled} of {accepted} are settled");
             Ok(settled == accepted)
         })

@@ -3,6 +3,7 @@
 
 mod abuse;
 mod admin;
+mod connections;
 mod cut;
 mod documents;
 mod drain;
@@ -12,6 +13,11 @@ mod harness;
 mod http_client;
 mod languages;
 mod maintenance;
+mod mongods;
+mod newest_wins;
+mod night;
+mod outages;
+mod refusals;
 mod restarts;
 mod settings;
 mod stream_client;

@@ -1,17 +1,20 @@
-//! Expiry: MongoDB deletes in the window and by its own means, the embedded store shows nothing expired.
+//! The night: MongoDB deletes in the expiry window and by its own means, and gives space back in the compaction
+//! window; the embedded store shows nothing expired.
+
+use std::time::Duration;
 
 use anyhow::Result;
 use bench::{admin, mongod::Mongod};
+use consumer::store::mongodb::Layout;
+use mongodb::bson::doc;
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
     harness::{Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until},
+    night::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL},
 };
-
-/// What MongoDB takes at most: 68 years.
-const NEVER_SECONDS: i64 = 2_147_483_647;
 
 async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
     let what = format!("the index expires after {seconds} s");
@@ -68,4 +71,261 @@ async fn embedded_store_shows_no_cookie_older_than_its_time_to_live() -> Result<
     })
     .await?;
     keeps.wait_known("alice", json!({"17": "a-1"})).await
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+const MINUTE: Duration = Duration::from_secs(60);
+const TTL_SECONDS: i64 = 14 * 86_400;
+
+#[tokio::test]
+async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start(folder.path()).await?;
+    let short = SHORT_DSP.to_string();
+    let write_old = async |name: &str| -> Result<()> {
+        server.write("17.cookies", name, TTL + HOUR).await?;
+        server.write(&short, name, DAY + HOUR).await
+    };
+    write_old("old").await?;
+    server.write("17.cookies", "fresh", TTL - HOUR).await?;
+    server.write(&short, "fresh", DAY - HOUR).await?;
+    let other = doc! { "expireAfterSeconds": 60 };
+    server.make_index("theirs.cookies", "t_1", other).await?;
+
+    let night = Night::start(&mongod, Layout::One, "10T00:30")?;
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    server.wait_expiring(&short, NEVER_SECONDS).await?;
+    let theirs = async |hour: &str| -> Result<()> {
+        server.write("theirs.cookies", hour, HOUR).await?;
+        server.wait_names("theirs.cookies", &[]).await
+    };
+    theirs("before").await?;
+    server.wait_monitor().await?;
+    assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
+    assert_eq!(server.names(&short).await?, ["fresh", "old"]);
+
+    night.set("10T01:00");
+    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
+    server.wait_expiring(&short, 86_400).await?;
+    server.wait_names("17.cookies", &["fresh"]).await?;
+    server.wait_names(&short, &["fresh"]).await?;
+    theirs("inside").await?;
+
+    night.set("10T03:00");
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    server.wait_expiring(&short, NEVER_SECONDS).await?;
+    write_old("old").await?;
+    theirs("after").await?;
+    server.wait_monitor().await?;
+    assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
+    assert_eq!(server.names(&short).await?, ["fresh", "old"]);
+    wait_until(PATIENCE, "the deletions are counted", async || {
+        Ok(night.metrics.expired.get() == 2)
+    })
+    .await?;
+
+    night.set("11T01:30");
+    server.wait_names("17.cookies", &["fresh"]).await?;
+    server.wait_names(&short, &["fresh"]).await?;
+    assert_eq!(night.metrics.errors.get(), 0);
+    night.end().await
+}
+
+#[tokio::test]
+async fn index_with_other_options_is_repaired_and_expires_in_the_window() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start(folder.path()).await?;
+    let indexes = [
+        ("1.cookies", "t_1", doc! {}),
+        ("2.cookies", "ttl", doc! { "expireAfterSeconds": 1 << 30 }),
+        ("3.cookies", "t_1", doc! { "sparse": true }),
+        ("4.cookies", "t_1", doc! { "unique": true }),
+        (
+            "5.cookies",
+            "part",
+            doc! { "partialFilterExpression": { "b": { "$gt": "x" } } },
+        ),
+        ("6.cookies", "t_1", doc! { "collation": { "locale": "de" } }),
+        ("7.cookies", "t_1", doc! { "hidden": true }),
+        (
+            "8.cookies",
+            "both",
+            doc! { "unique": true, "expireAfterSeconds": 1 << 30 },
+        ),
+    ];
+    for (namespace, name, options) in &indexes {
+        server.make_index(namespace, name, options.clone()).await?;
+        server.write(namespace, "old", TTL + HOUR).await?;
+        server.write(namespace, "fresh", HOUR).await?;
+    }
+    let night = Night::start(&mongod, Layout::One, "10T00:30")?;
+    for (namespace, ..) in &indexes {
+        server.wait_expiring(namespace, NEVER_SECONDS).await?;
+        let repaired = server.indexes(namespace).await?;
+        for option in ["unique", "partialFilterExpression"] {
+            assert!(!repaired[0].contains_key(option), "{repaired:?}");
+        }
+        assert_eq!(server.names(namespace).await?, ["fresh", "old"]);
+    }
+    night.set("10T01:00");
+    for (namespace, ..) in &indexes {
+        server.wait_names(namespace, &["fresh"]).await?;
+    }
+    assert_eq!(night.metrics.errors.get(), 0);
+    night.end().await
+}
+
+#[tokio::test]
+async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start(folder.path()).await?;
+    let foreign = [
+        "17.orders",
+        "99.orders",
+        "017.cookies",
+        "x17.cookies",
+        "0.cookies",
+    ];
+    let soon = doc! { "expireAfterSeconds": 60 };
+    for namespace in foreign {
+        server.make_index(namespace, "t_1", soon.clone()).await?;
+        server
+            .make_index(namespace, "more", doc! { "sparse": true })
+            .await?;
+    }
+    let before = server.indexes("17.orders").await?;
+    let night = Night::start(&mongod, Layout::One, "10T01:10")?;
+    wait_until(PATIENCE, "the window is open", async || {
+        Ok(night.metrics.expiry_open.get() == 1)
+    })
+    .await?;
+    // Without an index, and with one that would expire at once.
+    server.write("17.cookies", "old", TTL + HOUR).await?;
+    server.write("18.cookies", "fresh", HOUR).await?;
+    night.pass_ten_minutes();
+    server.wait_names("17.cookies", &[]).await?;
+    server.wait_expiring("18.cookies", 86_400).await?;
+
+    night.set("10T12:00");
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    server.make_index("20.cookies", "t_1", soon).await?;
+    server.database("18").drop().await?;
+    night.pass_ten_minutes();
+    server.wait_expiring("20.cookies", NEVER_SECONDS).await?;
+    server.write("20.cookies", "old", TTL + HOUR).await?;
+    server.wait_monitor().await?;
+    assert_eq!(server.names("20.cookies").await?, ["old"]);
+    for namespace in foreign {
+        assert_eq!(server.indexes(namespace).await?, before, "{namespace}");
+    }
+    assert_eq!(night.metrics.errors.get(), 0);
+    night.end().await
+}
+
+#[tokio::test]
+async fn all_collections_of_a_split_layout_count_as_ours() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start(folder.path()).await?;
+    server.write("17.00", "old", TTL + HOUR).await?;
+    server.write("17.ff", "old", TTL + HOUR).await?;
+    server.write("17.cookies", "theirs", TTL + HOUR).await?;
+    let night = Night::start(&mongod, Layout::Split256, "10T00:30")?;
+    server.wait_expiring("17.00", NEVER_SECONDS).await?;
+    server.wait_expiring("17.ff", NEVER_SECONDS).await?;
+    night.set("10T02:00");
+    server.wait_names("17.00", &[]).await?;
+    server.wait_names("17.ff", &[]).await?;
+    assert!(server.indexes("17.cookies").await?.is_empty());
+    night.end().await
+}
+
+#[tokio::test]
+async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off() -> Result<()>
+{
+    let folder = TempDir::new()?;
+    let (mut mongod, server) = Server::start(folder.path()).await?;
+    server.write("17.cookies", "old", TTL + HOUR).await?;
+    let night = Night::start(&mongod, Layout::One, "10T01:30")?;
+    server.wait_names("17.cookies", &[]).await?;
+    night.end().await?;
+
+    let night = Night::start(&mongod, Layout::One, "10T01:40")?;
+    server.write("17.cookies", "old", TTL + HOUR).await?;
+    server.wait_names("17.cookies", &[]).await?;
+    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
+    // Its counters begin anew, ours go on.
+    mongod.kill()?;
+    mongod.process().wait(PATIENCE).await?;
+    mongod.restart().await?;
+    server.write("17.cookies", "older", TTL + HOUR).await?;
+    server.wait_names("17.cookies", &[]).await?;
+    night.end().await?;
+
+    let night = Night::start(&mongod, Layout::One, "10T04:00")?;
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    server.write("17.cookies", "old", TTL + HOUR).await?;
+    server.wait_monitor().await?;
+    assert_eq!(server.names("17.cookies").await?, ["old"]);
+    night.end().await
+}
+
+#[tokio::test]
+async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start(folder.path()).await?;
+    let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
+    server.write("18.cookies", "fresh", MINUTE).await?;
+    let night = Night::start(&mongod, Layout::One, "10T01:00")?;
+    wait_until(PATIENCE, "all that is old has expired", async || {
+        let cookies = server.collection("17.cookies");
+        Ok(cookies.count_documents(doc! {}).await? == 60_000 - old)
+    })
+    .await?;
+    server.checkpoint().await?;
+    let before = server.bytes("17.cookies").await?;
+    night.set("10T02:59");
+    wait_until(PATIENCE, "the deletions are counted", async || {
+        Ok(night.metrics.expired.get() == old)
+    })
+    .await?;
+    assert_eq!(night.collections_compacted(), 0);
+
+    night.set("10T03:00");
+    night.wait_compactions(1).await?;
+    assert_eq!(night.collections_compacted(), 1);
+    assert_eq!(night.metrics.compaction_skipped.get(), 1, "the small one");
+    assert!(night.metrics.compaction_freed_bytes.get() > 1 << 20);
+    let after = server.bytes("17.cookies").await?;
+    assert!(after < before / 3 * 2, "{after} bytes, were {before}");
+    let records = server.compactions().await?;
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0].get_str("_id")?, "17.cookies");
+    for field in ["reusable", "freed"] {
+        assert!(records[0].get_i64(field)? > 1 << 20, "{records:?}");
+    }
+    assert!(records[0].get_f64("seconds")? > 0.0);
+    night.end().await?;
+
+    // There is as much to gain again, but it has had its turn.
+    server.fill("17.cookies", 60_000, TTL + HOUR).await?;
+    let most = doc! { "_id": { "$gt": "2" } };
+    server.collection("17.cookies").delete_many(most).await?;
+    server.checkpoint().await?;
+    let night = Night::start(&mongod, Layout::One, "10T04:00")?;
+    night.wait_compactions(1).await?;
+    assert_eq!(night.collections_compacted(), 0);
+    assert_eq!(server.compactions().await?, records);
+    // By day it is not begun, and the next night it is.
+    night.set("10T12:00");
+    wait_until(PATIENCE, "the window is shut", async || {
+        Ok(night.metrics.compaction_open.get() == 0)
+    })
+    .await?;
+    assert_eq!(night.collections_compacted(), 0);
+    night.set("11T03:00");
+    night.wait_compactions(2).await?;
+    assert_eq!(night.collections_compacted(), 1);
+    assert_ne!(server.compactions().await?, records);
+    assert_eq!(night.metrics.errors.get(), 0);
+    night.end().await
 }

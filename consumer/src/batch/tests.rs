@@ -133,7 +133,7 @@ fn by_user_is_in_the_order_of_user_id_and_dsp() {
     let batch = batch(&[chunk(1, 1, &cookies)]);
     let order: Vec<_> = batch
         .by_user()
-        .map(|index| batch.cookie(index).buyer_uid[0])
+        .map(|index| batch.cookie(index as usize).buyer_uid[0])
         .collect();
     assert_eq!(order, b"123456");
 }
@@ -158,6 +158,42 @@ fn time_ahead_of_the_clock_counts_as_the_latest_allowed() {
     assert_eq!(buyers(&batch), [("u", 1, "later")]);
     assert_eq!(batch.cookie(0).accepted_unix_micros, 500);
     assert_eq!(batch.accepted().collect::<Vec<_>>(), [(500, 1), (500, 1)]);
+}
+
+#[test]
+fn judged_cookies_are_left_out_or_taken_with_their_marks() {
+    let cookies = [("a", 1, "x"), ("b", 1, "x"), ("a", 1, "y"), ("d", 2, "x")];
+    struct Strict;
+    impl Judge for Strict {
+        fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
+            [u64::from(cookie.dsp_id), 5]
+        }
+
+        fn announce(&mut self, marks: &[Mark]) {
+            assert_eq!(marks, [[1, 5], [1, 5], [1, 5], [2, 5]]);
+        }
+
+        fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict {
+            match (cookie.user_id, cookie.buyer_uid) {
+                (b"a", b"x") => Verdict::LeaveOut,
+                _ => Verdict::Take {
+                    is_known: mark[0] == 2,
+                },
+            }
+        }
+    }
+    let mut batch = Batch::new(1000, 1 << 20);
+    batch.push_judged(&"p".into(), &chunk(1, 5, &cookies), u64::MAX, &mut Strict);
+    assert_eq!(
+        buyers(&batch),
+        [("b", 1, "x"), ("a", 1, "y"), ("d", 2, "x")]
+    );
+    let known: Vec<_> = batch.cookies().map(|cookie| cookie.is_known).collect();
+    assert_eq!(known, [false, false, true]);
+    assert_eq!(batch.marks().last(), Some([2, 5]));
+    assert_eq!((batch.counts().received, batch.counts().suppressed), (4, 1));
+    assert_eq!(batch.accepted().collect::<Vec<_>>(), [(5, 4)]);
+    assert_eq!(batch.cursors()[0].sequence, 4);
 }
 
 #[test]
@@ -204,6 +240,8 @@ fn malformed_cookies_are_counted_and_skipped() {
         batch.counts(),
         Counts {
             received: 8,
+            suppressed: 0,
+            stale: 0,
             superseded: 0,
             malformed: 7
         }

@@ -52,6 +52,32 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
     Err("expected embedded:DIR, mongodb://…, mongodb+srv://… or none".to_owned())
 }
 
+/// The number of a DSP, and the text of its time to live.
+pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, &str), String> {
+    let parts = text.split_once('=');
+    let parsed = parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse().ok()?, ttl.trim())));
+    parsed
+        .filter(|(dsp_id, _)| *dsp_id > 0)
+        .ok_or_else(|| format!("`{text}` is not like 17=7d"))
+}
+
+/// MongoDB takes names of 63 bytes; a DSP's number has ten digits at most, `cookiesync` ten letters.
+const PREFIX_BYTES_MAX: usize = 53;
+
+pub(super) fn parse_prefix(text: &str) -> Result<String, String> {
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    if text.len() > PREFIX_BYTES_MAX || !text.bytes().all(is_good) {
+        return Err(format!(
+            "a prefix has at most {PREFIX_BYTES_MAX} letters, digits, `_` and `-`"
+        ));
+    }
+    // `1` before DSP 7 would be DSP 17.
+    if text.ends_with(|last: char| last.is_ascii_digit()) {
+        return Err("a prefix does not end in a digit: the DSP's number follows it".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 pub(super) fn parse_time_zone(text: &str) -> Result<TimeZone, String> {
     if text == "system" {
         return Ok(TimeZone::system());

@@ -1,20 +1,25 @@
 //! The sink against stores that are slow, fail, or end.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use futures_util::FutureExt;
 use prometheus::Registry;
+use tempfile::TempDir;
 use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
     batch::tests::chunk,
     metrics::Metrics,
-    store::{BuyerUids, Compacted, Expired, Written},
+    store::{BuyerUids, Compacted, Compaction, Expired, Rejected, Written},
     subscription::buffer::{self, BufferWriter},
+    ttl::Ttls,
 };
 
 /// Fails some times, then writes slowly.
@@ -23,6 +28,10 @@ struct FakeStore {
     failures: AtomicU32,
     slow: Duration,
     broken: bool,
+    /// Refuses the first cookie of every batch for ever.
+    picky: bool,
+    /// Times that it can be read but not written.
+    read_only: AtomicU32,
     batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
 }
 
@@ -47,8 +56,12 @@ impl Store for FakeStore {
             sleep(self.slow).await;
             let cursors = batch.cursors().to_vec();
             self.batches.lock().unwrap().push((batch.len(), cursors));
+            let rejected = Rejected {
+                index: 0,
+                reason: "not this one".to_owned(),
+            };
             Ok(Written {
-                written: batch.len() as u64,
+                rejected: self.picky.then_some(rejected).into_iter().collect(),
                 ..Written::default()
             })
         }
@@ -60,19 +73,29 @@ impl Store for FakeStore {
     }
 
     fn ping(&self) -> Answer<'_, ()> {
-        std::future::ready(Ok(())).boxed()
+        let less = |times: u32| times.checked_sub(1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let answer = match self.read_only.fetch_update(set, fetch, less) {
+            Ok(_) => Err(StoreError::Unavailable("read only".to_owned())),
+            Err(_) => Ok(()),
+        };
+        std::future::ready(answer).boxed()
     }
 
     fn expire<'a>(&'a self, _: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
-        std::future::ready(Ok(Expired::default())).boxed()
+        let nothing = Expired {
+            deleted: 0,
+            complete: true,
+        };
+        std::future::ready(Ok(nothing)).boxed()
     }
 
     fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
         std::future::ready(Ok(Vec::new())).boxed()
     }
 
-    fn compact<'a>(&'a self, _: &'a CancellationToken) -> Answer<'a, Compacted> {
-        std::future::ready(Ok(Compacted::default())).boxed()
+    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
+        std::future::ready(Ok(Compacted::NOTHING)).boxed()
     }
 }
 
@@ -82,7 +105,13 @@ struct Sink {
     metrics: Metrics,
     buffer: BufferWriter,
     hurry: CancellationToken,
+    folder: TempDir,
     ended: tokio::task::JoinHandle<Result<(), Failure>>,
+}
+
+fn suppression() -> Arc<Mutex<Suppression>> {
+    let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
+    Arc::new(Mutex::new(Suppression::new(HOUR, 1 << 20, ttls)))
 }
 
 fn start(store: FakeStore, limits: Limits) -> Sink {
@@ -90,15 +119,20 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
     let (store, health) = (Arc::new(store), Arc::new(Health::default()));
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
     let (hand_over, batches) = hand_over();
+    let suppression = suppression();
+    let folder = TempDir::new().unwrap();
+    let letters = folder.path().join("letters");
     let writer = Writer::new(
         Arc::clone(&store) as Arc<dyn Store>,
+        Arc::clone(&suppression),
         Arc::clone(&health),
         metrics.sink.clone(),
+        DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
         CancellationToken::new(),
     );
     let tasks = TaskTracker::new();
     let hurry = CancellationToken::new();
-    let collector = Collector::new(limits, metrics.sink.clone(), hurry.clone());
+    let collector = Collector::new(limits, suppression, metrics.sink.clone(), hurry.clone());
     tasks.spawn(collector.run(reader, hand_over));
     let ended = tasks.spawn(writer.run(batches));
     Sink {
@@ -107,9 +141,12 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
         metrics,
         buffer,
         hurry,
+        folder,
         ended,
     }
 }
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 const LIMITS: Limits = Limits {
     flush_interval: Duration::from_millis(200),
@@ -235,6 +272,24 @@ async fn time_far_ahead_is_cut_down_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn repeat_is_not_written_and_its_cursor_is() {
+    let sink = start(FakeStore::default(), LIMITS);
+    for (sequence, uid) in [(1, "b"), (2, "b"), (3, "c")] {
+        let chunk = chunk(sequence, unix_micros(), &[("u", 1, uid)]);
+        let item = Item::Chunk("p".into(), chunk);
+        sink.buffer.push(item).await.unwrap();
+        sleep(Duration::from_millis(300)).await;
+    }
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let batches = sink.store.batches.lock().unwrap();
+    let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
+    assert_eq!(stored, [(1, 1), (0, 2), (1, 3)]);
+    let metrics = &sink.metrics.sink;
+    assert_eq!((metrics.suppressed.get(), metrics.written.get()), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
 async fn broken_store_ends_the_writer() {
     let store = FakeStore {
         broken: true,
@@ -244,4 +299,60 @@ async fn broken_store_ends_the_writer() {
     push(&sink, 1).await;
     let ended = sink.ended.await.unwrap();
     assert!(matches!(ended, Err(Failure::Broken(_))), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_cookie_becomes_a_letter_before_its_batch_counts_and_holds_up_nothing() {
+    let store = FakeStore {
+        picky: true,
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    for sequence in 1..=8 {
+        push(&sink, sequence).await;
+    }
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let letters = std::fs::read_to_string(sink.folder.path().join("letters")).unwrap();
+    let users: Vec<_> = letters.lines().collect();
+    assert_eq!(users.len(), 2, "{letters}");
+    assert!(users[0].contains("user-1") && users[1].contains("user-5"));
+    assert!(letters.contains("not this one"));
+    let metrics = &sink.metrics.sink;
+    assert_eq!((metrics.written.get(), metrics.rejected.get()), (6, 2));
+    assert_eq!(metrics.dead_letters.written.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_can_be_read_but_not_written_does_not_count_as_working() {
+    let read_only = AtomicU32::new(6);
+    let store: Arc<dyn Store> = Arc::new(FakeStore {
+        read_only,
+        ..FakeStore::default()
+    });
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let health = Arc::new(Health::default());
+    let letters = DeadLetters::new("unused".into(), 1 << 20, metrics.sink.dead_letters.clone());
+    let (reported, stop) = (Arc::clone(&health), CancellationToken::new());
+    let mut writer = Writer::new(
+        store,
+        suppression(),
+        health,
+        metrics.sink.clone(),
+        letters,
+        stop,
+    );
+    let loaded = writer.load_cursors();
+    tokio::pin!(loaded);
+    while metrics.sink.store_errors.get() < 3 {
+        assert!(
+            timeout(Duration::from_millis(10), &mut loaded)
+                .await
+                .is_err()
+        );
+    }
+    assert_eq!(reported.ready(), Err("store: read only".to_owned()));
+    loaded.await.unwrap();
+    assert_eq!(reported.ready(), Err("no producer is connected".to_owned()));
+    assert_eq!(metrics.sink.store_errors.get(), 6);
 }

@@ -13,7 +13,7 @@
 //!
 //! Expiry: a lookup never returns a cookie older than the time to live. From the disk an expired cookie goes when
 //! a compaction that runs anyway comes across it, so expiry adds no work by day or night. An open expiry window
-//! moves the time before which compactions remove forward; when it closes, that time stays where it is until the
+//! moves the time at which compactions look forward; when it closes, that time stays where it is until the
 //! next night or restart. Compactions run in proportion to what is written, and with user ids that are spread evenly they come across
 //! all data; but where nothing is written, nothing is compacted either: expired cookies then stay on the disk,
 //! unseen. A full ("major") compaction is never started: it would hold up all others, and after four flushes
@@ -25,7 +25,6 @@ mod recent;
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use cookiesync::{
@@ -38,8 +37,11 @@ use fjall::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, BuyerUids, Compacted, Expired, Store, StoreError, Written, expired_before};
-use crate::batch::{Batch, BatchCookie, Cursor};
+use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Store, StoreError, Written};
+use crate::{
+    batch::{Batch, BatchCookie, Cursor},
+    ttl::Ttls,
+};
 use expiry::Expiry;
 use recent::Recent;
 
@@ -67,7 +69,7 @@ struct Inner {
     database: Database,
     cookies: Keyspace,
     meta: Keyspace,
-    ttl: Duration,
+    ttls: Ttls,
     tuning: Tuning,
     /// Held by whoever writes.
     recent: Mutex<Recent>,
@@ -106,12 +108,13 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// When the folder is in use by another process, or holds something else.
-    pub async fn open(folder: PathBuf, ttl: Duration) -> anyhow::Result<Self> {
-        Self::open_with(folder, ttl, Tuning::default()).await
+    pub async fn open(folder: PathBuf, ttls: Ttls) -> anyhow::Result<Self> {
+        Self::open_with(folder, ttls, Tuning::default()).await
     }
 
-    async fn open_with(folder: PathBuf, ttl: Duration, tuning: Tuning) -> anyhow::Result<Self> {
-        let opened = tokio::task::spawn_blocking(move || Inner::open(&folder, ttl, tuning)).await?;
+    async fn open_with(folder: PathBuf, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
+        let opened =
+            tokio::task::spawn_blocking(move || Inner::open(&folder, ttls, tuning)).await?;
         Ok(Self {
             inner: Arc::new(opened?),
         })
@@ -156,12 +159,15 @@ impl Store for EmbeddedStore {
         now: u64,
         _stop: &'a CancellationToken,
     ) -> Answer<'a, Expired> {
-        let inner = &self.inner;
+        let expiry = &self.inner.expiry;
         if open {
-            inner.expiry.set(expired_before(now, inner.ttl));
+            expiry.set_now(now);
         }
-        let deleted = inner.expiry.take_removed();
-        Box::pin(std::future::ready(Ok(Expired { deleted })))
+        let expired = Expired {
+            deleted: expiry.take_removed(),
+            complete: true,
+        };
+        Box::pin(std::future::ready(Ok(expired)))
     }
 
     fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
@@ -169,22 +175,18 @@ impl Store for EmbeddedStore {
     }
 
     /// Nothing to do: see the module.
-    fn compact<'a>(&'a self, _stop: &'a CancellationToken) -> Answer<'a, Compacted> {
-        let nothing = Compacted {
-            collections: 0,
-            complete: true,
-        };
-        Box::pin(std::future::ready(Ok(nothing)))
+    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
+        Box::pin(std::future::ready(Ok(Compacted::NOTHING)))
     }
 }
 
 impl Inner {
-    fn open(folder: &Path, ttl: Duration, tuning: Tuning) -> anyhow::Result<Self> {
+    fn open(folder: &Path, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
         let place = folder.display();
         std::fs::create_dir_all(folder).map_err(|error| {
             anyhow::anyhow!("cannot create {place} ({error}); choose another folder with --store")
         })?;
-        let expiry = Expiry::default();
+        let expiry = Expiry::new(ttls.clone());
         let filter: Arc<dyn Factory> = Arc::new(expiry.clone());
         let database = Database::builder(folder)
             .cache_size(CACHE_BYTES)
@@ -219,7 +221,7 @@ impl Inner {
             database,
             cookies,
             meta,
-            ttl,
+            ttls,
             tuning,
             recent: Mutex::new(Recent::new(newest)),
             expiry,
@@ -245,17 +247,16 @@ impl Inner {
         let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
         // In key order, neighbours in the tree are neighbours in memory.
         for index in batch.by_user() {
-            let cookie = batch.cookie(index);
+            let cookie = batch.cookie(index as usize);
             let (key, accepted) = (CookieKey::new(&cookie), cookie.accepted_unix_micros);
             let pair = recent.pair(&cookie);
             if recent.may_have_newer(pair, accepted) && self.has_newer(key.as_slice(), accepted)? {
-                done.stale += 1;
+                done.stale.push(index);
                 continue;
             }
             recent.written(pair, accepted);
             put_value(&mut value, &cookie);
             writes.insert(&self.cookies, key.as_slice(), &value);
-            done.written += 1;
         }
         for cursor in batch.cursors() {
             let (key, value) = encode_cursor(cursor, (self.tuning.now_unix_micros)());
@@ -275,18 +276,21 @@ impl Inner {
     }
 
     fn lookup(&self, user_id: &str) -> fjall::Result<BuyerUids> {
-        let before = expired_before((self.tuning.now_unix_micros)(), self.ttl);
+        let now = (self.tuning.now_unix_micros)();
         let mut prefix = Vec::with_capacity(user_id.len() + 1);
         prefix.extend_from_slice(user_id.as_bytes());
         prefix.push(0);
         let mut buyer_uids = BuyerUids::new();
         for pair in self.cookies.prefix(&prefix) {
             let (key, value) = pair.into_inner()?;
-            let dsp_id = key[prefix.len()..].try_into().map(u32::from_be_bytes);
-            let accepted = be_u64(&value).filter(|accepted| *accepted >= before);
-            let (Ok(dsp_id), Some(_), Some(buyer_uid)) = (dsp_id, accepted, value.get(8..)) else {
+            let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
+                (dsp_of(&key), be_u64(&value), value.get(8..))
+            else {
                 continue;
             };
+            if accepted < self.ttls.expired_before(dsp_id, now) {
+                continue;
+            }
             buyer_uids.insert(dsp_id, String::from_utf8_lossy(buyer_uid).into_owned());
         }
         Ok(buyer_uids)
@@ -342,6 +346,11 @@ impl CookieKey {
     fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
+}
+
+/// The DSP at the end of a key.
+fn dsp_of(key: &[u8]) -> Option<u32> {
+    key.last_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 fn put_value(value: &mut Vec<u8>, cookie: &BatchCookie<'_>) {

@@ -9,23 +9,33 @@ use fjall::compaction::filter::{
     CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict,
 };
 
-use super::be_u64;
+use super::{be_u64, dsp_of};
+use crate::ttl::Ttls;
 
 /// Shared by the store and all compactions.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Expiry(Arc<State>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    /// Cookies accepted before this are left out; 0 leaves out none.
-    before_unix_micros: AtomicU64,
+    ttls: Ttls,
+    /// Cookies that have expired at this time are left out; at 0 none has.
+    now_unix_micros: AtomicU64,
     removed: AtomicU64,
 }
 
 impl Expiry {
-    pub(super) fn set(&self, before_unix_micros: u64) {
-        let before = &self.0.before_unix_micros;
-        before.store(before_unix_micros, Ordering::Relaxed);
+    pub(super) fn new(ttls: Ttls) -> Self {
+        Self(Arc::new(State {
+            ttls,
+            now_unix_micros: AtomicU64::new(0),
+            removed: AtomicU64::new(0),
+        }))
+    }
+
+    pub(super) fn set_now(&self, unix_micros: u64) {
+        let now = &self.0.now_unix_micros;
+        now.store(unix_micros, Ordering::Relaxed);
     }
 
     /// How many values were left out since this was asked last.
@@ -42,7 +52,7 @@ impl Factory for Expiry {
     fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
         Box::new(Filter {
             expiry: self.clone(),
-            before: self.0.before_unix_micros.load(Ordering::Relaxed),
+            now: self.0.now_unix_micros.load(Ordering::Relaxed),
             removed: 0,
         })
     }
@@ -51,18 +61,22 @@ impl Factory for Expiry {
 /// The filter of one compaction.
 struct Filter {
     expiry: Expiry,
-    before: u64,
+    now: u64,
     removed: u64,
 }
 
 impl CompactionFilter for Filter {
     /// Removing leaves a tombstone on every level but the last, so that no older value comes to light.
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
-        if self.before == 0 {
+        if self.now == 0 {
             return Ok(Verdict::Keep);
         }
+        let Some(dsp_id) = dsp_of(item.key()) else {
+            return Ok(Verdict::Keep);
+        };
+        let before = self.expiry.0.ttls.expired_before(dsp_id, self.now);
         let value = item.value()?;
-        if be_u64(&value).is_some_and(|accepted| accepted < self.before) {
+        if be_u64(&value).is_some_and(|accepted| accepted < before) {
             self.removed += 1;
             return Ok(Verdict::Remove);
         }

@@ -143,6 +143,7 @@ mod tests {
             dsp_id: 1,
             buyer_uid: b"x",
             accepted_unix_micros,
+            is_known: false,
         }
     }
 

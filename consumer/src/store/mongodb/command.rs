@@ -1,17 +1,21 @@
-//! Commands for MongoDB, written straight from a batch's bytes as BSON. Pure.
+//! The commands that write cookies, from a batch's bytes straight to BSON. Pure.
 //!
 //! A command here is one BSON document, so it stays below the server's 16 MiB for a document; the 48 MB of a
 //! message would need document sequences, which the driver does not offer for raw commands.
+//!
+//! What each costs mongod 6.0 for a cookie, in 20 collections of 20,000, measured on two cores: insert 3.5 µs; insert
+//! of one that is there 27 µs; look 2.7 µs; replace 13–14 µs; upsert 21 µs, or 25 µs when it inserts.
 
 use std::collections::BTreeMap;
 
 use mongodb::bson::RawDocumentBuf;
 
-use super::WriteConcern;
+use super::{
+    WriteConcern,
+    bson::{ARRAY, Bson, DOCUMENT},
+    layout::Layout,
+};
 use crate::batch::{Batch, BatchCookie};
-
-/// The collection of every DSP's database.
-pub(super) const COLLECTION: &str = "cookies";
 
 /// Most cookies of one command: the server's limit on write operations.
 const COOKIES_MAX: usize = 100_000;
@@ -19,90 +23,138 @@ const COOKIES_MAX: usize = 100_000;
 /// Most bytes of one command: the server's limit on documents, less the largest cookie and the head.
 const BYTES_MAX: usize = (16 << 20) - (64 << 10);
 
-/// The indices of a batch's cookies by DSP, ordered by user within each: neighbours in a collection's index are
-/// then written together. Costs a sort.
-pub(super) fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
-    let mut by_dsp: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+/// Bytes of head and end of a command.
+const HEAD_BYTES: usize = 256;
+
+/// One collection: DSP, and number of the collection in its database.
+pub(super) type Place = (u32, u8);
+
+/// The indices of a batch's cookies by collection, ordered by user within each: neighbours in a collection's
+/// index are then written together. Costs a sort.
+pub(super) fn by_place(batch: &Batch, layout: Layout) -> BTreeMap<Place, Vec<u32>> {
+    let mut by_place: BTreeMap<Place, Vec<u32>> = BTreeMap::new();
     for index in batch.by_user() {
-        let indices = by_dsp.entry(batch.cookie(index).dsp_id).or_default();
-        indices.push(u32::try_from(index).expect("a batch is bounded in cookies"));
+        let cookie = batch.cookie(index as usize);
+        let place = (cookie.dsp_id, layout.part(cookie.user_id));
+        by_place.entry(place).or_default().push(index);
     }
-    by_dsp
+    by_place
 }
 
-/// How many of `indices`, from the first on, fit into one command.
-pub(super) fn fitting(batch: &Batch, indices: &[u32], overhead: usize) -> usize {
-    let mut bytes = 0;
-    for (count, index) in indices.iter().enumerate() {
-        let cookie = batch.cookie(*index as usize);
-        bytes += cookie.user_id.len() + cookie.buyer_uid.len() + overhead;
-        if count == COOKIES_MAX || (bytes > BYTES_MAX && count > 0) {
-            return count;
+/// What a command does with its cookies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Inserts them, each on its own: those whose user is there already come back as duplicates.
+    Insert,
+    /// Asks which users are there, and with which time.
+    Look,
+    /// Replaces those that are there by newer ones; neither inserts one nor replaces a newer one. Says how many
+    /// were there and how many were replaced.
+    ///
+    /// As few update operations as are cheapest, each for [`REPLACE_GROUP`] users: an operation for each user costs
+    /// half as much again. The new values lie in arrays; the pipeline finds a document's place in them.
+    Replace,
+    /// Replaces by newer ones or inserts, each on its own. One that is older than what is there matches nothing,
+    /// fails to insert, and comes back as a duplicate.
+    Upsert,
+}
+
+/// Users of one operation of a [`Kind::Replace`]. The pipeline compares a document's id with half of them on average:
+/// of 16 to 512, 32 to 64 were the cheapest.
+const REPLACE_GROUP: usize = 48;
+
+impl Kind {
+    /// Most bytes of one cookie in a command beside its strings; those of its user id count as often as
+    /// [`Self::user_ids`] says.
+    fn overhead(self) -> usize {
+        match self {
+            Self::Look => 16,
+            Self::Insert => 48,
+            Self::Replace => 72,
+            Self::Upsert => 160,
         }
     }
-    indices.len()
-}
 
-/// Bytes of one cookie in an `insert` beside its strings: key of the array, names, lengths, date.
-pub(super) const INSERT_OVERHEAD: usize = 48;
-
-/// Bytes of one cookie in an `update` beside its strings.
-pub(super) const UPDATE_OVERHEAD: usize = 136;
-
-/// Inserts cookies, each on its own: those whose user is there already come back as errors.
-pub(super) fn insert(
-    batch: &Batch,
-    indices: &[u32],
-    concern: Option<&WriteConcern>,
-) -> RawDocumentBuf {
-    let mut bson = Bson::with_capacity(batch, indices, INSERT_OVERHEAD);
-    let command = bson.begin();
-    bson.string("insert", COLLECTION.as_bytes());
-    head(&mut bson, concern);
-    let documents = bson.begin_field(ARRAY, "documents");
-    for (at, index) in indices.iter().enumerate() {
-        let cookie = batch.cookie(*index as usize);
-        let document = bson.begin_item(at);
-        bson.string("_id", cookie.user_id);
-        value(&mut bson, &cookie);
-        bson.end(document);
+    fn user_ids(self) -> usize {
+        if self == Self::Replace { 2 } else { 1 }
     }
-    bson.end(documents);
-    bson.finish(command)
+
+    fn bytes(self, cookie: &BatchCookie<'_>) -> usize {
+        let buyer_uid = if self == Self::Look {
+            0
+        } else {
+            cookie.buyer_uid.len()
+        };
+        cookie.user_id.len() * self.user_ids() + buyer_uid + self.overhead()
+    }
+
+    /// How many of `indices`, from the first on, fit into one command.
+    pub(super) fn fitting(self, batch: &Batch, indices: &[u32]) -> usize {
+        let mut bytes = 0;
+        for (count, index) in indices.iter().enumerate() {
+            bytes += self.bytes(&batch.cookie(*index as usize));
+            if count == COOKIES_MAX || (bytes > BYTES_MAX && count > 0) {
+                return count;
+            }
+        }
+        indices.len()
+    }
+
+    /// The command for these cookies, which [`fit`](Self::fitting).
+    pub(super) fn encode(
+        self,
+        batch: &Batch,
+        indices: &[u32],
+        collection: &str,
+        concern: Option<&WriteConcern>,
+    ) -> RawDocumentBuf {
+        let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
+        let bytes: usize = cookies.clone().map(|cookie| self.bytes(&cookie)).sum();
+        let groups = indices.len() / REPLACE_GROUP + 1;
+        let mut bson = Bson::with_capacity(bytes + groups * GROUP_BYTES + HEAD_BYTES);
+        let command = bson.begin();
+        bson.string(self.name(), collection.as_bytes());
+        if self == Self::Look {
+            look(&mut bson, cookies);
+        } else {
+            head(&mut bson, concern);
+            let items = bson.begin_field(
+                ARRAY,
+                if self == Self::Insert {
+                    "documents"
+                } else {
+                    "updates"
+                },
+            );
+            match self {
+                Self::Insert => cookies
+                    .enumerate()
+                    .for_each(|(at, cookie)| insert(&mut bson, at, &cookie)),
+                Self::Upsert => cookies
+                    .enumerate()
+                    .for_each(|(at, cookie)| upsert(&mut bson, at, &cookie)),
+                Self::Replace | Self::Look => {
+                    for (at, group) in indices.chunks(REPLACE_GROUP).enumerate() {
+                        replace(&mut bson, at, batch, group);
+                    }
+                }
+            }
+            bson.end(items);
+        }
+        bson.finish(command)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Look => "find",
+            Self::Replace | Self::Upsert => "update",
+        }
+    }
 }
 
-/// Replaces cookies by newer ones and inserts those that are not there. One that is older than what is there
-/// matches nothing, fails to insert, and comes back as a duplicate.
-pub(super) fn update(
-    batch: &Batch,
-    indices: &[u32],
-    concern: Option<&WriteConcern>,
-) -> RawDocumentBuf {
-    let mut bson = Bson::with_capacity(batch, indices, UPDATE_OVERHEAD);
-    let command = bson.begin();
-    bson.string("update", COLLECTION.as_bytes());
-    head(&mut bson, concern);
-    let updates = bson.begin_field(ARRAY, "updates");
-    for (at, index) in indices.iter().enumerate() {
-        let cookie = batch.cookie(*index as usize);
-        let item = bson.begin_item(at);
-        let query = bson.begin_field(DOCUMENT, "q");
-        bson.string("_id", cookie.user_id);
-        let not_newer = bson.begin_field(DOCUMENT, "t");
-        bson.date("$lte", cookie.accepted_unix_micros);
-        bson.end(not_newer);
-        bson.end(query);
-        let change = bson.begin_field(DOCUMENT, "u");
-        let set = bson.begin_field(DOCUMENT, "$set");
-        value(&mut bson, &cookie);
-        bson.end(set);
-        bson.end(change);
-        bson.boolean("upsert", true);
-        bson.end(item);
-    }
-    bson.end(updates);
-    bson.finish(command)
-}
+/// Bytes of an operation of a [`Kind::Replace`] beside those of its cookies.
+const GROUP_BYTES: usize = 384;
 
 fn head(bson: &mut Bson, concern: Option<&WriteConcern>) {
     bson.boolean("ordered", false);
@@ -115,180 +167,171 @@ fn head(bson: &mut Bson, concern: Option<&WriteConcern>) {
     bson.end(field);
 }
 
+/// `{_id: …, b: …, t: …}`
+fn insert(bson: &mut Bson, at: usize, cookie: &BatchCookie<'_>) {
+    let document = bson.begin_field(DOCUMENT, at);
+    bson.string("_id", cookie.user_id);
+    value(bson, cookie);
+    bson.end(document);
+}
+
+/// `{q: {_id: …, t: {$lte: …}}, u: {$set: {b: …, t: …}}, upsert: true}`
+fn upsert(bson: &mut Bson, at: usize, cookie: &BatchCookie<'_>) {
+    let item = bson.begin_field(DOCUMENT, at);
+    let query = bson.begin_field(DOCUMENT, "q");
+    bson.string("_id", cookie.user_id);
+    let not_newer = bson.begin_field(DOCUMENT, "t");
+    bson.date("$lte", cookie.accepted_unix_micros);
+    bson.end(not_newer);
+    bson.end(query);
+    let change = bson.begin_field(DOCUMENT, "u");
+    let set = bson.begin_field(DOCUMENT, "$set");
+    value(bson, cookie);
+    bson.end(set);
+    bson.end(change);
+    bson.boolean("upsert", true);
+    bson.end(item);
+}
+
 fn value(bson: &mut Bson, cookie: &BatchCookie<'_>) {
     bson.string("b", cookie.buyer_uid);
     bson.date("t", cookie.accepted_unix_micros);
 }
 
-const STRING: u8 = 0x02;
-const DOCUMENT: u8 = 0x03;
-const ARRAY: u8 = 0x04;
-const BOOLEAN: u8 = 0x08;
-const DATE: u8 = 0x09;
-const INT: u8 = 0x10;
-
-/// Writes BSON from front to back; a document's length is filled in at its end.
-struct Bson(Vec<u8>);
-
-impl Bson {
-    fn with_capacity(batch: &Batch, indices: &[u32], overhead: usize) -> Self {
-        let strings: usize = indices
-            .iter()
-            .map(|index| batch.cookie(*index as usize))
-            .map(|cookie| cookie.user_id.len() + cookie.buyer_uid.len())
-            .sum();
-        Self(Vec::with_capacity(strings + indices.len() * overhead + 256))
-    }
-
-    /// Begins a document; returns where.
-    fn begin(&mut self) -> usize {
-        let at = self.0.len();
-        self.0.extend_from_slice(&[0; 4]);
-        at
-    }
-
-    fn begin_field(&mut self, kind: u8, key: &str) -> usize {
-        self.key(kind, key);
-        self.begin()
-    }
-
-    /// Begins a document in an array.
-    fn begin_item(&mut self, index: usize) -> usize {
-        self.0.push(DOCUMENT);
-        put_decimal(&mut self.0, index);
-        self.0.push(0);
-        self.begin()
-    }
-
-    fn end(&mut self, at: usize) {
-        self.0.push(0);
-        let length = i32::try_from(self.0.len() - at).expect("commands are split below 16 MiB");
-        self.0[at..at + 4].copy_from_slice(&length.to_le_bytes());
-    }
-
-    fn finish(mut self, command: usize) -> RawDocumentBuf {
-        self.end(command);
-        RawDocumentBuf::from_bytes(self.0).expect("length and end are as BSON wants them")
-    }
-
-    fn key(&mut self, kind: u8, key: &str) {
-        debug_assert!(!key.contains('\0'), "keys end at a zero byte");
-        self.0.push(kind);
-        self.0.extend_from_slice(key.as_bytes());
-        self.0.push(0);
-    }
-
-    /// `value` must be UTF-8, as every string of a batch is.
-    fn string(&mut self, key: &str, value: &[u8]) {
-        self.key(STRING, key);
-        let length = i32::try_from(value.len() + 1).expect("strings are short");
-        self.0.extend_from_slice(&length.to_le_bytes());
-        self.0.extend_from_slice(value);
-        self.0.push(0);
-    }
-
-    /// MongoDB's dates have milliseconds.
-    fn date(&mut self, key: &str, unix_micros: u64) {
-        self.key(DATE, key);
-        let millis = i64::try_from(unix_micros / 1000).expect("a 2^64th of a second has room");
-        self.0.extend_from_slice(&millis.to_le_bytes());
-    }
-
-    fn boolean(&mut self, key: &str, value: bool) {
-        self.key(BOOLEAN, key);
-        self.0.push(u8::from(value));
-    }
-
-    fn int(&mut self, key: &str, value: i32) {
-        self.key(INT, key);
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
+/// `filter: {_id: {$in: […]}}, projection: {t: 1}`, all in one answer: it is smaller than an insert of the same.
+fn look<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<'a>>) {
+    let count = i32::try_from(cookies.len()).expect("commands are split");
+    let filter = bson.begin_field(DOCUMENT, "filter");
+    among(bson, cookies);
+    bson.end(filter);
+    let projection = bson.begin_field(DOCUMENT, "projection");
+    bson.int("t", 1);
+    bson.end(projection);
+    bson.int("batchSize", count);
+    bson.boolean("singleBatch", true);
 }
 
-fn put_decimal(buffer: &mut Vec<u8>, number: usize) {
-    let at = buffer.len();
-    let mut rest = number;
-    loop {
-        let digit = u8::try_from(rest % 10).expect("a digit");
-        buffer.push(b'0' + digit);
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
+/// `_id: {$in: […]}`
+fn among<'a>(bson: &mut Bson, cookies: impl Iterator<Item = BatchCookie<'a>>) {
+    let id = bson.begin_field(DOCUMENT, "_id");
+    let users = bson.begin_field(ARRAY, "$in");
+    for (at, cookie) in cookies.enumerate() {
+        bson.string(at, cookie.user_id);
     }
-    buffer[at..].reverse();
+    bson.end(users);
+    bson.end(id);
+}
+
+/// One operation for many users:
+///
+/// ```json
+/// {q: {_id: {$in: [users]}}, multi: true, u: [{$replaceWith: {$let: {
+///     vars: {i: {$indexOfArray: [{$literal: [users]}, "$_id"]}},
+///     in: {$let: {vars: {t: {$arrayElemAt: [{$literal: [times]}, "$$i"]}},
+///         in: {$cond: [{$lte: ["$t", "$$t"]},
+///             {_id: "$_id", b: {$arrayElemAt: [{$literal: [buyer uids]}, "$$i"]}, t: "$$t"},
+///             "$$ROOT"]}}}}}}]}
+/// ```
+fn replace(bson: &mut Bson, at: usize, batch: &Batch, group: &[u32]) {
+    let cookies = || {
+        group
+            .iter()
+            .map(|index| batch.cookie(*index as usize))
+            .enumerate()
+    };
+    let item = bson.begin_field(DOCUMENT, at);
+    let query = bson.begin_field(DOCUMENT, "q");
+    among(bson, cookies().map(|(_, cookie)| cookie));
+    bson.end(query);
+    bson.boolean("multi", true);
+    let pipeline = bson.begin_field(ARRAY, "u");
+    let stage = bson.begin_field(DOCUMENT, 0);
+    let replacement = bson.begin_field(DOCUMENT, "$replaceWith");
+    let_in(
+        bson,
+        "i",
+        |bson| {
+            let place = bson.begin_field(ARRAY, "$indexOfArray");
+            literal(bson, |bson| {
+                cookies().for_each(|(at, cookie)| bson.string(at, cookie.user_id))
+            });
+            bson.string(1, b"$_id");
+            bson.end(place);
+        },
+        |bson| {
+            let_in(
+                bson,
+                "t",
+                |bson| {
+                    element(bson, |bson| {
+                        cookies()
+                            .for_each(|(at, cookie)| bson.date(at, cookie.accepted_unix_micros));
+                    });
+                },
+                |bson| {
+                    let cond = bson.begin_field(ARRAY, "$cond");
+                    let test = bson.begin_field(DOCUMENT, 0);
+                    let not_newer = bson.begin_field(ARRAY, "$lte");
+                    bson.string(0, b"$t");
+                    bson.string(1, b"$$t");
+                    bson.end(not_newer);
+                    bson.end(test);
+                    let document = bson.begin_field(DOCUMENT, 1);
+                    bson.string("_id", b"$_id");
+                    let buyer_uid = bson.begin_field(DOCUMENT, "b");
+                    element(bson, |bson| {
+                        cookies().for_each(|(at, cookie)| bson.string(at, cookie.buyer_uid))
+                    });
+                    bson.end(buyer_uid);
+                    bson.string("t", b"$$t");
+                    bson.end(document);
+                    bson.string(2, b"$$ROOT");
+                    bson.end(cond);
+                },
+            );
+        },
+    );
+    bson.end(replacement);
+    bson.end(stage);
+    bson.end(pipeline);
+    bson.end(item);
+}
+
+/// `$let: {vars: {<name>: {…}}, in: {…}}`
+fn let_in(
+    bson: &mut Bson,
+    name: &str,
+    value: impl FnOnce(&mut Bson),
+    body: impl FnOnce(&mut Bson),
+) {
+    let field = bson.begin_field(DOCUMENT, "$let");
+    let vars = bson.begin_field(DOCUMENT, "vars");
+    let var = bson.begin_field(DOCUMENT, name);
+    value(bson);
+    bson.end(var);
+    bson.end(vars);
+    let result = bson.begin_field(DOCUMENT, "in");
+    body(bson);
+    bson.end(result);
+    bson.end(field);
+}
+
+/// `$arrayElemAt: [{$literal: […]}, "$$i"]`
+fn element(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
+    let field = bson.begin_field(ARRAY, "$arrayElemAt");
+    literal(bson, items);
+    bson.string(1, b"$$i");
+    bson.end(field);
+}
+
+/// `0: {$literal: […]}`: nothing in it is taken for a field or a variable.
+fn literal(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
+    let field = bson.begin_field(DOCUMENT, 0);
+    let array = bson.begin_field(ARRAY, "$literal");
+    items(bson);
+    bson.end(array);
+    bson.end(field);
 }
 
 #[cfg(test)]
-mod tests {
-    use mongodb::bson::{Bson as Value, DateTime, Document, doc};
-
-    use super::*;
-    use crate::batch::tests::{batch, chunk};
-
-    fn document(raw: &RawDocumentBuf) -> Document {
-        Document::try_from(raw.as_ref()).unwrap()
-    }
-
-    #[test]
-    fn commands_are_the_bson_that_the_driver_would_write() {
-        let users: Vec<_> = (0..12).map(|user| format!("user-{user}")).collect();
-        let cookies: Vec<_> = users.iter().map(|user| (&**user, 7, "ü=/&")).collect();
-        let batch = batch(&[chunk(1, 1_700_000_000_123_456, &cookies)]);
-        let indices: Vec<u32> = (0..12).collect();
-        let t = DateTime::from_millis(1_700_000_000_123);
-        let documents: Vec<Value> = users
-            .iter()
-            .map(|user| doc! { "_id": user, "b": "ü=/&", "t": t }.into())
-            .collect();
-        let updates: Vec<Value> = users
-            .iter()
-            .map(|user| {
-                let update = doc! {
-                    "q": { "_id": user, "t": { "$lte": t } },
-                    "u": { "$set": { "b": "ü=/&", "t": t } },
-                    "upsert": true,
-                };
-                update.into()
-            })
-            .collect();
-        assert_eq!(
-            document(&insert(&batch, &indices, Some(&WriteConcern::Nodes(1)))),
-            doc! {
-                "insert": "cookies", "ordered": false, "writeConcern": { "w": 1 },
-                "documents": &documents,
-            }
-        );
-        assert_eq!(
-            document(&insert(&batch, &indices, None)),
-            doc! { "insert": "cookies", "ordered": false, "documents": documents }
-        );
-        let majority = WriteConcern::Tag("majority".to_owned());
-        assert_eq!(
-            document(&update(&batch, &indices, Some(&majority))),
-            doc! {
-                "update": "cookies", "ordered": false, "writeConcern": { "w": "majority" },
-                "updates": updates,
-            }
-        );
-    }
-
-    #[test]
-    fn overheads_are_upper_bounds() {
-        let users: Vec<_> = (0..50_000).map(|user| format!("user-{user}")).collect();
-        let cookies: Vec<_> = users.iter().map(|user| (&**user, 7, "b")).collect();
-        let batch = batch(&[chunk(1, 1, &cookies)]);
-        let indices: Vec<u32> = (0..50_000).collect();
-        let strings: usize = users.iter().map(|user| user.len() + 1).sum();
-        for (command, overhead) in [
-            (insert as fn(&_, &_, Option<&_>) -> _, INSERT_OVERHEAD),
-            (update, UPDATE_OVERHEAD),
-        ] {
-            let raw: RawDocumentBuf = command(&batch, &indices, Some(&WriteConcern::Nodes(1)));
-            assert!(raw.as_bytes().len() <= strings + overhead * indices.len() + 256);
-        }
-        let fits = fitting(&batch, &indices, 1000);
-        assert!(fits < 50_000 && fits > 10_000, "{fits}");
-        assert_eq!(fitting(&batch, &indices, INSERT_OVERHEAD), 50_000);
-    }
-}
+mod tests;

@@ -1,15 +1,20 @@
 //! The connection to MongoDB: how it is made, how long it is waited for, and what its answers mean.
+//!
+//! A server that stops answering without closing its connections is noticed by the driver's monitor after at most
+//! 15 s (its heartbeat of 10 s and [`SELECTION_TIMEOUT`]); that ends the commands that wait. From then on each
+//! attempt looks for a server anew, so it goes on as soon as one answers.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use mongodb::{
     Client, Database,
-    bson::{Document, RawDocumentBuf, doc},
+    bson::{Bson, Document, RawDocumentBuf, doc},
     error::{Error, ErrorKind},
     options::{Acknowledgment, ClientOptions, ConnectionString},
 };
 use tokio::time::timeout;
 
+use super::{errors, secrets::Secrets};
 use crate::store::StoreError;
 
 /// How long a server may be looked for, so that its absence shows soon.
@@ -21,11 +26,17 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// What older servers say for `INDEX_OPTIONS_CONFLICT`.
 const INDEX_KEY_CONFLICT: i32 = 86;
 
-#[derive(Debug)]
 pub(super) struct Connection {
     pub(super) client: Client,
     /// `None` leaves it to the server's default.
     pub(super) concern: Option<WriteConcern>,
+}
+
+/// The driver's client knows the credentials.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
 }
 
 /// Who must have a write before it is acknowledged.
@@ -52,7 +63,8 @@ pub fn check_uri(uri: &str) -> Result<(), String> {
         let mut parts = rest.split(['@', ':', '/', '?', '&', '=', ',']);
         parts.any(|part| part.len() > 3 && why.contains(part))
     };
-    Err(if is_private(&why) {
+    let hides = Secrets::of(uri).hide(why.clone()) != why;
+    Err(if hides || is_private(&why) {
         "the connection string is malformed".to_owned()
     } else {
         why
@@ -85,10 +97,6 @@ impl Connection {
             concern,
         })
     }
-
-    pub(super) fn database(&self, dsp_id: u32) -> Database {
-        self.client.database(&dsp_id.to_string())
-    }
 }
 
 impl WriteConcern {
@@ -105,7 +113,27 @@ pub(super) struct WriteError {
     pub(super) index: usize,
     pub(super) code: i32,
     pub(super) message: String,
+    /// A document of this `_id` is there already. Of a duplicate in another unique index, this is false.
+    pub(super) is_duplicate_id: bool,
 }
+
+impl WriteError {
+    /// Whether it says something about the one document and would come again.
+    pub(super) fn is_final(&self) -> bool {
+        self.code == DUPLICATE || REJECTED.contains(&self.code)
+    }
+}
+
+const DUPLICATE: i32 = 11_000;
+
+/// Write errors that are about the one document: bad value, failed to parse, type mismatch, overflow, a path that
+/// cannot be made, a field that is not allowed, missing, or not to be changed (a shard key), failed validation, no
+/// valid key of an index of the operator's, too large for a capped collection, too large, key too long.
+///
+/// Any other code fails the batch: it may be about the server, and then all its cookies would be set aside.
+const REJECTED: [i32; 18] = [
+    2, 9, 14, 15, 28, 52, 53, 56, 57, 61, 66, 121, 171, 10_003, 10_334, 16_755, 17_280, 17_282,
+];
 
 /// The operations that failed.
 ///
@@ -115,19 +143,28 @@ pub(super) fn write_errors(
     answer: &Document,
 ) -> Result<impl Iterator<Item = WriteError>, StoreError> {
     if let Ok(error) = answer.get_document("writeConcernError") {
-        return Err(StoreError::Unavailable(format!(
-            "not acknowledged: {}",
-            error.get_str("errmsg").unwrap_or("no reason given")
-        )));
+        let text = |key| error.get_str(key).unwrap_or_default();
+        let code = error.get_i32("code").unwrap_or_default();
+        let why = errors::command(code, text("codeName"), text("errmsg"));
+        return Err(StoreError::Unavailable(why));
     }
     let errors = answer.get_array("writeErrors").ok();
-    Ok(errors.into_iter().flatten().filter_map(|error| {
-        let error = error.as_document()?;
-        Some(WriteError {
-            index: usize::try_from(error.get_i32("index").ok()?).ok()?,
-            code: error.get_i32("code").ok()?,
+    let errors = errors.into_iter().flatten().filter_map(Bson::as_document);
+    Ok(errors.map(|error| {
+        let code = error.get_i32("code").unwrap_or_default();
+        let at = error.get_i32("index").ok();
+        // Where there are very many errors, the server leaves out their details.
+        let index = error.get_document("keyPattern");
+        let is_id = index.map_or(true, |index| index.keys().eq(["_id"]));
+        WriteError {
+            // One that cannot be read belongs to no operation, and so fails the batch.
+            index: at
+                .and_then(|at| usize::try_from(at).ok())
+                .unwrap_or(usize::MAX),
+            code,
+            is_duplicate_id: code == DUPLICATE && is_id,
             message: error.get_str("errmsg").unwrap_or_default().to_owned(),
-        })
+        }
     }))
 }
 
@@ -159,18 +196,9 @@ pub(super) async fn answered<T>(
         .map_err(|_| StoreError::Unavailable(format!("no answer for {COMMAND_TIMEOUT:?}")))
 }
 
-/// Everything may pass: a server comes back, credentials are corrected, a disk is emptied.
+/// Everything may pass: a server comes back or is upgraded, credentials are corrected, a disk is emptied.
 pub(super) fn unavailable(error: &Error) -> StoreError {
-    StoreError::Unavailable(match &*error.kind {
-        // The driver tells the whole topology; what an operator needs is why its first server is out.
-        ErrorKind::ServerSelection { message, .. } => {
-            let cause = message.split_once("Error: Kind: ");
-            let cause = cause.and_then(|(_, rest)| rest.split_once(", labels"));
-            let cause = cause.map_or("no server answers", |(cause, _)| cause);
-            format!("no server can be used: {cause}")
-        }
-        kind => kind.to_string(),
-    })
+    StoreError::Unavailable(errors::explain(error))
 }
 
 pub(super) fn code(error: &Error) -> Option<i32> {

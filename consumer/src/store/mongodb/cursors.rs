@@ -5,22 +5,71 @@ use std::{future::IntoFuture, sync::Arc};
 
 use futures_util::TryStreamExt;
 use mongodb::{
-    Collection,
+    Collection, Database,
     bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
 };
 
 use super::{
     MongodbStore,
     connection::{Connection, WriteConcern, in_time, run, write_errors},
-    date,
+    date, errors, lock,
 };
-use crate::{batch::Cursor, store::StoreError};
+use crate::{
+    batch::{Batch, Cursor},
+    store::{Receipt, StoreError},
+};
 
+/// After the prefix of all databases.
 const DATABASE: &str = "cookiesync";
 const COLLECTION: &str = "cursors";
 
+/// How long a check waits for the acknowledgment of others.
+const ACKNOWLEDGED_MILLIS: i32 = 3_000;
+
 impl MongodbStore {
-    pub(super) async fn commit(
+    /// Commits the cursors of a batch that was written to the server of `receipt`. A server that was started anew
+    /// since may not have all of the batch: its journal has, from the commit on, what was acknowledged by itself.
+    pub(super) async fn commit_batch(
+        &self,
+        batch: &Batch,
+        receipt: Receipt,
+    ) -> Result<(), StoreError> {
+        let connection = self.connection().await?;
+        self.check_server(connection, receipt).await?;
+        if !batch.cursors().is_empty() {
+            self.commit_cursors(connection, batch.cursors()).await?;
+        }
+        self.check_server(connection, receipt).await
+    }
+
+    /// Which life of which server takes the writes, as far as is known.
+    pub(super) async fn server(&self, connection: &Connection) -> Result<Receipt, StoreError> {
+        let known = *lock(&self.server);
+        match known {
+            Some(server) => Ok(server),
+            None => {
+                let server = ask_server(connection).await?;
+                *lock(&self.server) = Some(server);
+                Ok(server)
+            }
+        }
+    }
+
+    async fn check_server(
+        &self,
+        connection: &Connection,
+        expected: Receipt,
+    ) -> Result<(), StoreError> {
+        let found = ask_server(connection).await?;
+        *lock(&self.server) = Some(found);
+        if found == expected {
+            return Ok(());
+        }
+        let why = "the server was started anew, or another took over: what it may have lost is written again";
+        Err(StoreError::Unavailable(why.to_owned()))
+    }
+
+    async fn commit_cursors(
         &self,
         connection: &Connection,
         cursors: &[Cursor],
@@ -31,7 +80,7 @@ impl MongodbStore {
             .map(|cursor| {
                 let sequence = i64::try_from(cursor.sequence).unwrap_or(i64::MAX);
                 doc! {
-                    "q": { "_id": { "c": &self.name, "p": &*cursor.producer } },
+                    "q": { "_id": { "c": &self.options.name, "p": &*cursor.producer } },
                     "u": { "$set": {
                         "epoch": cursor.epoch.to_string(),
                         "sequence": sequence,
@@ -49,13 +98,38 @@ impl MongodbStore {
         let command = doc! { "update": COLLECTION, "writeConcern": concern, "updates": updates };
         let command = RawDocumentBuf::try_from(&command)
             .map_err(|error| StoreError::Broken(error.to_string()))?;
-        let database = connection.client.database(DATABASE);
+        let database = self.own_database(connection);
         let answer = run(&database, command).await?;
         match write_errors(&answer)?.next() {
             None => Ok(()),
             Some(error) => Err(StoreError::Unavailable(format!(
                 "cursors refused with code {}: {}",
                 error.code, error.message
+            ))),
+        }
+    }
+
+    /// Writes to where the cursors are, but changes nothing: a server that is no primary, does not allow it, takes no
+    /// writes (`fsyncLock`), or cannot acknowledge them, shows itself.
+    pub(super) async fn check_writable(&self) -> Result<(), StoreError> {
+        let connection = self.connection().await?;
+        let concern = connection.concern.as_ref().map(WriteConcern::document);
+        let mut concern = concern.unwrap_or_default();
+        concern.insert("wtimeout", ACKNOWLEDGED_MILLIS);
+        let nobody = doc! { "_id": { "c": &self.options.name, "p": Bson::MinKey } };
+        let command = doc! {
+            "update": COLLECTION,
+            "writeConcern": concern,
+            "updates": [{ "q": nobody, "u": { "$set": { "at": DateTime::now() } } }],
+        };
+        let database = self.own_database(connection);
+        let answer = in_time(database.run_command(command).into_future()).await?;
+        match write_errors(&answer)?.next() {
+            None => Ok(()),
+            Some(error) => Err(StoreError::Unavailable(errors::command(
+                error.code,
+                "",
+                &error.message,
             ))),
         }
     }
@@ -83,15 +157,20 @@ impl MongodbStore {
     }
 
     fn cursors(&self, connection: &Connection) -> Collection<Document> {
-        let database = connection.client.database(DATABASE);
-        database.collection(COLLECTION)
+        self.own_database(connection).collection(COLLECTION)
+    }
+
+    /// Where the consumer keeps what is not cookies.
+    pub(super) fn own_database(&self, connection: &Connection) -> Database {
+        let name = format!("{}{DATABASE}", self.options.prefix);
+        connection.client.database(&name)
     }
 
     /// The range of all ids of this consumer.
     fn cursor_ids(&self) -> Document {
         doc! { "_id": {
-            "$gte": { "c": &self.name, "p": Bson::MinKey },
-            "$lte": { "c": &self.name, "p": Bson::MaxKey },
+            "$gte": { "c": &self.options.name, "p": Bson::MinKey },
+            "$lte": { "c": &self.options.name, "p": Bson::MaxKey },
         } }
     }
 }
@@ -104,4 +183,13 @@ fn decode_cursor(document: &Document) -> Option<Cursor> {
         sequence: u64::try_from(document.get_i64("sequence").ok()?).ok()?,
         complete: document.get_bool("complete").unwrap_or(false),
     })
+}
+
+/// The id of the server's process, new at each start; none tells the same where it has none.
+async fn ask_server(connection: &Connection) -> Result<Receipt, StoreError> {
+    let admin = connection.client.database("admin");
+    let hello = in_time(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
+    let process = hello.get_document("topologyVersion");
+    let process = process.and_then(|version| version.get_object_id("processId"));
+    Ok(process.map_or_else(|_| Receipt::default(), |id| Receipt(id.bytes())))
 }

@@ -1,0 +1,371 @@
+//! The MongoDB store against a model, on a real `mongod`: whatever comes in whatever order, the newest of each
+//! pair stays, and the store says which cookies were not the newest.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use bench::{mongod::Mongod, scrape::names};
+use bytes::Bytes;
+use consumer::{
+    batch::{Batch, BatchCookie, Judge, Mark, Verdict},
+    store::{
+        Store, Written,
+        mongodb::{Layout, MongodbStore, Options},
+    },
+    ttl::Ttls,
+};
+use cookiesync::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
+use mongodb::{
+    Client,
+    bson::{DateTime, Document, doc},
+};
+use tempfile::TempDir;
+
+use crate::{
+    cut::CutConnection,
+    documents::Documents,
+    harness::{Consumer, Known, PATIENCE, Producer, wait_until},
+};
+
+/// User, DSP, buyer uid, seconds.
+type Sync = (String, u32, String, u64);
+
+const BEGAN_SECONDS: u64 = 1_700_000_000;
+
+fn options(uri: String, layout: Layout) -> Options {
+    Options {
+        uri,
+        name: "node".to_owned(),
+        prefix: "test-".to_owned(),
+        layout,
+        writers: 3,
+        ttls: Ttls::new(Duration::from_secs(u32::MAX.into()), BTreeMap::new()),
+    }
+}
+
+fn chunk(sync: &Sync) -> Result<ChunkRef> {
+    let (user_id, dsp_id, buyer_uid, seconds) = sync;
+    let mut buffer = vec![0; wire::HEADROOM_BYTES];
+    let cookie = CookieRef {
+        user_id,
+        dsp_id: *dsp_id,
+        buyer_uid,
+    };
+    wire::put_cookie(&mut buffer, &cookie);
+    let header = ChunkHeader {
+        epoch: 1,
+        first_sequence: 1,
+        count: 1,
+        accepted_unix_micros: (BEGAN_SECONDS + seconds) * 1_000_000,
+    };
+    let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
+    match Received::decode(Bytes::from(buffer).slice(at..))? {
+        Received::Chunk(chunk) => Ok(chunk),
+        other => anyhow::bail!("{other:?}"),
+    }
+}
+
+/// Takes every cookie, and says that it is known or not.
+struct Hints<F>(F);
+
+impl<F: FnMut() -> bool> Judge for Hints<F> {
+    fn mark(&self, _: &BatchCookie<'_>) -> Mark {
+        [0; 2]
+    }
+
+    fn announce(&mut self, _: &[Mark]) {}
+
+    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark) -> Verdict {
+        Verdict::Take { is_known: self.0() }
+    }
+}
+
+/// A batch of these, each pair once.
+fn batch(syncs: &[Sync], mut is_known: impl FnMut() -> bool) -> Result<Arc<Batch>> {
+    let mut batch = Batch::new(1_000_000, 1 << 30);
+    for sync in syncs {
+        batch.push_judged(
+            &"p".into(),
+            &chunk(sync)?,
+            u64::MAX,
+            &mut Hints(&mut is_known),
+        );
+    }
+    Ok(Arc::new(batch))
+}
+
+/// The newest of each pair, with its time.
+#[derive(Default)]
+struct Model(BTreeMap<(String, u32), (String, u64)>);
+
+impl Model {
+    /// Takes syncs of distinct pairs; returns those that are older than what is there.
+    fn write(&mut self, syncs: &[Sync]) -> BTreeSet<(String, u32)> {
+        let mut stale = BTreeSet::new();
+        for (user, dsp, buyer_uid, seconds) in syncs {
+            let pair = (user.clone(), *dsp);
+            match self.0.get(&pair) {
+                Some((_, newer)) if newer > seconds => {
+                    stale.insert(pair);
+                }
+                _ => {
+                    self.0.insert(pair, (buyer_uid.clone(), *seconds));
+                }
+            }
+        }
+        stale
+    }
+}
+
+fn named_stale(batch: &Batch, written: &Written) -> BTreeSet<(String, u32)> {
+    let cookies = written
+        .stale
+        .iter()
+        .map(|index| batch.cookie(*index as usize));
+    cookies
+        .map(|cookie| {
+            let user = String::from_utf8_lossy(cookie.user_id).into_owned();
+            (user, cookie.dsp_id)
+        })
+        .collect()
+}
+
+async fn stored(client: &Client, dsps: u32) -> Result<Model> {
+    let mut model = Model::default();
+    for dsp in 1..=dsps {
+        let database = client.database(&format!("test-{dsp}"));
+        for collection in database.list_collection_names().await? {
+            let mut found = database
+                .collection::<Document>(&collection)
+                .find(doc! {})
+                .await?;
+            while found.advance().await? {
+                let document = found.deserialize_current()?;
+                let keys: Vec<_> = document.keys().map(String::as_str).collect();
+                ensure!(keys == ["_id", "b", "t"], "{document}");
+                let seconds = document.get_datetime("t")?.timestamp_millis() / 1000;
+                let value = (
+                    document.get_str("b")?.to_owned(),
+                    u64::try_from(seconds)? - BEGAN_SECONDS,
+                );
+                let pair = (document.get_str("_id")?.to_owned(), dsp);
+                ensure!(
+                    model.0.insert(pair, value).is_none(),
+                    "{document} is there twice"
+                );
+            }
+        }
+    }
+    Ok(model)
+}
+
+/// Random batches, some of them twice, with right and wrong hints, while documents vanish.
+async fn check_against_model(layout: Layout, dsps: u32, rounds: u64, seed: u64) -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let store = MongodbStore::new(options(mongod.uri(), layout));
+    let mut model = Model::default();
+    let mut random = fastrand::Rng::with_seed(seed);
+    for round in 0..rounds {
+        // Mostly new users in some rounds, mostly known ones in others, so that the order of writing changes.
+        let users = [150, 3_000][usize::from(round % 16 < 8)];
+        let mut pairs = BTreeSet::new();
+        for _ in 0..random.usize(1..400) {
+            pairs.insert((random.u64(..users), 1 + random.u32(..dsps)));
+        }
+        let syncs: Vec<Sync> = pairs
+            .into_iter()
+            .map(|(user, dsp)| {
+                let buyer_uid = format!("$b{}\u{fc}", random.u8(..));
+                let seconds = (round * 10).saturating_sub(random.u64(..60));
+                (format!("user-{user:x}"), dsp, buyer_uid, seconds)
+            })
+            .collect();
+        let share = random.u8(..4);
+        let batch = batch(&syncs, || random.u8(..4) < share)?;
+        let written = store.write(Arc::clone(&batch)).await?;
+        let stale = model.write(&syncs);
+        ensure!(
+            named_stale(&batch, &written) == stale,
+            "round {round}, seed {seed}"
+        );
+        ensure!(written.rejected.is_empty(), "{:?}", written.rejected);
+        if random.u8(..4) == 0 {
+            let again = store.write(Arc::clone(&batch)).await?;
+            ensure!(
+                named_stale(&batch, &again) == stale,
+                "round {round} again, seed {seed}"
+            );
+        }
+        if random.u8(..4) == 0 {
+            let vanishing: Vec<_> = model
+                .0
+                .keys()
+                .filter(|_| random.u8(..8) == 0)
+                .cloned()
+                .collect();
+            for (user, dsp) in vanishing {
+                let name = layout.collection(layout.part(user.as_bytes()));
+                let database = client.database(&format!("test-{dsp}"));
+                let cookies = database.collection::<Document>(&name);
+                cookies.delete_one(doc! { "_id": &user }).await?;
+                model.0.remove(&(user, dsp));
+            }
+        }
+        let found = stored(&client, dsps).await?;
+        ensure!(found.0 == model.0, "round {round}, seed {seed}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn newest_of_each_pair_stays_in_one_collection() -> Result<()> {
+    check_against_model(Layout::One, 3, 40, 1).await
+}
+
+#[tokio::test]
+async fn newest_of_each_pair_stays_in_256_collections() -> Result<()> {
+    // A collection takes mongod tens of milliseconds to create.
+    check_against_model(Layout::Split256, 1, 6, 2).await
+}
+
+#[tokio::test]
+async fn refused_cookies_are_named_and_hold_up_no_other() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let database = client.database("test-7");
+    database
+        .run_command(doc! {
+            "create": "cookies",
+            "validator": { "b": { "$ne": "forbidden" } },
+        })
+        .await?;
+    // The operator's, and not ours: two users cannot have the same buyer uid.
+    let unique = doc! { "key": { "b": 1 }, "name": "unique", "unique": true };
+    database
+        .run_command(doc! { "createIndexes": "cookies", "indexes": [unique] })
+        .await?;
+    let store = MongodbStore::new(options(mongod.uri(), Layout::One));
+    let sync =
+        |user: &str, buyer_uid: &str, seconds| (user.to_owned(), 7, buyer_uid.to_owned(), seconds);
+    for known in [false, true] {
+        let seconds = u64::from(known);
+        let syncs = [
+            sync("a", "a", seconds),
+            sync("b", "forbidden", seconds),
+            sync("c", "c", seconds),
+            sync("d", "a", seconds),
+            sync("e", "e", seconds),
+        ];
+        let batch = batch(&syncs, || known)?;
+        let written = store.write(Arc::clone(&batch)).await?;
+        let rejected: BTreeMap<_, _> = written
+            .rejected
+            .iter()
+            .map(|rejected| {
+                (
+                    batch.cookie(rejected.index as usize).user_id,
+                    &*rejected.reason,
+                )
+            })
+            .collect();
+        ensure!(rejected.keys().eq([&b"b"[..], b"d"].iter()), "{rejected:?}");
+        ensure!(rejected[&b"b"[..]].contains("121"), "{rejected:?}");
+        ensure!(rejected[&b"d"[..]].contains("11000"), "{rejected:?}");
+        ensure!(written.stale.is_empty());
+    }
+    let users = stored(&client, 7)
+        .await?
+        .0
+        .into_keys()
+        .map(|(user, _)| user);
+    assert_eq!(users.collect::<Vec<_>>(), ["a", "c", "e"]);
+    Ok(())
+}
+
+/// A repeat that is left out counts as well: what is older than that does not win.
+#[tokio::test]
+async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let (one, other) = (
+        Producer::start(&folder, &[]).await?,
+        Producer::start(&folder, &[]).await?,
+    );
+    let mut between = CutConnection::to(other.grpc.trim_start_matches("http://")).await?;
+    let urls = [&one.grpc, &between.url()].map(String::clone);
+    let urls = urls.each_ref().map(String::as_str);
+    let mut consumer = Consumer::spawn(&folder, "node", &urls, &mongod.uri(), &[]).await?;
+    consumer.wait_ready().await?;
+    let connected = async |streams| {
+        wait_until(PATIENCE, "streams are open", async || {
+            let metrics = consumer.metrics().await?;
+            Ok(metrics.count("consumer_producers_connected", &[]) == streams)
+        })
+        .await
+    };
+    connected(2).await?;
+    one.accept("alice", 17, "first").await?;
+    one.accept("bob", 17, "first").await?;
+    consumer.wait_settled(2).await?;
+
+    between.cut().await;
+    connected(1).await?;
+    other.accept("alice", 17, "older").await?;
+    other.accept("bob", 17, "older").await?;
+    wait_until(PATIENCE, "they are accepted for good", async || {
+        Ok(other.appended().await? == 2)
+    })
+    .await?;
+    one.accept("alice", 17, "changed").await?;
+    one.accept("bob", 17, "first").await?;
+    consumer.wait_settled(4).await?;
+    between.mend().await?;
+    consumer.wait_settled(6).await?;
+
+    let documents = Documents::connect(&mongod.uri()).await?;
+    let known = [("alice", "changed"), ("bob", "first")]
+        .map(|(user, uid)| (user.to_owned(), [(17, uid.to_owned())].into()));
+    assert_eq!(documents.known().await?, Known::from(known));
+    let metrics = consumer.metrics().await?;
+    let counts = [names::WRITTEN, names::SUPPRESSED, names::STALE];
+    let counts = counts.map(|name| metrics.count(name, &[]));
+    assert_eq!(counts, [3, 1, 2]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn document_of_another_form_is_replaced() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let cookies = client.database("test-7").collection::<Document>("cookies");
+    let other = [
+        doc! { "_id": "a", "b": 5 },
+        doc! { "_id": "b", "b": "old", "t": DateTime::MIN },
+    ];
+    cookies.insert_many(other).await?;
+    let store = MongodbStore::new(options(mongod.uri(), Layout::One));
+    let syncs = ["a", "b"].map(|user| (user.to_owned(), 7, "new".to_owned(), 1));
+    let written = store.write(batch(&syncs, || false)?).await?;
+    ensure!(
+        written.stale.is_empty() && written.rejected.is_empty(),
+        "{written:?}"
+    );
+    let found = stored(&client, 7).await?;
+    ensure!(
+        found
+            .0
+            .values()
+            .all(|value| *value == ("new".to_owned(), 1))
+    );
+    let known = store.lookup("a").await.context("lookup")?;
+    assert_eq!(known[&7], "new");
+    Ok(())
+}

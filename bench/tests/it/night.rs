@@ -1,0 +1,289 @@
+//! The consumer's night on a real `mongod`, by a clock that a test sets.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use bench::mongod::Mongod;
+use consumer::{
+    clock::{Clock, ManualClock},
+    maintenance::{self, Schedule},
+    metrics::{Maintenance, Metrics},
+    store::mongodb::{Layout, MongodbStore, Options},
+    subscription::positions::Positions,
+    ttl::Ttls,
+};
+use jiff::{Timestamp, tz::TimeZone};
+use mongodb::{
+    Client, Collection, Database,
+    bson::{Bson, DateTime, Document, doc},
+};
+use prometheus::Registry;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{PATIENCE, wait_until};
+
+/// What MongoDB takes at most: 68 years.
+pub(crate) const NEVER_SECONDS: i64 = 2_147_483_647;
+
+pub(crate) const DAY: Duration = Duration::from_secs(86_400);
+
+/// How long cookies live: all but those of one DSP.
+pub(crate) const TTL: Duration = DAY.saturating_mul(14);
+
+/// The DSP whose cookies live for a day only.
+pub(crate) const SHORT_DSP: u32 = 18;
+
+/// A time of day, on a day of this test's calendar.
+pub(crate) fn at(time: &str) -> Timestamp {
+    let time = format!("2026-03-{time}:00Z");
+    time.parse().expect("a day and a time")
+}
+
+/// The maintenance of one consumer, running until it is stopped or dropped.
+pub(crate) struct Night {
+    pub(crate) clock: ManualClock,
+    pub(crate) metrics: Maintenance,
+    stop: CancellationToken,
+    task: JoinSet<()>,
+}
+
+impl Night {
+    /// Starts it with the default windows, 01:00 to 03:00 and 03:00 to 06:00.
+    pub(crate) fn start(mongod: &Mongod, layout: Layout, now: &str) -> Result<Self> {
+        let store = MongodbStore::new(Options {
+            uri: mongod.uri(),
+            name: "node".to_owned(),
+            prefix: String::new(),
+            layout,
+            writers: 4,
+            ttls: Ttls::new(TTL, [(SHORT_DSP, DAY)].into()),
+        });
+        let schedule = Schedule {
+            expiry: "01:00-03:00".parse()?,
+            compaction: "03:00-06:00".parse()?,
+            time_zone: TimeZone::UTC,
+            cursors_kept: TTL,
+        };
+        let clock = ManualClock::new(at(now));
+        let metrics = Metrics::register(&Registry::new())?;
+        let stop = CancellationToken::new();
+        let mut task = JoinSet::new();
+        task.spawn(maintenance::run(
+            Arc::new(store),
+            schedule,
+            Clock::Manual(clock.clone()),
+            Arc::new(Positions::new(Vec::new())),
+            metrics.clone(),
+            stop.clone(),
+        ));
+        Ok(Self {
+            clock,
+            metrics: metrics.maintenance,
+            stop,
+            task,
+        })
+    }
+
+    pub(crate) fn set(&self, time: &str) {
+        self.clock.set(at(time));
+    }
+
+    /// Lets ten minutes pass, after which it looks at everything again.
+    pub(crate) fn pass_ten_minutes(&self) {
+        self.clock.advance(Duration::from_secs(600));
+    }
+
+    /// Ends it as an orderly end of the process does.
+    pub(crate) async fn end(mut self) -> Result<()> {
+        self.stop.cancel();
+        let ended = self.task.join_next().await;
+        Ok(ended.context("there is no task")??)
+    }
+
+    /// Waits until this many compactions have come to their end.
+    pub(crate) async fn wait_compactions(&self, count: u64) -> Result<()> {
+        let what = format!("{count} compactions are complete");
+        wait_until(PATIENCE, &what, async || {
+            Ok(self.metrics.compactions.get() >= count)
+        })
+        .await
+    }
+
+    /// Collections compacted by this process.
+    pub(crate) fn collections_compacted(&self) -> u64 {
+        self.metrics.compaction_seconds.get_sample_count()
+    }
+}
+
+/// The databases of a `mongod`, as an operator sees them.
+pub(crate) struct Server(Client);
+
+impl Server {
+    /// Starts a `mongod` that looks for expired documents every second.
+    pub(crate) async fn start(folder: &std::path::Path) -> Result<(Mongod, Self)> {
+        let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
+        let mongod = Mongod::start_with(&folder.join("mongod"), &often).await?;
+        let client = Client::with_uri_str(mongod.uri()).await?;
+        Ok((mongod, Self(client)))
+    }
+
+    pub(crate) fn database(&self, name: &str) -> Database {
+        self.0.database(name)
+    }
+
+    pub(crate) fn collection(&self, namespace: &str) -> Collection<Document> {
+        let (database, collection) = namespace.split_once('.').unwrap_or((namespace, "cookies"));
+        self.database(database).collection(collection)
+    }
+
+    /// Writes a document `name` that is so old.
+    pub(crate) async fn write(&self, namespace: &str, name: &str, age: Duration) -> Result<()> {
+        let document = doc! { "_id": name, "b": "buyer", "t": ago(age) };
+        self.collection(namespace).insert_one(document).await?;
+        Ok(())
+    }
+
+    /// The documents there are, sorted.
+    pub(crate) async fn names(&self, namespace: &str) -> Result<Vec<String>> {
+        let mut found = self.collection(namespace).find(doc! {}).await?;
+        let mut names = Vec::new();
+        while found.advance().await? {
+            names.push(found.deserialize_current()?.get_str("_id")?.to_owned());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    pub(crate) async fn wait_names(&self, namespace: &str, expected: &[&str]) -> Result<()> {
+        let what = format!("{namespace} has {expected:?}");
+        wait_until(PATIENCE, &what, async || {
+            Ok(self.names(namespace).await? == expected)
+        })
+        .await
+    }
+
+    /// Waits until the TTL monitor has looked at everything twice from now on: what it has not deleted then, it does
+    /// not.
+    pub(crate) async fn wait_monitor(&self) -> Result<()> {
+        let began = self.monitor_passes().await?;
+        wait_until(PATIENCE, "the TTL monitor passes twice", async || {
+            Ok(self.monitor_passes().await? >= began + 2)
+        })
+        .await
+    }
+
+    async fn monitor_passes(&self) -> Result<i64> {
+        let status = doc! { "serverStatus": 1 };
+        let status = self.database("admin").run_command(status).await?;
+        let monitor = status.get_document("metrics")?.get_document("ttl")?;
+        Ok(monitor.get_i64("passes")?)
+    }
+
+    /// Makes an index on `t` with these options.
+    pub(crate) async fn make_index(
+        &self,
+        namespace: &str,
+        name: &str,
+        options: Document,
+    ) -> Result<()> {
+        let collection = self.collection(namespace);
+        let mut index = doc! { "key": { "t": 1 }, "name": name };
+        index.extend(options);
+        let command = doc! { "createIndexes": collection.name(), "indexes": [index] };
+        let database = self.database(&collection.namespace().db);
+        database.run_command(command).await?;
+        Ok(())
+    }
+
+    /// The indexes beside that on `_id`, as the server tells them.
+    pub(crate) async fn indexes(&self, namespace: &str) -> Result<Vec<Document>> {
+        let collection = self.collection(namespace);
+        let command = doc! { "listIndexes": collection.name() };
+        let database = self.database(&collection.namespace().db);
+        let answer = database.run_command(command).await?;
+        let found = answer.get_document("cursor")?.get_array("firstBatch")?;
+        let mut indexes: Vec<_> = found
+            .iter()
+            .filter_map(Bson::as_document)
+            .cloned()
+            .collect();
+        indexes.retain(|index| index.get_str("name").is_ok_and(|name| name != "_id_"));
+        Ok(indexes)
+    }
+
+    /// Waits until there is one index, and it expires after so many seconds.
+    pub(crate) async fn wait_expiring(&self, namespace: &str, seconds: i64) -> Result<()> {
+        let what = format!("{namespace} expires after {seconds} s");
+        wait_until(PATIENCE, &what, async || {
+            let indexes = self.indexes(namespace).await?;
+            let [index] = &indexes[..] else {
+                return Ok(false);
+            };
+            let after = index.get("expireAfterSeconds");
+            let after = after.and_then(|after| after.as_i32().map(i64::from).or(after.as_i64()));
+            Ok(after == Some(seconds))
+        })
+        .await
+    }
+
+    /// Bytes of all files of a collection.
+    pub(crate) async fn bytes(&self, namespace: &str) -> Result<i64> {
+        let collection = self.collection(namespace);
+        let database = self.database(&collection.namespace().db);
+        let stats = doc! { "collStats": collection.name() };
+        let stats = database.run_command(stats).await?;
+        let bytes = |key| {
+            let value = stats.get(key);
+            value.and_then(|value| value.as_i32().map(i64::from).or(value.as_i64()))
+        };
+        bytes("totalSize").context("totalSize is missing")
+    }
+
+    /// Writes many documents of which all but every fourth are that old, the others new. Returns how many are old.
+    pub(crate) async fn fill(&self, namespace: &str, count: u64, age: Duration) -> Result<u64> {
+        let (old, new) = (ago(age), DateTime::now());
+        let mut random = fastrand::Rng::new();
+        let mut documents = (0..count).map(|number| {
+            let t = if number % 4 == 0 { new } else { old };
+            let user = format!("{:016x}{number}", random.u64(..));
+            let buyer: String = (0..160).map(|_| random.alphanumeric()).collect();
+            doc! { "_id": user, "b": buyer, "t": t }
+        });
+        let collection = self.collection(namespace);
+        loop {
+            let some: Vec<_> = documents.by_ref().take(10_000).collect();
+            if some.is_empty() {
+                break;
+            }
+            collection.insert_many(some).ordered(false).await?;
+        }
+        Ok(count - count.div_ceil(4))
+    }
+
+    /// Writes everything to the files, so that what was deleted shows as room in them.
+    pub(crate) async fn checkpoint(&self) -> Result<()> {
+        let admin = self.database("admin");
+        admin.run_command(doc! { "fsync": 1 }).await?;
+        Ok(())
+    }
+
+    /// What the consumer noted of its compactions, by namespace.
+    pub(crate) async fn compactions(&self) -> Result<Vec<Document>> {
+        let mut found = self
+            .collection("cookiesync.maintenance")
+            .find(doc! {})
+            .sort(doc! { "_id": 1 })
+            .await?;
+        let mut records = Vec::new();
+        while found.advance().await? {
+            records.push(found.deserialize_current()?);
+        }
+        Ok(records)
+    }
+}
+
+fn ago(age: Duration) -> DateTime {
+    let millis = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+    DateTime::from_millis(DateTime::now().timestamp_millis() - millis)
+}

@@ -1,0 +1,351 @@
+//! MongoDB ends, stops answering, has no primary, no room, or no rights for us: the consumer says so, keeps where it
+//! stood, and goes on from there when it can. Nothing is lost and nothing is wrong.
+
+use std::{process::Command, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use bench::{admin, mongod::Mongod, scrape::names};
+use mongodb::bson::doc;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    documents::Documents,
+    harness::{Consumer, PATIENCE, Producer, accept_all, newest},
+    mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
+};
+
+/// Longer than a command may take.
+const PAUSE: Duration = Duration::from_secs(38);
+
+/// Checks that the consumer does not call the store working.
+async fn check_down(consumer: &Consumer) -> Result<()> {
+    let metrics = consumer.metrics().await?;
+    ensure!(metrics.count(names::STORE_UP, &[]) == 0, "it counts as up");
+    Ok(())
+}
+
+#[tokio::test]
+async fn mongod_killed_again_and_again_misses_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let plan = producer.ordered_load(5, 4_000, 16_000)?;
+    let crash = async {
+        for round in 1..=2 {
+            consumer.wait_written(round * 2_000).await?;
+            mongod.kill()?;
+            let user = format!("round-{round}");
+            producer.accept(&user, 17, "meanwhile").await?;
+            consumer.wait_not_ready("Connection refused").await?;
+            check_down(&consumer).await?;
+            mongod.restart().await?;
+        }
+        anyhow::Ok(())
+    };
+    let (accepted, crashed) = tokio::join!(accept_all(&plan), crash);
+    crashed?;
+    accepted?;
+    let documents = Documents::connect(&mongod.uri()).await?;
+    let mut known = newest(&plan.traffic, 16_000);
+    for round in ["round-1", "round-2"] {
+        let cookie = [(17, "meanwhile".to_owned())].into();
+        known.insert(round.to_owned(), cookie);
+    }
+    documents.wait_exactly(&known).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let plan = producer.ordered_load(6, 3_000, 30_000)?;
+    let pause = async {
+        consumer.wait_written(3_000).await?;
+        mongod.stop()?;
+        consumer.wait_not_ready("store: no answer for 5s").await?;
+        check_down(&consumer).await?;
+        mongod.cont()?;
+        consumer.wait_ready().await
+    };
+    let (accepted, paused) = tokio::join!(accept_all(&plan), pause);
+    paused?;
+    accepted?;
+    let documents = Documents::connect(&mongod.uri()).await?;
+    documents
+        .wait_exactly(&newest(&plan.traffic, 30_000))
+        .await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+/// Longer than a command may take, so that commands are given up, and executed by the server afterwards. Prints
+/// what `/readyz` says meanwhile, and how soon it goes on.
+#[tokio::test]
+#[ignore = "takes a minute"]
+async fn mongod_that_stops_answering_for_long_misses_nothing_when_it_goes_on() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let plan = producer.ordered_load(10, 3_000, 180_000)?;
+    let pause = async {
+        consumer.wait_written(3_000).await?;
+        mongod.stop()?;
+        let began = Instant::now();
+        let mut said = String::new();
+        let written = consumer.metrics().await?.count(names::WRITTEN, &[]);
+        let mut gone_on = None;
+        loop {
+            let answer = admin::get(&consumer.admin, "/readyz").await?;
+            if answer.body != said {
+                let (at, status) = (began.elapsed(), answer.status);
+                said = answer.body;
+                println!("after {at:.1?}: {status} {}", said.trim());
+            }
+            if gone_on.is_none() && began.elapsed() >= PAUSE {
+                mongod.cont()?;
+                gone_on = Some(Instant::now());
+                println!("after {:.1?}: it goes on", began.elapsed());
+            }
+            let now = consumer.metrics().await?.count(names::WRITTEN, &[]);
+            if let Some(at) = gone_on.filter(|_| now > written) {
+                println!("first batch {:.1?} after that", at.elapsed());
+                return Ok(());
+            }
+            ensure!(began.elapsed() < PAUSE + PATIENCE, "it does not go on");
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let (accepted, paused) = tokio::join!(accept_all(&plan), pause);
+    paused?;
+    accepted?;
+    let documents = Documents::connect(&mongod.uri()).await?;
+    let known = newest(&plan.traffic, 180_000);
+    documents.wait_exactly(&known).await?;
+    println!(
+        "{} documents, all as they were sent",
+        documents.count().await?
+    );
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn change_of_the_primary_and_its_absence_miss_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut set = ReplicaSet::start(folder.path(), 3).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &set.uri(), &[]).await?;
+    let plan = producer.ordered_load(7, 1_500, 20_000)?;
+    let changes = async {
+        consumer.wait_written(1_500).await?;
+        set.step_down().await?;
+        consumer.wait_written(4_000).await?;
+        let primary = set.wait_primary().await?;
+        let others = [(primary + 1) % 3, (primary + 2) % 3];
+        for member in others {
+            set.members[member].kill()?;
+        }
+        consumer.wait_not_ready("is a secondary").await?;
+        check_down(&consumer).await?;
+        for member in others {
+            set.members[member].restart().await?;
+        }
+        consumer.wait_ready().await
+    };
+    let (accepted, changed) = tokio::join!(accept_all(&plan), changes);
+    changed?;
+    accepted?;
+    let documents = Documents::connect(&set.uri()).await?;
+    documents
+        .wait_exactly(&newest(&plan.traffic, 20_000))
+        .await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_refusal_is_said_in_words_and_only_a_write_that_succeeds_ends_it() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    for (number, how, said) in [
+        (1, doc! { "errorCode": 10_107 }, "not a primary"),
+        (2, doc! { "errorCode": 13 }, "not authorized"),
+        (3, doc! { "errorCode": 14_031 }, "disk is full"),
+        (4, doc! { "errorCode": 11_600 }, "shutting down"),
+        (5, doc! { "errorCode": 50 }, "ran out of time"),
+        (6, doc! { "errorCode": 96 }, "code 96 (OperationFailed)"),
+        (7, doc! { "closeConnection": true }, "store: "),
+        (
+            8,
+            doc! { "writeConcernError": { "code": 64, "errmsg": "too few" } },
+            "not acknowledged as `w` demands: too few",
+        ),
+    ] {
+        fail(&mongod, how).await?;
+        let user = format!("user-{number}");
+        producer.accept(&user, 17, "kept").await?;
+        consumer.wait_not_ready(said).await?;
+        check_down(&consumer).await?;
+        heal(&mongod).await?;
+        consumer.wait_ready().await?;
+        consumer.wait_known(&user, json!({"17": "kept"})).await?;
+    }
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn store_that_could_not_be_written_shows_without_a_cookie() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    fail(&mongod, doc! { "errorCode": 10_107 }).await?;
+    consumer.wait_not_ready("not a primary").await?;
+    heal(&mongod).await?;
+    consumer.wait_ready().await?;
+    // Nor does a consumer that starts now begin to read.
+    fail(&mongod, doc! { "errorCode": 14_031 }).await?;
+    consumer.process.kill()?;
+    consumer.process.start_again()?;
+    consumer.wait_not_ready("disk is full").await?;
+    heal(&mongod).await?;
+    consumer.wait_ready().await
+}
+
+#[tokio::test]
+async fn slow_mongod_is_waited_for_and_said_to_be_slow() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let millis = i32::try_from(SLOW.as_millis())?;
+    fail(
+        &mongod,
+        doc! { "blockConnection": true, "blockTimeMS": millis },
+    )
+    .await?;
+    producer.accept("alice", 17, "late").await?;
+    consumer.wait_not_ready("no answer for 5s").await?;
+    heal(&mongod).await?;
+    consumer.wait_ready().await?;
+    consumer.wait_known("alice", json!({"17": "late"})).await
+}
+
+#[tokio::test]
+async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start_with(&folder.path().join("mongod"), &["--auth"]).await?;
+    create_root(&mongod.uri(), "boss", "boss-secret").await?;
+    let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address());
+    create_user(&boss, "exchange", "another-secret", "readWriteAnyDatabase").await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    // The password is `p@ss/w:rd secret`.
+    let store = format!(
+        "mongodb://exchange:p%40ss%2Fw%3Ard%20secret@{}/?authSource=admin",
+        mongod.address()
+    );
+    let mut consumer = Consumer::spawn(&folder, "node", &[&producer.grpc], &store, &[]).await?;
+    consumer
+        .wait_not_ready("store: authentication failed")
+        .await?;
+    let right = doc! { "updateUser": "exchange", "pwd": "p@ss/w:rd secret" };
+    command(&boss, right).await?;
+    consumer.wait_ready().await?;
+
+    // Read only, with nothing to write.
+    let roles = doc! { "updateUser": "exchange", "roles": ["readAnyDatabase"] };
+    command(&boss, roles).await?;
+    consumer
+        .wait_not_ready("not authorized to update in database cookiesync")
+        .await?;
+    producer.accept("alice", 17, "a-1").await?;
+    let roles = doc! { "updateUser": "exchange", "roles": [
+        { "role": "readWrite", "db": "cookiesync" }, { "role": "readAnyDatabase", "db": "admin" },
+    ] };
+    command(&boss, roles).await?;
+    consumer.wait_not_ready("in database 17").await?;
+    check_down(&consumer).await?;
+    let roles = doc! { "updateUser": "exchange", "roles": ["readWriteAnyDatabase"] };
+    command(&boss, roles).await?;
+    consumer.wait_ready().await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    let log = consumer.process.last_lines(usize::MAX);
+    for secret in ["exchange:", "secret", "p%40ss", "p@ss"] {
+        ensure!(!log.contains(secret), "{secret} in {log}");
+    }
+    Ok(())
+}
+
+/// A small file system in memory; gone with the test.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    /// `None` where this may not be mounted.
+    fn mount(folder: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
+        std::fs::create_dir_all(&folder)?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
+        let mounted = mount.arg(&folder).output().context("there is no mount")?;
+        Ok(mounted.status.success().then_some(Self(folder)))
+    }
+
+    /// Takes all the room there is.
+    fn fill(&self) -> std::path::PathBuf {
+        let filler = self.0.join("filler");
+        if let Ok(mut file) = std::fs::File::create(&filler) {
+            let block = vec![1; 64 << 10];
+            while std::io::Write::write_all(&mut file, &block).is_ok() {}
+        }
+        filler
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("-l").arg(&self.0).status();
+        if !unmounted.is_ok_and(|status| status.success()) {
+            eprintln!("cannot unmount {}", self.0.display());
+        }
+    }
+}
+
+#[tokio::test]
+async fn full_disk_misses_nothing_once_there_is_room_again() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(disk) = SmallDisk::mount(folder.path().join("mongod/data"), "512m")? else {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return Ok(());
+    };
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    producer.accept_load(8, 1_000).await?;
+    consumer.wait_written(1_000).await?;
+    let filler = disk.fill();
+    let plan = producer.ordered_load(9, 20_000, 300_000)?;
+    accept_all(&plan).await?;
+    // It ends itself when it cannot write.
+    consumer.wait_not_ready("store: ").await?;
+    check_down(&consumer).await?;
+    mongod.process().wait(PATIENCE).await?;
+    std::fs::remove_file(filler)?;
+    mongod.restart().await?;
+    consumer.wait_ready().await?;
+    let mut known = newest(&plan.traffic, 300_000);
+    known.extend(newest(&producer.load(8)?.traffic, 1_000));
+    let documents = Documents::connect(&mongod.uri()).await?;
+    documents.wait_exactly(&known).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! Cookies that MongoDB refuses by themselves, for ever: set aside with the reason, and in nobody's way.
+
+use std::{fs, path::Path};
+
+use anyhow::{Result, ensure};
+use bench::{mongod::Mongod, scrape::names};
+use mongodb::{
+    Client, IndexModel,
+    bson::{Document, doc},
+    options::IndexOptions,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    harness::{Consumer, PATIENCE, Producer, request, wait_until},
+    http_client::HttpConnection,
+};
+
+async fn refused(consumer: &Consumer) -> Result<u64> {
+    let metrics = consumer.metrics().await?;
+    Ok(metrics.count(names::FAILED, &[("reason", "rejected")]))
+}
+
+async fn wait_refused(consumer: &Consumer, cookies: u64) -> Result<()> {
+    let what = format!("{cookies} are refused");
+    wait_until(PATIENCE, &what, async || {
+        Ok(refused(consumer).await? >= cookies)
+    })
+    .await
+}
+
+/// What is in a file of letters.
+fn letters(path: &Path) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(path)?;
+    Ok(text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()?)
+}
+
+/// Checks who is in the letters, and for which reason.
+fn check(letters: &[Value], expected: &[(&str, u32, &str, &str)]) -> Result<()> {
+    ensure!(letters.len() == expected.len(), "{letters:?}");
+    for &(user_id, dsp_id, buyer_uid, reason) in expected {
+        let letter = letters.iter().find(|letter| {
+            letter["user_id"] == user_id
+                && letter["dsp_id"] == dsp_id
+                && letter["buyer_uid"] == buyer_uid
+        });
+        let said = letter.and_then(|letter| letter["reason"].as_str());
+        ensure!(
+            said.is_some_and(|said| said.contains(reason)),
+            "{user_id}: {letters:?}"
+        );
+    }
+    Ok(())
+}
+
+async fn create_with_validator(mongod: &Mongod, dsp: &str) -> Result<()> {
+    let database = Client::with_uri_str(mongod.uri()).await?.database(dsp);
+    let validator = doc! { "b": { "$not": { "$regex": "^bad" } } };
+    database
+        .create_collection("cookies")
+        .validator(validator)
+        .await?;
+    Ok(())
+}
+
+async fn unique_buyer_uids(mongod: &Mongod, dsp: &str) -> Result<()> {
+    let database = Client::with_uri_str(mongod.uri()).await?.database(dsp);
+    let unique = IndexOptions::builder().unique(true).build();
+    let index = IndexModel::builder()
+        .keys(doc! { "b": 1 })
+        .options(unique)
+        .build();
+    let cookies = database.collection::<Document>("cookies");
+    cookies.create_index(index).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_validator_refuses_becomes_a_letter_and_the_rest_is_stored() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    create_with_validator(&mongod, "17").await?;
+    let file = folder.path().join("letters.jsonl");
+    let flags = ["--dead-letters", &file.display().to_string()];
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    for (user, buyer) in [("alice", "good"), ("bob", "bad-1"), ("carol", "fine")] {
+        producer.accept(user, 17, buyer).await?;
+    }
+    producer.accept("bob", 18, "bad-is-allowed-here").await?;
+    let known = json!({"18": "bad-is-allowed-here"});
+    consumer.wait_known("bob", known).await?;
+    consumer.wait_known("alice", json!({"17": "good"})).await?;
+    consumer.wait_known("carol", json!({"17": "fine"})).await?;
+    // One that would replace a good one, too.
+    producer.accept("alice", 17, "bad-2").await?;
+    consumer.wait_settled(5).await?;
+    ensure!(refused(&consumer).await? == 2);
+    consumer.wait_known("alice", json!({"17": "good"})).await?;
+    consumer.wait_ready().await?;
+    let metrics = consumer.metrics().await?;
+    assert_eq!(metrics.count(names::WRITTEN, &[]), 3);
+    let written = [("outcome", "written")];
+    assert_eq!(metrics.count(names::DEAD_LETTERS, &written), 2);
+    let expected = [
+        ("bob", 17, "bad-1", "code 121: Document failed validation"),
+        ("alice", 17, "bad-2", "code 121"),
+    ];
+    check(&letters(&file)?, &expected)
+}
+
+#[tokio::test]
+async fn what_is_a_duplicate_in_another_unique_index_becomes_a_letter() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    unique_buyer_uids(&mongod, "17").await?;
+    let file = folder.path().join("letters.jsonl");
+    let flags = ["--dead-letters", &file.display().to_string()];
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    producer.accept("alice", 17, "shared").await?;
+    consumer
+        .wait_known("alice", json!({"17": "shared"}))
+        .await?;
+    producer.accept("bob", 17, "shared").await?;
+    producer.accept("carol", 17, "own").await?;
+    consumer.wait_known("carol", json!({"17": "own"})).await?;
+    producer.accept("carol", 17, "shared").await?;
+    consumer.wait_settled(4).await?;
+    ensure!(refused(&consumer).await? == 2);
+    consumer
+        .wait_known("alice", json!({"17": "shared"}))
+        .await?;
+    consumer.wait_known("carol", json!({"17": "own"})).await?;
+    let expected = [
+        ("bob", 17, "shared", "E11000 duplicate key"),
+        ("carol", 17, "shared", "index: b_1"),
+    ];
+    check(&letters(&file)?, &expected)
+}
+
+#[tokio::test]
+async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
+    // mongod takes time with the square of how many share one key: 1 s for these, half a minute for 30,000.
+    const COOKIES: u64 = 6_000;
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    unique_buyer_uids(&mongod, "17").await?;
+    let file = folder.path().join("letters.jsonl");
+    let flags = [
+        "--dead-letters",
+        &file.display().to_string(),
+        "--flush-interval=2s",
+        "--dead-letter-bytes=64MiB",
+    ];
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    for hundred in 0..COOKIES / 100 {
+        let users = (0..100).map(|at| format!("user-{}", hundred * 100 + at));
+        let requests: String = users.map(|user| request(&user, 17, "shared")).collect();
+        connection.send(requests.as_bytes()).await?;
+        for _ in 0..100 {
+            let answer = connection.answer().await?;
+            ensure!(answer.status == 200, "{answer:?}");
+        }
+    }
+    consumer.wait_settled(COOKIES).await?;
+    let metrics = consumer.metrics().await?;
+    assert_eq!(refused(&consumer).await?, COOKIES - 1);
+    assert_eq!(metrics.count(names::WRITTEN, &[]), 1);
+    let letters = letters(&file)?;
+    assert_eq!(letters.len() as u64, COOKIES - 1);
+    let unexplained = letters.iter().find(|letter| {
+        !letter["reason"]
+            .as_str()
+            .is_some_and(|why| why.contains("11000"))
+    });
+    ensure!(unexplained.is_none(), "{unexplained:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn letters_stay_within_their_bound_and_hold_up_nothing_when_they_cannot_be_written()
+-> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    create_with_validator(&mongod, "17").await?;
+    let file = folder.path().join("letters.jsonl");
+    let flags = [
+        "--dead-letters",
+        &file.display().to_string(),
+        "--dead-letter-bytes=64KiB",
+    ];
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    for number in 0..1_000 {
+        producer
+            .accept(&format!("user-{number}"), 17, "bad")
+            .await?;
+    }
+    wait_refused(&consumer, 1_000).await?;
+    let older = folder.path().join("letters.jsonl.1");
+    let bytes = fs::metadata(&file)?.len() + fs::metadata(&older)?.len();
+    ensure!(bytes <= 64 << 10, "{bytes} bytes");
+    let newest = letters(&file)?;
+    let kept = newest.len() + letters(&older)?.len();
+    ensure!(kept > 150, "{kept} letters");
+    ensure!(newest.iter().any(|letter| letter["user_id"] == "user-999"));
+
+    // A folder in its place.
+    fs::remove_file(&file)?;
+    fs::create_dir(&file)?;
+    producer.accept("alice", 17, "bad").await?;
+    producer.accept("alice", 18, "good").await?;
+    consumer.wait_known("alice", json!({"18": "good"})).await?;
+    wait_refused(&consumer, 1_001).await?;
+    consumer.wait_ready().await?;
+    let metrics = consumer.metrics().await?;
+    let failed = [("outcome", "failed")];
+    assert_eq!(metrics.count(names::DEAD_LETTERS, &failed), 1);
+    let log = consumer.process.last_lines(usize::MAX);
+    ensure!(log.contains("refused cookies cannot be set aside"), "{log}");
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! What time it is, for whatever depends on the time of day: this machine's clock, or one that is set by hand.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::{sync::watch, time::sleep};
+
+/// The longest sleep: the machine's clock may be set meanwhile.
+const SLEEP_MAX: Duration = Duration::from_secs(60);
+
+/// A source of the time of day. Clones show the same time.
+#[derive(Debug, Clone)]
+pub enum Clock {
+    /// This machine's.
+    System,
+    /// One that stands still until it is set.
+    Manual(ManualClock),
+}
+
+/// A clock that is set by hand.
+#[derive(Debug, Clone)]
+pub struct ManualClock(watch::Sender<Timestamp>);
+
+impl ManualClock {
+    /// A clock that shows `now`.
+    #[must_use]
+    pub fn new(now: Timestamp) -> Self {
+        Self(watch::Sender::new(now))
+    }
+
+    /// Sets it, forward or back; whoever waits for it wakes.
+    pub fn set(&self, now: Timestamp) {
+        self.0.send_replace(now);
+    }
+
+    /// Sets it forward.
+    pub fn advance(&self, by: Duration) {
+        self.0.send_modify(|now| *now += by);
+    }
+}
+
+impl Clock {
+    /// The time.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        match self {
+            Self::System => Timestamp::now(),
+            Self::Manual(clock) => *clock.0.borrow(),
+        }
+    }
+
+    /// The time in microseconds since the Unix epoch.
+    #[must_use]
+    pub fn unix_micros(&self) -> u64 {
+        unix_micros(self.now())
+    }
+
+    /// Waits until `until`, or less; at most until somebody sets the clock from `seen` to another time. Who wakes
+    /// looks at the clock again.
+    pub async fn wait(&self, seen: Timestamp, until: Timestamp) {
+        match self {
+            Self::System => {
+                let left = Duration::try_from(until.duration_since(Timestamp::now()));
+                sleep(left.unwrap_or_default().min(SLEEP_MAX)).await;
+            }
+            Self::Manual(clock) => {
+                let mut shown = clock.0.subscribe();
+                let set = shown.wait_for(|now| *now != seen || *now >= until);
+                set.await.expect("the clock is held here");
+            }
+        }
+    }
+}
+
+/// A moment in microseconds since the Unix epoch; 0 for any before it.
+pub(crate) fn unix_micros(at: Timestamp) -> u64 {
+    u64::try_from(at.as_microsecond()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn setting_the_clock_wakes_whoever_waits() {
+        let start: Timestamp = "2026-03-10T12:00:00Z".parse().unwrap();
+        let hour = Duration::from_secs(3600);
+        let manual = ManualClock::new(start);
+        let clock = Clock::Manual(manual.clone());
+        let waits = async {
+            clock.wait(start, start + 2 * hour).await;
+            clock.now()
+        };
+        let sets = async { manual.advance(hour) };
+        let (woke_at, ()) = tokio::join!(waits, sets);
+        assert_eq!(woke_at, start + hour);
+        manual.set(start - hour);
+        clock.wait(start, start + hour).await;
+        assert_eq!(clock.now(), start - hour, "also when it was set before");
+        clock.wait(start - hour, start - hour).await;
+    }
+}

@@ -1,0 +1,134 @@
+//! Settings as operators write them.
+
+use std::io::Write;
+
+use super::*;
+
+fn load(arguments: &[&str]) -> Result<Config, String> {
+    let arguments = ["consumer"].into_iter().chain(arguments.iter().copied());
+    Config::load(arguments.map(OsString::from)).map_err(|error| error.to_string())
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+#[track_caller]
+fn check_producers(config: &Config, expected: &[&str]) {
+    let producers: Vec<_> = config.producers.iter().map(ToString::to_string).collect();
+    assert_eq!(producers, expected);
+}
+
+#[test]
+fn defaults_are_the_documented_ones() {
+    let config = load(&[]).unwrap();
+    check_producers(&config, &["http://127.0.0.1:7676"]);
+    assert_eq!(config.store, StoreConfig::Embedded("./data".into()));
+    assert_eq!(config.flush_interval, Duration::from_millis(200));
+    assert_eq!(config.admin, "127.0.0.1:9091".parse().unwrap());
+    assert_eq!(config.buffer_bytes_max, 16 << 20);
+    assert_eq!(config.ttls.to_string(), "14days");
+    assert_eq!(config.refresh_interval, Duration::from_secs(3600));
+    assert_eq!(config.refresh_bytes_max, 256 << 20);
+    assert_eq!(config.dead_letter_bytes_max, 16 << 20);
+    assert_eq!(
+        (config.mongodb_layout, config.mongodb_writers),
+        (Layout::One, 4)
+    );
+    assert_eq!(config.expiry_window.to_string(), "01:00-03:00");
+    assert_eq!(config.compaction_window.to_string(), "03:00-06:00");
+    assert_eq!(config.drain_timeout, Duration::from_secs(10));
+    assert!(!config.name.is_empty());
+}
+
+#[test]
+fn flag_beats_file_beats_default() {
+    let file = file(
+        "ttl = '7d'\ndsp_ttl = ['17=1h']\nflush_interval = '1s'\nbatch_cookies = 5\nbuffer_bytes = '64MiB'\n\
+         producer = ['http://a:1', 'http://b']\n",
+    );
+    let file = file.path().to_str().unwrap();
+    let config = load(&["--config", file, "--flush-interval", "50ms"]).unwrap();
+    assert_eq!(config.flush_interval, Duration::from_millis(50));
+    assert_eq!(config.ttls.to_string(), "7days,17=1h");
+    assert_eq!(config.batch_cookies_max, 5);
+    assert_eq!(config.buffer_bytes_max, 64 << 20);
+    check_producers(&config, &["http://a:1", "http://b:7676"]);
+}
+
+#[test]
+fn producers_are_repeatable_and_comma_separated() {
+    let two = "--producer=http://a:1,http://b:2";
+    let config = load(&[two, "--producer", "http://[::1]:3"]).unwrap();
+    check_producers(&config, &["http://a:1", "http://b:2", "http://[::1]:3"]);
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let file = file("flush = '1s'\nname = []\nadmin = 'here'\nstore = ['none']\n");
+    let config = format!("--config={}", file.path().display());
+    let arguments = [
+        "--producer=ftp://a,http://b:1",
+        "--store=mangodb://user:secret@host",
+        "--batch-cookies=0",
+        "--buffer-bytes=1KiB",
+        "--ttl=2 years",
+        "--dsp-ttl=17,0=1d,18=1d,18=2d,19=0s",
+        "--refresh-interval=often",
+        "--refresh-bytes=1",
+        "--dead-letter-bytes=1KiB",
+        "--mongodb-prefix=a.b",
+        "--mongodb-layout=two",
+        "--mongodb-writers=0",
+        "--expiry-window=noon",
+        "--compaction-window=",
+        "--time-zone=Mars/Base",
+        "--drain-timeout=soon",
+    ];
+    let mistakes = load(&[&[config.as_str()], &arguments[..]].concat()).unwrap_err();
+    let flags = arguments.map(|argument| argument.split_once('=').unwrap().0);
+    let in_file = [
+        "unknown key flush",
+        "name takes one value",
+        "store takes one value",
+        "--admin",
+    ];
+    for part in flags.iter().chain(&in_file) {
+        assert!(mistakes.contains(part), "{part} is missing in {mistakes}");
+    }
+    assert!(!mistakes.contains("secret"), "{mistakes}");
+}
+
+#[test]
+fn credentials_are_never_printed() {
+    for uri in [
+        "mongodb://user:secret@host:27017/db?authSource=secret",
+        "mongodb://host/?authMechanismProperties=AWS_SESSION_TOKEN:secret",
+    ] {
+        let file = file(&format!("store = '{uri}'"));
+        let file = format!("--config={}", file.path().display());
+        let store = format!("--store={uri}");
+        for argument in [&file, &store] {
+            let config = load(&[argument]).unwrap();
+            assert_eq!(config.store, StoreConfig::Mongodb(uri.to_owned()));
+            for text in [config.to_string(), format!("{config:?}")] {
+                assert!(!text.contains("secret"), "{text}");
+                assert!(text.contains("host"), "{text}");
+            }
+            for also in ["--help", "--ttl=never"] {
+                let text = load(&[argument, also]).unwrap_err();
+                assert!(!text.contains("secret"), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn mistake_in_the_form_of_a_file_does_not_show_the_line() {
+    let file = file("name = 'node'\nstore = \"mongodb://user:secret@host\n");
+    let mistake = load(&[&format!("--config={}", file.path().display())]).unwrap_err();
+    assert!(mistake.contains("line 2: "), "{mistake}");
+    assert!(!mistake.contains("secret"), "{mistake}");
+}

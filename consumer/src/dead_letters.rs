@@ -1,0 +1,241 @@
+//! Cookies that the store refuses for ever, set aside where an operator can read them: one JSON object a line.
+//!
+//! `FILE` appears with the first letter. Before it outgrows half of the bound it becomes `FILE.1`, in place of the
+//! one before, and a new one begins: the newest letters are kept, and both files together stay within the bound.
+//! It is opened anew for each batch with letters, so it may be moved or deleted at any time.
+//!
+//! Letters never hold up the cookies that can be stored. When they cannot be written that is said once, until they
+//! can again, and they are counted; a file that hangs is waited for once.
+//!
+//! A letter is handed to the system before its batch counts as done. The store has committed the cursors by then, so
+//! a crash in that moment costs the letters of one batch; a sync for each would cost every batch of a store that
+//! refuses a few.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::timeout,
+};
+
+use crate::{batch::Batch, metrics, store::Rejected};
+
+/// How long the file is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Most bytes of a reason; the rest is cut off.
+const REASON_BYTES_MAX: usize = 1024;
+
+/// About so many bytes are written at once.
+const BLOCK_BYTES: usize = 16 << 10;
+
+/// The users' ids are not for everybody.
+const MODE: u32 = 0o640;
+
+/// Writes the letters of one consumer.
+#[derive(Debug)]
+pub struct DeadLetters {
+    files: Arc<Files>,
+    metrics: metrics::DeadLetters,
+    /// What took longer than it was waited for.
+    hangs: Option<JoinHandle<Appended>>,
+    has_begun: bool,
+    is_failing: bool,
+}
+
+/// The file and the one before.
+#[derive(Debug)]
+struct Files {
+    newest: PathBuf,
+    older: PathBuf,
+    /// Most bytes of each.
+    bytes_max: u64,
+}
+
+/// How many letters are in the file now, and what went wrong with the others.
+#[derive(Debug)]
+struct Appended {
+    letters: u64,
+    result: io::Result<()>,
+}
+
+#[derive(Serialize)]
+struct Letter<'a> {
+    time: &'a str,
+    user_id: &'a str,
+    dsp_id: u32,
+    buyer_uid: &'a str,
+    accepted: &'a str,
+    reason: &'a str,
+}
+
+impl DeadLetters {
+    /// Letters in `file` and the one before it, together at most `bytes_max` bytes. Touches no file.
+    #[must_use]
+    pub fn new(file: PathBuf, bytes_max: usize, metrics: metrics::DeadLetters) -> Self {
+        let mut older = file.clone().into_os_string();
+        older.push(".1");
+        Self {
+            files: Arc::new(Files {
+                newest: file,
+                older: older.into(),
+                bytes_max: bytes_max as u64 / 2,
+            }),
+            metrics,
+            hangs: None,
+            has_begun: false,
+            is_failing: false,
+        }
+    }
+
+    /// Sets aside what of `batch` was refused. Returns when that is done, or cannot be.
+    pub async fn write(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
+        if rejected.is_empty() {
+            return;
+        }
+        if !std::mem::replace(&mut self.has_begun, true) {
+            tracing::warn!(
+                file = %self.files.newest.display(),
+                reason = cut(&rejected[0].reason, REASON_BYTES_MAX),
+                "the store refuses some cookies for ever: they are set aside"
+            );
+        }
+        let letters = rejected.len() as u64;
+        let appended = self.append(batch, rejected).await;
+        self.metrics.written.inc_by(appended.letters);
+        self.metrics
+            .failed
+            .inc_by(letters.saturating_sub(appended.letters));
+        self.note(appended.result);
+    }
+
+    async fn append(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) -> Appended {
+        if self.hangs.take_if(|hangs| hangs.is_finished()).is_none() && self.hangs.is_some() {
+            return Appended::not(io::ErrorKind::TimedOut.into());
+        }
+        let (files, batch) = (Arc::clone(&self.files), Arc::clone(batch));
+        let mut work = spawn_blocking(move || files.append(&batch, &rejected));
+        match timeout(PATIENCE, &mut work).await {
+            Ok(Ok(appended)) => appended,
+            Ok(Err(error)) => Appended::not(io::Error::other(error)),
+            Err(_) => {
+                self.hangs = Some(work);
+                Appended::not(io::ErrorKind::TimedOut.into())
+            }
+        }
+    }
+
+    fn note(&mut self, result: io::Result<()>) {
+        let was_failing = std::mem::replace(&mut self.is_failing, result.is_err());
+        let file = self.files.newest.display();
+        match result {
+            Err(error) if !was_failing => {
+                tracing::error!(%file, %error, "refused cookies cannot be set aside: they are only counted");
+            }
+            Ok(()) if was_failing => tracing::info!(%file, "refused cookies are set aside again"),
+            _ => {}
+        }
+    }
+}
+
+impl Appended {
+    fn not(error: io::Error) -> Self {
+        Self {
+            letters: 0,
+            result: Err(error),
+        }
+    }
+}
+
+impl Files {
+    /// Blocks.
+    fn append(&self, batch: &Batch, rejected: &[Rejected]) -> Appended {
+        let time = Timestamp::now().to_string();
+        let (mut letters, mut in_block) = (0, 0);
+        let mut block = Vec::new();
+        let mut write = || {
+            for rejected in rejected {
+                let line = line(batch, rejected, &time)?;
+                if in_block > 0 && block.len() + line.len() > BLOCK_BYTES {
+                    self.put(&block)?;
+                    letters += std::mem::take(&mut in_block);
+                    block.clear();
+                }
+                block.extend(line);
+                in_block += 1;
+            }
+            self.put(&block)?;
+            letters += in_block;
+            Ok(())
+        };
+        let result = write();
+        Appended { letters, result }
+    }
+
+    /// Appends whole lines, to a new file if they do not fit.
+    fn put(&self, lines: &[u8]) -> io::Result<()> {
+        let mut file = open(&self.newest)?;
+        let bytes = file.metadata()?.len();
+        if bytes > 0 && bytes + lines.len() as u64 + 1 > self.bytes_max {
+            drop(file);
+            fs::rename(&self.newest, &self.older)?;
+            file = open(&self.newest)?;
+        } else if bytes > 0 && !ends_with_newline(&mut file)? {
+            // What a full disk left of a letter.
+            file.write_all(b"\n")?;
+        }
+        file.write_all(lines)
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.create(true).read(true).append(true).mode(MODE);
+    options.open(path)
+}
+
+fn ends_with_newline(file: &mut File) -> io::Result<bool> {
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
+}
+
+fn line(batch: &Batch, rejected: &Rejected, time: &str) -> io::Result<Vec<u8>> {
+    let cookie = batch.cookie(rejected.index as usize);
+    let accepted = i64::try_from(cookie.accepted_unix_micros)
+        .ok()
+        .and_then(|micros| Timestamp::from_microsecond(micros).ok());
+    let letter = Letter {
+        time,
+        user_id: &String::from_utf8_lossy(cookie.user_id),
+        dsp_id: cookie.dsp_id,
+        buyer_uid: &String::from_utf8_lossy(cookie.buyer_uid),
+        accepted: &accepted.unwrap_or(Timestamp::MAX).to_string(),
+        reason: cut(&rejected.reason, REASON_BYTES_MAX),
+    };
+    let mut line = serde_json::to_vec(&letter)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// As much of `text` as `bytes_max` bytes can hold.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    let mut end = bytes_max.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests;

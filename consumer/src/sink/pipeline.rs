@@ -1,0 +1,109 @@
+//! The whole sink of one store, put together as the settings say: buffer → collector → writer.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{BATCH_BYTES_MAX, Batches, Collector, Failure, HandOver, Limits, Writer, hand_over};
+use crate::{
+    batch::Cursor,
+    config::Config,
+    dead_letters::DeadLetters,
+    health::Health,
+    metrics::Metrics,
+    store::Store,
+    subscription::buffer::{self, BufferReader, BufferWriter},
+    suppression::Suppression,
+};
+
+/// What makes a sink end before its buffer does.
+#[derive(Debug, Clone, Default)]
+pub struct Stops {
+    /// What is left in the buffer is left out when this is cancelled.
+    pub hurry: CancellationToken,
+    /// The store is not waited for any longer when this is cancelled.
+    pub at_once: CancellationToken,
+}
+
+/// A sink that does not run yet.
+#[derive(Debug)]
+pub struct Pipeline {
+    collector: Collector,
+    received: BufferReader,
+    hand_over: HandOver,
+    batches: Batches,
+    writer: Writer,
+}
+
+impl Pipeline {
+    /// A sink into `store`, and the buffer that it takes from. It ends in order when all writers of the buffer are
+    /// dropped.
+    #[must_use]
+    pub fn new(
+        config: &Config,
+        store: Arc<dyn Store>,
+        health: Arc<Health>,
+        metrics: &Metrics,
+        stops: Stops,
+    ) -> (BufferWriter, Self) {
+        let (buffer, received) = buffer::buffer(config.buffer_bytes_max, &metrics.subscription);
+        let limits = Limits {
+            flush_interval: config.flush_interval,
+            cookies_max: config.batch_cookies_max,
+            bytes_max: BATCH_BYTES_MAX,
+        };
+        let suppression = Suppression::new(
+            config.refresh_interval,
+            config.refresh_bytes_max,
+            config.ttls.clone(),
+        );
+        let suppression = Arc::new(Mutex::new(suppression));
+        let (hand_over, batches) = hand_over();
+        let pipeline = Self {
+            collector: Collector::new(
+                limits,
+                Arc::clone(&suppression),
+                metrics.sink.clone(),
+                stops.hurry,
+            ),
+            received,
+            hand_over,
+            batches,
+            writer: Writer::new(
+                store,
+                suppression,
+                health,
+                metrics.sink.clone(),
+                DeadLetters::new(
+                    config.dead_letters.clone(),
+                    config.dead_letter_bytes_max,
+                    metrics.sink.dead_letters.clone(),
+                ),
+                stops.at_once,
+            ),
+        };
+        (buffer, pipeline)
+    }
+
+    /// Waits for the store and reads where it stands.
+    ///
+    /// # Errors
+    /// When the store is broken, or it is told to stop.
+    pub async fn load_cursors(&mut self) -> Result<Vec<Cursor>, Failure> {
+        self.writer.load_cursors().await
+    }
+
+    /// The two tasks, collector and writer, to be run at the same time.
+    pub fn into_tasks(
+        self,
+    ) -> (
+        impl Future<Output = Result<(), Failure>> + Send + 'static,
+        impl Future<Output = Result<(), Failure>> + Send + 'static,
+    ) {
+        let collecting = self.collector.run(self.received, self.hand_over);
+        (collecting, self.writer.run(self.batches))
+    }
+}

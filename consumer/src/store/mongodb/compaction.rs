@@ -1,0 +1,372 @@
+//! Giving back the space of deleted cookies: `compact`, one collection after another, the one compacted longest ago
+//! first.
+//!
+//! Worth it is what the server itself would do something about: WiredTiger leaves a file alone that is smaller than
+//! 1 MiB, or of which less than a tenth can be reused. Where the last compaction freed less than a tenth of what
+//! seemed reusable, it takes a quarter more than then to try again ([`is_worth_it`]).
+//!
+//! What was done is kept beside the cursors, in the collection `maintenance`:
+//! `{_id: <namespace>, at: <date>, seconds, reusable, freed}`, so that nothing is done twice in a night, whoever
+//! does it and however often it is restarted.
+//!
+//! When it has to stop, the server is asked to kill our operation, found by its comment. MongoDB 6.0.5 takes no
+//! notice, nor of `maxTimeMS`, and finishes by itself (measured); others may stop. A compaction that still runs, also
+//! of a process that is gone, is seen in the server's list of operations and neither begun again nor disturbed.
+
+use std::{
+    collections::HashMap,
+    future::IntoFuture,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use futures_util::TryStreamExt;
+use mongodb::{
+    Collection, Database,
+    bson::{Bson, DateTime, Document, doc},
+    error::Error,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    MongodbStore, NAMESPACE_NOT_FOUND,
+    connection::{Connection, answered, code, in_time, unavailable},
+    date, lock, number,
+};
+use crate::store::{Compacted, CompactedCollection, Compaction, StoreError};
+
+const COLLECTION: &str = "maintenance";
+
+/// A smaller file is left alone by the server.
+const FILE_BYTES_MIN: u64 = 1 << 20;
+
+/// The least part of a file, as its divisor, that can be reused for the server to compact it.
+const REUSABLE_PART: u64 = 10;
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// The namespace that this process is compacting.
+    running: Mutex<Option<String>>,
+}
+
+/// What the last compaction of a collection did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Last {
+    at_millis: i64,
+    reusable: u64,
+    freed: u64,
+}
+
+/// Whether to compact a collection of which so many bytes are [`reusable`] now.
+fn is_worth_it(reusable: u64, last: Option<Last>) -> bool {
+    let was_in_vain = |last: Last| last.freed < last.reusable / 10;
+    let grew = |last: Last| reusable > last.reusable + last.reusable / 4;
+    reusable > 0 && last.is_none_or(|last| !was_in_vain(last) || grew(last))
+}
+
+/// Bytes that a compaction may free: those nobody uses in the files of a collection and its indexes, as far as the
+/// server would compact the file.
+fn reusable(stats: &Document) -> u64 {
+    let indexes = stats.get_document("indexDetails").ok();
+    let indexes = indexes.into_iter().flat_map(Document::values);
+    let files = indexes
+        .filter_map(Bson::as_document)
+        .chain(stats.get_document("wiredTiger"));
+    files.filter_map(reusable_of_file).sum()
+}
+
+fn reusable_of_file(file: &Document) -> Option<u64> {
+    let blocks = file.get_document("block-manager").ok()?;
+    let size = number(blocks.get("file size in bytes")?)?;
+    let free = number(blocks.get("file bytes available for reuse")?)?;
+    (size > FILE_BYTES_MIN && free > size / REUSABLE_PART).then_some(free)
+}
+
+/// Marks a collection as being compacted by this process.
+struct Running<'a>(&'a State);
+
+impl<'a> Running<'a> {
+    fn begin(state: &'a State, namespace: &str) -> Self {
+        *lock(&state.running) = Some(namespace.to_owned());
+        Self(state)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.running) = None;
+    }
+}
+
+impl MongodbStore {
+    pub(super) async fn compact_all(
+        &self,
+        compaction: Compaction<'_>,
+    ) -> Result<Compacted, StoreError> {
+        let connection = self.connection().await?;
+        let mut done = Compacted::NOTHING;
+        let mut failed = None;
+        for (dsp_id, collection, last) in self.to_compact(connection, compaction.since).await? {
+            if compaction.stop.is_cancelled() {
+                done.complete = false;
+                return Ok(done);
+            }
+            let database = self.database(connection, dsp_id);
+            let one = One {
+                store: self,
+                connection,
+                namespace: format!("{}.{collection}", database.name()),
+                database,
+                collection,
+            };
+            match one.compact(last, &compaction).await? {
+                Ok(Outcome::Done) => {}
+                Ok(Outcome::NotWorthIt) => done.skipped += 1,
+                Ok(Outcome::Running) => done.complete = false,
+                Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
+                Err(_) if compaction.stop.is_cancelled() => {
+                    done.complete = false;
+                    return Ok(done);
+                }
+                // It may concern this collection alone.
+                Err(error) if code(&error).is_some() => {
+                    let why = format!("compact {}: {}", one.namespace, unavailable(&error));
+                    failed.get_or_insert(StoreError::Unavailable(why));
+                }
+                Err(error) => return Err(unavailable(&error)),
+            }
+        }
+        failed.map_or(Ok(done), Err)
+    }
+
+    /// What was not compacted since then, beginning with what was never.
+    async fn to_compact(
+        &self,
+        connection: &Connection,
+        since: u64,
+    ) -> Result<Vec<(u32, String, Option<Last>)>, StoreError> {
+        let records = self.records(connection);
+        let records = records.find(doc! {}).into_future();
+        let records: Vec<Document> = in_time(async { records.await?.try_collect().await }).await?;
+        let records: HashMap<&str, Last> = records.iter().filter_map(decode).collect();
+        let since = date(since).timestamp_millis();
+        let mut found = Vec::new();
+        for dsp_id in self.list(connection, Duration::ZERO).await? {
+            let database = self.database(connection, dsp_id);
+            for collection in self.collections(&database).await? {
+                let namespace = format!("{}.{collection}", database.name());
+                let last = records.get(&*namespace).copied();
+                if last.is_none_or(|last| last.at_millis < since) {
+                    found.push((dsp_id, collection, last));
+                }
+            }
+        }
+        found.sort_by_key(|(_, _, last)| last.map(|last| last.at_millis));
+        Ok(found)
+    }
+
+    fn records(&self, connection: &Connection) -> Collection<Document> {
+        self.own_database(connection).collection(COLLECTION)
+    }
+
+    /// Whether a collection is being compacted, by whomever.
+    pub(super) async fn is_compacting(
+        &self,
+        connection: &Connection,
+        database: &str,
+        collection: &str,
+    ) -> Result<bool, StoreError> {
+        let running = lock(&self.compaction.running).clone();
+        if running.is_some_and(|running| running == format!("{database}.{collection}")) {
+            return Ok(true);
+        }
+        let found = operations(
+            connection,
+            doc! { "command.compact": collection, "command.$db": database },
+        );
+        Ok(!found.await?.is_empty())
+    }
+}
+
+/// The ids of the operations, of the same user, that are like this.
+async fn operations(connection: &Connection, filter: Document) -> Result<Vec<Bson>, StoreError> {
+    let mut command = doc! { "currentOp": 1, "$ownOps": true };
+    command.extend(filter);
+    let admin = connection.client.database("admin");
+    let answer = in_time(admin.run_command(command).into_future()).await?;
+    let found = answer.get_array("inprog").ok();
+    let found = found.into_iter().flatten().filter_map(Bson::as_document);
+    Ok(found
+        .filter_map(|found| found.get("opid").cloned())
+        .collect())
+}
+
+fn decode(record: &Document) -> Option<(&str, Last)> {
+    let last = Last {
+        at_millis: record.get_datetime("at").ok()?.timestamp_millis(),
+        reusable: record.get("reusable").and_then(number)?,
+        freed: record.get("freed").and_then(number)?,
+    };
+    Some((record.get_str("_id").ok()?, last))
+}
+
+enum Outcome {
+    Done,
+    NotWorthIt,
+    /// Somebody else's compaction of it is running.
+    Running,
+}
+
+/// The compaction of one collection.
+struct One<'a> {
+    store: &'a MongodbStore,
+    connection: &'a Connection,
+    namespace: String,
+    database: Database,
+    collection: String,
+}
+
+impl One<'_> {
+    async fn compact(
+        &self,
+        last: Option<Last>,
+        compaction: &Compaction<'_>,
+    ) -> Result<Result<Outcome, Error>, StoreError> {
+        let stats = self
+            .database
+            .run_command(doc! { "collStats": &self.collection });
+        let reusable = match answered(stats.into_future()).await? {
+            Ok(stats) => reusable(&stats),
+            Err(error) => return Ok(Err(error)),
+        };
+        if !is_worth_it(reusable, last) {
+            tracing::debug!(
+                collection = self.namespace,
+                reusable,
+                "not worth compacting"
+            );
+            return Ok(Ok(Outcome::NotWorthIt));
+        }
+        let is_compacting =
+            self.store
+                .is_compacting(self.connection, self.database.name(), &self.collection);
+        if is_compacting.await? {
+            return Ok(Ok(Outcome::Running));
+        }
+        let began = Instant::now();
+        let answer = {
+            let _running = Running::begin(&self.store.compaction, &self.namespace);
+            match self.run(compaction.stop).await {
+                Ok(answer) => answer,
+                Err(error) => return Ok(Err(error)),
+            }
+        };
+        let done = CompactedCollection {
+            name: self.namespace.clone(),
+            took: began.elapsed(),
+            reusable_bytes: reusable,
+            freed_bytes: answer
+                .get("bytesFreed")
+                .and_then(number)
+                .unwrap_or_default(),
+        };
+        (compaction.report)(&done);
+        self.remember(&done, date(compaction.clock.unix_micros()))
+            .await?;
+        Ok(Ok(Outcome::Done))
+    }
+
+    /// Has no deadline, but asks the server to end it when `stop` is cancelled.
+    async fn run(&self, stop: &CancellationToken) -> Result<Document, Error> {
+        let comment = format!(
+            "cookiesync: {} compacts {}",
+            self.store.options.name, self.namespace
+        );
+        // The primary of a replica set wants to be forced.
+        let compact = doc! { "compact": &self.collection, "force": true, "comment": &comment };
+        let mut compact = self.database.run_command(compact).into_future();
+        tokio::select! {
+            biased;
+            done = &mut compact => return done,
+            () = stop.cancelled() => {}
+        }
+        if let Err(error) = self.kill(&comment).await {
+            tracing::warn!(collection = self.namespace, %error, "cannot stop a compaction");
+        }
+        compact.await
+    }
+
+    async fn kill(&self, comment: &str) -> Result<(), StoreError> {
+        let admin = self.connection.client.database("admin");
+        for operation in operations(self.connection, doc! { "command.comment": comment }).await? {
+            let kill = doc! { "killOp": 1, "op": operation };
+            in_time(admin.run_command(kill).into_future()).await?;
+            tracing::info!(
+                collection = self.namespace,
+                "compaction was told to stop; the server may finish it all the same"
+            );
+        }
+        Ok(())
+    }
+
+    async fn remember(&self, done: &CompactedCollection, at: DateTime) -> Result<(), StoreError> {
+        let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let record = doc! {
+            "at": at,
+            "seconds": done.took.as_secs_f64(),
+            "reusable": int(done.reusable_bytes),
+            "freed": int(done.freed_bytes),
+        };
+        let records = self.store.records(self.connection);
+        let replace = records
+            .replace_one(doc! { "_id": &self.namespace }, record)
+            .upsert(true);
+        in_time(replace.into_future()).await.map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(reusable: u64, last: Option<(u64, u64)>, expected: bool) {
+        let last = last.map(|(reusable, freed)| Last {
+            at_millis: 0,
+            reusable,
+            freed,
+        });
+        assert_eq!(is_worth_it(reusable, last), expected);
+    }
+
+    #[test]
+    fn what_was_in_vain_is_tried_again_when_there_is_more_to_gain() {
+        check(0, None, false);
+        check(1, None, true);
+        check(0, Some((100, 50)), false);
+        check(100, Some((100, 10)), true);
+        check(100, Some((100, 9)), false);
+        check(125, Some((100, 9)), false);
+        check(126, Some((100, 9)), true);
+    }
+
+    #[test]
+    fn reusable_is_what_the_server_would_compact() {
+        let file = |size: i64, free: i32| {
+            doc! { "block-manager": {
+                "file size in bytes": size,
+                "file bytes available for reuse": free,
+            } }
+        };
+        let stats = doc! {
+            "wiredTiger": file(100 << 20, 20 << 20),
+            "indexDetails": {
+                "_id_": file(10 << 20, 2 << 20),
+                "dense": file(10 << 20, 1 << 20),
+                "small": file(1 << 20, 1 << 19),
+            },
+        };
+        assert_eq!(reusable(&stats), 22 << 20);
+        assert_eq!(reusable(&doc! {}), 0);
+    }
+}

@@ -1,0 +1,443 @@
+//! The index on `t`, and when it expires cookies.
+//!
+//! Every collection of ours has one index on `t` that may expire cookies; its `expireAfterSeconds` is the switch.
+//! A look lists the indexes and changes only what is not as it should be. An index that would expire the right
+//! cookies (sparse, hidden, under another name, with a collation) is changed by `collMod`; one that would not
+//! (partial), refuses cookies (unique), or cannot be changed (without `expireAfterSeconds`, before MongoDB 5.1) is
+//! dropped and made anew.
+//!
+//! `collMod` waits until a `compact` of the same collection ends, and all writes to it wait behind (measured with
+//! 6.0.5). So what is being compacted is left for the next look; and no `collMod` waits longer than
+//! [`CHANGE_TIMEOUT`] for anything else.
+//!
+//! Deletions are counted from the collection's "remove calls" in `collStats`: the TTL monitor's are among them,
+//! updates are not (measured with 6.0.5). Somebody else's deletions while the window is open count too.
+
+use std::{
+    collections::BTreeMap,
+    future::IntoFuture,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mongodb::{
+    Database,
+    bson::{Bson, Document, doc},
+    error::Error,
+};
+use tokio::sync::RwLock;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    INDEX_OPTIONS_CONFLICT, INVALID_OPTIONS, MongodbStore, NAMESPACE_NOT_FOUND, NEVER_SECONDS,
+    command::Place,
+    connection::{Connection, answered, code, unavailable},
+    lock, number,
+};
+use crate::store::{Expired, StoreError};
+
+/// How long the server may wait for a lock before it gives a change up, and lets writes go on.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+const NAME: &str = "t_1";
+
+/// Options of an index that would not keep it from expiring all cookies, nor any cookie from being stored.
+const HARMLESS: [&str; 9] = [
+    "v",
+    "key",
+    "name",
+    "ns",
+    "background",
+    "expireAfterSeconds",
+    "sparse",
+    "collation",
+    "hidden",
+];
+
+/// What is known of the window and of deletions.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Whether the window is open. Held while an index is made for it, so that none appears in the state of a
+    /// window that has changed since.
+    open: RwLock<bool>,
+    counting: Mutex<Counting>,
+    /// Deletions not reported yet.
+    deleted: AtomicU64,
+}
+
+/// Deletions count from the first look at an open window to the second at a shut one, so that a pass of the TTL
+/// monitor that had begun counts to its end.
+#[derive(Debug, Default)]
+struct Counting {
+    looks_left: u8,
+    /// Remove calls at the last look, by namespace.
+    removals: BTreeMap<String, u64>,
+}
+
+/// What is to be done about a collection's indexes.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// These are in the way.
+    drop: Vec<String>,
+    todo: Todo,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Todo {
+    #[default]
+    Nothing,
+    /// The index of this name is to be switched.
+    Change(String),
+    Create,
+}
+
+impl MongodbStore {
+    /// Sees to the index of a collection before the first write of this process.
+    pub(super) async fn prepare(
+        &self,
+        connection: &Connection,
+        place: Place,
+    ) -> Result<(), StoreError> {
+        if self.dsps().prepared.contains(&place) {
+            return Ok(());
+        }
+        let (dsp_id, part) = place;
+        let collection = self.options.layout.collection(part);
+        let database = self.database(connection, dsp_id);
+        let open = self.expiry.open.read().await;
+        let seconds = self.expire_after_seconds(dsp_id, *open);
+        match answered(create_index(&database, &collection, seconds)).await? {
+            Ok(()) => {}
+            // With other options; the next look repairs it.
+            Err(error) if code(&error) == Some(INDEX_OPTIONS_CONFLICT) => {}
+            // The next look tries again; the cookies of other collections need not wait for this one. What
+            // concerns the writing as well, that will say.
+            Err(error) if code(&error).is_some() => {
+                let why = unavailable(&error).to_string();
+                tracing::warn!(dsp_id, collection = &*collection, why, "no index on t yet");
+            }
+            Err(error) => return Err(unavailable(&error)),
+        }
+        let mut dsps = self.dsps();
+        dsps.prepared.insert(place);
+        dsps.listed.insert(dsp_id);
+        Ok(())
+    }
+
+    fn expire_after_seconds(&self, dsp_id: u32, open: bool) -> i64 {
+        if open {
+            i64::try_from(self.options.ttls.of(dsp_id).as_secs())
+                .map_or(NEVER_SECONDS, |ttl| ttl.min(NEVER_SECONDS))
+        } else {
+            NEVER_SECONDS
+        }
+    }
+
+    /// Gives the index of each of our collections the state of the window, also of those that appeared meanwhile,
+    /// and counts what was deleted.
+    pub(super) async fn set_expiry(
+        &self,
+        open: bool,
+        stop: &CancellationToken,
+    ) -> Result<Expired, StoreError> {
+        *self.expiry.open.write().await = open;
+        let connection = self.connection().await?;
+        let mut complete = true;
+        let mut failed = None;
+        for dsp_id in self.list(connection, Duration::ZERO).await? {
+            let database = self.database(connection, dsp_id);
+            let seconds = self.expire_after_seconds(dsp_id, open);
+            for collection in self.collections(&database).await? {
+                if stop.is_cancelled() {
+                    return Ok(self.expired(false));
+                }
+                let look = self.look_at(connection, &database, &collection, open, seconds);
+                match look.await? {
+                    Ok(done) => complete &= done,
+                    Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
+                    // It may concern this collection alone.
+                    Err(error) if code(&error).is_some() => {
+                        let name = database.name();
+                        let why = unavailable(&error);
+                        let why = format!("the index of {name}.{collection}: {why}");
+                        failed.get_or_insert(StoreError::Unavailable(why));
+                    }
+                    Err(error) => return Err(unavailable(&error)),
+                }
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        self.counted(open, complete);
+        Ok(self.expired(complete))
+    }
+
+    fn expired(&self, complete: bool) -> Expired {
+        Expired {
+            deleted: self.expiry.deleted.swap(0, Ordering::Relaxed),
+            complete,
+        }
+    }
+
+    /// Looks at one collection; false when its index has to wait for a compaction.
+    async fn look_at(
+        &self,
+        connection: &Connection,
+        database: &Database,
+        collection: &str,
+        open: bool,
+        seconds: i64,
+    ) -> Result<Result<bool, Error>, StoreError> {
+        let indexes = match list_indexes(database, collection).await? {
+            Ok(indexes) => indexes,
+            Err(error) => return Ok(Err(error)),
+        };
+        // Counted before it begins to delete, and after it ends.
+        if open {
+            self.count(database, collection, true).await?;
+        }
+        let plan = plan(&indexes, seconds);
+        let done = if plan == Plan::default() {
+            true
+        } else if self
+            .is_compacting(connection, database.name(), collection)
+            .await?
+        {
+            false
+        } else {
+            match carry_out(database, collection, plan, seconds).await? {
+                Ok(()) => true,
+                Err(error) => return Ok(Err(error)),
+            }
+        };
+        if !open {
+            self.count(database, collection, false).await?;
+        }
+        Ok(Ok(done))
+    }
+
+    /// Adds what was deleted since the last look, if deletions count now.
+    async fn count(
+        &self,
+        database: &Database,
+        collection: &str,
+        open: bool,
+    ) -> Result<(), StoreError> {
+        if !open && lock(&self.expiry.counting).looks_left == 0 {
+            return Ok(());
+        }
+        let stats = database.run_command(doc! { "collStats": collection });
+        let stats = answered(stats.into_future()).await?;
+        // Where it may not be asked for, nothing is counted.
+        let Some(now) = stats.ok().as_ref().and_then(remove_calls) else {
+            return Ok(());
+        };
+        let name = format!("{}.{collection}", database.name());
+        let last = lock(&self.expiry.counting).removals.insert(name, now);
+        if let Some(last) = last {
+            let deleted = removed(last, now);
+            self.expiry.deleted.fetch_add(deleted, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Notes that a look at all collections has ended.
+    fn counted(&self, open: bool, complete: bool) {
+        let mut counting = lock(&self.expiry.counting);
+        if open {
+            counting.looks_left = 2;
+        } else if complete {
+            counting.looks_left = counting.looks_left.saturating_sub(1);
+        }
+        if counting.looks_left == 0 {
+            counting.removals.clear();
+        }
+    }
+}
+
+/// How many were removed between two readings of a counter that begins anew when the server does.
+fn removed(last: u64, now: u64) -> u64 {
+    now.checked_sub(last).unwrap_or(now)
+}
+
+fn remove_calls(stats: &Document) -> Option<u64> {
+    let cursor = stats.get_document("wiredTiger").ok()?;
+    number(cursor.get_document("cursor").ok()?.get("remove calls")?)
+}
+
+async fn list_indexes(
+    database: &Database,
+    collection: &str,
+) -> Result<Result<Vec<Document>, Error>, StoreError> {
+    // A collection has at most 64.
+    let command = doc! { "listIndexes": collection, "cursor": { "batchSize": 100 } };
+    let answer = answered(database.run_command(command).into_future()).await?;
+    Ok(answer.map(|answer| {
+        let cursor = answer.get_document("cursor").ok();
+        let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
+        let documents = batch.into_iter().flatten().filter_map(Bson::as_document);
+        documents.cloned().collect()
+    }))
+}
+
+async fn create_index(database: &Database, collection: &str, seconds: i64) -> Result<(), Error> {
+    let command = doc! {
+        "createIndexes": collection,
+        "indexes": [{ "key": { "t": 1 }, "name": NAME, "expireAfterSeconds": seconds }],
+    };
+    database.run_command(command).await.map(|_| ())
+}
+
+async fn drop_index(database: &Database, collection: &str, name: &str) -> Result<(), Error> {
+    let namespace = format!("{}.{collection}", database.name());
+    tracing::info!(collection = namespace, index = name, "index on t dropped");
+    let command = doc! { "dropIndexes": collection, "index": name };
+    database.run_command(command).await.map(|_| ())
+}
+
+/// Whether this is an index on `t` and nothing else. Shells write the 1 as a double.
+fn is_on_t(index: &Document) -> bool {
+    let is_number = |t: &Bson| matches!(t, Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_));
+    index
+        .get_document("key")
+        .is_ok_and(|key| key.len() == 1 && key.get("t").is_some_and(is_number))
+}
+
+/// Chooses the index that expires cookies, and what is in its way: others that expire, or refuse, cookies; and if
+/// there is none to choose, all on `t`.
+fn plan(indexes: &[Document], seconds: i64) -> Plan {
+    let name = |index: &Document| index.get_str("name").unwrap_or_default().to_owned();
+    let expires = |index: &Document| index.contains_key("expireAfterSeconds");
+    let on_t = || indexes.iter().filter(|index| is_on_t(index));
+    let chosen = on_t()
+        .filter(|index| index.keys().all(|option| HARMLESS.contains(&&**option)))
+        .max_by_key(|index| (expires(index), name(index) == NAME));
+    let is_in_the_way = |index: &Document| match chosen {
+        Some(chosen) => index != chosen && (expires(index) || index.contains_key("unique")),
+        None => true,
+    };
+    let todo = match chosen {
+        None => Todo::Create,
+        Some(index) => match index.get("expireAfterSeconds").and_then(number) {
+            Some(found) if i64::try_from(found) == Ok(seconds) => Todo::Nothing,
+            _ => Todo::Change(name(index)),
+        },
+    };
+    let in_the_way = on_t().filter(|index| is_in_the_way(index));
+    Plan {
+        drop: in_the_way.map(name).collect(),
+        todo,
+    }
+}
+
+async fn carry_out(
+    database: &Database,
+    collection: &str,
+    plan: Plan,
+    seconds: i64,
+) -> Result<Result<(), Error>, StoreError> {
+    answered(async {
+        for name in &plan.drop {
+            drop_index(database, collection, name).await?;
+        }
+        match &plan.todo {
+            Todo::Nothing => Ok(()),
+            Todo::Create => create_index(database, collection, seconds).await,
+            Todo::Change(name) => {
+                let millis = i64::try_from(CHANGE_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
+                let change = doc! {
+                    "collMod": collection,
+                    "index": { "name": name, "expireAfterSeconds": seconds },
+                    "maxTimeMS": millis,
+                };
+                match database.run_command(change).await {
+                    // Before 5.1, an index that expires nothing cannot be changed.
+                    Err(error) if code(&error) == Some(INVALID_OPTIONS) => {
+                        drop_index(database, collection, name).await?;
+                        create_index(database, collection, seconds).await
+                    }
+                    changed => changed.map(|_| ()),
+                }
+            }
+        }
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(indexes: &[Document], drop: &[&str], todo: Todo) {
+        let drop = drop.iter().map(ToString::to_string).collect();
+        assert_eq!(plan(indexes, 60), Plan { drop, todo });
+    }
+
+    fn index(name: &str, options: Document) -> Document {
+        let mut index = doc! { "v": 2, "key": { "t": 1 }, "name": name };
+        index.extend(options);
+        index
+    }
+
+    fn change(name: &str) -> Todo {
+        Todo::Change(name.to_owned())
+    }
+
+    #[test]
+    fn index_in_the_right_state_is_left_alone() {
+        let right = index(NAME, doc! { "expireAfterSeconds": 60 });
+        check(std::slice::from_ref(&right), &[], Todo::Nothing);
+        let double = doc! { "key": { "t": 1.0 }, "expireAfterSeconds": 60.0, "hidden": true };
+        check(&[index("ttl", double)], &[], Todo::Nothing);
+        let others = [
+            doc! { "v": 2, "key": { "_id": 1 }, "name": "_id_" },
+            doc! { "v": 2, "key": { "t": 1, "b": 1 }, "name": "both", "unique": true },
+            doc! { "v": 2, "key": { "t": "hashed" }, "name": "hashed" },
+            index("partial", doc! { "partialFilterExpression": {} }),
+            right,
+        ];
+        check(&others, &[], Todo::Nothing);
+        check(&others[..3], &[], Todo::Create);
+    }
+
+    #[test]
+    fn index_that_can_be_switched_is() {
+        check(
+            &[index(NAME, doc! { "expireAfterSeconds": 61 })],
+            &[],
+            change(NAME),
+        );
+        check(&[index(NAME, doc! {})], &[], change(NAME));
+        check(&[index("s", doc! { "sparse": true })], &[], change("s"));
+        let descending = doc! { "key": { "t": -1 }, "expireAfterSeconds": 5_i64 };
+        check(&[index("t_-1", descending)], &[], change("t_-1"));
+    }
+
+    #[test]
+    fn index_that_is_in_the_way_is_dropped() {
+        for option in ["unique", "partialFilterExpression", "unheardOf"] {
+            let unfit = index(NAME, doc! { option: true, "expireAfterSeconds": 60 });
+            check(&[unfit], &[NAME], Todo::Create);
+        }
+        let two = [
+            index("other", doc! { "expireAfterSeconds": 60 }),
+            index(NAME, doc! { "expireAfterSeconds": 60 }),
+        ];
+        check(&two, &["other"], Todo::Nothing);
+    }
+
+    #[test]
+    fn counter_that_went_back_began_anew() {
+        assert_eq!(removed(5, 7), 2);
+        assert_eq!(removed(5, 5), 0);
+        assert_eq!(removed(5, 3), 3);
+        let stats = doc! { "wiredTiger": { "cursor": { "remove calls": 7 } } };
+        assert_eq!(remove_calls(&stats), Some(7));
+        assert_eq!(remove_calls(&doc! {}), None);
+    }
+}

@@ -1,0 +1,523 @@
+//! Refresh suppression: what need not be written again. No `async`.
+//!
+//! A user who syncs again with the same buyer brings the same buyer uid nearly always. For an interval after a
+//! cookie was stored, such a repeat is left out: all it would change is the time from which the cookie expires. A
+//! changed buyer uid always passes at once; only one that is older than a repeat that was left out is stale, because
+//! the store would not know.
+//!
+//! The table says "stored" only of what this process has seen *stored*, so its entries are true unless somebody else
+//! writes to or deletes from the store. A cookie that passes takes its pair's entry at once, as *pending*: until the
+//! store has it, no repeat of that pair is left out, nor of the value before. Only the batch that made an entry pending
+//! can confirm it. What is older than the interval or does not fit is forgotten, which costs a write; and with it, that
+//! a newer repeat was left out.
+//!
+//! For each (user, DSP) an entry holds a keyed 64-bit hash of the pair, 62 bits of one of pair and buyer uid together,
+//! and two times: 24 bytes. Two different buyer uids of a pair are taken for the same once in 2^62 (SipHash-1-3,
+//! keyed by chance at start).
+//!
+//! It also tells the store which pairs it has seen: these are replaced rather than inserted.
+//!
+//! Cost of a cookie: a hash of some 60 bytes, and one look at 128 bytes of memory that are seldom in a cache, then another
+//! when it is stored. Memory is zeroed by the system as it is first touched, up to the budget.
+
+use std::{collections::HashSet, hash::Hasher, time::Duration};
+
+use siphasher::sip::SipHasher13;
+
+use crate::{
+    batch::{Batch, BatchCookie, Judge, Mark, Verdict},
+    store::Written,
+    ttl::Ttls,
+};
+
+/// Entries that a pair may be kept in. More hold more before the first is forgotten; five fill 128 bytes but for 8.
+const WAYS: usize = 5;
+
+/// Five entries of three words each. Words, because a vector of zeros costs no memory until it is touched.
+type Bucket = [u64; 3 * WAYS + 1];
+
+/// Remembers stored cookies, within a bound.
+#[derive(Debug)]
+pub struct Suppression {
+    interval: Duration,
+    ttls: Ttls,
+    keys: (u64, u64),
+    buckets: Vec<Bucket>,
+    /// Tells the batch that is collected from the one before it.
+    generation: u64,
+}
+
+/// One of a bucket's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    pair: u64,
+    /// The hash of pair and buyer uid, and in its lowest bits [`STORED`], or else [`GENERATION`] of the batch that is to
+    /// bring it there.
+    value: u64,
+    /// When it was accepted, in seconds since the Unix epoch, never 0; good until 2106.
+    second: u32,
+    /// When the newest of its repeats was accepted, in milliseconds since the second above.
+    newest_millis: u32,
+}
+
+/// Of a value: the store has it.
+const STORED: u64 = 1;
+
+/// Of a value: which of two batches in a row it is pending in.
+const GENERATION: u64 = 2;
+
+impl Suppression {
+    /// A table of at most `bytes_max` bytes, for repeats within `interval`: or within half of a DSP's time to live, if
+    /// that is less. A zero interval needs no table and suppresses nothing.
+    #[must_use]
+    pub fn new(interval: Duration, bytes_max: usize, ttls: Ttls) -> Self {
+        let buckets = if interval.is_zero() {
+            0
+        } else {
+            (bytes_max / size_of::<Bucket>()).max(1)
+        };
+        Self {
+            interval,
+            ttls,
+            keys: (fastrand::u64(..), fastrand::u64(..)),
+            buckets: vec![[0; 3 * WAYS + 1]; buckets],
+            generation: 0,
+        }
+    }
+
+    /// What is judged from here on becomes part of another batch. The batch before the one that ends here must have
+    /// been [recorded](Self::record).
+    pub fn next_batch(&mut self) {
+        self.generation ^= GENERATION;
+    }
+
+    /// Remembers cookies of a batch that `written` says are stored now, the `count` from `first` on: so that a large
+    /// batch can be recorded in parts.
+    pub fn record(&mut self, batch: &Batch, written: &Written, first: usize, count: usize) {
+        if self.buckets.is_empty() {
+            return;
+        }
+        let (stale, rejected) = (&written.stale, &written.rejected);
+        let stale: HashSet<u32> = stale.iter().copied().collect();
+        let rejected: HashSet<u32> = rejected.iter().map(|rejected| rejected.index).collect();
+        let indexed = (0..).zip(batch.marks()).skip(first).take(count);
+        for (index, [pair, value]) in indexed {
+            let bucket = self.bucket(pair);
+            let bucket = &mut self.buckets[bucket];
+            let Some((at, entry)) = find(bucket, pair).filter(|(_, entry)| entry.value == value)
+            else {
+                // One of a later batch has taken its place, or another pair.
+                continue;
+            };
+            if rejected.contains(&index) {
+                put(bucket, at, None);
+            } else if !stale.contains(&index) {
+                let value = value & !GENERATION | STORED;
+                put(bucket, at, Some(Entry { value, ..entry }));
+            }
+        }
+    }
+
+    fn bucket(&self, pair: u64) -> usize {
+        let buckets = self.buckets.len() as u128;
+        let scaled = (u128::from(pair) * buckets) >> 64;
+        usize::try_from(scaled).expect("below the number of buckets")
+    }
+
+    fn is_fresh(&self, entry: &Entry, cookie: &BatchCookie<'_>) -> bool {
+        let interval = self.interval.min(self.ttls.of(cookie.dsp_id) / 2);
+        u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs()
+    }
+}
+
+impl Judge for Suppression {
+    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
+        if self.buckets.is_empty() {
+            return [0; 2];
+        }
+        let mut hasher = SipHasher13::new_with_keys(self.keys.0, self.keys.1);
+        hasher.write_u32(cookie.dsp_id);
+        hasher.write(cookie.user_id);
+        // Cannot be part of a user id.
+        hasher.write_u8(0);
+        let pair = hasher.finish();
+        hasher.write(cookie.buyer_uid);
+        let value = hasher.finish() & !(STORED | GENERATION);
+        [pair, value | self.generation]
+    }
+
+    /// Touches the entries of all of them, one right after the other: the processor then waits for many places of
+    /// memory at once, where one by one they would cost a tenth of a microsecond each.
+    fn announce(&mut self, marks: &[Mark]) {
+        if self.buckets.is_empty() {
+            return;
+        }
+        for [pair, _] in marks {
+            std::hint::black_box(self.buckets[self.bucket(*pair)][0]);
+        }
+    }
+
+    /// One that is to be taken must become part of the batch that is collected.
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, [pair, value]: Mark) -> Verdict {
+        if self.buckets.is_empty() {
+            return Verdict::Take { is_known: false };
+        }
+        let at_bucket = self.bucket(pair);
+        let bucket = &self.buckets[at_bucket];
+        let pending = Entry::pending(cookie, [pair, value]);
+        let (at, is_known) = match find(bucket, pair) {
+            None => (oldest(bucket), false),
+            Some((at, known)) => {
+                let is_stored = known.value & STORED != 0;
+                let is_same = (known.value ^ value) & !(STORED | GENERATION) == 0;
+                let is_late = millis(cookie) < known.newest();
+                if is_stored && is_same && self.is_fresh(&known, cookie) {
+                    let newest = known.newest().max(millis(cookie));
+                    put(
+                        &mut self.buckets[at_bucket],
+                        at,
+                        Some(known.repeated(newest)),
+                    );
+                    return Verdict::LeaveOut;
+                }
+                if is_late {
+                    // Of one that is pending the store will tell.
+                    return if is_stored {
+                        Verdict::Stale
+                    } else {
+                        Verdict::Take { is_known: true }
+                    };
+                }
+                (at, true)
+            }
+        };
+        put(&mut self.buckets[at_bucket], at, Some(pending));
+        Verdict::Take { is_known }
+    }
+}
+
+impl Entry {
+    fn pending(cookie: &BatchCookie<'_>, [pair, value]: Mark) -> Self {
+        let entry = Self {
+            pair,
+            value,
+            second: second(cookie),
+            newest_millis: 0,
+        };
+        entry.repeated(millis(cookie))
+    }
+
+    fn repeated(self, newest: u64) -> Self {
+        let since = newest.saturating_sub(u64::from(self.second) * 1000);
+        Self {
+            newest_millis: u32::try_from(since).unwrap_or(u32::MAX),
+            ..self
+        }
+    }
+
+    /// In milliseconds since the Unix epoch.
+    fn newest(&self) -> u64 {
+        u64::from(self.second) * 1000 + u64::from(self.newest_millis)
+    }
+}
+
+fn entries(bucket: &Bucket) -> impl Iterator<Item = Option<Entry>> {
+    bucket.chunks_exact(3).map(|words| {
+        let (second, newest_millis) = split(words[2]);
+        (second != 0).then_some(Entry {
+            pair: words[0],
+            value: words[1],
+            second,
+            newest_millis,
+        })
+    })
+}
+
+fn find(bucket: &Bucket, pair: u64) -> Option<(usize, Entry)> {
+    let found = entries(bucket).enumerate();
+    found
+        .filter_map(|(at, entry)| Some((at, entry?)))
+        .find(|(_, entry)| entry.pair == pair)
+}
+
+/// A free place, or that of the entry whose latest repeat is the longest ago.
+fn oldest(bucket: &Bucket) -> usize {
+    let by_age = entries(bucket).enumerate();
+    by_age
+        .min_by_key(|(_, entry)| entry.map(|entry| entry.newest()))
+        .map_or(0, |(at, _)| at)
+}
+
+fn put(bucket: &mut Bucket, at: usize, entry: Option<Entry>) {
+    let words = entry.map_or([0; 3], |entry| {
+        let times = u64::from(entry.second) << 32 | u64::from(entry.newest_millis);
+        [entry.pair, entry.value, times]
+    });
+    bucket[3 * at..][..3].copy_from_slice(&words);
+}
+
+fn split(word: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = word.to_be_bytes();
+    (
+        u32::from_be_bytes([a, b, c, d]),
+        u32::from_be_bytes([e, f, g, h]),
+    )
+}
+
+fn second(cookie: &BatchCookie<'_>) -> u32 {
+    u32::try_from(cookie.accepted_unix_micros / 1_000_000).map_or(u32::MAX, |second| second.max(1))
+}
+
+fn millis(cookie: &BatchCookie<'_>) -> u64 {
+    cookie.accepted_unix_micros / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use super::*;
+    use crate::{batch::tests::chunk, store::Rejected};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const SECOND: u64 = 1_000_000;
+    const MINUTE: u64 = 60 * SECOND;
+    const BEGAN: u64 = 1_700_000_000_000_000;
+
+    fn table(bytes: usize) -> Suppression {
+        let ttls = [(9, Duration::from_secs(600))].into();
+        Suppression::new(HOUR, bytes, Ttls::new(24 * HOUR, ttls))
+    }
+
+    /// A batch of what passes.
+    fn judge(table: &mut Suppression, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
+        let mut batch = Batch::new(1000, 1 << 20);
+        let chunk = chunk(1, BEGAN + at, cookies);
+        batch.push_judged(&"p".into(), &chunk, u64::MAX, table);
+        table.next_batch();
+        batch
+    }
+
+    fn store(table: &mut Suppression, at: u64, cookies: &[(&str, u32, &str)], written: &Written) {
+        let batch = judge(table, at, cookies);
+        table.record(&batch, written, 0, usize::MAX);
+    }
+
+    #[derive(Debug, PartialEq, Eq)]
+    enum Passes {
+        Not,
+        AsNew,
+        AsKnown,
+    }
+
+    use Passes::{AsKnown, AsNew, Not};
+
+    /// How one cookie passes; the table stays as it is.
+    fn passes(table: &mut Suppression, at: u64, cookie: (&str, u32, &str)) -> Passes {
+        let (buckets, generation) = (table.buckets.clone(), table.generation);
+        let batch = judge(table, at, &[cookie]);
+        (table.buckets, table.generation) = (buckets, generation);
+        match batch.cookies().next() {
+            None => Not,
+            Some(cookie) if cookie.is_known => AsKnown,
+            Some(_) => AsNew,
+        }
+    }
+
+    #[test]
+    fn repeat_is_left_out_for_the_interval_and_a_change_never() {
+        let mut table = table(1 << 20);
+        assert_eq!(passes(&mut table, 0, ("u", 1, "b")), AsNew);
+        store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+        assert_eq!(passes(&mut table, MINUTE, ("u", 1, "b")), Not);
+        assert_eq!(passes(&mut table, 59 * MINUTE, ("u", 1, "b")), Not);
+        assert_eq!(passes(&mut table, 60 * MINUTE, ("u", 1, "b")), AsKnown);
+        assert_eq!(passes(&mut table, MINUTE, ("u", 1, "c")), AsKnown);
+        for other in [("u", 2, "b"), ("v", 1, "b"), ("ub", 1, "x")] {
+            assert_eq!(passes(&mut table, MINUTE, other), AsNew, "{other:?}");
+        }
+        store(&mut table, MINUTE, &[("u", 1, "c")], &Written::default());
+        assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsKnown);
+        assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "c")), Not);
+    }
+
+    #[test]
+    fn older_value_does_not_win_over_a_newer_repeat_that_was_left_out() {
+        let mut table = table(1 << 20);
+        store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+        let repeat = judge(&mut table, MINUTE, &[("u", 1, "b")]);
+        assert_eq!(repeat.counts().suppressed, 1);
+        let late = judge(&mut table, 30 * SECOND, &[("u", 1, "c")]);
+        assert_eq!((late.len(), late.counts().stale), (0, 1));
+        assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
+        assert_eq!(passes(&mut table, MINUTE + 1000, ("u", 1, "c")), AsKnown);
+    }
+
+    #[test]
+    fn only_its_own_batch_confirms_a_pending_cookie() {
+        let mut table = table(1 << 20);
+        let one = judge(&mut table, 5_000_000, &[("u", 1, "b")]);
+        // Its entry is pushed out meanwhile, and the same value comes late beside a newer one.
+        table
+            .buckets
+            .iter_mut()
+            .for_each(|bucket| *bucket = [0; 3 * WAYS + 1]);
+        let two = judge(&mut table, 3_000_000, &[("u", 1, "b")]);
+        table.record(&one, &Written::default(), 0, usize::MAX);
+        assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), AsKnown);
+        table.record(&two, &Written::default(), 0, usize::MAX);
+        assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), Not);
+    }
+
+    /// Batches overlap as in the sink: the next is collected before one is written. Cookies come out of order.
+    #[test]
+    fn store_ends_with_the_newest_of_all_that_came() {
+        let mut random = fastrand::Rng::with_seed(11);
+        let mut table = table(1 << 20);
+        let mut newest: HashMap<String, (u64, String)> = HashMap::new();
+        let mut stored: HashMap<String, (u64, String)> = HashMap::new();
+        let mut collected: Option<Batch> = None;
+        let (mut suppressed, mut stale) = (0, 0);
+        for round in 0..2_000_u64 {
+            let mut batch = Batch::new(1000, 1 << 20);
+            for nth in 0..random.u64(1..6) {
+                // No two at the same millisecond.
+                let late = random.u64(..40) * 100_000;
+                let at = BEGAN + 10_000_000 + round * 100_000 + nth * 1_000 - late;
+                let (user, uid) = (
+                    format!("u{}", random.u8(..8)),
+                    format!("b{}", random.u8(..2)),
+                );
+                let chunk = chunk(1, at, &[(&user, 1, &uid)]);
+                batch.push_judged(&"p".into(), &chunk, u64::MAX, &mut table);
+                let known = newest.entry(user).or_default();
+                *known = known.clone().max((at, uid));
+            }
+            table.next_batch();
+            suppressed += batch.counts().suppressed;
+            stale += batch.counts().stale;
+            let ready = collected.replace(batch);
+            let Some(ready) = ready else { continue };
+            let mut written = Written::default();
+            for (index, cookie) in (0..).zip(ready.cookies()) {
+                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+                let known = stored.entry(text(cookie.user_id)).or_default();
+                if known.0 > cookie.accepted_unix_micros {
+                    written.stale.push(index);
+                } else {
+                    *known = (cookie.accepted_unix_micros, text(cookie.buyer_uid));
+                }
+            }
+            table.record(&ready, &written, 0, usize::MAX);
+        }
+        for cookie in collected.unwrap().cookies() {
+            let user = String::from_utf8(cookie.user_id.to_vec()).unwrap();
+            let uid = String::from_utf8(cookie.buyer_uid.to_vec()).unwrap();
+            let known = stored.entry(user).or_default();
+            *known = known.clone().max((cookie.accepted_unix_micros, uid));
+        }
+        for (user, (_, uid)) in &newest {
+            assert_eq!(&stored[user].1, uid, "{user}");
+        }
+        assert!(suppressed > 500 && stale > 50, "{suppressed} {stale}");
+    }
+
+    #[test]
+    fn only_what_was_stored_is_remembered() {
+        let mut table = table(1 << 20);
+        let cookies = [("a", 1, "x"), ("b", 1, "x"), ("c", 1, "x"), ("d", 1, "x")];
+        let rejected = Rejected {
+            index: 0,
+            reason: "too good".to_owned(),
+        };
+        let written = Written {
+            stale: vec![2],
+            rejected: vec![rejected],
+            ..Written::default()
+        };
+        store(&mut table, 0, &cookies, &written);
+        let passing = cookies.map(|cookie| passes(&mut table, 1, cookie));
+        assert_eq!(passing, [AsNew, Not, AsKnown, Not]);
+        // The second is left out now, so the third has another index.
+        let written = Written {
+            stale: vec![1],
+            ..Written::default()
+        };
+        store(&mut table, 2, &cookies, &written);
+        let passing = cookies.map(|cookie| passes(&mut table, 3, cookie));
+        assert_eq!(passing, [Not, Not, AsKnown, Not]);
+    }
+
+    #[test]
+    fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
+        let mut table = table(1 << 20);
+        store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+        // While this one is being written, the one after it is collected.
+        let change = judge(&mut table, 10 * SECOND, &[("u", 1, "c")]);
+        assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "b")), AsKnown);
+        assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "c")), AsKnown);
+        let back = judge(&mut table, 20 * SECOND, &[("u", 1, "b")]);
+        table.record(&change, &Written::default(), 0, usize::MAX);
+        assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
+        assert_eq!(
+            passes(&mut table, 30 * SECOND, ("u", 1, "b")),
+            AsKnown,
+            "not stored yet"
+        );
+        table.record(&back, &Written::default(), 0, usize::MAX);
+        assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
+        assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
+    }
+
+    #[test]
+    fn change_back_within_a_batch_is_written() {
+        let mut table = table(1 << 20);
+        store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+        let cookies = [("u", 1, "b"), ("u", 1, "c"), ("u", 1, "b")];
+        let batch = judge(&mut table, SECOND, &cookies);
+        assert_eq!(batch.counts().suppressed, 1);
+        assert_eq!(batch.cookie(0).buyer_uid, b"b");
+    }
+
+    #[test]
+    fn interval_is_at_most_half_of_the_time_to_live() {
+        let mut table = table(1 << 20);
+        store(&mut table, 0, &[("u", 9, "b")], &Written::default());
+        assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 9, "b")), Not);
+        assert_eq!(passes(&mut table, 5 * MINUTE, ("u", 9, "b")), AsKnown);
+    }
+
+    #[test]
+    fn zero_interval_suppresses_nothing() {
+        let ttls = Ttls::new(HOUR, BTreeMap::new());
+        let mut table = Suppression::new(Duration::ZERO, 1 << 30, ttls);
+        store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+        assert_eq!(passes(&mut table, 1, ("u", 1, "b")), AsNew);
+    }
+
+    #[test]
+    fn full_table_forgets_and_never_answers_wrongly() {
+        let mut table = table(64 << 10);
+        assert!(table.buckets.len() * size_of::<Bucket>() <= 64 << 10);
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut model: HashMap<(String, u32), (String, u64)> = HashMap::new();
+        let mut left_out = 0;
+        for at in 0..100_000 {
+            // Some users come often, most do not.
+            let rank = if random.bool() { 400 } else { 40_000 };
+            let (user, dsp) = (format!("user-{}", random.u32(..rank)), 1 + random.u32(..2));
+            let uid = format!("uid-{}", random.u32(..3));
+            let at = at * 10_000;
+            let cookie = (&*user, dsp, &*uid);
+            if passes(&mut table, at, cookie) == Not {
+                left_out += 1;
+                let (stored, stored_at) = &model[&(user, dsp)];
+                assert!(*stored == uid && at - stored_at < 60 * MINUTE + SECOND);
+            } else {
+                store(&mut table, at, &[cookie], &Written::default());
+                model.insert((user, dsp), (uid, at));
+            }
+        }
+        assert!(left_out > 1_000, "{left_out}");
+    }
+}
