@@ -5,6 +5,7 @@
 //!
 //! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
 //! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
+//! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
 //! - [`demo`] runs the real programs together and shows what they do.
 //!
 //! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
@@ -18,6 +19,7 @@ pub mod mongod;
 pub mod programs;
 pub mod report;
 pub mod scrape;
+pub mod store;
 pub mod subscribe;
 pub mod traffic;
 
@@ -38,6 +40,7 @@ pub struct Cli {
 enum Command {
     Load(load::LoadArgs),
     Subscribe(subscribe::SubscribeArgs),
+    Store(store::StoreArgs),
     Demo(demo::DemoArgs),
 }
 
@@ -62,6 +65,11 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
                 .requests
                 .is_none_or(|count| outcome.received_per_stream.min >= count);
             Ok(outcome.is_faultless() && complete)
+        }
+        Command::Store(args) => {
+            let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
+            print(args.json, &outcome, store::Outcome::summary)?;
+            Ok(outcome.is_faultless())
         }
         Command::Demo(args) => demo::run(&args, &stop).await.map(|()| true),
     }

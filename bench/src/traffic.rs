@@ -3,7 +3,7 @@
 //!
 //! One cookie costs about seven multiplications-and-shifts and thirty table look-ups; no allocation.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 
 /// Bytes of a user id: 20 hexadecimal digits.
 pub const USER_ID_BYTES: usize = 20;
@@ -11,7 +11,7 @@ pub const USER_ID_BYTES: usize = 20;
 /// Fewest and most characters of a buyer uid.
 pub const BUYER_UID_BYTES: std::ops::RangeInclusive<usize> = 16..=36;
 
-/// DSPs are numbered from 1 to this.
+/// DSPs are numbered from 1 to this, unless told otherwise.
 pub const DSPS: u32 = 20;
 
 const BUYER_UID_BYTES_MAX: usize = 36;
@@ -66,6 +66,14 @@ impl SyntheticCookie {
         std::str::from_utf8(self.buyer_uid_bytes()).expect("the alphabet is ASCII")
     }
 
+    /// This cookie with the buyer uid of another.
+    #[must_use]
+    pub(crate) fn with_buyer_uid_of(mut self, other: &Self) -> Self {
+        self.buyer_uid = other.buyer_uid;
+        self.buyer_uid_bytes = other.buyer_uid_bytes;
+        self
+    }
+
     pub(crate) fn user_id_bytes(&self) -> &[u8] {
         &self.user_id
     }
@@ -80,13 +88,25 @@ impl SyntheticCookie {
 pub struct Traffic {
     seed: u64,
     users: Option<NonZeroU64>,
+    dsps: u32,
 }
 
 impl Traffic {
     /// Traffic of `seed`: from a population of `users` distinct users, or with a new user for every cookie.
     #[must_use]
     pub fn new(seed: u64, users: Option<NonZeroU64>) -> Self {
-        Self { seed, users }
+        Self {
+            seed,
+            users,
+            dsps: DSPS,
+        }
+    }
+
+    /// The same with DSPs from 1 to `dsps`.
+    #[must_use]
+    pub fn with_dsps(mut self, dsps: NonZeroU32) -> Self {
+        self.dsps = dsps.get();
+        self
     }
 
     /// The seed.
@@ -129,7 +149,7 @@ impl Traffic {
         }
         SyntheticCookie {
             user_id,
-            dsp_id: 1 + below(dsp_draw, DSPS),
+            dsp_id: 1 + below(dsp_draw, self.dsps),
             buyer_uid,
             buyer_uid_bytes: BUYER_UID_BYTES.start()
                 + below(length_draw, BUYER_UID_LENGTHS) as usize,
@@ -139,7 +159,7 @@ impl Traffic {
 
 /// The `index`-th word of the random sequence that begins at `state` (splitmix64).
 #[inline]
-fn nth_word(state: u64, index: u64) -> u64 {
+pub(crate) fn nth_word(state: u64, index: u64) -> u64 {
     let mut word = state.wrapping_add(GOLDEN.wrapping_mul(index.wrapping_add(1)));
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

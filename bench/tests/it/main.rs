@@ -20,6 +20,7 @@ mod outages;
 mod refusals;
 mod restarts;
 mod settings;
+mod store;
 mod stream_client;
 mod subscribe;
 mod syncs;

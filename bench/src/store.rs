@@ -1,0 +1,352 @@
+//! `bench store`: writes cookies into a store as the consumer does, without a network before it.
+//!
+//! Wire chunks go into the consumer's own buffer, through its own collector and writer. The run goes in slices: one
+//! is made, which counts for nothing, and then each way in turn writes it: the consumer, and for MongoDB the same
+//! documents in bare, pre-encoded commands (see [`StoreArgs`]). So all collections grow alike and are compared at
+//! equal size, and whatever else the machine does meets all of them. Who goes first changes from slice to slice.
+
+mod bare;
+mod consumed;
+mod folder;
+mod outcome;
+mod runtime;
+mod server;
+mod timed;
+mod way;
+mod workload;
+
+use std::{
+    num::{NonZeroU32, NonZeroU64, NonZeroUsize},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Args;
+use consumer::{Config, config::StoreConfig, store::mongodb::Layout};
+use cookiesync::process::unix_micros;
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    bare::{Bare, Kind, Plan},
+    consumed::Consumed,
+    folder::OwnFolder,
+    server::Server,
+    way::Way,
+    workload::{Shares, Workload},
+};
+pub use self::{
+    consumed::Counts,
+    outcome::{Outcome, Ratio, SliceFigures, WayOutcome},
+    server::Cache,
+};
+use crate::report;
+
+const ONE: &str = "one";
+const SPLIT: &str = "split256";
+const CEILING: &str = "ceiling";
+const UPSERTS: &str = "upserts";
+const EMBEDDED: &str = "embedded";
+const DISCARD: &str = "none";
+
+/// All that have databases of their own.
+const IN_MONGODB: [&str; 4] = [ONE, SPLIT, CEILING, UPSERTS];
+
+const COOKIES_DEFAULT: u64 = 2_000_000;
+
+/// Batches that are written before the clock runs.
+const WARM_UP_BATCHES: u64 = 2;
+
+/// Writes cookies into a store as the consumer does, and measures.
+///
+/// Beside the consumer, the same documents go into databases of their own: by bare unordered inserts of what is new,
+/// pre-encoded (the ceiling), and where there are repeats by bare upserts guarded by time. Databases begin with
+/// the prefix and are dropped at the start and the end. Ctrl-C ends it after the slice that is being written, with its
+/// report. The exit code is 1 when the store has not what it should have in the end.
+#[derive(Debug, Clone, Args)]
+pub struct StoreArgs {
+    /// Where cookies go: mongodb://…, embedded:DIR for a folder that is new or empty, or none.
+    #[arg(long)]
+    pub store: String,
+    /// Cookies to write [default: 2000000, or without end when there is a duration].
+    #[arg(long)]
+    pub cookies: Option<NonZeroU64>,
+    /// End after this long.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Number of DSPs, each as likely as any other.
+    #[arg(long, default_value = "20")]
+    pub dsps: NonZeroU32,
+    /// Share of cookies, 0 to 1, that repeat a user and DSP; each of those sent before is as likely as any other.
+    #[arg(long, default_value_t = 0.0, value_parser = parse_share)]
+    pub repeat: f64,
+    /// Share of the repeats, 0 to 1, that change the buyer uid.
+    #[arg(long, default_value_t = 0.0, value_parser = parse_share)]
+    pub repeat_changed: f64,
+    /// Cookies of a batch.
+    #[arg(long, default_value = "10000")]
+    pub batch: NonZeroUsize,
+    /// MongoDB collections written at once [default: the consumer's].
+    #[arg(long)]
+    pub writers: Option<NonZeroUsize>,
+    /// Collections of a DSP in MongoDB: with split256 that layout is measured beside the one collection.
+    #[arg(long, default_value_t = Layout::One)]
+    pub layout: Layout,
+    /// How long a repeated cookie is not written again [default: the consumer's].
+    #[arg(long, value_name = "TIME")]
+    pub refresh_interval: Option<String>,
+    /// How long a batch is collected; short, so that the end of a slice is not waited for.
+    #[arg(long, value_name = "TIME", default_value = "5ms")]
+    pub flush_interval: String,
+    /// Cookies of a slice.
+    #[arg(long, default_value = "250000")]
+    pub slice: NonZeroU64,
+    /// What the names of MongoDB databases begin with.
+    #[arg(long, default_value = "bench-store-")]
+    pub prefix: String,
+    /// Leave the databases, or the folder, behind.
+    #[arg(long)]
+    pub keep: bool,
+    /// Seed of the cookies [default: random].
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Print one JSON object instead of the summary.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text
+        .parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "expected a share from 0 to 1".to_owned())
+}
+
+/// What is made for a run and removed after it.
+#[derive(Default)]
+struct Place {
+    server: Option<Server>,
+    folder: Option<OwnFolder>,
+}
+
+/// Writes until all is written, the time is over, or `stop`; `progress` gets a line a slice.
+///
+/// # Errors
+/// When the arguments are no good, the folder is somebody else's, or the store cannot be written to.
+pub async fn run(
+    args: &StoreArgs,
+    stop: &CancellationToken,
+    progress: impl FnMut(&str),
+) -> Result<Outcome> {
+    ensure!(!args.prefix.is_empty(), "--prefix must not be empty");
+    let config = args.config(ONE, Layout::One)?;
+    let mut place = Place::default();
+    match &config.store {
+        StoreConfig::Mongodb(uri) => {
+            let server = Server::connect(uri, &args.prefix).await?;
+            server.drop_own(&IN_MONGODB).await?;
+            place.server = Some(server);
+        }
+        StoreConfig::Embedded(folder) => place.folder = Some(OwnFolder::take(folder)?),
+        StoreConfig::Discard => {}
+    }
+    let measured = measure(args, &config, &place, stop, progress).await;
+    if !args.keep {
+        place.remove().await?;
+    }
+    measured
+}
+
+async fn measure(
+    args: &StoreArgs,
+    config: &Config,
+    place: &Place,
+    stop: &CancellationToken,
+    mut progress: impl FnMut(&str),
+) -> Result<Outcome> {
+    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+    let shares = Shares {
+        repeat: args.repeat,
+        changed: args.repeat_changed,
+    };
+    let mut workload = Workload::new(seed, args.dsps, shares);
+    let mut ways = args.ways(config, place).await?;
+    let warm_up_cookies = WARM_UP_BATCHES * args.batch.get() as u64;
+    let slice = workload.slice(warm_up_cookies, unix_micros())?;
+    for way in &mut ways {
+        way.warm_up(&slice).await?;
+    }
+
+    let began = Instant::now();
+    let server = place.server.as_ref();
+    let (mut first, mut interrupted) = (0, false);
+    while args.has_time(began) {
+        let left = args.cookies_left(workload.cookies() - warm_up_cookies);
+        if left == 0 {
+            break;
+        }
+        interrupted = stop.is_cancelled();
+        if interrupted {
+            break;
+        }
+        let documents = workload.pairs();
+        let slice = workload.slice(left.min(args.slice.get()), unix_micros())?;
+        let mut figures = vec![None; ways.len()];
+        for at in 0..ways.len() {
+            let at = (first + at) % ways.len();
+            figures[at] = Some(ways[at].measure(&slice, documents, server).await?);
+        }
+        first += 1;
+        let cache = cache(server).await;
+        progress(&line(documents, &ways, &figures, cache));
+    }
+    let seconds = began.elapsed().as_secs_f64();
+
+    let cache = cache(server).await;
+    let expected = workload.expected();
+    let mut outcomes = Vec::with_capacity(ways.len());
+    for way in ways {
+        let finished = way.finish(&expected, server, args.dsps.get());
+        outcomes.push(finished.await?);
+    }
+    let mut outcome = Outcome {
+        store: config.store.to_string(),
+        seed,
+        dsps: args.dsps.get(),
+        repeat: args.repeat,
+        repeat_changed: args.repeat_changed,
+        batch_cookies: config.batch_cookies_max,
+        writers: config.mongodb_writers,
+        refresh_interval_seconds: config.refresh_interval.as_secs_f64(),
+        warm_up_cookies,
+        cookies: workload.cookies() - warm_up_cookies,
+        pairs: workload.pairs(),
+        changes: workload.changes(),
+        seconds,
+        interrupted,
+        ratios: Outcome::compare(&outcomes),
+        ways: outcomes,
+        verified_pairs: expected.len(),
+        cache,
+        faults: Vec::new(),
+    };
+    outcome.judge();
+    Ok(outcome)
+}
+
+async fn cache(server: Option<&Server>) -> Option<Cache> {
+    server?.cache().await
+}
+
+/// The line of a slice.
+fn line(
+    documents: u64,
+    ways: &[Way],
+    figures: &[Option<SliceFigures>],
+    cache: Option<Cache>,
+) -> String {
+    let mut line = format!("{:>12} documents", report::grouped(documents));
+    for (way, figures) in ways.iter().zip(figures) {
+        let Some(figures) = figures else { continue };
+        let rate = report::rate(figures.per_second);
+        line.push_str(&format!(" | {} {rate:>10}", way.name));
+        if let Some(cpu) = figures.mongod_cpu_micros_per_cookie {
+            line.push_str(&format!(", mongod {cpu:.1} µs"));
+        }
+    }
+    if let Some(Cache {
+        used_bytes,
+        bytes_max,
+    }) = cache
+    {
+        let percent = 100.0 * used_bytes as f64 / bytes_max.max(1) as f64;
+        line.push_str(&format!(" | cache {percent:.0} %"));
+    }
+    line
+}
+
+impl StoreArgs {
+    /// The consumer's settings: what it would run with, given these.
+    fn config(&self, way: &str, layout: Layout) -> Result<Config> {
+        let Self { prefix, .. } = self;
+        let dead_letters = std::env::temp_dir().join("bench-store-dead-letters.jsonl");
+        let mut arguments = vec![
+            "consumer".to_owned(),
+            "--name=bench".to_owned(),
+            format!("--store={}", self.store),
+            format!("--batch-cookies={}", self.batch),
+            format!("--flush-interval={}", self.flush_interval),
+            format!("--mongodb-prefix={prefix}{way}-"),
+            format!("--mongodb-layout={layout}"),
+            format!("--dead-letters={}", dead_letters.display()),
+        ];
+        arguments.extend(
+            self.writers
+                .map(|writers| format!("--mongodb-writers={writers}")),
+        );
+        let refresh = self.refresh_interval.as_ref();
+        arguments.extend(refresh.map(|refresh| format!("--refresh-interval={refresh}")));
+        let config = Config::load(arguments.into_iter().map(Into::into));
+        config
+            .map_err(|error| anyhow!("{}", error.to_string().trim_start_matches("error: ").trim()))
+    }
+
+    /// All ways, the consumer's first.
+    async fn ways(&self, config: &Config, place: &Place) -> Result<Vec<Way>> {
+        let StoreConfig::Mongodb(uri) = &config.store else {
+            let mut config = config.clone();
+            let mut name = DISCARD;
+            if let Some(folder) = &place.folder {
+                config.store = StoreConfig::Embedded(folder.data());
+                name = EMBEDDED;
+            }
+            let consumed = Consumed::start("store-consumer", config).await?;
+            return Ok(vec![Way::consumed(name, consumed, Layout::One)]);
+        };
+        let consumed = Consumed::start("store-consumer", config.clone()).await?;
+        let mut ways = vec![Way::consumed(ONE, consumed, Layout::One)];
+        if self.layout == Layout::Split256 {
+            let config = self.config(SPLIT, Layout::Split256)?;
+            let consumed = Consumed::start("store-split256", config).await?;
+            ways.push(Way::consumed(SPLIT, consumed, Layout::Split256));
+        }
+        let plan = |way| Plan {
+            uri: uri.clone(),
+            prefix: format!("{}{way}-", self.prefix),
+            writers: config.mongodb_writers,
+            batch_cookies: config.batch_cookies_max,
+            dsps: self.dsps.get(),
+        };
+        let ceiling = Bare::start("store-ceiling", Kind::Insert, plan(CEILING)).await?;
+        ways.push(Way::bare(CEILING, ceiling));
+        if self.repeat > 0.0 {
+            let upserts = Bare::start("store-upserts", Kind::Upsert, plan(UPSERTS)).await?;
+            ways.push(Way::bare(UPSERTS, upserts));
+        }
+        Ok(ways)
+    }
+
+    fn has_time(&self, began: Instant) -> bool {
+        self.duration
+            .is_none_or(|duration| began.elapsed() < duration)
+    }
+
+    /// How many cookies are still to be written after so many.
+    fn cookies_left(&self, written: u64) -> u64 {
+        let default = self.duration.map_or(COOKIES_DEFAULT, |_| u64::MAX);
+        self.cookies
+            .map_or(default, NonZeroU64::get)
+            .saturating_sub(written)
+    }
+}
+
+impl Place {
+    /// Removes what was made.
+    async fn remove(self) -> Result<()> {
+        if let Some(server) = &self.server {
+            let dropped = server.drop_own(&IN_MONGODB).await;
+            dropped.context("cannot drop the databases of this run")?;
+        }
+        self.folder.map_or(Ok(()), OwnFolder::remove)
+    }
+}

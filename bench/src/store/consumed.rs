@@ -1,0 +1,223 @@
+//! The consumer's own way into a store: chunks into its buffer, through its collector and writer.
+//!
+//! It runs on threads of its own, so that their CPU time is the consumer's and nothing else's.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use consumer::{
+    Config,
+    health::Health,
+    metrics::Metrics,
+    sink::{Failure, Pipeline, Stops},
+    store::{self, Store},
+    subscription::buffer::{BufferWriter, Item},
+};
+use prometheus::{Encoder, Registry, TextEncoder};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{interval, timeout},
+};
+
+use super::{
+    runtime::OwnThreads,
+    timed::{TimedStore, Writes},
+    workload::{Expected, Slice},
+};
+use crate::scrape::{Samples, names};
+
+/// How long a store may fail without a success in between before the run is given up.
+const FAILING_MAX: Duration = Duration::from_secs(60);
+
+/// How long the store may take to answer at all at the start.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A consumer's sink at work.
+pub(super) struct Consumed {
+    threads: OwnThreads,
+    producer: Arc<str>,
+    buffer: BufferWriter,
+    store: Arc<TimedStore>,
+    stored: watch::Receiver<u64>,
+    tasks: JoinSet<Result<(), Failure>>,
+    registry: Registry,
+}
+
+/// What the consumer counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Cookies received.
+    pub received: u64,
+    /// Written to the store.
+    pub written: u64,
+    /// Replaced by a newer one in the same batch.
+    pub superseded: u64,
+    /// Left out because they repeat what is stored.
+    pub suppressed: u64,
+    /// Not written because the store has a newer one.
+    pub stale: u64,
+    /// Malformed, or refused by the store for ever.
+    pub rejected: u64,
+}
+
+impl Counts {
+    /// Whether every cookie received has become one of the others.
+    #[must_use]
+    pub fn add_up(&self) -> bool {
+        let others = self.written + self.superseded + self.suppressed + self.stale + self.rejected;
+        self.received == others
+    }
+}
+
+impl Consumed {
+    /// Opens the store and starts the sink, as the consumer does, on threads called `name`.
+    pub(super) async fn start(name: &'static str, config: Config) -> Result<Self> {
+        let threads = OwnThreads::start(name)?;
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry).context("metrics")?;
+        let opened = threads.run(async move {
+            let store = Arc::new(TimedStore::new(store::open(&config).await?));
+            let asked = timeout(START_PATIENCE, store.load_cursors()).await;
+            asked.map_err(|_| anyhow!("the store does not answer"))??;
+            let (buffer, mut pipeline) = Pipeline::new(
+                &config,
+                Arc::clone(&store) as Arc<dyn Store>,
+                Arc::new(Health::default()),
+                &metrics,
+                Stops::default(),
+            );
+            pipeline.load_cursors().await?;
+            anyhow::Ok((store, buffer, pipeline))
+        });
+        let (store, buffer, pipeline) = opened.await?;
+        let (collecting, writing) = pipeline.into_tasks();
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(collecting, threads.handle());
+        tasks.spawn_on(writing, threads.handle());
+        Ok(Self {
+            threads,
+            producer: "bench".into(),
+            buffer,
+            stored: store.stored(),
+            store,
+            tasks,
+            registry,
+        })
+    }
+
+    /// The names of the threads it works on: its own, and those of the embedded store.
+    pub(super) fn thread_names(&self) -> [&'static str; 2] {
+        [self.threads.name(), "fjall:worker"]
+    }
+
+    /// Pushes a slice and waits until the store has all of it.
+    pub(super) async fn write(&mut self, slice: &Slice) -> Result<()> {
+        let Self {
+            producer,
+            buffer,
+            stored,
+            store,
+            tasks,
+            ..
+        } = self;
+        let last = slice.last_sequence();
+        let pushed_and_stored = async {
+            for chunk in &slice.chunks {
+                let item = Item::Chunk(Arc::clone(producer), chunk.clone());
+                buffer.push(item).await?;
+            }
+            stored.wait_for(|sequence| *sequence >= last).await?;
+            anyhow::Ok(())
+        };
+        let mut seconds = interval(Duration::from_secs(1));
+        let fails = async {
+            loop {
+                seconds.tick().await;
+                if let Some((since, why)) = store.writes().failing
+                    && since.elapsed() > FAILING_MAX
+                {
+                    return why;
+                }
+            }
+        };
+        tokio::select! {
+            done = pushed_and_stored => done,
+            why = fails => bail!("the store does not work: {why}"),
+            ended = tasks.join_next() => match ended {
+                Some(Ok(Err(failure))) => Err(failure.into()),
+                Some(Err(error)) => Err(error.into()),
+                Some(Ok(Ok(()))) | None => bail!("the consumer ended before its buffer"),
+            },
+        }
+    }
+
+    /// The writes since the last [`forget`](Self::forget).
+    pub(super) fn writes(&self) -> Writes {
+        self.store.writes()
+    }
+
+    /// Begins to count writes anew.
+    pub(super) fn forget(&self) {
+        self.store.forget();
+    }
+
+    /// Lets the sink end as in a drain; returns what it counted, and the store.
+    pub(super) async fn finish(self) -> Result<(Counts, Finished)> {
+        let Self {
+            threads,
+            buffer,
+            store,
+            mut tasks,
+            registry,
+            ..
+        } = self;
+        drop(buffer);
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&registry.gather(), &mut text)?;
+        let samples = Samples::parse(&String::from_utf8(text)?);
+        let count = |name| samples.count(name, &[]);
+        let counts = Counts {
+            received: count(names::RECEIVED),
+            written: count(names::WRITTEN),
+            superseded: count(names::SUPERSEDED),
+            suppressed: count(names::SUPPRESSED),
+            stale: count(names::STALE),
+            rejected: count(names::FAILED),
+        };
+        Ok((counts, Finished { threads, store }))
+    }
+}
+
+/// A store whose sink has ended.
+pub(super) struct Finished {
+    threads: OwnThreads,
+    store: Arc<TimedStore>,
+}
+
+impl Finished {
+    /// How many of the pairs have another value, or none, by the store's own lookup.
+    pub(super) async fn wrong(&self, expected: &[Expected]) -> Result<u64> {
+        let mut wrong = 0;
+        for pair in expected {
+            let known = self.store.lookup(&pair.user_id).await?;
+            wrong += u64::from(known.get(&pair.dsp_id) != Some(&pair.buyer_uid));
+        }
+        Ok(wrong)
+    }
+
+    /// Closes the store, which may take a moment; returns how long.
+    pub(super) async fn close(self) -> Result<Duration> {
+        let Self { threads, store } = self;
+        let began = Instant::now();
+        tokio::task::spawn_blocking(move || drop(store)).await?;
+        drop(threads);
+        Ok(began.elapsed())
+    }
+}

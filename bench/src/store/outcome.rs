@@ -1,0 +1,293 @@
+//! What a run of `bench store` reports.
+
+use serde::Serialize;
+
+use super::{consumed::Counts, server::Cache};
+use crate::{
+    cpu::CpuSeconds,
+    report::{self, Percentiles},
+};
+
+/// What was measured, and what was found to be wrong.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// The store, without secrets.
+    pub store: String,
+    /// Makes the same cookies again.
+    pub seed: u64,
+    /// DSPs.
+    pub dsps: u32,
+    /// Share of cookies that were to repeat a pair.
+    pub repeat: f64,
+    /// Share of those that were to change its buyer uid.
+    pub repeat_changed: f64,
+    /// Cookies of a full batch.
+    pub batch_cookies: usize,
+    /// MongoDB collections written at once.
+    pub writers: usize,
+    /// How long a repeated cookie is not written again.
+    pub refresh_interval_seconds: f64,
+    /// Cookies written before the clock ran.
+    pub warm_up_cookies: u64,
+    /// Cookies written under the clock.
+    pub cookies: u64,
+    /// Distinct pairs of user and DSP in all of them.
+    pub pairs: u64,
+    /// Cookies of all of them that changed the buyer uid of their pair.
+    pub changes: u64,
+    /// From the first slice to the last, generation included.
+    pub seconds: f64,
+    /// Whether it was ended before its time.
+    pub interrupted: bool,
+    /// The ways that were compared: the consumer's first.
+    pub ways: Vec<WayOutcome>,
+    /// Rates of the consumer's ways in relation to the others.
+    pub ratios: Vec<Ratio>,
+    /// Pairs whose stored value was checked for each way.
+    pub verified_pairs: usize,
+    /// MongoDB's cache at the end.
+    pub cache: Option<Cache>,
+    /// What is wrong; empty when all is well.
+    pub faults: Vec<String>,
+}
+
+/// What one way took.
+#[derive(Debug, Clone, Serialize)]
+pub struct WayOutcome {
+    /// `one`, `split256`, `embedded` or `none`: the consumer; `ceiling`: bare inserts of new pairs; `upserts`: bare
+    /// upserts of all.
+    pub name: &'static str,
+    /// What the warm-up took.
+    pub warm_up_seconds: f64,
+    /// Cookies written under the clock; of the ceiling, only those that are new.
+    pub cookies: u64,
+    /// While they were written.
+    pub seconds: f64,
+    /// `cookies` a second.
+    pub per_second: f64,
+    /// CPU time of the consumer, or of the baseline's client.
+    pub client_cpu_seconds: CpuSeconds,
+    /// The same for each cookie.
+    pub client_cpu_micros_per_cookie: f64,
+    /// CPU time of `mongod`; `null` when it does not run on this machine.
+    pub mongod_cpu_seconds: Option<CpuSeconds>,
+    /// The same for each cookie.
+    pub mongod_cpu_micros_per_cookie: Option<f64>,
+    /// Batches the consumer wrote.
+    pub batches: Option<u64>,
+    /// Their mean size.
+    pub cookies_per_batch: Option<f64>,
+    /// How long the store took for each.
+    pub batch_micros: Option<Percentiles>,
+    /// What the consumer counted, warm-up included.
+    pub counts: Option<Counts>,
+    /// Documents at the end; `null` where it is not known.
+    pub documents: Option<u64>,
+    /// Verified pairs without their newest value; `null` where that was not to be found.
+    pub wrong: Option<u64>,
+    /// The rate over time.
+    pub slices: Vec<SliceFigures>,
+}
+
+/// What one slice took.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct SliceFigures {
+    /// Documents before it.
+    pub documents: u64,
+    /// Cookies written.
+    pub cookies: u64,
+    /// While they were written.
+    pub seconds: f64,
+    /// `cookies` a second.
+    pub per_second: f64,
+    /// CPU time of the consumer, or of the baseline's client.
+    pub client_cpu_micros_per_cookie: f64,
+    /// CPU time of `mongod`.
+    pub mongod_cpu_micros_per_cookie: Option<f64>,
+}
+
+/// The rate of one way divided by that of another.
+#[derive(Debug, Clone, Serialize)]
+pub struct Ratio {
+    /// The one.
+    pub of: &'static str,
+    /// The other.
+    pub to: &'static str,
+    /// Cookies a second.
+    pub rate: f64,
+    /// CPU time of `mongod` for each cookie.
+    pub mongod_cpu: Option<f64>,
+}
+
+impl Outcome {
+    /// True when everything was stored as it should be.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    /// Compares the consumer's ways with each other and with the baselines.
+    pub(super) fn compare(ways: &[WayOutcome]) -> Vec<Ratio> {
+        let consumed = ways.iter().filter(|way| way.counts.is_some());
+        let pairs = consumed.enumerate().flat_map(|(at, of)| {
+            ways.iter().enumerate().filter_map(move |(other, to)| {
+                let is_wanted = to.counts.is_none() || other < at;
+                (is_wanted && to.per_second > 0.0).then_some((of, to))
+            })
+        });
+        pairs
+            .map(|(of, to)| Ratio {
+                of: of.name,
+                to: to.name,
+                rate: of.per_second / to.per_second,
+                mongod_cpu: of
+                    .mongod_cpu_micros_per_cookie
+                    .zip(to.mongod_cpu_micros_per_cookie)
+                    .filter(|(_, to)| *to > 0.0)
+                    .map(|(of, to)| of / to),
+            })
+            .collect()
+    }
+
+    /// Collects what is wrong.
+    pub(super) fn judge(&mut self) {
+        let sent = self.warm_up_cookies + self.cookies;
+        for way in &self.ways {
+            let name = way.name;
+            if let Some(counts) = way.counts {
+                if counts.received != sent {
+                    let received = counts.received;
+                    self.faults.push(format!(
+                        "{name}: {received} of {sent} cookies were received"
+                    ));
+                }
+                if !counts.add_up() {
+                    self.faults
+                        .push(format!("{name}: the counts do not add up: {counts:?}"));
+                }
+                if counts.rejected > 0 {
+                    let rejected = counts.rejected;
+                    self.faults
+                        .push(format!("{name}: {rejected} cookies were rejected"));
+                }
+            }
+            if let Some(documents) = way.documents.filter(|count| *count != self.pairs) {
+                let pairs = self.pairs;
+                self.faults
+                    .push(format!("{name}: {documents} documents instead of {pairs}"));
+            }
+            if let Some(wrong) = way.wrong.filter(|wrong| *wrong > 0) {
+                let verified = self.verified_pairs;
+                self.faults.push(format!(
+                    "{name}: {wrong} of {verified} pairs have not their newest value"
+                ));
+            }
+        }
+    }
+
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut lines = vec![
+            format!(
+                "{}: {} cookies ({} pairs, {} changes, {} to warm up) of {} DSPs in {:.1} s{}; seed {}",
+                self.store,
+                report::grouped(self.cookies),
+                report::grouped(self.pairs),
+                report::grouped(self.changes),
+                report::grouped(self.warm_up_cookies),
+                self.dsps,
+                self.seconds,
+                if self.interrupted {
+                    ", interrupted"
+                } else {
+                    ""
+                },
+                self.seed,
+            ),
+            format!(
+                "{:<10}{:>13}{:>14}{:>14}{:>14}  batches",
+                "", "rate", "first slice", "last slice", "mongod CPU"
+            ),
+        ];
+        lines.extend(self.ways.iter().map(WayOutcome::line));
+        for way in &self.ways {
+            let cpu = way.client_cpu_micros_per_cookie;
+            let who = if way.counts.is_some() {
+                "consumer"
+            } else {
+                "client"
+            };
+            lines.push(format!("{:<10}{who} CPU {cpu:.2} µs a cookie", way.name));
+        }
+        for way in &self.ways {
+            if let Some(counts) = way.counts {
+                let Counts {
+                    received,
+                    written,
+                    superseded,
+                    suppressed,
+                    stale,
+                    rejected,
+                } = counts;
+                lines.push(format!(
+                    "{:<10}received {} = written {} + superseded {} + suppressed {} + stale {} + rejected {}",
+                    way.name,
+                    report::grouped(received),
+                    report::grouped(written),
+                    report::grouped(superseded),
+                    report::grouped(suppressed),
+                    report::grouped(stale),
+                    report::grouped(rejected),
+                ));
+            }
+        }
+        for Ratio {
+            of,
+            to,
+            rate,
+            mongod_cpu,
+        } in &self.ratios
+        {
+            let cpu =
+                mongod_cpu.map_or_else(String::new, |cpu| format!(", {cpu:.2} × its mongod CPU"));
+            lines.push(format!("{of} / {to}: {rate:.2} × its rate{cpu}"));
+        }
+        if self.repeat > 0.0 && self.ways.iter().any(|way| way.name == super::CEILING) {
+            lines.push("the ceiling inserts new pairs only and counts only those".to_owned());
+        }
+        if self.faults.is_empty() && self.ways.iter().any(|way| way.wrong.is_some()) {
+            lines.push(format!(
+                "verified  {} pairs have their newest value",
+                report::grouped(self.verified_pairs as u64)
+            ));
+        }
+        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
+        lines.join("\n")
+    }
+}
+
+impl WayOutcome {
+    fn line(&self) -> String {
+        let slice = |slice: Option<&SliceFigures>| {
+            slice.map_or_else(String::new, |slice| report::rate(slice.per_second))
+        };
+        let micros = |cpu: f64| format!("{cpu:.2} µs");
+        let batches = match (&self.batch_micros, self.batches, self.cookies_per_batch) {
+            (Some(micros), Some(batches), Some(cookies)) => {
+                format!("{batches} of {cookies:.0}: {}", micros.line())
+            }
+            _ => String::new(),
+        };
+        let line = format!(
+            "{:<10}{:>13}{:>14}{:>14}{:>14}  {batches}",
+            self.name,
+            report::rate(self.per_second),
+            slice(self.slices.first()),
+            slice(self.slices.last()),
+            self.mongod_cpu_micros_per_cookie
+                .map_or_else(String::new, micros),
+        );
+        line.trim_end().to_owned()
+    }
+}
