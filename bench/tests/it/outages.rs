@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, PATIENCE, Producer, accept_all, newest},
+    harness::{Consumer, PATIENCE, Producer, accept_all, newest, wait_until},
     mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
 };
 
@@ -81,6 +81,38 @@ async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on() -> Result<
     documents
         .wait_exactly(&newest(&plan.traffic, 30_000))
         .await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+/// The same at the rate of a small exchange, away for twenty seconds. For release builds of the programs.
+#[tokio::test]
+#[ignore = "takes a minute and release builds"]
+async fn mongod_killed_for_long_under_20_000_a_second_misses_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let plan = producer.ordered_load(12, 20_000, 800_000)?;
+    let crash = async {
+        consumer.wait_written(100_000).await?;
+        mongod.kill()?;
+        // The load is the clock.
+        let at_kill = producer.appended().await?;
+        wait_until(PATIENCE, "20 s of load", async || {
+            Ok(producer.appended().await? >= at_kill + 400_000)
+        })
+        .await?;
+        check_down(&consumer).await?;
+        mongod.restart().await
+    };
+    let (accepted, crashed) = tokio::join!(accept_all(&plan), crash);
+    crashed?;
+    accepted?;
+    let documents = Documents::connect(&mongod.uri()).await?;
+    let known = newest(&plan.traffic, 800_000);
+    documents.wait_exactly(&known).await?;
+    println!("{} documents, all as sent", documents.count().await?);
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
