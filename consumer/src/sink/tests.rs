@@ -8,17 +8,23 @@ use std::{
     },
 };
 
+use cookiesync::process::unix_micros;
 use futures_util::FutureExt;
 use prometheus::Registry;
 use tempfile::TempDir;
-use tokio_util::task::TaskTracker;
+use tokio::time::{sleep, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    batch::tests::chunk,
+    batch::{Cursor, tests::chunk},
+    dead_letters::DeadLetters,
+    health::Health,
     metrics::Metrics,
-    store::{BuyerUids, Compacted, Compaction, Expired, Rejected, Written},
-    subscription::buffer::{self, BufferWriter},
+    store::{
+        Answer, BuyerUids, Compacted, Compaction, Expired, Rejected, Store, StoreError, Written,
+    },
+    subscription::buffer::{self, BufferWriter, Item},
     ttl::Ttls,
 };
 

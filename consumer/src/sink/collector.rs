@@ -1,0 +1,147 @@
+//! From the buffer to batches.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+};
+
+use cookiesync::{process::unix_micros, wire::ChunkRef};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::{Failure, HandOver, Limits, lock};
+use crate::{
+    batch::Batch,
+    metrics,
+    subscription::buffer::{BufferReader, Item},
+    suppression::Suppression,
+};
+
+/// Cookies that need not wait for more. A document costs mongod 3.5 µs in commands of 1,000, and 5 µs in commands of 200
+/// still; at 40,000 a second these come 75 ms before the default flush interval ends.
+const WORTHWHILE_COOKIES: usize = 5_000;
+
+/// How far ahead of this machine's clock a producer's is believed.
+const AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
+
+/// What a collector has beside its two ends.
+#[derive(Debug)]
+pub struct Collector {
+    limits: Limits,
+    suppression: Arc<Mutex<Suppression>>,
+    metrics: metrics::Sink,
+    /// What is left in the buffer is left out when this is cancelled.
+    hurry: CancellationToken,
+    /// Producers whose clock is ahead, as far as it was said.
+    ahead: HashSet<Arc<str>>,
+}
+
+impl Collector {
+    /// A collector that ends early when `hurry` is cancelled.
+    #[must_use]
+    pub fn new(
+        limits: Limits,
+        suppression: Arc<Mutex<Suppression>>,
+        metrics: metrics::Sink,
+        hurry: CancellationToken,
+    ) -> Self {
+        Self {
+            limits,
+            suppression,
+            metrics,
+            hurry,
+            ahead: HashSet::new(),
+        }
+    }
+
+    /// Collects batches until the buffer ends.
+    ///
+    /// In a hurry it hands over what it has and leaves the rest of the buffer out. No cursor of that was committed,
+    /// so the producers send it again.
+    ///
+    /// # Errors
+    /// When the writer is gone.
+    pub async fn run(
+        mut self,
+        mut buffer: BufferReader,
+        hand_over: HandOver,
+    ) -> Result<(), Failure> {
+        let limits = self.limits;
+        let mut batch = Batch::new(limits.cookies_max, limits.bytes_max);
+        let mut due_at: Option<Instant> = None;
+        loop {
+            let is_old = due_at.is_some_and(|due_at| due_at <= Instant::now());
+            let is_due = is_old || batch.is_full() || batch.len() >= WORTHWHILE_COOKIES;
+            tokio::select! {
+                idle = hand_over.idle(), if is_due => {
+                    due_at = None;
+                    let next = batch.next();
+                    lock(&self.suppression).next_batch();
+                    hand_over.give(std::mem::replace(&mut batch, next), idle).await?;
+                }
+                item = buffer.pop(), if !batch.is_full() => {
+                    let Some(item) = item else { break };
+                    due_at.get_or_insert_with(|| Instant::now() + limits.flush_interval);
+                    self.take(&mut batch, item);
+                }
+                () = sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() && !is_due => {}
+                () = self.hurry.cancelled() => {
+                    leave_out(&mut buffer);
+                    break;
+                }
+            }
+        }
+        if !batch.is_empty() {
+            let idle = hand_over.idle().await;
+            hand_over.give(batch, idle).await?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, batch: &mut Batch, item: Item) {
+        match item {
+            Item::Chunk(producer, chunk) => {
+                let latest = unix_micros() + AHEAD_MICROS_MAX;
+                self.check_clock(&producer, &chunk, latest);
+                let mut suppression = lock(&self.suppression);
+                batch.push_judged(&producer, &chunk, latest, &mut *suppression);
+            }
+            Item::Cursor(cursor) => batch.advance(&cursor),
+        }
+    }
+
+    /// Counts and says that a producer's clock is ahead: its cookies would win against all others until then.
+    fn check_clock(&mut self, producer: &Arc<str>, chunk: &ChunkRef, latest: u64) {
+        let header = chunk.header();
+        if header.accepted_unix_micros > latest {
+            self.metrics.clock_clamped.inc_by(u64::from(header.count));
+            if self.ahead.insert(Arc::clone(producer)) {
+                tracing::warn!(
+                    producer = &**producer,
+                    "producer's clock is more than five minutes ahead of ours: its times are cut down to that"
+                );
+            }
+        } else if !self.ahead.is_empty() && self.ahead.remove(producer) {
+            tracing::info!(
+                producer = &**producer,
+                "producer's clock agrees with ours again"
+            );
+        }
+    }
+}
+
+/// Says how much of the buffer is left out.
+fn leave_out(buffer: &mut BufferReader) {
+    let mut cookies = 0;
+    while let Some(item) = buffer.try_pop() {
+        if let Item::Chunk(_, chunk) = item {
+            cookies += u64::from(chunk.header().count);
+        }
+    }
+    if cookies > 0 {
+        tracing::warn!(
+            cookies,
+            "no time to store what was received last: it comes again after the start, if the producers still have it"
+        );
+    }
+}

@@ -1,0 +1,363 @@
+//! From batches into the store: written, then committed, and repeated until they are.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use cookiesync::process::unix_micros;
+use futures_util::FutureExt;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Batches, Failure, lock};
+use crate::{
+    backoff::Backoff,
+    batch::{Batch, Cursor},
+    dead_letters::DeadLetters,
+    health::Health,
+    metrics::{self, gauge_value},
+    store::{Answer, Store, StoreError, Written},
+    suppression::Suppression,
+};
+
+/// How often an idle store is asked whether it could be written.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long one attempt may take before the store is reported as failing; the attempt goes on.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Most reasons of one outage that are logged.
+const REASONS_MAX: usize = 8;
+
+/// Cookies of a batch that the suppression table records before it lets the collector in again.
+const RECORDED_AT_ONCE: usize = 5_000;
+
+/// Uses the store for the sink, and tells health, metrics and log when it begins and ends to fail.
+#[derive(Debug)]
+pub struct Writer {
+    store: Arc<dyn Store>,
+    suppression: Arc<Mutex<Suppression>>,
+    health: Arc<Health>,
+    metrics: metrics::Sink,
+    dead_letters: DeadLetters,
+    stop: CancellationToken,
+    /// Why the store does not work, as far as it was logged; empty while it works.
+    reasons: Vec<String>,
+}
+
+/// A batch as the writer takes it.
+struct Taken {
+    batch: Arc<Batch>,
+    /// Lets the collector hand over the next.
+    idle: OwnedSemaphorePermit,
+    began: Instant,
+}
+
+impl Taken {
+    fn now((batch, idle): (Batch, OwnedSemaphorePermit)) -> Self {
+        Self {
+            batch: Arc::new(batch),
+            idle,
+            began: Instant::now(),
+        }
+    }
+}
+
+/// A batch that was written, and is to be committed.
+struct Done {
+    batch: Arc<Batch>,
+    written: Written,
+    began: Instant,
+}
+
+impl Writer {
+    /// A writer that gives up when `stop` is cancelled; an orderly end is the end of its batches.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        suppression: Arc<Mutex<Suppression>>,
+        health: Arc<Health>,
+        metrics: metrics::Sink,
+        dead_letters: DeadLetters,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            store,
+            suppression,
+            health,
+            metrics,
+            dead_letters,
+            stop,
+            reasons: Vec::new(),
+        }
+    }
+
+    /// Waits for the store, until it can be written, and reads where it stands.
+    ///
+    /// # Errors
+    /// When the store is broken, or at `stop`.
+    pub async fn load_cursors(&mut self) -> Result<Vec<Cursor>, Failure> {
+        self.until_done(|store| store.ping()).await?;
+        let cursors = self.until_done(|store| store.load_cursors()).await?;
+        for cursor in &cursors {
+            self.show(cursor);
+        }
+        Ok(cursors)
+    }
+
+    /// Writes and commits batches until there are no more.
+    ///
+    /// # Errors
+    /// When the store is broken, or at `stop`.
+    pub async fn run(mut self, mut batches: Batches) -> Result<(), Failure> {
+        while let Some(next) = self.wait_for(&mut batches).await? {
+            let mut done = self.write(next, None).await?;
+            while let Some(next) = self.commit(&done, &mut batches).await? {
+                self.stored(&done);
+                done = next;
+            }
+            self.stored(&done);
+        }
+        Ok(())
+    }
+
+    /// The next batch, while there is nothing to be committed.
+    async fn wait_for(&mut self, batches: &mut Batches) -> Result<Option<Taken>, Failure> {
+        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return Err(Failure::Stopped),
+                next = timeout(PING_INTERVAL, batches.0.recv()) => if let Ok(next) = next {
+                    return Ok(next.map(Taken::now));
+                },
+            }
+            let pinged = self.unless_stopped(store.ping()).await?;
+            self.note(pinged.as_ref().err())?;
+        }
+    }
+
+    /// Commits a batch that was written, and writes the next if one comes meanwhile.
+    async fn commit(
+        &mut self,
+        done: &Done,
+        batches: &mut Batches,
+    ) -> Result<Option<Done>, Failure> {
+        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
+        let mut committing = store.commit(&done.batch, done.written.receipt);
+        let (mut committed, mut next) = (None, None);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(Failure::Stopped),
+            answer = &mut committing => committed = Some(answer),
+            handed = batches.0.recv() => next = handed.map(Taken::now),
+        }
+        let mut attempt = None;
+        let committed = match (committed, &next) {
+            (Some(committed), _) => committed,
+            (None, None) => self.unless_stopped(committing).await?,
+            (None, Some(next)) => {
+                let writing = store.write(Arc::clone(&next.batch));
+                let both = async { Ok(tokio::join!(committing, writing)) };
+                match self.unless_stopped(both.boxed()).await? {
+                    Ok((committed, written)) => {
+                        attempt = Some(written);
+                        committed
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        self.note(committed.as_ref().err())?;
+        if committed.is_err() {
+            // Nothing that was written since the last commit is certain.
+            attempt = None;
+            self.write_again(&done.batch).await?;
+        }
+        match next {
+            Some(next) => self.write(next, attempt).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Writes and commits a batch of which it is not known whether the store has it.
+    async fn write_again(&mut self, batch: &Arc<Batch>) -> Result<(), Failure> {
+        self.until_done(|store| {
+            let batch = Arc::clone(batch);
+            async move {
+                let written = store.write(Arc::clone(&batch)).await?;
+                store.commit(&batch, written.receipt).await
+            }
+            .boxed()
+        })
+        .await
+    }
+
+    /// Writes a batch, unless an attempt has done so already.
+    async fn write(
+        &mut self,
+        taken: Taken,
+        attempt: Option<Result<Written, StoreError>>,
+    ) -> Result<Done, Failure> {
+        let Taken { batch, idle, began } = taken;
+        let counts = batch.counts();
+        self.metrics.received.inc_by(counts.received);
+        self.metrics.suppressed.inc_by(counts.suppressed);
+        self.metrics.stale.inc_by(counts.stale);
+        self.metrics.superseded.inc_by(counts.superseded);
+        self.metrics.malformed.inc_by(counts.malformed);
+        if let Some(attempt) = &attempt {
+            self.note(attempt.as_ref().err())?;
+        }
+        let written = match attempt {
+            Some(Ok(written)) => written,
+            _ => {
+                self.until_done(|store| store.write(Arc::clone(&batch)))
+                    .await?
+            }
+        };
+        let rejected = written.rejected.clone();
+        self.dead_letters.write(&batch, rejected).await;
+        let written = self.record(&batch, written).await?;
+        drop(idle);
+        Ok(Done {
+            batch,
+            written,
+            began,
+        })
+    }
+
+    /// Counts a batch that is durable.
+    fn stored(&self, done: &Done) {
+        let (batch, metrics) = (&done.batch, &self.metrics);
+        let now = unix_micros();
+        let stale = done.written.stale.len() as u64;
+        let rejected = done.written.rejected.len() as u64;
+        let written = batch.len() as u64 - stale - rejected;
+        metrics.written.inc_by(written);
+        metrics.stale.inc_by(stale);
+        metrics.rejected.inc_by(rejected);
+        metrics.batches.inc();
+        let took = done.began.elapsed();
+        metrics.flush_seconds.observe(took.as_secs_f64());
+        let cookies = u32::try_from(batch.len()).unwrap_or(u32::MAX);
+        metrics.batch_cookies.observe(f64::from(cookies));
+        metrics
+            .stored_seconds
+            .observe(batch.accepted().map(|(accepted, cookies)| {
+                let age = Duration::from_micros(now.saturating_sub(accepted));
+                (age, cookies)
+            }));
+        for cursor in batch.cursors() {
+            self.show(cursor);
+            if cursor.complete {
+                let (producer, epoch, sequence) =
+                    (&*cursor.producer, cursor.epoch, cursor.sequence);
+                tracing::info!(
+                    producer,
+                    epoch,
+                    sequence,
+                    "producer said goodbye and all it had is stored"
+                );
+            }
+        }
+        tracing::debug!(cookies, ?took, stale, rejected, "batch stored");
+    }
+
+    /// Lets the suppression table know what was stored, where that holds up no other task, and in parts, so that the
+    /// collector need not wait for long.
+    async fn record(&self, batch: &Arc<Batch>, written: Written) -> Result<Written, Failure> {
+        let (suppression, batch) = (Arc::clone(&self.suppression), Arc::clone(batch));
+        let recorded = tokio::task::spawn_blocking(move || {
+            for first in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
+                lock(&suppression).record(&batch, &written, first, RECORDED_AT_ONCE);
+            }
+            written
+        });
+        recorded
+            .await
+            .map_err(|error| Failure::Broken(format!("suppression failed: {error}")))
+    }
+
+    fn show(&self, cursor: &Cursor) {
+        self.metrics
+            .cursor_sequence
+            .with_label_values(&[&cursor.producer])
+            .set(gauge_value(cursor.sequence));
+    }
+
+    /// Repeats what the store cannot do now, after growing delays.
+    async fn until_done<T>(
+        &mut self,
+        ask: impl for<'a> Fn(&'a dyn Store) -> Answer<'a, T>,
+    ) -> Result<T, Failure> {
+        let store = Arc::clone(&self.store);
+        let stop = self.stop.clone();
+        let mut backoff = Backoff::default();
+        loop {
+            let answer = self.unless_stopped(ask(&*store)).await?;
+            self.note(answer.as_ref().err())?;
+            if let Ok(done) = answer {
+                return Ok(done);
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Err(Failure::Stopped),
+                () = sleep(backoff.delay()) => {}
+            }
+        }
+    }
+
+    /// Waits patiently, but not when told to stop.
+    async fn unless_stopped<T>(
+        &mut self,
+        asked: Answer<'_, T>,
+    ) -> Result<Result<T, StoreError>, Failure> {
+        let stop = self.stop.clone();
+        tokio::select! {
+            () = stop.cancelled() => Err(Failure::Stopped),
+            answer = self.patiently(asked) => Ok(answer),
+        }
+    }
+
+    /// Reports the store as failing when it does not answer soon, and waits on.
+    async fn patiently<T>(&mut self, mut asked: Answer<'_, T>) -> Result<T, StoreError> {
+        match timeout(PATIENCE, &mut asked).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.is_failing(format!("no answer for {PATIENCE:?}"));
+                asked.await
+            }
+        }
+    }
+
+    fn is_failing(&mut self, why: String) {
+        self.metrics.store_up.set(0);
+        if self.reasons.len() < REASONS_MAX && !self.reasons.contains(&why) {
+            tracing::warn!(why, "the store does not work, trying on");
+            self.reasons.push(why.clone());
+        }
+        self.health.store_fails(why);
+    }
+
+    /// Takes note of how an attempt ended; an error only when none can ever succeed.
+    fn note(&mut self, error: Option<&StoreError>) -> Result<(), Failure> {
+        let Some(error) = error else {
+            if !self.reasons.is_empty() {
+                tracing::info!("the store works again");
+            }
+            self.reasons.clear();
+            self.health.store_works();
+            self.metrics.store_up.set(1);
+            return Ok(());
+        };
+        self.metrics.store_errors.inc();
+        self.is_failing(error.to_string());
+        match error {
+            StoreError::Unavailable(_) => Ok(()),
+            StoreError::Broken(why) => Err(Failure::Broken(why.clone())),
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The table by example, and against a store in which the newest wins.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::*;
+use crate::{batch::tests::chunk, store::Rejected};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: u64 = 1_000_000;
+const MINUTE: u64 = 60 * SECOND;
+const BEGAN: u64 = 1_700_000_000_000_000;
+
+fn table(bytes: usize) -> Suppression {
+    let ttls = [(9, Duration::from_secs(600))].into();
+    Suppression::new(HOUR, bytes, Ttls::new(24 * HOUR, ttls))
+}
+
+/// A batch of what passes.
+fn judge(table: &mut Suppression, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
+    let mut batch = Batch::new(1000, 1 << 20);
+    let chunk = chunk(1, BEGAN + at, cookies);
+    batch.push_judged(&"p".into(), &chunk, u64::MAX, table);
+    table.next_batch();
+    batch
+}
+
+fn store(table: &mut Suppression, at: u64, cookies: &[(&str, u32, &str)], written: &Written) {
+    let batch = judge(table, at, cookies);
+    table.record(&batch, written, 0, usize::MAX);
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Passes {
+    Not,
+    AsNew,
+    AsKnown,
+}
+
+use Passes::{AsKnown, AsNew, Not};
+
+/// How one cookie passes; the table stays as it is.
+fn passes(table: &mut Suppression, at: u64, cookie: (&str, u32, &str)) -> Passes {
+    let (buckets, generation) = (table.buckets.clone(), table.generation);
+    let batch = judge(table, at, &[cookie]);
+    (table.buckets, table.generation) = (buckets, generation);
+    match batch.cookies().next() {
+        None => Not,
+        Some(cookie) if cookie.is_known => AsKnown,
+        Some(_) => AsNew,
+    }
+}
+
+#[test]
+fn repeat_is_left_out_for_the_interval_and_a_change_never() {
+    let mut table = table(1 << 20);
+    assert_eq!(passes(&mut table, 0, ("u", 1, "b")), AsNew);
+    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    assert_eq!(passes(&mut table, MINUTE, ("u", 1, "b")), Not);
+    assert_eq!(passes(&mut table, 59 * MINUTE, ("u", 1, "b")), Not);
+    assert_eq!(passes(&mut table, 60 * MINUTE, ("u", 1, "b")), AsKnown);
+    assert_eq!(passes(&mut table, MINUTE, ("u", 1, "c")), AsKnown);
+    for other in [("u", 2, "b"), ("v", 1, "b"), ("ub", 1, "x")] {
+        assert_eq!(passes(&mut table, MINUTE, other), AsNew, "{other:?}");
+    }
+    store(&mut table, MINUTE, &[("u", 1, "c")], &Written::default());
+    assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsKnown);
+    assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "c")), Not);
+}
+
+#[test]
+fn older_value_does_not_win_over_a_newer_repeat_that_was_left_out() {
+    let mut table = table(1 << 20);
+    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    let repeat = judge(&mut table, MINUTE, &[("u", 1, "b")]);
+    assert_eq!(repeat.counts().suppressed, 1);
+    let late = judge(&mut table, 30 * SECOND, &[("u", 1, "c")]);
+    assert_eq!((late.len(), late.counts().stale), (0, 1));
+    assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
+    assert_eq!(passes(&mut table, MINUTE + 1000, ("u", 1, "c")), AsKnown);
+}
+
+#[test]
+fn only_its_own_batch_confirms_a_pending_cookie() {
+    let mut table = table(1 << 20);
+    let one = judge(&mut table, 5_000_000, &[("u", 1, "b")]);
+    // Its entry is pushed out meanwhile, and the same value comes late beside a newer one.
+    table
+        .buckets
+        .iter_mut()
+        .for_each(|bucket| *bucket = [0; 3 * WAYS + 1]);
+    let two = judge(&mut table, 3_000_000, &[("u", 1, "b")]);
+    table.record(&one, &Written::default(), 0, usize::MAX);
+    assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), AsKnown);
+    table.record(&two, &Written::default(), 0, usize::MAX);
+    assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), Not);
+}
+
+/// Batches overlap as in the sink: the next is collected before one is written. Cookies come out of order.
+#[test]
+fn store_ends_with_the_newest_of_all_that_came() {
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut table = table(1 << 20);
+    let mut newest: HashMap<String, (u64, String)> = HashMap::new();
+    let mut stored: HashMap<String, (u64, String)> = HashMap::new();
+    let mut collected: Option<Batch> = None;
+    let (mut suppressed, mut stale) = (0, 0);
+    for round in 0..2_000_u64 {
+        let mut batch = Batch::new(1000, 1 << 20);
+        for nth in 0..random.u64(1..6) {
+            // No two at the same millisecond.
+            let late = random.u64(..40) * 100_000;
+            let at = BEGAN + 10_000_000 + round * 100_000 + nth * 1_000 - late;
+            let (user, uid) = (
+                format!("u{}", random.u8(..8)),
+                format!("b{}", random.u8(..2)),
+            );
+            let chunk = chunk(1, at, &[(&user, 1, &uid)]);
+            batch.push_judged(&"p".into(), &chunk, u64::MAX, &mut table);
+            let known = newest.entry(user).or_default();
+            *known = known.clone().max((at, uid));
+        }
+        table.next_batch();
+        suppressed += batch.counts().suppressed;
+        stale += batch.counts().stale;
+        let ready = collected.replace(batch);
+        let Some(ready) = ready else { continue };
+        let mut written = Written::default();
+        for (index, cookie) in (0..).zip(ready.cookies()) {
+            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+            let known = stored.entry(text(cookie.user_id)).or_default();
+            if known.0 > cookie.accepted_unix_micros {
+                written.stale.push(index);
+            } else {
+                *known = (cookie.accepted_unix_micros, text(cookie.buyer_uid));
+            }
+        }
+        table.record(&ready, &written, 0, usize::MAX);
+    }
+    for cookie in collected.unwrap().cookies() {
+        let user = String::from_utf8(cookie.user_id.to_vec()).unwrap();
+        let uid = String::from_utf8(cookie.buyer_uid.to_vec()).unwrap();
+        let known = stored.entry(user).or_default();
+        *known = known.clone().max((cookie.accepted_unix_micros, uid));
+    }
+    for (user, (_, uid)) in &newest {
+        assert_eq!(&stored[user].1, uid, "{user}");
+    }
+    assert!(suppressed > 500 && stale > 50, "{suppressed} {stale}");
+}
+
+#[test]
+fn only_what_was_stored_is_remembered() {
+    let mut table = table(1 << 20);
+    let cookies = [("a", 1, "x"), ("b", 1, "x"), ("c", 1, "x"), ("d", 1, "x")];
+    let rejected = Rejected {
+        index: 0,
+        reason: "too good".to_owned(),
+    };
+    let written = Written {
+        stale: vec![2],
+        rejected: vec![rejected],
+        ..Written::default()
+    };
+    store(&mut table, 0, &cookies, &written);
+    let passing = cookies.map(|cookie| passes(&mut table, 1, cookie));
+    assert_eq!(passing, [AsNew, Not, AsKnown, Not]);
+    // The second is left out now, so the third has another index.
+    let written = Written {
+        stale: vec![1],
+        ..Written::default()
+    };
+    store(&mut table, 2, &cookies, &written);
+    let passing = cookies.map(|cookie| passes(&mut table, 3, cookie));
+    assert_eq!(passing, [Not, Not, AsKnown, Not]);
+}
+
+#[test]
+fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
+    let mut table = table(1 << 20);
+    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    // While this one is being written, the one after it is collected.
+    let change = judge(&mut table, 10 * SECOND, &[("u", 1, "c")]);
+    assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "b")), AsKnown);
+    assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "c")), AsKnown);
+    let back = judge(&mut table, 20 * SECOND, &[("u", 1, "b")]);
+    table.record(&change, &Written::default(), 0, usize::MAX);
+    assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
+    assert_eq!(
+        passes(&mut table, 30 * SECOND, ("u", 1, "b")),
+        AsKnown,
+        "not stored yet"
+    );
+    table.record(&back, &Written::default(), 0, usize::MAX);
+    assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
+    assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
+}
+
+#[test]
+fn change_back_within_a_batch_is_written() {
+    let mut table = table(1 << 20);
+    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    let cookies = [("u", 1, "b"), ("u", 1, "c"), ("u", 1, "b")];
+    let batch = judge(&mut table, SECOND, &cookies);
+    assert_eq!(batch.counts().suppressed, 1);
+    assert_eq!(batch.cookie(0).buyer_uid, b"b");
+}
+
+#[test]
+fn interval_is_at_most_half_of_the_time_to_live() {
+    let mut table = table(1 << 20);
+    store(&mut table, 0, &[("u", 9, "b")], &Written::default());
+    assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 9, "b")), Not);
+    assert_eq!(passes(&mut table, 5 * MINUTE, ("u", 9, "b")), AsKnown);
+}
+
+#[test]
+fn zero_interval_suppresses_nothing() {
+    let ttls = Ttls::new(HOUR, BTreeMap::new());
+    let mut table = Suppression::new(Duration::ZERO, 1 << 30, ttls);
+    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    assert_eq!(passes(&mut table, 1, ("u", 1, "b")), AsNew);
+}
+
+#[test]
+fn full_table_forgets_and_never_answers_wrongly() {
+    let mut table = table(64 << 10);
+    assert!(table.buckets.len() * size_of::<Bucket>() <= 64 << 10);
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut model: HashMap<(String, u32), (String, u64)> = HashMap::new();
+    let mut left_out = 0;
+    for at in 0..100_000 {
+        // Some users come often, most do not.
+        let rank = if random.bool() { 400 } else { 40_000 };
+        let (user, dsp) = (format!("user-{}", random.u32(..rank)), 1 + random.u32(..2));
+        let uid = format!("uid-{}", random.u32(..3));
+        let at = at * 10_000;
+        let cookie = (&*user, dsp, &*uid);
+        if passes(&mut table, at, cookie) == Not {
+            left_out += 1;
+            let (stored, stored_at) = &model[&(user, dsp)];
+            assert!(*stored == uid && at - stored_at < 60 * MINUTE + SECOND);
+        } else {
+            store(&mut table, at, &[cookie], &Written::default());
+            model.insert((user, dsp), (uid, at));
+        }
+    }
+    assert!(left_out > 1_000, "{left_out}");
+}
