@@ -15,6 +15,7 @@ pub mod admin;
 pub mod cpu;
 pub mod demo;
 pub mod load;
+pub mod memory;
 pub mod mongod;
 pub mod programs;
 pub mod report;

@@ -1,122 +1,157 @@
-//! What the scenarios have in common when they report: percentiles, and numbers a person can read.
+//! What every scenario leaves behind: findings, figures, tables and plots, in a folder of their own.
+//!
+//! A [`Report`] is plain data. The scenario fills it in; how it looks as JSON, as a page or as plots is decided here
+//! and nowhere else.
 
-use hdrhistogram::Histogram;
-use serde::Serialize;
+mod environment;
+mod folder;
+mod numbers;
 
-/// A histogram of microseconds, exact to three digits.
-#[must_use]
-pub fn micros_histogram() -> Histogram<u64> {
-    Histogram::new(3).expect("three digits are within the crate's range")
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    environment::Environment,
+    folder::ReportFolder,
+    numbers::{Percentiles, duration, grouped, micros_each, micros_histogram, per_second, rate},
+};
+
+/// Where the report of a run goes.
+#[derive(Debug, Clone, Args)]
+pub struct ReportArgs {
+    /// Folder for the report: new, or empty [default: bench-reports/ and the scenario with the time].
+    #[arg(long, value_name = "DIR", conflicts_with = "no_report")]
+    pub report: Option<PathBuf>,
+    /// Write no report.
+    #[arg(long)]
+    pub no_report: bool,
 }
 
-/// Percentiles of a duration, in microseconds.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Percentiles {
-    /// Mean.
-    pub mean: f64,
-    /// Median.
-    pub p50: u64,
-    /// 90th percentile.
-    pub p90: u64,
-    /// 99th percentile.
-    pub p99: u64,
-    /// 99.9th percentile.
-    pub p999: u64,
-    /// Largest.
-    pub max: u64,
+/// What one run of a scenario found.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    /// The scenario, as on the command line: `e2e`.
+    pub scenario: String,
+    /// What was measured, in one line.
+    pub title: String,
+    /// What follows from it, in sentences, most important first.
+    pub findings: Vec<String>,
+    /// What is wrong; empty when all is well.
+    pub faults: Vec<String>,
+    /// Where, when and with what it was measured.
+    pub environment: Environment,
+    /// How long it took.
+    pub seconds: f64,
+    /// What a comparison with another report looks at.
+    pub figures: Vec<Figure>,
+    /// Tables, in the order in which they are read.
+    pub tables: Vec<Table>,
+    /// Plots, likewise; they carry all series.
+    pub plots: Vec<Plot>,
+    /// The scenario's own outcome, as `--json` prints it.
+    pub outcome: serde_json::Value,
 }
 
-impl Percentiles {
-    /// The percentiles of a histogram of microseconds; `None` when it is empty.
+impl Report {
+    /// A report that says nothing yet.
     #[must_use]
-    pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
-        (!histogram.is_empty()).then(|| Self {
-            mean: histogram.mean(),
-            p50: histogram.value_at_quantile(0.5),
-            p90: histogram.value_at_quantile(0.9),
-            p99: histogram.value_at_quantile(0.99),
-            p999: histogram.value_at_quantile(0.999),
-            max: histogram.max(),
-        })
-    }
-
-    /// One line: `p50 …  p90 …  p99 …  p99.9 …  max …`.
-    #[must_use]
-    pub fn line(&self) -> String {
-        let [p50, p90, p99, p999, max] =
-            [self.p50, self.p90, self.p99, self.p999, self.max].map(duration);
-        format!("p50 {p50}  p90 {p90}  p99 {p99}  p99.9 {p999}  max {max}")
-    }
-}
-
-/// Microseconds with the unit a person would choose.
-#[must_use]
-pub fn duration(micros: u64) -> String {
-    let value = micros as f64;
-    match micros {
-        0..1_000 => format!("{micros} µs"),
-        1_000..10_000 => format!("{:.2} ms", value / 1e3),
-        10_000..1_000_000 => format!("{:.1} ms", value / 1e3),
-        _ => format!("{:.2} s", value / 1e6),
-    }
-}
-
-/// A number with its thousands apart: `1 234 567`.
-#[must_use]
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut grouped = String::with_capacity(digits.len() * 4 / 3 + 1);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            grouped.push(' ');
+    pub fn new(scenario: &str, title: &str) -> Self {
+        Self {
+            scenario: scenario.to_owned(),
+            title: title.to_owned(),
+            findings: Vec::new(),
+            faults: Vec::new(),
+            environment: Environment::default(),
+            seconds: 0.0,
+            figures: Vec::new(),
+            tables: Vec::new(),
+            plots: Vec::new(),
+            outcome: serde_json::Value::Null,
         }
-        grouped.push(digit);
-    }
-    grouped
-}
-
-/// A rate, rounded: `12 345/s`.
-#[must_use]
-pub fn rate(per_second: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
-    let rounded = per_second.round() as u64;
-    format!("{}/s", grouped(rounded))
-}
-
-/// `count` in each of `seconds`; 0 when no time passed.
-#[must_use]
-pub fn per_second(count: u64, seconds: f64) -> f64 {
-    if seconds > 0.0 {
-        count as f64 / seconds
-    } else {
-        0.0
     }
 }
 
-/// Microseconds for each of `count`; 0 when there is none.
-#[must_use]
-pub fn micros_each(seconds: f64, count: u64) -> f64 {
-    if count > 0 {
-        seconds * 1e6 / count as f64
-    } else {
-        0.0
-    }
+/// One measured figure that means the same in every report of its scenario with the same arguments.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Unique within the report, and the same from run to run: `120000/s: producer CPU per cookie`.
+    pub name: String,
+    /// As it is written behind the number: `µs`, `/s`, `MiB`; empty for a plain count.
+    pub unit: String,
+    /// The figure.
+    pub value: f64,
+    /// Which way is an improvement.
+    pub better: Better,
+    /// The same figure measured over equal parts of the run, such as its seconds, as far as there are any: they tell how much it
+    /// varies by itself.
+    pub samples: Vec<f64>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Which way a figure improves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+    /// Neither; a difference is only a difference.
+    Neither,
+}
 
-    #[test]
-    fn numbers_are_written_for_people() {
-        assert_eq!(
-            [0, 12, 123, 1_234, 1_234_567].map(grouped),
-            ["0", "12", "123", "1 234", "1 234 567"]
-        );
-        assert_eq!(
-            [7, 1_234, 56_789, 2_500_000].map(duration),
-            ["7 µs", "1.23 ms", "56.8 ms", "2.50 s"]
-        );
-        assert_eq!(rate(1_234.5), "1 235/s");
-    }
+/// A table of text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// Heading.
+    pub title: String,
+    /// What to know for reading it: units, what was counted where.
+    pub note: Option<String>,
+    /// Columns.
+    pub columns: Vec<Column>,
+    /// Rows, each with one cell for a column.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// A column of a [`Table`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Column {
+    /// Heading, with the unit.
+    pub name: String,
+    /// Numbers are set to the right.
+    pub is_number: bool,
+}
+
+/// A plot of lines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plot {
+    /// The name of its file, without ending: `latency`.
+    pub name: String,
+    /// Heading.
+    pub title: String,
+    /// Horizontal axis.
+    pub x: Axis,
+    /// Vertical axis.
+    pub y: Axis,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+/// An axis of a [`Plot`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Axis {
+    /// What it shows, with the unit: `seconds since the start`.
+    pub label: String,
+    /// Logarithmic, for values above zero; others are left out.
+    pub logarithmic: bool,
+}
+
+/// One line of a [`Plot`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// As it stands in the legend.
+    pub name: String,
+    /// Points, by rising x. A value that is not finite interrupts the line.
+    pub points: Vec<(f64, f64)>,
 }
