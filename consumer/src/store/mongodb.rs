@@ -23,7 +23,7 @@
 //! Cursors: see `mongodb/cursors.rs`.
 
 mod bson;
-mod command;
+pub mod command;
 mod compaction;
 mod connection;
 mod cursors;
@@ -57,8 +57,8 @@ use crate::{
     batch::{Batch, Cursor},
     ttl::Ttls,
 };
-pub use connection::check_uri;
-use connection::{Connection, WriteConcern, in_time};
+use connection::{Connection, in_time};
+pub use connection::{WriteConcern, check_uri};
 pub use layout::{Layout, LayoutError};
 use order::Order;
 use secrets::Secrets;

@@ -3,6 +3,8 @@
 //! A command here is one BSON document, so it stays below the server's 16 MiB for a document; the 48 MB of a
 //! message would need document sequences, which the driver does not offer for raw commands.
 //!
+//! Public for the micro-benchmarks; what writes cookies is [`MongodbStore`](super::MongodbStore).
+//!
 //! What each costs mongod 6.0 for a cookie, in 20 collections of 20,000, measured on two cores: insert 3.5 µs; insert
 //! of one that is there 27 µs; look 2.7 µs; replace 13–14 µs; upsert 21 µs, or 25 µs when it inserts.
 
@@ -27,11 +29,12 @@ const BYTES_MAX: usize = (16 << 20) - (64 << 10);
 const HEAD_BYTES: usize = 256;
 
 /// One collection: DSP, and number of the collection in its database.
-pub(super) type Place = (u32, u8);
+pub type Place = (u32, u8);
 
 /// The indices of a batch's cookies by collection, ordered by user within each: neighbours in a collection's
 /// index are then written together. Costs a sort.
-pub(super) fn by_place(batch: &Batch, layout: Layout) -> BTreeMap<Place, Vec<u32>> {
+#[must_use]
+pub fn by_place(batch: &Batch, layout: Layout) -> BTreeMap<Place, Vec<u32>> {
     let mut by_place: BTreeMap<Place, Vec<u32>> = BTreeMap::new();
     for index in batch.by_user() {
         let cookie = batch.cookie(index as usize);
@@ -43,7 +46,7 @@ pub(super) fn by_place(batch: &Batch, layout: Layout) -> BTreeMap<Place, Vec<u32
 
 /// What a command does with its cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// Inserts them, each on its own: those whose user is there already come back as duplicates.
     Insert,
     /// Asks which users are there, and with which time.
@@ -51,7 +54,7 @@ pub(super) enum Kind {
     /// Replaces those that are there by newer ones; neither inserts one nor replaces a newer one. Says how many
     /// were there and how many were replaced.
     ///
-    /// As few update operations as are cheapest, each for [`REPLACE_GROUP`] users: an operation for each user costs
+    /// As few update operations as are cheapest, each for a few dozen users: one for each user costs
     /// half as much again. The new values lie in arrays; the pipeline finds a document's place in them.
     Replace,
     /// Replaces by newer ones or inserts, each on its own. One that is older than what is there matches nothing,
@@ -100,8 +103,12 @@ impl Kind {
         indices.len()
     }
 
-    /// The command for these cookies, which [`fit`](Self::fitting).
-    pub(super) fn encode(
+    /// The command for the cookies at these indices of `batch`.
+    ///
+    /// # Panics
+    /// When they are too many for one command.
+    #[must_use]
+    pub fn encode(
         self,
         batch: &Batch,
         indices: &[u32],

@@ -41,8 +41,10 @@ impl fmt::Debug for Connection {
 
 /// Who must have a write before it is acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum WriteConcern {
+pub enum WriteConcern {
+    /// So many nodes, at least one.
     Nodes(i32),
+    /// Those that a name stands for, such as `majority`.
     Tag(String),
 }
 

@@ -1,0 +1,266 @@
+//! What each part of the consumer costs on the way of a cookie, without sockets and without a store.
+//!
+//! `cargo bench -p consumer` measures time; `.ci/instructions` counts instructions of the very same functions, those
+//! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use consumer::{
+    batch::Batch,
+    store::{Written, mongodb::command::Kind},
+    suppression::Suppression,
+    ttl::Ttls,
+};
+use cookiesync::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
+use divan::{Bencher, counter::ItemsCount};
+
+/// Cookies that one call of a part goes through; `.ci/instructions` divides by it. A batch has as many after 200 ms at
+/// 50,000 a second.
+const ITEMS: usize = 10_000;
+
+/// Cookies of one chunk: it then has 55 of the 64 KiB that a chunk may have.
+const CHUNK_COOKIES: usize = 1_000;
+
+/// When the first cookies of a measurement were accepted, in microseconds since the Unix epoch. Any time will do.
+const BEGIN: u64 = 1_700_000_000_000_000;
+
+/// Longer than any measurement goes on.
+const INTERVAL: Duration = Duration::from_secs(24 * 3600);
+
+/// Of the table that remembers stored cookies: four times as many entries as there are cookies.
+const TABLE_BYTES: usize = 1 << 20;
+
+fn main() {
+    divan::main();
+}
+
+/// The functions that are measured. Not inlined and not generic, so that each is one symbol; and called by nothing but
+/// the benchmark of the same name, for whatever they do is counted.
+mod counted {
+    use std::{hint::black_box, sync::Arc};
+
+    use bytes::Bytes;
+    use consumer::{
+        batch::{Batch, TakeAll},
+        store::{
+            Written,
+            mongodb::{
+                Layout,
+                command::{self, Kind},
+            },
+        },
+        suppression::Suppression,
+    };
+    use cookiesync::wire::{ChunkRef, Received};
+
+    /// Messages to borrowed cookies.
+    #[inline(never)]
+    pub(super) fn decode(messages: &[Bytes]) {
+        for message in messages {
+            let Ok(Received::Chunk(chunk)) = Received::decode(message.clone()) else {
+                unreachable!("it is a chunk");
+            };
+            for cookie in chunk.cookies() {
+                black_box(cookie.expect("it is whole"));
+            }
+        }
+    }
+
+    /// Chunks to the newest cookie of each pair.
+    #[inline(never)]
+    pub(super) fn batch(batch: &mut Batch, producer: &Arc<str>, chunks: &[ChunkRef]) {
+        for chunk in chunks {
+            batch.push_judged(producer, chunk, u64::MAX, &mut TakeAll);
+        }
+    }
+
+    /// The same, less what repeats.
+    #[inline(never)]
+    pub(super) fn suppress(
+        batch: &mut Batch,
+        producer: &Arc<str>,
+        chunks: &[ChunkRef],
+        suppression: &mut Suppression,
+    ) {
+        for chunk in chunks {
+            batch.push_judged(producer, chunk, u64::MAX, suppression);
+        }
+    }
+
+    /// Remembers that a batch was stored.
+    #[inline(never)]
+    pub(super) fn record(suppression: &mut Suppression, batch: &Batch, written: &Written) {
+        suppression.record(batch, written, 0, batch.len());
+    }
+
+    /// Orders a batch for MongoDB.
+    #[inline(never)]
+    pub(super) fn sort(batch: &Batch) {
+        black_box(command::by_place(batch, Layout::One));
+    }
+
+    /// One command for all of a batch's cookies.
+    #[inline(never)]
+    pub(super) fn encode(kind: Kind, batch: &Batch, indices: &[u32]) {
+        black_box(kind.encode(batch, indices, "cookies", None));
+    }
+}
+
+/// Messages as a stream brings them, with cookies as they look in life: a user id of 20 digits, one of `dsps`, a buyer
+/// uid of 16 to 36 characters. The same ones for the same seed; of `users` each comes as often as the others.
+fn messages(seed: u64, users: usize, dsps: u32) -> Vec<Bytes> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut cookie = |number: usize| {
+        let mut user = fastrand::Rng::with_seed(seed << 32 | (number % users) as u64);
+        let user_id: String = (0..20).map(|_| user.digit(16)).collect();
+        let dsp_id = user.u32(1..=dsps);
+        let length = random.usize(16..=36);
+        let buyer_uid: String = (0..length).map(|_| random.alphanumeric()).collect();
+        (user_id, dsp_id, buyer_uid)
+    };
+    let mut message = |first: usize| {
+        let mut buffer = vec![0; wire::HEADROOM_BYTES];
+        for number in first..first + CHUNK_COOKIES {
+            let (user_id, dsp_id, buyer_uid) = cookie(number);
+            let cookie = CookieRef {
+                user_id: &user_id,
+                dsp_id,
+                buyer_uid: &buyer_uid,
+            };
+            wire::put_cookie(&mut buffer, &cookie);
+        }
+        let header = ChunkHeader {
+            epoch: 1,
+            first_sequence: first as u64 + 1,
+            count: u32::try_from(CHUNK_COOKIES).expect("it is small"),
+            accepted_unix_micros: BEGIN + first as u64,
+        };
+        let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
+        Bytes::from(buffer).slice(at..)
+    };
+    (0..ITEMS)
+        .step_by(CHUNK_COOKIES)
+        .map(&mut message)
+        .collect()
+}
+
+fn chunks(seed: u64, users: usize, dsps: u32) -> Vec<ChunkRef> {
+    let received = messages(seed, users, dsps)
+        .into_iter()
+        .map(Received::decode);
+    let chunk = |received| match received {
+        Ok(Received::Chunk(chunk)) => chunk,
+        other => unreachable!("it is a chunk, not {other:?}"),
+    };
+    received.map(chunk).collect()
+}
+
+/// A batch of these chunks. The [`next`](Batch::next) has room for as many cookies, as in a stream that goes on.
+fn batched(chunks: &[ChunkRef]) -> Batch {
+    let mut batch = Batch::new(usize::MAX, usize::MAX);
+    for chunk in chunks {
+        batch.push(&producer(), chunk, u64::MAX);
+    }
+    batch
+}
+
+/// A batch of what `suppression` lets through, which has begun another.
+fn let_through(chunks: &[ChunkRef], suppression: &mut Suppression) -> Batch {
+    let mut batch = batched(&[]);
+    for chunk in chunks {
+        batch.push_judged(&producer(), chunk, u64::MAX, suppression);
+    }
+    suppression.next_batch();
+    batch
+}
+
+/// A table that knows the cookies of `chunks` to be stored.
+fn knowing(chunks: &[ChunkRef]) -> Suppression {
+    let ttls = Ttls::new(2 * INTERVAL, BTreeMap::new());
+    let mut suppression = Suppression::new(INTERVAL, TABLE_BYTES, ttls);
+    let batch = let_through(chunks, &mut suppression);
+    suppression.record(&batch, &Written::default(), 0, batch.len());
+    suppression
+}
+
+fn producer() -> Arc<str> {
+    "producer".into()
+}
+
+#[divan::bench]
+fn decode(bencher: Bencher<'_, '_>) {
+    let messages = messages(1, ITEMS, 20);
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .bench_local(|| counted::decode(&messages));
+}
+
+/// The cookies of so many users; of 2,500, three of four cookies replace one of the same batch.
+#[divan::bench(args = [ITEMS, ITEMS / 4])]
+fn batch(bencher: Bencher<'_, '_>, users: usize) {
+    let (producer, chunks) = (producer(), chunks(1, users, 20));
+    let before = batched(&chunks);
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .with_inputs(|| before.next())
+        .bench_local_refs(|batch| counted::batch(batch, &producer, &chunks));
+}
+
+/// What the table knows of the cookies that come.
+#[derive(Debug, Clone, Copy)]
+enum Come {
+    /// Nothing: all are taken.
+    New,
+    /// They are stored: all are left out.
+    Again,
+}
+
+#[divan::bench(args = [Come::New, Come::Again])]
+fn suppress(bencher: Bencher<'_, '_>, come: Come) {
+    let (producer, chunks) = (producer(), chunks(1, ITEMS, 20));
+    let before = batched(&chunks);
+    let known = match come {
+        // Others, so that the table's memory has been touched.
+        Come::New => self::chunks(2, ITEMS, 20),
+        Come::Again => chunks.clone(),
+    };
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .with_inputs(|| (before.next(), knowing(&known)))
+        .bench_local_refs(|(batch, suppression)| {
+            counted::suppress(batch, &producer, &chunks, suppression);
+        });
+}
+
+#[divan::bench]
+fn record(bencher: Bencher<'_, '_>) {
+    let (chunks, others) = (chunks(1, ITEMS, 20), chunks(2, ITEMS, 20));
+    let written = Written::default();
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .with_inputs(|| {
+            let mut suppression = knowing(&others);
+            let batch = let_through(&chunks, &mut suppression);
+            (suppression, batch)
+        })
+        .bench_local_refs(|(suppression, batch)| counted::record(suppression, batch, &written));
+}
+
+#[divan::bench]
+fn sort(bencher: Bencher<'_, '_>) {
+    let batch = batched(&chunks(1, ITEMS, 20));
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .bench_local(|| counted::sort(&batch));
+}
+
+/// All for one DSP, hence in one collection.
+#[divan::bench(args = [Kind::Insert, Kind::Look, Kind::Replace, Kind::Upsert])]
+fn encode(bencher: Bencher<'_, '_>, kind: Kind) {
+    let batch = batched(&chunks(1, ITEMS, 1));
+    let indices: Vec<u32> = batch.by_user().collect();
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .bench_local(|| counted::encode(kind, &batch, &indices));
+}

@@ -1,0 +1,264 @@
+//! What each part of the producer costs on the way of a cookie, without sockets and without waiting.
+//!
+//! `cargo bench -p producer` measures time; `.ci/instructions` counts instructions of the very same functions, those
+//! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
+
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use cookiesync::wire::{ChunkRef, CookieRef};
+use divan::{Bencher, counter::ItemsCount};
+use producer::{
+    edge::request::IdLimits,
+    log::{Burst, Config, Delivery, Log, Reader},
+};
+
+/// What one call of a part goes through; `.ci/instructions` divides by it.
+const ITEMS: usize = 10_000;
+
+/// Chunks that a reader goes through: what a second brings when each is sealed at 10 ms.
+const CHUNKS: usize = 100;
+
+/// Requests that one read of a busy connection brings.
+const PIPELINED: usize = 32;
+
+fn main() {
+    divan::main();
+}
+
+/// The functions that are measured. Not inlined and not generic, so that each is one symbol; and called by nothing but
+/// the benchmark of the same name, for whatever they do is counted.
+mod counted {
+    use std::hint::black_box;
+
+    use cookiesync::wire::{self, ChunkRef, CookieRef};
+    use producer::{
+        edge::{
+            head,
+            request::{self, IdLimits, Scratch},
+        },
+        log::{Burst, Delivery, Log, Reader},
+    };
+
+    /// Pipelined requests to cookies.
+    #[inline(never)]
+    pub(super) fn request(mut input: &[u8], ids: &IdLimits) {
+        while !input.is_empty() {
+            let mut room = head::headers();
+            let (head, lines) = head::parse(input, &mut room)
+                .expect("it is HTTP")
+                .expect("it is whole");
+            let mut scratch = Scratch::default();
+            let cookies = head::cookies(lines);
+            let cookie = request::parse(head.query, cookies, ids, &mut scratch);
+            black_box(cookie.expect("it has a cookie"));
+            input = &input[head.length..];
+        }
+    }
+
+    /// Cookies to chunks in the ring, so many with each lock.
+    #[inline(never)]
+    pub(super) fn append(log: &Log, burst: &mut Burst, cookies: &[CookieRef<'_>], together: usize) {
+        for read in cookies.chunks(together) {
+            for cookie in read {
+                if burst.is_full() {
+                    log.append(burst).expect("it is open");
+                }
+                burst.push(cookie);
+            }
+            log.append(burst).expect("it is open");
+        }
+    }
+
+    /// All readers through the same chunks, side by side.
+    #[inline(never)]
+    pub(super) fn read(readers: &mut [Reader], chunks: usize) {
+        for _ in 0..chunks {
+            for reader in &mut *readers {
+                match super::take(reader) {
+                    Some(Delivery::Chunk { chunk, first }) => black_box(chunk.wire_from(first)),
+                    other => unreachable!("the chunk is there, not {other:?}"),
+                };
+            }
+        }
+    }
+
+    /// Chunks to what `GetCookies` sends.
+    #[inline(never)]
+    pub(super) fn messages(chunks: &[ChunkRef]) {
+        for chunk in chunks {
+            black_box(wire::cookie_messages(chunk).expect("it is whole"));
+        }
+    }
+}
+
+/// What a reader gets without waiting.
+#[inline]
+fn take(reader: &mut Reader) -> Option<Delivery> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(reader.next()).poll(&mut context) {
+        Poll::Ready(delivery) => Some(delivery),
+        Poll::Pending => None,
+    }
+}
+
+/// The lines that a request has beside the one with the user id.
+#[derive(Debug, Clone, Copy)]
+enum Lines {
+    /// None, as `bench load` sends it.
+    Bare,
+    /// Those of a browser that follows a redirect.
+    Browser,
+}
+
+impl Lines {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Bare => "",
+            Self::Browser => concat!(
+                "Connection: keep-alive\r\n",
+                "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) ",
+                "Chrome/130.0.0.0 Safari/537.36\r\n",
+                "Accept: image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8\r\n",
+                "Sec-Fetch-Site: cross-site\r\n",
+                "Sec-Fetch-Mode: no-cors\r\n",
+                "Sec-Fetch-Dest: image\r\n",
+                "Referer: https://news.example.org/\r\n",
+                "Accept-Encoding: gzip, deflate, br, zstd\r\n",
+                "Accept-Language: en-US,en;q=0.9\r\n",
+            ),
+        }
+    }
+}
+
+/// A user id, a DSP and a buyer uid as they look in life: 20 digits, one of 20, 16 to 36 characters.
+struct Synced(String, u32, String);
+
+impl Synced {
+    /// The same ones each time.
+    fn many() -> Vec<Self> {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut one = || {
+            let user_id = (0..20).map(|_| random.digit(16)).collect();
+            let dsp_id = random.u32(1..=20);
+            let length = random.usize(16..=36);
+            let buyer_uid = (0..length).map(|_| random.alphanumeric()).collect();
+            Self(user_id, dsp_id, buyer_uid)
+        };
+        (0..ITEMS).map(|_| one()).collect()
+    }
+
+    fn cookie(&self) -> CookieRef<'_> {
+        CookieRef {
+            user_id: &self.0,
+            dsp_id: self.1,
+            buyer_uid: &self.2,
+        }
+    }
+
+    fn request(&self, lines: Lines) -> String {
+        let (Self(user_id, dsp_id, buyer_uid), lines) = (self, lines.text());
+        format!(
+            "GET /?d={dsp_id}&b={buyer_uid} HTTP/1.1\r\nHost: sync.example.com\r\n{lines}Cookie: uid={user_id}\r\n\r\n"
+        )
+    }
+}
+
+/// A log that seals by size only, for nobody keeps its time.
+fn log(chunk_bytes: usize, bytes_max: usize) -> Log {
+    Log::new(Config {
+        epoch: 1,
+        bytes_max,
+        chunk_bytes,
+        chunk_age: Duration::from_millis(10),
+        idle_after: Duration::from_secs(5),
+    })
+}
+
+/// What [`counted::append`] does, not counted.
+fn fill(log: &Log, cookies: &[CookieRef<'_>]) {
+    let mut burst = Burst::default();
+    for cookie in cookies {
+        burst.push(cookie);
+        if burst.is_full() {
+            log.append(&mut burst).expect("it is open");
+        }
+    }
+    log.append(&mut burst).expect("it is open");
+}
+
+/// A log with a ring of `CHUNKS` chunks, and where it begins.
+fn full_log() -> (Log, u64) {
+    let log = log(cookiesync::limits::CHUNK_BYTES_MIN, usize::MAX);
+    let synced = Synced::many();
+    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    while log.stats().chunks < CHUNKS {
+        fill(&log, &cookies);
+    }
+    let first = log.span().oldest;
+    (log, first)
+}
+
+#[divan::bench(args = [Lines::Bare, Lines::Browser])]
+fn request(bencher: Bencher<'_, '_>, lines: Lines) {
+    let requests = Synced::many()
+        .iter()
+        .map(|synced| synced.request(lines))
+        .collect::<String>();
+    let ids = IdLimits::default();
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .bench_local(|| counted::request(requests.as_bytes(), &ids));
+}
+
+/// `together` is how many requests one read of a connection brings. The ring is full: chunks leave it.
+#[divan::bench(args = [1, PIPELINED])]
+fn append(bencher: Bencher<'_, '_>, together: usize) {
+    let log = log(cookiesync::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
+    let synced = Synced::many();
+    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    fill(&log, &cookies);
+    fill(&log, &cookies);
+    let mut burst = Burst::default();
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .bench_local(|| counted::append(&log, &mut burst, &cookies, together));
+}
+
+/// An item is a chunk that a reader gets. Readers that go side by side find the same chunk right after each other.
+#[divan::bench(args = [1, 100])]
+fn read(bencher: Bencher<'_, '_>, readers: usize) {
+    let (log, first) = full_log();
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .with_inputs(|| -> Vec<Reader> {
+            (0..ITEMS / CHUNKS)
+                .map(|_| log.reader(first, u64::MAX, false))
+                .collect()
+        })
+        .bench_local_refs(|all| {
+            for side_by_side in all.chunks_mut(readers) {
+                counted::read(side_by_side, CHUNKS);
+            }
+        });
+}
+
+#[divan::bench]
+fn messages(bencher: Bencher<'_, '_>) {
+    let log = log(cookiesync::limits::CHUNK_BYTES_DEFAULT, usize::MAX);
+    let synced = Synced::many();
+    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    let mut reader = log.reader(1, u64::MAX, false);
+    fill(&log, &cookies);
+    log.close();
+    let mut chunks: Vec<ChunkRef> = Vec::new();
+    while let Some(Delivery::Chunk { chunk, first }) = take(&mut reader) {
+        chunks.push(chunk.cookies_from(first));
+    }
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .bench_local(|| counted::messages(&chunks));
+}
