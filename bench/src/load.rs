@@ -171,7 +171,7 @@ impl Plan {
             index,
             address,
             template: Arc::clone(template),
-            traffic: self.traffic,
+            traffic: self.traffic.clone(),
             pipeline: self.pipeline.get(),
             schedule: self
                 .rate
