@@ -328,13 +328,10 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 
 fn load_plan(args: &DemoArgs, rate: NonZeroU64) -> Result<load::Plan> {
     let url = format!("http://{}/", reachable(args.http)).parse()?;
-    let eight = NonZeroUsize::MIN.saturating_add(7);
     Ok(load::Plan {
-        connections: eight,
-        pipeline: eight.saturating_mul(eight),
-        rate: Some(rate),
+        connections: NonZeroUsize::MIN.saturating_add(7),
         threads: NonZeroUsize::MIN,
-        ..load::Plan::new(url, Traffic::new(fastrand::u64(..), None))
+        ..load::Plan::new(url, Traffic::new(fastrand::u64(..), None)).rate(rate)
     })
 }
 

@@ -39,7 +39,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Load(load::LoadArgs),
+    Load(Box<load::LoadArgs>),
     Subscribe(subscribe::SubscribeArgs),
     Store(store::StoreArgs),
     Demo(demo::DemoArgs),
@@ -54,7 +54,7 @@ enum Command {
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     match cli.command {
         Command::Load(args) => {
-            let outcome = load::run(&args.plan(), &stop).await?;
+            let outcome = load::run_from(&args, &stop).await?;
             print(args.json, &outcome, load::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }

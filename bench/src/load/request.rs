@@ -1,19 +1,28 @@
-//! Writes requests: a template of fixed bytes with one cookie in it.
+//! Writes requests: a template of fixed bytes with one cookie in it, or with a line of text.
 
 use anyhow::{Context, Result, bail};
 use http::Uri;
 
 use crate::traffic::SyntheticCookie;
 
-/// Most bytes that one cookie adds to the template.
-pub(super) const COOKIE_BYTES_MAX: usize = 80;
+/// What differs from request to request, as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    /// Path and query.
+    pub(super) target: String,
+    /// Value of the `Cookie` header, when there is one.
+    pub(super) cookie: Option<String>,
+}
 
 /// The fixed bytes of a request, and where to send it.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     host: String,
     port: u16,
+    /// Path and query as far as they are the same for all, with what parts them from the next parameter.
+    path: String,
     before_dsp_id: Vec<u8>,
+    after_target: Vec<u8>,
     before_user_id: Vec<u8>,
 }
 
@@ -41,7 +50,9 @@ impl Template {
                 .to_owned(),
             port: authority.port_u16().unwrap_or(80),
             before_dsp_id: format!("GET {path}d=").into_bytes(),
+            after_target: format!(" HTTP/1.1\r\nHost: {authority}\r\n").into_bytes(),
             before_user_id: format!(" HTTP/1.1\r\nHost: {authority}\r\nCookie: uid=").into_bytes(),
+            path,
         })
     }
 
@@ -50,9 +61,31 @@ impl Template {
         (&self.host, self.port)
     }
 
-    /// Most bytes of one request.
-    pub(super) fn request_bytes_max(&self) -> usize {
-        self.before_dsp_id.len() + self.before_user_id.len() + COOKIE_BYTES_MAX
+    /// The line with this query, of `name=value` pairs.
+    pub(super) fn line(&self, query: &str, cookie: Option<String>) -> Line {
+        Line {
+            target: format!("{}{query}", self.path),
+            cookie,
+        }
+    }
+
+    /// The line of the request that carries `cookie`.
+    pub(super) fn line_of(&self, cookie: &SyntheticCookie) -> Line {
+        let query = format!("d={}&b={}", cookie.dsp_id(), cookie.buyer_uid());
+        self.line(&query, Some(format!("uid={}", cookie.user_id())))
+    }
+
+    /// Appends the request of a line.
+    pub(super) fn put_line(&self, buffer: &mut Vec<u8>, target: &str, cookie: Option<&str>) {
+        buffer.extend_from_slice(b"GET ");
+        buffer.extend_from_slice(target.as_bytes());
+        buffer.extend_from_slice(&self.after_target);
+        if let Some(cookie) = cookie {
+            buffer.extend_from_slice(b"Cookie: ");
+            buffer.extend_from_slice(cookie.as_bytes());
+            buffer.extend_from_slice(b"\r\n");
+        }
+        buffer.extend_from_slice(b"\r\n");
     }
 
     /// Appends the request that carries `cookie`.
@@ -68,9 +101,13 @@ impl Template {
     }
 }
 
-/// Appends a number below 100 in decimal.
+/// Appends a number in decimal; quick when it is below 100, as the numbers of DSPs are.
 #[inline]
 fn put_decimal(buffer: &mut Vec<u8>, number: u32) {
+    if number >= 100 {
+        buffer.extend_from_slice(number.to_string().as_bytes());
+        return;
+    }
     let [tens, ones] = [number / 10, number % 10].map(|digit| b'0' + digit.to_le_bytes()[0]);
     if number >= 10 {
         buffer.push(tens);
@@ -90,7 +127,6 @@ mod tests {
         let cookie = Traffic::new(1, None).cookie(0, 0);
         let mut request = Vec::new();
         template.put(&mut request, &cookie);
-        assert!(request.len() <= template.request_bytes_max());
         let authority = url.trim_start_matches("http://").split(['/', '?']).next();
         let expected = format!(
             "GET {start}d={}&b={} HTTP/1.1\r\nHost: {}\r\nCookie: uid={}\r\n\r\n",
@@ -99,7 +135,20 @@ mod tests {
             authority.unwrap(),
             cookie.user_id()
         );
-        assert_eq!(String::from_utf8(request).unwrap(), expected);
+        assert_eq!(String::from_utf8(request.clone()).unwrap(), expected);
+        let line = template.line_of(&cookie);
+        let mut again = Vec::new();
+        template.put_line(&mut again, &line.target, line.cookie.as_deref());
+        assert_eq!(again, request);
+    }
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        for number in [0, 7, 10, 42, 99, 100, 12_345, u32::MAX] {
+            let mut buffer = Vec::new();
+            put_decimal(&mut buffer, number);
+            assert_eq!(buffer, number.to_string().as_bytes());
+        }
     }
 
     #[test]

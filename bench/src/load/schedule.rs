@@ -1,60 +1,75 @@
-//! When requests should leave when there is a rate: one schedule over all connections, in turn.
+//! When the requests of one connection should leave: its turns in what all connections share, or the times of a recording.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::sync::Arc;
 
-const NANOS_PER_SECOND: u128 = 1_000_000_000;
+use super::profile::Profile;
 
 /// The intended times of one connection's requests.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Schedule {
-    rate: NonZeroU64,
-    connections: u64,
-    connection: u64,
+#[derive(Debug, Clone)]
+pub(super) enum Schedule {
+    /// Every so many-th of a profile.
+    Turns {
+        profile: Profile,
+        connections: u64,
+        connection: u64,
+    },
+    /// A time for each request, in nanoseconds after the start.
+    Times(Arc<[u64]>),
 }
 
 impl Schedule {
-    /// The share of `connection` in `rate` requests a second over `connections`.
-    pub(super) fn new(rate: NonZeroU64, connections: u64, connection: u64) -> Self {
-        Self {
-            rate,
-            connections,
-            connection,
-        }
-    }
-
-    /// When request `number` of this connection should leave, in nanoseconds since the start.
+    /// When request `number` of this connection should leave, in nanoseconds after the start; `u64::MAX` for never.
     #[inline]
     pub(super) fn intended_nanos(&self, number: u64) -> u64 {
-        let overall =
-            u128::from(number) * u128::from(self.connections) + u128::from(self.connection);
-        let nanos = overall * NANOS_PER_SECOND / u128::from(self.rate.get());
-        u64::try_from(nanos).unwrap_or(u64::MAX)
-    }
-
-    /// How many requests over all connections should leave within `duration`.
-    pub(super) fn requests_within(rate: NonZeroU64, duration: Duration) -> u64 {
-        let requests = duration.as_nanos() * u128::from(rate.get()) / NANOS_PER_SECOND;
-        u64::try_from(requests).unwrap_or(u64::MAX)
+        match self {
+            Self::Turns {
+                profile,
+                connections,
+                connection,
+            } => {
+                let overall = number
+                    .checked_mul(*connections)
+                    .and_then(|turn| turn.checked_add(*connection));
+                overall.map_or(u64::MAX, |overall| profile.intended_nanos(overall))
+            }
+            Self::Times(times) => usize::try_from(number)
+                .ok()
+                .and_then(|number| times.get(number).copied())
+                .unwrap_or(u64::MAX),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
 
     #[test]
-    fn connections_take_turns_at_the_rate() {
-        let rate = NonZeroU64::new(1_000).unwrap();
+    fn connections_take_turns() {
+        let profile = Profile::constant(NonZeroU64::new(1_000).unwrap());
         let mut times: Vec<_> = (0..3)
             .flat_map(|connection| {
-                let schedule = Schedule::new(rate, 3, connection);
+                let schedule = Schedule::Turns {
+                    profile: profile.clone(),
+                    connections: 3,
+                    connection,
+                };
                 (0..4).map(move |number| schedule.intended_nanos(number))
             })
             .collect();
         times.sort_unstable();
         let expected: Vec<_> = (0..12).map(|index| index * 1_000_000).collect();
         assert_eq!(times, expected);
-        let within = Schedule::requests_within(rate, Duration::from_millis(2_500));
-        assert_eq!(within, 2_500);
+    }
+
+    #[test]
+    fn recorded_times_end() {
+        let schedule = Schedule::Times([3, 5].into());
+        let times: Vec<_> = (0..3)
+            .map(|number| schedule.intended_nanos(number))
+            .collect();
+        assert_eq!(times, [3, 5, u64::MAX]);
     }
 }

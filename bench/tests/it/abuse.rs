@@ -21,7 +21,7 @@ async fn beside_a_good_client(
 ) -> Result<()> {
     let plan = load::Plan {
         requests: None,
-        pipeline: 1.try_into()?,
+        pipeline: Some(1.try_into()?),
         ..producer.ordered_load(1, 500, 0)?
     };
     let stop = CancellationToken::new();

@@ -216,9 +216,9 @@ impl Producer {
     /// A load of `requests` cookies over one connection, so that their order is known.
     pub(crate) fn ordered_load(&self, seed: u64, rate: u64, requests: u64) -> Result<load::Plan> {
         Ok(load::Plan {
-            rate: NonZeroU64::new(rate),
+            schedule: NonZeroU64::new(rate).map(load::Profile::constant),
             requests: Some(requests),
-            pipeline: NonZeroUsize::MIN.saturating_add(127),
+            pipeline: NonZeroUsize::new(128),
             ..self.load(seed)?
         })
     }
@@ -226,7 +226,7 @@ impl Producer {
     /// Sends `requests` cookies as fast as they are taken; all must be accepted.
     pub(crate) async fn accept_load(&self, seed: u64, requests: u64) -> Result<Traffic> {
         let plan = load::Plan {
-            rate: None,
+            schedule: None,
             ..self.ordered_load(seed, 1, requests)?
         };
         accept_all(&plan).await?;

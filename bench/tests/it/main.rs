@@ -12,6 +12,7 @@ mod get_cookies;
 mod harness;
 mod http_client;
 mod languages;
+mod load;
 mod maintenance;
 mod mongods;
 mod newest_wins;

@@ -178,7 +178,7 @@ async fn what_was_sent_without_pause_by_many_connections_is_all_there() -> Resul
     let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
     let plan = load::Plan {
         connections: 16.try_into()?,
-        pipeline: 4.try_into()?,
+        pipeline: Some(4.try_into()?),
         requests: Some(8_000),
         ..producer.load(9)?
     };

@@ -1,0 +1,285 @@
+//! What became of each request of one connection, and when: little enough to keep for all of them.
+//!
+//! Answers come in the order of the requests, so most is said by two counts; what was not accepted are ranges of numbers,
+//! and times are kept for groups of what happened within 10 ms: 32 bytes for each such group, and 16 for each range.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Width of a group.
+const GROUP_NANOS: u64 = 10_000_000;
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Answered with 200.
+    Accepted,
+    /// Answered otherwise.
+    Refused,
+    /// Sent, and no answer came, or none that can be read.
+    Unknown,
+    /// Never sent.
+    NotSent,
+}
+
+/// The requests of one connection.
+#[derive(Debug, Clone)]
+pub struct History {
+    connection: u64,
+    started: Instant,
+    sent: u64,
+    settled: u64,
+    ended_nanos: u64,
+    groups: Vec<Group>,
+    /// By number, without overlap; none is [`Fate::Accepted`].
+    exceptions: Vec<Exception>,
+}
+
+/// What happened within some milliseconds.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    began_nanos: u64,
+    /// From its first event to its last; less than [`GROUP_NANOS`].
+    lasted_nanos: u32,
+    sent_before: u64,
+    settled_after: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Exception {
+    from: u64,
+    count: u32,
+    fate: Fate,
+}
+
+impl History {
+    /// A history without requests.
+    pub(super) fn new(connection: u64, started: Instant) -> Self {
+        Self {
+            connection,
+            started,
+            sent: 0,
+            settled: 0,
+            ended_nanos: 0,
+            groups: Vec::new(),
+            exceptions: Vec::new(),
+        }
+    }
+
+    /// Notes that `count` more were sent, not before `now_nanos`.
+    #[inline]
+    pub(super) fn send(&mut self, count: u64, now_nanos: u64) {
+        self.group(now_nanos);
+        self.sent += count;
+    }
+
+    /// Notes the fate of the next `count` that have none, known at `now_nanos`.
+    #[inline]
+    pub(super) fn settle(&mut self, count: u64, fate: Fate, now_nanos: u64) {
+        let group = self.group(now_nanos);
+        group.settled_after += count;
+        if fate != Fate::Accepted {
+            self.except(count, fate);
+        }
+        self.settled += count;
+    }
+
+    /// Notes that the load has ended.
+    pub(super) fn end(&mut self, now_nanos: u64) {
+        self.ended_nanos = now_nanos;
+        self.groups.shrink_to_fit();
+    }
+
+    fn group(&mut self, now_nanos: u64) -> &mut Group {
+        let is_new = self
+            .groups
+            .last()
+            .is_none_or(|group| now_nanos - group.began_nanos >= GROUP_NANOS);
+        if is_new {
+            self.groups.push(Group {
+                began_nanos: now_nanos,
+                lasted_nanos: 0,
+                sent_before: self.sent,
+                settled_after: self.settled,
+            });
+        }
+        let group = self.groups.last_mut().expect("one was pushed if none was");
+        group.lasted_nanos = u32::try_from(now_nanos - group.began_nanos).unwrap_or(u32::MAX);
+        group
+    }
+
+    fn except(&mut self, mut count: u64, fate: Fate) {
+        let mut from = self.settled;
+        while count > 0 {
+            let part = u32::try_from(count).unwrap_or(u32::MAX);
+            match self.exceptions.last_mut() {
+                Some(last)
+                    if last.fate == fate
+                        && last.from + u64::from(last.count) == from
+                        && last.count.checked_add(part).is_some() =>
+                {
+                    last.count += part;
+                }
+                _ => self.exceptions.push(Exception {
+                    from,
+                    count: part,
+                    fate,
+                }),
+            }
+            from += u64::from(part);
+            count -= u64::from(part);
+        }
+    }
+
+    /// Its stream: the first argument of [`Traffic::cookie`](crate::traffic::Traffic::cookie).
+    #[must_use]
+    pub fn connection(&self) -> u64 {
+        self.connection
+    }
+
+    /// Numbers from 0 to below this were sent.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// What became of request `number`.
+    #[must_use]
+    pub fn fate(&self, number: u64) -> Fate {
+        if number >= self.sent {
+            return Fate::NotSent;
+        }
+        if number >= self.settled {
+            return Fate::Unknown;
+        }
+        let next = self
+            .exceptions
+            .partition_point(|exception| exception.from <= number);
+        match next.checked_sub(1).map(|index| self.exceptions[index]) {
+            Some(exception) if number - exception.from < u64::from(exception.count) => {
+                exception.fate
+            }
+            _ => Fate::Accepted,
+        }
+    }
+
+    /// A time before which request `number` did not leave, at most 10 ms earlier than it did. For one that was never sent,
+    /// the end of the load.
+    #[must_use]
+    pub fn sent_after(&self, number: u64) -> Instant {
+        if number >= self.sent {
+            return self.at(self.ended_nanos);
+        }
+        let next = self
+            .groups
+            .partition_point(|group| group.sent_before <= number);
+        let group = next.checked_sub(1).map(|index| self.groups[index]);
+        self.at(group.map_or(0, |group| group.began_nanos))
+    }
+
+    /// A time by which the answer to request `number` was here, at most 10 ms later than it came; the end of the load when
+    /// none came.
+    #[must_use]
+    pub fn answered_before(&self, number: u64) -> Instant {
+        if matches!(self.fate(number), Fate::Unknown | Fate::NotSent) {
+            return self.at(self.ended_nanos);
+        }
+        let first = self
+            .groups
+            .partition_point(|group| group.settled_after <= number);
+        let ended = self
+            .groups
+            .get(first)
+            .map(|group| group.began_nanos + u64::from(group.lasted_nanos));
+        self.at(ended.unwrap_or(self.ended_nanos))
+    }
+
+    fn at(&self, nanos: u64) -> Instant {
+        self.started + Duration::from_nanos(nanos)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: u64 = 1_000_000;
+
+    #[test]
+    fn each_request_has_its_fate_and_its_times() {
+        let start = Instant::now();
+        let mut history = History::new(7, start);
+        history.send(5, 2 * MILLISECOND);
+        history.settle(2, Fate::Accepted, 4 * MILLISECOND);
+        history.settle(1, Fate::Refused, 40 * MILLISECOND);
+        history.settle(1, Fate::Accepted, 41 * MILLISECOND);
+        history.send(3, 90 * MILLISECOND);
+        // The connection broke.
+        history.settle(2, Fate::Unknown, 95 * MILLISECOND);
+        history.settle(1, Fate::Unknown, 96 * MILLISECOND);
+        history.settle(1, Fate::Accepted, 99 * MILLISECOND);
+        history.end(200 * MILLISECOND);
+
+        use Fate::{Accepted, NotSent, Refused, Unknown};
+        let fates: Vec<_> = (0..9).map(|number| history.fate(number)).collect();
+        let expected = [
+            Accepted, Accepted, Refused, Accepted, Unknown, Unknown, Unknown, Accepted, NotSent,
+        ];
+        assert_eq!(fates, expected);
+        assert_eq!((history.connection(), history.sent()), (7, 8));
+        assert_eq!(history.exceptions.len(), 2);
+
+        let times = |time: &dyn Fn(u64) -> Instant| -> Vec<u128> {
+            let since = |number| time(number).duration_since(start).as_millis();
+            (0..9).map(since).collect()
+        };
+        let sent = times(&|number| history.sent_after(number));
+        assert_eq!(sent, [2, 2, 2, 2, 2, 90, 90, 90, 200]);
+        let answered = times(&|number| history.answered_before(number));
+        assert_eq!(answered, [4, 4, 41, 41, 200, 200, 200, 99, 200]);
+    }
+
+    #[test]
+    fn what_never_settled_is_unknown_and_bounded_by_the_end() {
+        let start = Instant::now();
+        let mut history = History::new(0, start);
+        history.send(2, 0);
+        history.end(5 * MILLISECOND);
+        assert_eq!(history.fate(1), Fate::Unknown);
+        assert_eq!(history.sent_after(1), start);
+        let end = start + Duration::from_millis(5);
+        assert_eq!(history.answered_before(1), end);
+    }
+
+    proptest::proptest! {
+        /// Against the events themselves, one by one.
+        #[test]
+        fn times_bound_what_happened(
+            events in proptest::collection::vec((0..30_u64, 0..4_u64, 0..4_u64), 1..60),
+        ) {
+            let start = Instant::now();
+            let mut history = History::new(0, start);
+            let (mut now, mut sent, mut answered) = (0, Vec::new(), Vec::new());
+            for (pause, more, answers) in events {
+                now += pause * MILLISECOND;
+                history.send(more, now);
+                sent.extend((0..more).map(|_| now));
+                let answers = answers.min((sent.len() - answered.len()) as u64);
+                history.settle(answers, Fate::Accepted, now);
+                answered.extend((0..answers).map(|_| now));
+            }
+            history.end(now);
+            let at = |nanos: u64| start + Duration::from_nanos(nanos);
+            let width = Duration::from_nanos(GROUP_NANOS);
+            for (number, &nanos) in (0..).zip(&sent) {
+                let after = history.sent_after(number);
+                proptest::prop_assert!(after <= at(nanos) && after + width > at(nanos));
+            }
+            for (number, &nanos) in (0..).zip(&answered) {
+                let before = history.answered_before(number);
+                proptest::prop_assert!(before >= at(nanos) && before < at(nanos) + width);
+            }
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! What a load saw, as a program reads it and as a person does.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{
+    generator::Generator,
+    history::History,
+    plan::Plan,
+    profile::Steps,
+    recorder::{Counts, StepPart, merge},
+    second::{Collector, Second},
+    tally::Tally,
+};
+use crate::{
+    cpu::{CpuSeconds, CpuTime},
+    report::{self, Percentiles, micros_each, micros_histogram, per_second},
+};
+
+/// What a load saw.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// Where the requests went.
+    pub urls: Vec<String>,
+    /// Number of connections.
+    pub connections: usize,
+    /// Most requests without an answer on each connection.
+    pub pipeline: usize,
+    /// Threads they were sent from.
+    pub threads: usize,
+    /// When requests should have left, in words; `None` for as fast as answers came.
+    pub schedule: Option<String>,
+    /// Seed of the cookies.
+    pub seed: u64,
+    /// From the start to the last answer.
+    pub elapsed_seconds: f64,
+    /// It was stopped before its end.
+    pub interrupted: bool,
+    /// Requests sent.
+    pub sent: u64,
+    /// Requests answered with 200.
+    pub accepted: u64,
+    /// Malformed requests that were refused with 4xx.
+    pub refused_as_expected: u64,
+    /// Requests answered otherwise, or not.
+    pub errors: Errors,
+    /// Requests that should have left, by the schedule, and did not.
+    pub unsent: u64,
+    /// Connections opened again.
+    pub reconnects: u64,
+    /// `accepted` a second.
+    pub accepted_per_second: f64,
+    /// From sending, or with a schedule from the intended time, to the answer 200.
+    pub latency_micros: Option<Percentiles>,
+    /// With a schedule: from the intended time to the time a request was given to the system.
+    pub send_delay_micros: Option<Percentiles>,
+    /// Whether the generator was the limit.
+    pub generator: Generator,
+    /// CPU time of this process.
+    pub cpu_seconds: CpuSeconds,
+    /// CPU time of this process for each request, the kernel's included.
+    pub cpu_micros_per_request: f64,
+    /// CPU time of this process for each request, without the kernel's.
+    pub user_cpu_micros_per_request: f64,
+    /// Of a ramp.
+    pub steps: Vec<Step>,
+    /// Second by second.
+    pub seconds: Vec<Second>,
+    /// Latencies, all of them.
+    #[serde(skip)]
+    pub latency: Histogram<u64>,
+    /// How many requests each connection sent: numbers 0 to this of its stream of the traffic.
+    #[serde(skip)]
+    pub sent_by_connection: Vec<u64>,
+    /// What became of each request, by connection.
+    #[serde(skip)]
+    pub histories: Vec<History>,
+}
+
+/// Answers that were not the right one, by kind.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Errors {
+    /// All of them.
+    pub total: u64,
+    /// Answers with another status than 200 to well-formed requests, or other than 4xx to malformed ones.
+    pub status: BTreeMap<u16, u64>,
+    /// Malformed requests that were answered with 200.
+    pub accepted_malformed: u64,
+    /// Answers that are no HTTP, or that nobody asked for.
+    pub malformed: u64,
+    /// Requests whose connection ended, or whose answer did not come in time.
+    pub unanswered: u64,
+}
+
+/// What a load saw of the requests that should have left in one step of a ramp.
+#[derive(Debug, Clone, Serialize)]
+pub struct Step {
+    /// Requests a second.
+    pub rate: u64,
+    /// How long it was.
+    pub seconds: f64,
+    /// Requests that should have left.
+    pub intended: u64,
+    /// Those that did.
+    pub sent: u64,
+    /// Those answered with 200.
+    pub accepted: u64,
+    /// Malformed ones that were refused.
+    pub refused_as_expected: u64,
+    /// Those answered wrongly, or not.
+    pub errors: u64,
+    /// From the intended time to the answer 200.
+    pub latency_micros: Option<Percentiles>,
+}
+
+/// What an [`Outcome`] is made from.
+pub(super) struct Measured {
+    pub(super) threads: usize,
+    pub(super) started: Instant,
+    pub(super) interrupted: bool,
+    pub(super) cpu: CpuTime,
+    pub(super) collector: Collector,
+    /// In order.
+    pub(super) connections: Vec<(Tally, History)>,
+    pub(super) steps: Vec<StepPart>,
+}
+
+impl Measured {
+    pub(super) fn outcome(self, plan: &Plan) -> Outcome {
+        let mut errors = Errors::default();
+        let (mut sent, mut accepted, mut unsent) = (0, 0, 0);
+        let (mut reconnects, mut refused_as_expected) = (0, 0);
+        let mut ended = self.started;
+        let mut histories = Vec::with_capacity(self.connections.len());
+        for (tally, history) in self.connections {
+            sent += tally.sent;
+            accepted += tally.accepted;
+            refused_as_expected += tally.refused_as_expected;
+            unsent += tally.unsent;
+            reconnects += tally.reconnects;
+            errors.add(&tally);
+            ended = ended.max(tally.last_answer_at.unwrap_or(self.started));
+            histories.push(history);
+        }
+        let seconds = (ended - self.started).as_secs_f64();
+        let times = &self.collector.times;
+        let schedule = match (&plan.schedule, &plan.replay) {
+            (Some(profile), _) => Some(profile.to_string()),
+            (None, Some(replay)) => replay.speed.map(|speed| format!("as recorded, × {speed}")),
+            (None, None) => None,
+        };
+        let steps = plan
+            .schedule
+            .as_ref()
+            .and_then(|profile| profile.as_steps());
+        let delay = Percentiles::of(&times.generator_delay);
+        Outcome {
+            urls: plan.urls.iter().map(ToString::to_string).collect(),
+            connections: plan.connections.get(),
+            pipeline: plan.pipeline_max(),
+            threads: self.threads,
+            schedule,
+            seed: plan.traffic.seed(),
+            elapsed_seconds: seconds,
+            interrupted: self.interrupted,
+            sent,
+            accepted,
+            refused_as_expected,
+            errors,
+            unsent,
+            reconnects,
+            accepted_per_second: per_second(accepted, seconds),
+            latency_micros: Percentiles::of(&times.latency),
+            send_delay_micros: Percentiles::of(&times.send_delay),
+            generator: Generator::judge(delay, &self.collector.threads),
+            cpu_seconds: self.cpu.seconds(),
+            cpu_micros_per_request: micros_each(self.cpu.total().as_secs_f64(), sent),
+            user_cpu_micros_per_request: micros_each(self.cpu.user.as_secs_f64(), sent),
+            steps: steps.map_or_else(Vec::new, |steps| {
+                Step::all(steps, &self.steps, self.started.elapsed())
+            }),
+            sent_by_connection: histories.iter().map(History::sent).collect(),
+            latency: self.collector.times.latency,
+            seconds: self.collector.seconds,
+            histories,
+        }
+    }
+}
+
+impl Step {
+    /// The steps that have begun within `elapsed`, of the parts of all threads.
+    fn all(steps: &Steps, parts: &[StepPart], elapsed: Duration) -> Vec<Self> {
+        let each = steps.each.as_secs_f64();
+        let begun = (0..).map(|index| f64::from(index) * each);
+        let begun = steps
+            .rates
+            .iter()
+            .zip(begun)
+            .take_while(|(_, begun)| *begun < elapsed.as_secs_f64());
+        let step = |(index, (rate, _)): (usize, (&std::num::NonZeroU64, f64))| {
+            let (mut counts, mut latency) = (Counts::default(), micros_histogram());
+            for part in parts.iter().skip(index).step_by(steps.rates.len()) {
+                counts.add(&part.counts);
+                merge(&mut latency, &part.latency);
+            }
+            let profile = super::Profile::steps(steps.rates.clone(), steps.each);
+            let at = |step: usize| {
+                let nanos = steps.each.as_nanos() * step as u128;
+                profile.requests_before(u64::try_from(nanos).unwrap_or(u64::MAX))
+            };
+            Self {
+                rate: rate.get(),
+                seconds: each,
+                intended: at(index + 1) - at(index),
+                sent: counts.sent,
+                accepted: counts.accepted,
+                refused_as_expected: counts.refused_as_expected,
+                errors: counts.errors,
+                latency_micros: Percentiles::of(&latency),
+            }
+        };
+        begun.enumerate().map(step).collect()
+    }
+
+    fn line(&self) -> String {
+        let latency = self.latency_micros.as_ref().map(Percentiles::line);
+        format!(
+            "step      {:>12}: sent {} of {}, accepted {}, errors {}; {}",
+            report::rate(self.rate as f64),
+            report::grouped(self.sent),
+            report::grouped(self.intended),
+            report::grouped(self.accepted),
+            report::grouped(self.errors),
+            latency.unwrap_or_default()
+        )
+    }
+}
+
+impl Outcome {
+    /// True when every request was answered as it should be, and, unless the load was stopped before its end, all left
+    /// that should have.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        self.errors.total == 0 && (self.unsent == 0 || self.interrupted)
+    }
+
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut lines = vec![
+            format!(
+                "accepted  {} in {:.2} s: {}",
+                report::grouped(self.accepted),
+                self.elapsed_seconds,
+                report::rate(self.accepted_per_second)
+            ),
+            format!("errors    {}", self.errors.summary()),
+        ];
+        if self.refused_as_expected > 0 {
+            lines.push(format!(
+                "refused   {} malformed requests, as they should be",
+                report::grouped(self.refused_as_expected)
+            ));
+        }
+        if let Some(latency) = &self.latency_micros {
+            lines.push(format!("latency   {}", latency.line()));
+        }
+        if let Some(delay) = &self.send_delay_micros {
+            lines.push(format!("send late {}", delay.line()));
+        }
+        lines.extend(self.steps.iter().map(Step::line));
+        if self.unsent > 0 {
+            lines.push(format!("unsent    {}", self.unsent_line()));
+        }
+        if self.reconnects > 0 {
+            lines.push(format!("reconnects {}", self.reconnects));
+        }
+        lines.push(format!(
+            "generator {:.2} s CPU, {:.2} µs a request ({:.2} µs outside the kernel)",
+            self.cpu_seconds.user + self.cpu_seconds.system,
+            self.cpu_micros_per_request,
+            self.user_cpu_micros_per_request
+        ));
+        lines.push(format!("          {}", self.generator.why));
+        lines.join("\n")
+    }
+
+    pub(super) fn unsent_line(&self) -> String {
+        let why = if self.interrupted {
+            "the load was stopped"
+        } else if self.generator.limit {
+            "the generator was late by itself"
+        } else {
+            "the answers came too slowly for this rate"
+        };
+        format!(
+            "{} requests were due and not sent, and no latency tells of them: {why}",
+            report::grouped(self.unsent)
+        )
+    }
+}
+
+impl Errors {
+    fn add(&mut self, tally: &Tally) {
+        self.malformed += tally.malformed;
+        self.unanswered += tally.unanswered;
+        self.accepted_malformed += tally.accepted_malformed;
+        for (status, count) in &tally.refused {
+            *self.status.entry(*status).or_default() += count;
+        }
+        let by_status: u64 = self.status.values().sum();
+        self.total = self.malformed + self.unanswered + self.accepted_malformed + by_status;
+    }
+
+    pub(super) fn summary(&self) -> String {
+        if self.total == 0 {
+            return "0".to_owned();
+        }
+        let mut kinds: Vec<_> = self
+            .status
+            .iter()
+            .map(|(status, count)| format!("status {status}: {}", report::grouped(*count)))
+            .collect();
+        for (kind, count) in [
+            ("malformed and accepted", self.accepted_malformed),
+            ("no HTTP", self.malformed),
+            ("unanswered", self.unanswered),
+        ] {
+            if count > 0 {
+                kinds.push(format!("{kind}: {}", report::grouped(count)));
+            }
+        }
+        format!("{} ({})", report::grouped(self.total), kinds.join(", "))
+    }
+}

@@ -1,0 +1,298 @@
+//! What one thread's connections saw, second by second: counts and histograms that no other thread touches.
+//!
+//! A second is handed on as soon as it is over; so a histogram holds one second, and the whole is their sum.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use tokio::time::Instant;
+
+use super::{generator::ThreadTime, profile::Steps};
+use crate::report::micros_histogram;
+
+const SECOND_NANOS: u64 = 1_000_000_000;
+
+/// Counts and times of the connections of one thread.
+pub(super) struct Recorder {
+    started: Instant,
+    current: Part,
+    began_nanos: u64,
+    outstanding: u64,
+    thread_time: Option<ThreadTime>,
+    finished: Vec<Part>,
+    step_nanos: u64,
+    steps: Vec<StepPart>,
+}
+
+/// One thread's part of one second.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// Which second, from 0.
+    pub(super) second: u64,
+    /// How much of it there was.
+    pub(super) length: Duration,
+    pub(super) counts: Counts,
+    /// Requests without an answer at its end.
+    pub(super) outstanding: u64,
+    /// What the thread used of a processor in it.
+    pub(super) thread_time: Option<ThreadTime>,
+    pub(super) times: Times,
+}
+
+/// Counts of requests.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) sent: u64,
+    pub(super) accepted: u64,
+    pub(super) refused_as_expected: u64,
+    pub(super) errors: u64,
+}
+
+/// Histograms of microseconds.
+#[derive(Debug, Clone)]
+pub(super) struct Times {
+    /// Until the answer 200.
+    pub(super) latency: Histogram<u64>,
+    /// From the intended time to sending.
+    pub(super) send_delay: Histogram<u64>,
+    /// The part of it that is the generator's own: since the request had its time and its place.
+    pub(super) generator_delay: Histogram<u64>,
+}
+
+/// One thread's part of a step.
+#[derive(Debug, Clone)]
+pub(super) struct StepPart {
+    pub(super) counts: Counts,
+    pub(super) latency: Histogram<u64>,
+}
+
+impl Recorder {
+    /// A recorder that begins at `started`, in the thread that will use it.
+    pub(super) fn new(started: Instant, steps: Option<&Steps>) -> Self {
+        let step = StepPart {
+            counts: Counts::default(),
+            latency: micros_histogram(),
+        };
+        Self {
+            started,
+            current: Part::new(0),
+            began_nanos: 0,
+            outstanding: 0,
+            thread_time: ThreadTime::now(),
+            finished: Vec::new(),
+            step_nanos: steps.map_or(u64::MAX, |steps| nanos(steps.each)),
+            steps: vec![step; steps.map_or(0, |steps| steps.rates.len())],
+        }
+    }
+
+    /// Nanoseconds since the start.
+    #[inline]
+    pub(super) fn now_nanos(&self) -> u64 {
+        nanos(Instant::now().saturating_duration_since(self.started))
+    }
+
+    /// Ends the seconds that are over.
+    #[inline]
+    pub(super) fn roll(&mut self, now_nanos: u64) {
+        while now_nanos >= self.began_nanos + SECOND_NANOS {
+            self.end_part(self.began_nanos + SECOND_NANOS);
+        }
+    }
+
+    /// Ends everything.
+    pub(super) fn finish(mut self, now_nanos: u64) -> (Vec<Part>, Vec<StepPart>) {
+        self.roll(now_nanos);
+        if now_nanos > self.began_nanos {
+            self.end_part(now_nanos);
+        }
+        (self.finished, self.steps)
+    }
+
+    /// The seconds that ended since this was asked last.
+    pub(super) fn take_finished(&mut self) -> Vec<Part> {
+        std::mem::take(&mut self.finished)
+    }
+
+    fn end_part(&mut self, at_nanos: u64) {
+        let next = Part::new(self.current.second + 1);
+        let mut part = std::mem::replace(&mut self.current, next);
+        part.length = Duration::from_nanos(at_nanos - self.began_nanos);
+        part.outstanding = self.outstanding;
+        let now = ThreadTime::now();
+        part.thread_time = now
+            .zip(self.thread_time)
+            .map(|(now, before)| now.since(&before));
+        self.thread_time = now;
+        self.began_nanos = at_nanos;
+        self.finished.push(part);
+    }
+
+    fn step(&mut self, at_nanos: u64) -> Option<&mut StepPart> {
+        let step = usize::try_from(at_nanos / self.step_nanos).ok()?;
+        self.steps.get_mut(step)
+    }
+
+    /// Notes that requests were sent, all at once.
+    #[inline]
+    pub(super) fn sent(&mut self, requests: u64) {
+        self.current.counts.sent += requests;
+        self.outstanding += requests;
+    }
+
+    /// Notes how late one of them was: behind the time it should have left, and behind the time it could have.
+    #[inline]
+    pub(super) fn late(&mut self, now_nanos: u64, intended_nanos: u64, possible_nanos: u64) {
+        let times = &mut self.current.times;
+        let micros = |since: u64| now_nanos.saturating_sub(since) / 1_000;
+        record(&mut times.send_delay, micros(intended_nanos), 1);
+        record(&mut times.generator_delay, micros(possible_nanos), 1);
+        if let Some(step) = self.step(intended_nanos) {
+            step.counts.sent += 1;
+        }
+    }
+
+    /// Notes answers with 200 to requests whose latency counts from `at_nanos`.
+    #[inline]
+    pub(super) fn accepted(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
+        self.outstanding -= requests;
+        self.current.counts.accepted += requests;
+        let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
+        record(&mut self.current.times.latency, micros, requests);
+        if let Some(step) = self.step(at_nanos) {
+            step.counts.accepted += requests;
+            record(&mut step.latency, micros, requests);
+        }
+    }
+
+    /// Notes answers that refuse what is malformed.
+    pub(super) fn refused_as_expected(&mut self, at_nanos: u64, requests: u64) {
+        self.outstanding -= requests;
+        self.current.counts.refused_as_expected += requests;
+        if let Some(step) = self.step(at_nanos) {
+            step.counts.refused_as_expected += requests;
+        }
+    }
+
+    /// Notes requests that were answered wrongly, or not.
+    pub(super) fn failed(&mut self, at_nanos: u64, requests: u64) {
+        self.outstanding -= requests;
+        self.current.counts.errors += requests;
+        if let Some(step) = self.step(at_nanos) {
+            step.counts.errors += requests;
+        }
+    }
+
+    /// Notes answers that nobody asked for.
+    pub(super) fn unasked(&mut self, answers: u64) {
+        self.current.counts.errors += answers;
+    }
+}
+
+impl Part {
+    fn new(second: u64) -> Self {
+        Self {
+            second,
+            length: Duration::ZERO,
+            counts: Counts::default(),
+            outstanding: 0,
+            thread_time: None,
+            times: Times::default(),
+        }
+    }
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.accepted += other.accepted;
+        self.refused_as_expected += other.refused_as_expected;
+        self.errors += other.errors;
+    }
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        let [latency, send_delay, generator_delay] = std::array::from_fn(|_| micros_histogram());
+        Self {
+            latency,
+            send_delay,
+            generator_delay,
+        }
+    }
+}
+
+impl Times {
+    pub(super) fn add(&mut self, other: &Self) {
+        merge(&mut self.latency, &other.latency);
+        merge(&mut self.send_delay, &other.send_delay);
+        merge(&mut self.generator_delay, &other.generator_delay);
+    }
+}
+
+pub(super) fn merge(into: &mut Histogram<u64>, from: &Histogram<u64>) {
+    into.add(from).expect("the histogram grows to any value");
+}
+
+fn record(histogram: &mut Histogram<u64>, micros: u64, count: u64) {
+    histogram
+        .record_n(micros, count)
+        .expect("the histogram grows to any value");
+}
+
+pub(super) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_event_is_in_its_second() {
+        let mut recorder = Recorder::new(Instant::now(), None);
+        recorder.sent(3);
+        recorder.accepted(400_000_000, 100_000_000, 1);
+        recorder.roll(999_999_999);
+        assert!(recorder.take_finished().is_empty());
+        // A stall over more than a second.
+        recorder.roll(2_300_000_000);
+        recorder.accepted(2_300_000_000, 100_000_000, 2);
+        let first = recorder.take_finished();
+        let (rest, _) = recorder.finish(2_500_000_000);
+        let parts: Vec<_> = first
+            .iter()
+            .chain(&rest)
+            .map(|part| {
+                let counts = (part.counts.sent, part.counts.accepted, part.outstanding);
+                (part.second, part.length.as_millis(), counts)
+            })
+            .collect();
+        let expected = [
+            (0, 1_000, (3, 1, 2)),
+            (1, 1_000, (0, 0, 2)),
+            (2, 500, (0, 2, 0)),
+        ];
+        assert_eq!(parts, expected);
+        let latency = rest[0].times.latency.max();
+        assert!(latency.abs_diff(2_200_000) < 3_000, "{latency}");
+    }
+
+    #[test]
+    fn steps_count_by_intended_time() {
+        let rates = vec![std::num::NonZeroU64::MIN; 2];
+        let each = Duration::from_secs(1);
+        let mut recorder = Recorder::new(Instant::now(), Some(&Steps { rates, each }));
+        recorder.sent(2);
+        for intended in [900_000_000, 1_100_000_000] {
+            recorder.late(1_500_000_000, intended, intended);
+            recorder.accepted(1_600_000_000, intended, 1);
+        }
+        let (_, steps) = recorder.finish(2_000_000_000);
+        let counts: Vec<_> = steps
+            .iter()
+            .map(|step| (step.counts.sent, step.counts.accepted, step.latency.len()))
+            .collect();
+        assert_eq!(counts, [(1, 1, 1), (1, 1, 1)]);
+        assert!(steps[0].latency.max() >= 700_000);
+    }
+}

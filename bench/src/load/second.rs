@@ -1,0 +1,185 @@
+//! The series of a load: one entry for each second, put together from what the threads hand in.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+
+use super::{
+    generator::ThreadTime,
+    plan::Intended,
+    recorder::{Counts, Part, Times},
+};
+use crate::report::Percentiles;
+
+/// What happened in one second of a load.
+#[derive(Debug, Clone, Serialize)]
+pub struct Second {
+    /// Which one, from 0.
+    pub second: u64,
+    /// How much of it there was: less than 1 only of the last.
+    pub length: f64,
+    /// Requests that should have left in it, when there is a schedule.
+    pub intended: Option<u64>,
+    /// Requests sent.
+    pub sent: u64,
+    /// Answers with 200.
+    pub accepted: u64,
+    /// Malformed requests that were refused.
+    pub refused_as_expected: u64,
+    /// Wrong answers, and requests that were given up.
+    pub errors: u64,
+    /// Requests without an answer at its end.
+    pub outstanding: u64,
+    /// Of the answers with 200 that came in it: from sending, or from the intended time when there is a schedule.
+    pub latency_micros: Option<Percentiles>,
+    /// From intended times to sending.
+    pub send_delay_micros: Option<Percentiles>,
+    /// The generator's own part of that.
+    pub generator_delay_micros: Option<Percentiles>,
+    /// Share of it for which the threads ran, on average.
+    pub generator_running: Option<f64>,
+    /// Share of it for which they were ready and had no processor, on average.
+    pub generator_waiting: Option<f64>,
+}
+
+/// What the threads hand in.
+#[derive(Debug)]
+pub(super) enum FromThread {
+    /// Seconds come in turn, without one left out.
+    Part { thread: usize, part: Box<Part> },
+    /// There will be no more.
+    Ended { thread: usize },
+}
+
+/// Puts the parts of all threads together.
+pub(super) struct Collector {
+    intended: Option<Intended>,
+    /// For each thread, the first second it has not handed in.
+    next: Vec<u64>,
+    open: BTreeMap<u64, Sum>,
+    pub(super) seconds: Vec<Second>,
+    pub(super) times: Times,
+    /// What each thread used, and in how much time.
+    pub(super) threads: Vec<(ThreadTime, Duration)>,
+}
+
+#[derive(Default)]
+struct Sum {
+    length: Duration,
+    counts: Counts,
+    outstanding: u64,
+    times: Times,
+    thread_time: ThreadTime,
+    threads: u32,
+}
+
+impl Collector {
+    pub(super) fn new(threads: usize, intended: Option<Intended>) -> Self {
+        Self {
+            intended,
+            next: vec![0; threads],
+            open: BTreeMap::new(),
+            seconds: Vec::new(),
+            times: Times::default(),
+            threads: vec![Default::default(); threads],
+        }
+    }
+
+    /// Takes what a thread hands in, and shows the seconds that all threads have finished.
+    pub(super) fn take(&mut self, from: FromThread, observe: &mut impl FnMut(&Second)) {
+        match from {
+            FromThread::Part { thread, part } => {
+                self.next[thread] = part.second + 1;
+                if let Some(time) = part.thread_time {
+                    let (sum, length) = &mut self.threads[thread];
+                    *sum = sum.plus(&time);
+                    *length += part.length;
+                }
+                self.open.entry(part.second).or_default().add(&part);
+            }
+            FromThread::Ended { thread } => self.next[thread] = u64::MAX,
+        }
+        let complete = self.next.iter().copied().min().unwrap_or(u64::MAX);
+        while let Some(entry) = self.open.first_entry()
+            && *entry.key() < complete
+        {
+            let (second, sum) = entry.remove_entry();
+            self.times.add(&sum.times);
+            let intended = self.intended.as_ref();
+            let second = sum.second(second, intended.map(|intended| intended.within(second)));
+            observe(&second);
+            self.seconds.push(second);
+        }
+    }
+}
+
+impl Sum {
+    fn add(&mut self, part: &Part) {
+        self.length = self.length.max(part.length);
+        self.counts.add(&part.counts);
+        self.outstanding += part.outstanding;
+        self.times.add(&part.times);
+        if let Some(time) = part.thread_time {
+            self.thread_time = self.thread_time.plus(&time);
+            self.threads += 1;
+        }
+    }
+
+    fn second(&self, second: u64, intended: Option<u64>) -> Second {
+        let shares =
+            (self.threads > 0).then(|| self.thread_time.shares(self.length * self.threads));
+        Second {
+            second,
+            length: self.length.as_secs_f64(),
+            intended,
+            sent: self.counts.sent,
+            accepted: self.counts.accepted,
+            refused_as_expected: self.counts.refused_as_expected,
+            errors: self.counts.errors,
+            outstanding: self.outstanding,
+            latency_micros: Percentiles::of(&self.times.latency),
+            send_delay_micros: Percentiles::of(&self.times.send_delay),
+            generator_delay_micros: Percentiles::of(&self.times.generator_delay),
+            generator_running: shares.map(|(running, _)| running),
+            generator_waiting: shares.map(|(_, waiting)| waiting),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::{super::recorder::Recorder, *};
+
+    #[test]
+    fn second_is_shown_when_all_threads_have_finished_it() {
+        let mut shown = Vec::new();
+        let mut collector = Collector::new(2, None);
+        let recorder = |sent| {
+            let mut recorder = Recorder::new(Instant::now(), None);
+            recorder.sent(sent);
+            recorder
+        };
+        let (quick, _) = recorder(3).finish(1_500_000_000);
+        let (slow, _) = recorder(4).finish(1_250_000_000);
+        let parts = |thread, parts: Vec<Part>| {
+            parts
+                .into_iter()
+                .map(move |part| FromThread::Part {
+                    thread,
+                    part: Box::new(part),
+                })
+                .chain([FromThread::Ended { thread }])
+        };
+        for part in parts(0, quick) {
+            collector.take(part, &mut |_| unreachable!("the other has not finished it"));
+        }
+        for part in parts(1, slow) {
+            collector.take(part, &mut |second| shown.push((second.second, second.sent)));
+        }
+        assert_eq!(shown, [(0, 7), (1, 0)]);
+        assert_eq!(collector.seconds[1].outstanding, 7);
+        assert!((collector.seconds[1].length - 0.5).abs() < 1e-9);
+    }
+}
