@@ -5,7 +5,10 @@
 
 mod environment;
 mod folder;
+mod gap;
 mod numbers;
+mod page;
+mod plot;
 
 use std::path::PathBuf;
 
@@ -43,6 +46,7 @@ pub struct Report {
     /// Where, when and with what it was measured.
     pub environment: Environment,
     /// How long it took.
+    #[serde(deserialize_with = "gap::number")]
     pub seconds: f64,
     /// What a comparison with another report looks at.
     pub figures: Vec<Figure>,
@@ -63,7 +67,7 @@ impl Report {
             title: title.to_owned(),
             findings: Vec::new(),
             faults: Vec::new(),
-            environment: Environment::default(),
+            environment: Environment::of_this_run(),
             seconds: 0.0,
             figures: Vec::new(),
             tables: Vec::new(),
@@ -80,12 +84,14 @@ pub struct Figure {
     pub name: String,
     /// As it is written behind the number: `µs`, `/s`, `MiB`; empty for a plain count.
     pub unit: String,
-    /// The figure.
+    /// The figure; NaN when there was nothing to measure, `null` in JSON.
+    #[serde(deserialize_with = "gap::number")]
     pub value: f64,
     /// Which way is an improvement.
     pub better: Better,
     /// The same figure measured over equal parts of the run, such as its seconds, as far as there are any: they tell how much it
     /// varies by itself.
+    #[serde(deserialize_with = "gap::numbers")]
     pub samples: Vec<f64>,
 }
 
@@ -152,6 +158,10 @@ pub struct Axis {
 pub struct Series {
     /// As it stands in the legend.
     pub name: String,
-    /// Points, by rising x. A value that is not finite interrupts the line.
+    /// Points, by rising x. A value that is not finite interrupts the line; in JSON it is `null`.
+    #[serde(deserialize_with = "gap::points")]
     pub points: Vec<(f64, f64)>,
 }
+
+#[cfg(test)]
+mod tests;

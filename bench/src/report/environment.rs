@@ -1,9 +1,17 @@
 //! Where, when and with what a report was made.
 
+use std::{env, fs, sync::OnceLock, thread};
+
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+/// When this run began its work.
+static STARTED_AT: OnceLock<Timestamp> = OnceLock::new();
+
+const UNKNOWN: &str = "unknown";
+
 /// What one needs to know to repeat a run, or to doubt it.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// When the run began, in UTC: RFC 3339.
     pub started_at: String,
@@ -25,4 +33,130 @@ pub struct Environment {
     pub system: String,
     /// Versions of other programs that took part, by name: `mongod`, `redis-server`.
     pub programs: Vec<(String, String)>,
+}
+
+impl Environment {
+    /// That of this process, which began its run when it took the report's folder; without other programs.
+    #[must_use]
+    pub fn of_this_run() -> Self {
+        let started_at = STARTED_AT.get_or_init(Timestamp::now);
+        let profile = if cfg!(debug_assertions) {
+            "dev"
+        } else {
+            "release"
+        };
+        let command = env::args_os().map(|word| redacted(&word.to_string_lossy()));
+        Self {
+            started_at: started_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            command: command.collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            revision: env!("BENCH_REVISION").to_owned(),
+            profile: profile.to_owned(),
+            cpu: cpu(),
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: memory_bytes(),
+            system: system(),
+            programs: Vec::new(),
+        }
+    }
+
+    /// True for a build whose figures say nothing.
+    #[must_use]
+    pub fn is_unoptimized(&self) -> bool {
+        self.profile == "dev"
+    }
+}
+
+/// Notes that the run begins now, unless it has begun.
+pub(super) fn begin() {
+    STARTED_AT.get_or_init(Timestamp::now);
+}
+
+/// A word of the command line without what may be secret: users and passwords of addresses, and the options of a
+/// MongoDB's, among which passwords of keys and session tokens can be.
+fn redacted(word: &str) -> String {
+    let Some((scheme, rest)) = word.split_once("://") else {
+        return word.to_owned();
+    };
+    // An unescaped `/` or `@` in a password is a mistake, but no reason to show it: so the last `@`.
+    let rest = match rest.rsplit_once('@') {
+        Some((_, host)) => format!("***@{host}"),
+        None => rest.to_owned(),
+    };
+    let rest = match rest.split_once('?') {
+        Some((host, _)) if scheme.contains("mongodb") => format!("{host}?***"),
+        _ => rest,
+    };
+    format!("{scheme}://{rest}")
+}
+
+fn cpu() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = value_of(&info, "model name", ':').unwrap_or(UNKNOWN);
+    format!("{model} ({})", env::consts::ARCH)
+}
+
+fn memory_bytes() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kibibytes = value_of(&info, "MemTotal", ':').and_then(|total| total.strip_suffix("kB"));
+    let kibibytes = kibibytes.and_then(|total| total.trim().parse::<u64>().ok());
+    kibibytes.unwrap_or(0) * 1024
+}
+
+fn system() -> String {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let release = read("/etc/os-release");
+    let name = value_of(&release, "PRETTY_NAME", '=').unwrap_or(env::consts::OS);
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!("{}, kernel {}", name.trim_matches('"'), kernel.trim())
+}
+
+/// The value of the first line `name … separator … value`.
+fn value_of<'a>(text: &'a str, name: &str, separator: char) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (found, value) = line.split_once(separator)?;
+        (found.trim() == name).then(|| value.trim())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_do_not_get_into_a_report() {
+        for (word, expected) in [
+            ("--batch=7", "--batch=7"),
+            ("http://127.0.0.1:8080/?a=b", "http://127.0.0.1:8080/?a=b"),
+            ("mongodb://me:secret@h:1/db", "mongodb://***@h:1/db"),
+            (
+                "--store=mongodb+srv://me:se/c@ret@h",
+                "--store=mongodb+srv://***@h",
+            ),
+            (
+                "mongodb://h/?tlsCertificateKeyFilePassword=x",
+                "mongodb://h/?***",
+            ),
+            ("redis://:secret@h", "redis://***@h"),
+        ] {
+            assert_eq!(redacted(word), expected);
+        }
+    }
+
+    #[test]
+    fn this_machine_is_described() {
+        let environment = Environment::of_this_run();
+        assert!(environment.cores > 0);
+        assert!(environment.memory_bytes > 1 << 20);
+        assert!(environment.started_at.ends_with('Z'), "{environment:?}");
+        assert!(!environment.revision.is_empty());
+        assert_eq!(environment.is_unoptimized(), cfg!(debug_assertions));
+    }
+
+    #[test]
+    fn values_are_found_by_name() {
+        let text = "model\t: 1\nmodel name\t: A: B\n";
+        assert_eq!(value_of(text, "model name", ':'), Some("A: B"));
+        assert_eq!(value_of(text, "flags", ':'), None);
+    }
 }

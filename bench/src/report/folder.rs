@@ -8,9 +8,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 
-use super::{Report, ReportArgs};
+use super::{Report, ReportArgs, environment, page, plot};
 
 const DEFAULT_PARENT: &str = "bench-reports";
+
+const JSON: &str = "report.json";
+const PAGE: &str = "report.html";
 
 /// A folder that holds nothing yet but what this run will write.
 #[derive(Debug)]
@@ -24,6 +27,7 @@ impl ReportArgs {
     /// # Errors
     /// When the folder cannot be created or holds something.
     pub fn prepare(&self, scenario: &str) -> Result<Option<ReportFolder>> {
+        environment::begin();
         if self.no_report {
             return Ok(None);
         }
@@ -51,13 +55,45 @@ impl ReportFolder {
         &self.path
     }
 
-    /// Writes the report.
+    /// Writes the report: as JSON, as a page that needs nothing else, and each plot as a file of its own.
     ///
     /// # Errors
     /// When a file cannot be written.
     pub fn write(&self, report: &Report) -> Result<()> {
-        let file = self.path.join("report.json");
-        let json = serde_json::to_vec_pretty(report)?;
-        fs::write(&file, json).with_context(|| format!("cannot write {}", file.display()))
+        // First, since what was measured is in it even when a plot cannot be drawn.
+        self.put(JSON, serde_json::to_vec_pretty(report)?)?;
+        self.put(PAGE, page::html(report)?.into_bytes())?;
+        for (name, drawing) in plot::files(&report.plots)? {
+            self.put(&name, drawing.into_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Where the page is.
+    #[must_use]
+    pub fn page(&self) -> PathBuf {
+        self.path.join(PAGE)
+    }
+
+    fn put(&self, name: &str, content: Vec<u8>) -> Result<()> {
+        let file = self.path.join(name);
+        fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+impl Report {
+    /// Reads a report that was written into a folder, given that or its JSON file.
+    ///
+    /// # Errors
+    /// When there is none, or it is not of this program.
+    pub fn read(path: &Path) -> Result<Self> {
+        let file = if path.is_dir() {
+            path.join(JSON)
+        } else {
+            path.to_owned()
+        };
+        let json = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let report = serde_json::from_slice(&json);
+        report.with_context(|| format!("{} is no report of bench", file.display()))
     }
 }

@@ -1,0 +1,194 @@
+//! The report as one page that needs nothing else: no script, no other file, no network.
+//!
+//! It begins with what a reader in a hurry wants: whether all is well and what follows.
+
+use anyhow::Result;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use plotters::style::RGBColor;
+
+use super::{
+    Environment, Plot, Report, Table, grouped,
+    plot::{self, NARROW, PALETTE, WIDE},
+};
+
+const STYLE: &str = include_str!("page/style.css");
+
+/// Needed in a file of its own, not inside a page.
+const SVG_NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
+
+/// Said where it applies, above all else.
+const UNOPTIMIZED: &str = "Measured with an unoptimized build (profile dev): these figures say nothing about performance.";
+
+/// The whole page.
+///
+/// # Errors
+/// When a plot cannot be drawn.
+pub(super) fn html(report: &Report) -> Result<String> {
+    let plots = report
+        .plots
+        .iter()
+        .map(figure)
+        .collect::<Result<Vec<_>>>()?;
+    let style = format!("{STYLE}{}", dark_lines());
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                link rel="icon" href="data:,";
+                title { (report.title) " – bench " (report.scenario) }
+                style { (PreEscaped(style)) }
+            }
+            body {
+                h1 { (report.title) }
+                p.when {
+                    "bench " (report.scenario) " · " (report.environment.started_at)
+                    " · " (seconds(report.seconds)) " · revision " (report.environment.revision)
+                }
+                (verdict(report))
+                @if !report.findings.is_empty() {
+                    h2 { "Findings" }
+                    ul { @for finding in &report.findings { li { (finding) } } }
+                }
+                @for table in &report.tables { (table_of(table)) }
+                @for plot in plots { (plot) }
+                (environment(&report.environment))
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+fn verdict(report: &Report) -> Markup {
+    html! {
+        @if report.environment.is_unoptimized() {
+            p.warning { (UNOPTIMIZED) }
+        }
+        @if report.faults.is_empty() {
+            p.good { "Nothing was found to be wrong." }
+        } @else {
+            div.bad {
+                p {
+                    @match report.faults.len() {
+                        1 => "One thing is wrong:",
+                        count => { (count) " things are wrong:" },
+                    }
+                }
+                ul { @for fault in &report.faults { li { (fault) } } }
+            }
+        }
+    }
+}
+
+fn table_of(table: &Table) -> Markup {
+    let class = |index: usize| {
+        let is_number = table
+            .columns
+            .get(index)
+            .is_some_and(|column| column.is_number);
+        is_number.then_some("number")
+    };
+    html! {
+        h2 { (table.title) }
+        @if let Some(note) = &table.note { p.note { (note) } }
+        div.scroll tabindex="0" {
+            table {
+                thead { tr {
+                    @for (index, column) in table.columns.iter().enumerate() {
+                        th class=[class(index)] scope="col" { (column.name) }
+                    }
+                } }
+                tbody {
+                    @for row in &table.rows {
+                        tr { @for (index, cell) in row.iter().enumerate() {
+                            td class=[class(index)] { (cell) }
+                        } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A plot in both sizes, of which the style sheet shows the one that fits.
+fn figure(plot: &Plot) -> Result<Markup> {
+    let [wide, narrow] = [WIDE, NARROW].map(|form| plot::draw(plot, form));
+    let [wide, narrow] = [wide?, narrow?].map(|svg| PreEscaped(svg.replace(SVG_NAMESPACE, "")));
+    Ok(html! {
+        h2 { (plot.title) }
+        figure.wide role="img" aria-label=(plot.title) { (wide) }
+        figure.narrow role="img" aria-label=(plot.title) { (narrow) }
+    })
+}
+
+fn environment(environment: &Environment) -> Markup {
+    let Environment {
+        started_at,
+        command,
+        version,
+        revision,
+        profile,
+        cpu,
+        cores,
+        memory_bytes,
+        system,
+        programs,
+    } = environment;
+    let mut facts = vec![
+        ("started".to_owned(), started_at.clone()),
+        (
+            "bench".to_owned(),
+            format!("{version}, revision {revision}, profile {profile}"),
+        ),
+        ("processor".to_owned(), format!("{cpu}, {cores} usable")),
+        (
+            "memory".to_owned(),
+            format!("{} MiB", grouped(memory_bytes >> 20)),
+        ),
+        ("system".to_owned(), system.clone()),
+    ];
+    facts.extend(programs.iter().cloned());
+    html! {
+        h2 { "Where it was measured" }
+        div.scroll {
+            table { tbody { @for (name, value) in facts {
+                tr { th scope="row" { (name) } td { (value) } }
+            } } }
+        }
+        h2 { "How to repeat it" }
+        pre { code { (command_line(command)) } }
+    }
+}
+
+/// As one would type it.
+fn command_line(command: &[String]) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:,=@%+".contains(letter);
+    let quoted = |word: &String| {
+        if !word.is_empty() && word.chars().all(is_plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    };
+    command.iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn seconds(seconds: f64) -> String {
+    format!("{seconds:.1} s")
+}
+
+/// Lines change their colours where the page is dark.
+fn dark_lines() -> String {
+    let hex = |RGBColor(r, g, b): RGBColor| format!("#{r:02X}{g:02X}{b:02X}");
+    let mut style = "@media (prefers-color-scheme: dark) {\n".to_owned();
+    for (light, dark) in PALETTE {
+        let (light, dark) = (hex(light), hex(dark));
+        style.push_str(&format!(
+            "svg [stroke=\"{light}\"] {{ stroke: {dark} }} svg [fill=\"{light}\"] {{ fill: {dark} }}\n"
+        ));
+    }
+    style.push_str("}\n");
+    style
+}

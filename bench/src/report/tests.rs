@@ -1,0 +1,233 @@
+use std::{error::Error, fs};
+
+use tempfile::TempDir;
+
+use super::*;
+
+type TestResult = Result<(), Box<dyn Error>>;
+
+const HOSTILE: &str = "<script>alert('x')</script> & \"quotes\"";
+
+fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
+    Series {
+        name: name.to_owned(),
+        points: points.collect(),
+    }
+}
+
+fn axis(label: &str, logarithmic: bool) -> Axis {
+    Axis {
+        label: label.to_owned(),
+        logarithmic,
+    }
+}
+
+fn plot(name: &str, logarithmic: [bool; 2], series: Vec<Series>) -> Plot {
+    let [x, y] = logarithmic;
+    Plot {
+        name: name.to_owned(),
+        title: format!("Plot {name}"),
+        x: axis("seconds since the start", x),
+        y: axis("latency, ms", y),
+        series,
+    }
+}
+
+/// A report with everything that a scenario may put into one.
+fn full() -> Report {
+    let mut report = Report::new("load", "Load of 40 000 requests a second");
+    report.seconds = 12.34;
+    report.findings = vec!["All requests were answered.".to_owned(), HOSTILE.to_owned()];
+    report.faults = vec![HOSTILE.to_owned()];
+    report.environment.command = vec!["bench".to_owned(), "load".to_owned(), HOSTILE.to_owned()];
+    report.figures = vec![Figure {
+        name: "rate".to_owned(),
+        unit: "/s".to_owned(),
+        value: f64::NAN,
+        better: Better::Higher,
+        samples: vec![1.0, f64::INFINITY],
+    }];
+    let column = |name: &str, is_number| Column {
+        name: name.to_owned(),
+        is_number,
+    };
+    let names = (1..=11).map(|number| column(&format!("column number {number}"), true));
+    report.tables = vec![Table {
+        title: HOSTILE.to_owned(),
+        note: Some(HOSTILE.to_owned()),
+        columns: [column(HOSTILE, false)].into_iter().chain(names).collect(),
+        rows: vec![
+            [HOSTILE.to_owned()]
+                .into_iter()
+                .chain((0..11).map(|n| format!("{n} 000")))
+                .collect();
+            3
+        ],
+    }];
+    let wave = |shift: f64| {
+        (0..600).map(move |x| (f64::from(x), 9.0 + (f64::from(x) / 60.0 + shift).sin()))
+    };
+    let many =
+        (0..6_u8).map(|n| series(&format!("p{n} from the intended time"), wave(f64::from(n))));
+    let broken = wave(0.0).map(|(x, y)| (x, if x % 100.0 < 30.0 { f64::NAN } else { y }));
+    let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0].map(|x| (x, 1e6 / x));
+    report.plots = vec![
+        plot("many", [false, false], many.collect()),
+        plot("broken", [false, false], vec![series(HOSTILE, broken)]),
+        plot(
+            "steps",
+            [true, true],
+            vec![series("rate", steps.into_iter())],
+        ),
+    ];
+    report
+}
+
+#[test]
+fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
+    let parent = TempDir::new()?;
+    let args = ReportArgs {
+        report: Some(parent.path().join("r")),
+        no_report: false,
+    };
+    let folder = args.prepare("load").map_err(|error| error.to_string())?;
+    let folder = folder.ok_or("no folder")?;
+    let report = full();
+    folder.write(&report)?;
+    for name in [
+        "report.json",
+        "report.html",
+        "many.svg",
+        "broken.svg",
+        "steps.svg",
+    ] {
+        assert!(fs::metadata(folder.path().join(name))?.len() > 0, "{name}");
+    }
+    for path in [folder.path().to_owned(), folder.path().join("report.json")] {
+        let read = Report::read(&path)?;
+        assert_eq!(read.environment, report.environment);
+        assert_eq!(read.tables, report.tables);
+        assert_eq!(read.plots[2], report.plots[2]);
+        assert!(read.figures[0].value.is_nan());
+        assert_eq!(read.figures[0].samples[0], 1.0);
+        assert!(read.figures[0].samples[1].is_nan());
+        let is_gap = |plot: &Plot| plot.series[0].points[5].1.is_nan();
+        assert!(is_gap(&read.plots[1]) && !is_gap(&read.plots[0]));
+    }
+    assert!(args.prepare("load").is_err(), "the folder is taken");
+    assert!(Report::read(parent.path()).is_err(), "there is none");
+    Ok(())
+}
+
+#[test]
+fn page_needs_nothing_else() -> TestResult {
+    let page = page::html(&full())?;
+    for word in [
+        "http:",
+        "https:",
+        "src=",
+        "url(",
+        "@import",
+        "<script",
+        "<link rel=\"stylesheet",
+    ] {
+        assert!(!page.contains(word), "{word}");
+    }
+    assert_eq!(
+        page.matches("href=").count(),
+        page.matches("href=\"data:,\"").count()
+    );
+    assert_eq!(page.matches("<svg").count(), 6, "each plot in two sizes");
+    Ok(())
+}
+
+#[test]
+fn strings_are_text_wherever_they_stand() -> TestResult {
+    let report = full();
+    let mut drawings: Vec<_> = plot::files(&report.plots)?
+        .into_iter()
+        .map(|file| file.1)
+        .collect();
+    drawings.push(page::html(&report)?);
+    for drawing in &drawings {
+        assert!(!drawing.contains("<script"), "{drawing}");
+    }
+    let escaped = drawings
+        .iter()
+        .filter(|drawing| drawing.contains("&lt;script&gt;"));
+    assert_eq!(
+        escaped.count(),
+        2,
+        "the page, and the plot whose legend has it"
+    );
+    Ok(())
+}
+
+#[test]
+fn plots_of_little_or_strange_data_are_drawn() -> TestResult {
+    let values = [
+        f64::NAN,
+        f64::INFINITY,
+        f64::MAX,
+        -f64::MAX,
+        -1.0,
+        0.0,
+        1e-300,
+        5.0,
+    ];
+    let mut lines: Vec<Vec<(f64, f64)>> = vec![Vec::new(), values.map(|v| (v, v)).to_vec()];
+    lines.extend(values.iter().flat_map(|x| values.map(|y| vec![(*x, y)])));
+    lines.extend(
+        values
+            .iter()
+            .map(|y| vec![(1.0, *y), (2.0, *y), (3.0, 7.0)]),
+    );
+    for points in lines {
+        for logarithmic in [[false, false], [false, true], [true, false], [true, true]] {
+            let strange = plot(
+                "strange",
+                logarithmic,
+                vec![series("a", points.iter().copied())],
+            );
+            let drawn = plot::draw(&strange, NARROW_FORM)?;
+            assert!(
+                drawn.ends_with("</svg>\n") && !drawn.contains("NaN"),
+                "{points:?}"
+            );
+        }
+    }
+    plot::draw(&plot("empty", [false, false], Vec::new()), NARROW_FORM)?;
+    Ok(())
+}
+
+const NARROW_FORM: plot::Form = plot::NARROW;
+
+#[test]
+fn huge_series_make_small_drawings() -> TestResult {
+    let noise = |x: u32| f64::from(x.wrapping_mul(2_654_435_761) >> 16);
+    let line = |name: &str| series(name, (0..200_000).map(|x| (f64::from(x), noise(x))));
+    let huge = plot("huge", [false, false], vec![line("a"), line("b")]);
+    let bytes = plot::draw(&huge, plot::WIDE)?.len();
+    assert!(bytes < 200_000, "{bytes}");
+    Ok(())
+}
+
+#[test]
+fn plots_of_one_name_are_refused() {
+    let two = [
+        plot("a/b", [false, false], Vec::new()),
+        plot("a-b", [false, false], Vec::new()),
+    ];
+    assert!(plot::files(&two).is_err());
+    let name = plot::files(&two[..1]).map(|files| files[0].0.clone());
+    assert_eq!(name.ok().as_deref(), Some("a-b.svg"));
+}
+
+/// A page to look at: `BENCH_SAMPLE_PAGE=FILE cargo test -p bench --lib sample`.
+#[test]
+fn sample_page_is_written_when_asked_for() -> TestResult {
+    if let Some(file) = std::env::var_os("BENCH_SAMPLE_PAGE") {
+        fs::write(file, page::html(&full())?)?;
+    }
+    Ok(())
+}
