@@ -6,12 +6,14 @@
 //! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
 //! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
 //! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
+//! - [`compare`] puts two reports side by side and says what changed beyond noise;
 //! - [`demo`] runs the real programs together and shows what they do.
 //!
 //! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
 //! ([`traffic`]), the real processes ([`programs`], [`mongod`]), and their admin ports ([`admin`], [`scrape`]).
 
 pub mod admin;
+pub mod compare;
 pub mod cpu;
 pub mod demo;
 pub mod load;
@@ -42,6 +44,7 @@ enum Command {
     Load(Box<load::LoadArgs>),
     Subscribe(subscribe::SubscribeArgs),
     Store(store::StoreArgs),
+    Compare(compare::CompareArgs),
     Demo(demo::DemoArgs),
 }
 
@@ -70,6 +73,11 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Store(args) => {
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
             print(args.json, &outcome, store::Outcome::summary)?;
+            Ok(outcome.is_faultless())
+        }
+        Command::Compare(args) => {
+            let outcome = compare::run(&args)?;
+            print(args.json, &outcome, compare::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Demo(args) => demo::run(&args, &stop).await.map(|()| true),

@@ -1,0 +1,167 @@
+//! `bench compare`: two reports of one scenario side by side, and what changed beyond noise.
+//!
+//! What noise is, is decided in [`judge`] and nowhere else.
+
+mod judge;
+mod report;
+mod warnings;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde::Serialize;
+
+pub use self::judge::{Change, Verdict};
+use crate::report::{Report, ReportArgs};
+
+/// Compares two reports of the same scenario: A, the earlier, and B.
+///
+/// A figure has changed when it differs by more than the noise and its samples, where it has any, lie apart.
+/// The exit code is 0 when nothing got worse, 1 when a figure did or when B has faults that A has not.
+#[derive(Debug, Clone, Args)]
+pub struct CompareArgs {
+    /// Folder of the earlier report, or its report.json.
+    pub a: PathBuf,
+    /// Folder of the later report, or its report.json.
+    pub b: PathBuf,
+    /// Differences up to this many percent are noise. For CPU time it is half of this, since what else the machine
+    /// does changes how long work takes more than how much CPU it needs.
+    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = parse_percent)]
+    pub noise: f64,
+    /// Print one JSON object instead of the table.
+    #[arg(long)]
+    pub json: bool,
+    /// Where its own report goes.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let percent = text.trim_end_matches('%').parse().ok();
+    let percent = percent.filter(|percent: &f64| percent.is_finite() && *percent >= 0.0);
+    percent.ok_or_else(|| "expected a percentage of 0 or more".to_owned())
+}
+
+/// What changed from A to B.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// Of both.
+    pub scenario: String,
+    /// Title of A, and when it was measured with which revision.
+    pub a: String,
+    /// The same of B.
+    pub b: String,
+    /// Differences of at most this many percent are noise, half of it for CPU time.
+    pub noise_percent: f64,
+    /// What makes the two hard to compare; empty when nothing does.
+    pub warnings: Vec<String>,
+    /// Faults of B that A has not.
+    pub new_faults: Vec<String>,
+    /// Every figure of either.
+    pub changes: Vec<Change>,
+}
+
+/// Compares, and writes a report of its own when one is wanted.
+///
+/// # Errors
+/// When one of the two cannot be read, or they are of different scenarios.
+pub fn run(args: &CompareArgs) -> Result<Outcome> {
+    let [a, b] = [Report::read(&args.a)?, Report::read(&args.b)?];
+    ensure!(
+        a.scenario == b.scenario,
+        "only reports of the same scenario can be compared: {} is of {}, {} of {}",
+        args.a.display(),
+        a.scenario,
+        args.b.display(),
+        b.scenario
+    );
+    let folder = args.report.prepare("compare")?;
+    let outcome = compare(&a, &b, args.noise);
+    if let Some(folder) = folder {
+        folder.write(&report::report(&outcome, &a, &b))?;
+        eprintln!("report    {}", folder.page().display());
+    }
+    Ok(outcome)
+}
+
+fn compare(a: &Report, b: &Report, noise_percent: f64) -> Outcome {
+    let label = |report: &Report| {
+        let environment = &report.environment;
+        format!(
+            "{} ({}, revision {})",
+            report.title, environment.started_at, environment.revision
+        )
+    };
+    let is_new = |fault: &&String| !a.faults.contains(fault);
+    Outcome {
+        scenario: a.scenario.clone(),
+        a: label(a),
+        b: label(b),
+        noise_percent,
+        warnings: warnings::of(&a.environment, &b.environment),
+        new_faults: b.faults.iter().filter(is_new).cloned().collect(),
+        changes: judge::changes(&a.figures, &b.figures, noise_percent / 100.0),
+    }
+}
+
+impl Outcome {
+    /// True when nothing got worse beyond noise.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        self.new_faults.is_empty() && self.count(Verdict::Worse) == 0
+    }
+
+    fn count(&self, verdict: Verdict) -> usize {
+        self.changes
+            .iter()
+            .filter(|change| change.verdict == verdict)
+            .count()
+    }
+
+    /// One line: how many figures got better or worse.
+    fn tally(&self) -> String {
+        let named = [
+            Verdict::Worse,
+            Verdict::Better,
+            Verdict::Differs,
+            Verdict::Noise,
+        ];
+        let counts = named.map(|verdict| format!("{} {verdict}", self.count(verdict)));
+        format!("{} figures: {}", self.changes.len(), counts.join(", "))
+    }
+
+    /// The table for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut lines = vec![format!("A  {}", self.a), format!("B  {}", self.b)];
+        lines.extend(
+            self.warnings
+                .iter()
+                .map(|warning| format!("note: {warning}")),
+        );
+        let width = self
+            .changes
+            .iter()
+            .map(|change| change.name.chars().count())
+            .max();
+        let width = width.unwrap_or(0).max("figure".len());
+        lines.push(format!(
+            "{:<width$}  {:>14}  {:>14}  {:>8}",
+            "figure", "A", "B", "change"
+        ));
+        lines.extend(self.changes.iter().map(|change| {
+            let [a, b] = [change.a, change.b].map(|value| change.written(value));
+            let percent = change.percent();
+            let Change { name, verdict, .. } = change;
+            format!("{name:<width$}  {a:>14}  {b:>14}  {percent:>8}  {verdict}")
+        }));
+        lines.extend(
+            self.new_faults
+                .iter()
+                .map(|fault| format!("WRONG in B  {fault}")),
+        );
+        lines.push(self.tally());
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,110 @@
+//! What makes two runs hard to compare: another machine, another build, other arguments.
+
+use crate::report::Environment;
+
+/// Flags that change nothing about what is measured, and whether a value follows.
+const HARMLESS: [(&str, bool); 3] = [
+    ("--report", true),
+    ("--no-report", false),
+    ("--json", false),
+];
+
+/// In sentences; empty when nothing does.
+pub(super) fn of(a: &Environment, b: &Environment) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut differ = |what: &str, a: &str, b: &str| {
+        if a != b {
+            warnings.push(format!("{what}: A has {a}, B has {b}"));
+        }
+    };
+    differ("different arguments", &arguments(a), &arguments(b));
+    differ("different profiles", &a.profile, &b.profile);
+    differ("different processors", &a.cpu, &b.cpu);
+    differ(
+        "different numbers of cores",
+        &a.cores.to_string(),
+        &b.cores.to_string(),
+    );
+    let mebibytes = |environment: &Environment| format!("{} MiB", environment.memory_bytes >> 20);
+    differ("different memory", &mebibytes(a), &mebibytes(b));
+    differ("different systems", &a.system, &b.system);
+    differ("different programs", &programs(a), &programs(b));
+    if a.is_unoptimized() || b.is_unoptimized() {
+        warnings
+            .push("an unoptimized build (profile dev) says nothing about performance".to_owned());
+    }
+    warnings
+}
+
+/// The command line without the program and what does not matter.
+fn arguments(environment: &Environment) -> String {
+    let mut kept = Vec::new();
+    let mut words = environment.command.iter().skip(1);
+    while let Some(word) = words.next() {
+        let (name, value) = word
+            .split_once('=')
+            .map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+        match HARMLESS.iter().find(|(harmless, _)| *harmless == name) {
+            Some((_, true)) if value.is_none() => {
+                words.next();
+            }
+            Some(_) => {}
+            None => kept.push(word.as_str()),
+        }
+    }
+    if kept.is_empty() {
+        "none".to_owned()
+    } else {
+        kept.join(" ")
+    }
+}
+
+fn programs(environment: &Environment) -> String {
+    let mut named: Vec<_> = environment
+        .programs
+        .iter()
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    named.sort();
+    if named.is_empty() {
+        "none".to_owned()
+    } else {
+        named.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(command: &str) -> Environment {
+        Environment {
+            command: command.split(' ').map(str::to_owned).collect(),
+            profile: "release".to_owned(),
+            cores: 2,
+            ..Environment::default()
+        }
+    }
+
+    #[test]
+    fn where_a_report_goes_does_not_matter() {
+        let a = environment("bench load -l 7 --report here --json");
+        let b = environment("target/bench load --report=there -l 7");
+        assert!(of(&a, &b).is_empty(), "{:?}", of(&a, &b));
+    }
+
+    #[test]
+    fn what_matters_is_named() {
+        let a = environment("bench load -l 7");
+        let mut b = environment("bench load -l 8");
+        b.profile = "dev".to_owned();
+        b.cores = 4;
+        b.programs.push(("mongod".to_owned(), "6.0".to_owned()));
+        let warnings = of(&a, &b);
+        let named = ["load -l 8", "dev", "cores", "mongod 6.0", "unoptimized"];
+        assert_eq!(warnings.len(), named.len(), "{warnings:?}");
+        for (warning, word) in warnings.iter().zip(named) {
+            assert!(warning.contains(word), "{warning}");
+        }
+    }
+}
