@@ -13,7 +13,7 @@ use clap::Args;
 use serde::Serialize;
 
 pub use self::judge::{Change, Verdict};
-use crate::report::{Report, ReportArgs};
+use crate::report::{Report, ReportArgs, leave};
 
 /// Compares two reports of the same scenario: A, the earlier, and B.
 ///
@@ -78,10 +78,7 @@ pub fn run(args: &CompareArgs) -> Result<Outcome> {
     );
     let folder = args.report.prepare("compare")?;
     let outcome = compare(&a, &b, args.noise);
-    if let Some(folder) = folder {
-        folder.write(&report::report(&outcome, &a, &b))?;
-        eprintln!("report    {}", folder.page().display());
-    }
+    leave(folder, || report::report(&outcome, &a, &b))?;
     Ok(outcome)
 }
 

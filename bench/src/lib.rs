@@ -6,6 +6,7 @@
 //! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
 //! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
 //! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
+//! - [`fanout`] says what each further subscriber costs;
 //! - [`compare`] puts two reports side by side and says what changed beyond noise;
 //! - [`demo`] runs the real programs together and shows what they do.
 //!
@@ -16,6 +17,7 @@ pub mod admin;
 pub mod compare;
 pub mod cpu;
 pub mod demo;
+pub mod fanout;
 pub mod load;
 pub mod memory;
 pub mod mongod;
@@ -31,6 +33,8 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
+use crate::report::leave;
+
 /// Measures cookiesync, and shows it at work.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
@@ -44,6 +48,7 @@ enum Command {
     Load(Box<load::LoadArgs>),
     Subscribe(subscribe::SubscribeArgs),
     Store(store::StoreArgs),
+    Fanout(fanout::FanoutArgs),
     Compare(compare::CompareArgs),
     Demo(demo::DemoArgs),
 }
@@ -62,17 +67,25 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             Ok(outcome.is_faultless())
         }
         Command::Subscribe(args) => {
+            let folder = args.report.prepare("subscribe")?;
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let outcome = subscribe::run(&args, &stop, opened).await?;
             print(args.json, &outcome, subscribe::Outcome::summary)?;
-            let complete = args
-                .requests
-                .is_none_or(|count| outcome.received_per_stream.min >= count);
-            Ok(outcome.is_faultless() && complete)
+            leave(folder, || args.report_of(&outcome))?;
+            Ok(outcome.is_faultless() && args.is_met_by(&outcome))
         }
         Command::Store(args) => {
+            let folder = args.report.prepare("store")?;
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
             print(args.json, &outcome, store::Outcome::summary)?;
+            leave(folder, || outcome.report())?;
+            Ok(outcome.is_faultless())
+        }
+        Command::Fanout(args) => {
+            let folder = args.report.prepare("fanout")?;
+            let outcome = fanout::run(&args, &stop, |line| eprintln!("{line}")).await?;
+            print(args.json, &outcome, fanout::Outcome::summary)?;
+            leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::Compare(args) => {

@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     environment::Environment,
-    folder::ReportFolder,
+    folder::{ReportFolder, leave},
     numbers::{Percentiles, duration, grouped, micros_each, micros_histogram, per_second, rate},
 };
 
 /// Where the report of a run goes.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ReportArgs {
     /// Folder for the report: new, or empty [default: bench-reports/ and the scenario with the time].
     #[arg(long, value_name = "DIR", conflicts_with = "no_report")]
@@ -82,7 +82,8 @@ impl Report {
 pub struct Figure {
     /// Unique within the report, and the same from run to run: `120000/s: producer CPU per cookie`.
     pub name: String,
-    /// As it is written behind the number: `µs`, `/s`, `MiB`; empty for a plain count.
+    /// As it is written behind the number: `µs`, `/s`, `MiB`; empty for a plain count. A figure in `µs` with `CPU` in
+    /// its name is CPU time, which varies less than other times do.
     pub unit: String,
     /// The figure; NaN when there was nothing to measure, `null` in JSON.
     #[serde(deserialize_with = "gap::number")]
@@ -93,6 +94,29 @@ pub struct Figure {
     /// varies by itself.
     #[serde(deserialize_with = "gap::numbers")]
     pub samples: Vec<f64>,
+}
+
+impl Figure {
+    /// A figure without samples.
+    #[must_use]
+    pub fn new(name: impl Into<String>, unit: &str, value: f64, better: Better) -> Self {
+        Self {
+            name: name.into(),
+            unit: unit.to_owned(),
+            value,
+            better,
+            samples: Vec::new(),
+        }
+    }
+
+    /// The same with its samples.
+    #[must_use]
+    pub fn with_samples(self, samples: impl IntoIterator<Item = f64>) -> Self {
+        Self {
+            samples: samples.into_iter().collect(),
+            ..self
+        }
+    }
 }
 
 /// Which way a figure improves.
@@ -129,6 +153,26 @@ pub struct Column {
     pub is_number: bool,
 }
 
+impl Column {
+    /// A column of words.
+    #[must_use]
+    pub fn words(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            is_number: false,
+        }
+    }
+
+    /// A column of numbers.
+    #[must_use]
+    pub fn number(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            is_number: true,
+        }
+    }
+}
+
 /// A plot of lines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
@@ -151,6 +195,26 @@ pub struct Axis {
     pub label: String,
     /// Logarithmic, for values above zero; others are left out.
     pub logarithmic: bool,
+}
+
+impl Axis {
+    /// An axis in equal steps.
+    #[must_use]
+    pub fn linear(label: &str) -> Self {
+        Self {
+            label: label.to_owned(),
+            logarithmic: false,
+        }
+    }
+
+    /// A logarithmic axis.
+    #[must_use]
+    pub fn logarithmic(label: &str) -> Self {
+        Self {
+            label: label.to_owned(),
+            logarithmic: true,
+        }
+    }
 }
 
 /// One line of a [`Plot`].

@@ -9,6 +9,7 @@ mod bare;
 mod consumed;
 mod folder;
 mod outcome;
+mod report;
 mod runtime;
 mod server;
 mod timed;
@@ -39,7 +40,7 @@ pub use self::{
     outcome::{Outcome, Ratio, SliceFigures, WayOutcome},
     server::Cache,
 };
-use crate::report;
+use crate::report::{ReportArgs, grouped, rate};
 
 const ONE: &str = "one";
 const SPLIT: &str = "split256";
@@ -112,6 +113,9 @@ pub struct StoreArgs {
     /// Print one JSON object instead of the summary.
     #[arg(long)]
     pub json: bool,
+    /// Where the report goes.
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {
@@ -211,6 +215,7 @@ async fn measure(
     }
     let mut outcome = Outcome {
         store: config.store.to_string(),
+        mongod_version: server.map(|server| server.version().to_owned()),
         seed,
         dsps: args.dsps.get(),
         repeat: args.repeat,
@@ -245,10 +250,10 @@ fn line(
     figures: &[Option<SliceFigures>],
     cache: Option<Cache>,
 ) -> String {
-    let mut line = format!("{:>12} documents", report::grouped(documents));
+    let mut line = format!("{:>12} documents", grouped(documents));
     for (way, figures) in ways.iter().zip(figures) {
         let Some(figures) = figures else { continue };
-        let rate = report::rate(figures.per_second);
+        let rate = rate(figures.per_second);
         line.push_str(&format!(" | {} {rate:>10}", way.name));
         if let Some(cpu) = figures.mongod_cpu_micros_per_cookie {
             line.push_str(&format!(", mongod {cpu:.1} µs"));

@@ -3,6 +3,7 @@
 //! Each stream has a connection, a task and counters of its own; they meet only when it ends. Every chunk is
 //! walked cookie by cookie; the clock is read once a chunk.
 
+mod report;
 mod stream;
 
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use self::stream::{Stream, Tally};
 use crate::{
     cpu::{CpuSeconds, CpuTime},
-    report::{self, Percentiles, micros_each, micros_histogram, per_second},
+    report::{Percentiles, ReportArgs, grouped, micros_each, micros_histogram, per_second, rate},
 };
 
 /// Opens named streams from a producer and checks what arrives.
@@ -55,9 +56,15 @@ pub struct SubscribeArgs {
     /// Where a stream begins whose name the producer does not know.
     #[arg(long, value_enum, default_value_t = Start::Newest)]
     pub start: Start,
+    /// End each stream when the producer ends it, instead of opening it again.
+    #[arg(long)]
+    pub once: bool,
     /// Print one JSON object instead of the summary.
     #[arg(long)]
     pub json: bool,
+    /// Where the report goes.
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 /// A call of the `CookieStreamer` service.
@@ -121,6 +128,8 @@ pub struct Outcome {
     pub goodbyes: u64,
     /// `received` a second.
     pub received_per_second: f64,
+    /// Cookies received in each second since they began to open, over all streams.
+    pub received_by_second: Vec<u64>,
     /// `received` by the stream that got least and the one that got most.
     pub received_per_stream: Extremes,
     /// `lost` by the stream that lost least and the one that lost most.
@@ -167,8 +176,9 @@ pub async fn run(
         .unwrap_or_else(|| format!("bench-{}", std::process::id()));
     let (open_tx, mut open) = mpsc::channel(args.streams.max(1));
     let mut running = JoinSet::new();
+    let began = Instant::now();
     for number in 1..=args.streams {
-        let stream = Stream::new(args, format!("{prefix}-{number}"));
+        let stream = Stream::new(args, format!("{prefix}-{number}"), began);
         running.spawn(stream.run(open_tx.clone(), stop.child_token()));
     }
     drop(open_tx);
@@ -233,11 +243,32 @@ fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
         new_epochs: sum(|tally| tally.new_epochs),
         goodbyes: sum(|tally| tally.goodbyes),
         received_per_second: per_second(received, seconds),
+        received_by_second: by_second(tallies),
         received_per_stream: Extremes::of(tallies.iter().map(|tally| tally.received)),
         lost_per_stream: knows_lost.then(|| Extremes::of(tallies.iter().map(|tally| tally.lost))),
         delivery_micros: Percentiles::of(&delivery),
         cpu_seconds: cpu.seconds(),
         cpu_micros_per_cookie: micros_each(cpu.total().as_secs_f64(), received),
+    }
+}
+
+fn by_second(tallies: &[Tally]) -> Vec<u64> {
+    let seconds = tallies.iter().map(|tally| tally.by_second.len()).max();
+    let mut sums = vec![0; seconds.unwrap_or(0)];
+    for tally in tallies {
+        for (sum, count) in sums.iter_mut().zip(&tally.by_second) {
+            *sum += count;
+        }
+    }
+    sums
+}
+
+impl SubscribeArgs {
+    /// Whether each stream got what was asked for.
+    #[must_use]
+    pub fn is_met_by(&self, outcome: &Outcome) -> bool {
+        self.requests
+            .is_none_or(|count| outcome.received_per_stream.min >= count)
     }
 }
 
@@ -254,27 +285,27 @@ impl Outcome {
         let Extremes { min, max } = self.received_per_stream;
         let mut lines = vec![format!(
             "received  {} by {} streams ({} to {} each) in {:.2} s: {}",
-            report::grouped(self.received),
+            grouped(self.received),
             self.streams,
-            report::grouped(min),
-            report::grouped(max),
+            grouped(min),
+            grouped(max),
             self.seconds,
-            report::rate(self.received_per_second)
+            rate(self.received_per_second)
         )];
         lines.push(match (self.lost, self.lost_per_stream) {
             (Some(lost), Some(each)) => format!(
                 "lost      {} in {} gaps ({} to {} each)",
-                report::grouped(lost),
-                report::grouped(self.gaps),
-                report::grouped(each.min),
-                report::grouped(each.max)
+                grouped(lost),
+                grouped(self.gaps),
+                grouped(each.min),
+                grouped(each.max)
             ),
             _ => "lost      unknown: this call has no sequences".to_owned(),
         });
         if let Some(violation) = &self.first_violation {
             lines.push(format!(
                 "VIOLATED  {} times; first: {violation}",
-                report::grouped(self.violations)
+                grouped(self.violations)
             ));
         }
         if let Some(delivery) = &self.delivery_micros {
@@ -290,7 +321,7 @@ impl Outcome {
             "reader    {:.2} s CPU, {:.3} µs a cookie; {} bytes",
             self.cpu_seconds.user + self.cpu_seconds.system,
             self.cpu_micros_per_cookie,
-            report::grouped(self.bytes)
+            grouped(self.bytes)
         ));
         lines.join("\n")
     }

@@ -81,6 +81,18 @@ impl ReportFolder {
     }
 }
 
+/// Writes the report into the folder, when there is one, and says on standard error where it is.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn leave(folder: Option<ReportFolder>, report: impl FnOnce() -> Report) -> Result<()> {
+    if let Some(folder) = folder {
+        folder.write(&report())?;
+        eprintln!("report    {}", folder.page().display());
+    }
+    Ok(())
+}
+
 impl Report {
     /// Reads a report that was written into a folder, given that or its JSON file.
     ///

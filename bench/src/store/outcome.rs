@@ -13,6 +13,8 @@ use crate::{
 pub struct Outcome {
     /// The store, without secrets.
     pub store: String,
+    /// Version of the `mongod` that is written to.
+    pub mongod_version: Option<String>,
     /// Makes the same cookies again.
     pub seed: u64,
     /// DSPs.

@@ -31,6 +31,7 @@ pub(super) struct Server {
     prefix: String,
     /// Of the `mongod`, if it runs on this machine.
     process_id: Option<u32>,
+    version: String,
 }
 
 /// What the server holds in memory.
@@ -53,8 +54,13 @@ impl Server {
             client,
             prefix: prefix.to_owned(),
             process_id: None,
+            version: String::new(),
         };
         let status = server.status().await.context("cannot use the MongoDB")?;
+        status
+            .get_str("version")
+            .unwrap_or("unknown")
+            .clone_into(&mut server.version);
         let process_id = status.get("pid").and_then(whole);
         server.process_id = process_id
             .and_then(|id| u32::try_from(id).ok())
@@ -63,6 +69,11 @@ impl Server {
                 name.is_ok_and(|name| name.trim_end() == "mongod")
             });
         Ok(server)
+    }
+
+    /// Of the `mongod`.
+    pub(super) fn version(&self) -> &str {
+        &self.version
     }
 
     /// What `mongod` has used; `None` when it does not run on this machine.

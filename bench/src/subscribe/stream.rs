@@ -30,6 +30,8 @@ const MESSAGES_PER_CLOCK: u64 = 16;
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) received: u64,
+    /// The same for each second since the run began.
+    pub(super) by_second: Vec<u64>,
     pub(super) lost: u64,
     pub(super) gaps: u64,
     pub(super) violations: u64,
@@ -54,18 +56,21 @@ struct Position {
 pub(super) struct Stream {
     args: SubscribeArgs,
     name: String,
+    began: Instant,
     position: Option<Position>,
     tally: Tally,
 }
 
 impl Stream {
-    pub(super) fn new(args: &SubscribeArgs, name: String) -> Self {
+    pub(super) fn new(args: &SubscribeArgs, name: String, began: Instant) -> Self {
         Self {
             args: args.clone(),
             name,
+            began,
             position: None,
             tally: Tally {
                 received: 0,
+                by_second: vec![0],
                 lost: 0,
                 gaps: 0,
                 violations: 0,
@@ -108,7 +113,7 @@ impl Stream {
                 return;
             }
         }
-        while !self.is_done() {
+        while !self.is_done() && !self.args.once {
             sleep(RECONNECT_PAUSE).await;
             if let Ok(messages) = self.open().await {
                 self.tally.reconnects += 1;
@@ -207,7 +212,7 @@ impl Stream {
         if self.tally.received.is_multiple_of(MESSAGES_PER_CLOCK) {
             self.arrived();
         }
-        self.tally.received += 1;
+        self.received(1);
         if self.args.decode {
             match decode_cookie(message) {
                 Ok(cookie) => {
@@ -240,7 +245,7 @@ impl Stream {
             self.violation(|| format!("a chunk of {} cookies walks as {walked:?}", header.count));
         }
         self.follows(header.epoch, header.first_sequence, header.last_sequence());
-        self.tally.received += u64::from(header.count);
+        self.received(u64::from(header.count));
         self.tally
             .delivery_micros
             .record_n(micros, u64::from(header.count))
@@ -297,6 +302,18 @@ impl Stream {
         let now = Instant::now();
         self.tally.first_at.get_or_insert(now);
         self.tally.last_at = Some(now);
+        let second = usize::try_from((now - self.began).as_secs()).unwrap_or(usize::MAX);
+        while self.tally.by_second.len() <= second {
+            self.tally.by_second.push(0);
+        }
+    }
+
+    /// Counts cookies into the second of the last look at the clock.
+    fn received(&mut self, count: u64) {
+        self.tally.received += count;
+        if let Some(this_second) = self.tally.by_second.last_mut() {
+            *this_second += count;
+        }
     }
 
     fn violation(&mut self, what: impl FnOnce() -> String) {

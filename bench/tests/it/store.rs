@@ -17,6 +17,9 @@ const WARM_UP: u64 = 1_000;
 async fn bench_store(store: &str, more: &[&str]) -> Result<Ended> {
     let cookies = COOKIES.to_string();
     let mut args = vec!["store", "--store", store, "--cookies", &cookies, "--json"];
+    if !more.iter().any(|flag| flag.starts_with("--report")) {
+        args.push("--no-report");
+    }
     args.extend(["--slice", "2000", "--batch", "500", "--seed", "7"]);
     args.extend(more);
     run_to_end(Path::new(env!("CARGO_BIN_EXE_bench")), &args, &[]).await

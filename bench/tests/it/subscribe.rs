@@ -1,7 +1,7 @@
 //! The rules of the wire for `Subscribe`: where a stream begins, what follows what, how it ends.
 
 use anyhow::{Result, ensure};
-use bench::{scrape::names, subscribe};
+use bench::{report::ReportArgs, scrape::names, subscribe};
 use cookiesync::v1::{Cursor, GapReason, ResumeOutcome, SubscribeRequest};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -268,7 +268,9 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
         call: subscribe::Call::Subscribe,
         name: Some("reading".to_owned()),
         start: subscribe::Start::Newest,
+        once: false,
         json: false,
+        report: ReportArgs::default(),
     };
     let stop = CancellationToken::new();
     let (opened, is_open) = tokio::sync::oneshot::channel();

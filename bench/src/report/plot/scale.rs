@@ -102,7 +102,7 @@ impl Scale {
             .step_by(to_step(every))
             .flat_map(|decade| factors.iter().map(move |f| f64::from(decade) + f.log10()))
             .collect();
-        let below = all.iter().copied().filter(|tick| *tick <= low).next_back();
+        let below = all.iter().copied().rfind(|tick| *tick <= low);
         let above = all.iter().copied().find(|tick| *tick >= high);
         let (low, high) = match ends {
             Ends::AtTicks => (below.unwrap_or(low), above.unwrap_or(high)),

@@ -1,0 +1,156 @@
+//! The other processes of a step: how they are called, and what they say in the end.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::FanoutArgs;
+use crate::{
+    programs::{Process, Programs, free_address},
+    report::Percentiles,
+    subscribe::Call,
+};
+
+/// A child says all it has to say soon after its work.
+const END_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A fresh producer and where it listens.
+pub(super) struct Producer {
+    pub(super) process: Process,
+    pub(super) http: String,
+    pub(super) grpc: String,
+    pub(super) admin: String,
+}
+
+impl Producer {
+    pub(super) fn start(args: &FanoutArgs, programs: &Programs, folder: &Path) -> Result<Self> {
+        let free = || free_address().map(|address| address.to_string());
+        let [http, grpc, admin] = [free()?, free()?, free()?];
+        let mut flags: Vec<String> = ["--http", &http, "--grpc", &grpc, "--admin", &admin]
+            .map(str::to_owned)
+            .into();
+        if let Some(bytes) = &args.log_bytes {
+            flags.extend(["--log-bytes".to_owned(), bytes.clone()]);
+        }
+        let log = folder.join("producer.log");
+        Ok(Self {
+            process: Process::start("the producer", &programs.producer, &flags, &log)?,
+            http,
+            grpc,
+            admin,
+        })
+    }
+}
+
+/// A process of this program, with its JSON object in the end.
+pub(super) struct Child {
+    pub(super) process: Process,
+    log: PathBuf,
+}
+
+impl Child {
+    /// Reads all streams, each until the producer ends it.
+    pub(super) fn readers(
+        args: &FanoutArgs,
+        call: Call,
+        streams: usize,
+        grpc: &str,
+        folder: &Path,
+    ) -> Result<Self> {
+        let call = match call {
+            Call::Subscribe => "subscribe",
+            Call::GetCookies => "get-cookies",
+        };
+        let mut flags = vec!["subscribe".to_owned(), format!("--producer=http://{grpc}")];
+        flags.extend([format!("--streams={streams}"), format!("--call={call}")]);
+        flags.extend(["--once", "--json", "--no-report"].map(str::to_owned));
+        flags.extend(args.decode.then(|| "--decode".to_owned()));
+        Self::start("the readers", &flags, &folder.join("readers.log"))
+    }
+
+    /// Sends the load of one step.
+    pub(super) fn load(args: &FanoutArgs, http: &str, folder: &Path) -> Result<Self> {
+        let mut flags = vec![
+            "load".to_owned(),
+            format!("--url=http://{http}/"),
+            "--json".to_owned(),
+        ];
+        flags.extend([
+            format!("--connections={}", args.connections),
+            format!("--pipeline={}", args.pipeline),
+            format!("--duration={}", humantime::format_duration(args.duration)),
+        ]);
+        flags.extend(args.rate.map(|rate| format!("--rate={rate}")));
+        Self::start("the load", &flags, &folder.join("load.log"))
+    }
+
+    fn start(name: &str, flags: &[String], log: &Path) -> Result<Self> {
+        let own = env::current_exe().context("where is this program?")?;
+        Ok(Self {
+            process: Process::start(name, &own, flags, log)?,
+            log: log.to_owned(),
+        })
+    }
+
+    /// Whether it has written a line that begins so.
+    pub(super) fn has_said(&self, beginning: &str) -> bool {
+        let said = fs::read_to_string(&self.log).unwrap_or_default();
+        said.lines().any(|line| line.starts_with(beginning))
+    }
+
+    /// Its JSON object, after its end. An exit code of 1 only says that the object names faults.
+    pub(super) async fn outcome<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let status = self.process.wait(END_PATIENCE).await?;
+        let said = fs::read_to_string(&self.log).unwrap_or_default();
+        match said.lines().rfind(|line| line.starts_with('{')) {
+            Some(json) => serde_json::from_str(json)
+                .with_context(|| format!("{} said {json}", self.process.name())),
+            None => bail!(
+                "{} ended ({status}): {}",
+                self.process.name(),
+                self.process.last_lines(5)
+            ),
+        }
+    }
+}
+
+/// What `bench load --json` prints, as far as it is needed here.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Load {
+    pub(super) seconds: f64,
+    pub(super) sent: u64,
+    pub(super) accepted: u64,
+    pub(super) unsent: u64,
+    pub(super) accepted_per_second: f64,
+    pub(super) latency_micros: Option<Percentiles>,
+    pub(super) cpu_seconds: Cpu,
+}
+
+/// What `bench subscribe --json` prints, as far as it is needed here.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Readers {
+    pub(super) received: u64,
+    pub(super) lost: Option<u64>,
+    pub(super) received_per_second: f64,
+    pub(super) violations: u64,
+    pub(super) first_violation: Option<String>,
+    pub(super) delivery_micros: Option<Percentiles>,
+    pub(super) cpu_seconds: Cpu,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Cpu {
+    user: f64,
+    system: f64,
+}
+
+impl Cpu {
+    pub(super) fn total(self) -> f64 {
+        self.user + self.system
+    }
+}
