@@ -124,6 +124,7 @@ pub async fn run(
     }
     let programs = programs?;
     let folder = tempfile::tempdir().context("cannot make a folder for the logs")?;
+    let count = args.steps().count();
     for (number, (call, subscribers)) in args.steps().enumerate() {
         let folder = folder.path().join(number.to_string());
         std::fs::create_dir(&folder).context("cannot make a folder for the logs")?;
@@ -137,7 +138,7 @@ pub async fn run(
         };
         let step =
             step.with_context(|| format!("{subscribers} subscribers, {}", outcome::name(call)))?;
-        progress(&step.line());
+        progress(&format!("{} of {count}: {}", number + 1, step.short_line()));
         outcome.steps.push(step);
     }
     outcome.conclude();

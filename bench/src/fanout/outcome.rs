@@ -194,8 +194,18 @@ impl StepOutcome {
         format!("{} ×{}", name(self.call), self.subscribers)
     }
 
+    /// What to know of a step while others follow.
+    pub(super) fn short_line(&self) -> String {
+        let [accepted, delivered] =
+            [self.accepted_per_second, self.deliveries_per_second].map(rate);
+        format!(
+            "{}, {accepted} accepted, {delivered} delivered",
+            self.title()
+        )
+    }
+
     /// The line of a step.
-    pub(super) fn line(&self) -> String {
+    fn line(&self) -> String {
         format!(
             "{:<17} accepted {:>11} | delivered {:>13}, {} lost | producer {:.3} µs a cookie, {:.3} µs a delivery | {}",
             self.title(),
