@@ -1,6 +1,6 @@
 //! `bench compare`: two reports of one scenario side by side, and what changed beyond noise.
 //!
-//! What noise is, is decided in [`judge`] and nowhere else.
+//! What noise is, is decided in its module `judge` and nowhere else.
 
 mod judge;
 mod report;

@@ -6,6 +6,7 @@
 //! readers come to the end of their streams. Then every cookie was read, or declared lost.
 
 mod children;
+mod marginal;
 mod outcome;
 mod report;
 mod sampler;
@@ -21,7 +22,8 @@ use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
-    outcome::{Marginal, Outcome, Share, StepOutcome},
+    marginal::Marginal,
+    outcome::{Outcome, Share, StepOutcome},
     sampler::Sample,
 };
 use crate::{

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::{
     children::{Load, Readers},
+    marginal::Marginal,
     sampler::Sample,
 };
 use crate::{
@@ -101,17 +102,6 @@ pub struct Share {
     pub readers: f64,
     /// The load.
     pub load: f64,
-}
-
-/// The producer's CPU time for a cookie, as `base + each · subscribers`: the straight line nearest to all steps.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Marginal {
-    /// The subscribers' call.
-    pub call: Call,
-    /// Without any subscriber, µs.
-    pub base_micros: f64,
-    /// For each subscriber, µs.
-    pub each_micros: f64,
 }
 
 /// What was seen of a step.
@@ -309,12 +299,7 @@ impl Outcome {
                 let points = self
                     .of(call)
                     .map(|step| (step.subscribers as f64, step.cpu_micros_per_cookie));
-                let (base_micros, each_micros) = line_through(&points.collect::<Vec<_>>())?;
-                Some(Marginal {
-                    call,
-                    base_micros,
-                    each_micros,
-                })
+                Marginal::of(call, &points.collect::<Vec<_>>())
             })
             .collect();
     }
@@ -340,34 +325,6 @@ impl Outcome {
         lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
         lines.join("\n")
     }
-}
-
-impl Marginal {
-    pub(super) fn sentence(&self) -> String {
-        let Self {
-            call,
-            base_micros,
-            each_micros,
-        } = self;
-        format!(
-            "{}: each further subscriber costs the producer {each_micros:.3} µs of CPU per cookie, \
-             accepting and encoding {base_micros:.2} µs (a line through all steps)",
-            name(*call)
-        )
-    }
-}
-
-/// Intercept and slope of the straight line with the least squared distances; `None` through fewer than two points.
-fn line_through(points: &[(f64, f64)]) -> Option<(f64, f64)> {
-    let count = points.len() as f64;
-    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
-    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-    let spread: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
-    let joint: f64 = points
-        .iter()
-        .map(|point| (point.0 - x) * (point.1 - y))
-        .sum();
-    (spread > 0.0).then(|| (y - joint / spread * x, joint / spread))
 }
 
 /// Deliveries a second that the subscribers of a step would have at the rate of acceptance.
@@ -430,16 +387,5 @@ mod tests {
         assert_eq!(step.cpu_micros_per_delivery, 1_000.0);
         assert_eq!(step.share.most().0, "readers");
         assert!((step.share.most().1 - 1.0 / 1.8).abs() < 1e-9);
-    }
-
-    #[test]
-    fn marginal_cost_is_a_slope() {
-        assert_eq!(line_through(&[(1.0, 2.0), (3.0, 6.0)]), Some((0.0, 2.0)));
-        assert_eq!(
-            line_through(&[(1.0, 5.0), (2.0, 5.0), (9.0, 5.0)]),
-            Some((5.0, 0.0))
-        );
-        assert_eq!(line_through(&[(1.0, 5.0), (1.0, 6.0)]), None);
-        assert_eq!(line_through(&[]), None);
     }
 }
