@@ -8,6 +8,7 @@
 //! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
 //! - [`fanout`] says what each further subscriber costs;
 //! - [`compare`] puts two reports side by side and says what changed beyond noise;
+//! - [`peers`] compares ours with NATS, Redis and RabbitMQ;
 //! - [`demo`] runs the real programs together and shows what they do.
 //!
 //! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
@@ -21,6 +22,7 @@ pub mod fanout;
 pub mod load;
 pub mod memory;
 pub mod mongod;
+pub mod peers;
 pub mod programs;
 pub mod report;
 pub mod scrape;
@@ -51,6 +53,13 @@ enum Command {
     Fanout(fanout::FanoutArgs),
     Compare(compare::CompareArgs),
     Demo(demo::DemoArgs),
+    Peers(peers::PeersArgs),
+    /// The subscribers of one step of `peers`.
+    #[command(hide = true)]
+    PeersReader(peers::ReaderArgs),
+    /// The publisher of one step of `peers`.
+    #[command(hide = true)]
+    PeersPublisher(peers::PublisherArgs),
 }
 
 /// Runs what the command line asks for, until it ends or `stop`, and prints its report.
@@ -62,8 +71,10 @@ enum Command {
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     match cli.command {
         Command::Load(args) => {
+            let folder = args.report.prepare("load")?;
             let outcome = load::run_from(&args, &stop).await?;
             print(args.json, &outcome, load::Outcome::summary)?;
+            leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::Subscribe(args) => {
@@ -93,6 +104,15 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             print(args.json, &outcome, compare::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
+        Command::Peers(args) => {
+            let folder = args.report.prepare("peers")?;
+            let outcome = peers::run(&args, &stop, |line| eprintln!("{line}")).await?;
+            print(args.json, &outcome, peers::Outcome::summary)?;
+            leave(folder, || outcome.report())?;
+            Ok(outcome.is_faultless())
+        }
+        Command::PeersReader(args) => peers::read(&args, &stop).await.map(|()| true),
+        Command::PeersPublisher(args) => peers::publish(&args, &stop).await.map(|()| true),
         Command::Demo(args) => demo::run(&args, &stop).await.map(|()| true),
     }
 }

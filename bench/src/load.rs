@@ -54,7 +54,7 @@ use crate::cpu::CpuTime;
 /// How long a load with a schedule may take beyond its end to send what is late.
 const LATE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Runs the load that the arguments stand for, to its end or until `stop`, and writes its recording and its report.
+/// Runs the load that the arguments stand for, to its end or until `stop`, and writes its recording.
 ///
 /// # Errors
 /// As [`run`], and when the arguments contradict each other or a file cannot be read or written.
@@ -62,14 +62,9 @@ pub async fn run_from(args: &LoadArgs, stop: &CancellationToken) -> Result<Outco
     let plan = args.plan()?;
     let recording = args.record.as_deref().map(RecordingFile::create);
     let recording = recording.transpose()?;
-    let folder = args.report.prepare("load")?;
     let outcome = run(&plan, stop).await?;
     if let Some(file) = recording {
         written::write(&plan, &outcome, file).await?;
-    }
-    if let Some(folder) = folder {
-        folder.write(&report::report(&outcome))?;
-        eprintln!("report    {}", folder.path().join("report.html").display());
     }
     Ok(outcome)
 }

@@ -79,6 +79,7 @@ impl Child {
             "load".to_owned(),
             format!("--url=http://{http}/"),
             "--json".to_owned(),
+            "--no-report".to_owned(),
         ];
         flags.extend([
             format!("--connections={}", args.connections),

@@ -12,25 +12,28 @@ use crate::report::{
 /// A part of a second shorter than this says nothing about a rate.
 const WHOLE_SECOND: f64 = 0.999;
 
-/// The report of a load.
-pub(super) fn report(outcome: &Outcome) -> Report {
-    let how = match &outcome.schedule {
-        Some(schedule) => format!("{schedule}, open loop"),
-        None => format!(
-            "as fast as answers come, {} at a time on each connection",
-            outcome.pipeline
-        ),
-    };
-    let title = format!("{} connections: {how}", outcome.connections);
-    Report {
-        findings: findings(outcome),
-        faults: faults(outcome),
-        seconds: outcome.elapsed_seconds,
-        figures: figures(outcome),
-        tables: tables(outcome),
-        plots: plots(outcome),
-        outcome: serde_json::to_value(outcome).unwrap_or_default(),
-        ..Report::new("load", &title)
+impl Outcome {
+    /// The report of this run.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let how = match &self.schedule {
+            Some(schedule) => format!("{schedule}, open loop"),
+            None => format!(
+                "as fast as answers come, {} at a time on each connection",
+                self.pipeline
+            ),
+        };
+        let title = format!("{} connections: {how}", self.connections);
+        Report {
+            findings: findings(self),
+            faults: faults(self),
+            seconds: self.elapsed_seconds,
+            figures: figures(self),
+            tables: tables(self),
+            plots: plots(self),
+            outcome: serde_json::to_value(self).unwrap_or_default(),
+            ..Report::new("load", &title)
+        }
     }
 }
 

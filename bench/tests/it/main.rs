@@ -19,6 +19,7 @@ mod mongods;
 mod newest_wins;
 mod night;
 mod outages;
+mod peers;
 mod refusals;
 mod reports;
 mod restarts;

@@ -1,0 +1,140 @@
+//! `bench peers` counts every cookie exactly, with each system that is installed.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use crate::harness::{programs, run_to_end};
+
+/// Two starts of RabbitMQ on a busy machine, each of which `bench` gives up after 60 s.
+const STARTS_PATIENCE: Duration = Duration::from_secs(150);
+
+/// Cookies of a step: 1 s at this rate.
+const RATE: u64 = 2_000;
+
+/// Runs `bench peers` with one system, two subscribers and a low rate, and gives its JSON object.
+async fn bench_peers(peer: &str, more: &[&str]) -> Result<Value> {
+    let programs = programs().await?;
+    let bin = programs.producer.parent().context("it lies in a folder")?;
+    let bin = bin.display().to_string();
+    let rate = RATE.to_string();
+    let mut args = vec!["peers", "--peers", peer, "--subscribers", "2", "--json"];
+    args.extend(["-d", "1s", "-l", &rate, "--seed", "7"]);
+    args.extend(more);
+    let environment = [("COOKIESYNC_BIN_DIR", bin.as_str())];
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_bench"));
+    command.args(&args).envs(environment).kill_on_drop(true);
+    let ended = timeout(STARTS_PATIENCE, command.output()).await??;
+    let words = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "{}: {words}", ended.status);
+    Ok(serde_json::from_slice(&ended.stdout)?)
+}
+
+/// Fails unless every subscriber got everything once; a system that is not installed must say so.
+async fn check(peer: &str) -> Result<()> {
+    let flags = ["--batch", "1,100", "--stopped-for", "0s", "--no-report"];
+    let outcome = bench_peers(peer, &flags).await?;
+    assert_eq!(outcome["faults"], Value::Array(Vec::new()));
+    if let Some(why) = outcome["peers"][0]["skipped"].as_str() {
+        assert!(why.ends_with("is not on the PATH"), "{why}");
+        assert_eq!(outcome["steps"], Value::Array(Vec::new()));
+        eprintln!("{peer} skipped: {why}");
+        return Ok(());
+    }
+    let steps = outcome["steps"].as_array().context("no steps")?;
+    let batches: Vec<_> = steps.iter().map(|step| step["batch"].as_u64()).collect();
+    assert_eq!(batches, [Some(1), Some(100)]);
+    for step in steps {
+        let count = |name: &str| step[name].as_u64().unwrap_or(u64::MAX);
+        assert_eq!(count("published"), RATE, "{step}");
+        assert_eq!(count("delivered"), 2 * RATE, "{step}");
+        for none in ["lost", "told_lost", "repeated", "unreadable", "disconnects"] {
+            assert_eq!(count(none), 0, "{none} in {step}");
+        }
+        assert!(count("broker_peak_bytes") > 0, "{step}");
+    }
+    let version = outcome["peers"][0]["version"].as_str();
+    assert!(
+        version.is_some_and(|version| !version.is_empty()),
+        "{outcome}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn ours_delivers_all_of_a_low_rate() -> Result<()> {
+    check("ours").await
+}
+
+#[tokio::test]
+async fn nats_delivers_all_of_a_low_rate() -> Result<()> {
+    check("nats").await
+}
+
+#[tokio::test]
+async fn redis_pubsub_delivers_all_of_a_low_rate() -> Result<()> {
+    check("redis-pubsub").await
+}
+
+#[tokio::test]
+async fn redis_streams_deliver_all_of_a_low_rate() -> Result<()> {
+    check("redis-streams").await
+}
+
+#[tokio::test]
+async fn rabbitmq_delivers_all_of_a_low_rate() -> Result<()> {
+    check("rabbitmq").await
+}
+
+#[tokio::test]
+async fn a_stopped_subscriber_of_ours_gets_everything_late() -> Result<()> {
+    let folder = TempDir::new()?;
+    let report = folder.path().join("report");
+    let path = report.display().to_string();
+    let flags = [
+        "--batch",
+        "100",
+        "--stopped-for",
+        "1s",
+        "--stopped-rate",
+        "2000",
+        "--report",
+        &path,
+    ];
+    let outcome = bench_peers("ours", &flags).await?;
+    let stopped = &outcome["stopped"][0];
+    // 2 s before, 1 s stopped, 3 s after.
+    assert_eq!(stopped["published"], 12_000, "{stopped}");
+    assert_eq!(stopped["delivered"], 12_000, "{stopped}");
+    assert_eq!(stopped["was_stopped"], true, "{stopped}");
+    for none in ["others_lost", "lost", "told_lost", "disconnects"] {
+        assert_eq!(stopped[none], 0, "{none} in {stopped}");
+    }
+    let written: Value = serde_json::from_slice(&fs::read(report.join("report.json"))?)?;
+    let names = written["figures"].as_array().context("no figures")?.iter();
+    let names: BTreeSet<_> = names.filter_map(|figure| figure["name"].as_str()).collect();
+    assert!(
+        names.contains("ours with 2 subscribers, 100 a message: deliveries"),
+        "{names:?}"
+    );
+    assert_eq!(written["tables"].as_array().map(Vec::len), Some(3));
+    assert_eq!(written["outcome"]["seed"], 7);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_batch_that_fits_into_no_message_is_refused() -> Result<()> {
+    let bench = Path::new(env!("CARGO_BIN_EXE_bench"));
+    let args = ["peers", "--no-report", "--batch", "1,10001"];
+    let ended = run_to_end(bench, &args, &[]).await?;
+    assert_eq!(ended.code, Some(1), "{}", ended.words);
+    assert!(
+        ended.words.contains("--batch 10001 is too large"),
+        "{}",
+        ended.words
+    );
+    Ok(())
+}
