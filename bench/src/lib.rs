@@ -6,29 +6,37 @@
 //! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
 //! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
 //! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
+//! - [`e2e`] drives everything together through a ladder of rates and verifies every store;
+//! - [`soak`] does so at one rate for long, with faults, and verifies likewise;
 //! - [`fanout`] says what each further subscriber costs;
 //! - [`compare`] puts two reports side by side and says what changed beyond noise;
 //! - [`peers`] compares ours with NATS, Redis and RabbitMQ;
 //! - [`demo`] runs the real programs together and shows what they do.
 //!
 //! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
-//! ([`traffic`]), the real processes ([`programs`], [`mongod`]), and their admin ports ([`admin`], [`scrape`]).
+//! ([`traffic`]), the real processes ([`programs`], [`mongod`], [`cluster`]), their admin ports ([`admin`], [`scrape`],
+//! [`observe`]), what a store must hold ([`verify`]), and what is left behind ([`report`]).
 
 pub mod admin;
+pub mod cluster;
 pub mod compare;
 pub mod cpu;
 pub mod demo;
+pub mod e2e;
 pub mod fanout;
 pub mod load;
 pub mod memory;
 pub mod mongod;
+pub mod observe;
 pub mod peers;
 pub mod programs;
 pub mod report;
 pub mod scrape;
+pub mod soak;
 pub mod store;
 pub mod subscribe;
 pub mod traffic;
+pub mod verify;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -50,6 +58,8 @@ enum Command {
     Load(Box<load::LoadArgs>),
     Subscribe(subscribe::SubscribeArgs),
     Store(store::StoreArgs),
+    E2e(Box<e2e::E2eArgs>),
+    Soak(Box<soak::SoakArgs>),
     Fanout(fanout::FanoutArgs),
     Compare(compare::CompareArgs),
     Demo(demo::DemoArgs),
@@ -90,6 +100,16 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
             print(args.json, &outcome, store::Outcome::summary)?;
             leave(folder, || outcome.report())?;
+            Ok(outcome.is_faultless())
+        }
+        Command::E2e(args) => {
+            let outcome = e2e::run(&args, &stop).await?;
+            print(args.json, &outcome, e2e::Outcome::summary)?;
+            Ok(outcome.is_faultless())
+        }
+        Command::Soak(args) => {
+            let outcome = soak::run(&args, &stop).await?;
+            print(args.json, &outcome, soak::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Fanout(args) => {

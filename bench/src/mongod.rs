@@ -61,9 +61,10 @@ impl Mongod {
             address.port().to_string(),
             "--bind_ip".to_owned(),
             address.ip().to_string(),
-            "--wiredTigerCacheSizeGB".to_owned(),
-            "0.5".to_owned(),
         ];
+        if !more.contains(&"--wiredTigerCacheSizeGB") {
+            args.extend(["--wiredTigerCacheSizeGB", "0.5"].map(str::to_owned));
+        }
         if !more.contains(&"--unixSocketPrefix") {
             args.push("--nounixsocket".to_owned());
         }

@@ -38,6 +38,24 @@ pub mod names {
     pub const STORE_UP: &str = "consumer_store_up";
     /// Consumer: cookies a producer had and this consumer will not get, by reason.
     pub const LOST: &str = "consumer_lost_total";
+    /// Producer: bytes handed to a subscriber's stream.
+    pub const SENT_BYTES: &str = "producer_subscriber_sent_bytes_total";
+    /// Consumer: lives of producers that ended without a goodbye.
+    pub const UNKNOWN_TAILS: &str = "consumer_unknown_tail_total";
+    /// Consumer: streams open now.
+    pub const PRODUCERS_CONNECTED: &str = "consumer_producers_connected";
+    /// Consumer: bytes received but not yet part of a batch.
+    pub const BUFFER_BYTES: &str = "consumer_buffer_bytes";
+    /// Consumer: where reading stops.
+    pub const BUFFER_LIMIT_BYTES: &str = "consumer_buffer_limit_bytes";
+    /// Consumer: the newest durable sequence of a producer.
+    pub const CURSOR_SEQUENCE: &str = "consumer_cursor_sequence";
+    /// Consumer: histogram of the time a batch takes, retries included.
+    pub const FLUSH_SECONDS: &str = "consumer_flush_seconds";
+    /// Consumer: histogram of the cookies of a batch.
+    pub const BATCH_COOKIES: &str = "consumer_batch_cookies";
+    /// Consumer: histogram of the time from accepted at the edge to received.
+    pub const RECEIVED_SECONDS: &str = "consumer_received_seconds";
     /// Consumer: histogram of the time from accepted at the edge to durable in the store.
     pub const STORED_SECONDS: &str = "consumer_stored_seconds";
 }
@@ -81,6 +99,15 @@ impl Samples {
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
     pub fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
         self.sum(name, labels).unwrap_or(0.0) as u64
+    }
+
+    /// The samples of `name` as whole numbers, each with the value of this label.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
+    pub fn by_label(&self, name: &str, label: &str) -> Vec<(String, u64)> {
+        self.matching(name, &[])
+            .filter_map(|sample| Some((sample.labels.get(label)?.clone(), sample.value as u64)))
+            .collect()
     }
 
     /// The histogram `name`, summed over all of its label sets.
@@ -180,6 +207,25 @@ impl Buckets {
         Self(counts.collect())
     }
 
+    /// These observations and `other`'s.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        if self.0.is_empty() {
+            return other.clone();
+        }
+        let counts = self.0.iter().map(|&(bound, count)| {
+            let more = other.0.iter().find(|(same, _)| *same == bound);
+            (bound, count + more.map_or(0.0, |(_, count)| *count))
+        });
+        Self(counts.collect())
+    }
+
+    /// How many observations there are.
+    #[must_use]
+    pub fn count(&self) -> f64 {
+        self.0.last().map_or(0.0, |(_, count)| *count)
+    }
+
     /// The upper bound of the bucket in which `quantile` (0 to 1) lies, interpolated within it as Prometheus
     /// does; `None` when nothing was observed. Beyond the last finite bound, that bound.
     #[must_use]
@@ -228,6 +274,8 @@ h_seconds_sum 12
         assert_eq!(samples.sum("a_total", &quoted), Some(3.0));
         assert_eq!(samples.sum("plain", &[]), Some(7.0));
         assert_eq!(samples.sum("none", &[]), None);
+        let by_kind = [("x".to_owned(), 3), ("y".to_owned(), 4)];
+        assert_eq!(samples.by_label("a_total", "kind"), by_kind);
     }
 
     #[test]
@@ -238,5 +286,8 @@ h_seconds_sum 12
         assert_eq!(buckets.quantile(0.99), Some(1.0));
         assert_eq!(buckets.since(&buckets).quantile(0.5), None);
         assert_eq!(buckets.since(&Buckets::default()), buckets);
+        assert_eq!(buckets.plus(&buckets).since(&buckets), buckets);
+        assert_eq!(Buckets::default().plus(&buckets), buckets);
+        assert!((buckets.count() - 40.0).abs() < 1e-9);
     }
 }

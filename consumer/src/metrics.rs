@@ -32,6 +32,8 @@ pub struct Subscription {
     pub buffer_bytes: IntGauge,
     /// The bound of the bytes above.
     pub buffer_bytes_max: IntGauge,
+    /// From accepted at the edge to received here, cookie by cookie.
+    pub received_seconds: Latency,
     /// Streams open now.
     pub connected: IntGauge,
     /// Streams open now, by address.
@@ -159,6 +161,11 @@ impl Subscription {
             buffer_bytes_max: names.gauge(
                 "buffer_limit_bytes",
                 "Bytes received but not yet part of a batch at which reading stops.",
+            )?,
+            received_seconds: Latency::register(
+                names,
+                "received_seconds",
+                "Time from accepted at the edge to received here, cookie by cookie.",
             )?,
             connected: names.gauge("producers_connected", "Streams open now.")?,
             connected_by_address: names.gauges(

@@ -18,6 +18,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use cookiesync::{
     client,
     limits::HEARTBEAT_MAX,
+    process::unix_micros,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
     wire::{Received, WireError},
 };
@@ -304,7 +305,11 @@ impl Subscription {
         let violation = |violation| self.violation(violation);
         let item = match received {
             Received::Chunk(chunk) => {
-                position.chunk(chunk.header()).map_err(violation)?;
+                let header = chunk.header();
+                position.chunk(header).map_err(violation)?;
+                let age = unix_micros().saturating_sub(header.accepted_unix_micros);
+                let observation = (Duration::from_micros(age), u64::from(header.count));
+                self.context.metrics.received_seconds.observe([observation]);
                 Item::Chunk(Arc::clone(position.producer()), chunk)
             }
             Received::Event(Event::Gap(gap)) => {

@@ -36,7 +36,7 @@ pub struct Outcome {
     /// Seed of the cookies.
     pub seed: u64,
     /// From the start to the last answer.
-    pub elapsed_seconds: f64,
+    pub seconds: f64,
     /// It was stopped before its end.
     pub interrupted: bool,
     /// Requests sent.
@@ -68,7 +68,7 @@ pub struct Outcome {
     /// Of a ramp.
     pub steps: Vec<Step>,
     /// Second by second.
-    pub seconds: Vec<Second>,
+    pub by_second: Vec<Second>,
     /// Latencies, all of them.
     #[serde(skip)]
     pub latency: Histogram<u64>,
@@ -164,7 +164,7 @@ impl Measured {
             threads: self.threads,
             schedule,
             seed: plan.traffic.seed(),
-            elapsed_seconds: seconds,
+            seconds,
             interrupted: self.interrupted,
             sent,
             accepted,
@@ -184,7 +184,7 @@ impl Measured {
             }),
             sent_by_connection: histories.iter().map(History::sent).collect(),
             latency: self.collector.times.latency,
-            seconds: self.collector.seconds,
+            by_second: self.collector.seconds,
             histories,
         }
     }
@@ -254,7 +254,7 @@ impl Outcome {
             format!(
                 "accepted  {} in {:.2} s: {}",
                 report::grouped(self.accepted),
-                self.elapsed_seconds,
+                self.seconds,
                 report::rate(self.accepted_per_second)
             ),
             format!("errors    {}", self.errors.summary()),

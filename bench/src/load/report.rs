@@ -27,7 +27,7 @@ impl Outcome {
         Report {
             findings: findings(self),
             faults: faults(self),
-            seconds: self.elapsed_seconds,
+            seconds: self.seconds,
             figures: figures(self),
             tables: tables(self),
             plots: plots(self),
@@ -41,7 +41,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     let mut findings = vec![format!(
         "{} requests were accepted within {:.1} s: {}.",
         grouped(outcome.accepted),
-        outcome.elapsed_seconds,
+        outcome.seconds,
         rate(outcome.accepted_per_second)
     )];
     if let Some(latency) = &outcome.latency_micros {
@@ -53,11 +53,11 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     }
     let why = &outcome.generator.why;
     findings.push(format!("{}{}.", why[..1].to_uppercase(), &why[1..]));
-    let late = Generator::late_seconds(&outcome.seconds);
+    let late = Generator::late_seconds(&outcome.by_second);
     if late > 0 {
         findings.push(format!(
             "In {late} of {} seconds the generator was late by itself; their latencies tell of it too.",
-            outcome.seconds.len()
+            outcome.by_second.len()
         ));
     }
     if outcome.refused_as_expected > 0 {
@@ -97,7 +97,8 @@ fn figures(outcome: &Outcome) -> Vec<Figure> {
         better,
         samples,
     };
-    let samples = |of: fn(&Second) -> Option<f64>| whole(&outcome.seconds).filter_map(of).collect();
+    let samples =
+        |of: fn(&Second) -> Option<f64>| whole(&outcome.by_second).filter_map(of).collect();
     let mut figures = vec![figure(
         "accepted",
         "/s",
@@ -234,7 +235,7 @@ fn columns(names: &[&str]) -> Vec<Column> {
 }
 
 fn plots(outcome: &Outcome) -> Vec<Plot> {
-    let seconds = &outcome.seconds;
+    let seconds = &outcome.by_second;
     let mut rates = vec![
         over_time("sent", seconds, |second| per_second(second, second.sent)),
         over_time("accepted", seconds, |second| {

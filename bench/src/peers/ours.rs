@@ -64,7 +64,7 @@ pub(super) async fn publish(
     Ok(PublisherLine {
         published: outcome.accepted,
         refused: outcome.errors.total,
-        seconds: outcome.elapsed_seconds,
+        seconds: outcome.seconds,
         cpu_seconds: outcome.cpu_seconds.user + outcome.cpu_seconds.system,
     })
 }

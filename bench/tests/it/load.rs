@@ -74,7 +74,7 @@ async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result
         slow as f64 >= 0.9 * due,
         "{slow} were slow, {due:.0} were due in the stall"
     );
-    let seconds = &outcome.seconds;
+    let seconds = &outcome.by_second;
     let sum = |of: fn(&load::Second) -> u64| seconds.iter().map(of).sum::<u64>();
     assert_eq!(sum(|second| second.sent), 5 * RATE);
     assert_eq!(sum(|second| second.accepted), 5 * RATE);

@@ -7,6 +7,7 @@ mod connections;
 mod cut;
 mod documents;
 mod drain;
+mod e2e;
 mod edge;
 mod fanout;
 mod get_cookies;

@@ -112,6 +112,20 @@ impl EmbeddedStore {
         Self::open_with(folder, ttls, Tuning::default()).await
     }
 
+    /// Shows every cookie that is stored, ordered by user, whether it has expired or not. Blocks meanwhile.
+    ///
+    /// # Errors
+    /// When the store cannot be read, or what lies there is no cookie.
+    pub fn for_each(&self, mut show: impl FnMut(&BatchCookie<'_>)) -> anyhow::Result<()> {
+        for pair in self.inner.cookies.iter() {
+            let (key, value) = pair.into_inner()?;
+            let cookie = stored_cookie(&key, &value)
+                .ok_or_else(|| anyhow::anyhow!("the store holds what is no cookie: {key:?}"))?;
+            show(&cookie);
+        }
+        Ok(())
+    }
+
     async fn open_with(folder: PathBuf, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
         let opened =
             tokio::task::spawn_blocking(move || Inner::open(&folder, ttls, tuning)).await?;
@@ -351,6 +365,18 @@ impl CookieKey {
 /// The DSP at the end of a key.
 fn dsp_of(key: &[u8]) -> Option<u32> {
     key.last_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+}
+
+/// What a key and its value stand for.
+fn stored_cookie<'a>(key: &'a [u8], value: &'a [u8]) -> Option<BatchCookie<'a>> {
+    let (user_id, dsp) = key.split_last_chunk::<4>()?;
+    Some(BatchCookie {
+        user_id: user_id.strip_suffix(&[0])?,
+        dsp_id: u32::from_be_bytes(*dsp),
+        buyer_uid: value.get(8..)?,
+        accepted_unix_micros: be_u64(value)?,
+        is_known: true,
+    })
 }
 
 fn put_value(value: &mut Vec<u8>, cookie: &BatchCookie<'_>) {

@@ -218,3 +218,32 @@ async fn folder_in_use_is_refused_with_what_to_do() {
         "{error}"
     );
 }
+
+#[tokio::test]
+async fn for_each_shows_every_pair_with_its_newest_value() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    write(
+        &store,
+        NOW,
+        &[("u", 1, "a"), ("uu", 1, "b"), ("u", 300, "c")],
+    )
+    .await;
+    write(&store, NOW + 1, &[("u", 1, "newer")]).await;
+    let mut shown = Vec::new();
+    let show = |cookie: &BatchCookie<'_>| {
+        let [user, buyer] =
+            [cookie.user_id, cookie.buyer_uid].map(|text| String::from_utf8(text.into()).unwrap());
+        shown.push((user, cookie.dsp_id, buyer, cookie.accepted_unix_micros));
+    };
+    store.for_each(show).unwrap();
+    let expected = [
+        ("u", 1, "newer", NOW + 1),
+        ("u", 300, "c", NOW),
+        ("uu", 1, "b", NOW),
+    ];
+    assert_eq!(
+        shown,
+        expected.map(|(user, dsp, buyer, at)| (user.into(), dsp, buyer.into(), at))
+    );
+}

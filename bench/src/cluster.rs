@@ -1,0 +1,305 @@
+//! The whole system on this machine: producers, consumers and their stores as real processes on loopback ports of
+//! their own, in a folder that is removed at the end.
+//!
+//! Every consumer stands for one exchange node: it has a store of its own and reads from all producers. Nothing here
+//! outlives its [`Cluster`].
+
+mod args;
+mod node;
+mod place;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+pub use self::{
+    args::{ClusterArgs, StoreChoice},
+    node::Node,
+    place::Place,
+};
+use crate::{
+    admin,
+    observe::{Role, Target},
+    programs::{Process, Profile, Programs, free_address},
+    scrape::names,
+};
+
+pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a process may take to finish in order; longer than any drain it is told.
+const STOP_PATIENCE: Duration = Duration::from_secs(40);
+
+/// What consumers and producers are told: enough for all that a full buffer holds, on a slow disk.
+const DRAIN_TIMEOUT: &str = "30s";
+
+/// A producer and where it listens.
+#[derive(Debug)]
+pub struct Producer {
+    /// The process.
+    pub process: Process,
+    /// Its name for cursors.
+    pub id: String,
+    /// Address of the edge.
+    pub http: String,
+    /// Address of the streams.
+    pub grpc: String,
+    /// Address of the admin port.
+    pub admin: String,
+}
+
+/// Everything that runs.
+#[derive(Debug)]
+pub struct Cluster {
+    /// In order of their numbers.
+    pub producers: Vec<Producer>,
+    /// Likewise.
+    pub nodes: Vec<Node>,
+    folder: Folder,
+}
+
+#[derive(Debug)]
+struct Folder {
+    temporary: Option<TempDir>,
+    path: PathBuf,
+}
+
+impl Folder {
+    fn new(keep: bool) -> Result<Self> {
+        let made = tempfile::Builder::new()
+            .prefix("cookiesync-bench-")
+            .tempdir()
+            .context("cannot make a folder for the stores; TMPDIR names another place")?;
+        let path = made.path().to_owned();
+        let temporary = if keep {
+            let _kept = made.keep();
+            None
+        } else {
+            Some(made)
+        };
+        Ok(Self { temporary, path })
+    }
+}
+
+impl Cluster {
+    /// Starts all processes and waits until every consumer reads from every producer; `say` gets a line for each step
+    /// that takes long. Dropping the future ends what it has started.
+    ///
+    /// # Errors
+    /// When something is not to be found or does not start.
+    pub async fn start(args: &ClusterArgs, mut say: impl FnMut(&str)) -> Result<Self> {
+        say("looking for the programs");
+        let profile = Profile::of_this_program();
+        let programs = tokio::task::spawn_blocking(move || Programs::find(profile)).await??;
+        let folder = Folder::new(args.keep)?;
+        let mut places = Vec::new();
+        for number in 1..=args.consumers.get() {
+            say(&format!("preparing the store of node {number}"));
+            places.push(Place::prepare(args, number, &folder.path).await?);
+        }
+        say("starting producers and consumers");
+        let mut producers = Vec::new();
+        for number in 1..=args.producers.get() {
+            producers.push(Producer::start(args, number, &programs, &folder.path)?);
+        }
+        for producer in &mut producers {
+            producer.wait_ready().await?;
+        }
+        let mut nodes = Vec::new();
+        for (number, place) in (1..).zip(places) {
+            let start = node::Start {
+                args,
+                number,
+                producers: &producers,
+                programs: &programs,
+                folder: &folder.path,
+            };
+            nodes.push(Node::start(&start, place)?);
+        }
+        let mut cluster = Self {
+            producers,
+            nodes,
+            folder,
+        };
+        cluster.wait_connected().await?;
+        Ok(cluster)
+    }
+
+    /// Where the stores and the logs of all processes are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder.path
+    }
+
+    /// Waits until every consumer is ready and reads from every producer.
+    ///
+    /// # Errors
+    /// When one ends, or is not after a minute.
+    pub async fn wait_connected(&mut self) -> Result<()> {
+        let producers = self.producers.len() as u64;
+        for node in &mut self.nodes {
+            node.process.wait_ready(&node.admin, READY_PATIENCE).await?;
+            let deadline = Instant::now() + READY_PATIENCE;
+            loop {
+                let metrics = admin::metrics(&node.admin).await?;
+                let connected = metrics.count(names::PRODUCERS_CONNECTED, &[]);
+                if connected >= producers {
+                    break;
+                }
+                if Instant::now() >= deadline {
+                    bail!(
+                        "{} reads from {connected} of {producers} producers",
+                        node.name
+                    );
+                }
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// What there is to observe: producers, consumers and their stores, in this order, and this process.
+    #[must_use]
+    pub fn targets(&mut self) -> Vec<Target> {
+        let mut targets = Vec::new();
+        for producer in &self.producers {
+            targets.push(Target {
+                role: Role::Producer,
+                name: producer.id.clone(),
+                process_id: producer.process.id(),
+                admin: Some(producer.admin.clone()),
+            });
+        }
+        for node in &self.nodes {
+            targets.push(Target {
+                role: Role::Consumer,
+                name: node.name.clone(),
+                process_id: node.process.id(),
+                admin: Some(node.admin.clone()),
+            });
+        }
+        for (number, node) in (1..).zip(&mut self.nodes) {
+            targets.extend(node.place.process().map(|process| Target {
+                role: Role::Mongod,
+                name: format!("mongod-{number}"),
+                process_id: process.id(),
+                admin: None,
+            }));
+        }
+        targets.push(Target {
+            role: Role::Generator,
+            name: "generator".to_owned(),
+            process_id: std::process::id(),
+            admin: None,
+        });
+        targets
+    }
+
+    /// Fails when a process has ended by itself, with its last words.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn check(&mut self) -> Result<()> {
+        for producer in &mut self.producers {
+            producer.process.check()?;
+        }
+        for node in &mut self.nodes {
+            node.process.check()?;
+            if let Some(process) = node.place.process() {
+                process.check()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops producers and then consumers in order, so that these store all that those had; the stores stay up, to be
+    /// read. Returns what went wrong.
+    pub async fn stop(&mut self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let producers = self
+            .producers
+            .iter_mut()
+            .map(|producer| &mut producer.process);
+        let consumers = self.nodes.iter_mut().map(|node| &mut node.process);
+        for process in producers.chain(consumers) {
+            let problem = match process.stop(STOP_PATIENCE).await {
+                Ok(status) if status.success() => continue,
+                Ok(status) => format!("ended with {status}"),
+                Err(error) => format!("did not stop: {error:#}"),
+            };
+            faults.push(format!(
+                "{} {problem}; its last lines:\n{}",
+                process.name(),
+                process.last_lines(5)
+            ));
+        }
+        faults
+    }
+
+    /// Ends the stores as well and removes what was made, but for a folder that is to be kept; returns that.
+    ///
+    /// # Errors
+    /// When a database cannot be dropped, or the folder not be removed.
+    pub async fn remove(self) -> Result<Option<PathBuf>> {
+        let is_kept = self.folder.temporary.is_none();
+        for node in self.nodes {
+            node.place.remove(is_kept, STOP_PATIENCE).await?;
+        }
+        drop(self.producers);
+        match self.folder.temporary {
+            Some(temporary) => {
+                temporary.close().context("cannot remove the folder")?;
+                Ok(None)
+            }
+            None => Ok(Some(self.folder.path)),
+        }
+    }
+}
+
+impl Producer {
+    fn start(
+        args: &ClusterArgs,
+        number: usize,
+        programs: &Programs,
+        folder: &Path,
+    ) -> Result<Self> {
+        let id = format!("producer-{number}");
+        let [http, grpc, admin] =
+            [free_address()?, free_address()?, free_address()?].map(|address| address.to_string());
+        let mut flags = flags([
+            ("--http", &http),
+            ("--grpc", &grpc),
+            ("--admin", &admin),
+            ("--id", &id),
+            ("--drain-timeout", DRAIN_TIMEOUT),
+        ]);
+        flags.extend(args.producer_arg.iter().cloned());
+        let log = folder.join(format!("{id}.log"));
+        Ok(Self {
+            process: Process::start(&id, &programs.producer, &flags, &log)?,
+            id,
+            http,
+            grpc,
+            admin,
+        })
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Errors
+    /// When it ends or is not after a minute.
+    pub async fn wait_ready(&mut self) -> Result<()> {
+        self.process.wait_ready(&self.admin, READY_PATIENCE).await
+    }
+}
+
+fn flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {
+    flags
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()])
+        .collect()
+}

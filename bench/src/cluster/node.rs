@@ -1,0 +1,59 @@
+//! One exchange node: a consumer and its store.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::{ClusterArgs, DRAIN_TIMEOUT, Place, Producer, flags};
+use crate::programs::{Process, Programs, free_address};
+
+/// A consumer and its store.
+#[derive(Debug)]
+pub struct Node {
+    /// The consumer's name on every producer.
+    pub name: String,
+    /// The consumer.
+    pub process: Process,
+    /// Address of its admin port.
+    pub admin: String,
+    /// Its store.
+    pub place: Place,
+}
+
+/// What a consumer is started with.
+pub(super) struct Start<'a> {
+    pub(super) args: &'a ClusterArgs,
+    pub(super) number: usize,
+    pub(super) producers: &'a [Producer],
+    pub(super) programs: &'a Programs,
+    pub(super) folder: &'a Path,
+}
+
+impl Node {
+    /// Expiry and compaction are left out: a run at night would be another.
+    pub(super) fn start(start: &Start<'_>, place: Place) -> Result<Self> {
+        let name = format!("node-{}", start.number);
+        let admin = free_address()?.to_string();
+        let letters = start.folder.join(format!("{name}-dead-letters.jsonl"));
+        let mut flags = flags([
+            ("--name", &name),
+            ("--admin", &admin),
+            ("--dead-letters", &letters.display().to_string()),
+            ("--drain-timeout", DRAIN_TIMEOUT),
+            ("--expiry-window", "never"),
+            ("--compaction-window", "never"),
+        ]);
+        for producer in start.producers {
+            flags.extend(["--producer".to_owned(), format!("http://{}", producer.grpc)]);
+        }
+        flags.extend(place.consumer_flags());
+        flags.extend(start.args.consumer_arg.iter().cloned());
+        let log = start.folder.join(format!("{name}.log"));
+        Ok(Self {
+            process: Process::start(&name, &start.programs.consumer, &flags, &log)?,
+            name,
+            admin,
+            place,
+        })
+    }
+}

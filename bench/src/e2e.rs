@@ -1,0 +1,311 @@
+//! `bench e2e`: real producers, consumers and stores on this machine, a ladder of rates, and the proof that every accepted
+//! cookie is in every store.
+//!
+//! The way of a run: everything is started ([`crate::cluster`]) and looked at each second ([`crate::observe`]); each
+//! rate is driven as an open loop, then its backlog is waited for; in the end producers and consumers are stopped in
+//! order, and all stores are read whole ([`crate::verify`]).
+
+mod delivery;
+pub(crate) mod drive;
+mod measure;
+mod outcome;
+mod progress;
+mod report;
+pub(crate) mod running;
+mod sizing;
+mod verdict;
+
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    time::Duration,
+};
+
+use anyhow::Result;
+use clap::Args;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    drive::Drive,
+    measure::Measured,
+    running::{Drove, Running},
+};
+pub use self::{
+    drive::DriveArgs,
+    outcome::{NodeCounts, Outcome, ProcessUse, Quantiles, Step},
+    running::{Settled, Verification},
+    sizing::Sizing,
+};
+use crate::{
+    cluster::ClusterArgs,
+    report::{ReportArgs, leave},
+    verify::Source,
+};
+
+/// The consumer's own flush interval, which the sum with the flush time needs.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long the first rate is sent before the ladder, for what is made once: MongoDB's databases, processes' buffers.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// The rate at which a delivery is measured, at most: what a machine of two cores sustains together with twenty readers.
+const DELIVERY_RATE_MAX: u64 = 40_000;
+
+/// Drives the whole system, on this machine, through a ladder of rates, and verifies every store in the end.
+///
+/// It starts producers, consumers and a mongod for each of these, on free loopback ports, in a temporary folder. Each step says
+/// what was accepted and stored, how long that took, what each process cost, and if the rate is too much, where it stops and
+/// why. Ctrl-C ends it early, stops everything it started, verifies and reports. The exit code is 1 when a store has
+/// not exactly what was accepted, cookies were lost or failed, or a process did not end in order.
+#[derive(Debug, Clone, Args)]
+pub struct E2eArgs {
+    /// Requests a second, step by step.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "10000,20000,50000,120000,200000"
+    )]
+    pub rates: Vec<NonZeroU64>,
+    /// How long each rate lasts.
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "15s")]
+    pub step: Duration,
+    /// What is started.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// What is sent.
+    #[command(flatten)]
+    pub drive: DriveArgs,
+    /// Further subscribers of every producer with which the cost of a delivery is measured in the end, for the sizing
+    /// table; 0 leaves that out.
+    #[arg(long, default_value_t = 20)]
+    pub subscribers: usize,
+    /// Print one JSON object instead of the summary.
+    #[arg(long)]
+    pub json: bool,
+    /// Where the report goes.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// Runs the ladder to its end, or until `stop`; writes the report.
+///
+/// # Errors
+/// When something cannot be started, ends by itself, or the report cannot be written.
+pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
+    let folder = args.report.prepare("e2e")?;
+    let mut running = Running::start(&args.cluster, stop).await?;
+    let mut ladder = Ladder::new(args, &running);
+    ladder.climb(&mut running, stop).await?;
+    let delivery = ladder.delivery(&mut running, stop).await?;
+    let outcome = ladder.finish(&mut running, delivery, stop).await?;
+    let report = report::report(&outcome, running.observer.observations())?;
+    leave(folder, || report)?;
+    if let Some(kept) = running.cluster.remove().await? {
+        eprintln!("kept      {}", kept.display());
+    }
+    Ok(outcome)
+}
+
+/// What is known so far.
+struct Ladder<'a> {
+    args: &'a E2eArgs,
+    drive: Drive,
+    seed: u64,
+    cores: usize,
+    steps: Vec<Step>,
+    sources: Vec<Source>,
+    faults: Vec<String>,
+    /// What is left of the last backlog, when it was waited for no longer.
+    left: u64,
+}
+
+impl<'a> Ladder<'a> {
+    fn new(args: &'a E2eArgs, running: &Running) -> Self {
+        let seed = args
+            .drive
+            .seed
+            .unwrap_or_else(|| u64::from(fastrand::u32(..)));
+        Self {
+            args,
+            drive: Drive::new(&args.drive, seed, &running.cluster),
+            seed,
+            cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            steps: Vec::new(),
+            sources: Vec::new(),
+            faults: Vec::new(),
+            left: 0,
+        }
+    }
+
+    async fn climb(&mut self, running: &mut Running, stop: &CancellationToken) -> Result<()> {
+        let rate = self.args.rates.first().copied().unwrap_or(NonZeroU64::MIN);
+        running.progress.begin("warming up", Some(WARM_UP));
+        let (mut drove, settled) = self.drive(running, rate, WARM_UP, stop).await?;
+        self.sources.append(&mut drove.driven.sources);
+        self.left = settled.left;
+        for (index, rate) in self.args.rates.iter().enumerate() {
+            if stop.is_cancelled() {
+                break;
+            }
+            let what = format!("step {} of {}: {rate}/s", index + 1, self.args.rates.len());
+            running.progress.begin(&what, Some(self.args.step));
+            self.step(running, *rate, stop).await?;
+        }
+        running.progress.end();
+        Ok(())
+    }
+
+    async fn step(
+        &mut self,
+        running: &mut Running,
+        rate: NonZeroU64,
+        stop: &CancellationToken,
+    ) -> Result<()> {
+        let first = running.observer.observations().len();
+        let (mut drove, settled) = self.drive(running, rate, self.args.step, stop).await?;
+        self.sources.append(&mut drove.driven.sources);
+        self.left = settled.left;
+        let seen = &running.observer.observations()[first..];
+        let measured = Measured {
+            rate: rate.get(),
+            lasts: self.args.step,
+            drove: &drove,
+            seen,
+            settled,
+            end: seen.last().unwrap_or(&drove.after),
+            flush_interval: FLUSH_INTERVAL,
+            cores: self.cores,
+        };
+        let step = measured.step();
+        running.progress.line(&step.line());
+        self.steps.push(step);
+        Ok(())
+    }
+
+    /// Drives one rate and waits for its backlog.
+    async fn drive(
+        &mut self,
+        running: &mut Running,
+        rate: NonZeroU64,
+        lasts: Duration,
+        stop: &CancellationToken,
+    ) -> Result<(Drove, Settled)> {
+        let drive = Drive {
+            rate,
+            lasts,
+            ..self.drive.clone()
+        };
+        self.drive.first_connection += self.drive.connections.get() as u64;
+        let drove = running.drive(drive, stop, None).await?;
+        let settled = running.settle(stop, |_, now| now.backlog() == 0).await;
+        Ok((drove, settled))
+    }
+
+    /// What a delivery costs, for the sizing table.
+    async fn delivery(
+        &mut self,
+        running: &mut Running,
+        stop: &CancellationToken,
+    ) -> Result<Option<f64>> {
+        let sustained = self
+            .steps
+            .iter()
+            .filter(|step| step.is_sustained)
+            .map(|step| step.rate);
+        let Some(rate) = sustained.max().filter(|_| self.args.subscribers > 0) else {
+            return Ok(None);
+        };
+        if stop.is_cancelled() {
+            return Ok(None);
+        }
+        let measured = delivery::measure(
+            running,
+            &self.drive,
+            rate.min(DELIVERY_RATE_MAX),
+            self.args.subscribers,
+            stop,
+            &mut self.sources,
+        );
+        measured.await
+    }
+
+    async fn finish(
+        mut self,
+        running: &mut Running,
+        delivery: Option<f64>,
+        stop: &CancellationToken,
+    ) -> Result<Outcome> {
+        let interrupted = stop.is_cancelled();
+        running.progress.begin("stopping", None);
+        let mut stopped = running.cluster.stop().await;
+        self.faults.append(&mut stopped);
+        let verification = if self.left > 0 {
+            // What is not stored yet is not wrong.
+            Verification {
+                not_verified: Some(format!(
+                    "{} cookies were still waiting to be stored",
+                    self.left
+                )),
+                ..Verification::default()
+            }
+        } else {
+            let sources = std::mem::take(&mut self.sources);
+            running.verify(sources, &|_, _, _| false, stop).await?
+        };
+        if self.left > 0 && !interrupted {
+            self.faults
+                .push(format!("{} cookies were never stored", self.left));
+        }
+        self.faults.extend(verification.faults());
+        self.faults.extend(self.steps.iter().flat_map(faults_of));
+        let mut outcome = Outcome {
+            consumers: self.args.cluster.consumers.get(),
+            producers: self.args.cluster.producers.get(),
+            store: self.args.cluster.store.name(),
+            seed: self.seed,
+            cores: self.cores,
+            seconds: Instant::now().duration_since(running.started).as_secs_f64(),
+            interrupted,
+            sizing: Sizing::of(&self.steps, self.args.cluster.consumers.get(), delivery),
+            steps: self.steps,
+            verification,
+            findings: Vec::new(),
+            faults: self.faults,
+        };
+        outcome.findings = verdict::findings(&outcome);
+        outcome
+            .findings
+            .extend(outcome.sizing.map(|sizing| sizing.finding()));
+        Ok(outcome)
+    }
+}
+
+/// What must not happen at any rate.
+fn faults_of(step: &Step) -> Vec<String> {
+    let mut faults = Vec::new();
+    let (lost, failed) = step.lost_and_failed();
+    for (count, what) in [
+        (lost, "were lost"),
+        (failed, "could not be stored"),
+        (step.refused, "were refused by the edge"),
+        (step.unanswered, "got no answer"),
+    ] {
+        if count > 0 {
+            faults.push(format!("{}/s: {count} cookies {what}", step.rate));
+        }
+    }
+    if step.settled.left == 0 {
+        for node in step
+            .nodes
+            .iter()
+            .filter(|node| node.received != step.accepted)
+        {
+            let (name, received) = (&node.name, node.received);
+            faults.push(format!(
+                "{}/s: {name} received {received} of {} accepted cookies",
+                step.rate, step.accepted
+            ));
+        }
+    }
+    faults
+}

@@ -1,0 +1,167 @@
+//! The one place that knows the load: how it is asked for, and what it says of itself afterwards.
+
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use http::Uri;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cluster::Cluster,
+    load::{self, DrawKind, Fate, History, Plan, Profile},
+    report::Percentiles,
+    traffic::{Draw, Traffic},
+    verify::{Requests, Sending, Source},
+};
+
+/// Users among whom syncs are drawn: with 20 DSPs twenty million pairs.
+const USERS_DEFAULT: &str = "1000000";
+
+/// What is sent.
+#[derive(Debug, Clone, Args)]
+pub struct DriveArgs {
+    /// Number of connections, spread over the producers.
+    #[arg(short, long, default_value = "32")]
+    pub connections: NonZeroUsize,
+    /// Draw the users from this many distinct ids.
+    #[arg(long, default_value = USERS_DEFAULT)]
+    pub users: NonZeroU64,
+    /// How users are drawn: each as often as any other, or few often and most seldom.
+    #[arg(long, value_enum, default_value_t = DrawKind::Uniform)]
+    pub draw: DrawKind,
+    /// With --draw zipf: the user of rank r comes in proportion to 1 / r to the power of this, 0 or more.
+    #[arg(long, default_value_t = 1.0, value_parser = parse_exponent)]
+    pub zipf_exponent: f64,
+    /// Share of the requests that repeat a user and DSP, 0 to 1, whose buyer uid differs from the one before.
+    #[arg(long, default_value_t = 0.1, value_parser = parse_share, value_name = "SHARE")]
+    pub repeat_changed: f64,
+    /// Seed of the cookies and of everything else that is drawn [default: random].
+    #[arg(long)]
+    pub seed: Option<u64>,
+}
+
+fn parse_exponent(text: &str) -> Result<f64, String> {
+    let exponent = text.parse().ok();
+    exponent
+        .filter(|exponent: &f64| exponent.is_finite() && *exponent >= 0.0)
+        .ok_or_else(|| "not a number of 0 or more".to_owned())
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok();
+    share
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "not a number from 0 to 1".to_owned())
+}
+
+/// One constant load.
+#[derive(Debug, Clone)]
+pub(crate) struct Drive {
+    pub(crate) urls: Vec<String>,
+    pub(crate) connections: NonZeroUsize,
+    pub(crate) traffic: Traffic,
+    pub(crate) rate: NonZeroU64,
+    pub(crate) lasts: Duration,
+    /// Of the connections, in the traffic: each load of a run has its own.
+    pub(crate) first_connection: u64,
+}
+
+/// What a load saw.
+pub(crate) struct Driven {
+    pub(crate) seconds: f64,
+    pub(crate) sent: u64,
+    pub(crate) accepted: u64,
+    /// Answered otherwise, or with what is no answer.
+    pub(crate) refused: u64,
+    pub(crate) unanswered: u64,
+    /// What should have left and did not.
+    pub(crate) unsent: u64,
+    pub(crate) latency: Option<Percentiles>,
+    /// Why the generator was the limit, if it was.
+    pub(crate) limit: Option<String>,
+    pub(crate) sources: Vec<Source>,
+}
+
+impl Drive {
+    pub(crate) fn new(args: &DriveArgs, seed: u64, cluster: &Cluster) -> Self {
+        let producers = cluster.producers.iter();
+        let draw = match args.draw {
+            DrawKind::Uniform => Draw::Uniform,
+            DrawKind::Zipf => Draw::Zipf(args.zipf_exponent),
+        };
+        Self {
+            urls: producers
+                .map(|producer| format!("http://{}/", producer.http))
+                .collect(),
+            // Fewer would leave out a producer.
+            connections: args
+                .connections
+                .max(NonZeroUsize::new(cluster.producers.len()).unwrap_or(NonZeroUsize::MIN)),
+            traffic: Traffic::new(seed, Some(args.users))
+                .with_draw(draw)
+                .with_repeats_changed(args.repeat_changed),
+            rate: NonZeroU64::MIN,
+            lasts: Duration::ZERO,
+            first_connection: 0,
+        }
+    }
+
+    /// Drives to the end, or until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) -> Result<Driven> {
+        let mut plan = Plan::new(Uri::default(), self.traffic.clone());
+        let urls = self.urls.iter().map(|url| url.parse());
+        plan.urls = urls
+            .collect::<Result<_, _>>()
+            .context("an address of ours is no URL")?;
+        plan.connections = self.connections;
+        plan.duration = Some(self.lasts);
+        plan.schedule = Some(Profile::constant(self.rate));
+        plan.first_connection = self.first_connection;
+        let outcome = load::run(&plan, &stop).await?;
+        let first = self.first_connection;
+        let source = |history: History| {
+            let index = usize::try_from(history.connection() - first).unwrap_or(0);
+            Source {
+                traffic: self.traffic.clone(),
+                connection: history.connection(),
+                producer: index % self.urls.len(),
+                requests: Box::new(history),
+            }
+        };
+        Ok(Driven {
+            seconds: outcome.seconds,
+            sent: outcome.sent,
+            accepted: outcome.accepted,
+            refused: outcome.errors.total - outcome.errors.unanswered,
+            unanswered: outcome.errors.unanswered,
+            unsent: outcome.unsent,
+            latency: outcome.latency_micros,
+            limit: Some(outcome.generator.why).filter(|_| outcome.generator.limit),
+            sources: outcome.histories.into_iter().map(source).collect(),
+        })
+    }
+}
+
+impl Requests for History {
+    fn sent(&self) -> u64 {
+        self.sent()
+    }
+    fn fate(&self, number: u64) -> Sending {
+        match self.fate(number) {
+            Fate::Accepted => Sending::Accepted,
+            Fate::Unknown => Sending::Unknown,
+            Fate::Refused | Fate::NotSent => Sending::Not,
+        }
+    }
+    fn sent_after(&self, number: u64) -> Instant {
+        self.sent_after(number)
+    }
+    fn answered_before(&self, number: u64) -> Instant {
+        self.answered_before(number)
+    }
+}

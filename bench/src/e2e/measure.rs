@@ -1,0 +1,215 @@
+//! From what was observed around a step to its figures.
+
+use std::time::Duration;
+
+use super::{
+    outcome::{NodeCounts, ProcessUse, Quantiles, Step},
+    running::{Drove, Settled},
+    verdict,
+};
+use crate::{
+    observe::{ConsumerCounts, Observation, Role, Seen},
+    report::{micros_each, per_second},
+    scrape::Buckets,
+};
+
+/// What a step is measured by.
+pub(super) struct Measured<'a> {
+    pub(super) rate: u64,
+    pub(super) lasts: Duration,
+    pub(super) drove: &'a Drove,
+    /// All that was seen from its begin to its end.
+    pub(super) seen: &'a [Observation],
+    pub(super) settled: Settled,
+    /// What was seen when it was settled.
+    pub(super) end: &'a Observation,
+    pub(super) flush_interval: Duration,
+    pub(super) cores: usize,
+}
+
+impl Measured<'_> {
+    pub(super) fn step(&self) -> Step {
+        let Drove {
+            driven,
+            before,
+            after,
+            backlog_max,
+        } = self.drove;
+        let seconds = driven.seconds.max(f64::MIN_POSITIVE);
+        let flush = quantiles(&self.histogram(|counts| &counts.flush_seconds));
+        let delivered = sum(self.end, Role::Producer, |seen| {
+            seen.counts.producer.delivered
+        }) - sum(before, Role::Producer, |seen| {
+            seen.counts.producer.delivered
+        });
+        let bytes = sum(self.end, Role::Producer, |seen| {
+            seen.counts.producer.sent_bytes
+        }) - sum(before, Role::Producer, |seen| {
+            seen.counts.producer.sent_bytes
+        });
+        let full = |seen: &Seen| {
+            let counts = &seen.counts.consumer;
+            counts.buffer_bytes as f64 / counts.buffer_limit_bytes.max(1) as f64
+        };
+        let batches = self.histogram(|counts| &counts.flush_seconds).count();
+        let written = self.nodes().iter().map(|node| node.written).sum::<u64>();
+        let mut step = Step {
+            rate: self.rate,
+            seconds,
+            offered: offered(self.rate, self.lasts, driven.sent + driven.unsent),
+            sent: driven.sent,
+            accepted: driven.accepted,
+            refused: driven.refused,
+            unanswered: driven.unanswered,
+            accepted_per_second: per_second(driven.accepted, seconds),
+            edge_micros: driven.latency,
+            received: quantiles(&self.histogram(|counts| &counts.received_seconds)),
+            stored: quantiles(&self.histogram(|counts| &counts.stored_seconds)),
+            flush,
+            flush_and_interval_p99: flush
+                .p99
+                .map(|flush| flush + self.flush_interval.as_secs_f64()),
+            batch_cookies: if batches > 0.0 {
+                written as f64 / batches
+            } else {
+                0.0
+            },
+            backlog: after.backlog(),
+            backlog_max: *backlog_max,
+            backlog_in_producers: sum(after, Role::Producer, |seen| seen.counts.producer.lag),
+            buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
+            settled: self.settled,
+            stored_per_second: self.stored_per_second(),
+            nodes: self.nodes(),
+            processes: self.processes(),
+            bytes_per_delivery: if delivered > 0 {
+                bytes as f64 / delivered as f64
+            } else {
+                0.0
+            },
+            is_sustained: false,
+            why: None,
+            generator_limit: driven.limit.clone(),
+            accepted_each_second: self.accepted_each_second(),
+        };
+        step.why = verdict::why_not_sustained(&step, self.cores);
+        step.is_sustained = step.why.is_none();
+        step
+    }
+
+    /// What all nodes have observed since the begin.
+    fn histogram(&self, of: impl Fn(&ConsumerCounts) -> &Buckets) -> Buckets {
+        let all = |at: &Observation| {
+            let nodes = at.of(Role::Consumer);
+            nodes.fold(Buckets::default(), |sum, seen| {
+                sum.plus(of(&seen.counts.consumer))
+            })
+        };
+        all(self.end).since(&all(&self.drove.before))
+    }
+
+    fn stored_per_second(&self) -> f64 {
+        // From the second look on: in the first second the first cookies are still on their way.
+        let (before, after) = (&self.drove.before, &self.drove.after);
+        let before = self
+            .seen
+            .get(1)
+            .filter(|second| second.at < after.at)
+            .unwrap_or(before);
+        let seconds = (after.at - before.at).as_secs_f64();
+        let pairs = after.of(Role::Consumer).zip(before.of(Role::Consumer));
+        let slowest = pairs
+            .map(|(now, then)| {
+                let settled = |seen: &Seen| seen.counts.consumer.settled();
+                settled(now).saturating_sub(settled(then))
+            })
+            .min();
+        per_second(slowest.unwrap_or(0), seconds)
+    }
+
+    fn nodes(&self) -> Vec<NodeCounts> {
+        let pairs = self
+            .end
+            .of(Role::Consumer)
+            .zip(self.drove.before.of(Role::Consumer));
+        pairs
+            .map(|(now, then)| {
+                let (name, now, then) = (&now.name, &now.counts.consumer, &then.counts.consumer);
+                NodeCounts {
+                    name: name.clone(),
+                    received: now.received - then.received,
+                    written: now.written - then.written,
+                    superseded: now.superseded - then.superseded,
+                    suppressed: now.suppressed - then.suppressed,
+                    stale: now.stale - then.stale,
+                    failed: now.failed - then.failed,
+                    lost: now.lost - then.lost,
+                }
+            })
+            .collect()
+    }
+
+    fn processes(&self) -> Vec<ProcessUse> {
+        let (before, after) = (&self.drove.before, &self.drove.after);
+        let cores = after.cores_since(before);
+        let pairs = self.end.processes.iter().zip(&before.processes).zip(cores);
+        pairs
+            .map(|((now, then), cores)| ProcessUse {
+                name: now.name.clone(),
+                role: role_name(now.role),
+                cores,
+                cpu_micros_per_cookie: micros_each(
+                    now.cpu.since(&then.cpu).total().as_secs_f64(),
+                    self.drove.driven.accepted,
+                ),
+                resident_bytes: now.memory.resident_bytes,
+                peak_bytes: now.memory.peak_bytes,
+            })
+            .collect()
+    }
+
+    fn accepted_each_second(&self) -> Vec<f64> {
+        let within =
+            |at: &&Observation| at.at >= self.drove.before.at && at.at <= self.drove.after.at;
+        let seen: Vec<_> = self.seen.iter().filter(within).collect();
+        let pairs = seen.windows(2).map(|pair| {
+            let seconds = (pair[1].at - pair[0].at).as_secs_f64();
+            (
+                seconds,
+                per_second(pair[1].accepted() - pair[0].accepted(), seconds),
+            )
+        });
+        // What is left of the last second says little.
+        pairs
+            .filter(|(seconds, _)| *seconds > 0.5)
+            .map(|(_, rate)| rate)
+            .collect()
+    }
+}
+
+/// What the rate comes to in a step; when it was ended early, what should have left by then.
+fn offered(rate: u64, lasts: Duration, due: u64) -> u64 {
+    let whole = u128::from(rate) * lasts.as_millis() / 1_000;
+    u64::try_from(whole).unwrap_or(u64::MAX).min(due.max(1))
+}
+
+fn sum(at: &Observation, role: Role, of: impl Fn(&Seen) -> u64) -> u64 {
+    at.of(role).map(of).sum()
+}
+
+fn quantiles(buckets: &Buckets) -> Quantiles {
+    Quantiles {
+        p50: buckets.quantile(0.5),
+        p99: buckets.quantile(0.99),
+        p999: buckets.quantile(0.999),
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Producer => "producer",
+        Role::Consumer => "consumer",
+        Role::Mongod => "mongod",
+        Role::Generator => "generator",
+    }
+}

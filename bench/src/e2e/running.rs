@@ -1,0 +1,310 @@
+//! A cluster that is driven and observed, settled, stopped and verified: what every scenario with one does.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    drive::{Drive, Driven},
+    progress::Progress,
+};
+use crate::{
+    cluster::{Cluster, ClusterArgs, Place},
+    observe::{Observation, Observer, Role},
+    report::{grouped, per_second, rate},
+    scrape::Buckets,
+    verify::{self, Check, Sent, Source, Verdict},
+};
+
+/// How often the processes are looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often what is waited for is looked at.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long nothing may get better while a backlog is waited for: longer than a mongod takes to replay its journal.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a backlog is waited for at all, and when it was interrupted.
+const SETTLE_MAX: Duration = Duration::from_secs(600);
+const SETTLE_INTERRUPTED_MAX: Duration = Duration::from_secs(30);
+
+/// How often what a scenario does meanwhile gets a turn.
+const MEANWHILE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A cluster at work.
+pub(crate) struct Running {
+    pub(crate) cluster: Cluster,
+    pub(crate) observer: Observer,
+    pub(crate) progress: Progress,
+    pub(crate) started: Instant,
+}
+
+/// A load as it was seen from outside.
+pub(crate) struct Drove {
+    pub(crate) driven: Driven,
+    pub(crate) before: Observation,
+    pub(crate) after: Observation,
+    /// Largest backlog that was seen.
+    pub(crate) backlog_max: u64,
+}
+
+/// How a backlog went away.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Settled {
+    /// How long that took.
+    pub seconds: f64,
+    /// What was left when it was waited for no longer.
+    pub left: u64,
+}
+
+/// What the stores were found to hold.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Verification {
+    /// One for each node.
+    pub verdicts: Vec<Verdict>,
+    /// Why there is none, or not of all.
+    pub not_verified: Option<String>,
+    /// Requests it was held against.
+    pub requests: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Whether the request with this number on this connection may have been lost for a node.
+pub(crate) type Explain<'a> = &'a (dyn Fn(usize, &Source, u64) -> bool + Sync);
+
+impl Running {
+    pub(crate) async fn start(args: &ClusterArgs, stop: &CancellationToken) -> Result<Self> {
+        let mut progress = Progress::new();
+        progress.begin("starting", None);
+        let started = tokio::select! {
+            started = Cluster::start(args, |line| progress.at(Duration::ZERO, line.to_owned())) => started,
+            () = stop.cancelled() => bail!("stopped before everything had started"),
+        };
+        let cluster = started?;
+        let mut running = Self {
+            cluster,
+            observer: Observer::default(),
+            progress,
+            started: Instant::now(),
+        };
+        running.look().await;
+        Ok(running)
+    }
+
+    pub(crate) async fn look(&mut self) -> Observation {
+        let targets = self.cluster.targets();
+        self.observer.look(&targets).await.clone()
+    }
+
+    /// Runs a load to its end, looking at everything each second; `meanwhile` gets a turn often. A process that ends by
+    /// itself ends it, unless `meanwhile` is there to know better.
+    pub(crate) async fn drive(
+        &mut self,
+        drive: Drive,
+        stop: &CancellationToken,
+        mut meanwhile: Option<&mut dyn Meanwhile>,
+    ) -> Result<Drove> {
+        let before = self.look().await;
+        let (began, mut backlog_max) = (Instant::now(), 0);
+        let load_stop = stop.child_token();
+        let mut load = JoinSet::new();
+        load.spawn(drive.run(load_stop.clone()));
+        let mut looks = interval(LOOK_INTERVAL);
+        let mut turns = interval(MEANWHILE_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        looks.reset();
+        let driven = loop {
+            tokio::select! {
+                Some(ended) = load.join_next() => break ended??,
+                _ = looks.tick() => {
+                    let last = self.last().clone();
+                    let now = self.look().await;
+                    backlog_max = backlog_max.max(now.backlog());
+                    self.progress.at(began.elapsed(), live(&last, &now));
+                    if meanwhile.is_none() {
+                        self.cluster.check()?;
+                    }
+                }
+                _ = turns.tick(), if meanwhile.is_some() => {
+                    if let Some(meanwhile) = &mut meanwhile {
+                        self.turn(*meanwhile, began.elapsed()).await?;
+                    }
+                }
+            }
+        };
+        let after = self.look().await;
+        backlog_max = backlog_max.max(after.backlog());
+        Ok(Drove {
+            driven,
+            before,
+            after,
+            backlog_max,
+        })
+    }
+
+    /// Gives `meanwhile` its turn.
+    pub(crate) async fn turn(
+        &mut self,
+        meanwhile: &mut dyn Meanwhile,
+        elapsed: Duration,
+    ) -> Result<()> {
+        match meanwhile.turn(&mut self.cluster, elapsed)? {
+            Some(Mark::Look) => meanwhile.seen(&self.look().await),
+            Some(Mark::Line(line)) => self.progress.line(&line),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn last(&self) -> &Observation {
+        let last = self.observer.observations().last();
+        last.expect("the start looks once")
+    }
+
+    /// Waits until `is_settled`, as long as the backlog shrinks now and then.
+    pub(crate) async fn settle(
+        &mut self,
+        stop: &CancellationToken,
+        is_settled: impl Fn(&Observation, &Observation) -> bool,
+    ) -> Settled {
+        let began = Instant::now();
+        let (mut best, mut best_at) = (u64::MAX, began);
+        let mut last = self.look().await;
+        loop {
+            sleep(SETTLE_INTERVAL).await;
+            let now = self.look().await;
+            let backlog = now.backlog();
+            if is_settled(&last, &now) {
+                return Settled {
+                    seconds: began.elapsed().as_secs_f64(),
+                    left: 0,
+                };
+            }
+            if backlog < best {
+                (best, best_at) = (backlog, Instant::now());
+            }
+            let most = if stop.is_cancelled() {
+                SETTLE_INTERRUPTED_MAX
+            } else {
+                SETTLE_MAX
+            };
+            if best_at.elapsed() > SETTLE_PATIENCE || began.elapsed() > most {
+                return Settled {
+                    seconds: began.elapsed().as_secs_f64(),
+                    left: backlog.max(1),
+                };
+            }
+            self.progress
+                .at(began.elapsed(), format!("{} wait", grouped(backlog)));
+            last = now;
+        }
+    }
+
+    /// Holds every store against what was sent; producers and consumers have been stopped.
+    pub(crate) async fn verify(
+        &mut self,
+        sources: Vec<Source>,
+        explain: Explain<'_>,
+        stop: &CancellationToken,
+    ) -> Result<Verification> {
+        // Whoever has interrupted the load still wants to know; a second Ctrl-C ends everything.
+        let stop = if stop.is_cancelled() {
+            CancellationToken::new()
+        } else {
+            stop.clone()
+        };
+        let began = Instant::now();
+        self.progress.begin("verifying", None);
+        let sent = tokio::task::spawn_blocking(|| Sent::new(sources)).await??;
+        let mut verification = Verification {
+            requests: sent.len() as u64,
+            ..Verification::default()
+        };
+        for (index, node) in self.cluster.nodes.iter().enumerate() {
+            let may_be_lost = |source: &Source, number| explain(index, source, number);
+            let check = Check::new(&node.name, &sent, &may_be_lost);
+            let progress = |documents: u64| {
+                self.progress.at(
+                    began.elapsed(),
+                    format!("{}: {} documents", node.name, grouped(documents)),
+                );
+            };
+            let verdict = match &node.place {
+                Place::Mongod(mongod) => {
+                    verify::mongodb(&mongod.uri(), "", check, &stop, progress).await?
+                }
+                Place::Existing { uri, prefix } => {
+                    verify::mongodb(uri, prefix, check, &stop, progress).await?
+                }
+                Place::Embedded(folder) => Some(verify::embedded(folder, check).await?),
+                Place::Nothing => {
+                    let why = "there is no store, so only counts were compared";
+                    verification.not_verified = Some(why.to_owned());
+                    None
+                }
+            };
+            match verdict {
+                Some(verdict) => verification.verdicts.push(verdict),
+                None if stop.is_cancelled() => {
+                    verification.not_verified = Some("the verification was interrupted".to_owned());
+                    break;
+                }
+                None => {}
+            }
+        }
+        verification.seconds = began.elapsed().as_secs_f64();
+        self.progress.end();
+        Ok(verification)
+    }
+}
+
+/// What a scenario does while a load runs.
+pub(crate) trait Meanwhile {
+    /// Does what is due; a line about it if it did something.
+    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<Mark>>;
+    /// Takes note of what was seen when it asked for that.
+    fn seen(&mut self, observation: &Observation);
+}
+
+/// What a turn came to.
+pub(crate) enum Mark {
+    /// Everything is to be looked at before the next turn: what was counted up to now goes with a process.
+    Look,
+    /// Something was done.
+    Line(String),
+}
+
+fn live(before: &Observation, now: &Observation) -> String {
+    let seconds = (now.at - before.at).as_secs_f64();
+    let settled = |at: &Observation| {
+        let nodes = at.of(Role::Consumer);
+        nodes
+            .map(|seen| seen.counts.consumer.settled())
+            .min()
+            .unwrap_or(0)
+    };
+    let of = |now: u64, before: u64| rate(per_second(now.saturating_sub(before), seconds));
+    let buckets = |at: &Observation| {
+        let nodes = at.of(Role::Consumer);
+        nodes.fold(Buckets::default(), |sum, seen| {
+            sum.plus(&seen.counts.consumer.stored_seconds)
+        })
+    };
+    let p99 = buckets(now).since(&buckets(before)).quantile(0.99);
+    format!(
+        "accepted {}  stored {}  waiting {}  p99 to stored {}",
+        of(now.accepted(), before.accepted()),
+        of(settled(now), settled(before)),
+        grouped(now.backlog()),
+        p99.map_or_else(|| "-".to_owned(), |p99| format!("{:.0} ms", p99 * 1e3))
+    )
+}

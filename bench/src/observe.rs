@@ -1,0 +1,214 @@
+//! Looks at all processes of a cluster once a second: their metrics, CPU time and memory.
+//!
+//! Counters go on over the lives of a process that was started again; what it counted between the last look and a kill
+//! is not known. A process that does not answer within 0.7 s, because it is stopped or too busy, is shown as
+//! it was seen last.
+
+mod counts;
+mod plots;
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout};
+
+pub use self::counts::{ConsumerCounts, Counts, ProducerCounts};
+pub(crate) use self::plots::plots;
+use crate::{admin::HttpClient, cpu::CpuTime, memory::Memory, scrape::Samples};
+
+/// Less than the time between two looks.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(700);
+
+/// What a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Takes requests.
+    Producer,
+    /// Writes to a store.
+    Consumer,
+    /// Is that store.
+    Mongod,
+    /// This process.
+    Generator,
+}
+
+/// A process to look at.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// What it is.
+    pub role: Role,
+    /// What it is called in reports.
+    pub name: String,
+    /// Changes when it is started again.
+    pub process_id: u32,
+    /// Address of its admin port, if it has one.
+    pub admin: Option<String>,
+}
+
+/// What was seen of all processes at one time.
+#[derive(Debug, Clone)]
+pub struct Observation {
+    /// When.
+    pub at: Instant,
+    /// In the order of the targets.
+    pub processes: Vec<Seen>,
+}
+
+/// What was seen of one process.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// What it is.
+    pub role: Role,
+    /// What it is called in reports.
+    pub name: String,
+    /// CPU time of all its lives.
+    pub cpu: CpuTime,
+    /// Its memory.
+    pub memory: Memory,
+    /// What all its lives counted.
+    pub counts: Counts,
+    /// What its present life counted.
+    pub life: Counts,
+}
+
+/// Keeps what was seen.
+#[derive(Debug, Default)]
+pub struct Observer {
+    watched: Vec<Watched>,
+    observations: Vec<Observation>,
+}
+
+/// A process over its lives.
+#[derive(Debug)]
+struct Watched {
+    process_id: u32,
+    client: Option<HttpClient>,
+    /// The sums of the lives before this one.
+    cpu_before: CpuTime,
+    counts_before: Counts,
+    seen: Seen,
+}
+
+impl Observer {
+    /// Looks at all processes now. The targets are the same each time, but for their process ids.
+    pub async fn look(&mut self, targets: &[Target]) -> &Observation {
+        if self.watched.is_empty() {
+            self.watched = targets.iter().map(Watched::new).collect();
+        }
+        let at = Instant::now();
+        let looks = self.watched.iter_mut().zip(targets);
+        join_all(looks.map(|(watched, target)| watched.look(target))).await;
+        self.observations.push(Observation {
+            at,
+            processes: self
+                .watched
+                .iter()
+                .map(|watched| watched.seen.clone())
+                .collect(),
+        });
+        self.observations.last().expect("one was just pushed")
+    }
+
+    /// All that was seen, in the order of time.
+    #[must_use]
+    pub fn observations(&self) -> &[Observation] {
+        &self.observations
+    }
+}
+
+impl Watched {
+    fn new(target: &Target) -> Self {
+        Self {
+            process_id: target.process_id,
+            client: None,
+            cpu_before: CpuTime::default(),
+            counts_before: Counts::default(),
+            seen: Seen {
+                role: target.role,
+                name: target.name.clone(),
+                cpu: CpuTime::default(),
+                memory: Memory::default(),
+                counts: Counts::default(),
+                life: Counts::default(),
+            },
+        }
+    }
+
+    async fn look(&mut self, target: &Target) {
+        if self.process_id != target.process_id {
+            self.process_id = target.process_id;
+            self.client = None;
+            self.cpu_before = self.seen.cpu;
+            self.counts_before = self.seen.counts.clone();
+            self.seen.life = Counts::default();
+        }
+        if let Some(cpu) = CpuTime::of(self.process_id) {
+            self.seen.cpu = self.cpu_before.plus(&cpu);
+        }
+        if let Some(memory) = Memory::of(self.process_id) {
+            self.seen.memory = memory;
+        }
+        let Some(admin) = &target.admin else { return };
+        match timeout(ANSWER_PATIENCE, scrape(&mut self.client, admin)).await {
+            Ok(Some(samples)) => {
+                self.seen.life = Counts::read(&samples);
+                self.seen.counts = self.counts_before.plus(&self.seen.life);
+            }
+            // The connection may be in the middle of an answer.
+            Ok(None) | Err(_) => self.client = None,
+        }
+    }
+}
+
+async fn scrape(client: &mut Option<HttpClient>, admin: &str) -> Option<Samples> {
+    if client.is_none() {
+        *client = HttpClient::connect(admin).await.ok();
+    }
+    let answer = client.as_mut()?.get("/metrics", &[]).await.ok()?;
+    (answer.status == 200).then(|| Samples::parse(&answer.body))
+}
+
+impl Observation {
+    /// Those with this role, in order.
+    pub fn of(&self, role: Role) -> impl Iterator<Item = &Seen> {
+        self.processes.iter().filter(move |seen| seen.role == role)
+    }
+
+    /// Cookies in the logs of all producers since their start.
+    #[must_use]
+    pub fn accepted(&self) -> u64 {
+        self.of(Role::Producer)
+            .map(|seen| seen.counts.producer.appended)
+            .sum()
+    }
+
+    /// Of each node: cookies that were accepted and are neither stored nor known to be lost.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<u64> {
+        let accepted = self.accepted();
+        self.of(Role::Consumer)
+            .map(|seen| {
+                accepted.saturating_sub(seen.counts.consumer.settled() + seen.counts.consumer.lost)
+            })
+            .collect()
+    }
+
+    /// The backlog of the node that is furthest behind.
+    #[must_use]
+    pub fn backlog(&self) -> u64 {
+        self.waiting().into_iter().max().unwrap_or(0)
+    }
+
+    /// Share of one core that each process has used since `earlier`.
+    #[must_use]
+    pub fn cores_since(&self, earlier: &Self) -> Vec<f64> {
+        let seconds = (self.at - earlier.at).as_secs_f64();
+        let pairs = self.processes.iter().zip(&earlier.processes);
+        pairs
+            .map(|(now, before)| {
+                let used = now.cpu.since(&before.cpu).total().as_secs_f64();
+                if seconds > 0.0 { used / seconds } else { 0.0 }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,158 @@
+//! What is read from the metrics of a producer and a consumer.
+
+use crate::scrape::{Buckets, Samples, names};
+
+/// What a process counted; the part of the other kind of process is zero.
+#[derive(Debug, Clone, Default)]
+pub struct Counts {
+    /// What a producer counted.
+    pub producer: ProducerCounts,
+    /// What a consumer counted.
+    pub consumer: ConsumerCounts,
+}
+
+/// What a producer counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProducerCounts {
+    /// Cookies in the log since its start.
+    pub appended: u64,
+    /// Cookies handed to streams, each once for each subscriber.
+    pub delivered: u64,
+    /// Bytes handed to streams.
+    pub sent_bytes: u64,
+    /// Cookies that subscribers will not get.
+    pub lost: u64,
+    /// Cookies that streams have not taken yet, of all subscribers.
+    pub lag: u64,
+}
+
+/// What a consumer counted.
+#[derive(Debug, Clone, Default)]
+pub struct ConsumerCounts {
+    /// Cookies received, counted with their batch.
+    pub received: u64,
+    /// Cookies written.
+    pub written: u64,
+    /// Cookies replaced before they were written.
+    pub superseded: u64,
+    /// Cookies that repeat what is stored.
+    pub suppressed: u64,
+    /// Cookies older than what is stored.
+    pub stale: u64,
+    /// Cookies that cannot be stored.
+    pub failed: u64,
+    /// Cookies that will not come.
+    pub lost: u64,
+    /// Lives of producers that ended without a goodbye.
+    pub unknown_tails: u64,
+    /// Bytes received and not yet part of a batch.
+    pub buffer_bytes: u64,
+    /// Where reading stops.
+    pub buffer_limit_bytes: u64,
+    /// The newest durable sequence of each producer, by its id.
+    pub cursors: Vec<(String, u64)>,
+    /// Accepted to received.
+    pub received_seconds: Buckets,
+    /// Accepted to stored.
+    pub stored_seconds: Buckets,
+    /// Time of a batch.
+    pub flush_seconds: Buckets,
+    /// Size of a batch.
+    pub batch_cookies: Buckets,
+}
+
+impl Counts {
+    pub(super) fn read(samples: &Samples) -> Self {
+        Self {
+            producer: ProducerCounts::read(samples),
+            consumer: ConsumerCounts::read(samples),
+        }
+    }
+
+    /// The sum with what a `later` life counted; what is no counter is the later one's.
+    pub(super) fn plus(&self, later: &Self) -> Self {
+        Self {
+            producer: self.producer.plus(&later.producer),
+            consumer: self.consumer.plus(&later.consumer),
+        }
+    }
+}
+
+impl ProducerCounts {
+    fn read(samples: &Samples) -> Self {
+        let count = |name| samples.count(name, &[]);
+        Self {
+            appended: count(names::APPENDED),
+            delivered: count(names::DELIVERED),
+            sent_bytes: count(names::SENT_BYTES),
+            lost: count(names::SUBSCRIBER_LOST),
+            lag: count(names::LAG),
+        }
+    }
+
+    fn plus(&self, later: &Self) -> Self {
+        Self {
+            appended: self.appended + later.appended,
+            delivered: self.delivered + later.delivered,
+            sent_bytes: self.sent_bytes + later.sent_bytes,
+            lost: self.lost + later.lost,
+            lag: later.lag,
+        }
+    }
+}
+
+impl ConsumerCounts {
+    fn read(samples: &Samples) -> Self {
+        let count = |name| samples.count(name, &[]);
+        Self {
+            received: count(names::RECEIVED),
+            written: count(names::WRITTEN),
+            superseded: count(names::SUPERSEDED),
+            suppressed: count(names::SUPPRESSED),
+            stale: count(names::STALE),
+            failed: count(names::FAILED),
+            lost: count(names::LOST),
+            unknown_tails: count(names::UNKNOWN_TAILS),
+            buffer_bytes: count(names::BUFFER_BYTES),
+            buffer_limit_bytes: count(names::BUFFER_LIMIT_BYTES),
+            cursors: samples.by_label(names::CURSOR_SEQUENCE, "producer"),
+            received_seconds: samples.histogram(names::RECEIVED_SECONDS),
+            stored_seconds: samples.histogram(names::STORED_SECONDS),
+            flush_seconds: samples.histogram(names::FLUSH_SECONDS),
+            batch_cookies: samples.histogram(names::BATCH_COOKIES),
+        }
+    }
+
+    fn plus(&self, later: &Self) -> Self {
+        Self {
+            received: self.received + later.received,
+            written: self.written + later.written,
+            superseded: self.superseded + later.superseded,
+            suppressed: self.suppressed + later.suppressed,
+            stale: self.stale + later.stale,
+            failed: self.failed + later.failed,
+            lost: self.lost + later.lost,
+            unknown_tails: self.unknown_tails + later.unknown_tails,
+            buffer_bytes: later.buffer_bytes,
+            buffer_limit_bytes: later.buffer_limit_bytes,
+            cursors: later.cursors.clone(),
+            received_seconds: self.received_seconds.plus(&later.received_seconds),
+            stored_seconds: self.stored_seconds.plus(&later.stored_seconds),
+            flush_seconds: self.flush_seconds.plus(&later.flush_seconds),
+            batch_cookies: self.batch_cookies.plus(&later.batch_cookies),
+        }
+    }
+
+    /// Cookies whose fate is known.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.written + self.superseded + self.suppressed + self.stale + self.failed
+    }
+
+    /// The newest durable sequence of a producer; 0 when there is none.
+    #[must_use]
+    pub fn cursor(&self, producer: &str) -> u64 {
+        let found = self.cursors.iter().find(|(id, _)| id == producer);
+        found.map_or(0, |(_, sequence)| *sequence)
+    }
+}

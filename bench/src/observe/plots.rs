@@ -1,0 +1,147 @@
+//! What was observed, as plots.
+
+use tokio::time::Instant;
+
+use super::{Observation, Role, Seen};
+use crate::{
+    report::{Axis, Plot, Series},
+    scrape::Buckets,
+};
+
+/// Rates, backlog, latency, CPU and memory over the time since `start`.
+pub(crate) fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
+    let Some(first) = observations.first() else {
+        return Vec::new();
+    };
+    let lines = Lines {
+        observations,
+        start,
+    };
+    let processes = || first.processes.iter().enumerate();
+    let nodes = || processes().filter(|(_, seen)| seen.role == Role::Consumer);
+
+    let accepted = lines.rate("accepted", Observation::accepted);
+    let stored = nodes().map(|(at, seen)| {
+        let name = format!("settled by {}", seen.name);
+        lines.rate(&name, move |now| {
+            now.processes[at].counts.consumer.settled()
+        })
+    });
+    let waiting = nodes().map(|(at, seen)| {
+        let name = format!("not stored by {}", seen.name);
+        let node = at - first.of(Role::Producer).count();
+        lines.level(&name, move |now| {
+            now.waiting().get(node).copied().unwrap_or(0) as f64
+        })
+    });
+    let quantiles = [(0.5, "p50"), (0.99, "p99")];
+    let received = quantiles.map(|(quantile, name)| {
+        lines.latency(&format!("received, {name}"), quantile, |seen| {
+            &seen.counts.consumer.received_seconds
+        })
+    });
+    let to_stored = quantiles.map(|(quantile, name)| {
+        lines.latency(&format!("stored, {name}"), quantile, |seen| {
+            &seen.counts.consumer.stored_seconds
+        })
+    });
+    let cpu = processes().map(|(at, seen)| lines.cores(&seen.name, at));
+    let memory = processes().map(|(at, seen)| {
+        lines.level(&seen.name, move |now| {
+            now.processes[at].memory.resident_bytes as f64 / f64::from(1 << 20)
+        })
+    });
+    vec![
+        plot(
+            "rate",
+            "Accepted and settled",
+            "cookies a second",
+            std::iter::once(accepted).chain(stored),
+        ),
+        plot("backlog", "Accepted and not stored", "cookies", waiting),
+        logarithmic(plot(
+            "latency",
+            "From accepted at the edge, over all nodes",
+            "ms",
+            received.into_iter().chain(to_stored),
+        )),
+        plot("cpu", "CPU", "cores", cpu),
+        plot("memory", "Memory", "MiB resident", memory),
+    ]
+}
+
+fn plot(name: &str, title: &str, y: &str, series: impl Iterator<Item = Series>) -> Plot {
+    let axis = |label: &str| Axis {
+        label: label.to_owned(),
+        logarithmic: false,
+    };
+    Plot {
+        name: name.to_owned(),
+        title: title.to_owned(),
+        x: axis("seconds since the start"),
+        y: axis(y),
+        series: series.collect(),
+    }
+}
+
+fn logarithmic(mut plot: Plot) -> Plot {
+    plot.y.logarithmic = true;
+    plot
+}
+
+struct Lines<'a> {
+    observations: &'a [Observation],
+    start: Instant,
+}
+
+impl Lines<'_> {
+    fn level(&self, name: &str, value: impl Fn(&Observation) -> f64) -> Series {
+        let points = self
+            .observations
+            .iter()
+            .map(|now| (self.x(now), value(now)));
+        series(name, points)
+    }
+
+    /// Between each look and the one before.
+    fn since(&self, name: &str, value: impl Fn(&Observation, &Observation) -> f64) -> Series {
+        let pairs = self.observations.windows(2);
+        series(
+            name,
+            pairs.map(|pair| (self.x(&pair[1]), value(&pair[0], &pair[1]))),
+        )
+    }
+
+    fn rate(&self, name: &str, count: impl Fn(&Observation) -> u64) -> Series {
+        self.since(name, |before, now| {
+            let seconds = (now.at - before.at).as_secs_f64();
+            count(now).saturating_sub(count(before)) as f64 / seconds
+        })
+    }
+
+    fn cores(&self, name: &str, at: usize) -> Series {
+        self.since(name, |before, now| now.cores_since(before)[at])
+    }
+
+    fn latency(&self, name: &str, quantile: f64, of: impl Fn(&Seen) -> &Buckets) -> Series {
+        self.since(name, |before, now| {
+            let sum = |at: &Observation| {
+                let all = at.of(Role::Consumer).map(&of);
+                all.fold(Buckets::default(), |sum, more| sum.plus(more))
+            };
+            let seconds = sum(now).since(&sum(before)).quantile(quantile);
+            seconds.map_or(f64::NAN, |seconds| seconds * 1e3)
+        })
+    }
+
+    fn x(&self, at: &Observation) -> f64 {
+        at.at.saturating_duration_since(self.start).as_secs_f64()
+    }
+}
+
+fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
+    Series {
+        name: name.to_owned(),
+        points: points.collect(),
+    }
+}

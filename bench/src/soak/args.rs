@@ -1,0 +1,73 @@
+//! Which faults are wanted, as on the command line.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use super::Kind;
+
+/// Which faults strike, and how often.
+#[derive(Debug, Clone, Args)]
+pub struct FaultArgs {
+    /// Mean time between two faults of a kind that is named without one.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "30s")]
+    pub fault_every: Duration,
+    /// All kinds of faults that the store allows.
+    #[arg(long)]
+    pub all_faults: bool,
+    /// Kill a consumer (SIGKILL) and start it again after 0.2 to 3 s.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    pub kill_consumer: Option<Option<Duration>>,
+    /// Stop a consumer (SIGSTOP) for 1 to 5 s.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    pub stop_consumer: Option<Option<Duration>>,
+    /// End a consumer in order (SIGTERM) and start it again after 0.2 to 3 s.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    pub restart_consumer: Option<Option<Duration>>,
+    /// Kill a mongod (SIGKILL) and start it again after 0.2 to 3 s.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    pub kill_mongod: Option<Option<Duration>>,
+    /// Stop a mongod (SIGSTOP) for 1 to 5 s.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    pub stop_mongod: Option<Option<Duration>>,
+    /// End a producer in order (SIGTERM) and start it again when it has drained, after 0.1 to 1 s.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    pub restart_producer: Option<Option<Duration>>,
+    /// Kill a producer (SIGKILL) and start it again after 0.1 to 1 s: what it had not delivered is lost.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    pub kill_producer: Option<Option<Duration>>,
+}
+
+impl FaultArgs {
+    /// Kinds, each with its mean time between two.
+    pub(super) fn kinds(&self, has_mongod: bool) -> Result<Vec<(Kind, Duration)>> {
+        let wanted = |kind| match kind {
+            Kind::KillConsumer => self.kill_consumer,
+            Kind::StopConsumer => self.stop_consumer,
+            Kind::RestartConsumer => self.restart_consumer,
+            Kind::KillMongod => self.kill_mongod,
+            Kind::StopMongod => self.stop_mongod,
+            Kind::RestartProducer => self.restart_producer,
+            Kind::KillProducer => self.kill_producer,
+        };
+        let mut kinds = Vec::new();
+        for kind in Kind::ALL {
+            let every = match wanted(kind) {
+                Some(every) => every.unwrap_or(self.fault_every),
+                None if self.all_faults && (has_mongod || !kind.needs_mongod()) => self.fault_every,
+                None => continue,
+            };
+            if kind.needs_mongod() && !has_mongod {
+                bail!(
+                    "there is no mongod of ours to strike: --store mongodb starts one for each consumer"
+                );
+            }
+            if every.is_zero() {
+                bail!("faults without any time between them");
+            }
+            kinds.push((kind, every));
+        }
+        Ok(kinds)
+    }
+}

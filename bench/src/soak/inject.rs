@@ -1,0 +1,259 @@
+//! Does what the plan of faults says, turn by turn, while the load runs.
+
+use std::{collections::VecDeque, time::Duration};
+
+use anyhow::{Result, bail};
+use rustix::process::Signal;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::plan::{Fault, Kind, Victim};
+use crate::{
+    cluster::Cluster,
+    e2e::running::{Mark, Meanwhile},
+    observe::{Observation, Role},
+    programs::Process,
+};
+
+/// How long an orderly end may take; longer than the drain the processes are told.
+const END_PATIENCE: Duration = Duration::from_secs(40);
+
+/// Something that was done.
+#[derive(Debug, Clone, Serialize)]
+pub struct Event {
+    /// Seconds since the begin of the load.
+    pub seconds: f64,
+    /// What, to whom.
+    pub what: String,
+}
+
+/// A producer that was killed.
+#[derive(Debug, Clone)]
+pub(super) struct Killed {
+    pub(super) producer: usize,
+    pub(super) at: Instant,
+    /// What each node had stored of its life, by the sequence, as it was seen last.
+    pub(super) cursors: Vec<u64>,
+}
+
+/// Does the faults.
+#[derive(Debug)]
+pub(super) struct Injector {
+    waiting: VecDeque<Fault>,
+    /// Everything was looked at for the first that waits.
+    is_seen: bool,
+    active: Vec<Active>,
+    pub(super) events: Vec<Event>,
+    pub(super) killed: Vec<Killed>,
+    pub(super) faults: Vec<String>,
+    seen: Option<Observation>,
+}
+
+#[derive(Debug)]
+struct Active {
+    fault: Fault,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    /// Stopped until then.
+    Stopped(Duration),
+    /// Told to end then.
+    Ending(Duration),
+    /// Not there until then.
+    Away(Duration),
+}
+
+impl Injector {
+    pub(super) fn new(plan: Vec<Fault>) -> Self {
+        Self {
+            waiting: plan.into(),
+            is_seen: false,
+            active: Vec::new(),
+            events: Vec::new(),
+            killed: Vec::new(),
+            faults: Vec::new(),
+            seen: None,
+        }
+    }
+
+    /// No more faults from now on.
+    pub(super) fn begin_no_more(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// True while something is not as it was before.
+    pub(super) fn is_active(&self) -> bool {
+        !self.active.is_empty()
+    }
+
+    /// Ends with the last words of a process that nobody told to end.
+    fn check(&self, cluster: &mut Cluster) -> Result<()> {
+        let is_ours = |victim| {
+            self.active
+                .iter()
+                .any(|active| active.fault.victim == victim)
+        };
+        for (index, producer) in cluster.producers.iter_mut().enumerate() {
+            if !is_ours(Victim::Producer(index)) {
+                producer.process.check()?;
+            }
+        }
+        for (index, node) in cluster.nodes.iter_mut().enumerate() {
+            if !is_ours(Victim::Consumer(index)) {
+                node.process.check()?;
+            }
+            if let Some(mongod) = node.place.process()
+                && !is_ours(Victim::Mongod(index))
+            {
+                mongod.check()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is due of a fault that has begun.
+    fn go_on(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<String>> {
+        for index in 0..self.active.len() {
+            let Active { fault, stage } = self.active[index];
+            let (name, process) = victim(cluster, fault.victim)?;
+            match stage {
+                Stage::Stopped(until) if elapsed >= until => {
+                    process.signal(Signal::CONT)?;
+                    let what = format!("{name} goes on");
+                    self.active.remove(index);
+                    return Ok(Some(what));
+                }
+                Stage::Away(until) if elapsed >= until => {
+                    process.start_again()?;
+                    let what = format!("{name} started again");
+                    self.active.remove(index);
+                    return Ok(Some(what));
+                }
+                Stage::Ending(began) => {
+                    let Some(status) = process.exited()? else {
+                        if elapsed > began + END_PATIENCE {
+                            process.kill()?;
+                            self.faults.push(format!("{name} did not end in order"));
+                        }
+                        continue;
+                    };
+                    if !status.success() {
+                        let words = process.last_lines(5);
+                        self.faults
+                            .push(format!("{name} ended with {status}: {words}"));
+                    }
+                    self.active[index].stage = Stage::Away(elapsed + fault.lasts);
+                    return Ok(Some(format!("{name} has ended ({status})")));
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn strike(&mut self, cluster: &mut Cluster, fault: Fault, elapsed: Duration) -> Result<String> {
+        let (name, process) = victim(cluster, fault.victim)?;
+        let seconds = fault.lasts.as_secs_f64();
+        let (stage, what) = match fault.kind {
+            Kind::StopConsumer | Kind::StopMongod => {
+                process.signal(Signal::STOP)?;
+                let until = elapsed + fault.lasts;
+                (
+                    Stage::Stopped(until),
+                    format!("{name} stopped for {seconds:.1} s"),
+                )
+            }
+            Kind::RestartConsumer | Kind::RestartProducer => {
+                process.signal(Signal::TERM)?;
+                (
+                    Stage::Ending(elapsed),
+                    format!("{name} told to end, for {seconds:.1} s"),
+                )
+            }
+            Kind::KillConsumer | Kind::KillMongod | Kind::KillProducer => {
+                process.kill()?;
+                let until = elapsed + fault.lasts;
+                (
+                    Stage::Away(until),
+                    format!("{name} killed, for {seconds:.1} s"),
+                )
+            }
+        };
+        if let (Kind::KillProducer, Victim::Producer(producer)) = (fault.kind, fault.victim) {
+            self.killed.push(Killed {
+                producer,
+                at: Instant::now(),
+                cursors: self
+                    .seen
+                    .as_ref()
+                    .map(|seen| cursors(seen, &name))
+                    .unwrap_or_default(),
+            });
+        }
+        self.active.push(Active { fault, stage });
+        Ok(what)
+    }
+}
+
+impl Meanwhile for Injector {
+    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<Mark>> {
+        self.check(cluster)?;
+        let mut what = self.go_on(cluster, elapsed)?;
+        if what.is_none()
+            && let Some(fault) = self
+                .waiting
+                .front()
+                .copied()
+                .filter(|fault| fault.at <= elapsed)
+        {
+            if !self.is_seen {
+                return Ok(Some(Mark::Look));
+            }
+            self.is_seen = false;
+            self.waiting.pop_front();
+            what = Some(self.strike(cluster, fault, elapsed)?);
+        }
+        Ok(what.map(|what| {
+            let seconds = elapsed.as_secs_f64();
+            let line = format!("{seconds:>7.1} s  {what}");
+            self.events.push(Event { seconds, what });
+            Mark::Line(line)
+        }))
+    }
+
+    fn seen(&mut self, observation: &Observation) {
+        self.seen = Some(observation.clone());
+        self.is_seen = true;
+    }
+}
+
+fn cursors(seen: &Observation, producer: &str) -> Vec<u64> {
+    seen.of(Role::Consumer)
+        .map(|node| node.life.consumer.cursor(producer))
+        .collect()
+}
+
+/// What it is called, and the process.
+fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process)> {
+    let found = match victim {
+        Victim::Producer(index) => {
+            let producer = cluster.producers.get_mut(index);
+            producer.map(|it| (it.id.clone(), &mut it.process))
+        }
+        Victim::Consumer(index) => {
+            let node = cluster.nodes.get_mut(index);
+            node.map(|it| (it.name.clone(), &mut it.process))
+        }
+        Victim::Mongod(index) => {
+            let mongod = cluster.nodes.get_mut(index);
+            let mongod = mongod.and_then(|it| it.place.process());
+            mongod.map(|it| (format!("mongod-{}", index + 1), it))
+        }
+    };
+    match found {
+        Some(found) => Ok(found),
+        None => bail!("there is no {victim:?}"),
+    }
+}

@@ -1,0 +1,231 @@
+//! What a soak found, and its summary.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{Driven, Event, Kind, Settled, SoakArgs, Verification};
+use crate::{
+    observe::{Observation, Role},
+    report::{Percentiles, grouped, per_second, rate},
+};
+
+/// What was done, what was seen, and what was found to be wrong.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// Consumers, each with a store.
+    pub consumers: usize,
+    /// Producers.
+    pub producers: usize,
+    /// What the stores are.
+    pub store: &'static str,
+    /// Makes the same cookies and the same faults again.
+    pub seed: u64,
+    /// Requests a second that were asked for.
+    pub rate: u64,
+    /// How long they were sent.
+    pub seconds: f64,
+    /// Whether it was ended before its time.
+    pub interrupted: bool,
+    /// Requests that left.
+    pub sent: u64,
+    /// Requests answered with 200.
+    pub accepted: u64,
+    /// Requests answered otherwise.
+    pub refused: u64,
+    /// Requests without an answer: what became of them is unknown.
+    pub unanswered: u64,
+    /// Requests that should have left and did not.
+    pub unsent: u64,
+    /// `accepted` a second.
+    pub accepted_per_second: f64,
+    /// From the intended time to the answer.
+    pub edge_micros: Option<Percentiles>,
+    /// Largest number of cookies that were accepted and not stored, as far as counts survived.
+    pub backlog_max: u64,
+    /// How the backlog went away.
+    pub settled: Settled,
+    /// Cookies that each consumer said it will not get.
+    pub lost: Vec<u64>,
+    /// Lives of producers of which each consumer said that their end is unknown.
+    pub unknown_tails: Vec<u64>,
+    /// The kinds of faults, each with the mean seconds between two.
+    pub kinds: Vec<(Kind, f64)>,
+    /// What was done, in the order of time.
+    pub events: Vec<Event>,
+    /// Whether every accepted cookie is in every store.
+    pub verification: Verification,
+    /// What the run says, in sentences.
+    pub findings: Vec<String>,
+    /// What is wrong; empty when all is well.
+    pub faults: Vec<String>,
+}
+
+/// What an outcome is made of.
+pub(super) struct Run<'a> {
+    pub(super) args: &'a SoakArgs,
+    pub(super) seed: u64,
+    pub(super) interrupted: bool,
+    pub(super) driven: &'a Driven,
+    pub(super) before: &'a Observation,
+    pub(super) settled: Settled,
+    pub(super) kinds: &'a [(Kind, Duration)],
+    pub(super) events: Vec<Event>,
+    /// Producers that were killed.
+    pub(super) killed: usize,
+    pub(super) verification: Verification,
+    pub(super) faults: Vec<String>,
+    pub(super) observations: &'a [Observation],
+}
+
+impl Outcome {
+    pub(super) fn new(run: Run<'_>) -> Self {
+        let driven = run.driven;
+        let last = run.observations.last().unwrap_or(run.before);
+        let nodes = |of: fn(&crate::observe::ConsumerCounts) -> u64| -> Vec<u64> {
+            last.of(Role::Consumer)
+                .map(|seen| of(&seen.counts.consumer))
+                .collect()
+        };
+        let mut outcome = Self {
+            consumers: run.args.cluster.consumers.get(),
+            producers: run.args.cluster.producers.get(),
+            store: run.args.cluster.store.name(),
+            seed: run.seed,
+            rate: run.args.rate.get(),
+            seconds: driven.seconds,
+            interrupted: run.interrupted,
+            sent: driven.sent,
+            accepted: driven.accepted,
+            refused: driven.refused,
+            unanswered: driven.unanswered,
+            unsent: driven.unsent,
+            accepted_per_second: per_second(driven.accepted, driven.seconds),
+            edge_micros: driven.latency,
+            backlog_max: run
+                .observations
+                .iter()
+                .map(Observation::backlog)
+                .max()
+                .unwrap_or(0),
+            settled: run.settled,
+            lost: nodes(|counts| counts.lost),
+            unknown_tails: nodes(|counts| counts.unknown_tails),
+            kinds: run
+                .kinds
+                .iter()
+                .map(|(kind, every)| (*kind, every.as_secs_f64()))
+                .collect(),
+            events: run.events,
+            verification: run.verification,
+            findings: Vec::new(),
+            faults: run.faults,
+        };
+        outcome.judge(run.killed);
+        outcome
+    }
+
+    fn judge(&mut self, killed: usize) {
+        if self.settled.left > 0 && !self.interrupted {
+            self.faults
+                .push(format!("{} cookies were never stored", self.settled.left));
+        }
+        let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.strikes_the_edge());
+        let without_answer = self.refused + self.unanswered;
+        if without_answer > 0 && !edge_is_struck {
+            self.faults.push(format!(
+                "{without_answer} requests were refused or not answered, though no producer was struck"
+            ));
+        }
+        let lost: u64 = self.lost.iter().sum();
+        if lost == 0 {
+            self.findings
+                .push("no consumer had to be told that it lost a cookie".to_owned());
+        }
+        for (verdict, lost) in self.verification.verdicts.iter().zip(&self.lost) {
+            let gone = verdict.missing + verdict.stale;
+            let is_told = verdict.wrong + verdict.extra == 0 && gone <= *lost;
+            if !verdict.is_faultless() && is_told {
+                self.findings.push(format!(
+                    "{}: {} cookies are missing or stale, and its consumer told of {} that it lost",
+                    verdict.node,
+                    grouped(gone),
+                    grouped(*lost)
+                ));
+            } else if !verdict.is_faultless() {
+                self.faults.push(verdict.line());
+            }
+            if verdict.explained > 0 {
+                self.findings.push(format!(
+                    "{}: {} pairs are missing or stale that producers, killed {killed} times, may have taken with them",
+                    verdict.node,
+                    grouped(verdict.explained)
+                ));
+            }
+        }
+        if killed > 0
+            && self.unknown_tails.contains(&0)
+            && self
+                .verification
+                .verdicts
+                .iter()
+                .any(|verdict| verdict.explained > 0)
+        {
+            self.findings.push(
+                "a consumer that was itself restarted no longer counts the ends it did not know"
+                    .to_owned(),
+            );
+        }
+    }
+
+    /// True when nothing is missing but what may be.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut lines = vec![
+            format!(
+                "{} producers, {} consumers, store {}; {} for {:.0} s{}; seed {}",
+                self.producers,
+                self.consumers,
+                self.store,
+                rate(self.rate as f64),
+                self.seconds,
+                if self.interrupted {
+                    ", interrupted"
+                } else {
+                    ""
+                },
+                self.seed
+            ),
+            format!(
+                "sent {}, accepted {}, refused {}, unanswered {}, unsent {}",
+                grouped(self.sent),
+                grouped(self.accepted),
+                grouped(self.refused),
+                grouped(self.unanswered),
+                grouped(self.unsent)
+            ),
+            format!(
+                "at most {} waiting; all stored {:.1} s after the end; lost {:?}, unknown tails {:?}",
+                grouped(self.backlog_max),
+                self.settled.seconds,
+                self.lost,
+                self.unknown_tails
+            ),
+        ];
+        lines.extend(
+            self.edge_micros
+                .as_ref()
+                .map(|edge| format!("edge      {}", edge.line())),
+        );
+        lines.extend(self.findings.iter().cloned());
+        lines.extend(self.verification.lines());
+        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,180 @@
+//! Checks stores against everything that was sent: all pairs of user and DSP, each with its newest value, and nothing else.
+//!
+//! What was sent is made again from its traffic; kept are 16 bytes for each request ([`Sent`]), sorted by a hash of the pair.
+//! Each stored cookie is then looked up by its pair, whose requests are made again and compared.
+//!
+//! A stored value is right when a request with it may be the newest of its pair: none that was accepted is *certainly*
+//! newer. Certain is what came later on the same connection, or what was sent when the other had been answered; between
+//! two producers by a margin, because their chunks carry the time of their first cookie ([`PRODUCERS_APART`]). A
+//! request without an answer may have been accepted or not: its value may be stored, and need not be.
+//!
+//! Two pairs with the same hash of 64 bits would hide the absence of one of them: at ten million pairs that has a
+//! probability of 1 in 370,000.
+
+mod judge;
+mod scan;
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
+use anyhow::{Context, Result};
+use tokio::time::Instant;
+
+pub use self::{
+    judge::{Check, MayBeLost, Verdict},
+    scan::{embedded, mongodb},
+};
+use crate::traffic::{SyntheticCookie, Traffic};
+
+/// How much later a request to another producer must have been sent to be certainly newer. A chunk is 30 ms old at most when
+/// it is sealed; the rest is for a timer that is late on a busy machine.
+pub const PRODUCERS_APART: std::time::Duration = std::time::Duration::from_millis(250);
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sending {
+    /// Answered with 200.
+    Accepted,
+    /// Sent, and no answer came.
+    Unknown,
+    /// Refused, or not sent.
+    Not,
+}
+
+/// The requests of one connection, by number.
+pub trait Requests: Send + Sync {
+    /// How many were sent.
+    fn sent(&self) -> u64;
+    /// What became of one.
+    fn fate(&self, number: u64) -> Sending;
+    /// A time before which it did not leave.
+    fn sent_after(&self, number: u64) -> Instant;
+    /// A time by which its answer was here.
+    fn answered_before(&self, number: u64) -> Instant;
+}
+
+/// One connection of a load.
+pub struct Source {
+    /// Makes its cookies.
+    pub traffic: Traffic,
+    /// The connection's number in that.
+    pub connection: u64,
+    /// Which producer it went to.
+    pub producer: usize,
+    /// What became of its requests.
+    pub requests: Box<dyn Requests>,
+}
+
+/// Everything that was sent and may be stored.
+pub struct Sent {
+    sources: Vec<Source>,
+    /// By hash, then by source and number.
+    requests: Vec<Request>,
+    /// Where the requests begin whose hash has these first bits.
+    starts: Vec<usize>,
+    bits: u32,
+    hasher: RandomState,
+}
+
+/// A request: which one, and the hash of its pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Request {
+    hash: u64,
+    source: u32,
+    number: u32,
+}
+
+impl Sent {
+    /// Takes all requests of these connections. Blocks for about a second for each five million.
+    ///
+    /// # Errors
+    /// When a connection has sent more than 2^32.
+    pub fn new(sources: Vec<Source>) -> Result<Self> {
+        let hasher = RandomState::new();
+        let mut requests = Vec::new();
+        for (index, source) in sources.iter().enumerate() {
+            let index = u32::try_from(index).context("too many connections to verify")?;
+            let sent = u32::try_from(source.requests.sent())
+                .context("too many requests on a connection to verify")?;
+            for number in 0..sent {
+                if source.requests.fate(number.into()) == Sending::Not {
+                    continue;
+                }
+                let cookie = source.traffic.cookie(source.connection, number.into());
+                requests.push(Request {
+                    hash: hash(&hasher, cookie.user_id_bytes(), cookie.dsp_id()),
+                    source: index,
+                    number,
+                });
+            }
+        }
+        requests.sort_unstable();
+        // About eight requests for each start.
+        let bits = (requests.len() / 8).max(2).ilog2();
+        let mut starts = Vec::with_capacity((1 << bits) + 1);
+        for (at, request) in requests.iter().enumerate() {
+            while starts.len() <= first_bits(request.hash, bits) {
+                starts.push(at);
+            }
+        }
+        starts.resize((1 << bits) + 1, requests.len());
+        Ok(Self {
+            sources,
+            requests,
+            starts,
+            bits,
+            hasher,
+        })
+    }
+
+    /// Requests that were accepted, or may have been.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// True when there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Where the requests of a pair are in `requests`.
+    fn group(&self, user_id: &[u8], dsp_id: u32) -> std::ops::Range<usize> {
+        let hash = hash(&self.hasher, user_id, dsp_id);
+        let first = first_bits(hash, self.bits);
+        let (from, to) = (self.starts[first], self.starts[first + 1]);
+        let near = &self.requests[from..to];
+        let start = near.partition_point(|request| request.hash < hash);
+        let end = near.partition_point(|request| request.hash <= hash);
+        from + start..from + end
+    }
+
+    fn source(&self, request: &Request) -> &Source {
+        &self.sources[request.source as usize]
+    }
+
+    fn cookie(&self, request: &Request) -> SyntheticCookie {
+        let source = self.source(request);
+        source
+            .traffic
+            .cookie(source.connection, request.number.into())
+    }
+
+    fn fate(&self, request: &Request) -> Sending {
+        self.source(request).requests.fate(request.number.into())
+    }
+}
+
+fn hash(hasher: &RandomState, user_id: &[u8], dsp_id: u32) -> u64 {
+    let mut state = hasher.build_hasher();
+    state.write(user_id);
+    state.write_u32(dsp_id);
+    state.finish()
+}
+
+fn first_bits(hash: u64, bits: u32) -> usize {
+    usize::try_from(hash >> (64 - bits)).expect("a few bits fit")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! Whether a store has what it should: pure.
+
+use std::{collections::HashMap, ops::Range};
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{PRODUCERS_APART, Request, Sending, Sent, Source};
+
+/// Faults of a kind that are told in full.
+const EXAMPLES_MAX: usize = 5;
+
+/// Whether the request with this number on this connection may have been lost: by contract, in what was done to the
+/// processes.
+pub type MayBeLost<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
+
+/// The check of one store, cookie by cookie.
+pub struct Check<'a> {
+    sent: &'a Sent,
+    may_be_lost: MayBeLost<'a>,
+    /// One bit for each request: set at the first of each pair that was found.
+    found: Vec<u64>,
+    verdict: Verdict,
+}
+
+/// What was found in one store.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Verdict {
+    /// The node.
+    pub node: String,
+    /// Pairs of user and DSP in the store.
+    pub stored: u64,
+    /// Of these, such with a value that may be the newest.
+    pub right: u64,
+    /// Pairs that were accepted and are not in the store, though nothing explains it.
+    pub missing: u64,
+    /// Pairs with a value that is certainly not the newest, though nothing explains it.
+    pub stale: u64,
+    /// Pairs with a value that was never sent for them.
+    pub wrong: u64,
+    /// Cookies that were never sent.
+    pub extra: u64,
+    /// Pairs that are missing or stale and may be, by what was done to the processes.
+    pub explained: u64,
+    /// Some of what is not as it should be.
+    pub examples: Vec<String>,
+}
+
+impl Verdict {
+    /// True when the store has what it should.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        self.missing + self.stale + self.wrong + self.extra == 0
+    }
+
+    /// One line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let grouped = crate::report::grouped;
+        let mut line = format!(
+            "{}: {} of {} stored pairs are right",
+            self.node,
+            grouped(self.right),
+            grouped(self.stored)
+        );
+        for (count, what) in [
+            (self.missing, "missing"),
+            (self.stale, "stale"),
+            (self.wrong, "with a wrong value"),
+            (self.extra, "never sent"),
+            (self.explained, "lost or stale as the faults allow"),
+        ] {
+            if count > 0 {
+                line.push_str(&format!(", {} {what}", grouped(count)));
+            }
+        }
+        line
+    }
+}
+
+/// What a pair's newest value is held against.
+#[derive(Default)]
+struct Newest {
+    /// The last number of each connection.
+    numbers: HashMap<u32, u32>,
+    /// The last time of sending to each producer.
+    times: HashMap<usize, Instant>,
+}
+
+impl Newest {
+    fn add(&mut self, sent: &Sent, request: &Request) {
+        let number = self.numbers.entry(request.source).or_default();
+        *number = request.number.max(*number);
+        let source = sent.source(request);
+        let at = source.requests.sent_after(request.number.into());
+        let time = self.times.entry(source.producer).or_insert(at);
+        *time = at.max(*time);
+    }
+
+    /// True when nothing that was added is certainly newer than this.
+    fn admits(&self, sent: &Sent, request: &Request) -> bool {
+        let source = sent.source(request);
+        if sent.fate(request) == Sending::Accepted
+            && self
+                .numbers
+                .get(&request.source)
+                .is_some_and(|last| *last > request.number)
+        {
+            return false;
+        }
+        let answered = source.requests.answered_before(request.number.into());
+        self.times.iter().all(|(producer, sent_after)| {
+            let same = *producer == source.producer;
+            *sent_after
+                <= if same {
+                    answered
+                } else {
+                    answered + PRODUCERS_APART
+                }
+        })
+    }
+}
+
+impl<'a> Check<'a> {
+    /// A check that has seen nothing yet.
+    #[must_use]
+    pub fn new(node: &str, sent: &'a Sent, may_be_lost: MayBeLost<'a>) -> Self {
+        Self {
+            sent,
+            may_be_lost,
+            found: vec![0; sent.len().div_ceil(64)],
+            verdict: Verdict {
+                node: node.to_owned(),
+                ..Verdict::default()
+            },
+        }
+    }
+
+    /// Takes one stored cookie.
+    pub fn take(&mut self, user_id: &[u8], dsp_id: u32, buyer_uid: &[u8]) {
+        self.verdict.stored += 1;
+        let group = self.sent.group(user_id, dsp_id);
+        self.found_at(group.start, !group.is_empty());
+        let pair: Vec<_> = self.sent.requests[group]
+            .iter()
+            .map(|request| (request, self.sent.cookie(request)))
+            .filter(|(_, cookie)| cookie.user_id_bytes() == user_id && cookie.dsp_id() == dsp_id)
+            .collect();
+        let with_value = || {
+            let equal = |(_, cookie): &&(&Request, _)| buyer_of(cookie) == buyer_uid;
+            pair.iter().filter(equal).map(|(request, _)| *request)
+        };
+        let verdict = &mut self.verdict;
+        let (count, problem) = if pair.is_empty() {
+            (&mut verdict.extra, "was never sent")
+        } else if with_value().next().is_none() {
+            (&mut verdict.wrong, "was sent with other values only")
+        } else if pair.len() == 1 {
+            verdict.right += 1;
+            return;
+        } else {
+            let accepted = pair
+                .iter()
+                .map(|(request, _)| *request)
+                .filter(|request| self.sent.fate(request) == Sending::Accepted);
+            let (mut required, mut all) = (Newest::default(), Newest::default());
+            for request in accepted {
+                all.add(self.sent, request);
+                if !(self.may_be_lost)(self.sent.source(request), request.number.into()) {
+                    required.add(self.sent, request);
+                }
+            }
+            if with_value().any(|request| all.admits(self.sent, request)) {
+                verdict.right += 1;
+                return;
+            }
+            if with_value().any(|request| required.admits(self.sent, request)) {
+                verdict.explained += 1;
+                return;
+            }
+            (&mut verdict.stale, "is certainly not the newest")
+        };
+        *count += 1;
+        let [user, buyer] = [user_id, buyer_uid].map(String::from_utf8_lossy);
+        let example = format!("user {user}, DSP {dsp_id}: {buyer} {problem}");
+        self.example(example);
+    }
+
+    fn found_at(&mut self, at: usize, is_there: bool) {
+        if is_there {
+            self.found[at / 64] |= 1 << (at % 64);
+        }
+    }
+
+    fn example(&mut self, example: String) {
+        if self.verdict.examples.len() < EXAMPLES_MAX {
+            self.verdict.examples.push(example);
+        }
+    }
+
+    /// Looks for what is missing, after the whole store was taken.
+    #[must_use]
+    pub fn finish(mut self) -> Verdict {
+        let mut from = 0;
+        let sent = self.sent;
+        while from < sent.requests.len() {
+            let hash = sent.requests[from].hash;
+            let same = sent.requests[from..]
+                .iter()
+                .take_while(|request| request.hash == hash);
+            let group = from..from + same.count();
+            if self.found[from / 64] >> (from % 64) & 1 == 0 {
+                self.not_found(group.clone());
+            }
+            from = group.end;
+        }
+        self.verdict
+    }
+
+    fn not_found(&mut self, group: Range<usize>) {
+        let sent = self.sent;
+        let accepted = || {
+            let requests = sent.requests[group.clone()].iter();
+            requests.filter(|request| sent.fate(request) == Sending::Accepted)
+        };
+        let Some(first) = accepted().next() else {
+            return;
+        };
+        let may_be_lost =
+            |request: &Request| (self.may_be_lost)(sent.source(request), request.number.into());
+        if accepted().all(may_be_lost) {
+            self.verdict.explained += 1;
+            return;
+        }
+        self.verdict.missing += 1;
+        let cookie = sent.cookie(first);
+        self.example(format!(
+            "user {}, DSP {}: was accepted and is not there",
+            cookie.user_id(),
+            cookie.dsp_id()
+        ));
+    }
+}
+
+fn buyer_of(cookie: &crate::traffic::SyntheticCookie) -> &[u8] {
+    cookie.buyer_uid_bytes()
+}

@@ -1,0 +1,210 @@
+//! Against a model of a load and of a store, each fault by itself.
+
+use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
+
+use super::*;
+
+/// Requests with times of their own.
+struct Model(Vec<(Sending, Instant, Instant)>);
+
+impl Requests for Model {
+    fn sent(&self) -> u64 {
+        self.0.len() as u64
+    }
+    fn fate(&self, number: u64) -> Sending {
+        self.at(number).0
+    }
+    fn sent_after(&self, number: u64) -> Instant {
+        self.at(number).1
+    }
+    fn answered_before(&self, number: u64) -> Instant {
+        self.at(number).2
+    }
+}
+
+impl Model {
+    fn at(&self, number: u64) -> (Sending, Instant, Instant) {
+        self.0[usize::try_from(number).unwrap()]
+    }
+}
+
+/// Its producer, and for each request its fate and when it was sent and answered, in ms.
+type Connection<'a> = (usize, &'a [(Sending, u64, u64)]);
+
+type Stored = BTreeMap<(String, u32), String>;
+
+const NOTHING_LOST: MayBe<'static> = &|_, _| false;
+
+type MayBe<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
+
+struct Run {
+    sent: Sent,
+    start: Instant,
+}
+
+impl Run {
+    fn new(users: u64, connections: &[Connection<'_>]) -> Self {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let source = |(index, (producer, requests)): (usize, &Connection<'_>)| {
+            let requests = requests
+                .iter()
+                .map(|(fate, sent, answered)| (*fate, at(*sent), at(*answered)));
+            Source {
+                traffic: Traffic::new(1, NonZeroU64::new(users))
+                    .with_dsps(std::num::NonZeroU32::MIN),
+                connection: index as u64,
+                producer: *producer,
+                requests: Box::new(Model(requests.collect())),
+            }
+        };
+        let sources = connections.iter().enumerate().map(source).collect();
+        let sent = Sent::new(sources).unwrap();
+        Self { sent, start }
+    }
+
+    /// A store that was given these requests, one after another.
+    fn stored(&self, requests: &[(usize, u64)]) -> Stored {
+        let cookies = requests.iter().map(|&(connection, number)| {
+            let source = &self.sent.sources[connection];
+            let cookie = source.traffic.cookie(source.connection, number);
+            let pair = (cookie.user_id().to_owned(), cookie.dsp_id());
+            (pair, cookie.buyer_uid().to_owned())
+        });
+        cookies.collect()
+    }
+
+    fn check(&self, stored: &Stored, may_be_lost: MayBe<'_>) -> Verdict {
+        let mut check = Check::new("it", &self.sent, may_be_lost);
+        for ((user, dsp), buyer) in stored {
+            check.take(user.as_bytes(), *dsp, buyer.as_bytes());
+        }
+        check.finish()
+    }
+}
+
+/// `missing, stale, wrong, extra, explained`.
+#[track_caller]
+fn expect(verdict: &Verdict, expected: [u64; 5]) {
+    let found = [
+        verdict.missing,
+        verdict.stale,
+        verdict.wrong,
+        verdict.extra,
+        verdict.explained,
+    ];
+    assert_eq!(found, expected, "{verdict:?}");
+    assert_eq!(verdict.is_faultless(), expected[..4] == [0; 4]);
+}
+
+const OK: Sending = Sending::Accepted;
+
+/// Many users, one request each at its own time.
+fn many() -> (Run, Stored) {
+    let requests: Vec<_> = (0..1_000).map(|number| (OK, number, number + 1)).collect();
+    let run = Run::new(1 << 40, &[(0, &requests), (1, &requests)]);
+    let both = (0..1_000).flat_map(|number| [(0, number), (1, number)]);
+    let stored = run.stored(&both.collect::<Vec<_>>());
+    assert_eq!(stored.len(), 2_000);
+    (run, stored)
+}
+
+#[test]
+fn store_with_everything_is_faultless() {
+    let (run, stored) = many();
+    let verdict = run.check(&stored, NOTHING_LOST);
+    expect(&verdict, [0; 5]);
+    assert_eq!((verdict.stored, verdict.right), (2_000, 2_000));
+}
+
+#[test]
+fn each_missing_wrong_or_extra_cookie_is_told() {
+    let (run, mut stored) = many();
+    let (first, _) = stored.pop_first().unwrap();
+    expect(&run.check(&stored, NOTHING_LOST), [1, 0, 0, 0, 0]);
+    if let Some(mut entry) = stored.first_entry() {
+        entry.get_mut().push('x');
+    }
+    let verdict = run.check(&stored, NOTHING_LOST);
+    expect(&verdict, [1, 0, 1, 0, 0]);
+    assert_eq!(verdict.examples.len(), 2);
+    stored.insert((first.0, 99), "never".to_owned());
+    expect(&run.check(&stored, NOTHING_LOST), [1, 0, 1, 1, 0]);
+    expect(
+        &run.check(&Stored::new(), NOTHING_LOST),
+        [2_000, 0, 0, 0, 0],
+    );
+}
+
+#[test]
+fn what_may_be_lost_is_explained_and_no_more() {
+    let (run, _) = many();
+    let lost: MayBe = &|source, number| source.producer == 1 && number >= 500;
+    expect(&run.check(&Stored::new(), lost), [1_500, 0, 0, 0, 500]);
+}
+
+/// One user, so all requests are of one pair; which of them may be the stored one?
+#[track_caller]
+fn check_newest(connections: &[Connection<'_>], admissible: &[(usize, u64)]) {
+    let run = Run::new(1, connections);
+    for (connection, (_, requests)) in connections.iter().enumerate() {
+        for number in 0..requests.len() as u64 {
+            let verdict = run.check(&run.stored(&[(connection, number)]), NOTHING_LOST);
+            let is_admissible = admissible.contains(&(connection, number));
+            assert_eq!(
+                verdict.is_faultless(),
+                is_admissible,
+                "{connection} {number} {verdict:?}"
+            );
+        }
+    }
+    assert!(run.start <= Instant::now());
+}
+
+#[test]
+fn last_of_a_connection_is_the_newest() {
+    check_newest(
+        &[(0, &[(OK, 0, 100), (OK, 0, 100), (OK, 0, 100)])],
+        &[(0, 2)],
+    );
+}
+
+#[test]
+fn what_was_under_way_at_once_on_two_connections_may_be_either() {
+    let (a, b) = ([(OK, 0, 100)], [(OK, 90, 110)]);
+    check_newest(&[(0, &a), (0, &b)], &[(0, 0), (1, 0)]);
+    check_newest(&[(0, &a), (0, &[(OK, 101, 110)])], &[(1, 0)]);
+}
+
+#[test]
+fn between_producers_a_margin_counts() {
+    let a = [(OK, 0, 100)];
+    check_newest(&[(0, &a), (1, &[(OK, 101, 110)])], &[(0, 0), (1, 0)]);
+    check_newest(&[(0, &a), (1, &[(OK, 351, 360)])], &[(1, 0)]);
+}
+
+#[test]
+fn request_without_an_answer_may_be_stored_and_need_not() {
+    let unknown = Sending::Unknown;
+    check_newest(&[(0, &[(OK, 0, 1), (unknown, 2, 900)])], &[(0, 0), (0, 1)]);
+    // It may have been accepted as late as its answer was waited for.
+    check_newest(
+        &[(0, &[(unknown, 2, 900), (OK, 10, 20)])],
+        &[(0, 0), (0, 1)],
+    );
+    let run = Run::new(1, &[(0, &[(unknown, 0, 5)])]);
+    expect(&run.check(&Stored::new(), NOTHING_LOST), [0; 5]);
+    let run = Run::new(1, &[(0, &[(Sending::Not, 0, 5)])]);
+    assert!(run.sent.is_empty());
+}
+
+#[test]
+fn older_value_is_explained_when_the_newer_may_be_lost() {
+    let run = Run::new(1, &[(0, &[(OK, 0, 1), (OK, 10, 11)])]);
+    let older = run.stored(&[(0, 0)]);
+    expect(&run.check(&older, NOTHING_LOST), [0, 1, 0, 0, 0]);
+    expect(
+        &run.check(&older, &|_, number| number == 1),
+        [0, 0, 0, 0, 1],
+    );
+}
