@@ -7,7 +7,7 @@
 //!
 //! With a schedule, requests leave at their times. What keeps one back is a full pipeline or a system that takes no
 //! more bytes; until then its latency counts, and a request that is kept back is not even written into memory, which is
-//! why a server that stands still costs the sender 24 bytes for each request it has under way, and no more.
+//! why a server that stands still costs the sender 16 bytes for each request it has under way (twice that while the queue of them grows).
 
 use std::{
     cell::RefCell, collections::VecDeque, io, net::SocketAddr, pin::Pin, rc::Rc, time::Duration,
