@@ -46,7 +46,7 @@ pub use self::{
     profile::{Profile, RATE_MAX, Steps},
     recording::{Recording, Replay},
     second::Second,
-    values::{Daily, DspShares, Ramp},
+    values::{Daily, DspShares, Ramp, parse_rate},
 };
 use self::{outcome::Measured, recording::RecordingFile, second::Collector, threads::Threads};
 use crate::cpu::CpuTime;

@@ -67,7 +67,11 @@ impl FromStr for DspShares {
     }
 }
 
-pub(super) fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
+/// A rate a second, as it is typed.
+///
+/// # Errors
+/// When it is no whole number from 1 to [`RATE_MAX`].
+pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
     text.parse()
         .ok()
         .filter(|rate: &NonZeroU64| rate.get() <= RATE_MAX)
