@@ -39,7 +39,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::{
     args::{DrawKind, LoadArgs, TrafficArgs},
-    generator::Generator,
+    generator::{Generator, Limit},
     history::{Fate, History},
     outcome::{Errors, Outcome, Step},
     plan::Plan,
@@ -53,6 +53,9 @@ use crate::cpu::CpuTime;
 
 /// How long a load with a schedule may take beyond its end to send what is late.
 const LATE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Seconds without any answer after which a load that only a number of requests would end is over.
+const SILENT_SECONDS_MAX: u64 = 30;
 
 /// Runs the load that the arguments stand for, to its end or until `stop`, and writes its recording.
 ///
@@ -104,6 +107,15 @@ pub async fn run_observed(
     let mut timer = std::pin::pin!(sleep(deadline));
     let mut collector = Collector::new(threads, plan.intended());
     let mut interrupted = false;
+    let mut silent = 0;
+    let last_due = plan.last_due().unwrap_or_default().as_secs();
+    let mut observe = |second: &Second| {
+        silent = if second.is_silent() { silent + 1 } else { 0 };
+        if plan.ends_by_count() && silent >= SILENT_SECONDS_MAX && second.second >= last_due {
+            ending.cancel();
+        }
+        observe(second);
+    };
     loop {
         tokio::select! {
             part = running.parts.recv() => match part {
@@ -118,6 +130,7 @@ pub async fn run_observed(
     while let Some(thread) = running.join_next().await {
         ended.push(thread?);
     }
+    let elapsed = started.elapsed();
     let cpu = CpuTime::of_this_process().since(&cpu_before);
     let steps = ended
         .iter()
@@ -129,6 +142,7 @@ pub async fn run_observed(
     let measured = Measured {
         threads,
         started,
+        elapsed,
         interrupted,
         cpu,
         collector,

@@ -16,8 +16,8 @@ use super::{
     profile::Profile,
     recording::{Recording, Replay},
     values::{
-        Daily, DspShares, Ramp, parse_day, parse_exponent, parse_factor, parse_rate, parse_share,
-        parse_time,
+        Daily, DspShares, Ramp, TIME_MAX, parse_day, parse_exponent, parse_factor, parse_rate,
+        parse_share, parse_time,
     },
 };
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
 };
 
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
+const ZIPF_EXPONENT_DEFAULT: f64 = 1.0;
 const STEP_DEFAULT: Duration = Duration::from_secs(30);
 const DAY_DEFAULT: Duration = Duration::from_secs(120);
 const BURST_EVERY_DEFAULT: Duration = Duration::from_secs(10);
@@ -48,14 +49,16 @@ pub struct LoadArgs {
     /// it, up to 1048576 over all connections or 4096 on each].
     #[arg(short, long)]
     pub pipeline: Option<NonZeroUsize>,
-    /// How long to send [default: 10 s, or a ramp, one day, or a replay to its end; without end with a count].
-    #[arg(short, long, value_parser = humantime::parse_duration)]
+    /// How long to send, at most 30 days as all times here [default: 10 s, or a ramp, one day, or a replay to its end; with a
+    /// count until it is reached, or until no answer came for 30 s].
+    #[arg(short, long, value_parser = parse_time)]
     pub duration: Option<Duration>,
     /// How many requests to send, over all connections.
     #[arg(short, long)]
     pub requests: Option<u64>,
     /// Requests a second, over all connections; they leave on time whether or not answers come, and latency counts from the
-    /// time a request should have left. Without it, each connection sends as soon as its last burst is answered.
+    /// time a request should have left. They leave on the ticks of a timer, up to 1 ms late, and that is in the latency too.
+    /// Without it, each connection sends as soon as its last burst is answered.
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
     /// Rates one after the other, with a result for each.
@@ -131,9 +134,9 @@ pub struct TrafficArgs {
     /// How users are drawn: each as often as any other, or few often and most seldom.
     #[arg(long, requires = "users", value_enum, default_value_t = DrawKind::Uniform)]
     pub draw: DrawKind,
-    /// With --draw zipf: the user of rank r comes in proportion to 1 / r to the power of this.
-    #[arg(long, requires = "users", default_value_t = 1.0, value_parser = parse_exponent)]
-    pub zipf_exponent: f64,
+    /// With --draw zipf: the user of rank r comes in proportion to 1 / r to the power of this [default: 1].
+    #[arg(long, requires = "users", value_parser = parse_exponent)]
+    pub zipf_exponent: Option<f64>,
     /// Share of the requests that repeat a user and DSP, 0 to 1, whose buyer uid differs from the one before. Buyers seldom
     /// change an id they have given, except where a browser forgets theirs.
     #[arg(long, requires = "users", default_value_t = 0.1, value_parser = parse_share, value_name = "SHARE")]
@@ -164,7 +167,7 @@ impl TrafficArgs {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..));
         let draw = match self.draw {
             DrawKind::Uniform => Draw::Uniform,
-            DrawKind::Zipf => Draw::Zipf(self.zipf_exponent),
+            DrawKind::Zipf => Draw::Zipf(self.zipf_exponent.unwrap_or(ZIPF_EXPONENT_DEFAULT)),
         };
         let traffic = match self.users {
             None => Traffic::new(seed, None),
@@ -188,6 +191,7 @@ impl LoadArgs {
     /// # Errors
     /// When arguments contradict each other, or the file to replay is none.
     pub fn plan(&self) -> Result<Plan> {
+        self.check()?;
         let schedule = self.schedule()?;
         let replay = self.replay.as_deref().map(Recording::read).transpose()?;
         let replay = replay.map(|recording| Replay {
@@ -215,12 +219,41 @@ impl LoadArgs {
             first_connection: self.traffic.first_connection,
             malformed: self.malformed,
             replay,
+            keeps_history: self.record.is_some(),
         })
+    }
+
+    /// What arguments cannot say of each other by themselves.
+    fn check(&self) -> Result<()> {
+        let traffic = &self.traffic;
+        ensure!(
+            traffic.zipf_exponent.is_none() || traffic.draw == DrawKind::Zipf,
+            "--zipf-exponent says nothing without --draw zipf"
+        );
+        let (urls, connections) = (self.url.len(), self.connections);
+        ensure!(
+            urls <= connections.get(),
+            "{connections} connections cannot go to {urls} addresses: raise --connections"
+        );
+        if let (Some(replay), Some(record)) = (&self.replay, &self.record) {
+            let [from, to] = [replay, record].map(|path| path.canonicalize().ok());
+            ensure!(
+                from.is_none() || from != to,
+                "--record would replace {}, which --replay reads",
+                replay.display()
+            );
+        }
+        Ok(())
     }
 
     fn schedule(&self) -> Result<Option<Profile>> {
         if let Some(Ramp(rates)) = &self.ramp {
             let each = self.step.unwrap_or(STEP_DEFAULT);
+            let steps = u32::try_from(rates.len()).unwrap_or(u32::MAX);
+            ensure!(
+                each.checked_mul(steps).is_some_and(|all| all <= TIME_MAX),
+                "the steps of --ramp take longer than 30 days"
+            );
             return Ok(Some(Profile::steps(rates.clone(), each)));
         }
         if let Some(Daily { low, peak }) = self.daily {
@@ -280,6 +313,7 @@ mod tests {
         check("-p 16 -d 3s", None, Some(3), 16);
         check("-l 40000", Some("40 000/s"), Some(10), 32_768);
         check("-l 40000 -c 5000", Some("40 000/s"), Some(10), 4_096);
+        check("-d 30days", None, Some(30 * 24 * 60 * 60), 1);
         check("-l 40000 -p 2 -r 9", Some("40 000/s"), None, 2);
         let ramp = "10, 20/s for 5s each";
         check("--ramp 10:20 --step 5s", Some(ramp), Some(10), 32_768);
@@ -315,6 +349,13 @@ mod tests {
             "-l 10 --burst-every 3s",
             "--draw zipf",
             "--zipf-exponent 1.1",
+            "--users 10 --zipf-exponent 1.1",
+            "-c 1 --url http://a/ --url http://b/",
+            "-d 0s",
+            "-d 31days",
+            "--ramp 1:2 --step 300y",
+            "--ramp 1:2 --step 20days",
+            "--replay Cargo.toml --record ./Cargo.toml",
             "--repeat-changed 0.5",
             "--users 10 --repeat-changed 1.5",
             "--users 10 --draw zipf --zipf-exponent -1",

@@ -20,7 +20,7 @@ use super::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a lost connection is tried again before its remaining requests are given up.
-const RECONNECT_PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const RECONNECT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a connection is to do.
 #[derive(Debug, Clone)]
@@ -36,6 +36,8 @@ pub(super) struct Task {
     pub(super) schedule: Option<Schedule>,
     /// How many requests to send; `u64::MAX` for no end.
     pub(super) requests: u64,
+    /// The fate of each request is kept, not only their number.
+    pub(super) keeps_history: bool,
 }
 
 /// A connection, or what is left of it between two streams.
@@ -107,11 +109,11 @@ impl Connection {
             sleep(RECONNECT_PAUSE).await;
             if let Ok(stream) = connect(self.session.address()).await {
                 self.stream = Some(stream);
-                self.session.count_reconnect();
+                self.session.reconnected();
                 return true;
             }
             if Instant::now() >= deadline {
-                self.session.send_no_more();
+                self.session.give_up();
                 return false;
             }
         }

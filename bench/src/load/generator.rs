@@ -2,7 +2,9 @@
 //!
 //! Two things show it. With a schedule, how late requests left that had both their time and a place on their
 //! connection: nobody but the generator kept those. And for each sending thread, how much of the time it ran, and how much
-//! it was ready to run and had no processor, as Linux counts it in `/proc/thread-self/schedstat`.
+//! it was ready to run and had no processor, as Linux counts it in `/proc/thread-self/schedstat`. The second tells who was at
+//! fault when requests found no place: a generator without a pause takes answers late, so that its own slowness
+//! fills the pipelines.
 
 use std::{fs, time::Duration};
 
@@ -18,15 +20,19 @@ const LATE_MICROS: u64 = 10_000;
 /// A thread that ran, or waited to, for this share of the time had always something to do.
 const BUSY_SHARE: f64 = 0.95;
 
-/// A thread that waited for a processor for this share of the time was held up by what else ran.
+/// A thread that waited for a processor for more than this share of the time was held up by what else ran.
 const CROWDED_SHARE: f64 = 0.2;
+
+/// Of a thread that was held up: it had little time left when it ran, or waited to, for this share of the time.
+const HELD_UP_SHARE: f64 = 0.8;
 
 /// What the generator itself did to the figures.
 #[derive(Debug, Clone, Serialize)]
 pub struct Generator {
-    /// It was the limit: with a schedule, when more than 1 % of the requests left more than 10 ms after they could
-    /// have; without one, when a thread had something to do for 95 % of the time.
+    /// It was the limit, and nothing else: `limited_by` is [`Limit::Generator`].
     pub limit: bool,
+    /// What kept the load from being higher, as far as this side can tell.
+    pub limited_by: Limit,
     /// Why it was, or what else there is to know about it; one sentence.
     pub why: String,
     /// Share of the time for which its busiest thread ran.
@@ -37,43 +43,78 @@ pub struct Generator {
     pub delay_micros: Option<Percentiles>,
 }
 
+/// What kept a load from being higher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Limit {
+    /// Nothing on this side: the schedule was kept, or the generator waited for answers.
+    None,
+    /// The generator: with a schedule, more than 1 % of the requests left more than 10 ms after they could have; or a thread
+    /// had no pause, and requests left late, or there is no schedule.
+    Generator,
+    /// The processors: a thread waited for one for more than 20 % of the time and had little time left, and requests left
+    /// late, or there is no schedule. The generator shares them with what it measures.
+    Processors,
+    /// The system does not tell how long threads ran.
+    Unknown,
+}
+
 impl Generator {
-    /// The verdict on a load: on its delays, and on each thread's use of a processor in so much time.
-    pub(super) fn judge(delay: Option<Percentiles>, threads: &[(ThreadTime, Duration)]) -> Self {
-        let shares = threads.iter().map(|(time, of)| time.shares(*of));
+    /// The verdict on a load: on its delays, on whether requests were late or did not leave at all (`is_behind`), and on each
+    /// thread's use of a processor in so much time.
+    pub(super) fn judge(
+        delay: Option<Percentiles>,
+        is_behind: bool,
+        threads: &[(ThreadTime, Duration)],
+    ) -> Self {
+        let known = threads.iter().filter(|(_, of)| !of.is_zero());
+        let shares = known.map(|(time, of)| time.shares(*of));
         let busiest = shares.max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
-        let (running, waiting) = busiest.unwrap_or_default();
-        let is_busy = running + waiting >= BUSY_SHARE;
-        let limit = match &delay {
-            Some(delay) => delay.p99 > LATE_MICROS,
-            None => is_busy,
+        let by_threads = busiest.map_or(Limit::Unknown, Limit::of);
+        let is_late = delay.as_ref().is_some_and(Self::is_late);
+        let limited_by = match &delay {
+            Some(_) if is_late => Limit::Generator,
+            Some(_) if !is_behind => Limit::None,
+            _ => by_threads,
         };
-        let threads = format!(
-            "its busiest thread ran for {:.0} % of the time and waited for a processor for {:.0} %",
-            running * 100.0,
-            waiting * 100.0
-        );
-        let advice = if waiting >= CROWDED_SHARE {
-            "send from another machine, or from fewer threads than there are processors left"
-        } else if is_busy {
-            "add --threads, or send from another machine"
-        } else {
-            "something held the whole process up"
+        let threads = match busiest {
+            Some((running, waiting)) => format!(
+                "its busiest thread ran for {:.0} % of the time and waited for a processor for {:.0} %",
+                running * 100.0,
+                waiting * 100.0
+            ),
+            None => {
+                "how long its threads ran is unknown, since this system does not tell".to_owned()
+            }
         };
-        let why = match &delay {
-            Some(delay) if limit => format!(
+        let advice = match by_threads {
+            Limit::Generator => "add --threads, or send from another machine",
+            Limit::Processors => {
+                "send from another machine, or from fewer threads than there are processors left"
+            }
+            Limit::None | Limit::Unknown => "something held the whole process up",
+        };
+        let why = match (limited_by, &delay) {
+            (_, Some(delay)) if is_late => format!(
                 "the generator was late by itself: 1 % of the requests left {} or more after they could have; {threads}; {advice}",
                 duration(delay.p99)
             ),
-            Some(delay) => format!(
+            (Limit::Generator, _) => format!("the generator was the limit: {threads}; {advice}"),
+            (Limit::Processors, _) => format!(
+                "the processors were the limit, which the generator shares with what it measures: {threads}; {advice}"
+            ),
+            (Limit::Unknown, _) => {
+                format!("whether the generator was the limit is unknown: {threads}")
+            }
+            (Limit::None, Some(delay)) => format!(
                 "the generator kept up: 99 % of the requests left within {} of when they could; {threads}",
                 duration(delay.p99)
             ),
-            None if limit => format!("the generator was the limit: {threads}; {advice}"),
-            None => format!("the generator had time left: {threads}"),
+            (Limit::None, None) => format!("the generator had time left: {threads}"),
         };
         Self {
-            limit,
+            limit: limited_by == Limit::Generator,
+            limited_by,
             why,
             running: busiest.map(|(running, _)| running),
             waiting: busiest.map(|(_, waiting)| waiting),
@@ -81,12 +122,31 @@ impl Generator {
         }
     }
 
+    /// Whether a time from intended to sent, of 99 % of the requests, is late.
+    pub(super) fn is_late(send_delay: &Percentiles) -> bool {
+        send_delay.p99 > LATE_MICROS
+    }
+
     /// Seconds in which it was late, of those that tell.
     pub(super) fn late_seconds(seconds: &[Second]) -> usize {
         let delays = seconds
             .iter()
             .filter_map(|second| second.generator_delay_micros.as_ref());
-        delays.filter(|delay| delay.p99 > LATE_MICROS).count()
+        delays.filter(|delay| Self::is_late(delay)).count()
+    }
+}
+
+impl Limit {
+    /// What a thread was held up by that ran, and waited for a processor, for these shares of the time.
+    fn of((running, waiting): (f64, f64)) -> Self {
+        let busy = running + waiting;
+        if waiting > CROWDED_SHARE && busy >= HELD_UP_SHARE {
+            Self::Processors
+        } else if waiting <= CROWDED_SHARE && busy >= BUSY_SHARE {
+            Self::Generator
+        } else {
+            Self::None
+        }
     }
 }
 
@@ -157,48 +217,75 @@ mod tests {
     #[track_caller]
     fn check(
         delay: Option<Percentiles>,
+        is_behind: bool,
         threads: &[(ThreadTime, Duration)],
-        limit: bool,
+        limited_by: Limit,
         words: &str,
     ) {
-        let verdict = Generator::judge(delay, threads);
-        assert_eq!(verdict.limit, limit, "{}", verdict.why);
+        let verdict = Generator::judge(delay, is_behind, threads);
+        assert_eq!(verdict.limited_by, limited_by, "{}", verdict.why);
+        assert_eq!(verdict.limit, limited_by == Limit::Generator);
         assert!(verdict.why.contains(words), "{}", verdict.why);
     }
 
     #[test]
     fn generator_that_keeps_its_schedule_is_no_limit_however_busy() {
-        check(delay(2_000), &[thread(990, 0)], false, "kept up");
-        check(delay(2_000), &[thread(100, 500)], false, "50 %");
+        check(
+            delay(2_000),
+            false,
+            &[thread(990, 0)],
+            Limit::None,
+            "kept up",
+        );
+        check(
+            delay(2_000),
+            false,
+            &[thread(100, 500)],
+            Limit::None,
+            "50 %",
+        );
+        check(delay(2_000), false, &[], Limit::None, "unknown");
     }
 
     #[test]
     fn generator_that_is_late_says_why() {
         let busy = [thread(10, 0), thread(970, 20)];
-        check(delay(20_000), &busy, true, "97 %");
-        check(delay(20_000), &busy, true, "add --threads");
-        check(delay(20_000), &[thread(300, 600)], true, "another machine");
-        check(delay(20_000), &[thread(300, 10)], true, "held the whole");
+        let late =
+            |threads: &[_], words| check(delay(20_000), true, threads, Limit::Generator, words);
+        late(&busy, "97 %");
+        late(&busy, "add --threads");
+        late(&[thread(300, 600)], "another machine");
+        late(&[thread(300, 10)], "held the whole");
+        late(&[], "late by itself");
+    }
+
+    #[test]
+    fn who_fills_the_pipelines_is_told_by_the_threads() {
+        let behind = |threads: &[_], limit, words| check(delay(2_000), true, threads, limit, words);
+        behind(&[thread(960, 20)], Limit::Generator, "was the limit");
+        behind(&[thread(380, 590)], Limit::Processors, "shares");
+        behind(&[thread(300, 10)], Limit::None, "kept up");
+        behind(&[], Limit::Unknown, "unknown");
     }
 
     #[test]
     fn without_a_schedule_a_thread_without_pause_is_the_limit() {
-        check(None, &[thread(500, 100)], false, "had time left");
+        let check = |threads: &[_], limit, words| check(None, false, threads, limit, words);
+        check(&[thread(500, 100)], Limit::None, "had time left");
         check(
-            None,
             &[thread(100, 0), thread(960, 0)],
-            true,
-            "was the limit",
+            Limit::Generator,
+            "--threads",
         );
-        check(None, &[], false, "had time left");
+        check(&[thread(380, 590)], Limit::Processors, "processors");
+        check(&[thread(150, 800)], Limit::Processors, "80 %");
+        check(&[thread(150, 300)], Limit::None, "had time left");
+        let untold = (ThreadTime::default(), Duration::ZERO);
+        check(&[untold], Limit::Unknown, "unknown");
     }
 
     #[test]
     fn busy_thread_is_seen_running() {
-        let before = ThreadTime::now().unwrap();
-        while ThreadTime::now().unwrap().since(&before).running < Duration::from_millis(20) {
-            std::hint::black_box(());
-        }
         assert_eq!(
             ThreadTime::parse("5 7 1\n"),
             Some(ThreadTime {
@@ -206,5 +293,12 @@ mod tests {
                 waiting: Duration::from_nanos(7)
             })
         );
+        // Not every system tells.
+        let Some(before) = ThreadTime::now() else {
+            return;
+        };
+        while ThreadTime::now().unwrap().since(&before).running < Duration::from_millis(20) {
+            std::hint::black_box(());
+        }
     }
 }

@@ -27,6 +27,8 @@ pub enum Fate {
 #[derive(Debug, Clone)]
 pub struct History {
     connection: u64,
+    /// Without it, there are only the counts.
+    keeps_all: bool,
     started: Instant,
     sent: u64,
     settled: u64,
@@ -54,10 +56,11 @@ struct Exception {
 }
 
 impl History {
-    /// A history without requests.
-    pub(super) fn new(connection: u64, started: Instant) -> Self {
+    /// A history without requests. Unless it `keeps_all`, it will know nothing but how many were sent.
+    pub(super) fn new(connection: u64, started: Instant, keeps_all: bool) -> Self {
         Self {
             connection,
+            keeps_all,
             started,
             sent: 0,
             settled: 0,
@@ -70,13 +73,18 @@ impl History {
     /// Notes that `count` more were sent, not before `now_nanos`.
     #[inline]
     pub(super) fn send(&mut self, count: u64, now_nanos: u64) {
-        self.group(now_nanos);
+        if self.keeps_all {
+            self.group(now_nanos);
+        }
         self.sent += count;
     }
 
     /// Notes the fate of the next `count` that have none, known at `now_nanos`.
     #[inline]
     pub(super) fn settle(&mut self, count: u64, fate: Fate, now_nanos: u64) {
+        if !self.keeps_all {
+            return;
+        }
         let group = self.group(now_nanos);
         group.settled_after += count;
         if fate != Fate::Accepted {
@@ -130,6 +138,11 @@ impl History {
             from += u64::from(part);
             count -= u64::from(part);
         }
+    }
+
+    /// True when it tells of each request.
+    pub(super) fn keeps_all(&self) -> bool {
+        self.keeps_all
     }
 
     /// Its stream: the first argument of [`Traffic::cookie`](crate::traffic::Traffic::cookie).
@@ -209,7 +222,7 @@ mod tests {
     #[test]
     fn each_request_has_its_fate_and_its_times() {
         let start = Instant::now();
-        let mut history = History::new(7, start);
+        let mut history = History::new(7, start, true);
         history.send(5, 2 * MILLISECOND);
         history.settle(2, Fate::Accepted, 4 * MILLISECOND);
         history.settle(1, Fate::Refused, 40 * MILLISECOND);
@@ -243,13 +256,24 @@ mod tests {
     #[test]
     fn what_never_settled_is_unknown_and_bounded_by_the_end() {
         let start = Instant::now();
-        let mut history = History::new(0, start);
+        let mut history = History::new(0, start, true);
         history.send(2, 0);
         history.end(5 * MILLISECOND);
         assert_eq!(history.fate(1), Fate::Unknown);
         assert_eq!(history.sent_after(1), start);
         let end = start + Duration::from_millis(5);
         assert_eq!(history.answered_before(1), end);
+    }
+
+    #[test]
+    fn history_of_counts_takes_no_memory() {
+        let mut history = History::new(0, Instant::now(), false);
+        for second in 0..9 {
+            history.send(2, second * 1_000 * MILLISECOND);
+            history.settle(1, Fate::Refused, second * 1_000 * MILLISECOND);
+        }
+        assert_eq!(history.sent(), 18);
+        assert!(history.groups.is_empty() && history.exceptions.is_empty());
     }
 
     proptest::proptest! {
@@ -259,7 +283,7 @@ mod tests {
             events in proptest::collection::vec((0..30_u64, 0..4_u64, 0..4_u64), 1..60),
         ) {
             let start = Instant::now();
-            let mut history = History::new(0, start);
+            let mut history = History::new(0, start, true);
             let (mut now, mut sent, mut answered) = (0, Vec::new(), Vec::new());
             for (pause, more, answers) in events {
                 now += pause * MILLISECOND;

@@ -7,7 +7,8 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
-    generator::Generator,
+    connection::RECONNECT_PATIENCE,
+    generator::{Generator, Limit},
     history::History,
     plan::Plan,
     profile::Steps,
@@ -35,7 +36,8 @@ pub struct Outcome {
     pub schedule: Option<String>,
     /// Seed of the cookies.
     pub seed: u64,
-    /// From the start to the last answer.
+    /// From the start to the last answer; when requests stayed without one, or did not leave, at least to when the last was
+    /// due, or else to the end of the run.
     pub seconds: f64,
     /// It was stopped before its end.
     pub interrupted: bool,
@@ -47,13 +49,17 @@ pub struct Outcome {
     pub refused_as_expected: u64,
     /// Requests answered otherwise, or not.
     pub errors: Errors,
-    /// Requests that should have left, by the schedule, and did not.
+    /// Requests that should have left, by the schedule, and did not; and what connections that were given up still had to
+    /// send.
     pub unsent: u64,
     /// Connections opened again.
     pub reconnects: u64,
+    /// Connections that broke and could not be opened again within 30 s.
+    pub given_up: usize,
     /// `accepted` a second.
     pub accepted_per_second: f64,
-    /// From sending, or with a schedule from the intended time, to the answer 200.
+    /// From sending, or with a schedule from the intended time, to the answer 200; of a request without an answer, until it
+    /// was given up, which is the least it would have taken. Requests that were refused are not in it.
     pub latency_micros: Option<Percentiles>,
     /// With a schedule: from the intended time to the time a request was given to the system.
     pub send_delay_micros: Option<Percentiles>,
@@ -75,7 +81,7 @@ pub struct Outcome {
     /// How many requests each connection sent: numbers 0 to this of its stream of the traffic.
     #[serde(skip)]
     pub sent_by_connection: Vec<u64>,
-    /// What became of each request, by connection.
+    /// What became of each request, by connection; empty unless the plan keeps it.
     #[serde(skip)]
     pub histories: Vec<History>,
 }
@@ -112,7 +118,7 @@ pub struct Step {
     pub refused_as_expected: u64,
     /// Those answered wrongly, or not.
     pub errors: u64,
-    /// From the intended time to the answer 200.
+    /// From the intended time to the answer 200, or until it was given up.
     pub latency_micros: Option<Percentiles>,
 }
 
@@ -120,6 +126,7 @@ pub struct Step {
 pub(super) struct Measured {
     pub(super) threads: usize,
     pub(super) started: Instant,
+    pub(super) elapsed: Duration,
     pub(super) interrupted: bool,
     pub(super) cpu: CpuTime,
     pub(super) collector: Collector,
@@ -132,7 +139,7 @@ impl Measured {
     pub(super) fn outcome(self, plan: &Plan) -> Outcome {
         let mut errors = Errors::default();
         let (mut sent, mut accepted, mut unsent) = (0, 0, 0);
-        let (mut reconnects, mut refused_as_expected) = (0, 0);
+        let (mut reconnects, mut given_up, mut refused_as_expected) = (0, 0, 0);
         let mut ended = self.started;
         let mut histories = Vec::with_capacity(self.connections.len());
         for (tally, history) in self.connections {
@@ -141,9 +148,15 @@ impl Measured {
             refused_as_expected += tally.refused_as_expected;
             unsent += tally.unsent;
             reconnects += tally.reconnects;
+            given_up += usize::from(tally.is_given_up);
             errors.add(&tally);
             ended = ended.max(tally.last_answer_at.unwrap_or(self.started));
             histories.push(history);
+        }
+        if errors.unanswered > 0 || unsent > 0 || given_up > 0 {
+            let due = plan.last_due();
+            let lasted = due.map_or(self.elapsed, |due| due.min(self.elapsed));
+            ended = ended.max(self.started + lasted);
         }
         let seconds = (ended - self.started).as_secs_f64();
         let times = &self.collector.times;
@@ -157,6 +170,8 @@ impl Measured {
             .as_ref()
             .and_then(|profile| profile.as_steps());
         let delay = Percentiles::of(&times.generator_delay);
+        let send_delay = Percentiles::of(&times.send_delay);
+        let is_behind = unsent > 0 || send_delay.as_ref().is_some_and(Generator::is_late);
         Outcome {
             urls: plan.urls.iter().map(ToString::to_string).collect(),
             connections: plan.connections.get(),
@@ -172,20 +187,21 @@ impl Measured {
             errors,
             unsent,
             reconnects,
+            given_up,
             accepted_per_second: per_second(accepted, seconds),
             latency_micros: Percentiles::of(&times.latency),
-            send_delay_micros: Percentiles::of(&times.send_delay),
-            generator: Generator::judge(delay, &self.collector.threads),
+            send_delay_micros: send_delay,
+            generator: Generator::judge(delay, is_behind, &self.collector.threads),
             cpu_seconds: self.cpu.seconds(),
             cpu_micros_per_request: micros_each(self.cpu.total().as_secs_f64(), sent),
             user_cpu_micros_per_request: micros_each(self.cpu.user.as_secs_f64(), sent),
             steps: steps.map_or_else(Vec::new, |steps| {
-                Step::all(steps, &self.steps, self.started.elapsed())
+                Step::all(steps, &self.steps, self.elapsed)
             }),
             sent_by_connection: histories.iter().map(History::sent).collect(),
             latency: self.collector.times.latency,
             by_second: self.collector.seconds,
-            histories,
+            histories: histories.into_iter().filter(History::keeps_all).collect(),
         }
     }
 }
@@ -241,10 +257,10 @@ impl Step {
 
 impl Outcome {
     /// True when every request was answered as it should be, and, unless the load was stopped before its end, all left
-    /// that should have.
+    /// that should have, and no connection was given up.
     #[must_use]
     pub fn is_faultless(&self) -> bool {
-        self.errors.total == 0 && (self.unsent == 0 || self.interrupted)
+        self.errors.total == 0 && self.given_up == 0 && (self.unsent == 0 || self.interrupted)
     }
 
     /// The summary for a person.
@@ -266,7 +282,11 @@ impl Outcome {
             ));
         }
         if let Some(latency) = &self.latency_micros {
-            lines.push(format!("latency   {}", latency.line()));
+            lines.push(format!(
+                "latency   {}{}",
+                latency.line(),
+                self.latency_note()
+            ));
         }
         if let Some(delay) = &self.send_delay_micros {
             lines.push(format!("send late {}", delay.line()));
@@ -274,6 +294,9 @@ impl Outcome {
         lines.extend(self.steps.iter().map(Step::line));
         if self.unsent > 0 {
             lines.push(format!("unsent    {}", self.unsent_line()));
+        }
+        if self.given_up > 0 {
+            lines.push(format!("given up  {}", self.given_up_line()));
         }
         if self.reconnects > 0 {
             lines.push(format!("reconnects {}", self.reconnects));
@@ -291,15 +314,47 @@ impl Outcome {
     pub(super) fn unsent_line(&self) -> String {
         let why = if self.interrupted {
             "the load was stopped"
-        } else if self.generator.limit {
-            "the generator was late by itself"
+        } else if self.given_up > 0 {
+            "connections were given up"
         } else {
-            "the answers came too slowly for this rate"
+            match self.generator.limited_by {
+                Limit::Generator => "the generator was the limit",
+                Limit::Processors => "the processors were the limit",
+                Limit::None | Limit::Unknown => "the answers came too slowly for this rate",
+            }
         };
         format!(
             "{} requests were due and not sent, and no latency tells of them: {why}",
             report::grouped(self.unsent)
         )
+    }
+
+    pub(super) fn given_up_line(&self) -> String {
+        format!(
+            "{} connections were given up after {} without a way to open them again",
+            self.given_up,
+            humantime::format_duration(RECONNECT_PATIENCE)
+        )
+    }
+
+    /// What the latency says of requests that were not accepted, if there are such.
+    pub(super) fn latency_note(&self) -> String {
+        let mut notes = Vec::new();
+        let unanswered = self.errors.unanswered + self.errors.malformed;
+        if unanswered > 0 {
+            notes.push(format!(
+                "at least, since {} without an answer count until they were given up",
+                report::grouped(unanswered)
+            ));
+        }
+        let refused = self.refused_as_expected + self.errors.status.values().sum::<u64>();
+        if refused > 0 {
+            notes.push(format!("without {} refused", report::grouped(refused)));
+        }
+        if notes.is_empty() {
+            return String::new();
+        }
+        format!(" ({})", notes.join("; "))
     }
 }
 

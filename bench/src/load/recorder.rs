@@ -34,8 +34,8 @@ pub(super) struct Part {
     pub(super) counts: Counts,
     /// Requests without an answer at its end.
     pub(super) outstanding: u64,
-    /// What the thread used of a processor in it.
-    pub(super) thread_time: Option<ThreadTime>,
+    /// What the thread used of a processor in it, and in how much of it: not after the end of the sending.
+    pub(super) thread_time: Option<(ThreadTime, Duration)>,
     pub(super) times: Times,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Counts {
 /// Histograms of microseconds.
 #[derive(Debug, Clone)]
 pub(super) struct Times {
-    /// Until the answer 200.
+    /// Until the answer 200, or until a request was given up.
     pub(super) latency: Histogram<u64>,
     /// From the intended time to sending.
     pub(super) send_delay: Histogram<u64>,
@@ -118,13 +118,23 @@ impl Recorder {
         let mut part = std::mem::replace(&mut self.current, next);
         part.length = Duration::from_nanos(at_nanos - self.began_nanos);
         part.outstanding = self.outstanding;
-        let now = ThreadTime::now();
-        part.thread_time = now
-            .zip(self.thread_time)
-            .map(|(now, before)| now.since(&before));
-        self.thread_time = now;
+        if let Some(before) = self.thread_time {
+            self.thread_time = ThreadTime::now();
+            let used = self.thread_time.map(|now| now.since(&before));
+            part.thread_time = used.map(|used| (used, part.length));
+        }
         self.began_nanos = at_nanos;
         self.finished.push(part);
+    }
+
+    /// Notes that from now on answers are waited for and nothing is sent: what the thread does no longer tells whether it
+    /// could have sent more.
+    pub(super) fn end_sending(&mut self, now_nanos: u64) {
+        self.roll(now_nanos);
+        if let Some((now, before)) = ThreadTime::now().zip(self.thread_time.take()) {
+            let length = Duration::from_nanos(now_nanos - self.began_nanos);
+            self.current.thread_time = Some((now.since(&before), length));
+        }
     }
 
     fn step(&mut self, at_nanos: u64) -> Option<&mut StepPart> {
@@ -173,8 +183,19 @@ impl Recorder {
         }
     }
 
-    /// Notes requests that were answered wrongly, or not.
-    pub(super) fn failed(&mut self, at_nanos: u64, requests: u64) {
+    /// Notes requests that are given up. How long they were waited for is the least that their answer would have taken:
+    /// without it, a server that forgets the slow ones would seem quick.
+    pub(super) fn lost(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
+        self.refused(at_nanos, requests);
+        let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
+        record(&mut self.current.times.latency, micros, requests);
+        if let Some(step) = self.step(at_nanos) {
+            record(&mut step.latency, micros, requests);
+        }
+    }
+
+    /// Notes requests that were answered wrongly.
+    pub(super) fn refused(&mut self, at_nanos: u64, requests: u64) {
         self.outstanding -= requests;
         self.current.counts.errors += requests;
         if let Some(step) = self.step(at_nanos) {
@@ -275,6 +296,37 @@ mod tests {
         assert_eq!(parts, expected);
         let latency = rest[0].times.latency.max();
         assert!(latency.abs_diff(2_200_000) < 3_000, "{latency}");
+    }
+
+    #[test]
+    fn what_is_lost_took_at_least_as_long_as_it_was_waited_for() {
+        let rates = vec![std::num::NonZeroU64::MIN];
+        let each = Duration::from_secs(1);
+        let mut recorder = Recorder::new(Instant::now(), Some(&Steps { rates, each }));
+        recorder.sent(3);
+        recorder.accepted(300_000_000, 200_000_000, 1);
+        recorder.lost(900_000_000, 100_000_000, 2);
+        let (parts, steps) = recorder.finish(950_000_000);
+        for latency in [&parts[0].times.latency, &steps[0].latency] {
+            assert_eq!(latency.len(), 3);
+            assert!(latency.max().abs_diff(800_000) < 1_000);
+        }
+        assert_eq!((parts[0].counts.errors, parts[0].outstanding), (2, 0));
+    }
+
+    #[test]
+    fn waiting_for_the_last_answers_is_not_time_to_send_in() {
+        let mut recorder = Recorder::new(Instant::now(), None);
+        if recorder.thread_time.is_none() {
+            return;
+        }
+        recorder.end_sending(1_250_000_000);
+        let (parts, _) = recorder.finish(3_500_000_000);
+        let lengths = parts
+            .iter()
+            .map(|part| part.thread_time.map(|(_, of)| of.as_millis()));
+        let lengths: Vec<_> = lengths.collect();
+        assert_eq!(lengths, [Some(1_000), Some(250), None, None]);
     }
 
     #[test]

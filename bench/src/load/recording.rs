@@ -22,6 +22,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use tempfile::TempPath;
 
 /// A file of requests, in memory: its text, and 32 bytes for each line.
 #[derive(Debug)]
@@ -205,22 +206,29 @@ fn user_in(header: &str) -> &str {
         .unwrap_or(header)
 }
 
-/// A file that a recording is written to; made before the load, so that a mistake costs no run.
+/// A file that a recording is written to. It is begun before the load, so that a mistake costs no run, under another name
+/// until it is whole, so that a failure costs no older recording.
 #[derive(Debug)]
 pub(super) struct RecordingFile {
     path: PathBuf,
+    /// Deleted unless it is renamed.
+    partial: TempPath,
     file: BufWriter<File>,
 }
 
 impl RecordingFile {
     pub(super) fn create(path: &Path) -> Result<Self> {
         let describe = || format!("cannot write the recording {}", path.display());
-        let mut file = BufWriter::new(File::create(path).with_context(describe)?);
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let mut file = BufWriter::new(File::create(&partial).with_context(describe)?);
+        let partial = TempPath::try_from_path(partial).with_context(describe)?;
         let head =
             "# cookiesync requests: microseconds, target, Cookie header, status when not 200";
         writeln!(file, "{head}").with_context(describe)?;
         Ok(Self {
             path: path.to_owned(),
+            partial,
             file,
         })
     }
@@ -238,7 +246,9 @@ impl RecordingFile {
     }
 
     pub(super) fn finish(mut self) -> Result<()> {
-        self.file.flush().with_context(|| self.describe())
+        self.file.flush().with_context(|| self.describe())?;
+        let describe = self.describe();
+        self.partial.persist(&self.path).context(describe)
     }
 
     fn describe(&self) -> String {
@@ -274,6 +284,23 @@ mod tests {
         assert_eq!(lines, expected);
         assert!(recording.has_malformed());
         assert!(!parse("0\t/\t-").unwrap().has_malformed());
+    }
+
+    #[test]
+    fn recording_replaces_another_only_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("requests");
+        fs::write(&path, "older").unwrap();
+        let begin = || {
+            let mut file = RecordingFile::create(&path).unwrap();
+            file.write(Duration::ZERO, "/", None, false).unwrap();
+            file
+        };
+        drop(begin());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "older");
+        begin().finish().unwrap();
+        assert_eq!(Recording::read(&path).unwrap().len(), 1);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     }
 
     #[test]

@@ -9,6 +9,9 @@ use crate::report::{
     self, Axis, Better, Column, Figure, Percentiles, Plot, Report, Series, Table, grouped, rate,
 };
 
+/// Where half of the latencies are below this, a good part of them can be the millisecond of the generator's timer.
+const TIMER_SHOWS_BELOW_MICROS: u64 = 2_000;
+
 /// A part of a second shorter than this says nothing about a rate.
 const WHOLE_SECOND: f64 = 0.999;
 
@@ -49,7 +52,14 @@ fn findings(outcome: &Outcome) -> Vec<String> {
             Some(_) => "from the time when a request should have left",
             None => "from sending",
         };
-        findings.push(format!("Latency, {from}: {}.", latency.line()));
+        let note = outcome.latency_note();
+        findings.push(format!("Latency, {from}: {}{note}.", latency.line()));
+        if outcome.schedule.is_some() && latency.p50 < TIMER_SHOWS_BELOW_MICROS {
+            findings.push(
+                "Up to 1 ms of each latency is the generator's timer: see how late requests left."
+                    .to_owned(),
+            );
+        }
     }
     let why = &outcome.generator.why;
     findings.push(format!("{}{}.", why[..1].to_uppercase(), &why[1..]));
@@ -77,6 +87,9 @@ fn faults(outcome: &Outcome) -> Vec<String> {
     if outcome.errors.total > 0 {
         faults.push(format!("Errors: {}.", outcome.errors.summary()));
     }
+    if outcome.given_up > 0 {
+        faults.push(format!("{}.", outcome.given_up_line()));
+    }
     if outcome.unsent > 0 && !outcome.interrupted {
         faults.push(format!("{}.", outcome.unsent_line()));
     }
@@ -90,92 +103,63 @@ fn whole(seconds: &[Second]) -> impl Iterator<Item = &Second> {
 }
 
 fn figures(outcome: &Outcome) -> Vec<Figure> {
-    let figure = |name: &str, unit: &str, value, better, samples| Figure {
-        name: name.to_owned(),
-        unit: unit.to_owned(),
-        value,
-        better,
-        samples,
-    };
-    let samples =
-        |of: fn(&Second) -> Option<f64>| whole(&outcome.by_second).filter_map(of).collect();
-    let mut figures = vec![figure(
-        "accepted",
-        "/s",
-        outcome.accepted_per_second,
-        Better::Higher,
-        samples(|second| Some(second.accepted as f64)),
-    )];
+    let seconds = || whole(&outcome.by_second);
+    let accepted = outcome.accepted_per_second;
+    let mut figures = vec![
+        Figure::new("accepted", "/s", accepted, Better::Higher)
+            .with_samples(seconds().map(|second| second.accepted as f64)),
+    ];
     if let Some(latency) = &outcome.latency_micros {
-        figures.extend([
-            figure(
-                "latency p50",
-                "µs",
-                latency.p50 as f64,
-                Better::Lower,
-                samples(|second| Some(second.latency_micros?.p50 as f64)),
-            ),
-            figure(
-                "latency p99",
-                "µs",
-                latency.p99 as f64,
-                Better::Lower,
-                samples(|second| Some(second.latency_micros?.p99 as f64)),
-            ),
-            figure(
-                "latency p99.9",
-                "µs",
-                latency.p999 as f64,
-                Better::Lower,
-                samples(|second| Some(second.latency_micros?.p999 as f64)),
-            ),
-        ]);
+        type Pick = fn(&Percentiles) -> u64;
+        let percentiles: [(_, Pick); 3] = [
+            ("latency p50", |latency| latency.p50),
+            ("latency p99", |latency| latency.p99),
+            ("latency p99.9", |latency| latency.p999),
+        ];
+        figures.extend(percentiles.map(|(name, pick)| {
+            let samples = seconds().filter_map(|second| second.latency_micros.as_ref());
+            Figure::new(name, "µs", pick(latency) as f64, Better::Lower)
+                .with_samples(samples.map(|latency| pick(latency) as f64))
+        }));
     }
-    figures.push(figure(
-        "errors",
-        "",
-        outcome.errors.total as f64,
-        Better::Lower,
-        Vec::new(),
-    ));
+    let errors = outcome.errors.total as f64;
+    figures.push(Figure::new("errors", "", errors, Better::Lower));
     if outcome.schedule.is_some() {
-        figures.push(figure(
-            "unsent",
-            "",
-            outcome.unsent as f64,
-            Better::Lower,
-            Vec::new(),
-        ));
+        let unsent = outcome.unsent as f64;
+        figures.push(Figure::new("unsent", "", unsent, Better::Lower));
     }
-    figures.push(figure(
+    let cpu = outcome.cpu_micros_per_request;
+    figures.push(Figure::new(
         "generator CPU per request",
         "µs",
-        outcome.cpu_micros_per_request,
+        cpu,
         Better::Lower,
-        Vec::new(),
     ));
-    for step in &outcome.steps {
-        let name = |what: &str| format!("{}/s: {what}", step.rate);
+    for (index, step) in outcome.steps.iter().enumerate() {
+        let name = |what: &str| format!("{}: {what}", step_name(&outcome.steps, index));
         let accepted = report::per_second(step.accepted, step.seconds);
-        figures.push(figure(
-            &name("accepted"),
+        figures.push(Figure::new(
+            name("accepted"),
             "/s",
             accepted,
             Better::Higher,
-            Vec::new(),
         ));
         if let Some(latency) = &step.latency_micros {
             let p99 = latency.p99 as f64;
-            figures.push(figure(
-                &name("latency p99"),
-                "µs",
-                p99,
-                Better::Lower,
-                Vec::new(),
-            ));
+            figures.push(Figure::new(name("latency p99"), "µs", p99, Better::Lower));
         }
     }
     figures
+}
+
+/// Its rate, and its number when there are several of that rate.
+fn step_name(steps: &[Step], index: usize) -> String {
+    let rate = steps[index].rate;
+    if steps.iter().filter(|step| step.rate == rate).count() == 1 {
+        format!("{rate}/s")
+    } else {
+        format!("{rate}/s in step {}", index + 1)
+    }
 }
 
 fn tables(outcome: &Outcome) -> Vec<Table> {
@@ -227,9 +211,9 @@ fn cells(times: &Percentiles) -> [String; 5] {
 
 /// The first names the row, all others hold numbers.
 fn columns(names: &[&str]) -> Vec<Column> {
-    let column = |(index, name): (usize, &&str)| Column {
-        name: (*name).to_owned(),
-        is_number: index > 0,
+    let column = |(index, name): (usize, &&str)| match index {
+        0 => Column::words(name),
+        _ => Column::number(name),
     };
     names.iter().enumerate().map(column).collect()
 }
@@ -256,12 +240,16 @@ fn plots(outcome: &Outcome) -> Vec<Plot> {
             per_second(second, second.errors)
         }));
     }
-    plots.push(timed("rate", "Rate", "requests a second", false, rates));
+    plots.push(timed(
+        "rate",
+        "Rate",
+        Axis::linear("requests a second"),
+        rates,
+    ));
     plots.push(timed(
         "latency",
         "Latency of the answers of each second",
-        "milliseconds",
-        true,
+        Axis::logarithmic("milliseconds"),
         percentiles_over_time(seconds, |second| second.latency_micros),
     ));
     plots.push(by_percentile(outcome));
@@ -273,16 +261,14 @@ fn plots(outcome: &Outcome) -> Vec<Plot> {
         plots.push(timed(
             "send-delay",
             "How late requests left",
-            "milliseconds",
-            true,
+            Axis::logarithmic("milliseconds"),
             delays,
         ));
     }
     plots.push(timed(
         "outstanding",
         "Requests without an answer",
-        "requests",
-        false,
+        Axis::linear("requests"),
         vec![over_time("at the end of each second", seconds, |second| {
             Some(second.outstanding as f64)
         })],
@@ -290,8 +276,7 @@ fn plots(outcome: &Outcome) -> Vec<Plot> {
     plots.push(timed(
         "generator",
         "Threads of the generator, mean",
-        "percent of the time",
-        false,
+        Axis::linear("percent of the time"),
         vec![
             over_time("running", seconds, |second| {
                 Some(second.generator_running? * 100.0)
@@ -336,18 +321,12 @@ fn percentiles_over_time(
     ]
 }
 
-fn timed(name: &str, title: &str, label: &str, logarithmic: bool, series: Vec<Series>) -> Plot {
+fn timed(name: &str, title: &str, y: Axis, series: Vec<Series>) -> Plot {
     Plot {
         name: name.to_owned(),
         title: title.to_owned(),
-        x: Axis {
-            label: "seconds since the start".to_owned(),
-            logarithmic: false,
-        },
-        y: Axis {
-            label: label.to_owned(),
-            logarithmic,
-        },
+        x: Axis::linear("seconds since the start"),
+        y,
         series,
     }
 }
@@ -366,18 +345,35 @@ fn by_percentile(outcome: &Outcome) -> Plot {
     Plot {
         name: "latency-by-percentile".to_owned(),
         title: "Latency by percentile".to_owned(),
-        x: Axis {
-            label: "one in so many requests took this or longer (100: p99; 1 000: p99.9)"
-                .to_owned(),
-            logarithmic: true,
-        },
-        y: Axis {
-            label: "milliseconds".to_owned(),
-            logarithmic: true,
-        },
+        x: Axis::logarithmic(
+            "one in so many requests took this or longer (100: p99; 1 000: p99.9)",
+        ),
+        y: Axis::logarithmic("milliseconds"),
         series: vec![Series {
             name: "latency".to_owned(),
             points: points.collect(),
         }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_of_one_rate_have_names_of_their_own() {
+        let step = |rate| Step {
+            rate,
+            seconds: 1.0,
+            intended: rate,
+            sent: rate,
+            accepted: rate,
+            refused_as_expected: 0,
+            errors: 0,
+            latency_micros: None,
+        };
+        let steps = [10, 20, 10].map(step);
+        let names: Vec<_> = (0..3).map(|index| step_name(&steps, index)).collect();
+        assert_eq!(names, ["10/s in step 1", "20/s", "10/s in step 3"]);
     }
 }

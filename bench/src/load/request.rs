@@ -30,7 +30,7 @@ impl Template {
     /// The template of requests to `url`.
     ///
     /// # Errors
-    /// When `url` is not `http://` with a host.
+    /// When `url` is not `http://` with a host, or holds a user or password.
     pub(super) fn new(url: &Uri) -> Result<Self> {
         if url.scheme_str() != Some("http") {
             bail!("{url} is not an http:// address");
@@ -38,6 +38,10 @@ impl Template {
         let authority = url
             .authority()
             .with_context(|| format!("{url} has no host"))?;
+        if authority.as_str().contains('@') {
+            let host = authority.host();
+            bail!("the address of {host} holds a user or password, and an edge takes none");
+        }
         let path = match url.path_and_query() {
             Some(path) if path.query().is_some() => format!("{path}&"),
             _ => format!("{}?", url.path()),
@@ -161,8 +165,9 @@ mod tests {
 
     #[test]
     fn other_addresses_are_refused() {
-        for url in ["https://a/", "/path", "a:1"] {
-            assert!(Template::new(&url.parse().unwrap()).is_err(), "{url}");
+        for url in ["https://a/", "/path", "a:1", "http://me:secret@a:1/"] {
+            let error = Template::new(&url.parse().unwrap()).unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
         }
     }
 }

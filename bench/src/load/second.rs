@@ -30,7 +30,8 @@ pub struct Second {
     pub errors: u64,
     /// Requests without an answer at its end.
     pub outstanding: u64,
-    /// Of the answers with 200 that came in it: from sending, or from the intended time when there is a schedule.
+    /// Of the answers with 200 that came in it, and of the requests that were given up in it: from sending, or from the
+    /// intended time when there is a schedule.
     pub latency_micros: Option<Percentiles>,
     /// From intended times to sending.
     pub send_delay_micros: Option<Percentiles>,
@@ -59,8 +60,15 @@ pub(super) struct Collector {
     open: BTreeMap<u64, Sum>,
     pub(super) seconds: Vec<Second>,
     pub(super) times: Times,
-    /// What each thread used, and in how much time.
+    /// What each thread used, and in how much time; none where the system does not tell.
     pub(super) threads: Vec<(ThreadTime, Duration)>,
+}
+
+impl Second {
+    /// Answers were awaited, and none came.
+    pub(super) fn is_silent(&self) -> bool {
+        self.outstanding > 0 && self.accepted + self.refused_as_expected + self.errors == 0
+    }
 }
 
 #[derive(Default)]
@@ -70,7 +78,8 @@ struct Sum {
     outstanding: u64,
     times: Times,
     thread_time: ThreadTime,
-    threads: u32,
+    /// How long that was, over all threads.
+    measured: Duration,
 }
 
 impl Collector {
@@ -90,10 +99,10 @@ impl Collector {
         match from {
             FromThread::Part { thread, part } => {
                 self.next[thread] = part.second + 1;
-                if let Some(time) = part.thread_time {
+                if let Some((time, of)) = part.thread_time {
                     let (sum, length) = &mut self.threads[thread];
                     *sum = sum.plus(&time);
-                    *length += part.length;
+                    *length += of;
                 }
                 self.open.entry(part.second).or_default().add(&part);
             }
@@ -119,15 +128,14 @@ impl Sum {
         self.counts.add(&part.counts);
         self.outstanding += part.outstanding;
         self.times.add(&part.times);
-        if let Some(time) = part.thread_time {
+        if let Some((time, of)) = part.thread_time {
             self.thread_time = self.thread_time.plus(&time);
-            self.threads += 1;
+            self.measured += of;
         }
     }
 
     fn second(&self, second: u64, intended: Option<u64>) -> Second {
-        let shares =
-            (self.threads > 0).then(|| self.thread_time.shares(self.length * self.threads));
+        let shares = (!self.measured.is_zero()).then(|| self.thread_time.shares(self.measured));
         Second {
             second,
             length: self.length.as_secs_f64(),

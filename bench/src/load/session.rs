@@ -7,7 +7,8 @@
 //!
 //! With a schedule, requests leave at their times. What keeps one back is a full pipeline or a system that takes no
 //! more bytes; until then its latency counts, and a request that is kept back is not even written into memory, which is
-//! why a server that stands still costs the sender 16 bytes for each request it has under way (twice that while the queue of them grows).
+//! why a server that stands still costs the sender 16 bytes for each request it has under way (up to 32, since the queue of them
+//! grows by doubling).
 
 use std::{
     cell::RefCell, collections::VecDeque, io, net::SocketAddr, pin::Pin, rc::Rc, time::Duration,
@@ -59,7 +60,7 @@ pub(super) struct Session {
     incoming: Vec<u8>,
     parsed: usize,
     received: usize,
-    /// The last whole 200, for comparison.
+    /// The last whole 200 after which the connection stays, for comparison.
     last_accepted: Vec<u8>,
     bursts: VecDeque<Burst>,
     outstanding: u64,
@@ -87,7 +88,7 @@ impl Session {
             is_held: false,
             free_nanos: 0,
             tally: Tally::default(),
-            history: History::new(task.connection, started),
+            history: History::new(task.connection, started, task.keeps_history),
             recorder,
             task,
         }
@@ -109,8 +110,11 @@ impl Session {
         self.tally.sent == self.task.requests
     }
 
-    pub(super) fn count_reconnect(&mut self) {
+    /// Goes on over a new stream. Nobody could have sent before it was there.
+    pub(super) fn reconnected(&mut self) {
         self.tally.reconnects += 1;
+        self.is_held = false;
+        self.free_nanos = self.now_nanos();
     }
 
     /// Sends and reads until all is done.
@@ -188,13 +192,27 @@ impl Session {
 
     /// Makes what is sent all there is, and counts what should have left by now.
     pub(super) fn send_no_more(&mut self) {
-        if let Some(schedule) = &self.task.schedule {
-            let now = self.now_nanos();
-            let due = (self.tally.sent..self.task.requests)
-                .take_while(|&number| schedule.intended_nanos(number) <= now);
-            self.tally.unsent += due.count() as u64;
-        }
+        let due = self.due_by_now().min(self.task.requests);
+        self.tally.unsent += due.saturating_sub(self.tally.sent);
         self.task.requests = self.tally.sent;
+    }
+
+    /// Makes what is sent all there is, since the connection cannot be opened again: nothing else of what was planned
+    /// will leave. Of a plan without end, what should have left by now counts.
+    pub(super) fn give_up(&mut self) {
+        let planned = match self.task.requests {
+            u64::MAX => self.due_by_now(),
+            requests => requests,
+        };
+        self.tally.is_given_up = true;
+        self.tally.unsent += planned.saturating_sub(self.tally.sent);
+        self.task.requests = self.tally.sent;
+    }
+
+    /// How many should have left by now; 0 without a schedule.
+    fn due_by_now(&self) -> u64 {
+        let schedule = self.task.schedule.as_ref();
+        schedule.map_or(0, |schedule| schedule.due_by(self.now_nanos()))
     }
 
     /// Counts what is outstanding as unanswered; the connection is lost.
@@ -322,8 +340,11 @@ impl Session {
             };
             if answer.status == 200 {
                 accepted += 1;
-                self.last_accepted.clear();
-                self.last_accepted.extend_from_slice(&bytes[..answer.bytes]);
+                // One that closes is never repeated, and must not be taken for one that does not.
+                if !answer.closes {
+                    self.last_accepted.clear();
+                    self.last_accepted.extend_from_slice(&bytes[..answer.bytes]);
+                }
             } else {
                 self.accept(accepted, now)?;
                 accepted = 0;
@@ -362,7 +383,6 @@ impl Session {
         if count == 0 {
             return Ok(());
         }
-        self.tally.last_answer_at = Some(self.started + Duration::from_nanos(now_nanos));
         if !self.task.source.has_malformed() {
             return self.settle(count, Verdict::Accepted, now_nanos);
         }
@@ -393,7 +413,7 @@ impl Session {
             match verdict {
                 Verdict::Accepted => recorder.accepted(now_nanos, at, requests),
                 Verdict::RefusedAsExpected => recorder.refused_as_expected(at, requests),
-                Verdict::AcceptedMalformed | Verdict::Refused(_) => recorder.failed(at, requests),
+                Verdict::AcceptedMalformed | Verdict::Refused(_) => recorder.refused(at, requests),
             }
             burst.requests -= requests;
             left -= requests;
@@ -402,6 +422,7 @@ impl Session {
                 self.bursts.pop_front();
             }
         }
+        self.tally.last_answer_at = Some(self.started + Duration::from_nanos(now_nanos));
         let settled = count - left;
         self.tally.count(verdict, settled);
         let fate = match verdict {
@@ -421,7 +442,7 @@ impl Session {
             && left > 0
         {
             let requests = burst.requests.min(left);
-            recorder.failed(burst.at_nanos, requests);
+            recorder.lost(now_nanos, burst.at_nanos, requests);
             burst.requests -= requests;
             left -= requests;
             if burst.requests == 0 {

@@ -16,6 +16,8 @@ pub(super) struct Tally {
     pub(super) unanswered: u64,
     pub(super) unsent: u64,
     pub(super) reconnects: u64,
+    /// It broke, and could not be opened again.
+    pub(super) is_given_up: bool,
     pub(super) last_answer_at: Option<Instant>,
 }
 

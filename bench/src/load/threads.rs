@@ -183,12 +183,19 @@ impl Worker {
         let mut ended = Vec::with_capacity(running.len());
         let mut seconds = (1..).map(|second| started + Duration::from_secs(second));
         let mut next = seconds.next().unwrap_or(started);
+        let mut is_sending = true;
         loop {
             tokio::select! {
                 connection = running.join_next() => match connection {
                     Some(connection) => ended.push(connection?),
                     None => break,
                 },
+                () = self.stop.cancelled(), if is_sending => {
+                    is_sending = false;
+                    let mut recorder = recorder.borrow_mut();
+                    let now = recorder.now_nanos();
+                    recorder.end_sending(now);
+                }
                 () = sleep_until(next) => {
                     next = seconds.next().unwrap_or(next);
                     let finished = {

@@ -8,6 +8,9 @@ use std::{
 
 use super::profile::RATE_MAX;
 
+/// Longest time that can be given: longer than any load should be, and short enough for all arithmetic in nanoseconds.
+pub(super) const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
 /// Shorter days have minutes that a rate cannot be told from in.
 const DAY_MIN: Duration = Duration::from_secs(1);
 
@@ -78,10 +81,14 @@ pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
         .ok_or_else(|| format!("{text:?} is not a whole number from 1 to {RATE_MAX}"))
 }
 
+/// A time from 1 ms to [`TIME_MAX`].
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if time < Duration::from_millis(1) {
         return Err("it is shorter than a millisecond".to_owned());
+    }
+    if time > TIME_MAX {
+        return Err("it is longer than 30 days".to_owned());
     }
     Ok(time)
 }

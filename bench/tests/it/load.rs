@@ -18,8 +18,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     task::JoinSet,
+    time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -82,6 +83,29 @@ async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result
     Ok(())
 }
 
+const ACCEPTED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+
+/// Answers each request with the same bytes, until there were so many or the other side goes.
+async fn answer_all(stream: &mut TcpStream, answer: &str, most: u64) {
+    let (mut bytes, mut ends, mut answered) = ([0; 4_096], 0, 0);
+    while let Ok(count @ 1..) = stream.read(&mut bytes).await {
+        for byte in &bytes[..count] {
+            // Only the end of a head has two of them in a row.
+            ends = match byte {
+                b'\r' => ends,
+                b'\n' => ends + 1,
+                _ => 0,
+            };
+            if ends == 2 {
+                answered += 1;
+                if stream.write_all(answer.as_bytes()).await.is_err() || answered == most {
+                    return;
+                }
+            }
+        }
+    }
+}
+
 /// Something that answers every request with the same bytes, or not at all.
 struct FakeEdge {
     plan: Plan,
@@ -95,20 +119,7 @@ impl FakeEdge {
         let mut serving = JoinSet::new();
         serving.spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let (mut bytes, mut ends) = ([0; 4_096], 0);
-                while let Ok(count @ 1..) = stream.read(&mut bytes).await {
-                    for byte in &bytes[..count] {
-                        // Only the end of a head has two of them in a row.
-                        ends = match byte {
-                            b'\r' => ends,
-                            b'\n' => ends + 1,
-                            _ => 0,
-                        };
-                        if ends == 2 && stream.write_all(answer.as_bytes()).await.is_err() {
-                            break;
-                        }
-                    }
-                }
+                answer_all(&mut stream, answer, u64::MAX).await;
             }
         });
         Ok(Self {
@@ -149,7 +160,7 @@ async fn malformed_requests_are_refused_and_only_they_may_be() -> Result<()> {
     assert_eq!(fates(Fate::Accepted), outcome.accepted);
     assert_eq!(fates(Fate::Refused), outcome.refused_as_expected);
 
-    let lenient = FakeEdge::start("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+    let lenient = FakeEdge::start(ACCEPTED).await?;
     let plan = Plan {
         malformed: 0.5,
         ..lenient.plan.clone()
@@ -183,8 +194,83 @@ async fn what_a_bound_keeps_back_counts_against_the_run() -> Result<()> {
     let counts = (outcome.sent, outcome.errors.unanswered, outcome.unsent);
     assert_eq!(counts, (1, 1, 29), "{}", outcome.summary());
     assert!(!outcome.is_faultless());
+    // To its end by the plan, not by the patience; and what got no answer took at least so long.
+    assert!((0.29..0.4).contains(&outcome.seconds));
+    assert!(
+        outcome
+            .latency_micros
+            .is_some_and(|latency| latency.max >= 300_000)
+    );
     assert_eq!(outcome.histories[0].fate(0), Fate::Unknown);
     assert_eq!(outcome.histories[0].fate(1), Fate::NotSent);
+    Ok(())
+}
+
+#[tokio::test]
+async fn outage_is_in_the_latency_and_not_the_generators_fault() -> Result<()> {
+    const OUTAGE: Duration = Duration::from_millis(200);
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let url = format!("http://{address}/").parse()?;
+    let plan = Plan {
+        requests: Some(600),
+        ..Plan::new(url, Traffic::new(1, None)).rate(per_second(1_000))
+    };
+    let edge = async {
+        let (mut stream, _) = listener.accept().await?;
+        answer_all(&mut stream, ACCEPTED, 200).await;
+        drop((stream, listener));
+        sleep(OUTAGE).await;
+        let listener = TcpListener::bind(address).await?;
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            answer_all(&mut stream, ACCEPTED, u64::MAX).await;
+        }
+    };
+    let stop = CancellationToken::new();
+    let outcome = tokio::select! {
+        outcome = load::run(&plan, &stop) => outcome?,
+        ended = edge => return ended,
+    };
+    assert_eq!(
+        (outcome.sent, outcome.unsent, outcome.reconnects),
+        (600, 0, 1),
+        "{}",
+        outcome.summary()
+    );
+    // Those that were due first in the outage waited for its end.
+    let behind = outcome.send_delay_micros.unwrap();
+    assert!(behind.max >= 150_000, "{}", behind.line());
+    let own = outcome.generator.delay_micros.unwrap();
+    assert!(own.p99 < behind.max / 2, "{}", own.line());
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_answer_that_closes_closes_its_connection() -> Result<()> {
+    let closing = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let edge = FakeEdge::start(closing).await?;
+    let plan = Plan {
+        requests: Some(4),
+        ..edge.plan.clone()
+    };
+    let outcome = accept_all(&plan).await?;
+    assert_eq!(outcome.reconnects, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn answers_of_any_kind_take_time() -> Result<()> {
+    let strict = FakeEdge::start("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await?;
+    let plan = Plan {
+        requests: Some(50),
+        keeps_history: false,
+        ..strict.plan.clone().rate(per_second(100))
+    };
+    let outcome = load::run(&plan, &CancellationToken::new()).await?;
+    assert!(outcome.seconds >= 0.45, "{}", outcome.summary());
+    assert_eq!(outcome.sent_by_connection, [50]);
+    assert!(outcome.histories.is_empty());
     Ok(())
 }
 
