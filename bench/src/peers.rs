@@ -2,7 +2,9 @@
 //!
 //! Each step starts the server it measures anew, with all its state in a folder that is removed afterwards, one process
 //! that publishes and one whose tasks subscribe. CPU time and memory are those of the server's process, as the
-//! system accounts them. What is lost is counted from sequences in the messages, not asked of the server.
+//! system accounts them. What is lost is counted by subscribers, not asked of the server: from sequences in the messages, which
+//! tell what came again; without them in ours at 1 a message, where a cookie that came twice could hide one that
+//! did not come.
 
 mod broker;
 mod child;
@@ -24,6 +26,7 @@ mod step;
 mod stopped;
 
 use std::{
+    collections::BTreeSet,
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
     path::Path,
     time::Duration,
@@ -42,12 +45,15 @@ pub use self::{
     publisher::PublisherArgs,
     reader::ReaderArgs,
 };
-use crate::report::ReportArgs;
+use crate::{load::parse_rate, report::ReportArgs};
 
 pub use self::{publisher::run as publish, reader::run as read};
 
 /// The largest message: NATS takes 1 MiB by default, and this many cookies have at most 68 bytes each.
 const BATCH_MAX: u32 = 10_000;
+
+/// The longest time that a flag takes: far more than a comparison needs.
+const TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Compares ours with NATS, Redis pub/sub, Redis Streams and RabbitMQ, as far as they are installed.
 ///
@@ -59,14 +65,15 @@ pub struct PeersArgs {
     /// Subscriber counts, each a step.
     #[arg(long, value_delimiter = ',', default_value = "1,10,50")]
     pub subscribers: Vec<NonZeroUsize>,
-    /// Cookies a message, each a step: 1, and what a chunk of ours holds at 50 000 cookies a second.
+    /// Cookies a message, each a step: 1, and what a chunk of ours holds at 50 000 cookies a second. Ours makes its
+    /// chunks by itself, and is measured once for all that are more than 1.
     #[arg(long, value_delimiter = ',', default_value = "1,500")]
     pub batch: Vec<NonZeroU32>,
     /// How long each step publishes.
-    #[arg(short, long, default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(short, long, default_value = "5s", value_parser = parse_time)]
     pub duration: Duration,
     /// Cookies a second; without it, as fast as each system takes them.
-    #[arg(short = 'l', long)]
+    #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
     /// The systems to compare; one that is not installed is skipped.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Peer::ALL)]
@@ -75,10 +82,10 @@ pub struct PeersArgs {
     #[arg(long, default_value = "1000000")]
     pub keep: NonZeroU64,
     /// How long one subscriber is stopped under load; 0s leaves that part out.
-    #[arg(long, default_value = "15s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "15s", value_parser = parse_time)]
     pub stopped_for: Duration,
     /// Cookies a second meanwhile.
-    #[arg(long, default_value = "50000")]
+    #[arg(long, default_value = "50000", value_parser = parse_rate)]
     pub stopped_rate: NonZeroU64,
     /// Seed of the cookies [default: random].
     #[arg(long)]
@@ -89,6 +96,19 @@ pub struct PeersArgs {
     /// The report.
     #[command(flatten)]
     pub report: ReportArgs,
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time > TIME_MAX {
+        return Err("it is longer than a day".to_owned());
+    }
+    Ok(time)
+}
+
+/// Every value once, by size.
+fn sorted<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Runs everything, or until `stop`.
@@ -128,10 +148,7 @@ pub async fn run(
 /// Looks for the programs of all peers.
 async fn find(args: &PeersArgs, outcome: &mut Outcome) -> Result<Vec<(Peer, Found)>> {
     let mut all = Vec::new();
-    let mut peers = args.peers.clone();
-    peers.sort_unstable();
-    peers.dedup();
-    for peer in peers {
+    for peer in sorted(args.peers.iter().copied()) {
         let found = tokio::task::spawn_blocking(move || Found::of(peer)).await??;
         outcome.peers.push(Participant {
             peer,
@@ -156,8 +173,8 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(args: &'a PeersArgs) -> Result<Self> {
         let outcome = Outcome {
-            subscribers: args.subscribers.iter().map(|count| count.get()).collect(),
-            batches: args.batch.iter().map(|count| count.get()).collect(),
+            subscribers: sorted(args.subscribers.iter().map(|count| count.get())),
+            batches: sorted(args.batch.iter().map(|count| count.get())),
             rate: args.rate.map(NonZeroU64::get),
             step_seconds: args.duration.as_secs_f64(),
             keep: args.keep.get(),
@@ -187,12 +204,16 @@ impl<'a> Bench<'a> {
         tell: &mut impl FnMut(&str),
     ) {
         for subscribers in self.outcome.subscribers.clone() {
-            for batch in self.outcome.batches.clone() {
+            let batches = self.outcome.batches.clone();
+            for batch in &batches {
                 for (peer, program) in found {
+                    if !peer.batches(&batches).contains(batch) {
+                        continue;
+                    }
                     if stop.is_cancelled() {
                         return;
                     }
-                    let scene = self.scene(*peer, program, batch, stop);
+                    let scene = self.scene(*peer, program, *batch, stop);
                     let (rate, duration) = (self.args.rate, self.args.duration);
                     let measured = step::measure(&scene, subscribers, rate, duration).await;
                     remove(&scene.folder);
@@ -208,9 +229,9 @@ impl<'a> Bench<'a> {
 
     fn measured(&mut self, step: Step, tell: &mut impl FnMut(&str)) {
         tell(&format!(
-            "{} subscribers, {} a message, {}: {}, lost {}",
+            "{} subscribers, {}, {}: {}, lost {}",
             step.subscribers,
-            step.batch,
+            step.packing(),
             step.peer.name(),
             crate::report::rate(step.deliveries_per_second),
             step.lost_share()
@@ -285,4 +306,17 @@ impl<'a> Bench<'a> {
 /// Removes what a server left; what cannot be removed now goes with the folder above it.
 fn remove(folder: &Path) {
     std::fs::remove_dir_all(folder).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_at_most_a_day() {
+        assert_eq!(parse_time("0s"), Ok(Duration::ZERO));
+        assert_eq!(parse_time("24h"), Ok(TIME_MAX));
+        assert!(parse_time("86401s").is_err());
+        assert!(parse_time("500000000000y").is_err());
+    }
 }

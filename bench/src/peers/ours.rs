@@ -28,8 +28,8 @@ use crate::{
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Connections of the load, and requests without an answer on each: what makes an edge cheap per request.
-const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(32).expect("is not zero");
-const PIPELINE: NonZeroUsize = NonZeroUsize::new(32).expect("is not zero");
+pub(super) const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(32).expect("is not zero");
+pub(super) const PIPELINE: NonZeroUsize = NonZeroUsize::new(32).expect("is not zero");
 
 /// Starts a producer with its defaults and a queue of `keep` cookies for each subscriber.
 pub(super) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Broker> {

@@ -52,8 +52,10 @@ pub struct Step {
     pub peer: Peer,
     /// Subscribers.
     pub subscribers: usize,
-    /// Cookies a message.
+    /// Cookies a message that is published; ours makes chunks of all that are more than one.
     pub batch: u32,
+    /// Cookies in the messages that arrived, on average.
+    pub cookies_per_message: f64,
     /// What the server said of its version as it started.
     #[serde(skip)]
     pub(super) said_version: Option<String>,
@@ -65,17 +67,21 @@ pub struct Step {
     pub publish_seconds: f64,
     /// `published` a second.
     pub published_per_second: f64,
-    /// Distinct cookies that reached a subscriber, over all subscribers.
+    /// Distinct cookies that reached a subscriber, over all subscribers. Cookies of ours at 1 a message have no
+    /// sequence: one that came twice would count twice.
     pub delivered: u64,
-    /// From the first delivery to the last.
+    /// From the first delivery to the last, and at least as long as publishing took.
     pub deliver_seconds: f64,
     /// `delivered` a second.
     pub deliveries_per_second: f64,
     /// Cookies published, for each subscriber, that did not reach it.
     pub lost: u64,
+    /// Deliveries beyond those: cookies that came twice without a sequence to tell it by, or whose request was taken but not
+    /// answered.
+    pub surplus: u64,
     /// As many of those as subscribers were told of.
     pub told_lost: u64,
-    /// Cookies that came again.
+    /// Cookies that came again, where sequences tell it.
     pub repeated: u64,
     /// Messages that could not be read.
     pub unreadable: u64,
@@ -131,6 +137,11 @@ pub struct Stopped {
 }
 
 impl Step {
+    /// As in names.
+    pub(super) fn packing(&self) -> String {
+        self.peer.packing(self.batch)
+    }
+
     /// As in tables.
     #[must_use]
     pub fn lost_share(&self) -> String {
@@ -144,9 +155,9 @@ impl Step {
 
     fn line(&self) -> String {
         format!(
-            "{:>5} × {:<5} {:<14} {:>12} {:>14} {:>9.3} {:>9.3} {:>9.3} {:>9}  {}",
+            "{:>5} × {:<6} {:<14} {:>12} {:>14} {:>9.3} {:>9.3} {:>9.3} {:>9}  {}",
             self.subscribers,
-            self.batch,
+            self.peer.packing_short(self.batch),
             self.peer.name(),
             rate(self.published_per_second),
             rate(self.deliveries_per_second),
@@ -163,19 +174,19 @@ impl Stopped {
     /// What became of the subscriber, in words that follow from the counts alone.
     #[must_use]
     pub fn verdict(&self) -> String {
-        let silent = self.lost.saturating_sub(self.told_lost);
+        if !self.was_stopped {
+            return "was not stopped for the whole time: interrupted".to_owned();
+        }
         let (lost, told) = (grouped(self.lost), grouped(self.told_lost));
-        match (self.lost, self.disconnects) {
-            _ if !self.was_stopped => "was not stopped for the whole time: interrupted".to_owned(),
-            (0, 0) => "got everything, late".to_owned(),
-            (0, times) => format!("was disconnected ({times}×), came back and got everything"),
-            (_, 0) if silent == 0 => format!("was told exactly that it lost {told}"),
-            (_, 0) => format!("lost {lost}, of which it was told {told}"),
-            (_, times) => {
-                format!(
-                    "was disconnected ({times}×), came back and lost {lost}, of which it was told {told}"
-                )
-            }
+        let fate = match (self.lost, self.told_lost) {
+            (0, 0) if self.disconnects == 0 => "got everything, late".to_owned(),
+            (0, 0) => "got everything".to_owned(),
+            (count, said) if count == said => format!("was told exactly that it lost {told}"),
+            _ => format!("lost {lost}; it was told of {told}"),
+        };
+        match self.disconnects {
+            0 => fate,
+            times => format!("was disconnected ({times}×), came back and {fate}"),
         }
     }
 
@@ -212,11 +223,14 @@ impl Outcome {
 
     /// What is wrong with a step, if anything.
     pub(super) fn judge_step(&mut self, step: &Step) {
-        let Step {
-            subscribers, batch, ..
-        } = step;
-        let at = format!("{subscribers} subscribers, {batch} a message");
+        let at = format!("{} subscribers, {}", step.subscribers, step.packing());
         let name = step.peer.name();
+        if step.surplus > 0 {
+            let surplus = grouped(step.surplus);
+            self.faults.push(format!(
+                "{name}, {at}: {surplus} more cookies arrived than were published"
+            ));
+        }
         if step.unreadable > 0 {
             let count = grouped(step.unreadable);
             self.faults
@@ -274,7 +288,7 @@ impl Outcome {
         }
         if !self.steps.is_empty() {
             lines.push(format!(
-                "{:>5} × {:<5} {:<14} {:>12} {:>14} {:>9} {:>9} {:>9} {:>9}  lost",
+                "{:>5} × {:<6} {:<14} {:>12} {:>14} {:>9} {:>9} {:>9} {:>9}  lost",
                 "subs",
                 "batch",
                 "",
@@ -336,10 +350,12 @@ mod tests {
             "was disconnected (1×), came back and got everything"
         );
         assert_eq!(fate(9, 9, 0), "was told exactly that it lost 9");
-        assert_eq!(fate(9, 0, 0), "lost 9, of which it was told 0");
+        assert_eq!(fate(9, 0, 0), "lost 9; it was told of 0");
+        assert_eq!(fate(9, 12, 0), "lost 9; it was told of 12");
+        assert_eq!(fate(0, 3, 0), "lost 0; it was told of 3");
         assert_eq!(
             fate(9, 0, 2),
-            "was disconnected (2×), came back and lost 9, of which it was told 0"
+            "was disconnected (2×), came back and lost 9; it was told of 0"
         );
     }
 }

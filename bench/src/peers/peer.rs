@@ -3,6 +3,9 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::{message::LANES, ours, publisher::burst, redis_streams};
+use crate::load::Plan;
+
 /// A system that can carry cookies from one to many.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize,
@@ -43,16 +46,69 @@ impl Peer {
         }
     }
 
+    /// The batches of `all` at which it is measured, by size: ours has no such setting, and all but one at a time are the same to it.
+    #[must_use]
+    pub fn batches(self, all: &[u32]) -> Vec<u32> {
+        let mut batches = all.to_vec();
+        batches.sort_unstable();
+        batches.dedup_by_key(|batch| match self {
+            Self::Ours => (*batch).min(2),
+            _ => *batch,
+        });
+        batches
+    }
+
+    /// How cookies reach its subscribers when `batch` share a message, as in names.
+    #[must_use]
+    pub fn packing(self, batch: u32) -> String {
+        match (self, batch) {
+            (Self::Ours, 2..) => "in chunks".to_owned(),
+            (_, batch) => format!("{batch} a message"),
+        }
+    }
+
+    /// The same as in tables.
+    #[must_use]
+    pub fn packing_short(self, batch: u32) -> String {
+        match (self, batch) {
+            (Self::Ours, 2..) => "chunks".to_owned(),
+            (_, batch) => batch.to_string(),
+        }
+    }
+
     /// What travels together when `batch` cookies share a message.
     #[must_use]
     pub fn batched(self, batch: u32) -> String {
+        let requests = format!(
+            "each cookie is a request, over {} connections and {} threads, {} unanswered on each connection",
+            ours::CONNECTIONS,
+            Plan::default_threads(),
+            ours::PIPELINE
+        );
+        let lanes = format!("over {LANES} connections, a task each, and a thread for each core");
+        let burst = burst(batch);
         match (self, batch) {
-            (Self::Ours, 1) => "each cookie is a request (pipelined 32 deep) and a message of GetCookies".to_owned(),
-            (Self::Ours, _) => "each cookie is a request (pipelined 32 deep); the producer makes chunks of at most 64 KiB or 10 ms by itself".to_owned(),
-            (Self::Nats, batch) => format!("messages of {batch}; the client writes what has gathered"),
-            (Self::RedisPubsub, batch) => format!("PUBLISH of {batch}, pipelined"),
-            (Self::RedisStreams, batch) => format!("XADD of {batch}, pipelined; XREAD of many"),
-            (Self::Rabbitmq, batch) => format!("messages of {batch}; the client writes what has gathered"),
+            (Self::Ours, 1) => format!("{requests}; a message of GetCookies"),
+            (Self::Ours, _) => format!(
+                "{requests}; the producer makes chunks of at most 64 KiB or 10 ms by itself"
+            ),
+            (Self::Nats, _) => {
+                format!("messages of {batch}, {lanes}; the client writes what has gathered")
+            }
+            (Self::RedisPubsub, _) => {
+                format!(
+                    "PUBLISH of {batch}, {lanes}; on each a pipeline of up to {burst} under way"
+                )
+            }
+            (Self::RedisStreams, _) => format!(
+                "XADD of {batch}, {lanes}; on each a pipeline of up to {burst} under way; XREAD of up to {}",
+                redis_streams::entries(batch)
+            ),
+            (Self::Rabbitmq, _) => {
+                format!(
+                    "messages of {batch}, {lanes}; on each a channel, to which up to {burst} are written together"
+                )
+            }
         }
     }
 
@@ -90,5 +146,19 @@ impl Peer {
                 "the newest {keep} cookies (x-max-length, drop-head), in a transient queue for each subscriber"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_is_measured_once_for_all_larger_messages() {
+        let all = [500, 1, 100, 100];
+        assert_eq!(Peer::Ours.batches(&all), [1, 100]);
+        assert_eq!(Peer::Nats.batches(&all), [1, 100, 500]);
+        assert_eq!(Peer::Ours.packing(100), "in chunks");
+        assert_eq!(Peer::Nats.packing(100), "100 a message");
     }
 }

@@ -1,24 +1,27 @@
 //! `bench peers-publisher`: publishes the cookies of one step from a process of its own.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{future::Future, num::NonZeroU64, time::Duration};
 
 use anyhow::Result;
 use bytes::Bytes;
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    message::{COOKIE_BYTES_MAX, Messages},
+    message::{COOKIE_BYTES_MAX, LANES, Messages},
     nats, ours,
     peer::Peer,
     rabbitmq, redis_pubsub, redis_streams,
 };
 use crate::{cpu::CpuTime, traffic::Traffic};
 
-/// What is given to a client at once: enough to fill its writes, little enough to end in time.
-const BURST_BYTES: usize = 64 * 1024;
+/// What is given to a client at once: enough for 30 messages of 500 cookies, little enough to end in time.
+pub(super) const BURST_BYTES: usize = 1024 * 1024;
 
 /// Most messages given to a client at once.
 const BURST_MESSAGES: usize = 512;
@@ -69,12 +72,12 @@ pub(super) struct PublisherLine {
 }
 
 /// A connection through which messages are published in order.
-pub(super) trait Publish {
+pub(super) trait Publish: Send + 'static {
     /// Hands messages to the client, which may still be sending when this returns.
-    async fn send(&mut self, messages: Vec<Bytes>) -> Result<()>;
+    fn send(&mut self, messages: Vec<Bytes>) -> impl Future<Output = Result<()>> + Send;
 
     /// Waits until the server has everything.
-    async fn finish(&mut self) -> Result<()>;
+    fn finish(&mut self) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// Publishes until the time is over, or `stop`, and prints one JSON object with what it did.
@@ -82,60 +85,119 @@ pub(super) trait Publish {
 /// # Errors
 /// When the peer cannot be reached or breaks off.
 pub async fn run(args: &PublisherArgs, stop: &CancellationToken) -> Result<()> {
-    let PublisherArgs { to, batch, .. } = args;
+    let PublisherArgs {
+        to, batch, keep, ..
+    } = args;
     let line = match args.peer {
         Peer::Ours => ours::publish(args, stop).await?,
-        Peer::Nats => publish(args, nats::Publisher::connect(to).await?, stop).await?,
-        Peer::RedisPubsub => publish(args, redis_pubsub::publisher(to).await?, stop).await?,
+        Peer::Nats => publish(args, || nats::Publisher::connect(to), stop).await?,
+        Peer::RedisPubsub => publish(args, || redis_pubsub::publisher(to), stop).await?,
         Peer::RedisStreams => {
-            let publisher = redis_streams::publisher(to, args.keep, *batch).await?;
-            publish(args, publisher, stop).await?
+            let connect = || redis_streams::publisher(to, *keep, *batch);
+            publish(args, connect, stop).await?
         }
-        Peer::Rabbitmq => publish(args, rabbitmq::Publisher::connect(to).await?, stop).await?,
+        Peer::Rabbitmq => publish(args, || rabbitmq::Publisher::connect(to), stop).await?,
     };
     println!("{}", serde_json::to_string(&line)?);
     Ok(())
 }
 
-async fn publish(
+/// Publishes over [`LANES`] connections, each with its task, so that one sends while another waits.
+async fn publish<P: Publish>(
     args: &PublisherArgs,
-    mut publisher: impl Publish,
+    connect: impl AsyncFn() -> Result<P>,
     stop: &CancellationToken,
 ) -> Result<PublisherLine> {
-    let mut messages = Messages::new(Traffic::new(args.seed, None), args.batch);
-    let burst = BURST_BYTES / (args.batch as usize * COOKIE_BYTES_MAX);
-    let burst = burst.clamp(1, BURST_MESSAGES) as u64;
+    let mut publishers = Vec::with_capacity(LANES);
+    for _ in 0..LANES {
+        publishers.push(connect().await?);
+    }
     let cpu_before = CpuTime::of_this_process();
     let began = Instant::now();
-    while !stop.is_cancelled() {
-        let elapsed = began.elapsed();
-        let is_over = elapsed >= args.duration;
-        let due = match args.rate {
-            None if is_over => 0,
-            None => burst,
-            Some(_) if elapsed >= args.duration + LATE_PATIENCE => 0,
-            Some(rate) => {
-                let sent = messages.cookies() / u64::from(args.batch);
-                due(rate, args.batch, elapsed.min(args.duration)) - sent
-            }
-        };
-        if due > 0 {
-            let made = (0..due.min(burst)).map(|_| messages.make()).collect();
-            publisher.send(made).await?;
-        } else if is_over {
-            break;
-        } else {
-            sleep(PAUSE).await;
-        }
+    let mut running = JoinSet::new();
+    for (lane, publisher) in (0..).zip(publishers) {
+        let messages = Messages::new(Traffic::new(args.seed, None), args.batch, lane);
+        let (due, stop) = (Due::of(args, lane), stop.clone());
+        running.spawn(publish_lane(due, began, messages, publisher, stop));
     }
-    publisher.finish().await?;
+    let mut published = 0;
+    while let Some(ended) = running.join_next().await {
+        published += ended??;
+    }
     let cpu = CpuTime::of_this_process().since(&cpu_before);
     Ok(PublisherLine {
-        published: messages.cookies(),
+        published,
         refused: 0,
         seconds: began.elapsed().as_secs_f64(),
         cpu_seconds: cpu.total().as_secs_f64(),
     })
+}
+
+/// Publishes what is due in a lane, and gives the number of its cookies.
+async fn publish_lane(
+    due: Due,
+    began: Instant,
+    mut messages: Messages,
+    mut publisher: impl Publish,
+    stop: CancellationToken,
+) -> Result<u64> {
+    let burst = burst(due.batch);
+    let mut sent = 0;
+    while !stop.is_cancelled() {
+        match due.at(began.elapsed(), sent) {
+            Some(0) => sleep(PAUSE).await,
+            Some(due) => {
+                let count = due.min(burst);
+                let made = (0..count).map(|_| messages.make()).collect();
+                publisher.send(made).await?;
+                sent += count;
+            }
+            None => break,
+        }
+    }
+    publisher.finish().await?;
+    Ok(messages.cookies())
+}
+
+/// Messages of `batch` cookies that are given to a client at once.
+pub(super) fn burst(batch: u32) -> u64 {
+    let burst = BURST_BYTES / (batch as usize * COOKIE_BYTES_MAX);
+    burst.clamp(1, BURST_MESSAGES) as u64
+}
+
+/// Which messages of a lane should have left when.
+struct Due {
+    rate: Option<NonZeroU64>,
+    batch: u32,
+    duration: Duration,
+    lane: u64,
+}
+
+impl Due {
+    fn of(args: &PublisherArgs, lane: u64) -> Self {
+        Self {
+            rate: args.rate,
+            batch: args.batch,
+            duration: args.duration,
+            lane,
+        }
+    }
+
+    /// How many messages should leave now, after `sent`; `None` when it is over.
+    fn at(&self, elapsed: Duration, sent: u64) -> Option<u64> {
+        let late = elapsed.checked_sub(self.duration);
+        let Some(rate) = self.rate else {
+            return late.is_none().then_some(u64::MAX);
+        };
+        let all = due(rate, self.batch, elapsed.min(self.duration));
+        // The lanes take turns.
+        let mine = (all + LANES as u64 - 1 - self.lane) / LANES as u64;
+        match (mine - sent, late) {
+            (0, Some(_)) => None,
+            (_, Some(late)) if late >= LATE_PATIENCE => None,
+            (due, _) => Some(due),
+        }
+    }
 }
 
 /// Messages of `batch` cookies that should have left after `elapsed`: each when its last cookie would have come.
@@ -160,5 +222,28 @@ mod tests {
             [99, 100, 199, 1_000].map(|millis| due(100, millis)),
             [0, 1, 1, 10]
         );
+    }
+
+    #[test]
+    fn lanes_share_a_rate_and_send_nothing_twice() {
+        let duration = Duration::from_millis(1_003);
+        let rate = NonZeroU64::new(1_000);
+        let lanes: [Due; LANES] = std::array::from_fn(|lane| Due {
+            rate,
+            batch: 1,
+            duration,
+            lane: lane as u64,
+        });
+        let at = |lane: &Due, sent| lane.at(duration, sent);
+        let dues: Vec<_> = lanes.iter().map(|lane| at(lane, 0)).collect();
+        assert_eq!(dues, [Some(251), Some(251), Some(251), Some(250)]);
+        assert_eq!([at(&lanes[0], 250), at(&lanes[0], 251)], [Some(1), None]);
+        assert_eq!(lanes[0].at(duration + LATE_PATIENCE, 250), None);
+        assert_eq!(lanes[3].at(Duration::from_millis(3), 0), Some(0));
+    }
+
+    #[test]
+    fn a_burst_of_large_messages_is_no_single_message() {
+        assert_eq!([1, 500, 10_000].map(burst), [512, 30, 1]);
     }
 }

@@ -9,12 +9,9 @@ use tokio::task::JoinSet;
 
 use super::{
     broker::{Broker, accept},
-    publisher::Publish,
+    publisher::{BURST_BYTES, Publish},
 };
 use crate::programs::{Process, free_address};
-
-/// What gathers in the client's buffer before it is written: a whole pipeline (8 KiB by default).
-const WRITE_BYTES: usize = 128 * 1024;
 
 /// Starts a server that keeps nothing on disk.
 pub(super) async fn start(program: &Path, folder: &Path) -> Result<Broker> {
@@ -39,11 +36,11 @@ pub(super) async fn start(program: &Path, folder: &Path) -> Result<Broker> {
     Ok(Broker::new(process, format!("redis://{address}/")))
 }
 
-/// A connection whose commands may block and whose writes gather.
+/// A connection whose commands may block and whose writes gather up to a burst (8 KiB by default).
 pub(super) async fn connect(server: &str) -> Result<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_response_timeout(None)
-        .set_write_backpressure_boundary(WRITE_BYTES);
+        .set_write_backpressure_boundary(BURST_BYTES);
     let client = Client::open(server)?;
     Ok(client
         .get_multiplexed_async_connection_with_config(&config)

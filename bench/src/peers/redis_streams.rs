@@ -5,6 +5,7 @@ use bytes::Bytes;
 use redis::{Value, aio::MultiplexedConnection, cmd};
 
 use super::{
+    message::COOKIE_BYTES_MAX,
     reader::Subscribe,
     redis_server::{self, Publisher},
     seen::Seen,
@@ -13,8 +14,11 @@ use super::{
 const STREAM: &str = "cookies";
 const FIELD: &str = "c";
 
-/// Most cookies that one XREAD asks for: about 64 KiB, as a chunk of ours.
-const READ_COOKIES: usize = 1_000;
+/// Most that one XREAD asks for: 123 entries of 500 cookies.
+const READ_BYTES: usize = 4 * 1024 * 1024;
+
+/// Most entries that one XREAD asks for.
+const READ_ENTRIES: usize = 1_000;
 
 /// How long an XREAD waits for something to come.
 const BLOCK_MILLIS: u32 = 1_000;
@@ -55,7 +59,7 @@ impl Reader {
             server,
             connection: None,
             position: BEGINNING.into(),
-            entries: (READ_COOKIES / batch as usize).max(1),
+            entries: entries(batch),
         }
     }
 
@@ -83,6 +87,11 @@ impl Reader {
     }
 }
 
+/// Entries of `batch` cookies that one XREAD asks for.
+pub(super) fn entries(batch: u32) -> usize {
+    (READ_BYTES / (batch as usize * COOKIE_BYTES_MAX)).clamp(1, READ_ENTRIES)
+}
+
 fn pair(value: Value) -> Result<[Value; 2]> {
     match value {
         Value::Array(values) => values
@@ -108,5 +117,15 @@ impl Subscribe for Reader {
             let answer = read.query_async(&mut connection).await?;
             self.entries(answer, seen)?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_xread_asks_for_many_entries() {
+        assert_eq!([1, 500, 10_000].map(entries), [1_000, 123, 6]);
     }
 }

@@ -18,10 +18,10 @@ use super::{
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is lost when nothing has come for so long: more than any of these servers holds back on purpose.
-const QUIET: Duration = Duration::from_secs(3);
+pub(super) const QUIET: Duration = Duration::from_secs(3);
 
 /// How long a backlog may take to arrive; after a Ctrl-C, only as long as [`QUIET`].
-const SETTLE_PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const SETTLE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How often everything is looked at.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(50);

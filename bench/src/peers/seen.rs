@@ -6,7 +6,7 @@ use bytes::Bytes;
 use cookiesync::{process::unix_micros, wire::ChunkRef};
 use serde::{Deserialize, Serialize};
 
-use super::message::{walk, walk_chunk};
+use super::message::{LANES, split_lane, walk, walk_chunk};
 use crate::cpu::CpuTime;
 
 /// How many messages share one look at the clock when they are small.
@@ -24,6 +24,12 @@ pub(super) struct Seen {
     messages: AtomicU64,
     first_unix_micros: AtomicU64,
     last_unix_micros: AtomicU64,
+    lanes: [Lane; LANES],
+}
+
+/// How far the sequences of one publishing connection have come.
+#[derive(Debug, Default)]
+struct Lane {
     next_sequence: AtomicU64,
     has_begun: AtomicBool,
 }
@@ -31,25 +37,34 @@ pub(super) struct Seen {
 impl Seen {
     /// A message arrived.
     pub(super) fn message(&self, message: Bytes) {
-        self.walked(walk(message));
+        match walk(message).map(|(sequence, count)| (split_lane(sequence), count)) {
+            Some(((lane, first), count)) if lane < LANES => {
+                self.walked(&self.lanes[lane], first, count);
+            }
+            _ => self.unreadable(),
+        }
     }
 
-    /// A chunk arrived.
+    /// A chunk of ours arrived; a producer has one sequence for all.
     pub(super) fn chunk(&self, chunk: &ChunkRef) {
-        self.walked(walk_chunk(chunk));
+        match walk_chunk(chunk) {
+            Some((first, count)) => self.walked(&self.lanes[0], first, count),
+            None => self.unreadable(),
+        }
     }
 
-    /// A cookie arrived that has no sequence.
+    /// A cookie arrived that has no sequence: should it come again, nobody can tell, and it counts as another one.
     pub(super) fn cookie(&self) {
         self.arrived(1);
         add(&self.received, 1);
     }
 
-    /// The peer said that these will not come.
+    /// Our producer said that these will not come.
     pub(super) fn told_lost(&self, first_sequence: u64, count: u64) {
         add(&self.told_lost, count);
-        self.next_sequence.store(first_sequence + count, Relaxed);
-        self.has_begun.store(true, Relaxed);
+        let lane = &self.lanes[0];
+        lane.next_sequence.store(first_sequence + count, Relaxed);
+        lane.has_begun.store(true, Relaxed);
     }
 
     /// The connection ended.
@@ -61,23 +76,19 @@ impl Seen {
         add(&self.unreadable, 1);
     }
 
-    fn walked(&self, walked: Option<(u64, u32)>) {
-        let Some((first, count)) = walked else {
-            self.unreadable();
-            return;
-        };
+    fn walked(&self, lane: &Lane, first: u64, count: u32) {
         let count = u64::from(count);
         self.arrived(count);
         add(&self.received, count);
-        let next = self.next_sequence.load(Relaxed);
+        let next = lane.next_sequence.load(Relaxed);
         let end = first + count;
-        if !self.has_begun.swap(true, Relaxed) {
-            self.next_sequence.store(end, Relaxed);
+        if !lane.has_begun.swap(true, Relaxed) {
+            lane.next_sequence.store(end, Relaxed);
             return;
         }
         add(&self.missing, first.saturating_sub(next));
         add(&self.repeated, next.min(end).saturating_sub(first));
-        self.next_sequence.store(next.max(end), Relaxed);
+        lane.next_sequence.store(next.max(end), Relaxed);
     }
 
     fn arrived(&self, cookies: u64) {
@@ -106,7 +117,9 @@ pub(super) struct ReaderLine {
     pub(super) unix_micros: u64,
     /// Cookies, repeated ones included.
     pub(super) received: u64,
-    /// Cookies that came again.
+    /// Messages that could be read.
+    pub(super) messages: u64,
+    /// Cookies that came again, as far as they have sequences.
     pub(super) repeated: u64,
     /// Cookies whose sequences were passed over in silence.
     pub(super) missing: u64,
@@ -138,6 +151,7 @@ impl ReaderLine {
         Self {
             unix_micros: unix_micros(),
             received: sum(|seen| &seen.received),
+            messages: sum(|seen| &seen.messages),
             repeated: sum(|seen| &seen.repeated),
             missing: sum(|seen| &seen.missing),
             told_lost: sum(|seen| &seen.told_lost),
@@ -149,7 +163,13 @@ impl ReaderLine {
         }
     }
 
-    /// Distinct cookies.
+    /// From the first message to the last; 0 when the clock was set back between them.
+    pub(super) fn seconds(&self) -> f64 {
+        let micros = self.last_unix_micros.saturating_sub(self.first_unix_micros);
+        micros as f64 / 1e6
+    }
+
+    /// Distinct cookies; of those without a sequence, all.
     pub(super) fn delivered(&self) -> u64 {
         self.received.saturating_sub(self.repeated)
     }
@@ -162,7 +182,7 @@ mod tests {
 
     #[test]
     fn every_way_to_miss_is_told_apart() {
-        let mut messages = Messages::new(Traffic::new(1, None), 10);
+        let mut messages = Messages::new(Traffic::new(1, None), 10, 0);
         let made: Vec<_> = (0..6).map(|_| messages.make()).collect();
         let seen = Seen::default();
         for index in [0, 1, 1, 3] {
@@ -180,5 +200,31 @@ mod tests {
         assert_eq!((line.missing, line.told_lost), (10, 10));
         assert_eq!((line.disconnects, line.unreadable), (1, 1));
         assert!(line.first_unix_micros > 0 && line.last_unix_micros >= line.first_unix_micros);
+    }
+
+    #[test]
+    fn lanes_may_overtake_each_other() {
+        let made = |lane| Messages::new(Traffic::new(1, None), 10, lane);
+        let (mut a, mut b) = (made(0), made(LANES as u64 - 1));
+        let [first, second, third, fourth] = [a.make(), b.make(), a.make(), b.make()];
+        let seen = Seen::default();
+        for message in [second, fourth, first, third] {
+            seen.message(message);
+        }
+        let stray = made(LANES as u64).make();
+        seen.message(stray);
+        let line = ReaderLine::of([&seen].into_iter(), &CpuTime::default());
+        assert_eq!((line.delivered(), line.messages), (40, 4));
+        assert_eq!((line.missing, line.repeated, line.unreadable), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_clock_set_back_leaves_no_time() {
+        let line = ReaderLine {
+            first_unix_micros: 9_000_000,
+            last_unix_micros: 1,
+            ..ReaderLine::default()
+        };
+        assert_eq!(line.seconds().to_bits(), 0);
     }
 }

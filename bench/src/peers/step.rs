@@ -51,12 +51,13 @@ pub(super) async fn measure(
     broker.stop().await;
 
     let delivered = seen.delivered();
-    let seconds = (seen.last_unix_micros - seen.first_unix_micros) as f64 / 1e6;
+    let seconds = seen.seconds().max(published.seconds);
     let broker_seconds = cpu.since(&cpu_before).total().as_secs_f64();
     Ok(Step {
         peer: scene.peer,
         subscribers,
         batch: scene.batch,
+        cookies_per_message: mean(seen.received, seen.messages),
         said_version: version,
         published: published.published,
         refused: published.refused,
@@ -66,6 +67,7 @@ pub(super) async fn measure(
         deliver_seconds: seconds,
         deliveries_per_second: per_second(delivered, seconds),
         lost: expected.saturating_sub(delivered),
+        surplus: delivered.saturating_sub(expected),
         told_lost: seen.told_lost,
         repeated: seen.repeated,
         unreadable: seen.unreadable,
@@ -77,6 +79,15 @@ pub(super) async fn measure(
         broker_peak_bytes: memory.peak_bytes,
         deliveries_per_second_by_second: samples.rates,
     })
+}
+
+/// What each of `count` has of `sum`; 0 when there is none.
+fn mean(sum: u64, count: u64) -> f64 {
+    if count > 0 {
+        sum as f64 / count as f64
+    } else {
+        0.0
+    }
 }
 
 /// Waits for the publisher's end, which a Ctrl-C hastens; calls `look` meanwhile.

@@ -12,7 +12,7 @@ use crate::harness::{programs, run_to_end};
 /// Two starts of RabbitMQ on a busy machine, each of which `bench` gives up after 60 s.
 const STARTS_PATIENCE: Duration = Duration::from_secs(150);
 
-/// Cookies of a step: 1 s at this rate.
+/// Most cookies of a step: 1 s at this rate.
 const RATE: u64 = 2_000;
 
 /// Runs `bench peers` with one system, two subscribers and a low rate, and gives its JSON object.
@@ -49,9 +49,17 @@ async fn check(peer: &str) -> Result<()> {
     assert_eq!(batches, [Some(1), Some(100)]);
     for step in steps {
         let count = |name: &str| step[name].as_u64().unwrap_or(u64::MAX);
-        assert_eq!(count("published"), RATE, "{step}");
-        assert_eq!(count("delivered"), 2 * RATE, "{step}");
-        for none in ["lost", "told_lost", "repeated", "unreadable", "disconnects"] {
+        // What a busy machine makes late is given up.
+        assert!((1..=RATE).contains(&count("published")), "{step}");
+        assert_eq!(count("delivered"), 2 * count("published"), "{step}");
+        for none in [
+            "lost",
+            "surplus",
+            "told_lost",
+            "repeated",
+            "unreadable",
+            "disconnects",
+        ] {
             assert_eq!(count(none), 0, "{none} in {step}");
         }
         assert!(count("broker_peak_bytes") > 0, "{step}");
@@ -107,8 +115,9 @@ async fn a_stopped_subscriber_of_ours_gets_everything_late() -> Result<()> {
     let outcome = bench_peers("ours", &flags).await?;
     let stopped = &outcome["stopped"][0];
     // 2 s before, 1 s stopped, 3 s after.
-    assert_eq!(stopped["published"], 12_000, "{stopped}");
-    assert_eq!(stopped["delivered"], 12_000, "{stopped}");
+    let published = stopped["published"].as_u64().context("no count")?;
+    assert!((1..=6 * RATE).contains(&published), "{stopped}");
+    assert_eq!(stopped["delivered"], published, "{stopped}");
     assert_eq!(stopped["was_stopped"], true, "{stopped}");
     for none in ["others_lost", "lost", "told_lost", "disconnects"] {
         assert_eq!(stopped[none], 0, "{none} in {stopped}");
@@ -117,7 +126,7 @@ async fn a_stopped_subscriber_of_ours_gets_everything_late() -> Result<()> {
     let names = written["figures"].as_array().context("no figures")?.iter();
     let names: BTreeSet<_> = names.filter_map(|figure| figure["name"].as_str()).collect();
     assert!(
-        names.contains("ours with 2 subscribers, 100 a message: deliveries"),
+        names.contains("ours with 2 subscribers, in chunks: deliveries"),
         "{names:?}"
     );
     assert_eq!(written["tables"].as_array().map(Vec::len), Some(3));

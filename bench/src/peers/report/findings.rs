@@ -5,7 +5,7 @@ use crate::{
         outcome::{Outcome, Participant, Step, Stopped, mebibytes},
         peer::Peer,
     },
-    report::micros_each,
+    report::{micros_each, rate},
 };
 
 /// Ratios nearer to 1 are noise on a shared machine.
@@ -37,7 +37,7 @@ fn comparisons(outcome: &Outcome) -> Vec<String> {
     let mut comparisons = Vec::new();
     let ours = |step: &&Step| step.peer == Peer::Ours;
     for ours in outcome.steps.iter().filter(last).filter(ours) {
-        let same = |step: &&Step| step.batch == ours.batch && step.peer != Peer::Ours;
+        let same = |step: &&Step| step.peer != Peer::Ours && (step.batch > 1) == (ours.batch > 1);
         let others = outcome.steps.iter().filter(last).filter(same);
         comparisons.extend(others.map(|other| compare(ours, other, outcome.rate.is_some())));
     }
@@ -46,37 +46,48 @@ fn comparisons(outcome: &Outcome) -> Vec<String> {
 
 /// `… ours delivers 2.0 × as much as nats, with 1.5 × less server CPU for each delivery`.
 fn compare(ours: &Step, other: &Step, has_rate: bool) -> String {
-    let Step {
-        subscribers, batch, ..
-    } = ours;
     let name = other.peer.name();
-    let rates = match other.deliveries_per_second / ours.deliveries_per_second {
-        _ if has_rate => format!("at the same rate as {name}"),
-        ratio if !ratio.is_finite() => format!("beside {name}, of which nothing was measured"),
-        ratio if ratio > NOISE => format!("delivers {ratio:.1} × less than {name}"),
-        ratio if ratio < 1.0 / NOISE => format!("delivers {:.1} × as much as {name}", 1.0 / ratio),
-        _ => format!("delivers about as much as {name}"),
+    let [mine, its] = [ours, other].map(|step| step.deliveries_per_second);
+    let rates = match its / mine {
+        _ if mine <= 0.0 && its <= 0.0 => format!("delivers nothing, as does {name}"),
+        _ if mine <= 0.0 => format!("delivers nothing and {name} {}", rate(its)),
+        _ if its <= 0.0 => format!("delivers {} and {name} nothing", rate(mine)),
+        ratio if is_noise(ratio) && has_rate => format!("delivers at the same rate as {name}"),
+        _ if has_rate => format!("delivers {} and {name} {}", rate(mine), rate(its)),
+        ratio if is_noise(ratio) => format!("delivers about as much as {name}"),
+        ratio if ratio > 1.0 => format!("delivers {ratio:.1} × less than {name}"),
+        ratio => format!("delivers {:.1} × as much as {name}", 1.0 / ratio),
     };
-    let has_cpu = [ours, other].map(|step| step.broker_cpu_seconds >= CPU_SECONDS_MIN);
+    let has_cpu =
+        [ours, other].map(|step| step.broker_cpu_seconds >= CPU_SECONDS_MIN && step.delivered > 0);
     let [mine, its] = [ours, other].map(|step| step.broker_cpu_micros_per_delivery);
     let cpu = match mine / its {
         _ if has_cpu != [true, true] => {
             "server CPU is too little to compare: measure longer".to_owned()
         }
-        ratio if ratio > NOISE => format!("with {ratio:.1} × its server CPU for each delivery"),
-        ratio if ratio < 1.0 / NOISE => {
+        ratio if is_noise(ratio) => "with about the same server CPU for each delivery".to_owned(),
+        ratio if ratio > 1.0 => format!("with {ratio:.1} × its server CPU for each delivery"),
+        ratio => {
             let ratio = 1.0 / ratio;
             format!("with {ratio:.1} × less server CPU for each delivery")
         }
-        _ => "with about the same server CPU for each delivery".to_owned(),
     };
     let losses = match (ours.lost, other.lost) {
         (0, 0) => String::new(),
         _ => format!("; lost: {} and {}", ours.lost_share(), other.lost_share()),
     };
-    format!(
-        "With {subscribers} subscribers and {batch} a message, ours {rates}, {cpu} ({mine:.3} and {its:.3} µs){losses}."
-    )
+    let with = match (ours.subscribers, other.batch) {
+        (subscribers, 1) => format!("With {subscribers} subscribers and 1 a message, ours"),
+        (subscribers, batch) => format!(
+            "With {subscribers} subscribers, ours in chunks of {:.0} on average against messages of {batch}",
+            ours.cookies_per_message
+        ),
+    };
+    format!("{with} {rates}, {cpu} ({mine:.3} and {its:.3} µs){losses}.")
+}
+
+fn is_noise(ratio: f64) -> bool {
+    (1.0 / NOISE..=NOISE).contains(&ratio)
 }
 
 /// What a system lost over all steps; `None` when there are none.
@@ -92,9 +103,9 @@ fn losses(outcome: &Outcome, participant: &Participant) -> Option<String> {
     Some(match lossy.max_by_key(|step| step.lost) {
         None => format!("{name} lost nothing in {count} steps."),
         Some(worst) => format!(
-            "{name} lost cookies in {lossy_count} of {count} steps; most with {} subscribers and {} a message: {}.",
+            "{name} lost cookies in {lossy_count} of {count} steps; most with {} subscribers, {}: {}.",
             worst.subscribers,
-            worst.batch,
+            worst.packing(),
             worst.lost_share()
         ),
     })
@@ -138,6 +149,7 @@ mod tests {
             peer,
             subscribers,
             batch: 1,
+            cookies_per_message: 1.0,
             said_version: None,
             published: 1_000_000,
             refused: 0,
@@ -147,6 +159,7 @@ mod tests {
             deliver_seconds: 1.0,
             deliveries_per_second: rate,
             lost: 0,
+            surplus: 0,
             told_lost: 0,
             repeated: 0,
             unreadable: 0,
@@ -161,11 +174,16 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(ours: (f64, f64), other: (f64, f64), expected: &str) {
+    fn check_with(has_rate: bool, ours: (f64, f64), other: (f64, f64), expected: &str) {
         let ours = step(Peer::Ours, 2, ours.0, ours.1);
         let other = step(Peer::Nats, 2, other.0, other.1);
-        let said = compare(&ours, &other, false);
+        let said = compare(&ours, &other, has_rate);
         assert!(said.contains(expected), "{said}");
+    }
+
+    #[track_caller]
+    fn check(ours: (f64, f64), other: (f64, f64), expected: &str) {
+        check_with(false, ours, other, expected);
     }
 
     #[test]
@@ -177,6 +195,37 @@ mod tests {
         let same = "ours delivers about as much as nats, with about the same server CPU";
         check((100.0, 1.0), (110.0, 1.1), same);
         check((100.0, 1.0), (100.0, 0.001), "too little to compare");
+    }
+
+    #[test]
+    fn the_same_rate_is_said_only_of_the_same_rate() {
+        let same = "ours delivers at the same rate as nats,";
+        check_with(true, (100.0, 1.0), (110.0, 1.0), same);
+        let half = "ours delivers 100/s and nats 200/s,";
+        check_with(true, (100.0, 1.0), (200.0, 1.0), half);
+    }
+
+    #[test]
+    fn who_delivers_nothing_is_named() {
+        check((0.0, 1.0), (9.0, 1.0), "ours delivers nothing and nats 9/s");
+        check((9.0, 1.0), (0.0, 1.0), "ours delivers 9/s and nats nothing");
+        check((0.0, 1.0), (0.0, 1.0), "delivers nothing, as does nats");
+    }
+
+    #[test]
+    fn chunks_of_ours_stand_against_messages() {
+        let ours = Step {
+            batch: 100,
+            cookies_per_message: 23.4,
+            ..step(Peer::Ours, 2, 1.0, 1.0)
+        };
+        let other = Step {
+            batch: 500,
+            ..step(Peer::Nats, 2, 1.0, 1.0)
+        };
+        let said = compare(&ours, &other, false);
+        let expected = "2 subscribers, ours in chunks of 23 on average against messages of 500 ";
+        assert!(said.contains(expected), "{said}");
     }
 
     #[test]
