@@ -14,9 +14,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use futures_util::future::join_all;
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+pub(crate) use self::place::memory_of_machine;
 pub use self::{
     args::{ClusterArgs, StoreChoice},
     node::Node,
@@ -62,6 +65,15 @@ pub struct Cluster {
     folder: Folder,
 }
 
+/// What became of the folder and the databases.
+#[derive(Debug, Default)]
+pub struct Removed {
+    /// What is still there because it was to be kept.
+    pub kept: Vec<String>,
+    /// What could not be removed, and why.
+    pub problems: Vec<String>,
+}
+
 #[derive(Debug)]
 struct Folder {
     temporary: Option<TempDir>,
@@ -86,8 +98,8 @@ impl Folder {
 }
 
 impl Cluster {
-    /// Starts all processes and waits until every consumer reads from every producer; `say` gets a line for each step
-    /// that takes long. Dropping the future ends what it has started.
+    /// Starts all processes; `say` gets a line for each step that takes long. Dropping the future ends what it has
+    /// started. No store has been written to before [`wait_connected`](Self::wait_connected).
     ///
     /// # Errors
     /// When something is not to be found or does not start.
@@ -120,13 +132,11 @@ impl Cluster {
             };
             nodes.push(Node::start(&start, place)?);
         }
-        let mut cluster = Self {
+        Ok(Self {
             producers,
             nodes,
             folder,
-        };
-        cluster.wait_connected().await?;
-        Ok(cluster)
+        })
     }
 
     /// Where the stores and the logs of all processes are.
@@ -204,60 +214,85 @@ impl Cluster {
     /// # Errors
     /// See above.
     pub fn check(&mut self) -> Result<()> {
-        for producer in &mut self.producers {
-            producer.process.check()?;
-        }
-        for node in &mut self.nodes {
-            node.process.check()?;
-            if let Some(process) = node.place.process() {
-                process.check()?;
-            }
-        }
-        Ok(())
+        self.processes().try_for_each(Process::check)
+    }
+
+    fn processes(&mut self) -> impl Iterator<Item = &mut Process> {
+        let producers = self.producers.iter_mut().map(|it| &mut it.process);
+        let nodes = self.nodes.iter_mut();
+        producers.chain(
+            nodes.flat_map(|node| std::iter::once(&mut node.process).chain(node.place.process())),
+        )
     }
 
     /// Stops producers and then consumers in order, so that these store all that those had; the stores stay up, to be
-    /// read. Returns what went wrong.
+    /// read. Returns what went wrong, first of all which processes had ended before.
     pub async fn stop(&mut self) -> Vec<String> {
         let mut faults = Vec::new();
-        let producers = self
-            .producers
-            .iter_mut()
-            .map(|producer| &mut producer.process);
-        let consumers = self.nodes.iter_mut().map(|node| &mut node.process);
-        for process in producers.chain(consumers) {
-            let problem = match process.stop(STOP_PATIENCE).await {
-                Ok(status) if status.success() => continue,
-                Ok(status) => format!("ended with {status}"),
-                Err(error) => format!("did not stop: {error:#}"),
-            };
-            faults.push(format!(
-                "{} {problem}; its last lines:\n{}",
-                process.name(),
-                process.last_lines(5)
-            ));
+        for process in self.processes() {
+            match process.check() {
+                // One that is stopped would hear nothing.
+                Ok(()) => drop(process.signal(Signal::CONT)),
+                Err(error) => faults.push(format!("{error:#}")),
+            }
         }
+        let producers = self.producers.iter_mut().map(|it| stop(&mut it.process));
+        faults.extend(join_all(producers).await.into_iter().flatten());
+        let consumers = self.nodes.iter_mut().map(|node| stop(&mut node.process));
+        faults.extend(join_all(consumers).await.into_iter().flatten());
         faults
     }
 
-    /// Ends the stores as well and removes what was made, but for a folder that is to be kept; returns that.
-    ///
-    /// # Errors
-    /// When a database cannot be dropped, or the folder not be removed.
-    pub async fn remove(self) -> Result<Option<PathBuf>> {
+    /// Ends everything and removes what was made: the folder and the databases, unless they are to be kept.
+    pub async fn remove(self) -> Removed {
+        let mut removed = Removed::default();
         let is_kept = self.folder.temporary.is_none();
-        for node in self.nodes {
-            node.place.remove(is_kept, STOP_PATIENCE).await?;
-        }
         drop(self.producers);
-        match self.folder.temporary {
-            Some(temporary) => {
-                temporary.close().context("cannot remove the folder")?;
-                Ok(None)
+        for Node {
+            name,
+            process,
+            place,
+            ..
+        } in self.nodes
+        {
+            drop(process);
+            if is_kept {
+                removed.kept.extend(place.databases());
             }
-            None => Ok(Some(self.folder.path)),
+            if let Err(error) = place.remove(is_kept, STOP_PATIENCE).await {
+                removed.problems.push(format!("{name}: {error:#}"));
+            }
         }
+        match self.folder.temporary {
+            None => removed.kept.push(self.folder.path.display().to_string()),
+            Some(temporary) => {
+                if let Err(error) = temporary.close() {
+                    let path = self.folder.path.display();
+                    removed
+                        .problems
+                        .push(format!("cannot remove {path}: {error}"));
+                }
+            }
+        }
+        removed
     }
+}
+
+/// What went wrong, if anything; nothing for one that has ended before.
+async fn stop(process: &mut Process) -> Option<String> {
+    if !matches!(process.exited(), Ok(None)) {
+        return None;
+    }
+    let problem = match process.stop(STOP_PATIENCE).await {
+        Ok(status) if status.success() => return None,
+        Ok(status) => format!("ended with {status}"),
+        Err(error) => format!("did not stop: {error:#}"),
+    };
+    Some(format!(
+        "{} {problem}; its last lines:\n{}",
+        process.name(),
+        process.last_lines(5)
+    ))
 }
 
 impl Producer {

@@ -13,6 +13,7 @@ mod progress;
 mod report;
 pub(crate) mod running;
 mod sizing;
+pub(crate) mod values;
 mod verdict;
 
 use std::{
@@ -25,6 +26,7 @@ use clap::Args;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::outcome::counted;
 use self::{
     drive::Drive,
     measure::Measured,
@@ -33,23 +35,18 @@ use self::{
 pub use self::{
     drive::DriveArgs,
     outcome::{NodeCounts, Outcome, ProcessUse, Quantiles, Step},
-    running::{Settled, Verification},
-    sizing::Sizing,
+    running::{Cut, Settled, Verification},
+    sizing::{Delivery, Sizing},
 };
 use crate::{
-    cluster::ClusterArgs,
-    report::{ReportArgs, leave},
+    cluster::{ClusterArgs, StoreChoice},
+    load,
+    report::{ReportArgs, grouped, leave},
     verify::Source,
 };
 
-/// The consumer's own flush interval, which the sum with the flush time needs.
-const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
-
 /// How long the first rate is sent before the ladder, for what is made once: MongoDB's databases, processes' buffers.
 const WARM_UP: Duration = Duration::from_secs(1);
-
-/// The rate at which a delivery is measured, at most: what a machine of two cores sustains together with twenty readers.
-const DELIVERY_RATE_MAX: u64 = 40_000;
 
 /// Drives the whole system, on this machine, through a ladder of rates, and verifies every store in the end.
 ///
@@ -63,11 +60,12 @@ pub struct E2eArgs {
     #[arg(
         long,
         value_delimiter = ',',
+        value_parser = load::parse_rate,
         default_value = "10000,20000,50000,120000,200000"
     )]
     pub rates: Vec<NonZeroU64>,
-    /// How long each rate lasts.
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "15s")]
+    /// How long each rate lasts, 3 s or longer.
+    #[arg(long, value_parser = values::parse_step, default_value = "15s")]
     pub step: Duration,
     /// What is started.
     #[command(flatten)]
@@ -90,19 +88,19 @@ pub struct E2eArgs {
 /// Runs the ladder to its end, or until `stop`; writes the report.
 ///
 /// # Errors
-/// When something cannot be started, ends by itself, or the report cannot be written.
+/// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
 pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
+    args.cluster.check()?;
     let folder = args.report.prepare("e2e")?;
     let mut running = Running::start(&args.cluster, stop).await?;
-    let mut ladder = Ladder::new(args, &running);
-    ladder.climb(&mut running, stop).await?;
-    let delivery = ladder.delivery(&mut running, stop).await?;
-    let outcome = ladder.finish(&mut running, delivery, stop).await?;
-    let report = report::report(&outcome, running.observer.observations())?;
+    let mut ladder = Ladder::new(args, &running, args.cluster.flush_interval()?);
+    ladder.climb(&mut running, stop).await;
+    let delivery = ladder.delivery(&mut running, stop).await;
+    let mut outcome = ladder.finish(&mut running, delivery, stop).await;
+    let (problems, observer) = running.remove().await;
+    outcome.faults.extend(problems);
+    let report = report::report(&outcome, observer.observations())?;
     leave(folder, || report)?;
-    if let Some(kept) = running.cluster.remove().await? {
-        eprintln!("kept      {}", kept.display());
-    }
     Ok(outcome)
 }
 
@@ -112,15 +110,16 @@ struct Ladder<'a> {
     drive: Drive,
     seed: u64,
     cores: usize,
+    flush_interval: Duration,
     steps: Vec<Step>,
     sources: Vec<Source>,
-    faults: Vec<String>,
+    findings: Vec<String>,
     /// What is left of the last backlog, when it was waited for no longer.
     left: u64,
 }
 
 impl<'a> Ladder<'a> {
-    fn new(args: &'a E2eArgs, running: &Running) -> Self {
+    fn new(args: &'a E2eArgs, running: &Running, flush_interval: Duration) -> Self {
         let seed = args
             .drive
             .seed
@@ -130,41 +129,50 @@ impl<'a> Ladder<'a> {
             drive: Drive::new(&args.drive, seed, &running.cluster),
             seed,
             cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            flush_interval,
             steps: Vec::new(),
             sources: Vec::new(),
-            faults: Vec::new(),
+            findings: Vec::new(),
             left: 0,
         }
     }
 
-    async fn climb(&mut self, running: &mut Running, stop: &CancellationToken) -> Result<()> {
+    async fn climb(&mut self, running: &mut Running, stop: &CancellationToken) {
         let rate = self.args.rates.first().copied().unwrap_or(NonZeroU64::MIN);
         running.progress.begin("warming up", Some(WARM_UP));
-        let (mut drove, settled) = self.drive(running, rate, WARM_UP, stop).await?;
+        let (mut drove, settled) = self.drive(running, rate, WARM_UP, stop).await;
         self.sources.append(&mut drove.driven.sources);
         self.left = settled.left;
         for (index, rate) in self.args.rates.iter().enumerate() {
-            if stop.is_cancelled() {
+            if self.is_over(running, stop) {
                 break;
             }
             let what = format!("step {} of {}: {rate}/s", index + 1, self.args.rates.len());
             running.progress.begin(&what, Some(self.args.step));
-            self.step(running, *rate, stop).await?;
+            self.step(running, *rate, stop).await;
+        }
+        if self.left > 0 && !stop.is_cancelled() {
+            self.findings.push(format!(
+                "nothing more was sent: {} cookies were still waiting, and would have counted for the next rate",
+                grouped(self.left)
+            ));
         }
         running.progress.end();
-        Ok(())
     }
 
-    async fn step(
-        &mut self,
-        running: &mut Running,
-        rate: NonZeroU64,
-        stop: &CancellationToken,
-    ) -> Result<()> {
+    /// Whether nothing more is to be sent.
+    fn is_over(&self, running: &Running, stop: &CancellationToken) -> bool {
+        stop.is_cancelled() || running.ended.is_some() || self.left > 0
+    }
+
+    async fn step(&mut self, running: &mut Running, rate: NonZeroU64, stop: &CancellationToken) {
         let first = running.observer.observations().len();
-        let (mut drove, settled) = self.drive(running, rate, self.args.step, stop).await?;
+        let (mut drove, settled) = self.drive(running, rate, self.args.step, stop).await;
         self.sources.append(&mut drove.driven.sources);
         self.left = settled.left;
+        if running.ended.is_some() {
+            drove.cut = Some(Cut::Ended);
+        }
         let seen = &running.observer.observations()[first..];
         let measured = Measured {
             rate: rate.get(),
@@ -173,13 +181,16 @@ impl<'a> Ladder<'a> {
             seen,
             settled,
             end: seen.last().unwrap_or(&drove.after),
-            flush_interval: FLUSH_INTERVAL,
+            flush_interval: self.flush_interval,
             cores: self.cores,
         };
-        let step = measured.step();
+        let mut step = measured.step();
+        if let (Some(Cut::Ended), Some(ended)) = (step.cut, &running.ended) {
+            let first = ended.split([';', '\n']).next().unwrap_or_default();
+            step.why = Some(format!("a process ended: {first}"));
+        }
         running.progress.line(&step.line());
         self.steps.push(step);
-        Ok(())
     }
 
     /// Drives one rate and waits for its backlog.
@@ -189,16 +200,16 @@ impl<'a> Ladder<'a> {
         rate: NonZeroU64,
         lasts: Duration,
         stop: &CancellationToken,
-    ) -> Result<(Drove, Settled)> {
+    ) -> (Drove, Settled) {
         let drive = Drive {
             rate,
             lasts,
             ..self.drive.clone()
         };
         self.drive.first_connection += self.drive.connections.get() as u64;
-        let drove = running.drive(drive, stop, None).await?;
+        let drove = running.drive(drive, stop, None).await;
         let settled = running.settle(stop, |_, now| now.backlog() == 0).await;
-        Ok((drove, settled))
+        (drove, settled)
     }
 
     /// What a delivery costs, for the sizing table.
@@ -206,58 +217,39 @@ impl<'a> Ladder<'a> {
         &mut self,
         running: &mut Running,
         stop: &CancellationToken,
-    ) -> Result<Option<f64>> {
-        let sustained = self
-            .steps
-            .iter()
-            .filter(|step| step.is_sustained)
-            .map(|step| step.rate);
-        let Some(rate) = sustained.max().filter(|_| self.args.subscribers > 0) else {
-            return Ok(None);
-        };
-        if stop.is_cancelled() {
-            return Ok(None);
+    ) -> Option<Delivery> {
+        let sustained = self.steps.iter().filter(|step| step.is_sustained);
+        let rate = sustained.map(|step| step.rate).max()?;
+        if self.args.subscribers == 0 || self.is_over(running, stop) {
+            return None;
         }
-        let measured = delivery::measure(
-            running,
-            &self.drive,
-            rate.min(DELIVERY_RATE_MAX),
-            self.args.subscribers,
-            stop,
-            &mut self.sources,
-        );
-        measured.await
+        let measured =
+            delivery::measure(running, &self.drive, rate, self.args.subscribers, stop).await;
+        self.sources.extend(measured.sources);
+        self.left = measured.left;
+        self.findings.extend(measured.problem);
+        measured.delivery
     }
 
     async fn finish(
         mut self,
         running: &mut Running,
-        delivery: Option<f64>,
+        delivery: Option<Delivery>,
         stop: &CancellationToken,
-    ) -> Result<Outcome> {
+    ) -> Outcome {
         let interrupted = stop.is_cancelled();
         running.progress.begin("stopping", None);
-        let mut stopped = running.cluster.stop().await;
-        self.faults.append(&mut stopped);
-        let verification = if self.left > 0 {
+        let mut faults = running.stop().await;
+        let has_store = self.args.cluster.store != StoreChoice::Nothing;
+        let verification = if self.left > 0 && !(faults.is_empty() && has_store) {
             // What is not stored yet is not wrong.
-            Verification {
-                not_verified: Some(format!(
-                    "{} cookies were still waiting to be stored",
-                    self.left
-                )),
-                ..Verification::default()
-            }
+            Verification::failed(format!("{} cookies were never stored", grouped(self.left)))
         } else {
             let sources = std::mem::take(&mut self.sources);
-            running.verify(sources, &|_, _, _| false, stop).await?
+            running.verify(sources, &|_, _, _| false, stop).await
         };
-        if self.left > 0 && !interrupted {
-            self.faults
-                .push(format!("{} cookies were never stored", self.left));
-        }
-        self.faults.extend(verification.faults());
-        self.faults.extend(self.steps.iter().flat_map(faults_of));
+        faults.extend(verification.faults());
+        faults.extend(self.steps.iter().flat_map(faults_of));
         let mut outcome = Outcome {
             consumers: self.args.cluster.consumers.get(),
             producers: self.args.cluster.producers.get(),
@@ -270,13 +262,14 @@ impl<'a> Ladder<'a> {
             steps: self.steps,
             verification,
             findings: Vec::new(),
-            faults: self.faults,
+            faults,
         };
         outcome.findings = verdict::findings(&outcome);
+        outcome.findings.append(&mut self.findings);
         outcome
             .findings
-            .extend(outcome.sizing.map(|sizing| sizing.finding()));
-        Ok(outcome)
+            .extend(outcome.sizing.iter().flat_map(Sizing::findings));
+        outcome
     }
 }
 

@@ -18,7 +18,7 @@ use rustix::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::programs::{Process, free_address, target_dir};
+use crate::programs::{Process, free_address, given, target_dir};
 
 /// Names the `mongod` to use.
 pub const MONGOD_VARIABLE: &str = "MONGOD";
@@ -62,10 +62,11 @@ impl Mongod {
             "--bind_ip".to_owned(),
             address.ip().to_string(),
         ];
-        if !more.contains(&"--wiredTigerCacheSizeGB") {
+        if given(more, "--wiredTigerCacheSizeGB").is_none() {
             args.extend(["--wiredTigerCacheSizeGB", "0.5"].map(str::to_owned));
         }
-        if !more.contains(&"--unixSocketPrefix") {
+        let sockets = ["--unixSocketPrefix", "--nounixsocket"];
+        if sockets.iter().all(|flag| given(more, flag).is_none()) {
             args.push("--nounixsocket".to_owned());
         }
         args.extend(more.iter().map(ToString::to_string));

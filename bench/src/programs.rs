@@ -29,6 +29,9 @@ const PROGRAMS: [&str; 2] = ["producer", "consumer"];
 /// Beginnings of the variables in which cargo describes the package whose program it runs.
 const OWN_PACKAGE: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"];
 
+/// Beginnings of the variables that the programs take for flags.
+const OWN_VARIABLES: [&str; 2] = ["PRODUCER_", "CONSUMER_"];
+
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How the programs are built.
@@ -185,6 +188,17 @@ pub fn free_address() -> Result<SocketAddr> {
         }
     }
     bail!("no free port on 127.0.0.1");
+}
+
+/// The value of `flag` among arguments, as `--flag value` or `--flag=value`; of several, the last.
+#[must_use]
+pub fn given<'a, A: AsRef<str>>(args: &'a [A], flag: &str) -> Option<&'a str> {
+    let at = args.iter().rposition(|arg| {
+        let rest = arg.as_ref().strip_prefix(flag);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    })?;
+    let value = args[at].as_ref().split_once('=').map(|(_, value)| value);
+    value.or_else(|| Some(args.get(at + 1).map_or("", AsRef::as_ref)))
 }
 
 /// A running program; it is killed when this is dropped.
@@ -353,7 +367,15 @@ fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
         .append(true)
         .open(log)
         .with_context(|| format!("cannot write {}", log.display()))?;
-    Command::new(program)
+    let mut command = Command::new(program);
+    // What is set for a program of the user's own is not meant for these.
+    for (variable, _) in env::vars_os() {
+        let name = variable.to_string_lossy();
+        if OWN_VARIABLES.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(&variable);
+        }
+    }
+    command
         .args(args)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -369,5 +391,20 @@ impl Drop for Process {
         if let Err(error) = ended {
             eprintln!("cannot end {}: {error}", self.name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::given;
+
+    #[test]
+    fn value_of_a_flag_is_found_in_either_form() {
+        let args = ["--a", "1", "--b=2", "--b-c=3", "--d", "--a=4"];
+        assert_eq!(given(&args, "--a"), Some("4"));
+        assert_eq!(given(&args, "--b"), Some("2"));
+        assert_eq!(given(&args[..2], "--a"), Some("1"));
+        assert_eq!(given(&args[4..5], "--d"), Some(""));
+        assert_eq!(given(&args, "--c"), None);
     }
 }

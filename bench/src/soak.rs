@@ -10,7 +10,7 @@ mod report;
 
 use std::{num::NonZeroU64, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -18,14 +18,16 @@ use tokio_util::sync::CancellationToken;
 pub use self::{args::FaultArgs, inject::Event, outcome::Outcome, plan::Kind};
 use self::{explain::Gaps, inject::Injector};
 use crate::{
-    cluster::{ClusterArgs, StoreChoice},
+    cluster::{ClusterArgs, StoreChoice, memory_of_machine},
     e2e::{
         DriveArgs, Settled, Verification,
         drive::{Drive, Driven},
         running::Running,
+        values::parse_time,
     },
+    load,
     observe::{Observation, Role},
-    report::{ReportArgs, leave},
+    report::{ReportArgs, grouped, leave},
 };
 
 /// How long nothing may move until all is taken to be stored: more than a chunk waits, and a batch.
@@ -33,6 +35,9 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// How often the last faults are looked after when the load has ended.
 const TURN_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What is kept of each request for the verification.
+const REQUEST_BYTES: u128 = 16;
 
 /// Drives the whole system at a constant rate while faults strike, and verifies every store in the end.
 ///
@@ -43,10 +48,10 @@ const TURN_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
     /// How long to send.
-    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10m")]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, default_value = "10m")]
     pub lasts: Duration,
     /// Requests a second.
-    #[arg(short = 'l', long, default_value = "20000")]
+    #[arg(short = 'l', long, value_parser = load::parse_rate, default_value = "20000")]
     pub rate: NonZeroU64,
     /// What is started.
     #[command(flatten)]
@@ -68,11 +73,13 @@ pub struct SoakArgs {
 /// Drives until the time is over, or `stop`; writes the report.
 ///
 /// # Errors
-/// When something cannot be started, ends by itself, or the report cannot be written.
+/// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
 pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let kinds = args
         .faults
         .kinds(args.cluster.store == StoreChoice::Mongodb)?;
+    args.cluster.check()?;
+    args.check_memory(memory_of_machine())?;
     let folder = args.report.prepare("soak")?;
     let seed = args
         .drive
@@ -95,31 +102,32 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         lasts: args.lasts,
         ..Drive::new(&args.drive, seed, &running.cluster)
     };
-    let mut drove = running.drive(drive, stop, Some(&mut injector)).await?;
+    let mut drove = running.drive(drive, stop, Some(&mut injector)).await;
     let interrupted = stop.is_cancelled();
     let began = drove.before.at;
-    make_whole(&mut running, &mut injector, began).await?;
+    if let Err(error) = make_whole(&mut running, &mut injector, began).await {
+        running.end(&error);
+    }
     let settled = settle(&mut running, stop).await;
 
     running.progress.begin("stopping", None);
     let mut faults = std::mem::take(&mut injector.faults);
-    faults.extend(running.cluster.stop().await);
+    let stopped = running.stop().await;
+    let is_orderly = stopped.is_empty();
+    faults.extend(stopped);
     let observations = running.observer.observations();
     let gaps = Gaps::new(&injector.killed, observations, nodes);
     let sources = std::mem::take(&mut drove.driven.sources);
-    let verification = if settled.left > 0 {
-        Verification {
-            not_verified: Some(format!(
-                "{} cookies were still waiting to be stored",
-                settled.left
-            )),
-            ..Verification::default()
-        }
+    let verification = if settled.left > 0 && !is_orderly {
+        Verification::failed(format!(
+            "{} cookies were never stored",
+            grouped(settled.left)
+        ))
     } else {
         let explain = |node, source: &_, number| gaps.may_hold(node, source, number);
-        running.verify(sources, &explain, stop).await?
+        running.verify(sources, &explain, stop).await
     };
-    let outcome = Outcome::new(outcome::Run {
+    let mut outcome = Outcome::new(outcome::Run {
         args,
         seed,
         interrupted,
@@ -133,22 +141,41 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         faults,
         observations: running.observer.observations(),
     });
-    let report = report::report(&outcome, running.observer.observations(), began)?;
+    let (problems, observer) = running.remove().await;
+    outcome.faults.extend(problems);
+    let report = report::report(&outcome, observer.observations(), began)?;
     leave(folder, || report)?;
-    if let Some(kept) = running.cluster.remove().await? {
-        eprintln!("kept      {}", kept.display());
-    }
     Ok(outcome)
+}
+
+impl SoakArgs {
+    /// Refuses what would not leave half of the machine's memory to everything else.
+    fn check_memory(&self, memory_bytes: u64) -> Result<()> {
+        let requests = u128::from(self.rate.get()) * self.lasts.as_millis() / 1_000;
+        let needed = requests * REQUEST_BYTES;
+        if needed > u128::from(memory_bytes / 2) {
+            bail!(
+                "the verification of {requests} requests needs {} GiB of memory, more than half of this machine's {} GiB: lower \
+                 --rate or --for",
+                needed >> 30,
+                memory_bytes >> 30
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Ends the faults that have begun.
 async fn make_whole(running: &mut Running, injector: &mut Injector, began: Instant) -> Result<()> {
     injector.begin_no_more();
-    while injector.is_active() {
+    while injector.is_active() && running.ended.is_none() {
         running.turn(injector, began.elapsed()).await?;
         sleep(TURN_INTERVAL).await;
     }
-    running.cluster.wait_connected().await
+    match running.ended {
+        None => running.cluster.wait_connected().await,
+        Some(_) => Ok(()),
+    }
 }
 
 /// Waits until nothing moves any more. Counts do not tell, since those of killed processes are lost.
@@ -179,4 +206,33 @@ fn is_quiet(before: &Observation, now: &Observation) -> bool {
         counts.buffer_bytes == 0 && counts.received == counts.settled()
     });
     lag == 0 && is_empty && settled(before) == settled(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: SoakArgs,
+    }
+
+    #[test]
+    fn soak_that_memory_cannot_hold_is_refused() {
+        let check = |flags: &str| {
+            let flags = std::iter::once("program").chain(flags.split_ascii_whitespace());
+            let args = Program::try_parse_from(flags).unwrap().args;
+            args.check_memory(16 << 30)
+        };
+        // Half of it holds 2^29 requests.
+        assert!(check("-l 100000 --for 1h").is_ok());
+        let refused = check("-l 100000 --for 2h").unwrap_err().to_string();
+        assert!(
+            refused.contains("720000000 requests needs 10 GiB"),
+            "{refused}"
+        );
+    }
 }

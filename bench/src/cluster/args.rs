@@ -1,8 +1,18 @@
 //! What is to be started, as on the command line.
 
-use std::{convert::Infallible, num::NonZeroUsize, str::FromStr};
+use std::{convert::Infallible, num::NonZeroUsize, str::FromStr, time::Duration};
 
+use anyhow::{Context, Result, bail};
 use clap::Args;
+
+use crate::programs::given;
+
+/// The consumer's own default.
+const FLUSH_INTERVAL: &str = "200ms";
+
+/// With chunks of this age, three times as old when they are small, the verification still tells which of two cookies on
+/// different producers is the newer ([`crate::verify::PRODUCERS_APART`]).
+const CHUNK_AGE_MAX: Duration = Duration::from_millis(50);
 
 /// What is started.
 #[derive(Debug, Clone, Args)]
@@ -36,6 +46,44 @@ pub struct ClusterArgs {
     /// Keep the folder with the stores and the logs of all processes; TMPDIR says where it is made.
     #[arg(long)]
     pub keep: bool,
+}
+
+impl ClusterArgs {
+    /// Refuses what would make the verification wrong.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn check(&self) -> Result<()> {
+        if given(&self.consumer_arg, "--mongodb-prefix").is_some() {
+            bail!(
+                "--consumer-arg=--mongodb-prefix is the bench's own: with --store mongodb://… there is --mongodb-prefix"
+            );
+        }
+        if let Some(text) = given(&self.producer_arg, "--chunk-age")
+            && self.producers.get() > 1
+            && humantime::parse_duration(text).is_ok_and(|age| age > CHUNK_AGE_MAX)
+        {
+            bail!(
+                "--producer-arg=--chunk-age={text}: with several producers at most {} can be verified",
+                humantime::format_duration(CHUNK_AGE_MAX)
+            );
+        }
+        self.flush_interval().map(drop)
+    }
+
+    /// What consumers are told.
+    ///
+    /// # Errors
+    /// When it is no time.
+    pub fn flush_interval(&self) -> Result<Duration> {
+        let text = self.flush_interval_text();
+        humantime::parse_duration(text)
+            .with_context(|| format!("--consumer-arg=--flush-interval={text}"))
+    }
+
+    pub(super) fn flush_interval_text(&self) -> &str {
+        given(&self.consumer_arg, "--flush-interval").unwrap_or(FLUSH_INTERVAL)
+    }
 }
 
 /// Where consumers store.
@@ -74,6 +122,46 @@ impl StoreChoice {
             Self::Embedded => "embedded",
             Self::Nothing => "none",
             Self::Existing(_) => "an existing MongoDB",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: ClusterArgs,
+    }
+
+    fn parse(flags: &str) -> ClusterArgs {
+        let flags = std::iter::once("program").chain(flags.split_ascii_whitespace());
+        Program::try_parse_from(flags).unwrap().args
+    }
+
+    #[test]
+    fn flush_interval_in_force_is_known() {
+        let interval = |flags| parse(flags).flush_interval().ok();
+        assert_eq!(interval(""), Some(Duration::from_millis(200)));
+        let own = "--consumer-arg=--flush-interval=50ms";
+        assert_eq!(interval(own), Some(Duration::from_millis(50)));
+        assert_eq!(interval("--consumer-arg=--flush-interval=soon"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_verified_is_refused() {
+        for (flags, is_good) in [
+            ("--consumer-arg=--mongodb-layout=split256", true),
+            ("--consumer-arg=--mongodb-prefix=x-", false),
+            ("--producer-arg=--chunk-age=1s", true),
+            ("--producers 2 --producer-arg=--chunk-age=20ms", true),
+            ("--producers 2 --producer-arg=--chunk-age=1s", false),
+        ] {
+            assert_eq!(parse(flags).check().is_ok(), is_good, "{flags}");
         }
     }
 }

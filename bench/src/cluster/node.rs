@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::{ClusterArgs, DRAIN_TIMEOUT, Place, Producer, flags};
-use crate::programs::{Process, Programs, free_address};
+use crate::programs::{Process, Programs, free_address, given};
 
 /// A consumer and its store.
 #[derive(Debug)]
@@ -43,6 +43,10 @@ impl Node {
             ("--expiry-window", "never"),
             ("--compaction-window", "never"),
         ]);
+        if given(&start.args.consumer_arg, "--flush-interval").is_none() {
+            let interval = start.args.flush_interval_text();
+            flags.extend(["--flush-interval", interval].map(str::to_owned));
+        }
         for producer in start.producers {
             flags.extend(["--producer".to_owned(), format!("http://{}", producer.grpc)]);
         }

@@ -10,14 +10,18 @@ use anyhow::{Context, Result};
 use mongodb::Client;
 
 use super::{ClusterArgs, StoreChoice};
-use crate::{mongod::Mongod, programs::Process};
+use crate::{
+    mongod::Mongod,
+    programs::{Process, given},
+};
 
 /// As docs/mongodb.md recommends.
-const RECOMMENDED: [&str; 4] = [
-    "--syncdelay",
-    "300",
-    "--wiredTigerEngineConfigString",
-    "eviction_dirty_target=75,eviction_dirty_trigger=90,eviction_updates_target=70,eviction_updates_trigger=85",
+const RECOMMENDED: [(&str, &str); 2] = [
+    ("--syncdelay", "300"),
+    (
+        "--wiredTigerEngineConfigString",
+        "eviction_dirty_target=75,eviction_dirty_trigger=90,eviction_updates_target=70,eviction_updates_trigger=85",
+    ),
 ];
 
 /// Bounds of mongod's cache in bytes: the smallest that WiredTiger is comfortable with, and what docs/mongodb.md recommends.
@@ -49,11 +53,7 @@ impl Place {
         Ok(match &args.store {
             StoreChoice::Mongodb => {
                 let cache = format!("{:.2}", cache_gibibytes(args.consumers.get()));
-                let mut flags = vec!["--wiredTigerCacheSizeGB", cache.as_str()];
-                if !args.mongod_default {
-                    flags.extend(RECOMMENDED);
-                }
-                flags.extend(args.mongod_arg.iter().map(String::as_str));
+                let flags = mongod_flags(&cache, args.mongod_default, &args.mongod_arg);
                 let folder = folder.join(format!("mongod-{number}"));
                 let started = Mongod::start_with(&folder, &flags).await;
                 Self::Mongod(Box::new(started?))
@@ -90,6 +90,14 @@ impl Place {
         }
     }
 
+    /// Databases of ours in a MongoDB that is not.
+    pub(super) fn databases(&self) -> Option<String> {
+        match self {
+            Self::Existing { prefix, .. } => Some(format!("the databases {prefix}*")),
+            _ => None,
+        }
+    }
+
     /// Ends it, in order when its data are to be kept, and drops databases that are ours.
     pub(super) async fn remove(self, is_kept: bool, patience: Duration) -> Result<()> {
         match self {
@@ -97,13 +105,8 @@ impl Place {
                 mongod.process().stop(patience).await?;
             }
             Self::Existing { uri, prefix } if !is_kept => {
-                let client = Client::with_uri_str(&uri).await?;
-                for name in client.list_database_names().await? {
-                    if name.starts_with(&prefix) {
-                        let dropped = client.database(&name).drop().await;
-                        dropped.with_context(|| format!("cannot drop the database {name}"))?;
-                    }
-                }
+                let dropped = drop_databases(&uri, &prefix).await;
+                dropped.with_context(|| format!("cannot drop the databases {prefix}*"))?;
             }
             _ => {}
         }
@@ -111,15 +114,39 @@ impl Place {
     }
 }
 
+async fn drop_databases(uri: &str, prefix: &str) -> Result<()> {
+    let client = Client::with_uri_str(uri).await?;
+    for name in client.list_database_names().await? {
+        if name.starts_with(prefix) {
+            client.database(&name).drop().await?;
+        }
+    }
+    Ok(())
+}
+
+/// Ours, but for such that are given: mongod refuses an option that is there twice.
+fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec<&'a str> {
+    let recommended = RECOMMENDED.into_iter().filter(|_| !is_default);
+    let ours = std::iter::once(("--wiredTigerCacheSizeGB", cache)).chain(recommended);
+    ours.filter(|(flag, _)| given(args, flag).is_none())
+        .flat_map(<[&str; 2]>::from)
+        .chain(args.iter().map(String::as_str))
+        .collect()
+}
+
 /// A quarter of the machine for all mongods together: they share it with everything else, and write through the
 /// system's cache as well.
 fn cache_gibibytes(consumers: usize) -> f64 {
-    let total = fs::read_to_string("/proc/meminfo")
+    let share = memory_of_machine() / 4 / consumers as u64;
+    share.clamp(CACHE_BYTES.0, CACHE_BYTES.1) as f64 / f64::from(1 << 30)
+}
+
+/// The machine's memory in bytes.
+pub(crate) fn memory_of_machine() -> u64 {
+    fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| memory_bytes(&text))
-        .unwrap_or(MEMORY_BYTES);
-    let share = total / 4 / consumers as u64;
-    share.clamp(CACHE_BYTES.0, CACHE_BYTES.1) as f64 / f64::from(1 << 30)
+        .unwrap_or(MEMORY_BYTES)
 }
 
 fn memory_bytes(meminfo: &str) -> Option<u64> {
@@ -133,6 +160,22 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn option_of_mongod_that_is_given_is_not_ours_as_well() {
+        let flags = |is_default, args: &[&str]| {
+            let args: Vec<_> = args.iter().map(ToString::to_string).collect();
+            mongod_flags("1.00", is_default, &args).join(" ")
+        };
+        assert_eq!(flags(true, &[]), "--wiredTigerCacheSizeGB 1.00");
+        let all = flags(false, &["--syncdelay", "60"]);
+        assert_eq!(all.matches("--syncdelay").count(), 1);
+        assert!(all.ends_with("--syncdelay 60") && all.contains("--wiredTigerEngineConfigString"));
+        assert_eq!(
+            flags(true, &["--wiredTigerCacheSizeGB=2"]),
+            "--wiredTigerCacheSizeGB=2"
+        );
+    }
 
     #[test]
     fn memory_of_the_machine_is_read() {

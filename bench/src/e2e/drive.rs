@@ -72,6 +72,7 @@ pub(crate) struct Drive {
 }
 
 /// What a load saw.
+#[derive(Default)]
 pub(crate) struct Driven {
     pub(crate) seconds: f64,
     pub(crate) sent: u64,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    outcome::{NodeCounts, ProcessUse, Quantiles, Step},
+    outcome::{NodeCounts, ProcessUse, Quantiles, SecondHalf, Step},
     running::{Drove, Settled},
     verdict,
 };
@@ -34,6 +34,7 @@ impl Measured<'_> {
             before,
             after,
             backlog_max,
+            cut,
         } = self.drove;
         let seconds = driven.seconds.max(f64::MIN_POSITIVE);
         let flush = quantiles(&self.histogram(|counts| &counts.flush_seconds));
@@ -51,8 +52,7 @@ impl Measured<'_> {
             let counts = &seen.counts.consumer;
             counts.buffer_bytes as f64 / counts.buffer_limit_bytes.max(1) as f64
         };
-        let batches = self.histogram(|counts| &counts.flush_seconds).count();
-        let written = self.nodes().iter().map(|node| node.written).sum::<u64>();
+        let (batches, batched) = self.batches();
         let mut step = Step {
             rate: self.rate,
             seconds,
@@ -69,8 +69,8 @@ impl Measured<'_> {
             flush_and_interval_p99: flush
                 .p99
                 .map(|flush| flush + self.flush_interval.as_secs_f64()),
-            batch_cookies: if batches > 0.0 {
-                written as f64 / batches
+            batch_cookies: if batches > 0 {
+                batched as f64 / batches as f64
             } else {
                 0.0
             },
@@ -80,6 +80,7 @@ impl Measured<'_> {
             buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
             settled: self.settled,
             stored_per_second: self.stored_per_second(),
+            second_half: self.second_half(flush.p50.unwrap_or(0.0)),
             nodes: self.nodes(),
             processes: self.processes(),
             bytes_per_delivery: if delivered > 0 {
@@ -87,6 +88,7 @@ impl Measured<'_> {
             } else {
                 0.0
             },
+            cut: *cut,
             is_sustained: false,
             why: None,
             generator_limit: driven.limit.clone(),
@@ -116,15 +118,36 @@ impl Measured<'_> {
             .get(1)
             .filter(|second| second.at < after.at)
             .unwrap_or(before);
-        let seconds = (after.at - before.at).as_secs_f64();
-        let pairs = after.of(Role::Consumer).zip(before.of(Role::Consumer));
-        let slowest = pairs
-            .map(|(now, then)| {
-                let settled = |seen: &Seen| seen.counts.consumer.settled();
-                settled(now).saturating_sub(settled(then))
-            })
-            .min();
-        per_second(slowest.unwrap_or(0), seconds)
+        stored_per_second(before, after)
+    }
+
+    fn second_half(&self, flush_seconds: f64) -> SecondHalf {
+        let (before, after) = (&self.drove.before, &self.drove.after);
+        let middle = before.at + (after.at - before.at) / 2;
+        let then = self
+            .seen
+            .iter()
+            .find(|look| look.at >= middle && look.at < after.at)
+            .unwrap_or(before);
+        let seconds = (after.at - then.at).as_secs_f64();
+        SecondHalf {
+            accepted_per_second: per_second(
+                after.accepted().saturating_sub(then.accepted()),
+                seconds,
+            ),
+            stored_per_second: stored_per_second(then, after),
+            backlog_growth: after.backlog().saturating_sub(then.backlog()),
+            backlog_wave: self.rate as f64 * (self.flush_interval.as_secs_f64() + flush_seconds),
+        }
+    }
+
+    /// Batches and their cookies, on all nodes.
+    fn batches(&self) -> (u64, u64) {
+        let all = |of: fn(&ConsumerCounts) -> u64| {
+            let at = |at| sum(at, Role::Consumer, |seen| of(&seen.counts.consumer));
+            at(self.end).saturating_sub(at(&self.drove.before))
+        };
+        (all(|counts| counts.batches), all(|counts| counts.batched))
     }
 
     fn nodes(&self) -> Vec<NodeCounts> {
@@ -185,6 +208,18 @@ impl Measured<'_> {
             .map(|(_, rate)| rate)
             .collect()
     }
+}
+
+/// Of the slowest node.
+fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
+    let pairs = after.of(Role::Consumer).zip(before.of(Role::Consumer));
+    let slowest = pairs
+        .map(|(now, then)| {
+            let settled = |seen: &Seen| seen.counts.consumer.settled();
+            settled(now).saturating_sub(settled(then))
+        })
+        .min();
+    per_second(slowest.unwrap_or(0), (after.at - before.at).as_secs_f64())
 }
 
 /// What the rate comes to in a step; when it was ended early, what should have left by then.

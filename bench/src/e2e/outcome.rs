@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    running::{Settled, Verification},
+    running::{Cut, Settled, Verification},
     sizing::Sizing,
 };
 use crate::report::{Percentiles, duration, grouped, rate};
@@ -80,12 +80,16 @@ pub struct Step {
     pub settled: Settled,
     /// Rate at which the slowest node stored while requests came.
     pub stored_per_second: f64,
+    /// Whether it was still keeping up towards the end.
+    pub second_half: SecondHalf,
     /// What became of the cookies, node by node.
     pub nodes: Vec<NodeCounts>,
     /// What each process took.
     pub processes: Vec<ProcessUse>,
     /// Bytes handed to streams for each cookie delivered.
     pub bytes_per_delivery: f64,
+    /// Why it was cut short, if it was; it then says nothing of the rate.
+    pub cut: Option<Cut>,
     /// Whether accepted and stored kept up with the rate.
     pub is_sustained: bool,
     /// If not: where it stops, and why.
@@ -94,6 +98,19 @@ pub struct Step {
     pub generator_limit: Option<String>,
     /// Rate of the accepted cookies in each second.
     pub accepted_each_second: Vec<f64>,
+}
+
+/// The second half of a step.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct SecondHalf {
+    /// Rate of the accepted cookies.
+    pub accepted_per_second: f64,
+    /// Rate at which the slowest node stored.
+    pub stored_per_second: f64,
+    /// By how much the backlog grew.
+    pub backlog_growth: u64,
+    /// By how much it goes up and down as batches are collected and written.
+    pub backlog_wave: f64,
 }
 
 /// Quantiles from a histogram of the processes' own, in seconds; interpolated within its buckets.
@@ -156,6 +173,11 @@ impl Quantiles {
     }
 }
 
+/// `1 node`, `2 nodes`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
 pub(super) fn micros(seconds: f64) -> u64 {
     (seconds * 1e6) as u64
@@ -197,10 +219,11 @@ impl Step {
             grouped(self.backlog),
             self.settled.seconds,
             self.stored.line(),
-            if self.is_sustained {
-                "sustained"
-            } else {
-                "NOT SUSTAINED"
+            match self.cut {
+                Some(Cut::Interrupted) => "interrupted",
+                Some(Cut::Ended) => "a process ended",
+                None if self.is_sustained => "sustained",
+                None => "NOT SUSTAINED",
             }
         )
     }
@@ -217,11 +240,11 @@ impl Outcome {
     #[must_use]
     pub fn summary(&self) -> String {
         let mut lines = vec![format!(
-            "{} producers, {} consumers, store {}, {} cores, {:.0} s{}; seed {}",
-            self.producers,
-            self.consumers,
+            "{}, {}, store {}, {}, {:.0} s{}; seed {}",
+            counted(self.producers, "producer"),
+            counted(self.consumers, "consumer"),
             self.store,
-            self.cores,
+            counted(self.cores, "core"),
             self.seconds,
             if self.interrupted {
                 ", interrupted"
@@ -277,11 +300,17 @@ impl Verification {
             );
         }
         lines.extend(
-            self.not_verified
+            self.failed
                 .iter()
+                .chain(&self.not_verified)
                 .map(|why| format!("NOT VERIFIED: {why}")),
         );
         lines
+    }
+
+    /// What could not be verified though it is there.
+    pub(crate) fn not_done(&self) -> impl Iterator<Item = String> {
+        self.failed.iter().map(|why| format!("not verified: {why}"))
     }
 
     /// What of it is wrong.
@@ -291,11 +320,34 @@ impl Verification {
             .verdicts
             .iter()
             .filter(|verdict| !verdict.is_faultless());
-        wrong
-            .map(|verdict| {
-                let examples = verdict.examples.join("; ");
-                format!("{} ({examples})", verdict.line())
-            })
-            .collect()
+        let wrong = wrong.map(|verdict| {
+            let examples = verdict.examples.join("; ");
+            format!("{} ({examples})", verdict.line())
+        });
+        wrong.chain(self.not_done()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_that_is_not_verified_is_a_fault_and_no_store_is_none() {
+        assert!(Verification::default().faults().is_empty());
+        let nothing = Verification {
+            not_verified: Some("there is no store".to_owned()),
+            ..Verification::default()
+        };
+        assert!(nothing.faults().is_empty());
+        let failed = Verification::failed("node-1: it is gone".to_owned());
+        assert_eq!(failed.faults(), ["not verified: node-1: it is gone"]);
+        assert_eq!(failed.lines(), ["NOT VERIFIED: node-1: it is gone"]);
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!(counted(1, "node"), "1 node");
+        assert_eq!(counted(2, "node"), "2 nodes");
     }
 }

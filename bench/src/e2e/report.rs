@@ -2,7 +2,11 @@
 
 use anyhow::Result;
 
-use super::outcome::{NodeCounts, Outcome, ProcessUse, Quantiles, Step, micros};
+use super::{
+    outcome::{NodeCounts, Outcome, ProcessUse, Quantiles, Step, counted, micros},
+    running::Cut,
+    sizing::Sizing,
+};
 use crate::{
     observe::{Observation, plots},
     report::{Better, Column, Figure, Percentiles, Report, Table, duration, grouped, rate},
@@ -10,11 +14,11 @@ use crate::{
 
 pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Result<Report> {
     let title = format!(
-        "{} producers → {} consumers → {}, {} steps",
-        outcome.producers,
-        outcome.consumers,
+        "{} → {} → {}, {}",
+        counted(outcome.producers, "producer"),
+        counted(outcome.consumers, "consumer"),
         outcome.store,
-        outcome.steps.len()
+        counted(outcome.steps.len(), "step")
     );
     let mut report = Report::new("e2e", &title);
     report.findings.clone_from(&outcome.findings);
@@ -25,7 +29,7 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Result<
     report.tables = vec![steps(outcome), latencies(outcome), processes(outcome)];
     report
         .tables
-        .extend(outcome.sizing.map(|sizing| sizing.table()));
+        .extend(outcome.sizing.iter().map(Sizing::table));
     report.tables.push(nodes(outcome));
     if let Some(first) = observations.first() {
         report.plots = plots(observations, first.at);
@@ -115,14 +119,20 @@ fn steps(outcome: &Outcome) -> Table {
             format!("{:.1}", step.settled.seconds),
             grouped(lost),
             grouped(failed),
-            if step.is_sustained { "yes" } else { "no" }.to_owned(),
+            match step.cut {
+                Some(Cut::Interrupted) => "interrupted",
+                Some(Cut::Ended) => "a process ended",
+                None if step.is_sustained => "yes",
+                None => "no",
+            }
+            .to_owned(),
         ]
     };
     Table {
         title: "Steps".to_owned(),
         note: Some(
             "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and at most. Sustained: at \
-             least 99 % accepted, and at most one second's worth waiting at the end."
+             least 99 % accepted, at most one second's worth waiting at the end, and in the second half stored as fast as accepted."
                 .to_owned(),
         ),
         columns: vec![

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use tokio::{
     task::JoinSet,
@@ -15,11 +15,11 @@ use super::{
     progress::Progress,
 };
 use crate::{
-    cluster::{Cluster, ClusterArgs, Place},
+    cluster::{Cluster, ClusterArgs, Node, Place, Removed},
     observe::{Observation, Observer, Role},
     report::{grouped, per_second, rate},
     scrape::Buckets,
-    verify::{self, Check, Sent, Source, Verdict},
+    verify::{self, Check, MayBeLost, Sent, Source, Verdict},
 };
 
 /// How often the processes are looked at.
@@ -44,6 +44,8 @@ pub(crate) struct Running {
     pub(crate) observer: Observer,
     pub(crate) progress: Progress,
     pub(crate) started: Instant,
+    /// Why nothing more can be driven: a process has ended by itself, or a load could not begin.
+    pub(crate) ended: Option<String>,
 }
 
 /// A load as it was seen from outside.
@@ -53,6 +55,18 @@ pub(crate) struct Drove {
     pub(crate) after: Observation,
     /// Largest backlog that was seen.
     pub(crate) backlog_max: u64,
+    /// Why it did not go on to its end.
+    pub(crate) cut: Option<Cut>,
+}
+
+/// Why a load did not go on to its end: what it says of its rate is not to be relied on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cut {
+    /// Somebody wanted no more.
+    Interrupted,
+    /// A process ended by itself, or could not be reached.
+    Ended,
 }
 
 /// How a backlog went away.
@@ -69,7 +83,9 @@ pub struct Settled {
 pub struct Verification {
     /// One for each node.
     pub verdicts: Vec<Verdict>,
-    /// Why there is none, or not of all.
+    /// Stores that could not be held against what was sent, and why.
+    pub failed: Vec<String>,
+    /// Why there was nothing to verify.
     pub not_verified: Option<String>,
     /// Requests it was held against.
     pub requests: u64,
@@ -88,12 +104,23 @@ impl Running {
             started = Cluster::start(args, |line| progress.at(Duration::ZERO, line.to_owned())) => started,
             () = stop.cancelled() => bail!("stopped before everything had started"),
         };
-        let cluster = started?;
+        let mut cluster = started?;
+        progress.at(Duration::ZERO, "waiting for the consumers".to_owned());
+        let connected = tokio::select! {
+            connected = cluster.wait_connected() => connected,
+            () = stop.cancelled() => Err(anyhow!("stopped before everything had started")),
+        };
+        if let Err(error) = connected {
+            progress.end();
+            tell(cluster.remove().await);
+            return Err(error);
+        }
         let mut running = Self {
             cluster,
             observer: Observer::default(),
             progress,
             started: Instant::now(),
+            ended: None,
         };
         running.look().await;
         Ok(running)
@@ -111,7 +138,7 @@ impl Running {
         drive: Drive,
         stop: &CancellationToken,
         mut meanwhile: Option<&mut dyn Meanwhile>,
-    ) -> Result<Drove> {
+    ) -> Drove {
         let before = self.look().await;
         let (began, mut backlog_max) = (Instant::now(), 0);
         let load_stop = stop.child_token();
@@ -123,32 +150,66 @@ impl Running {
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         looks.reset();
         let driven = loop {
-            tokio::select! {
-                Some(ended) = load.join_next() => break ended??,
+            let checked = tokio::select! {
+                Some(ended) = load.join_next() => break ended.map_err(Into::into).flatten(),
                 _ = looks.tick() => {
                     let last = self.last().clone();
                     let now = self.look().await;
                     backlog_max = backlog_max.max(now.backlog());
                     self.progress.at(began.elapsed(), live(&last, &now));
-                    if meanwhile.is_none() {
-                        self.cluster.check()?;
+                    if meanwhile.is_none() { self.cluster.check() } else { Ok(()) }
+                }
+                _ = turns.tick(), if meanwhile.is_some() && self.ended.is_none() => {
+                    match &mut meanwhile {
+                        Some(meanwhile) => self.turn(*meanwhile, began.elapsed()).await,
+                        None => Ok(()),
                     }
                 }
-                _ = turns.tick(), if meanwhile.is_some() => {
-                    if let Some(meanwhile) = &mut meanwhile {
-                        self.turn(*meanwhile, began.elapsed()).await?;
-                    }
-                }
+            };
+            if let Err(error) = checked {
+                self.end(&error);
+                load_stop.cancel();
             }
         };
+        let driven = driven.unwrap_or_else(|error| {
+            if !load_stop.is_cancelled() {
+                self.end(&error);
+            }
+            Driven::default()
+        });
         let after = self.look().await;
         backlog_max = backlog_max.max(after.backlog());
-        Ok(Drove {
+        let cut = match &self.ended {
+            Some(_) => Some(Cut::Ended),
+            None => stop.is_cancelled().then_some(Cut::Interrupted),
+        };
+        Drove {
             driven,
             before,
             after,
             backlog_max,
-        })
+            cut,
+        }
+    }
+
+    /// Nothing more can be driven; the first reason counts.
+    pub(crate) fn end(&mut self, why: &anyhow::Error) {
+        self.ended.get_or_insert(format!("{why:#}"));
+    }
+
+    /// Stops producers and consumers in order; what went wrong, each once.
+    pub(crate) async fn stop(&mut self) -> Vec<String> {
+        let stopped = self.cluster.stop().await;
+        let ended = self.ended.iter();
+        let others = stopped
+            .iter()
+            .filter(|fault| self.ended.as_ref() != Some(*fault));
+        ended.chain(others).cloned().collect()
+    }
+
+    /// Removes what was made, and says what is kept; what could not be removed.
+    pub(crate) async fn remove(self) -> (Vec<String>, Observer) {
+        (tell(self.cluster.remove().await), self.observer)
     }
 
     /// Gives `meanwhile` its turn.
@@ -183,6 +244,15 @@ impl Running {
             sleep(SETTLE_INTERVAL).await;
             let now = self.look().await;
             let backlog = now.backlog();
+            if let Err(error) = self.cluster.check() {
+                self.end(&error);
+            }
+            if self.ended.is_some() {
+                return Settled {
+                    seconds: began.elapsed().as_secs_f64(),
+                    left: backlog,
+                };
+            }
             if is_settled(&last, &now) {
                 return Settled {
                     seconds: began.elapsed().as_secs_f64(),
@@ -215,7 +285,7 @@ impl Running {
         sources: Vec<Source>,
         explain: Explain<'_>,
         stop: &CancellationToken,
-    ) -> Result<Verification> {
+    ) -> Verification {
         // Whoever has interrupted the load still wants to know; a second Ctrl-C ends everything.
         let stop = if stop.is_cancelled() {
             CancellationToken::new()
@@ -224,46 +294,80 @@ impl Running {
         };
         let began = Instant::now();
         self.progress.begin("verifying", None);
-        let sent = tokio::task::spawn_blocking(|| Sent::new(sources)).await??;
-        let mut verification = Verification {
-            requests: sent.len() as u64,
-            ..Verification::default()
-        };
-        for (index, node) in self.cluster.nodes.iter().enumerate() {
-            let may_be_lost = |source: &Source, number| explain(index, source, number);
-            let check = Check::new(&node.name, &sent, &may_be_lost);
-            let progress = |documents: u64| {
-                self.progress.at(
-                    began.elapsed(),
-                    format!("{}: {} documents", node.name, grouped(documents)),
-                );
-            };
-            let verdict = match &node.place {
-                Place::Mongod(mongod) => {
-                    verify::mongodb(&mongod.uri(), "", check, &stop, progress).await?
+        let mut verification = Verification::default();
+        match tokio::task::spawn_blocking(|| Sent::new(sources)).await {
+            Ok(Ok(sent)) => {
+                verification.requests = sent.len() as u64;
+                for (index, node) in self.cluster.nodes.iter_mut().enumerate() {
+                    let may_be_lost = |source: &Source, number| explain(index, source, number);
+                    let progress = &self.progress;
+                    let say = |name: &str, documents: u64| {
+                        let line = format!("{name}: {} documents", grouped(documents));
+                        progress.at(began.elapsed(), line);
+                    };
+                    let name = node.name.clone();
+                    let verdict = tokio::select! {
+                        verdict = verify_node(node, &sent, &may_be_lost, say) => verdict,
+                        () = stop.cancelled() => Err(anyhow!("interrupted")),
+                    };
+                    match verdict {
+                        Ok(Some(verdict)) => verification.verdicts.push(verdict),
+                        Ok(None) => {
+                            let why = "there is no store, so only counts were compared";
+                            verification.not_verified = Some(why.to_owned());
+                        }
+                        Err(error) => verification.failed.push(format!("{name}: {error:#}")),
+                    }
                 }
-                Place::Existing { uri, prefix } => {
-                    verify::mongodb(uri, prefix, check, &stop, progress).await?
-                }
-                Place::Embedded(folder) => Some(verify::embedded(folder, check).await?),
-                Place::Nothing => {
-                    let why = "there is no store, so only counts were compared";
-                    verification.not_verified = Some(why.to_owned());
-                    None
-                }
-            };
-            match verdict {
-                Some(verdict) => verification.verdicts.push(verdict),
-                None if stop.is_cancelled() => {
-                    verification.not_verified = Some("the verification was interrupted".to_owned());
-                    break;
-                }
-                None => {}
             }
+            Ok(Err(error)) => verification.failed.push(format!("{error:#}")),
+            Err(error) => verification.failed.push(error.to_string()),
         }
         verification.seconds = began.elapsed().as_secs_f64();
         self.progress.end();
-        Ok(verification)
+        verification
+    }
+}
+
+/// `None` when there is no store.
+async fn verify_node(
+    node: &mut Node,
+    sent: &Sent,
+    may_be_lost: MayBeLost<'_>,
+    say: impl Fn(&str, u64),
+) -> Result<Option<Verdict>> {
+    if let Some(process) = node.place.process() {
+        process.check()?;
+    }
+    let check = Check::new(&node.name, sent, may_be_lost);
+    let progress = |documents| say(&node.name, documents);
+    let verdict = match &node.place {
+        Place::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check, progress).await,
+        Place::Existing { uri, prefix } => verify::mongodb(uri, prefix, check, progress).await,
+        Place::Embedded(folder) => verify::embedded(folder, check, progress).await,
+        Place::Nothing => return Ok(None),
+    };
+    verdict.context("cannot be read").map(Some)
+}
+
+/// Says what is kept; returns what could not be removed.
+fn tell(removed: Removed) -> Vec<String> {
+    for kept in removed.kept {
+        eprintln!("kept      {kept}");
+    }
+    for problem in &removed.problems {
+        eprintln!("left      {problem}");
+    }
+    removed.problems
+}
+
+impl Verification {
+    /// None was possible, for this reason.
+    pub(crate) fn failed(why: String) -> Self {
+        Self {
+            failed: vec![why],
+            ..Self::default()
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::outcome::Step;
+use super::outcome::{Step, counted};
 use crate::report::{Column, Table, grouped};
 
 /// What is asked for most often: cookies a second, and exchange nodes.
@@ -16,12 +16,12 @@ pub struct Sizing {
     pub measured_at: u64,
     /// The highest rate that was sustained, if any was: what a node of this machine's size takes at least.
     pub sustained: Option<u64>,
-    /// Producer's CPU time for each cookie, without delivering it.
-    pub edge_micros: f64,
-    /// Producer's CPU time for each delivery to one node.
-    pub delivery_micros: f64,
-    /// Whether the two were told apart by a second measurement; otherwise all is counted as delivery.
-    pub is_delivery_measured: bool,
+    /// Nodes that there were.
+    pub nodes: usize,
+    /// Producer's CPU time for each cookie, with its deliveries to these nodes.
+    pub producer_micros: f64,
+    /// What of it is for deliveries; `null` when that was not measured.
+    pub delivery: Option<Delivery>,
     /// Consumer's CPU time for each cookie.
     pub consumer_micros: f64,
     /// The store's CPU time for each cookie, as far as it is a process of its own.
@@ -30,37 +30,49 @@ pub struct Sizing {
     pub bytes: f64,
 }
 
+/// What a delivery to one node costs a producer.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Delivery {
+    /// The rate at which it was measured.
+    pub at: u64,
+    /// CPU time for each cookie; `null` when it is below what the system's clock can tell.
+    pub micros: Option<f64>,
+}
+
 impl Sizing {
     /// From the steps, and what a delivery was found to cost.
-    pub(super) fn of(steps: &[Step], nodes: usize, delivery: Option<f64>) -> Option<Self> {
-        let by_rate = |step: &&Step| step.rate;
-        let sustained = steps
-            .iter()
+    pub(super) fn of(steps: &[Step], nodes: usize, delivery: Option<Delivery>) -> Option<Self> {
+        let steps = || steps.iter().filter(|step| step.cut.is_none());
+        let sustained = steps()
             .filter(|step| step.is_sustained)
-            .max_by_key(by_rate);
+            .max_by_key(|step| step.rate);
         let step = sustained
-            .or(steps.first())
+            .or(steps().next())
             .filter(|step| step.accepted > 0)?;
-        let producer = step.cpu_micros("producer");
-        let nodes = nodes as f64;
-        let delivery_micros =
-            delivery.map_or(producer / nodes, |delivery| delivery.min(producer / nodes));
         Some(Self {
             measured_at: step.rate,
             sustained: sustained.map(|step| step.rate),
-            edge_micros: producer - delivery_micros * nodes,
-            delivery_micros,
-            is_delivery_measured: delivery.is_some(),
-            consumer_micros: step.cpu_micros("consumer") / nodes,
-            store_micros: step.cpu_micros("mongod") / nodes,
+            nodes,
+            producer_micros: step.cpu_micros("producer"),
+            delivery,
+            consumer_micros: step.cpu_micros("consumer") / nodes as f64,
+            store_micros: step.cpu_micros("mongod") / nodes as f64,
             bytes: step.bytes_per_delivery,
         })
     }
 
-    /// Cores of all producers together.
+    /// Producer's CPU time for each cookie at the edge and for each delivery, when they were told apart.
+    fn edge_and_delivery(&self) -> Option<(f64, f64)> {
+        let delivery = self.delivery?.micros?;
+        let edge = self.producer_micros - delivery * self.nodes as f64;
+        Some((edge.max(0.0), delivery))
+    }
+
+    /// Cores of all producers together; `None` when deliveries were not told apart.
     #[must_use]
-    pub fn producer_cores(&self, rate: u64, nodes: u64) -> f64 {
-        rate as f64 * (self.edge_micros + nodes as f64 * self.delivery_micros) / 1e6
+    pub fn producer_cores(&self, rate: u64, nodes: u64) -> Option<f64> {
+        let (edge, delivery) = self.edge_and_delivery()?;
+        Some(rate as f64 * (edge + nodes as f64 * delivery) / 1e6)
     }
 
     /// Cores of each node.
@@ -75,25 +87,57 @@ impl Sizing {
         rate as f64 * nodes as f64 * self.bytes * 8.0 / 1e9
     }
 
-    pub(super) fn finding(&self) -> String {
-        let delivery = if self.is_delivery_measured {
-            format!(
-                "{:.2} µs of producer at the edge and {:.3} µs for each node",
-                self.edge_micros, self.delivery_micros
-            )
-        } else {
-            format!(
-                "{:.2} µs of producer (not told apart: all is counted as delivery)",
-                self.delivery_micros
-            )
+    pub(super) fn findings(&self) -> [String; 2] {
+        [self.costs(), self.nodes_needed()]
+    }
+
+    fn costs(&self) -> String {
+        let of_it = match (self.delivery, self.edge_and_delivery()) {
+            (Some(measured), Some((_, delivery))) => format!(
+                "of which each node's delivery {delivery:.3} (measured at {}/s)",
+                grouped(measured.at)
+            ),
+            (Some(measured), None) => format!(
+                "of which deliveries were not told apart: at {}/s they cost less than the system's clock can tell",
+                grouped(measured.at)
+            ),
+            (None, _) => "of which deliveries were not measured".to_owned(),
         };
         format!(
-            "a cookie costs {delivery}, {:.2} µs of consumer and {:.2} µs of mongod on each node, and {:.1} bytes to each node \
-             (at {}/s)",
+            "at {}/s a cookie costs {:.2} µs of producer with {}, {of_it}; {:.2} µs of consumer and {:.2} µs of mongod on each \
+             node; and {:.1} bytes to each node",
+            grouped(self.measured_at),
+            self.producer_micros,
+            counted(self.nodes, "node"),
             self.consumer_micros,
             self.store_micros,
             self.bytes,
-            grouped(self.measured_at)
+        )
+    }
+
+    fn nodes_needed(&self) -> String {
+        let most = RATES[RATES.len() - 1];
+        let sustained = self.sustained.unwrap_or(0);
+        let beyond = RATES.into_iter().find(|rate| *rate > sustained);
+        let (rate, nodes) = (beyond.unwrap_or(most), NODES[0]);
+        let takes = match self.sustained {
+            Some(sustained) => format!(
+                "one like this, with everything on the same cores, takes {}/s",
+                grouped(sustained)
+            ),
+            None => "one like this sustained no rate of this run".to_owned(),
+        };
+        let producers = self
+            .producer_cores(rate, nodes)
+            .map_or_else(String::new, |cores| {
+                format!(", {cores:.1} such cores of producers for {nodes} nodes")
+            });
+        format!(
+            "how many nodes are needed does not depend on the rate: every node stores every cookie, so each must take the whole \
+             rate; {takes}; {}/s would need {:.1} such cores on each node{producers} and {:.2} Gbit/s of egress for {nodes} nodes",
+            grouped(rate),
+            self.node_cores(rate),
+            self.egress_gigabits(rate, nodes),
         )
     }
 
@@ -108,10 +152,11 @@ impl Sizing {
                 Some(_) => "not by one like this",
                 None => "not measured",
             };
+            let producers = self.producer_cores(rate, nodes);
             vec![
                 grouped(rate),
                 grouped(nodes),
-                format!("{:.1}", self.producer_cores(rate, nodes)),
+                producers.map_or_else(String::new, |cores| format!("{cores:.1}")),
                 format!("{:.2}", self.egress_gigabits(rate, nodes)),
                 format!("{:.2}", self.node_cores(rate)),
                 takes.to_owned(),
@@ -120,11 +165,19 @@ impl Sizing {
         let rows = RATES
             .iter()
             .flat_map(|rate| NODES.iter().map(move |nodes| row(*rate, *nodes)));
+        let producers = match (self.delivery, self.edge_and_delivery()) {
+            (Some(measured), Some(_)) => format!(
+                "producers' cores = rate × (edge + nodes × delivery), where a delivery is as measured at {}/s and edge is the rest \
+                 of what a cookie cost a producer",
+                grouped(measured.at)
+            ),
+            _ => "producers' cores are left out, since deliveries were not told apart".to_owned(),
+        };
         Table {
             title: "How many cores and how much network".to_owned(),
             note: Some(format!(
-                "Computed, not measured, from what a cookie cost in this run at {}/s, its repeats included: producers' cores = rate × \
-                 (edge + nodes × delivery), egress = rate × nodes × bytes, without TCP's headers. Every node stores every cookie, so more nodes do not \
+                "Computed, not measured, from what a cookie cost in this run at {}/s, its repeats included: {producers}; egress = rate × nodes × bytes, \
+                 without TCP's headers. Every node stores every cookie, so more nodes do not \
                  share the rate. Costs a cookie fall with the rate, and mongod's rise with the size of its database: leave room.",
                 grouped(self.measured_at)
             )),
@@ -153,16 +206,32 @@ mod tests {
         let sizing = Sizing {
             measured_at: 50_000,
             sustained: Some(50_000),
-            edge_micros: 1.0,
-            delivery_micros: 0.02,
-            is_delivery_measured: true,
+            nodes: 1,
+            producer_micros: 1.02,
+            delivery: Some(Delivery {
+                at: 40_000,
+                micros: Some(0.02),
+            }),
             consumer_micros: 1.0,
             store_micros: 4.0,
             bytes: 65.0,
         };
-        assert!((sizing.producer_cores(1_000_000, 100) - 3.0).abs() < 1e-9);
+        assert!((sizing.producer_cores(1_000_000, 100).unwrap() - 3.0).abs() < 1e-9);
         assert!((sizing.egress_gigabits(1_000_000, 100) - 52.0).abs() < 1e-9);
         assert!((sizing.node_cores(200_000) - 1.0).abs() < 1e-9);
         assert_eq!(sizing.table().rows.len(), 12);
+        let [costs, nodes] = sizing.findings();
+        assert!(costs.contains("0.020 (measured at 40 000/s)"), "{costs}");
+        assert!(
+            nodes.contains("takes 50 000/s; 200 000/s would need 1.0"),
+            "{nodes}"
+        );
+
+        let untold = Sizing {
+            delivery: None,
+            ..sizing
+        };
+        assert_eq!(untold.producer_cores(1_000_000, 100), None);
+        assert!(untold.table().rows.iter().all(|row| row[2].is_empty()));
     }
 }

@@ -1,6 +1,9 @@
 //! Whether a rate was sustained, and if not, where it stops and why: pure.
 
-use super::outcome::{Outcome, Step};
+use super::{
+    outcome::{Outcome, Step, counted},
+    running::Cut,
+};
 use crate::report::{grouped, rate};
 
 /// Share of the offered requests that must be accepted in time.
@@ -9,6 +12,10 @@ const ACCEPTED_SHARE: f64 = 0.99;
 /// Seconds' worth of cookies that may wait at the end: what is on its way anyway, chunk age, flush interval and a batch being
 /// written, is well below.
 const BACKLOG_SECONDS: f64 = 1.0;
+
+/// Share of what is accepted in the second half of a step that must be stored in it, unless the backlog only goes up and
+/// down with the batches.
+const STORED_SHARE: f64 = 0.98;
 
 /// Share of all cores from which on the machine has nothing left: the rest goes to the system and to waking up.
 const ALL_CORES: f64 = 0.9;
@@ -26,14 +33,30 @@ const ROLES: [(&str, &str); 4] = [
 
 /// `None` when accepted and stored kept up with the rate.
 pub(super) fn why_not_sustained(step: &Step, cores: usize) -> Option<String> {
+    match step.cut {
+        Some(Cut::Interrupted) => return Some("it was interrupted".to_owned()),
+        Some(Cut::Ended) => return Some("a process ended".to_owned()),
+        None => {}
+    }
+    let half = &step.second_half;
+    let falls_behind = half.stored_per_second < STORED_SHARE * half.accepted_per_second
+        && half.backlog_growth as f64 > half.backlog_wave;
     let accepts_less = (step.accepted as f64) < ACCEPTED_SHARE * step.offered as f64;
     let stores_less = step.backlog as f64 > BACKLOG_SECONDS * step.rate as f64;
     let mut reasons = Vec::new();
     if accepts_less {
         reasons.push(accepting(step));
     }
-    if stores_less {
+    if stores_less || falls_behind {
         reasons.push(storing(step));
+    }
+    if falls_behind && !stores_less {
+        reasons.push(format!(
+            "in the second half {} were accepted and {} stored, and the backlog grew by {}",
+            rate(half.accepted_per_second),
+            rate(half.stored_per_second),
+            grouped(half.backlog_growth)
+        ));
     }
     if reasons.is_empty() {
         return None;
@@ -82,10 +105,14 @@ fn machine(step: &Step, cores: usize) -> String {
         .collect();
     let parts = parts.join(", ");
     if total >= ALL_CORES * cores as f64 {
-        format!("all {cores} cores are busy ({parts})")
+        format!(
+            "the machine is busy, all of {} ({parts})",
+            counted(cores, "core")
+        )
     } else {
         format!(
-            "{total:.2} of {cores} cores are in use ({parts}): it is not the processor that is short"
+            "{total:.2} of {} are in use ({parts}): it is not the processor that is short",
+            counted(cores, "core")
         )
     }
 }
@@ -98,17 +125,21 @@ pub(super) fn findings(outcome: &Outcome) -> Vec<String> {
         .iter()
         .filter(|step| step.is_sustained)
         .max_by_key(|step| step.rate);
-    let nodes = outcome.consumers;
+    let nodes = counted(outcome.consumers, "node");
+    let driven = || outcome.steps.iter().filter(|step| step.cut.is_none());
     match best {
         Some(step) => findings.push(format!(
-            "{} are sustained by {nodes} node(s) with everything on these {} cores: accepted to stored {}",
+            "{} are sustained by {nodes} with everything on {}: accepted to stored {}",
             rate(step.rate as f64),
-            outcome.cores,
+            counted(outcome.cores, "core"),
             step.stored.line()
         )),
-        None => findings.push("no rate of the ladder was sustained".to_owned()),
+        None if driven().next().is_some() => {
+            findings.push("no rate of the ladder was sustained".to_owned());
+        }
+        None => findings.push("no rate was driven to its end".to_owned()),
     }
-    for step in outcome.steps.iter().filter(|step| !step.is_sustained) {
+    for step in driven().filter(|step| !step.is_sustained) {
         findings.push(format!(
             "stops at {}: {}; {}",
             rate(step.rate as f64),
@@ -146,7 +177,7 @@ fn what_became(step: &Step) -> String {
 mod tests {
     use super::*;
     use crate::e2e::{
-        outcome::{ProcessUse, Quantiles},
+        outcome::{ProcessUse, Quantiles, SecondHalf},
         running::Settled,
     };
 
@@ -184,6 +215,13 @@ mod tests {
                 left: 0,
             },
             stored_per_second: 990.0,
+            second_half: SecondHalf {
+                accepted_per_second: 1_000.0,
+                stored_per_second: 1_000.0,
+                backlog_growth: 0,
+                backlog_wave: 250.0,
+            },
+            cut: None,
             nodes: Vec::new(),
             processes: processes
                 .into_iter()
@@ -203,6 +241,35 @@ mod tests {
     #[test]
     fn rate_is_sustained_while_accepted_and_stored_keep_up() {
         assert_eq!(why_not_sustained(&step(), 2), None);
+    }
+
+    #[test]
+    fn step_that_was_cut_short_is_never_sustained() {
+        for (cut, word) in [
+            (Cut::Interrupted, "interrupted"),
+            (Cut::Ended, "process ended"),
+        ] {
+            let cut = Step {
+                cut: Some(cut),
+                ..step()
+            };
+            check(&cut, 2, &[word]);
+        }
+    }
+
+    #[test]
+    fn slow_growth_is_not_sustained_and_waves_of_batches_are() {
+        let half = |stored_per_second, backlog_growth| Step {
+            second_half: SecondHalf {
+                stored_per_second,
+                backlog_growth,
+                ..step().second_half
+            },
+            ..step()
+        };
+        check(&half(940.0, 300), 2, &["940/s stored", "grew by 300"]);
+        assert_eq!(why_not_sustained(&half(940.0, 200), 2), None);
+        assert_eq!(why_not_sustained(&half(985.0, 300), 2), None);
     }
 
     #[track_caller]
@@ -227,7 +294,7 @@ mod tests {
         check(
             &full,
             2,
-            &["stores take 700/s", "all 2 cores are busy", "mongod 1.30"],
+            &["stores take 700/s", "all of 2 cores", "mongod 1.30"],
         );
         check(&full, 8, &["1.80 of 8 cores", "not the processor"]);
         let lagging = Step {

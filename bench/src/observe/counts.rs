@@ -20,8 +20,6 @@ pub struct ProducerCounts {
     pub delivered: u64,
     /// Bytes handed to streams.
     pub sent_bytes: u64,
-    /// Cookies that subscribers will not get.
-    pub lost: u64,
     /// Cookies that streams have not taken yet, of all subscribers.
     pub lag: u64,
 }
@@ -57,8 +55,10 @@ pub struct ConsumerCounts {
     pub stored_seconds: Buckets,
     /// Time of a batch.
     pub flush_seconds: Buckets,
-    /// Size of a batch.
-    pub batch_cookies: Buckets,
+    /// Batches made durable.
+    pub batches: u64,
+    /// Cookies of all of these.
+    pub batched: u64,
 }
 
 impl Counts {
@@ -85,7 +85,6 @@ impl ProducerCounts {
             appended: count(names::APPENDED),
             delivered: count(names::DELIVERED),
             sent_bytes: count(names::SENT_BYTES),
-            lost: count(names::SUBSCRIBER_LOST),
             lag: count(names::LAG),
         }
     }
@@ -95,7 +94,6 @@ impl ProducerCounts {
             appended: self.appended + later.appended,
             delivered: self.delivered + later.delivered,
             sent_bytes: self.sent_bytes + later.sent_bytes,
-            lost: self.lost + later.lost,
             lag: later.lag,
         }
     }
@@ -119,7 +117,8 @@ impl ConsumerCounts {
             received_seconds: samples.histogram(names::RECEIVED_SECONDS),
             stored_seconds: samples.histogram(names::STORED_SECONDS),
             flush_seconds: samples.histogram(names::FLUSH_SECONDS),
-            batch_cookies: samples.histogram(names::BATCH_COOKIES),
+            batches: samples.count(&format!("{}_count", names::BATCH_COOKIES), &[]),
+            batched: samples.count(&format!("{}_sum", names::BATCH_COOKIES), &[]),
         }
     }
 
@@ -139,7 +138,8 @@ impl ConsumerCounts {
             received_seconds: self.received_seconds.plus(&later.received_seconds),
             stored_seconds: self.stored_seconds.plus(&later.stored_seconds),
             flush_seconds: self.flush_seconds.plus(&later.flush_seconds),
-            batch_cookies: self.batch_cookies.plus(&later.batch_cookies),
+            batches: self.batches + later.batches,
+            batched: self.batched + later.batched,
         }
     }
 

@@ -1,5 +1,7 @@
 //! What was observed, as plots.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::{Observation, Role, Seen};
@@ -7,6 +9,9 @@ use crate::{
     report::{Axis, Plot, Series},
     scrape::Buckets,
 };
+
+/// Looks closer than this are not compared: within so short a time, CPU time moves by clock ticks and counts by whole batches.
+const APART_MIN: Duration = Duration::from_millis(900);
 
 /// Rates, backlog, latency, CPU and memory over the time since `start`.
 pub(crate) fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
@@ -103,13 +108,19 @@ impl Lines<'_> {
         series(name, points)
     }
 
-    /// Between each look and the one before.
+    /// Between looks that are far enough apart.
     fn since(&self, name: &str, value: impl Fn(&Observation, &Observation) -> f64) -> Series {
-        let pairs = self.observations.windows(2);
-        series(
-            name,
-            pairs.map(|pair| (self.x(&pair[1]), value(&pair[0], &pair[1]))),
-        )
+        let mut points = Vec::new();
+        let mut before = self.observations.first();
+        for now in self.observations {
+            if let Some(last) = before
+                && now.at - last.at >= APART_MIN
+            {
+                points.push((self.x(now), value(last, now)));
+                before = Some(now);
+            }
+        }
+        series(name, points.into_iter())
     }
 
     fn rate(&self, name: &str, count: impl Fn(&Observation) -> u64) -> Series {
@@ -143,5 +154,26 @@ fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
     Series {
         name: name.to_owned(),
         points: points.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_close_together_make_no_spikes() {
+        let start = Instant::now();
+        let looks = [0, 1_000, 1_050, 1_250, 2_050, 3_050].map(|millis| Observation {
+            at: start + Duration::from_millis(millis),
+            processes: Vec::new(),
+        });
+        let lines = Lines {
+            observations: &looks,
+            start,
+        };
+        let apart = lines.since("apart", |before, now| (now.at - before.at).as_secs_f64());
+        let seconds = apart.points.iter().map(|(_, apart)| *apart);
+        assert_eq!(seconds.collect::<Vec<_>>(), [1.0, 1.05, 1.0]);
     }
 }

@@ -6,36 +6,37 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::Kind;
+use crate::e2e::values::parse_time;
 
 /// Which faults strike, and how often.
 #[derive(Debug, Clone, Args)]
 pub struct FaultArgs {
     /// Mean time between two faults of a kind that is named without one.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     pub fault_every: Duration,
     /// All kinds of faults that the store allows.
     #[arg(long)]
     pub all_faults: bool,
     /// Kill a consumer (SIGKILL) and start it again after 0.2 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
     pub kill_consumer: Option<Option<Duration>>,
     /// Stop a consumer (SIGSTOP) for 1 to 5 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
     pub stop_consumer: Option<Option<Duration>>,
     /// End a consumer in order (SIGTERM) and start it again after 0.2 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
     pub restart_consumer: Option<Option<Duration>>,
     /// Kill a mongod (SIGKILL) and start it again after 0.2 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
     pub kill_mongod: Option<Option<Duration>>,
     /// Stop a mongod (SIGSTOP) for 1 to 5 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
     pub stop_mongod: Option<Option<Duration>>,
     /// End a producer in order (SIGTERM) and start it again when it has drained, after 0.1 to 1 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
     pub restart_producer: Option<Option<Duration>>,
     /// Kill a producer (SIGKILL) and start it again after 0.1 to 1 s: what it had not delivered is lost.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
     pub kill_producer: Option<Option<Duration>>,
 }
 
@@ -60,11 +61,9 @@ impl FaultArgs {
             };
             if kind.needs_mongod() && !has_mongod {
                 bail!(
-                    "there is no mongod of ours to strike: --store mongodb starts one for each consumer"
+                    "--{}: there is no mongod of ours to strike; --store mongodb starts one for each consumer",
+                    kind.name()
                 );
-            }
-            if every.is_zero() {
-                bail!("faults without any time between them");
             }
             kinds.push((kind, every));
         }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{Driven, Event, Kind, Settled, SoakArgs, Verification};
 use crate::{
+    e2e::counted,
     observe::{Observation, Role},
     report::{Percentiles, grouped, per_second, rate},
 };
@@ -126,10 +127,7 @@ impl Outcome {
     }
 
     fn judge(&mut self, killed: usize) {
-        if self.settled.left > 0 && !self.interrupted {
-            self.faults
-                .push(format!("{} cookies were never stored", self.settled.left));
-        }
+        self.faults.extend(self.verification.not_done());
         let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.strikes_the_edge());
         let without_answer = self.refused + self.unanswered;
         if without_answer > 0 && !edge_is_struck {
@@ -147,7 +145,8 @@ impl Outcome {
             let is_told = verdict.wrong + verdict.extra == 0 && gone <= *lost;
             if !verdict.is_faultless() && is_told {
                 self.findings.push(format!(
-                    "{}: {} cookies are missing or stale, and its consumer told of {} that it lost",
+                    "{}: {} pairs are missing or stale and excused by number only, since its consumer told of {} cookies that a \
+                     queue's bound dropped or a log no longer had",
                     verdict.node,
                     grouped(gone),
                     grouped(*lost)
@@ -157,9 +156,12 @@ impl Outcome {
             }
             if verdict.explained > 0 {
                 self.findings.push(format!(
-                    "{}: {} pairs are missing or stale that producers, killed {killed} times, may have taken with them",
+                    "{}: {} pairs are missing or stale and excused, since the requests they lack were answered between the last \
+                     cursor that the node was seen to have stored and the death of their producer (killed {killed}), give or take \
+                     a second; which of them were really lost is not known",
                     verdict.node,
-                    grouped(verdict.explained)
+                    grouped(verdict.explained),
+                    killed = counted(killed, "time")
                 ));
             }
         }
@@ -189,9 +191,9 @@ impl Outcome {
     pub fn summary(&self) -> String {
         let mut lines = vec![
             format!(
-                "{} producers, {} consumers, store {}; {} for {:.0} s{}; seed {}",
-                self.producers,
-                self.consumers,
+                "{}, {}, store {}; {} for {:.0} s{}; seed {}",
+                counted(self.producers, "producer"),
+                counted(self.consumers, "consumer"),
                 self.store,
                 rate(self.rate as f64),
                 self.seconds,

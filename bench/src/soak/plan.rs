@@ -89,6 +89,19 @@ impl Kind {
         }
     }
 
+    /// As in its flag.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::KillConsumer => "kill-consumer",
+            Self::StopConsumer => "stop-consumer",
+            Self::RestartConsumer => "restart-consumer",
+            Self::KillMongod => "kill-mongod",
+            Self::StopMongod => "stop-mongod",
+            Self::RestartProducer => "restart-producer",
+            Self::KillProducer => "kill-producer",
+        }
+    }
+
     pub(super) fn needs_mongod(self) -> bool {
         matches!(self, Self::KillMongod | Self::StopMongod)
     }

@@ -5,6 +5,7 @@ use tokio::time::Instant;
 
 use super::Outcome;
 use crate::{
+    e2e::counted,
     observe::{Observation, plots},
     report::{Better, Column, Figure, Plot, Report, Series, Table, rate},
 };
@@ -18,9 +19,9 @@ pub(super) fn report(
     began: Instant,
 ) -> Result<Report> {
     let title = format!(
-        "{} producers → {} consumers → {}, {} for {:.0} s",
-        outcome.producers,
-        outcome.consumers,
+        "{} → {} → {}, {} for {:.0} s",
+        counted(outcome.producers, "producer"),
+        counted(outcome.consumers, "consumer"),
         outcome.store,
         rate(outcome.rate as f64),
         outcome.seconds

@@ -1,25 +1,31 @@
 //! Reads whole stores: MongoDB as a bidder reads it, with an ordinary driver; the embedded store from its folder.
 
-use std::{path::Path, time::Duration};
+use std::{ops::ControlFlow, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
-use consumer::{store::embedded::EmbeddedStore, ttl::Ttls};
+use consumer::{
+    store::{embedded::EmbeddedStore, mongodb::Layout},
+    ttl::Ttls,
+};
 use mongodb::{
     Client,
     bson::{RawDocumentBuf, doc},
 };
-use tokio_util::sync::CancellationToken;
+use tokio::sync::mpsc;
 
 use super::{Check, Verdict};
 
 /// Documents of one answer: about a megabyte.
 const DOCUMENTS_AT_ONCE: u32 = 10_000;
 
+/// Answers' worth of cookies that are read ahead of the check.
+const PARTS_AHEAD: usize = 2;
+
 /// Longer than any run: expiry has no part in this.
 const TTL: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Checks all databases of `uri` that are named `prefix` and a DSP's number; `progress` gets the documents read so far.
-/// `None` when stopped.
+/// Checks all databases of `uri` that are named `prefix` and a DSP's number, in either layout; `progress` gets the
+/// documents read so far.
 ///
 /// # Errors
 /// When it cannot be read, or a document has not the form that is promised.
@@ -27,9 +33,8 @@ pub async fn mongodb(
     uri: &str,
     prefix: &str,
     mut check: Check<'_>,
-    stop: &CancellationToken,
     mut progress: impl FnMut(u64),
-) -> Result<Option<Verdict>> {
+) -> Result<Verdict> {
     let client = Client::with_uri_str(uri).await?;
     let mut documents = 0;
     for name in client.list_database_names().await? {
@@ -39,40 +44,88 @@ pub async fn mongodb(
         else {
             continue;
         };
-        let cookies = client
-            .database(&name)
-            .collection::<RawDocumentBuf>("cookies");
-        let mut found = cookies.find(doc! {}).batch_size(DOCUMENTS_AT_ONCE).await?;
-        while found.advance().await? {
-            let document = found.current();
-            let form = || format!("{name} has a document of another form: {document:?}");
-            let user_id = document.get_str("_id").with_context(form)?;
-            let buyer_uid = document.get_str("b").with_context(form)?;
-            document.get_datetime("t").with_context(form)?;
-            check.take(user_id.as_bytes(), dsp_id, buyer_uid.as_bytes());
-            documents += 1;
-            if documents % u64::from(DOCUMENTS_AT_ONCE) == 0 {
-                progress(documents);
-                if stop.is_cancelled() {
-                    return Ok(None);
+        let database = client.database(&name);
+        for collection in database.list_collection_names().await? {
+            if !holds_cookies(&collection) {
+                continue;
+            }
+            let cookies = database.collection::<RawDocumentBuf>(&collection);
+            let mut found = cookies.find(doc! {}).batch_size(DOCUMENTS_AT_ONCE).await?;
+            while found.advance().await? {
+                let document = found.current();
+                let form = || format!("{name} has a document of another form: {document:?}");
+                let user_id = document.get_str("_id").with_context(form)?;
+                let buyer_uid = document.get_str("b").with_context(form)?;
+                document.get_datetime("t").with_context(form)?;
+                check.take(user_id.as_bytes(), dsp_id, buyer_uid.as_bytes());
+                documents += 1;
+                if documents % u64::from(DOCUMENTS_AT_ONCE) == 0 {
+                    progress(documents);
                 }
             }
         }
     }
-    Ok(Some(check.finish()))
+    Ok(check.finish())
 }
 
-/// Checks the embedded store in `folder`, which nobody uses.
+/// In either layout.
+fn holds_cookies(collection: &str) -> bool {
+    let is = |layout: Layout| (0..=u8::MAX).any(|part| layout.collection(part) == collection);
+    is(Layout::One) || is(Layout::Split256)
+}
+
+/// A cookie's user id, DSP and buyer uid.
+type Owned = (Vec<u8>, u32, Vec<u8>);
+
+/// Checks the embedded store in `folder`, which nobody uses; `progress` gets the cookies read so far.
 ///
 /// # Errors
 /// When it cannot be opened or read.
-pub async fn embedded(folder: &Path, mut check: Check<'_>) -> Result<Verdict> {
+pub async fn embedded(
+    folder: &Path,
+    mut check: Check<'_>,
+    mut progress: impl FnMut(u64),
+) -> Result<Verdict> {
     let ttls = Ttls::new(TTL, std::collections::BTreeMap::new());
     let store = EmbeddedStore::open(folder.to_owned(), ttls).await?;
-    tokio::task::block_in_place(|| {
+    // Reading blocks, and ends when nobody listens any more.
+    let (part_tx, mut parts) = mpsc::channel::<Vec<Owned>>(PARTS_AHEAD);
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut part = Vec::new();
         store.for_each(|cookie| {
-            check.take(cookie.user_id, cookie.dsp_id, cookie.buyer_uid);
-        })
-    })?;
+            let (user, buyer) = (cookie.user_id.to_vec(), cookie.buyer_uid.to_vec());
+            part.push((user, cookie.dsp_id, buyer));
+            if part.len() < DOCUMENTS_AT_ONCE as usize {
+                return ControlFlow::Continue(());
+            }
+            match part_tx.blocking_send(std::mem::take(&mut part)) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        })?;
+        // Fails only when nobody listens any more.
+        drop(part_tx.blocking_send(part));
+        anyhow::Ok(())
+    });
+    let mut cookies = 0;
+    while let Some(part) = parts.recv().await {
+        cookies += part.len() as u64;
+        for (user_id, dsp_id, buyer_uid) in part {
+            check.take(&user_id, dsp_id, &buyer_uid);
+        }
+        progress(cookies);
+    }
+    reading.await??;
     Ok(check.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn collections_of_both_layouts_hold_cookies() {
+        assert!(["cookies", "00", "7f", "ff"].into_iter().all(holds_cookies));
+        assert!(!["cursors", "100", "FF", "c"].into_iter().any(holds_cookies));
+    }
 }

@@ -123,7 +123,7 @@ async fn climbs_and_verifies(store: &str) -> Result<()> {
         "--rates",
         "200,400",
         "--step",
-        "2s",
+        "3s",
         "--consumers",
         "2",
         "--producers",
@@ -248,6 +248,57 @@ async fn tamper(client: &Client) -> Result<()> {
     Ok(())
 }
 
+/// The ids of the processes of this run with these words in their arguments.
+fn ids_with(folder: &Path, words: &str) -> Result<Vec<Pid>> {
+    let has = |process: &PathBuf| {
+        let line = fs::read(process.join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        line.contains(words)
+    };
+    let id = |process: PathBuf| Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?);
+    let processes = processes_with(folder)?.into_iter();
+    Ok(processes.filter(has).filter_map(id).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn process_that_ends_is_told_with_all_that_was_measured() -> Result<()> {
+    let args = [
+        "e2e",
+        "--rates",
+        "200,300",
+        "--step",
+        "60s",
+        "--consumers",
+        "2",
+        "--store",
+        "embedded",
+    ];
+    let run = Run::start(&args).await?;
+    wait_until(RUN_PATIENCE, "the first step has begun", async || {
+        Ok(run.words().contains("step 1 of 2"))
+    })
+    .await?;
+    let temporary = run.folder.path().join("tmp");
+    let victims = ids_with(&temporary, "--name node-1")?;
+    ensure!(victims.len() == 1, "{victims:?}");
+    kill_process(victims[0], Signal::KILL)?;
+    let ended = run.end().await?;
+    ended.expect(1)?;
+    let outcome = &ended.outcome;
+    let faults = outcome["faults"].as_array().context("faults")?;
+    let of_node = faults.iter().filter(|fault| {
+        fault
+            .as_str()
+            .is_some_and(|it| it.starts_with("node-1 ended"))
+    });
+    ensure!(of_node.count() == 1, "{outcome:#}");
+    let steps = outcome["steps"].as_array().context("steps")?;
+    ensure!(steps.len() == 1, "{outcome:#}");
+    ensure!(steps[0]["is_sustained"] == false && steps[0]["cut"] == "ended");
+    ensure!(outcome["interrupted"] == false && outcome["sizing"].is_null());
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn interrupt_ends_everything_verifies_and_reports() -> Result<()> {
     let args = [
@@ -272,7 +323,9 @@ async fn interrupt_ends_everything_verifies_and_reports() -> Result<()> {
     let ended = run.end().await?;
     ended.expect(0)?;
     ensure!(ended.outcome["interrupted"] == true);
-    ensure!(ended.outcome["steps"].as_array().map(Vec::len) == Some(1));
+    let steps = ended.outcome["steps"].as_array().context("steps")?;
+    ensure!(steps.len() == 1 && steps[0]["cut"] == "interrupted");
+    ensure!(steps[0]["is_sustained"] == false && ended.outcome["sizing"].is_null());
     ensure!(ended.verified("stored") > 0 && ended.verified("stored") == ended.verified("right"));
     Ok(())
 }

@@ -23,6 +23,7 @@ mod expiry;
 mod recent;
 
 use std::{
+    ops::ControlFlow,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -112,16 +113,22 @@ impl EmbeddedStore {
         Self::open_with(folder, ttls, Tuning::default()).await
     }
 
-    /// Shows every cookie that is stored, ordered by user, whether it has expired or not. Blocks meanwhile.
+    /// Shows every cookie that is stored, ordered by user, whether it has expired or not, until `show` has seen enough.
+    /// Blocks meanwhile.
     ///
     /// # Errors
     /// When the store cannot be read, or what lies there is no cookie.
-    pub fn for_each(&self, mut show: impl FnMut(&BatchCookie<'_>)) -> anyhow::Result<()> {
+    pub fn for_each(
+        &self,
+        mut show: impl FnMut(&BatchCookie<'_>) -> ControlFlow<()>,
+    ) -> anyhow::Result<()> {
         for pair in self.inner.cookies.iter() {
             let (key, value) = pair.into_inner()?;
             let cookie = stored_cookie(&key, &value)
                 .ok_or_else(|| anyhow::anyhow!("the store holds what is no cookie: {key:?}"))?;
-            show(&cookie);
+            if show(&cookie).is_break() {
+                break;
+            }
         }
         Ok(())
     }

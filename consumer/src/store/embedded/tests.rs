@@ -1,6 +1,6 @@
 //! The store in a folder of its own.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 use tempfile::TempDir;
 
@@ -235,8 +235,16 @@ async fn for_each_shows_every_pair_with_its_newest_value() {
         let [user, buyer] =
             [cookie.user_id, cookie.buyer_uid].map(|text| String::from_utf8(text.into()).unwrap());
         shown.push((user, cookie.dsp_id, buyer, cookie.accepted_unix_micros));
+        ControlFlow::Continue(())
     };
     store.for_each(show).unwrap();
+    let mut seen = 0;
+    let enough = |_: &BatchCookie<'_>| {
+        seen += 1;
+        ControlFlow::Break(())
+    };
+    store.for_each(enough).unwrap();
+    assert_eq!(seen, 1);
     let expected = [
         ("u", 1, "newer", NOW + 1),
         ("u", 300, "c", NOW),
