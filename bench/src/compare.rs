@@ -6,7 +6,7 @@ mod judge;
 mod report;
 mod warnings;
 
-use std::path::PathBuf;
+use std::{collections::HashSet, path::PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -56,7 +56,7 @@ pub struct Outcome {
     pub noise_percent: f64,
     /// What makes the two hard to compare; empty when nothing does.
     pub warnings: Vec<String>,
-    /// Faults of B that A has not.
+    /// Faults of B that A has not, whatever their numbers.
     pub new_faults: Vec<String>,
     /// Every figure of either.
     pub changes: Vec<Change>,
@@ -90,7 +90,8 @@ fn compare(a: &Report, b: &Report, noise_percent: f64) -> Outcome {
             report.title, environment.started_at, environment.revision
         )
     };
-    let is_new = |fault: &&String| !a.faults.contains(fault);
+    let known: HashSet<String> = a.faults.iter().map(|fault| kind(fault)).collect();
+    let is_new = |fault: &&String| !known.contains(&kind(fault));
     Outcome {
         scenario: a.scenario.clone(),
         a: label(a),
@@ -100,6 +101,14 @@ fn compare(a: &Report, b: &Report, noise_percent: f64) -> Outcome {
         new_faults: b.faults.iter().filter(is_new).cloned().collect(),
         changes: judge::changes(&a.figures, &b.figures, noise_percent / 100.0),
     }
+}
+
+/// What a fault says without its numbers: by how much it was wrong, on which port and when differ from run to run.
+fn kind(fault: &str) -> String {
+    fault
+        .chars()
+        .filter(|letter| letter.is_alphabetic())
+        .collect()
 }
 
 impl Outcome {
@@ -160,5 +169,23 @@ impl Outcome {
         );
         lines.push(self.tally());
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_the_same_whatever_their_numbers() {
+        let report = |faults: &[&str]| {
+            let mut report = Report::new("load", "made up");
+            report.faults = faults.iter().map(|fault| (*fault).to_owned()).collect();
+            report
+        };
+        let a = report(&["Errors: 1 234, 0.5 %; first: no answer."]);
+        let b = report(&["Errors: 3, 12 %; first: no answer.", "12 were not sent."]);
+        assert_eq!(compare(&a, &b, 20.0).new_faults, ["12 were not sent."]);
+        assert_eq!(compare(&b, &a, 20.0).new_faults, Vec::<String>::new());
     }
 }

@@ -75,6 +75,18 @@ impl Report {
             outcome: serde_json::Value::Null,
         }
     }
+
+    /// The same with the scenario's own outcome; a fault when that cannot be written as JSON.
+    #[must_use]
+    pub fn with_outcome(mut self, outcome: &impl Serialize) -> Self {
+        match serde_json::to_value(outcome) {
+            Ok(outcome) => self.outcome = outcome,
+            Err(error) => self
+                .faults
+                .push(format!("The outcome is not in this report: {error}.")),
+        }
+        self
+    }
 }
 
 /// One measured figure that means the same in every report of its scenario with the same arguments.
@@ -83,7 +95,8 @@ pub struct Figure {
     /// Unique within the report, and the same from run to run: `120000/s: producer CPU per cookie`.
     pub name: String,
     /// As it is written behind the number: `µs`, `/s`, `MiB`; empty for a plain count. A figure in `µs` with `CPU` in
-    /// its name is CPU time, which varies less than other times do.
+    /// its name is CPU time, which varies less than other times do; one with `p99`, `p99.9` or `max` is of a tail, whose
+    /// samples say nothing about it.
     pub unit: String,
     /// The figure; NaN when there was nothing to measure, `null` in JSON.
     #[serde(deserialize_with = "gap::number")]

@@ -4,9 +4,12 @@
 //!
 //! - it is larger than the noise, in relation to A: 20 % unless said otherwise. That is what wall-clock rates and
 //!   latencies of equal runs differ by on a machine shared with others; for CPU time half of it;
-//! - the samples of A and B lie apart, where there are enough to tell. With eight or more on each side, by the test of
-//!   Mann and Whitney at 1 %, which asks nothing of their distribution; with three or more, when their ranges do not meet.
-//!   With fewer, the first condition decides alone.
+//! - the samples of A and B lie apart in the same direction, where there are enough to tell. With eight or more on each
+//!   side, by the test of Mann and Whitney at 1 %, which asks nothing of their distribution; with three or more, when their
+//!   ranges do not meet. With fewer, the first condition decides alone.
+//!
+//! Of a tail (p99 and beyond, a maximum) the first condition decides alone too: one second in which everything stood
+//! still makes such a figure what it is, and changes the rank of one sample.
 //!
 //! Samples of one run are no independent runs: seconds that follow each other resemble each other. So that
 //! test alone would find a change in nearly every pair of runs, which is why the first condition must hold as well.
@@ -118,10 +121,12 @@ fn judge(a: &Figure, b: &Figure, noise: f64) -> Verdict {
     };
     // From zero, every difference is larger than any share of it: one lost cookie is a change.
     let is_large = (b.value - a.value).abs() > noise * a.value.abs();
-    if !is_large || !lie_apart(&a.samples, &b.samples) {
+    let rises = b.value > a.value;
+    let (lower, higher) = if rises { (a, b) } else { (b, a) };
+    if !is_large || !(is_tail(a) || lie_apart(&lower.samples, &higher.samples)) {
         return Verdict::Noise;
     }
-    match (a.better, b.value > a.value) {
+    match (a.better, rises) {
         (Better::Neither, _) => Verdict::Differs,
         (Better::Higher, true) | (Better::Lower, false) => Verdict::Better,
         (Better::Higher, false) | (Better::Lower, true) => Verdict::Worse,
@@ -132,22 +137,27 @@ fn is_cpu_time(figure: &Figure) -> bool {
     figure.unit == "µs" && figure.name.contains("CPU")
 }
 
-/// Whether two sets of samples are of different sizes beyond chance; also true when they are too few to tell.
-fn lie_apart(a: &[f64], b: &[f64]) -> bool {
-    let [a, b] = [a, b].map(|samples| {
+fn is_tail(figure: &Figure) -> bool {
+    let mut words = figure.name.split_whitespace();
+    words.any(|word| word.starts_with("p99") || word == "max")
+}
+
+/// Whether the samples of one are larger than those of the other beyond chance; also true when they are too few to tell.
+fn lie_apart(lower: &[f64], higher: &[f64]) -> bool {
+    let [lower, higher] = [lower, higher].map(|samples| {
         let finite = samples.iter().copied().filter(|sample| sample.is_finite());
         let mut sorted: Vec<f64> = finite.collect();
         sorted.sort_unstable_by(f64::total_cmp);
         sorted
     });
-    match a.len().min(b.len()) {
+    match lower.len().min(higher.len()) {
         ..SAMPLES_FOR_RANGE => true,
-        SAMPLES_FOR_RANGE..SAMPLES_FOR_TEST => a[a.len() - 1] < b[0] || b[b.len() - 1] < a[0],
-        _ => mann_whitney_z(&a, &b) > Z_AT_ONE_PERCENT,
+        SAMPLES_FOR_RANGE..SAMPLES_FOR_TEST => lower[lower.len() - 1] < higher[0],
+        _ => mann_whitney_z(&lower, &higher) > Z_AT_ONE_PERCENT,
     }
 }
 
-/// How many standard deviations the rank sum of the two, each sorted, is from what chance would give.
+/// How many standard deviations the rank sum of `a` is below what chance would give; negative when it is above.
 fn mann_whitney_z(a: &[f64], b: &[f64]) -> f64 {
     let mut all: Vec<(f64, bool)> = a.iter().map(|value| (*value, true)).collect();
     all.extend(b.iter().map(|value| (*value, false)));
@@ -164,7 +174,7 @@ fn mann_whitney_z(a: &[f64], b: &[f64]) -> f64 {
     let expected = n_a * (n + 1.0) / 2.0;
     let variance = n_a * n_b / 12.0 * (n + 1.0 - ties / (n * (n - 1.0)));
     if variance > 0.0 {
-        (ranks_of_a - expected).abs() / variance.sqrt()
+        (expected - ranks_of_a) / variance.sqrt()
     } else {
         0.0
     }
@@ -306,7 +316,36 @@ mod tests {
         // U of 1..=8 against 9..=16 is 0: (32 − 0) / √(8 · 8 · 17 / 12).
         let [a, b] = [1, 9].map(|first| (first..first + 8).map(f64::from).collect::<Vec<_>>());
         assert!((mann_whitney_z(&a, &b) - 3.3607).abs() < 1e-4);
+        assert!((mann_whitney_z(&b, &a) + 3.3607).abs() < 1e-4);
         assert_eq!(mann_whitney_z(&a, &a), 0.0);
+    }
+
+    #[test]
+    fn samples_must_move_as_the_value_does() {
+        for count in [5, 20] {
+            let [low, high] =
+                [100, 200].map(|first| (first..first + count).map(f64::from).collect::<Vec<_>>());
+            let higher = Better::Higher;
+            check((100.0, &low), (200.0, &high), higher, Verdict::Better);
+            check((200.0, &high), (100.0, &low), higher, Verdict::Worse);
+            check((100.0, &high), (200.0, &low), higher, Verdict::Noise);
+            check((200.0, &low), (100.0, &high), higher, Verdict::Noise);
+        }
+    }
+
+    #[test]
+    fn one_stalled_second_is_seen_in_the_tail() {
+        let calm: Vec<f64> = (0..30).map(|n| 2.0 + f64::from(n % 5) / 10.0).collect();
+        let mut stalled = calm.clone();
+        stalled[17] = 900.0;
+        let verdict = |name: &str| {
+            let of = |value, samples| [figure(name, "ms", value, Better::Lower, samples)];
+            changes(&of(2.4, &calm), &of(900.0, &stalled), 0.2)[0].verdict
+        };
+        for tail in ["latency p99", "latency p99.9", "10000/s: max latency"] {
+            assert_eq!(verdict(tail), Verdict::Worse, "{tail}");
+        }
+        assert_eq!(verdict("latency mean"), Verdict::Noise);
     }
 
     #[test]

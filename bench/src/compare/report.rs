@@ -31,21 +31,20 @@ pub(super) fn report(outcome: &Outcome, a: &Report, b: &Report) -> Report {
     );
     report.tables = vec![table(outcome)];
     report.plots = overlaid(&a.plots, &b.plots);
-    report.outcome = serde_json::to_value(outcome).unwrap_or_default();
-    report
+    report.with_outcome(outcome)
 }
 
 fn findings(outcome: &Outcome) -> Vec<String> {
     let mut findings = vec![
-        format!("A is {}.", outcome.a),
-        format!("B is {}.", outcome.b),
-        format!("{}.", outcome.tally()),
+        format!("A is {}", outcome.a),
+        format!("B is {}", outcome.b),
+        outcome.tally(),
     ];
     findings.extend(
         outcome
             .warnings
             .iter()
-            .map(|warning| format!("Compare with care: {warning}.")),
+            .map(|warning| format!("Compare with care: {warning}")),
     );
     findings
 }

@@ -13,6 +13,9 @@ use super::{
 
 const STYLE: &str = include_str!("page/style.css");
 
+/// A longer text in a table may take several lines of about this length: what fits beside a name on a telephone.
+const LINE_LETTERS: usize = 30;
+
 /// Needed in a file of its own, not inside a page.
 const SVG_NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
 
@@ -50,7 +53,7 @@ pub(super) fn html(report: &Report) -> Result<String> {
                 (verdict(report))
                 @if !report.findings.is_empty() {
                     h2 { "Findings" }
-                    ul { @for finding in &report.findings { li { (finding) } } }
+                    ul { @for finding in &report.findings { li { (sentence(finding)) } } }
                 }
                 @for table in &report.tables { (table_of(table)) }
                 @for plot in plots { (plot) }
@@ -59,6 +62,18 @@ pub(super) fn html(report: &Report) -> Result<String> {
         }
     };
     Ok(page.into_string())
+}
+
+/// With a capital at the start and a full stop at the end.
+fn sentence(text: &str) -> String {
+    let mut sentence = text.trim_end().to_owned();
+    if let Some(first) = sentence.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    if !sentence.ends_with(['.', '!', '?', '…']) {
+        sentence.push('.');
+    }
+    sentence
 }
 
 fn verdict(report: &Report) -> Markup {
@@ -76,19 +91,16 @@ fn verdict(report: &Report) -> Markup {
                         count => { (count) " things are wrong:" },
                     }
                 }
-                ul { @for fault in &report.faults { li { (fault) } } }
+                ul { @for fault in &report.faults { li { (sentence(fault)) } } }
             }
         }
     }
 }
 
 fn table_of(table: &Table) -> Markup {
-    let class = |index: usize| {
-        let is_number = table
-            .columns
-            .get(index)
-            .is_some_and(|column| column.is_number);
-        is_number.then_some("number")
+    let class = |index: usize, text: &str| match table.columns.get(index) {
+        Some(column) if column.is_number => Some("number"),
+        _ => long(text),
     };
     html! {
         h2 { (table.title) }
@@ -97,19 +109,24 @@ fn table_of(table: &Table) -> Markup {
             table {
                 thead { tr {
                     @for (index, column) in table.columns.iter().enumerate() {
-                        th class=[class(index)] scope="col" { (column.name) }
+                        th class=[class(index, "")] scope="col" { (column.name) }
                     }
                 } }
                 tbody {
                     @for row in &table.rows {
                         tr { @for (index, cell) in row.iter().enumerate() {
-                            td class=[class(index)] { (cell) }
+                            td class=[class(index, cell)] { (cell) }
                         } }
                     }
                 }
             }
         }
     }
+}
+
+/// The class of a text that may take several lines.
+fn long(text: &str) -> Option<&'static str> {
+    (text.chars().count() > LINE_LETTERS).then_some("long")
 }
 
 /// A plot in both sizes, of which the style sheet shows the one that fits.
@@ -154,7 +171,7 @@ fn environment(environment: &Environment) -> Markup {
         h2 { "Where it was measured" }
         div.scroll {
             table { tbody { @for (name, value) in facts {
-                tr { th scope="row" { (name) } td { (value) } }
+                tr { th scope="row" { (name) } td class=[long(&value)] { (value) } }
             } } }
         }
         h2 { "How to repeat it" }

@@ -223,11 +223,57 @@ fn plots_of_one_name_are_refused() {
     assert_eq!(name.ok().as_deref(), Some("a-b.svg"));
 }
 
-/// A page to look at: `BENCH_SAMPLE_PAGE=FILE cargo test -p bench --lib sample`.
+#[test]
+fn findings_and_faults_are_sentences() -> TestResult {
+    let mut report = Report::new("load", "Sentences");
+    let written = [
+        "one is right",
+        "Two is.",
+        "is it?",
+        "µs stay small",
+        "",
+        "3 of 4 (a)",
+    ];
+    report.findings = written.map(str::to_owned).into();
+    report.faults = vec!["one broke".to_owned()];
+    let page = page::html(&report)?;
+    for sentence in [
+        "One is right.",
+        "Two is.",
+        "Is it?",
+        "µs stay small.",
+        "3 of 4 (a).",
+        "One broke.",
+    ] {
+        assert!(page.contains(&format!("<li>{sentence}</li>")), "{sentence}");
+    }
+    Ok(())
+}
+
+#[test]
+fn outcome_that_is_no_json_is_a_fault() {
+    let report = || Report::new("load", "Outcome");
+    let good = report().with_outcome(&[1, 2]);
+    assert_eq!(
+        (good.outcome, good.faults.len()),
+        (serde_json::json!([1, 2]), 0)
+    );
+    let keys = std::collections::BTreeMap::from([((1, 2), 3)]);
+    let bad = report().with_outcome(&keys);
+    assert_eq!(
+        (bad.outcome, bad.faults.len()),
+        (serde_json::Value::Null, 1)
+    );
+}
+
+/// A page to look at, of a given report if there is one:
+/// `BENCH_SAMPLE_PAGE=FILE BENCH_SAMPLE_REPORT=DIR cargo test -p bench --lib sample`.
 #[test]
 fn sample_page_is_written_when_asked_for() -> TestResult {
     if let Some(file) = std::env::var_os("BENCH_SAMPLE_PAGE") {
-        fs::write(file, page::html(&full())?)?;
+        let given = std::env::var_os("BENCH_SAMPLE_REPORT");
+        let report = given.map_or_else(|| Ok(full()), |path| Report::read(path.as_ref()))?;
+        fs::write(file, page::html(&report)?)?;
     }
     Ok(())
 }

@@ -25,8 +25,7 @@ impl Outcome {
         report.figures = self.ways.iter().flat_map(WayOutcome::figures).collect();
         report.tables = vec![self.ways_table(), self.counts_table()];
         report.plots = self.plots();
-        report.outcome = serde_json::to_value(self).unwrap_or_default();
-        report
+        report.with_outcome(self)
     }
 
     fn findings(&self) -> Vec<String> {
@@ -54,7 +53,7 @@ impl Outcome {
                 "In the end {percent:.0} % of MongoDB's cache were in use."
             ));
         }
-        if self.ways.iter().any(|way| way.wrong == Some(0)) {
+        if self.is_verified() {
             let verified = grouped(self.verified_pairs as u64);
             findings.push(format!(
                 "{verified} pairs were read back and had their newest value."
@@ -64,6 +63,12 @@ impl Outcome {
             findings.push("The run was ended before its time.".to_owned());
         }
         findings
+    }
+
+    /// Every way whose pairs were read back has their newest values.
+    fn is_verified(&self) -> bool {
+        let mut wrong = self.ways.iter().filter_map(|way| way.wrong).peekable();
+        wrong.peek().is_some() && wrong.all(|wrong| wrong == 0)
     }
 
     fn ways_table(&self) -> Table {
@@ -260,5 +265,67 @@ impl WayOutcome {
             rate(first.per_second),
             rate(last.per_second),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuTime;
+
+    fn way(wrong: Option<u64>) -> WayOutcome {
+        WayOutcome {
+            name: "one",
+            warm_up_seconds: 0.0,
+            cookies: 1,
+            seconds: 1.0,
+            per_second: 1.0,
+            client_cpu_seconds: CpuTime::default().seconds(),
+            client_cpu_micros_per_cookie: 1.0,
+            mongod_cpu_seconds: None,
+            mongod_cpu_micros_per_cookie: None,
+            batches: None,
+            cookies_per_batch: None,
+            batch_micros: None,
+            counts: None,
+            documents: None,
+            wrong,
+            slices: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn pairs_are_right_when_they_are_in_every_way() {
+        for (wrong, expected) in [
+            (&[None, Some(0), Some(0)][..], true),
+            (&[Some(0), Some(1)], false),
+            (&[Some(1)], false),
+            (&[None], false),
+            (&[], false),
+        ] {
+            let outcome = Outcome {
+                store: "none".to_owned(),
+                mongod_version: None,
+                seed: 0,
+                dsps: 1,
+                repeat: 0.0,
+                repeat_changed: 0.0,
+                batch_cookies: 1,
+                writers: 1,
+                refresh_interval_seconds: 0.0,
+                warm_up_cookies: 0,
+                cookies: 1,
+                pairs: 1,
+                changes: 0,
+                seconds: 1.0,
+                interrupted: false,
+                ways: wrong.iter().map(|wrong| way(*wrong)).collect(),
+                ratios: Vec::new(),
+                verified_pairs: 1,
+                cache: None,
+                faults: Vec::new(),
+            };
+            assert_eq!(outcome.is_verified(), expected, "{wrong:?}");
+        }
     }
 }

@@ -6,11 +6,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use consumer::store::mongodb::Layout;
 use mongodb::{
     Client, Collection,
     bson::{Bson, Document, doc},
+    error::ErrorKind,
     options::ClientOptions,
 };
 use serde::Serialize;
@@ -46,9 +47,11 @@ pub struct Cache {
 impl Server {
     pub(super) async fn connect(uri: &str, prefix: &str) -> Result<Self> {
         let mut options = ClientOptions::parse(uri).await?;
-        options
+        let patience = *options
             .server_selection_timeout
             .get_or_insert(SELECTION_TIMEOUT);
+        let addresses: Vec<_> = options.hosts.iter().map(ToString::to_string).collect();
+        let addresses = addresses.join(", ");
         let client = Client::with_options(options)?;
         let mut server = Self {
             client,
@@ -56,7 +59,14 @@ impl Server {
             process_id: None,
             version: String::new(),
         };
-        let status = server.status().await.context("cannot use the MongoDB")?;
+        let status = server.status().await;
+        let status = status.map_err(|error| match *error.kind {
+            // What the driver says of this is pages about each server it looked for.
+            ErrorKind::ServerSelection { .. } => anyhow!(
+                "no MongoDB at {addresses} could be used within {patience:?}: start one there, or name another with --store"
+            ),
+            kind => anyhow!("cannot use the MongoDB at {addresses}: {kind}"),
+        })?;
         status
             .get_str("version")
             .unwrap_or("unknown")
@@ -96,9 +106,9 @@ impl Server {
         })
     }
 
-    async fn status(&self) -> Result<Document> {
+    async fn status(&self) -> mongodb::error::Result<Document> {
         let command = doc! {"serverStatus": 1, "repl": 0, "metrics": 0, "locks": 0};
-        Ok(self.client.database("admin").run_command(command).await?)
+        self.client.database("admin").run_command(command).await
     }
 
     /// Drops the databases that a run makes: those of `ways`, and no other.
