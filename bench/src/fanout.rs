@@ -13,6 +13,7 @@ mod sampler;
 mod step;
 
 use std::{
+    collections::HashSet,
     num::{NonZeroU64, NonZeroUsize},
     time::Duration,
 };
@@ -27,6 +28,7 @@ pub use self::{
     sampler::Sample,
 };
 use crate::{
+    load::parse_rate,
     programs::{Profile, Programs},
     report::ReportArgs,
     subscribe::Call,
@@ -35,11 +37,14 @@ use crate::{
 /// Streams that one reading process can be expected to open: each has a connection.
 const SUBSCRIBERS_MAX: usize = 10_000;
 
+/// Longer than any step needs, and far from what the clock cannot count.
+const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Starts producers, each with another number of subscribers, and measures what a subscriber costs.
 ///
 /// Everything runs on this machine, on ports of its own; streams and load in processes of their own. Ctrl-C ends
 /// the step that runs, and the finished ones are reported. The exit code is 1 when a request was not accepted, a
-/// promise of the wire was broken, or a cookie was neither delivered nor declared lost.
+/// promise of the wire was broken, a cookie was neither delivered nor declared lost, or a step could not be finished.
 #[derive(Debug, Clone, Args)]
 pub struct FanoutArgs {
     /// Numbers of subscribers, a step each.
@@ -51,7 +56,7 @@ pub struct FanoutArgs {
     )]
     pub subscribers: Vec<NonZeroUsize>,
     /// Requests a second; without it, as many as are answered.
-    #[arg(short = 'l', long)]
+    #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
     /// The call of the subscribers.
     #[arg(long, value_enum, default_value_t = Calls::Both)]
@@ -100,22 +105,16 @@ impl Calls {
     }
 }
 
-/// Runs all steps, or those before `stop`; `progress` gets a line a step.
+/// Runs all steps, or those before `stop` or one that fails, which is a fault; `progress` gets a line a step.
 ///
 /// # Errors
-/// When the programs cannot be found or built, or one of them does not do its work.
+/// When the arguments are no good, or the programs cannot be found or built.
 pub async fn run(
     args: &FanoutArgs,
     stop: &CancellationToken,
     mut progress: impl FnMut(&str),
 ) -> Result<Outcome> {
-    let most = args.subscribers.iter().map(|count| count.get()).max();
-    ensure!(most.is_some(), "--subscribers names no number");
-    ensure!(
-        most <= Some(SUBSCRIBERS_MAX),
-        "--subscribers: at most {SUBSCRIBERS_MAX} of one process"
-    );
-    ensure!(!args.duration.is_zero(), "--duration must be above zero");
+    args.check()?;
     let profile = Profile::of_this_program();
     let programs = tokio::task::spawn_blocking(move || Programs::find(profile)).await?;
     let mut outcome = Outcome::new(args.rate.map(NonZeroU64::get));
@@ -138,16 +137,40 @@ pub async fn run(
                 break;
             }
         };
-        let step =
-            step.with_context(|| format!("{subscribers} subscribers, {}", outcome::name(call)))?;
-        progress(&format!("{} of {count}: {}", number + 1, step.short_line()));
-        outcome.steps.push(step);
+        match step {
+            Ok(step) => {
+                progress(&format!("{} of {count}: {}", number + 1, step.short_line()));
+                outcome.steps.push(step);
+            }
+            // What the steps before found is not lost with it.
+            Err(error) => {
+                outcome.fail(call, subscribers, &error);
+                break;
+            }
+        }
     }
     outcome.conclude();
     Ok(outcome)
 }
 
 impl FanoutArgs {
+    fn check(&self) -> Result<()> {
+        let mut numbers = HashSet::new();
+        for number in &self.subscribers {
+            ensure!(
+                number.get() <= SUBSCRIBERS_MAX,
+                "--subscribers: at most {SUBSCRIBERS_MAX} of one process"
+            );
+            ensure!(numbers.insert(number), "--subscribers names {number} twice");
+        }
+        ensure!(!numbers.is_empty(), "--subscribers names no number");
+        ensure!(
+            !self.duration.is_zero() && self.duration <= DURATION_MAX,
+            "--duration must be above zero, and a day at most"
+        );
+        Ok(())
+    }
+
     fn steps(&self) -> impl Iterator<Item = (Call, usize)> {
         let calls = self.call.each().iter();
         calls.flat_map(|call| self.subscribers.iter().map(|count| (*call, count.get())))

@@ -6,7 +6,7 @@
 mod report;
 mod stream;
 
-use std::time::Duration;
+use std::{num::NonZeroUsize, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
@@ -36,8 +36,8 @@ pub struct SubscribeArgs {
     #[arg(long, default_value = "http://127.0.0.1:7676")]
     pub producer: String,
     /// Number of streams, each with a name and a connection of its own.
-    #[arg(short, long, default_value_t = 1)]
-    pub streams: usize,
+    #[arg(short, long, default_value = "1")]
+    pub streams: NonZeroUsize,
     /// End after this long.
     #[arg(short, long, value_parser = humantime::parse_duration)]
     pub duration: Option<Duration>,
@@ -120,7 +120,11 @@ pub struct Outcome {
     pub first_violation: Option<String>,
     /// Bytes of all messages.
     pub bytes: u64,
-    /// Streams opened again after they broke.
+    /// How often a stream was ended by an error.
+    pub broken: u64,
+    /// The first of these errors.
+    pub first_broken: Option<String>,
+    /// Streams opened again after they ended.
     pub reconnects: u64,
     /// Streams that met another life of the producer; what its old life still held is unknown.
     pub new_epochs: u64,
@@ -174,15 +178,16 @@ pub async fn run(
         .name
         .clone()
         .unwrap_or_else(|| format!("bench-{}", std::process::id()));
-    let (open_tx, mut open) = mpsc::channel(args.streams.max(1));
+    let streams = args.streams.get();
+    let (open_tx, mut open) = mpsc::channel(streams);
     let mut running = JoinSet::new();
     let began = Instant::now();
-    for number in 1..=args.streams {
+    for number in 1..=streams {
         let stream = Stream::new(args, format!("{prefix}-{number}"), began);
         running.spawn(stream.run(open_tx.clone(), stop.child_token()));
     }
     drop(open_tx);
-    for _ in 0..args.streams {
+    for _ in 0..streams {
         let result = tokio::select! {
             result = open.recv() => result.context("a stream ended before it was open")?,
             () = stop.cancelled() => return Err(anyhow!("stopped before all streams were open")),
@@ -193,7 +198,7 @@ pub async fn run(
 
     let cpu_before = CpuTime::of_this_process();
     let mut timer = std::pin::pin!(sleep(args.duration.unwrap_or(Duration::MAX)));
-    let mut tallies = Vec::with_capacity(args.streams);
+    let mut tallies = Vec::with_capacity(streams);
     loop {
         tokio::select! {
             stream = running.join_next() => match stream {
@@ -228,7 +233,7 @@ fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
     Outcome {
         producer: args.producer.clone(),
         call: args.call,
-        streams: args.streams,
+        streams: args.streams.get(),
         decode: args.decode,
         seconds,
         received,
@@ -239,6 +244,8 @@ fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
             .iter()
             .find_map(|tally| tally.first_violation.clone()),
         bytes: sum(|tally| tally.bytes),
+        broken: sum(|tally| tally.broken),
+        first_broken: tallies.iter().find_map(|tally| tally.first_broken.clone()),
         reconnects: sum(|tally| tally.reconnects),
         new_epochs: sum(|tally| tally.new_epochs),
         goodbyes: sum(|tally| tally.goodbyes),
@@ -308,10 +315,16 @@ impl Outcome {
                 grouped(self.violations)
             ));
         }
+        if let Some(error) = &self.first_broken {
+            let broken = grouped(self.broken);
+            lines.push(format!(
+                "broken    {broken} times by an error; first: {error}"
+            ));
+        }
         if let Some(delivery) = &self.delivery_micros {
             lines.push(format!("delivery  {}", delivery.line()));
         }
-        if self.reconnects > 0 {
+        if self.reconnects + self.new_epochs + self.goodbyes > 0 {
             lines.push(format!(
                 "reconnects {}, new epochs {}, goodbyes {}",
                 self.reconnects, self.new_epochs, self.goodbyes

@@ -129,7 +129,15 @@ pub(super) struct Load {
     pub(super) unsent: u64,
     pub(super) accepted_per_second: f64,
     pub(super) latency_micros: Option<Percentiles>,
+    pub(super) generator: Generator,
     pub(super) cpu_seconds: Cpu,
+}
+
+/// Whether the load's own process was its limit.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Generator {
+    pub(super) limit: bool,
+    pub(super) why: String,
 }
 
 /// What `bench subscribe --json` prints, as far as it is needed here.

@@ -52,6 +52,10 @@ pub struct StepOutcome {
     pub accepted_per_second: f64,
     /// Requests that should have left, by the rate, and did not.
     pub unsent: u64,
+    /// Whether the generator of the load was the limit, not the producer.
+    pub generator_limit: bool,
+    /// Why it was, or that it was not, in one sentence.
+    pub generator_why: String,
     /// Cookies in the producer's log.
     pub appended: u64,
     /// Cookies received, over all subscribers.
@@ -123,6 +127,10 @@ pub(super) fn name(call: Call) -> &'static str {
     }
 }
 
+fn title(call: Call, subscribers: usize) -> String {
+    format!("{} ×{subscribers}", name(call))
+}
+
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -153,6 +161,8 @@ impl StepOutcome {
             accepted: load.accepted,
             accepted_per_second: load.accepted_per_second,
             unsent: load.unsent,
+            generator_limit: load.generator.limit,
+            generator_why: load.generator.why,
             appended,
             deliveries: readers.received,
             deliveries_per_second: readers.received_per_second,
@@ -181,7 +191,7 @@ impl StepOutcome {
 
     /// `get-cookies ×50`.
     pub(super) fn title(&self) -> String {
-        format!("{} ×{}", name(self.call), self.subscribers)
+        title(self.call, self.subscribers)
     }
 
     /// What to know of a step while others follow.
@@ -290,9 +300,17 @@ impl Outcome {
         }
     }
 
+    /// Notes a step that could not be finished; there are none after it.
+    pub(super) fn fail(&mut self, call: Call, subscribers: usize, error: &anyhow::Error) {
+        let title = title(call, subscribers);
+        self.faults
+            .push(format!("{title} could not be finished: {error:#}"));
+    }
+
     /// Draws what follows from the steps.
     pub(super) fn conclude(&mut self) {
-        self.faults = self.steps.iter().flat_map(StepOutcome::faults).collect();
+        let faults = self.steps.iter().flat_map(StepOutcome::faults);
+        self.faults.extend(faults);
         self.marginals = [Call::Subscribe, Call::GetCookies]
             .into_iter()
             .filter_map(|call| {
@@ -333,14 +351,19 @@ pub(super) fn due_per_second(step: &StepOutcome) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn step(call: Call, received: u64, lost: Option<u64>, sent: u64) -> StepOutcome {
+    pub(in crate::fanout) fn step(
+        call: Call,
+        received: u64,
+        lost: Option<u64>,
+        sent: u64,
+    ) -> StepOutcome {
         let json = |words: &str| words.replace('\'', "\"");
         let load = json(
             "{'seconds': 2, 'sent': SENT, 'accepted': 100, 'unsent': 0, 'accepted_per_second': 50,
-            'latency_micros': null, 'cpu_seconds': {'user': 0.25, 'system': 0.25}}",
+            'latency_micros': null, 'generator': {'limit': false, 'why': 'it kept up'}, 'cpu_seconds': {'user': 0.25, 'system': 0.25}}",
         );
         let readers = json("{'received': 0, 'lost': null, 'received_per_second': 0, 'violations': 0,
             'first_violation': null, 'delivery_micros': null, 'cpu_seconds': {'user': 1, 'system': 0}}");

@@ -1,7 +1,7 @@
 //! The report of `bench fanout`.
 
 use super::{
-    Outcome, StepOutcome,
+    Marginal, Outcome, StepOutcome,
     outcome::{due_per_second, name},
     sampler::Sample,
 };
@@ -30,16 +30,11 @@ impl Outcome {
         report.figures = self.figures();
         report.tables = vec![self.delivery_table(), self.cpu_table()];
         report.plots = self.plots();
-        report.outcome = serde_json::to_value(self).unwrap_or_default();
-        report
+        report.with_outcome(self)
     }
 
     fn findings(&self) -> Vec<String> {
-        let mut findings: Vec<String> = self
-            .marginals
-            .iter()
-            .map(|marginal| format!("{}.", marginal.sentence()))
-            .collect();
+        let mut findings: Vec<String> = self.marginals.iter().map(Marginal::sentence).collect();
         for call in CALLS {
             let most = self
                 .of(call)
@@ -112,18 +107,7 @@ impl Outcome {
                 ));
             }
         }
-        let late: Vec<_> = self
-            .steps
-            .iter()
-            .filter(|step| step.unsent > 0)
-            .map(StepOutcome::title)
-            .collect();
-        if !late.is_empty() {
-            findings.push(format!(
-                "The rate that was asked for was not reached in {}.",
-                late.join(", ")
-            ));
-        }
+        findings.extend(self.steps.iter().filter_map(StepOutcome::load_finding));
         findings
     }
 
@@ -337,6 +321,18 @@ impl StepOutcome {
         figures
     }
 
+    /// Why the load was not what was asked for, or not all that the producer takes.
+    fn load_finding(&self) -> Option<String> {
+        let (title, why) = (self.title(), &self.generator_why);
+        if self.unsent > 0 {
+            Some(format!(
+                "{title}: the rate that was asked for was not reached; {why}"
+            ))
+        } else {
+            self.generator_limit.then(|| format!("{title}: {why}"))
+        }
+    }
+
     /// µs of the producer's CPU per cookie for each subscriber more than `before` had.
     fn further_micros(&self, before: &Self) -> Option<f64> {
         let more = self.subscribers as f64 - before.subscribers as f64;
@@ -354,4 +350,22 @@ fn columns(numbers: &[&str]) -> Vec<Column> {
 
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::outcome::tests::step, *};
+
+    #[test]
+    fn load_that_was_held_back_by_its_generator_says_so() {
+        let mut step = step(Call::Subscribe, 300, Some(0), 100);
+        assert_eq!(step.load_finding(), None);
+        step.generator_why = "it was late".to_owned();
+        step.generator_limit = true;
+        let expected = "subscribe ×3: it was late";
+        assert_eq!(step.load_finding().as_deref(), Some(expected));
+        (step.generator_limit, step.unsent) = (false, 7);
+        let finding = step.load_finding().unwrap_or_default();
+        assert!(finding.contains("not reached; it was late"), "{finding}");
+    }
 }

@@ -18,8 +18,7 @@ impl SubscribeArgs {
         report.figures = figures(outcome);
         report.tables = vec![table(outcome)];
         report.plots = vec![rate_plot(outcome)];
-        report.outcome = serde_json::to_value(outcome).unwrap_or_default();
-        report
+        report.with_outcome(outcome)
     }
 
     fn faults(&self, outcome: &Outcome) -> Vec<String> {
@@ -45,14 +44,19 @@ fn findings(outcome: &Outcome) -> Vec<String> {
         outcome.seconds,
         rate(outcome.received_per_second)
     )];
-    findings.push(match outcome.lost {
-        None => "Whether cookies were lost is unknown: this call has no sequences.".to_owned(),
-        Some(0) => "None was lost: every sequence arrived.".to_owned(),
-        Some(lost) => {
-            let gaps = grouped(outcome.gaps);
-            format!("{} were lost, all declared, in {gaps} gaps.", grouped(lost))
-        }
-    });
+    findings.push(lost_finding(outcome));
+    if outcome.new_epochs > 0 {
+        findings.push(format!(
+            "Another life of the producer was met {} times; what its old life still held is unknown.",
+            grouped(outcome.new_epochs)
+        ));
+    }
+    if let Some(error) = &outcome.first_broken {
+        let broken = grouped(outcome.broken);
+        findings.push(format!(
+            "Streams were ended by an error {broken} times; first: {error}."
+        ));
+    }
     if let Some(delivery) = &outcome.delivery_micros {
         findings.push(format!(
             "From the edge to here, half took up to {}, 99 % up to {}.",
@@ -65,6 +69,23 @@ fn findings(outcome: &Outcome) -> Vec<String> {
         outcome.cpu_micros_per_cookie
     ));
     findings
+}
+
+/// What is known of cookies that did not arrive.
+fn lost_finding(outcome: &Outcome) -> String {
+    let is_whole = outcome.violations + outcome.new_epochs + outcome.broken == 0;
+    match outcome.lost {
+        None => "Whether cookies were lost is unknown: this call has no sequences.".to_owned(),
+        Some(0) if outcome.received_per_stream.min == 0 => {
+            "Whether cookies were lost is unknown where none was received.".to_owned()
+        }
+        Some(0) if is_whole => "None was lost: every sequence arrived.".to_owned(),
+        Some(0) => "None was declared lost; that every sequence arrived is not certain.".to_owned(),
+        Some(lost) => {
+            let (lost, gaps) = (grouped(lost), grouped(outcome.gaps));
+            format!("{lost} were declared lost, in {gaps} gaps.")
+        }
+    }
 }
 
 fn figures(outcome: &Outcome) -> Vec<Figure> {
@@ -123,6 +144,7 @@ fn table(outcome: &Outcome) -> Table {
             format!("{:.1}", per_second(outcome.bytes, outcome.seconds) / 1e6),
             String::new(),
         ),
+        ("ends by an error", grouped(outcome.broken), String::new()),
         (
             "streams opened again",
             grouped(outcome.reconnects),
@@ -169,7 +191,49 @@ fn rate_plot(outcome: &Outcome) -> Plot {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::cpu::CpuTime;
+
+    /// The arguments as on the command line.
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SubscribeArgs,
+    }
+
+    fn args(line: &[&str]) -> Result<SubscribeArgs, clap::Error> {
+        Line::try_parse_from([&["subscribe"], line].concat()).map(|line| line.args)
+    }
+
+    #[test]
+    fn all_has_arrived_only_where_nothing_speaks_against_it() {
+        const WHOLE: &str = "None was lost: every sequence arrived.";
+        let mut whole = super::super::summarize(&args(&[]).unwrap(), &[], CpuTime::default());
+        assert_ne!(lost_finding(&whole), WHOLE, "nothing was received");
+        whole.received_per_stream = Extremes { min: 1, max: 9 };
+        assert_eq!(lost_finding(&whole), WHOLE);
+        let against: [fn(&mut Outcome); 6] = [
+            |outcome| outcome.received_per_stream.min = 0,
+            |outcome| outcome.new_epochs = 1,
+            |outcome| outcome.broken = 1,
+            |outcome| outcome.violations = 1,
+            |outcome| outcome.lost = Some(1),
+            |outcome| outcome.lost = None,
+        ];
+        for change in against {
+            let mut outcome = whole.clone();
+            change(&mut outcome);
+            assert_ne!(lost_finding(&outcome), WHOLE, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn no_streams_are_refused() {
+        assert!(args(&["--streams=0"]).is_err());
+        assert_eq!(args(&["--streams=3"]).unwrap().streams.get(), 3);
+    }
 
     #[test]
     fn only_whole_seconds_are_samples() {

@@ -37,6 +37,9 @@ pub(super) struct Tally {
     pub(super) violations: u64,
     pub(super) first_violation: Option<String>,
     pub(super) bytes: u64,
+    /// How often it was ended by an error.
+    pub(super) broken: u64,
+    pub(super) first_broken: Option<String>,
     pub(super) reconnects: u64,
     pub(super) new_epochs: u64,
     pub(super) goodbyes: u64,
@@ -76,6 +79,8 @@ impl Stream {
                 violations: 0,
                 first_violation: None,
                 bytes: 0,
+                broken: 0,
+                first_broken: None,
                 reconnects: 0,
                 new_epochs: 0,
                 goodbyes: 0,
@@ -194,9 +199,13 @@ impl Stream {
         });
     }
 
-    /// Reads until the stream breaks or has its cookies.
+    /// Reads until the stream ends, breaks or has its cookies.
     async fn read(&mut self, mut messages: Streaming<Bytes>) {
-        while let Some(Ok(message)) = messages.next().await {
+        while let Some(message) = messages.next().await {
+            let message = match message {
+                Ok(message) => message,
+                Err(status) => return self.broken(&status),
+            };
             self.tally.bytes += message.len() as u64;
             match self.args.call {
                 Call::Subscribe => self.event(message),
@@ -314,6 +323,12 @@ impl Stream {
         if let Some(this_second) = self.tally.by_second.last_mut() {
             *this_second += count;
         }
+    }
+
+    fn broken(&mut self, status: &Status) {
+        self.tally.broken += 1;
+        let error = || format!("{}: {:?}: {}", self.name, status.code(), status.message());
+        self.tally.first_broken.get_or_insert_with(error);
     }
 
     fn violation(&mut self, what: impl FnOnce() -> String) {

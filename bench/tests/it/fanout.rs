@@ -89,6 +89,40 @@ async fn fanout_accounts_for_every_cookie_of_both_calls() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn steps_that_make_no_sense_are_refused() -> Result<()> {
+    for (flag, word) in [
+        ("--subscribers=1,2,1", "1 twice"),
+        ("--subscribers=1,10001", "10000"),
+        ("--rate=99999999999999", "whole number"),
+        ("--duration=0s", "--duration"),
+        ("--duration=500years", "--duration"),
+    ] {
+        let ended = run_to_end(Path::new(BENCH), &["fanout", flag, "--no-report"], &[]).await?;
+        ensure!(ended.code != Some(0), "{flag}: {}", ended.words);
+        ensure!(ended.words.contains(word), "{flag}: {}", ended.words);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn step_that_fails_is_a_fault_in_the_report() -> Result<()> {
+    let parent = TempDir::new()?;
+    let folder = parent.path().join("report");
+    let report = format!("--report={}", folder.display());
+    let args = ["fanout", "--subscribers=1", "--log-bytes=none", &report];
+    let bin_dir = bin_dir().await?;
+    let ended = run_to_end(Path::new(BENCH), &args, &[(BIN_DIR_VARIABLE, &bin_dir)]).await?;
+    ensure!(ended.code == Some(1), "{:?}: {}", ended.code, ended.words);
+    let report = Report::read(&folder)?;
+    ensure!(
+        matches!(report.faults.as_slice(), [fault] if fault.contains("could not be finished")),
+        "{:?}",
+        report.faults
+    );
+    Ok(())
+}
+
 /// The processes that `parent` has started and not waited for.
 fn children(parent: u32) -> Result<BTreeSet<u32>> {
     let mut children = BTreeSet::new();

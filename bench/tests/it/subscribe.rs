@@ -1,6 +1,8 @@
 //! The rules of the wire for `Subscribe`: where a stream begins, what follows what, how it ends.
 
-use anyhow::{Result, ensure};
+use std::num::NonZeroUsize;
+
+use anyhow::{Context, Result, ensure};
 use bench::{report::ReportArgs, scrape::names, subscribe};
 use cookiesync::v1::{Cursor, GapReason, ResumeOutcome, SubscribeRequest};
 use tempfile::TempDir;
@@ -261,7 +263,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
     let mut still = Subscription::open_narrow(&producer.grpc, from_newest("still")).await?;
     let args = subscribe::SubscribeArgs {
         producer: producer.grpc.clone(),
-        streams: 5,
+        streams: NonZeroUsize::new(5).context("five")?,
         duration: None,
         requests: Some(COOKIES),
         decode: true,
