@@ -99,8 +99,7 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
     let mut outcome = ladder.finish(&mut running, delivery, stop).await;
     let (problems, observer) = running.remove().await;
     outcome.faults.extend(problems);
-    let report = report::report(&outcome, observer.observations())?;
-    leave(folder, || report)?;
+    leave(folder, || report::report(&outcome, observer.observations()))?;
     Ok(outcome)
 }
 

@@ -143,8 +143,9 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     });
     let (problems, observer) = running.remove().await;
     outcome.faults.extend(problems);
-    let report = report::report(&outcome, observer.observations(), began)?;
-    leave(folder, || report)?;
+    leave(folder, || {
+        report::report(&outcome, observer.observations(), began)
+    })?;
     Ok(outcome)
 }
 

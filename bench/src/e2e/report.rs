@@ -1,7 +1,5 @@
 //! The run as a report: tables of the steps and processes, plots of everything over time.
 
-use anyhow::Result;
-
 use super::{
     outcome::{NodeCounts, Outcome, ProcessUse, Quantiles, Step, counted, micros},
     running::Cut,
@@ -12,7 +10,7 @@ use crate::{
     report::{Better, Column, Figure, Percentiles, Report, Table, duration, grouped, rate},
 };
 
-pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Result<Report> {
+pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report {
     let title = format!(
         "{} → {} → {}, {}",
         counted(outcome.producers, "producer"),
@@ -34,8 +32,7 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Result<
     if let Some(first) = observations.first() {
         report.plots = plots(observations, first.at);
     }
-    report.outcome = serde_json::to_value(outcome)?;
-    Ok(report)
+    report.with_outcome(outcome)
 }
 
 fn figures(step: &Step) -> Vec<Figure> {

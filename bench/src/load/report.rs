@@ -34,9 +34,9 @@ impl Outcome {
             figures: figures(self),
             tables: tables(self),
             plots: plots(self),
-            outcome: serde_json::to_value(self).unwrap_or_default(),
             ..Report::new("load", &title)
         }
+        .with_outcome(self)
     }
 }
 

@@ -45,8 +45,7 @@ impl Outcome {
         report.environment.programs = versions
             .map(|peer| (peer.peer.name().to_owned(), peer.version.clone()))
             .collect();
-        report.outcome = serde_json::to_value(self).unwrap_or_default();
-        report
+        report.with_outcome(self)
     }
 }
 

@@ -1,6 +1,5 @@
 //! A soak as a report: what was done, and plots with marks where.
 
-use anyhow::Result;
 use tokio::time::Instant;
 
 use super::Outcome;
@@ -13,11 +12,7 @@ use crate::{
 /// Plots that show when something was done.
 const MARKED: [&str; 3] = ["rate", "backlog", "latency"];
 
-pub(super) fn report(
-    outcome: &Outcome,
-    observations: &[Observation],
-    began: Instant,
-) -> Result<Report> {
+pub(super) fn report(outcome: &Outcome, observations: &[Observation], began: Instant) -> Report {
     let title = format!(
         "{} → {} → {}, {} for {:.0} s",
         counted(outcome.producers, "producer"),
@@ -39,8 +34,7 @@ pub(super) fn report(
             mark(plot, outcome);
         }
     }
-    report.outcome = serde_json::to_value(outcome)?;
-    Ok(report)
+    report.with_outcome(outcome)
 }
 
 fn figures(outcome: &Outcome) -> Vec<Figure> {
