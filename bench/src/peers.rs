@@ -58,8 +58,8 @@ const TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Compares ours with NATS, Redis pub/sub, Redis Streams and RabbitMQ, as far as they are installed.
 ///
 /// It starts `nats-server`, `redis-server` and `rabbitmq-server` from the PATH on loopback ports of its own, with
-/// nothing on disk, and ends them. The exit code is 1 when ours lost a cookie, or when a peer that is installed could not
-/// be run.
+/// nothing on disk, and ends them. The exit code is 1 when ours lost a cookie without counting it as lost to the bound
+/// of a queue, or when a peer that is installed could not be run.
 #[derive(Debug, Clone, Args)]
 pub struct PeersArgs {
     /// Subscriber counts, each a step.

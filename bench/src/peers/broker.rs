@@ -16,9 +16,11 @@ use tokio::{
 
 use super::{nats, ours, peer::Peer, rabbitmq, redis_server};
 use crate::{
+    admin,
     cpu::CpuTime,
     memory::Memory,
     programs::{Process, Profile, Programs},
+    scrape::names,
 };
 
 /// Where servers lie that are not for every user's PATH.
@@ -136,6 +138,8 @@ pub(super) struct Broker {
     companion: Option<Process>,
     publishers: String,
     subscribers: String,
+    /// Of ours: where it says what it lost.
+    admin: Option<String>,
 }
 
 impl Broker {
@@ -145,6 +149,7 @@ impl Broker {
             companion: None,
             subscribers: address.clone(),
             publishers: address,
+            admin: None,
         }
     }
 
@@ -156,6 +161,20 @@ impl Broker {
     pub(super) fn with_subscribers_at(mut self, address: String) -> Self {
         self.subscribers = address;
         self
+    }
+
+    pub(super) fn with_admin_at(mut self, address: String) -> Self {
+        self.admin = Some(address);
+        self
+    }
+
+    /// Cookies that subscribers will not get, as far as the server itself says so: ours does.
+    pub(super) async fn declared_lost(&self) -> Result<u64> {
+        let Some(admin) = &self.admin else {
+            return Ok(0);
+        };
+        let samples = admin::metrics(admin).await?;
+        Ok(samples.count(names::SUBSCRIBER_LOST, &[]))
     }
 
     /// Where to publish.

@@ -46,7 +46,8 @@ pub(super) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Br
         .wait_ready(&admin.to_string(), READY_PATIENCE)
         .await?;
     Ok(Broker::new(process, format!("http://{http}/"))
-        .with_subscribers_at(format!("http://{grpc}")))
+        .with_subscribers_at(format!("http://{grpc}"))
+        .with_admin_at(admin.to_string()))
 }
 
 /// Sends the load, as `bench load` does.

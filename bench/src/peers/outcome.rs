@@ -76,11 +76,11 @@ pub struct Step {
     pub deliveries_per_second: f64,
     /// Cookies published, for each subscriber, that did not reach it.
     pub lost: u64,
-    /// Deliveries beyond those: cookies that came twice without a sequence to tell it by, or whose request was taken but not
+    /// As many of those as subscribers were told of, or our producer counted where the call does not tell.
+    pub told_lost: u64,
+    /// Deliveries beyond what was published: cookies that came twice without a sequence to tell it by, or whose request was taken but not
     /// answered.
     pub surplus: u64,
-    /// As many of those as subscribers were told of.
-    pub told_lost: u64,
     /// Cookies that came again, where sequences tell it.
     pub repeated: u64,
     /// Messages that could not be read.
@@ -137,6 +137,11 @@ pub struct Stopped {
 }
 
 impl Step {
+    /// Cookies that a subscriber did not get and that nobody counted as lost.
+    pub(super) fn silently_lost(&self) -> u64 {
+        self.lost.saturating_sub(self.told_lost)
+    }
+
     /// As in names.
     pub(super) fn packing(&self) -> String {
         self.peer.packing(self.batch)
@@ -239,10 +244,12 @@ impl Outcome {
         if step.peer != Peer::Ours {
             return;
         }
-        if step.lost > 0 {
-            let lost = grouped(step.lost);
-            self.faults
-                .push(format!("ours, {at}: {lost} cookies were lost"));
+        let silent = step.silently_lost();
+        if silent > 0 {
+            let silent = grouped(silent);
+            self.faults.push(format!(
+                "ours, {at}: {silent} cookies were lost and not counted as such"
+            ));
         }
         if step.refused > 0 {
             let refused = grouped(step.refused);

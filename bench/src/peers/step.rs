@@ -46,6 +46,7 @@ pub(super) async fn measure(
         })
         .await?;
     let (cpu, memory) = broker.usage()?;
+    let declared_lost = broker.declared_lost().await?;
     let seen = readers.end().await?;
     let version = broker.said_version();
     broker.stop().await;
@@ -68,7 +69,7 @@ pub(super) async fn measure(
         deliveries_per_second: per_second(delivered, seconds),
         lost: expected.saturating_sub(delivered),
         surplus: delivered.saturating_sub(expected),
-        told_lost: seen.told_lost,
+        told_lost: seen.told_lost.max(declared_lost),
         repeated: seen.repeated,
         unreadable: seen.unreadable,
         disconnects: seen.disconnects,

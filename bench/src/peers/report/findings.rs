@@ -187,6 +187,19 @@ mod tests {
     }
 
     #[test]
+    fn only_what_nobody_counted_is_lost_in_silence() {
+        let silent = |lost, told_lost| {
+            let step = Step {
+                lost,
+                told_lost,
+                ..step(Peer::Ours, 2, 1.0, 1.0)
+            };
+            step.silently_lost()
+        };
+        assert_eq!([silent(9, 9), silent(9, 7), silent(0, 3)], [0, 2, 0]);
+    }
+
+    #[test]
     fn comparisons_are_honest_in_both_directions() {
         let better = "ours delivers 2.0 × as much as nats, with 4.0 × less server CPU";
         check((200.0, 1.0), (100.0, 4.0), better);
