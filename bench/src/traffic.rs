@@ -362,26 +362,4 @@ mod tests {
             }
         }
     }
-
-    /// Shows what a cookie costs: `cargo test --release -p bench --lib -- --ignored --nocapture a_cookie_costs`.
-    #[test]
-    #[ignore = "it measures, and judges nothing"]
-    fn a_cookie_costs() {
-        let plain = Traffic::new(1, None);
-        let many = || Traffic::new(1, users(100_000_000)).with_repeats_changed(0.1);
-        for (name, traffic) in [
-            ("a new user each", plain),
-            ("uniform", many()),
-            ("Zipf, exponent 1", many().with_draw(Draw::Zipf(1.0))),
-            ("Zipf, exponent 1.2", many().with_draw(Draw::Zipf(1.2))),
-        ] {
-            let count = 5_000_000;
-            let began = std::time::Instant::now();
-            for cookie in draws(&traffic, count) {
-                std::hint::black_box(cookie);
-            }
-            let nanos = began.elapsed().as_nanos() / u128::from(count);
-            println!("{name}: {nanos} ns");
-        }
-    }
 }

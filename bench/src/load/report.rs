@@ -62,7 +62,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
         }
     }
     let why = &outcome.generator.why;
-    findings.push(format!("{}{}.", why[..1].to_uppercase(), &why[1..]));
+    findings.push(format!("{why}."));
     let late = Generator::late_seconds(&outcome.by_second);
     if late > 0 {
         findings.push(format!(
