@@ -1,10 +1,12 @@
 //! How our own readers open a stream: one connection each, fixed windows, large frames, messages kept as
 //! bytes.
 
-use std::time::Duration;
+use std::{fmt, future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes};
+use hyper_util::rt::TokioIo;
 use prost::Message;
+use tokio::net::{TcpStream, lookup_host};
 use tonic::{
     Request, Response, Status, Streaming,
     client::Grpc,
@@ -12,7 +14,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::{limits, v1};
+use crate::{limits, process::listen::ByteStream, v1};
 
 const SUBSCRIBE: &str = "/cookiesync.v1.CookieStreamer/Subscribe";
 const GET_COOKIES: &str = "/cookiesync.v1.CookieStreamer/GetCookies";
@@ -40,6 +42,53 @@ pub fn endpoint(uri: impl Into<Bytes>) -> Result<Endpoint, tonic::transport::Err
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(true))
+}
+
+/// What a [`Network`] answers, in time.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send + 'a>>;
+
+/// The way to producers: TCP and the system's name service, or a simulated network.
+pub trait Network: fmt::Debug + Send + Sync + 'static {
+    /// All addresses of a host name, or the address that `host` is.
+    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> Answer<'a, Vec<SocketAddr>>;
+
+    /// Opens a connection.
+    fn connect(&self, address: SocketAddr) -> Answer<'static, Box<dyn ByteStream>>;
+}
+
+/// This machine's network.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tcp;
+
+impl Network for Tcp {
+    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> Answer<'a, Vec<SocketAddr>> {
+        Box::pin(async move { Ok(lookup_host((host, port)).await?.collect()) })
+    }
+
+    fn connect(&self, address: SocketAddr) -> Answer<'static, Box<dyn ByteStream>> {
+        Box::pin(async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream) as Box<dyn ByteStream>)
+        })
+    }
+}
+
+/// Connects to `address` for one stream, whatever host `endpoint` names.
+///
+/// # Errors
+/// When that cannot be done in time.
+pub async fn connect(
+    endpoint: &Endpoint,
+    network: &Arc<dyn Network>,
+    address: SocketAddr,
+) -> Result<Channel, tonic::transport::Error> {
+    let network = Arc::clone(network);
+    let connector = tower::service_fn(move |_| {
+        let connecting = network.connect(address);
+        async move { connecting.await.map(TokioIo::new) }
+    });
+    endpoint.connect_with_connector(connector).await
 }
 
 /// Opens a `Subscribe` stream whose messages stay bytes, for [`Received::decode`](crate::wire::Received::decode).

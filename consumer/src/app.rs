@@ -17,7 +17,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cookiesync::process::{admin, listen};
+use cookiesync::{
+    client::{Network, Tcp},
+    process::{
+        admin,
+        listen::{self, Listener},
+    },
+};
 use prometheus::Registry;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -56,6 +62,17 @@ pub struct App {
     store: Arc<dyn Store>,
 }
 
+/// What a consumer has of the world around it.
+#[derive(Debug)]
+pub struct Surroundings<L> {
+    /// Where cookies go.
+    pub store: Arc<dyn Store>,
+    /// The admin port.
+    pub admin: L,
+    /// The way to the producers.
+    pub network: Arc<dyn Network>,
+}
+
 /// Why the pipeline cannot go on.
 #[derive(Debug, Default)]
 struct Failed {
@@ -69,10 +86,32 @@ impl App {
     /// # Errors
     /// When the store can never work, the port is taken, or the registry has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
+        let store = store::open(&config).await?;
+        let admin = listen::bind(config.admin, "--admin")?;
+        let surroundings = Surroundings {
+            store,
+            admin,
+            network: Arc::new(Tcp),
+        };
+        Self::start_in(surroundings, config, registry)
+    }
+
+    /// Starts to read in the surroundings given; the settings' own store and admin address are not used.
+    ///
+    /// # Errors
+    /// When the registry has metrics of these names.
+    pub fn start_in<L: Listener>(
+        surroundings: Surroundings<L>,
+        config: Config,
+        registry: Registry,
+    ) -> anyhow::Result<Self> {
+        let Surroundings {
+            store,
+            admin: listener,
+            network,
+        } = surroundings;
         let metrics = Metrics::register(&registry).context("metrics")?;
         let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
-        let store = store::open(&config).await?;
-        let listener = listen::bind(config.admin, "--admin")?;
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
             drain_timeout: config.drain_timeout,
@@ -98,7 +137,7 @@ impl App {
             listen::Stage::new(app.services.clone(), app.stop_services.clone()),
         ));
         tracing::info!(address = %app.admin_address, "admin port is open");
-        let pipeline = app.pipeline(config, metrics, health);
+        let pipeline = app.pipeline(config, network, metrics, health);
         let watch = app.watch();
         app.pipeline.spawn(watch.run("the writer", pipeline));
         Ok(app)
@@ -181,6 +220,7 @@ impl App {
     fn pipeline(
         &self,
         config: Config,
+        network: Arc<dyn Network>,
         metrics: Metrics,
         health: Arc<Health>,
     ) -> impl Future<Output = Result<(), Failure>> + use<> {
@@ -224,6 +264,7 @@ impl App {
             }));
             let context = subscription::Context {
                 name: config.name,
+                network,
                 positions,
                 health,
                 metrics: metrics.subscription,

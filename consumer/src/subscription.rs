@@ -16,7 +16,7 @@ pub mod sequence;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use cookiesync::{
-    client,
+    client::{self, Network},
     limits::HEARTBEAT_MAX,
     process::unix_micros,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
@@ -55,6 +55,8 @@ const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Context {
     /// The name of our queue on every producer.
     pub name: String,
+    /// The way to the producers.
+    pub network: Arc<dyn Network>,
     /// How far each producer was received.
     pub positions: Arc<Positions>,
     /// Where connections are reported.
@@ -268,10 +270,10 @@ impl Subscription {
         let origin = self.origin.parse().map_err(|_| {
             Ended::Unreachable(format!("`{}` is no origin of requests", self.origin))
         })?;
-        let channel = client::endpoint(format!("http://{}", self.address))
+        let endpoint = client::endpoint(format!("http://{}", self.address))
             .map_err(unreachable)?
-            .origin(origin)
-            .connect()
+            .origin(origin);
+        let channel = client::connect(&endpoint, &self.context.network, self.address)
             .await
             .map_err(unreachable)?;
         let request = SubscribeRequest {

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use cookiesync::process::{
     self,
     admin::{self, Answer, Pages},
-    listen::{self, Limits, Stage},
+    listen::{self, Limits, Listener, Stage},
 };
 use prometheus::Registry;
 use tokio::{net::TcpListener, time::Instant};
@@ -60,6 +60,17 @@ pub struct Addresses {
     pub admin: SocketAddr,
 }
 
+/// The ports a producer serves.
+#[derive(Debug)]
+pub struct Ports<L> {
+    /// For sync requests.
+    pub http: L,
+    /// For subscribers.
+    pub grpc: L,
+    /// For operators.
+    pub admin: L,
+}
+
 /// Some subscribers were not sent everything in time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -78,7 +89,14 @@ impl App {
     /// # Errors
     /// With the address and the flag, when a port cannot be bound.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
-        let ports = Ports::bind(&config)?;
+        Self::start_on(Ports::bind(&config)?, config).await
+    }
+
+    /// Starts to serve these ports; the addresses of the settings are not used.
+    ///
+    /// # Errors
+    /// When a port does not know its own address.
+    pub async fn start_on<L: Listener>(ports: Ports<L>, config: Config) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
         let registry = Registry::new();
         let epoch = process::unix_micros();
@@ -129,7 +147,7 @@ impl App {
 
     fn start_edge(
         &self,
-        listener: TcpListener,
+        listener: impl Listener,
         config: &Config,
         registry: &Registry,
     ) -> anyhow::Result<()> {
@@ -150,7 +168,7 @@ impl App {
 
     fn start_streams(
         &self,
-        listener: TcpListener,
+        listener: impl Listener,
         config: &Config,
         server: Server,
         registry: &Registry,
@@ -177,7 +195,7 @@ impl App {
         Ok(())
     }
 
-    fn start_admin(&self, listener: TcpListener, registry: Registry) -> anyhow::Result<()> {
+    fn start_admin(&self, listener: impl Listener, registry: Registry) -> anyhow::Result<()> {
         let connections = listen::Metrics::register(&registry, "producer", "admin")?;
         let pages = Arc::new(AdminPages {
             draining: self.draining.clone(),
@@ -259,13 +277,7 @@ fn affordable_connections(config: &Config) -> usize {
     wanted.min(affordable.max(1))
 }
 
-struct Ports {
-    http: TcpListener,
-    grpc: TcpListener,
-    admin: TcpListener,
-}
-
-impl Ports {
+impl Ports<TcpListener> {
     fn bind(config: &Config) -> anyhow::Result<Self> {
         Ok(Self {
             http: listen::bind(config.http, "--http")?,
@@ -273,9 +285,11 @@ impl Ports {
             admin: listen::bind(config.admin, "--admin")?,
         })
     }
+}
 
+impl<L: Listener> Ports<L> {
     fn addresses(&self) -> anyhow::Result<Addresses> {
-        let address = |listener: &TcpListener| {
+        let address = |listener: &L| {
             listener
                 .local_addr()
                 .context("a bound listener has an address")

@@ -11,10 +11,9 @@ pub mod response;
 
 use std::sync::Arc;
 
-use cookiesync::process::listen::{self, Limits, Stage};
+use cookiesync::process::listen::{self, Limits, Listener, Stage};
 use httparse::Header;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
-use tokio::net::TcpListener;
 
 use self::{
     connection::Connection,
@@ -42,7 +41,7 @@ impl Edge {
     /// Accepts connections until the stage stops, then lets each answer the requests it has read.
     pub async fn serve(
         self,
-        listener: TcpListener,
+        listener: impl Listener,
         limits: Limits,
         metrics: listen::Metrics,
         stage: Stage,

@@ -14,17 +14,14 @@ use std::{
 
 use bytes::Bytes;
 use cookiesync::{
-    process::listen::{self, Activity, InProgress, Limits, Stage, WatchedStream},
+    process::listen::{self, Activity, ByteStream, InProgress, Limits, Listener, Stage},
     v1,
 };
 use http::Request;
 use http_body::{Body, Frame, SizeHint};
 use hyper::{body::Incoming, rt::Executor, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    net::TcpListener,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFutureOwned},
     task::TaskTracker,
@@ -102,7 +99,7 @@ impl Server {
     /// the log is closed, all other calls at once.
     pub async fn serve(
         self,
-        listener: TcpListener,
+        listener: impl Listener,
         connections_max: usize,
         metrics: listen::Metrics,
         stage: Stage,
@@ -123,7 +120,7 @@ impl Server {
 
     async fn connection(
         self,
-        stream: WatchedStream,
+        stream: impl ByteStream,
         activity: Arc<Activity>,
         tasks: TaskTracker,
         stopping: CancellationToken,

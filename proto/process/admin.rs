@@ -2,15 +2,13 @@
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
+use super::listen::{self, Limits, Listener, Stage};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use prometheus::{Encoder, Registry, TextEncoder};
-use tokio::net::TcpListener;
-
-use super::listen::{self, Limits, Stage};
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
@@ -36,7 +34,7 @@ pub trait Pages: Send + Sync + 'static {
 
 /// Serves the admin port until the stage stops.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Listener,
     registry: Registry,
     metrics: listen::Metrics,
     pages: Arc<dyn Pages>,

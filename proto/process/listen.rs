@@ -30,6 +30,42 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 /// How long the accept loop rests after the system refused it a connection (usually: no file left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Where connections come from: a TCP port, or one of a simulated network.
+pub trait Listener: Send + 'static {
+    /// A connection.
+    type Stream: ByteStream;
+
+    /// Waits for the next connection. Dropping the future loses none.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    fn local_addr(&self) -> io::Result<SocketAddr>;
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, address) = TcpListener::accept(self).await?;
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "connection broke before its first request");
+        }
+        Ok((stream, address))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        TcpListener::local_addr(self)
+    }
+}
+
+/// A connection's two directions.
+pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> ByteStream for T {}
+
 /// The tasks of one port, and how to end them.
 #[derive(Debug, Clone, Default)]
 pub struct Stage {
@@ -161,14 +197,15 @@ pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 ///
 /// `serve` gets the stream and the connection's [`Activity`]; it must report each request there, and end its
 /// connection in an orderly way when the stage stops. Its future is dropped when a limit is exceeded.
-pub async fn accept<S, F>(
-    listener: TcpListener,
+pub async fn accept<L, S, F>(
+    mut listener: L,
     limits: Limits,
     metrics: Metrics,
     stage: Stage,
     serve: S,
 ) where
-    S: Fn(WatchedStream, Arc<Activity>) -> F,
+    L: Listener,
+    S: Fn(WatchedStream<L::Stream>, Arc<Activity>) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
     let permits = Arc::new(Semaphore::new(limits.connections_max));
@@ -198,10 +235,6 @@ pub async fn accept<S, F>(
             continue;
         };
         metrics.accepted.inc();
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "connection broke before its first request");
-            continue;
-        }
         let activity = Arc::new(Activity::default());
         let stream = WatchedStream {
             stream,
@@ -364,12 +397,12 @@ impl Watcher {
 
 /// A connection that counts what goes through it.
 #[derive(Debug)]
-pub struct WatchedStream {
-    stream: TcpStream,
+pub struct WatchedStream<S> {
+    stream: S,
     activity: Arc<Activity>,
 }
 
-impl WatchedStream {
+impl<S> WatchedStream<S> {
     fn wrote(&self, result: &Poll<io::Result<usize>>) {
         let blocked = result.is_pending();
         self.activity
@@ -384,7 +417,7 @@ impl WatchedStream {
     }
 }
 
-impl AsyncRead for WatchedStream {
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -401,7 +434,7 @@ impl AsyncRead for WatchedStream {
     }
 }
 
-impl AsyncWrite for WatchedStream {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -11,8 +11,9 @@ use std::{
     time::Duration,
 };
 
+use cookiesync::client::Network;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::{net::lookup_host, sync::watch, time::sleep};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Context, Subscription, buffer::BufferWriter};
@@ -38,9 +39,10 @@ pub async fn run(
         addresses: HashMap::new(),
         open: HashMap::new(),
     };
+    let network = Arc::clone(&subscriptions.context.network);
     let names = producers.into_iter().map(Name::new);
     let mut lookups: FuturesUnordered<_> = names
-        .map(|name| name.look_up_after(Duration::ZERO))
+        .map(|name| name.look_up_after(&*network, Duration::ZERO))
         .collect();
     loop {
         let name = tokio::select! {
@@ -49,7 +51,7 @@ pub async fn run(
         };
         let Some(name) = name else { return };
         subscriptions.set(&name);
-        lookups.push(name.look_up_after(LOOKUP_INTERVAL));
+        lookups.push(name.look_up_after(&*network, LOOKUP_INTERVAL));
     }
 }
 
@@ -108,15 +110,15 @@ impl Name {
         }
     }
 
-    async fn look_up_after(mut self, pause: Duration) -> Self {
+    async fn look_up_after(mut self, network: &dyn Network, pause: Duration) -> Self {
         sleep(pause).await;
-        self.look_up().await;
+        self.look_up(network).await;
         self
     }
 
-    async fn look_up(&mut self) {
-        let found = lookup_host((self.url.host.as_str(), self.url.port)).await;
-        let why = match found.map(Iterator::collect::<Vec<_>>) {
+    async fn look_up(&mut self, network: &dyn Network) {
+        let found = network.lookup(&self.url.host, self.url.port).await;
+        let why = match found {
             Ok(addresses) if !addresses.is_empty() => {
                 if self.failing {
                     tracing::info!(producer = %self.url, "host name is found again");

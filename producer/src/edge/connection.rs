@@ -17,7 +17,7 @@
 
 use std::{io, time::Duration, time::SystemTime};
 
-use cookiesync::process::listen::{Activity, WatchedStream};
+use cookiesync::process::listen::{Activity, ByteStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
@@ -75,7 +75,7 @@ impl Connection {
     pub(super) async fn serve(
         mut self,
         edge: &Edge,
-        mut stream: WatchedStream,
+        mut stream: impl ByteStream,
         activity: &Activity,
         stopping: &CancellationToken,
     ) -> Result<(), Broken> {
@@ -165,7 +165,7 @@ fn refused(refusal: Refusal) -> Outcome {
 }
 
 /// Says that nothing more will be written, and reads for a while what the client still sends.
-async fn linger(mut stream: WatchedStream) -> io::Result<()> {
+async fn linger(mut stream: impl ByteStream) -> io::Result<()> {
     stream.shutdown().await?;
     let mut rest = stream.take(LINGER_BYTES_MAX);
     let mut sink = tokio::io::sink();
