@@ -2,6 +2,9 @@
 //!
 //! Nothing is updated per cookie for these: the log counts under the lock it holds anyway, a stream counts per
 //! chunk, and a subscriber that is forgotten takes its series with it.
+//!
+//! Of each subscriber the counts of one scrape add up exactly: appended = delivered - undelivered + lost - recovered +
+//! queued. For that the queues are read first, and then the log, once.
 
 use std::collections::HashMap;
 
@@ -13,7 +16,7 @@ use prometheus::{
 };
 
 use crate::{
-    log::Log,
+    log::{Log, Stats},
     streams::subscribers::{Snapshot, Subscribers},
 };
 
@@ -65,140 +68,161 @@ impl Collector for Figures {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let mut families = self.of_log();
-        families.extend(self.of_subscribers());
+        let queues = self.subscribers.snapshot();
+        let stats = self.log.stats();
+        let mut families = of_log(&stats);
+        families.extend(of_subscribers(&queues, &stats));
         families
     }
 }
 
-impl Figures {
-    fn of_log(&self) -> Vec<MetricFamily> {
-        let stats = self.log.stats();
-        let counter = |name: &str, help: &str, value: u64| {
-            family(name, help, MetricType::COUNTER, vec![sample(&[], value)])
-        };
-        let gauge = |name: &str, help: &str, value: u64| {
-            family(name, help, MetricType::GAUGE, vec![sample(&[], value)])
-        };
-        vec![
-            counter(
-                "producer_cookies_appended_total",
-                "Cookies in the log since start, which is what clients were told was accepted.",
-                stats.appended,
-            ),
-            counter(
-                "producer_log_sealed_bytes_total",
-                "Bytes of sealed chunks since start, each counted once.",
-                stats.sealed_bytes,
-            ),
-            family(
-                "producer_log_chunks_sealed_total",
-                "Chunks sealed since start, because they were full or old.",
-                MetricType::COUNTER,
-                vec![
-                    sample(&[("reason", "size")], stats.sealed_by_size),
-                    sample(&[("reason", "age")], stats.sealed_by_age),
-                ],
-            ),
-            gauge(
-                "producer_log_bytes",
-                "Bytes the log holds.",
-                stats.bytes as u64,
-            ),
-            gauge(
-                "producer_log_chunks",
-                "Chunks the log holds.",
-                stats.chunks as u64,
-            ),
-            gauge(
-                "producer_log_cookies",
-                "Sealed cookies the log holds.",
-                stats.span.next - stats.span.oldest,
-            ),
-            family(
-                "producer_log_reach_seconds",
-                "Age of the oldest chunk held: how long a subscriber may be away and miss nothing.",
-                MetricType::GAUGE,
-                vec![Sample {
-                    labels: Vec::new(),
-                    value: stats.reach.as_secs_f64(),
-                }],
-            ),
-        ]
-    }
+fn of_log(stats: &Stats) -> Vec<MetricFamily> {
+    let counter = |name: &str, help: &str, value: u64| {
+        family(name, help, MetricType::COUNTER, vec![sample(&[], value)])
+    };
+    let gauge = |name: &str, help: &str, value: u64| {
+        family(name, help, MetricType::GAUGE, vec![sample(&[], value)])
+    };
+    vec![
+        counter(
+            "producer_cookies_appended_total",
+            "Cookies in the log since start, which is what clients were told was accepted.",
+            stats.appended,
+        ),
+        counter(
+            "producer_log_sealed_bytes_total",
+            "Bytes of sealed chunks since start, each counted once.",
+            stats.sealed_bytes,
+        ),
+        family(
+            "producer_log_chunks_sealed_total",
+            "Chunks sealed since start, because they were full or old.",
+            MetricType::COUNTER,
+            vec![
+                sample(&[("reason", "size")], stats.sealed_by_size),
+                sample(&[("reason", "age")], stats.sealed_by_age),
+            ],
+        ),
+        gauge(
+            "producer_log_bytes",
+            "Bytes the log holds.",
+            stats.bytes as u64,
+        ),
+        gauge(
+            "producer_log_chunks",
+            "Chunks the log holds.",
+            stats.chunks as u64,
+        ),
+        gauge(
+            "producer_log_cookies",
+            "Sealed cookies the log holds.",
+            stats.span.next - stats.span.oldest,
+        ),
+        family(
+            "producer_log_reach_seconds",
+            "Age of the oldest chunk held: how long a subscriber may be away and miss nothing.",
+            MetricType::GAUGE,
+            vec![Sample {
+                labels: Vec::new(),
+                value: stats.reach.as_secs_f64(),
+            }],
+        ),
+    ]
+}
 
-    fn of_subscribers(&self) -> Vec<MetricFamily> {
-        let queues = self.subscribers.snapshot();
-        if queues.is_empty() {
-            return Vec::new();
-        }
-        let next = self.log.span().next;
-        let each = |name: &str, help: &str, kind, value: &dyn Fn(&Snapshot) -> u64| {
-            let samples = queues
-                .iter()
-                .map(|queue| sample(&labels(queue), value(queue)));
-            family(name, help, kind, samples.collect())
-        };
-        let counter = MetricType::COUNTER;
-        let gauge = MetricType::GAUGE;
-        let lost = queues.iter().flat_map(|queue| {
-            let [name, call] = labels(queue);
-            [
-                sample(
-                    &[name, call, ("reason", "queue_bound")],
-                    queue.lost_queue_bound,
-                ),
-                sample(
-                    &[name, call, ("reason", "log_moved_on")],
-                    queue.lost_log_moved_on,
-                ),
-            ]
-        });
-        vec![
-            each(
-                "producer_subscriber_delivered_cookies_total",
-                "Cookies handed to the subscriber's stream, each counted once.",
-                counter,
-                &|queue| queue.delivered,
+fn of_subscribers(queues: &[Snapshot], stats: &Stats) -> Vec<MetricFamily> {
+    if queues.is_empty() {
+        return Vec::new();
+    }
+    let each = |name: &str, help: &str, kind, value: &dyn Fn(&Snapshot) -> u64| {
+        let samples = queues
+            .iter()
+            .map(|queue| sample(&labels(queue), value(queue)));
+        family(name, help, kind, samples.collect())
+    };
+    let counter = MetricType::COUNTER;
+    let gauge = MetricType::GAUGE;
+    let lost = queues.iter().flat_map(|queue| {
+        let [name, call] = labels(queue);
+        [
+            sample(
+                &[name, call, ("reason", "queue_bound")],
+                queue.totals.lost_queue_bound,
             ),
-            each(
-                "producer_subscriber_redelivered_cookies_total",
-                "Cookies handed to the subscriber's stream again after it came back.",
-                counter,
-                &|queue| queue.redelivered,
-            ),
-            family(
-                "producer_subscriber_lost_cookies_total",
-                "Cookies the subscriber will not get, by reason.",
-                counter,
-                lost.collect(),
-            ),
-            each(
-                "producer_subscriber_sent_bytes_total",
-                "Bytes handed to the subscriber's stream.",
-                counter,
-                &|queue| queue.bytes,
-            ),
-            each(
-                "producer_subscriber_streams_total",
-                "Streams the subscriber opened.",
-                counter,
-                &|queue| queue.streams,
-            ),
-            each(
-                "producer_subscriber_lag_cookies",
-                "Sealed cookies the subscriber's stream has not taken yet.",
-                gauge,
-                &|queue| next.saturating_sub(queue.position),
-            ),
-            each(
-                "producer_subscriber_connected",
-                "1 while a stream of the subscriber is open.",
-                gauge,
-                &|queue| u64::from(queue.connected),
+            sample(
+                &[name, call, ("reason", "log_moved_on")],
+                queue.totals.lost_log_moved_on,
             ),
         ]
-    }
+    });
+    vec![
+        each(
+            "producer_subscriber_appended_cookies_total",
+            "Cookies in the log since the subscriber joined: delivered - undelivered + lost - recovered + queued.",
+            counter,
+            &|queue| queue.appended(stats.appended),
+        ),
+        each(
+            "producer_subscriber_delivered_cookies_total",
+            "Cookies handed to the subscriber's stream, each counted once.",
+            counter,
+            &|queue| queue.totals.delivered,
+        ),
+        each(
+            "producer_subscriber_redelivered_cookies_total",
+            "Cookies handed to the subscriber's stream again after it came back.",
+            counter,
+            &|queue| queue.totals.redelivered,
+        ),
+        family(
+            "producer_subscriber_lost_cookies_total",
+            "Cookies the subscriber will not get, by reason.",
+            counter,
+            lost.collect(),
+        ),
+        each(
+            "producer_subscriber_undelivered_cookies_total",
+            "Cookies counted as delivered that never arrived and are counted as lost since.",
+            counter,
+            &|queue| queue.totals.undelivered,
+        ),
+        each(
+            "producer_subscriber_recovered_cookies_total",
+            "Cookies counted as lost that were delivered after all, to an older cursor.",
+            counter,
+            &|queue| queue.totals.recovered,
+        ),
+        each(
+            "producer_subscriber_queued_cookies",
+            "Cookies in the log, sealed or not, that are neither delivered nor lost yet.",
+            gauge,
+            &|queue| queue.queued(stats.appended),
+        ),
+        each(
+            "producer_subscriber_sent_bytes_total",
+            "Bytes handed to the subscriber's stream.",
+            counter,
+            &|queue| queue.totals.bytes,
+        ),
+        each(
+            "producer_subscriber_streams_total",
+            "Streams the subscriber opened.",
+            counter,
+            &|queue| queue.totals.streams,
+        ),
+        each(
+            "producer_subscriber_lag_cookies",
+            "Sealed cookies the subscriber's stream has not taken yet.",
+            gauge,
+            &|queue| stats.span.next.saturating_sub(queue.position),
+        ),
+        each(
+            "producer_subscriber_connected",
+            "1 while a stream of the subscriber is open.",
+            gauge,
+            &|queue| u64::from(queue.connected),
+        ),
+    ]
 }
 
 fn labels(queue: &Snapshot) -> [(&'static str, &str); 2] {

@@ -1,20 +1,27 @@
 //! Who subscribes: one named queue each, kept for a while after its stream ended.
 //!
-//! A queue is a position in the log and some counters; the log holds the cookies. A stream holds a [`Lease`]
-//! on its queue. A second stream of the same name takes the lease away from the first.
+//! A queue is a position in the log and an [account](account) of what became of every cookie since it was made; the log
+//! holds the cookies. A stream holds a [`Lease`] on its queue. A second stream of the same name takes the lease away
+//! from the first.
+//!
+//! All of one queue is under one lock, taken once for each delivery, so what is read of it adds up at any time.
+//!
+//! A superseded stream may have one delivery in hand, which still goes out. Its bytes are counted; its cookies are
+//! not, because the newer stream begins where its own client stands, and counts them when it passes them.
+
+mod account;
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use tokio_util::sync::CancellationToken;
 
-use crate::log::{Delivery, GapReason, Sequence};
+use self::account::Account;
+pub use self::account::Totals;
+use crate::log::{Delivery, Sequence};
 
 /// Which call a stream came by. A name is its own queue for each call, so that a program that reads
 /// `GetCookies` and a consumer on the same host, both named after it, do not end each other.
@@ -57,31 +64,20 @@ struct Shared {
 
 #[derive(Debug)]
 struct Queue {
-    connection: Mutex<Connection>,
-    counters: Counters,
+    state: Mutex<State>,
+}
+
+/// All of a queue, under its lock.
+#[derive(Debug)]
+struct State {
+    connection: Connection,
+    account: Account,
 }
 
 #[derive(Debug)]
 enum Connection {
     Streaming { superseded: CancellationToken },
     Ended { since: Instant },
-}
-
-/// What happened to one queue. All counts are of cookies unless they say otherwise.
-#[derive(Debug, Default)]
-struct Counters {
-    /// The sequence after the last one taken out of the log.
-    position: AtomicU64,
-    /// The first sequence the present or latest stream spoke of.
-    stream_began: AtomicU64,
-    /// The sequence after the newest one ever delivered or lost: what lies before it counts as redelivered.
-    high_water: AtomicU64,
-    delivered: AtomicU64,
-    redelivered: AtomicU64,
-    lost_queue_bound: AtomicU64,
-    lost_log_moved_on: AtomicU64,
-    bytes: AtomicU64,
-    streams: AtomicU64,
 }
 
 /// The figures of one queue at one moment.
@@ -95,18 +91,26 @@ pub struct Snapshot {
     pub connected: bool,
     /// The sequence after the last one taken out of the log.
     pub position: Sequence,
-    /// Cookies delivered for the first time.
-    pub delivered: u64,
-    /// Cookies delivered again after a resume.
-    pub redelivered: u64,
-    /// Cookies it will not get because it was behind its bound.
-    pub lost_queue_bound: u64,
-    /// Cookies it will not get because the log moved on.
-    pub lost_log_moved_on: u64,
-    /// Bytes handed to its streams.
-    pub bytes: u64,
-    /// Streams opened.
-    pub streams: u64,
+    /// The first sequence that is accounted for.
+    pub joined: Sequence,
+    /// The sequence after the newest one ever delivered or lost.
+    pub high_water: Sequence,
+    /// What it counts.
+    pub totals: Totals,
+}
+
+impl Snapshot {
+    /// Cookies appended since the queue's account begins, of `appended` in all, read after this snapshot.
+    #[must_use]
+    pub fn appended(&self, appended: u64) -> u64 {
+        appended + 1 - self.joined
+    }
+
+    /// Cookies neither delivered nor lost yet, sealed or not, of `appended` in all, read after this snapshot.
+    #[must_use]
+    pub fn queued(&self, appended: u64) -> u64 {
+        appended + 1 - self.high_water
+    }
 }
 
 /// Where a remembered queue stands.
@@ -148,30 +152,25 @@ impl Subscribers {
         self.forget(&mut queues, now);
         let key = (call, name.to_owned());
         let known = queues.get(&key).map(Arc::clone);
-        let began = start(known.as_ref().map(|queue| queue.counters.remembered()))?;
+        let began = start(known.as_ref().map(|queue| queue.remembered()))?;
         let superseded = CancellationToken::new();
         let connection = Connection::Streaming {
             superseded: superseded.clone(),
         };
         let queue = match known {
             Some(queue) => {
-                queue.supersede(connection);
+                queue.supersede(connection, began);
                 queue
             }
             None => {
                 if queues.len() >= self.shared.subscribers_max {
                     forget_longest_ended(&mut queues)?;
                 }
-                let queue = Arc::new(Queue {
-                    connection: Mutex::new(connection),
-                    counters: Counters::default(),
-                });
-                queue.counters.high_water.store(began, Ordering::Relaxed);
+                let queue = Arc::new(Queue::new(connection, began));
                 queues.insert(key, Arc::clone(&queue));
                 queue
             }
         };
-        queue.counters.begin(began);
         Ok(Lease { queue, superseded })
     }
 
@@ -198,7 +197,7 @@ impl Subscribers {
     }
 
     fn forget(&self, queues: &mut HashMap<(Call, String), Arc<Queue>>, now: Instant) {
-        queues.retain(|_, queue| match *queue.connection() {
+        queues.retain(|_, queue| match queue.state().connection {
             Connection::Streaming { .. } => true,
             Connection::Ended { since } => now - since < self.shared.retention,
         });
@@ -211,7 +210,7 @@ fn forget_longest_ended(
 ) -> Result<(), TooManySubscribers> {
     let longest_ended = queues
         .iter()
-        .filter_map(|(key, queue)| match *queue.connection() {
+        .filter_map(|(key, queue)| match queue.state().connection {
             Connection::Streaming { .. } => None,
             Connection::Ended { since } => Some((since, key)),
         })
@@ -222,60 +221,47 @@ fn forget_longest_ended(
 }
 
 impl Queue {
-    fn connection(&self) -> MutexGuard<'_, Connection> {
-        let connection = self.connection.lock();
-        connection.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives the queue to another stream; the one that had it learns so before the lock is released, so
-    /// that its [`Lease`] does not end the new one's.
-    fn supersede(&self, by: Connection) {
-        let mut connection = self.connection();
-        if let Connection::Streaming { superseded } = &*connection {
-            superseded.cancel();
-        }
-        *connection = by;
-    }
-
-    fn snapshot(&self, call: Call, name: &str) -> Snapshot {
-        let counters = &self.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Snapshot {
-            name: name.to_owned(),
-            call,
-            connected: matches!(*self.connection(), Connection::Streaming { .. }),
-            position: load(&counters.position),
-            delivered: load(&counters.delivered),
-            redelivered: load(&counters.redelivered),
-            lost_queue_bound: load(&counters.lost_queue_bound),
-            lost_log_moved_on: load(&counters.lost_log_moved_on),
-            bytes: load(&counters.bytes),
-            streams: load(&counters.streams),
+    fn new(connection: Connection, began: Sequence) -> Self {
+        let mut account = Account::new(began);
+        account.begin(began);
+        Self {
+            state: Mutex::new(State {
+                connection,
+                account,
+            }),
         }
     }
-}
 
-impl Counters {
-    fn begin(&self, began: Sequence) {
-        self.position.store(began, Ordering::Relaxed);
-        self.stream_began.store(began, Ordering::Relaxed);
-        self.streams.fetch_add(1, Ordering::Relaxed);
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remembered(&self) -> Remembered {
-        Remembered {
-            position: self.position.load(Ordering::Relaxed),
-            stream_began: self.stream_began.load(Ordering::Relaxed),
-        }
+        self.state().account.remembered()
     }
 
-    /// Moves past the sequences `first..=last`; returns how many of them are passed for the first time.
-    fn pass(&self, first: Sequence, last: Sequence) -> (u64, u64) {
-        let next = last + 1;
-        let high_water = self.high_water.fetch_max(next, Ordering::Relaxed);
-        self.position.store(next, Ordering::Relaxed);
-        let new = next - first.max(high_water.min(next));
-        (new, next - first - new)
+    /// Gives the queue to another stream, which begins at `began`; the one that had it learns so before the lock is
+    /// released, so that its [`Lease`] does not end the new one's, nor counts what that one will.
+    fn supersede(&self, by: Connection, began: Sequence) {
+        let mut state = self.state();
+        if let Connection::Streaming { superseded } = &state.connection {
+            superseded.cancel();
+        }
+        state.connection = by;
+        state.account.begin(began);
+    }
+
+    fn snapshot(&self, call: Call, name: &str) -> Snapshot {
+        let state = self.state();
+        Snapshot {
+            name: name.to_owned(),
+            call,
+            connected: matches!(state.connection, Connection::Streaming { .. }),
+            position: state.account.position(),
+            joined: state.account.joined(),
+            high_water: state.account.high_water(),
+            totals: state.account.totals,
+        }
     }
 }
 
@@ -294,30 +280,19 @@ impl Lease {
 
     /// Notes what was taken out of the log, and how many `bytes` it is on the wire.
     pub fn record(&self, delivery: &Delivery, bytes: usize) {
-        // A superseded stream still may have one delivery in hand; it must not move the queue.
+        let mut state = self.queue.state();
+        let account = &mut state.account;
+        account.totals.bytes += bytes as u64;
         if self.superseded.is_cancelled() {
             return;
         }
-        let counters = &self.queue.counters;
-        counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         match delivery {
-            Delivery::Chunk { chunk, first } => {
-                let (new, again) = counters.pass(*first, chunk.last());
-                counters.delivered.fetch_add(new, Ordering::Relaxed);
-                counters.redelivered.fetch_add(again, Ordering::Relaxed);
-            }
+            Delivery::Chunk { chunk, first } => account.deliver(*first, chunk.last()),
             Delivery::Gap {
                 first,
                 last,
                 reason,
-            } => {
-                let (new, _) = counters.pass(*first, *last);
-                let lost = match reason {
-                    GapReason::QueueBound => &counters.lost_queue_bound,
-                    GapReason::LogMovedOn => &counters.lost_log_moved_on,
-                };
-                lost.fetch_add(new, Ordering::Relaxed);
-            }
+            } => account.lose(*first, *last, *reason),
             Delivery::Idle { .. } | Delivery::End { .. } => {}
         }
     }
@@ -325,9 +300,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut connection = self.queue.connection();
+        let mut state = self.queue.state();
         if !self.superseded.is_cancelled() {
-            *connection = Connection::Ended {
+            state.connection = Connection::Ended {
                 since: Instant::now(),
             };
         }
@@ -337,6 +312,7 @@ impl Drop for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::GapReason;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -372,8 +348,9 @@ mod tests {
         lease.record(&gap(10, 19), 0);
         lease.record(&gap(20, 20), 0);
         let snapshot = only(&subscribers);
-        assert_eq!((snapshot.lost_log_moved_on, snapshot.position), (16, 21));
-        assert_eq!(snapshot.streams, 2);
+        let totals = snapshot.totals;
+        assert_eq!((totals.lost_log_moved_on, snapshot.position), (16, 21));
+        assert_eq!(totals.streams, 2);
     }
 
     #[test]
@@ -382,8 +359,9 @@ mod tests {
         let older = join(&subscribers, "a", 1).unwrap();
         let newer = join(&subscribers, "a", 1).unwrap();
         assert!(older.superseded.is_cancelled());
-        older.record(&gap(1, 5), 0);
+        older.record(&gap(1, 5), 7);
         assert_eq!(only(&subscribers).position, 1);
+        assert_eq!(only(&subscribers).totals.bytes, 7, "they still go out");
         drop(older);
         assert!(only(&subscribers).connected);
         drop(newer);

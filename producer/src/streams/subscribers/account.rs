@@ -1,0 +1,242 @@
+//! The account of one queue: what became of every cookie since the subscriber joined. Pure.
+//!
+//! # What adds up
+//!
+//! The account begins at the sequence `joined`. Every sequence from there up to, but not including, `high_water` is either
+//! *delivered* (handed to a stream) or *lost* (a gap said that it will not come); everything from `high_water` on is
+//! *queued*. At all times, for an `appended` read after the account:
+//!
+//! ```text
+//! appended + 1 - joined = (delivered - undelivered) + (lost - recovered) + queued
+//! ```
+//!
+//! Counters never go down, so a sequence whose fate changes is counted a second time, on both sides:
+//! - delivered, then inside a gap of a later stream: it never arrived, and the log has moved on since. It counts as *lost*
+//!   and as *undelivered*.
+//! - lost, then delivered after all, because the subscriber came back with an older cursor, which is met beyond the
+//!   queue's bound. It counts as *delivered* and as *recovered*.
+//!
+//! # What is taken on trust
+//!
+//! - A stream that begins after `high_water`: the subscriber's cursor says that it has what lies between, so that counts
+//!   as delivered.
+//! - A stream that begins before `joined`: what lies between was received under an account that is forgotten by now, or
+//!   there would be no such cursor. It counts as delivered from then on: what of it comes again is *redelivered*, and
+//!   what of it lies in a gap is lost and undelivered like any other.
+//! - Delivered is what was handed to a stream. Whether a client that went away has received it, it says itself, by the cursor
+//!   it comes back with.
+//!
+//! # Bound
+//!
+//! Which sequences are lost is kept as ranges, the [`LOST_RANGES_MAX`] newest. Sequences up to the end of the newest range that had to
+//! be forgotten keep the fate they have: delivered again they count as redelivered, in a gap again they count as nothing. The sum
+//! stays exact; only *recovered* and *undelivered* may then be less than what happened.
+
+use std::collections::VecDeque;
+
+use super::Remembered;
+use crate::log::{GapReason, Sequence};
+
+/// Most ranges of lost sequences that are kept: 16 KiB a queue. A queue gets more only by more than that many separate losses.
+pub(super) const LOST_RANGES_MAX: usize = 1024;
+
+/// What happened to one queue. All counts are of cookies unless they say otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Account {
+    /// The first sequence that is accounted for.
+    joined: Sequence,
+    /// The sequence after the newest one ever delivered or lost.
+    high_water: Sequence,
+    /// The sequence after the last one taken out of the log by the present or latest stream.
+    position: Sequence,
+    /// The first sequence the present or latest stream spoke of.
+    stream_began: Sequence,
+    lost_ranges: Ranges,
+    pub(super) totals: Totals,
+}
+
+/// What only grows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Handed to a stream for the first time, or for the first time since they were lost.
+    pub delivered: u64,
+    /// Handed to a stream again after a resume.
+    pub redelivered: u64,
+    /// Lost because the subscriber was behind its bound.
+    pub lost_queue_bound: u64,
+    /// Lost because the log had moved on.
+    pub lost_log_moved_on: u64,
+    /// Counted as delivered before they turned out to be lost.
+    pub undelivered: u64,
+    /// Counted as lost before they were delivered after all.
+    pub recovered: u64,
+    /// Bytes handed to streams.
+    pub bytes: u64,
+    /// Streams opened.
+    pub streams: u64,
+}
+
+impl Account {
+    /// The account of a queue whose first stream is about to [begin](Self::begin) at `joined`.
+    pub(super) fn new(joined: Sequence) -> Self {
+        Self {
+            joined,
+            high_water: joined,
+            position: joined,
+            stream_began: joined,
+            lost_ranges: Ranges::new(LOST_RANGES_MAX),
+            totals: Totals::default(),
+        }
+    }
+
+    /// A stream begins; what it takes on trust is said above.
+    pub(super) fn begin(&mut self, began: Sequence) {
+        self.totals.streams += 1;
+        self.totals.delivered += self.joined.saturating_sub(began);
+        self.joined = self.joined.min(began);
+        self.totals.delivered += began.saturating_sub(self.high_water);
+        self.high_water = self.high_water.max(began);
+        self.position = began;
+        self.stream_began = began;
+    }
+
+    /// The sequences `first..=last` were handed to the stream.
+    pub(super) fn deliver(&mut self, first: Sequence, last: Sequence) {
+        let new = self.pass(first, last);
+        let recovered = self.lost_ranges.take(first, last);
+        self.totals.recovered += recovered;
+        self.totals.delivered += new + recovered;
+        self.totals.redelivered += last + 1 - first - new - recovered;
+    }
+
+    /// The stream skipped the sequences `first..=last`.
+    pub(super) fn lose(&mut self, first: Sequence, last: Sequence, reason: GapReason) {
+        let new = self.pass(first, last);
+        let first = first.max(self.lost_ranges.floor);
+        let undelivered = if first <= last {
+            let known = self.lost_ranges.take(first, last);
+            self.lost_ranges.put(first, last);
+            last + 1 - first - new - known
+        } else {
+            0
+        };
+        self.totals.undelivered += undelivered;
+        let lost = match reason {
+            GapReason::QueueBound => &mut self.totals.lost_queue_bound,
+            GapReason::LogMovedOn => &mut self.totals.lost_log_moved_on,
+        };
+        *lost += new + undelivered;
+    }
+
+    /// Moves past the sequences; returns how many of them are passed for the first time.
+    fn pass(&mut self, first: Sequence, last: Sequence) -> u64 {
+        debug_assert!(
+            self.joined <= first && first <= self.high_water,
+            "a stream goes on where it stands"
+        );
+        let next = last + 1;
+        let new = next - first.max(self.high_water.min(next));
+        self.high_water = self.high_water.max(next);
+        self.position = next;
+        new
+    }
+
+    /// The sequence after the last one taken out of the log.
+    pub(super) fn position(&self) -> Sequence {
+        self.position
+    }
+
+    /// The first sequence that is accounted for.
+    pub(super) fn joined(&self) -> Sequence {
+        self.joined
+    }
+
+    /// The sequence after the newest one ever delivered or lost.
+    pub(super) fn high_water(&self) -> Sequence {
+        self.high_water
+    }
+
+    /// What is remembered of the queue.
+    pub(super) fn remembered(&self) -> Remembered {
+        Remembered {
+            position: self.position,
+            stream_began: self.stream_began,
+        }
+    }
+}
+
+/// Disjoint ranges of sequences, in order, and not adjacent; at most so many, the newest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Ranges {
+    /// First and last sequence, inclusive.
+    ranges: VecDeque<(Sequence, Sequence)>,
+    max: usize,
+    /// Before this sequence ranges were forgotten.
+    floor: Sequence,
+}
+
+impl Ranges {
+    fn new(max: usize) -> Self {
+        Self {
+            ranges: VecDeque::new(),
+            max,
+            floor: 0,
+        }
+    }
+
+    /// Removes what lies in `first..=last`; returns how many sequences that were.
+    fn take(&mut self, first: Sequence, last: Sequence) -> u64 {
+        // Nearly always a stream is at the head, and no loss is.
+        if self.ranges.back().is_none_or(|&(_, newest)| newest < first) {
+            return 0;
+        }
+        let from = self.ranges.partition_point(|&(_, end)| end < first);
+        let to = self.ranges.partition_point(|&(begin, _)| begin <= last);
+        if from >= to {
+            return 0;
+        }
+        let (left, right) = (self.ranges[from].0, self.ranges[to - 1].1);
+        let taken = self
+            .ranges
+            .drain(from..to)
+            .map(|(begin, end)| end.min(last) + 1 - begin.max(first))
+            .sum();
+        if last < right {
+            self.ranges.insert(from, (last + 1, right));
+        }
+        if left < first {
+            self.ranges.insert(from, (left, first - 1));
+        }
+        self.bound();
+        taken
+    }
+
+    /// Adds `first..=last`, of which nothing is in.
+    fn put(&mut self, mut first: Sequence, mut last: Sequence) {
+        let mut at = self.ranges.partition_point(|&(_, end)| end < first);
+        if let Some(&(begin, end)) = self.ranges.get(at)
+            && begin == last + 1
+        {
+            last = end;
+            self.ranges.remove(at);
+        }
+        if at > 0 && self.ranges[at - 1].1 + 1 == first {
+            at -= 1;
+            first = self.ranges[at].0;
+            self.ranges.remove(at);
+        }
+        self.ranges.insert(at, (first, last));
+        self.bound();
+    }
+
+    fn bound(&mut self) {
+        while self.ranges.len() > self.max {
+            if let Some((_, last)) = self.ranges.pop_front() {
+                self.floor = last + 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

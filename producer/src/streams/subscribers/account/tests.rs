@@ -1,0 +1,281 @@
+//! Accounts by example, and against a model that keeps the fate of every sequence by itself.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What the model knows of one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Queued,
+    Delivered,
+    Lost,
+}
+
+/// The fates of the sequences from 1 on; those before `joined` mean nothing.
+#[derive(Debug)]
+struct Model {
+    fates: Vec<Fate>,
+    joined: usize,
+    position: usize,
+    totals: Totals,
+}
+
+impl Model {
+    fn new(joined: usize) -> Self {
+        Self {
+            fates: vec![Fate::Queued; joined - 1],
+            joined,
+            position: joined,
+            totals: Totals::default(),
+        }
+    }
+
+    fn fate(&mut self, sequence: usize) -> &mut Fate {
+        &mut self.fates[sequence - 1]
+    }
+
+    fn begin(&mut self, began: usize) {
+        self.totals.streams += 1;
+        for sequence in began..self.joined {
+            *self.fate(sequence) = Fate::Delivered;
+            self.totals.delivered += 1;
+        }
+        self.joined = self.joined.min(began);
+        for sequence in self.joined..began {
+            if *self.fate(sequence) == Fate::Queued {
+                *self.fate(sequence) = Fate::Delivered;
+                self.totals.delivered += 1;
+            }
+        }
+        self.position = began;
+    }
+
+    fn deliver(&mut self, cookies: usize) {
+        for sequence in self.position..self.position + cookies {
+            match *self.fate(sequence) {
+                Fate::Queued => self.totals.delivered += 1,
+                Fate::Delivered => self.totals.redelivered += 1,
+                Fate::Lost => {
+                    self.totals.recovered += 1;
+                    self.totals.delivered += 1;
+                }
+            }
+            *self.fate(sequence) = Fate::Delivered;
+        }
+        self.position += cookies;
+    }
+
+    fn lose(&mut self, cookies: usize, reason: GapReason) {
+        for sequence in self.position..self.position + cookies {
+            let lost = match reason {
+                GapReason::QueueBound => &mut self.totals.lost_queue_bound,
+                GapReason::LogMovedOn => &mut self.totals.lost_log_moved_on,
+            };
+            match self.fates[sequence - 1] {
+                Fate::Queued => *lost += 1,
+                Fate::Delivered => {
+                    *lost += 1;
+                    self.totals.undelivered += 1;
+                }
+                Fate::Lost => {}
+            }
+            *self.fate(sequence) = Fate::Lost;
+        }
+        self.position += cookies;
+    }
+
+    fn count(&self, fate: Fate) -> u64 {
+        let fates = &self.fates[self.joined - 1..];
+        fates.iter().filter(|&&of_one| of_one == fate).count() as u64
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Append(usize),
+    /// Out of what is there, how many are handed out.
+    Deliver(prop::sample::Index),
+    Lose(prop::sample::Index, GapReason),
+    /// Where the next stream begins, of all that is or will be next.
+    Begin(prop::sample::Index),
+    /// The next stream begins so far before the position.
+    Rewind(usize),
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let index = any::<prop::sample::Index>;
+    let reason = prop_oneof![Just(GapReason::QueueBound), Just(GapReason::LogMovedOn)];
+    prop_oneof![
+        3 => (1_usize..40).prop_map(Action::Append),
+        4 => index().prop_map(Action::Deliver),
+        3 => (index(), reason).prop_map(|(index, reason)| Action::Lose(index, reason)),
+        1 => index().prop_map(Action::Begin),
+        2 => (0_usize..30).prop_map(Action::Rewind),
+    ]
+}
+
+fn sequence(number: usize) -> Sequence {
+    number as Sequence
+}
+
+fn apply(action: &Action, model: &mut Model, account: &mut Account) {
+    let next = model.fates.len() + 1;
+    let (position, left) = (model.position, next - model.position);
+    let at = sequence(position);
+    match action {
+        Action::Append(cookies) => model.fates.extend(vec![Fate::Queued; *cookies]),
+        Action::Deliver(index) if left > 0 => {
+            let cookies = 1 + index.index(left);
+            model.deliver(cookies);
+            account.deliver(at, at + sequence(cookies) - 1);
+        }
+        Action::Lose(index, reason) if left > 0 => {
+            let cookies = 1 + index.index(left);
+            model.lose(cookies, *reason);
+            account.lose(at, at + sequence(cookies) - 1, *reason);
+        }
+        Action::Deliver(_) | Action::Lose(..) => {}
+        Action::Begin(index) => {
+            let began = 1 + index.index(next);
+            model.begin(began);
+            account.begin(sequence(began));
+        }
+        Action::Rewind(back) => {
+            let began = position.saturating_sub(*back).max(1);
+            model.begin(began);
+            account.begin(sequence(began));
+        }
+    }
+}
+
+/// The fields in the order of [`Totals`].
+fn figures(totals: &Totals) -> [u64; 8] {
+    let Totals {
+        delivered,
+        redelivered,
+        lost_queue_bound,
+        lost_log_moved_on,
+        undelivered,
+        recovered,
+        bytes,
+        streams,
+    } = *totals;
+    [
+        delivered,
+        redelivered,
+        lost_queue_bound,
+        lost_log_moved_on,
+        undelivered,
+        recovered,
+        bytes,
+        streams,
+    ]
+}
+
+/// Delivered and lost, as they are now.
+fn net(totals: &Totals) -> (u64, u64) {
+    let lost = totals.lost_queue_bound + totals.lost_log_moved_on;
+    let delivered = totals.delivered.checked_sub(totals.undelivered);
+    let lost = lost.checked_sub(totals.recovered);
+    (
+        delivered.expect("no more undelivered than delivered"),
+        lost.expect("no more recovered than lost"),
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_sequence_has_one_fate_at_all_times(
+        joined in 1_usize..50,
+        actions in prop::collection::vec(action(), 1..150),
+    ) {
+        let (mut model, mut account) = (Model::new(joined), Account::new(sequence(joined)));
+        model.begin(joined);
+        account.begin(sequence(joined));
+        for action in &actions {
+            apply(action, &mut model, &mut account);
+            prop_assert_eq!(figures(&account.totals), figures(&model.totals));
+            prop_assert_eq!(account.position(), sequence(model.position));
+            prop_assert_eq!(account.joined(), sequence(model.joined));
+            let queued = sequence(model.fates.len() + 1) - account.high_water();
+            prop_assert_eq!(queued, model.count(Fate::Queued));
+            let counted = (model.count(Fate::Delivered), model.count(Fate::Lost));
+            prop_assert_eq!(net(&account.totals), counted);
+        }
+    }
+
+    #[test]
+    fn account_adds_up_and_never_goes_back_whatever_ranges_it_had_to_forget(
+        ranges_max in 0_usize..4,
+        actions in prop::collection::vec(action(), 1..150),
+    ) {
+        let (mut model, mut account) = (Model::new(1), Account::new(1));
+        account.lost_ranges.max = ranges_max;
+        for action in &actions {
+            let before = figures(&account.totals);
+            apply(action, &mut model, &mut account);
+            prop_assert!(before.iter().zip(figures(&account.totals)).all(|(before, now)| *before <= now));
+            prop_assert!(account.lost_ranges.ranges.len() <= ranges_max);
+            let (delivered, lost) = net(&account.totals);
+            prop_assert_eq!(account.high_water() - account.joined(), delivered + lost);
+        }
+    }
+}
+
+#[test]
+fn delivered_sequences_in_a_later_gap_become_lost() {
+    let mut account = Account::new(1);
+    account.begin(1);
+    account.deliver(1, 100);
+    account.begin(51);
+    account.lose(51, 150, GapReason::LogMovedOn);
+    let totals = account.totals;
+    assert_eq!((totals.delivered, totals.undelivered), (100, 50));
+    assert_eq!((totals.lost_log_moved_on, totals.recovered), (100, 0));
+    assert_eq!(net(&totals), (50, 100));
+}
+
+#[test]
+fn lost_sequences_that_come_after_all_are_recovered_once() {
+    let mut account = Account::new(1);
+    account.begin(1);
+    account.lose(1, 60, GapReason::QueueBound);
+    account.deliver(61, 100);
+    for redelivered in [40, 140] {
+        account.begin(1);
+        account.deliver(1, 100);
+        assert_eq!(account.totals.recovered, 60);
+        assert_eq!(account.totals.redelivered, redelivered);
+        assert_eq!(net(&account.totals), (100, 0));
+    }
+}
+
+#[test]
+fn what_a_subscriber_says_it_has_is_delivered() {
+    let mut account = Account::new(11);
+    account.begin(11);
+    account.deliver(11, 20);
+    account.begin(31);
+    assert_eq!((account.totals.delivered, account.high_water()), (20, 31));
+    account.begin(1);
+    assert_eq!((account.totals.delivered, account.joined()), (30, 1));
+    account.lose(1, 40, GapReason::LogMovedOn);
+    assert_eq!(net(&account.totals), (0, 40));
+}
+
+#[test]
+fn adjacent_losses_are_one_range_and_a_hole_makes_two() {
+    let mut account = Account::new(1);
+    account.begin(1);
+    account.lose(1, 10, GapReason::QueueBound);
+    account.lose(11, 20, GapReason::LogMovedOn);
+    assert_eq!(account.lost_ranges.ranges, [(1, 20)]);
+    account.begin(5);
+    account.deliver(5, 9);
+    assert_eq!(account.lost_ranges.ranges, [(1, 4), (10, 20)]);
+    account.begin(5);
+    account.lose(5, 9, GapReason::LogMovedOn);
+    assert_eq!(account.lost_ranges.ranges, [(1, 20)]);
+    assert_eq!(net(&account.totals), (0, 20));
+}
