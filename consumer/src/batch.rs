@@ -121,7 +121,7 @@ pub struct Batch {
 /// What became of the cookies pushed into a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Cookies that came, good or bad.
+    /// Cookies that came, good or bad: the sum of the others and of those to be written.
     pub received: u64,
     /// Cookies that were left out by their judge as repeats.
     pub suppressed: u64,
@@ -273,6 +273,9 @@ impl Batch {
 
     /// Takes a chunk's cookies and its last sequence. Malformed cookies are counted and skipped. A chunk said to be
     /// accepted after `accepted_max` counts as accepted then.
+    ///
+    /// A chunk has as many cookies as its header says, because these have sequences: what it lacks counts as malformed,
+    /// and what it holds beyond them has no sequence of its own and is left alone.
     pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
         self.push_judged(producer, chunk, accepted_max, &mut TakeAll);
     }
@@ -296,10 +299,8 @@ impl Batch {
         let chunk_at = u32::try_from(self.chunks.len()).expect("a batch is bounded in bytes");
         self.chunks.push(chunk.body().clone());
         self.bytes += chunk.body().len();
-        let mut walked = 0;
         let mut cookies = Vec::with_capacity(likely);
-        for cookie in chunk.cookies() {
-            walked += 1;
+        for cookie in chunk.cookies().take(count) {
             cookies.extend(cookie.ok().filter(is_well_formed));
         }
         let good = u32::try_from(cookies.len()).expect("a batch is bounded in cookies");
@@ -325,7 +326,7 @@ impl Batch {
                 }
             }
         }
-        let received = u64::from(header.count).max(walked);
+        let received = u64::from(header.count);
         self.counts.received += received;
         self.counts.malformed += received - u64::from(good);
         self.accepted.push((accepted, good));

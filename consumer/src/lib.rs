@@ -15,6 +15,7 @@
 //!   the cursors with the data. [`dead_letters`] keeps what the store refuses for ever.
 //! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
 //!   *store* stands. A batch written twice changes nothing.
+//! - [`ledger`] knows what became of every cookie received; at any time it adds up.
 //! - [`maintenance`] lets stores expire and compact inside nightly windows, by a [`clock`] that tests set; [`lookup`]
 //!   answers what is stored.
 //!
@@ -46,6 +47,7 @@ pub mod lookup;
 
 pub mod backoff;
 pub mod health;
+pub mod ledger;
 pub mod metrics;
 
 pub use config::Config;

@@ -10,6 +10,7 @@ use prometheus::{
     Result,
 };
 
+use crate::ledger::Ledger;
 pub use latency::Latency;
 
 /// All metrics.
@@ -51,26 +52,16 @@ pub struct Subscription {
     lost_queue_bound: IntCounter,
     lost_log_moved_on: IntCounter,
     lost_unspecified: IntCounter,
+    /// What became of every cookie; shared with the sink.
+    pub ledger: Ledger,
 }
 
 /// What the sink counts.
 #[derive(Clone, Debug)]
 pub struct Sink {
-    /// Cookies received.
-    pub received: IntCounter,
-    /// Cookies written to the store.
-    pub written: IntCounter,
-    /// Cookies replaced by a newer one before they were written.
-    pub superseded: IntCounter,
-    /// Cookies that repeat what was stored lately.
-    pub suppressed: IntCounter,
-    /// Cookies that were older than what the store has.
-    pub stale: IntCounter,
-    /// Cookies that were malformed when received.
-    pub malformed: IntCounter,
-    /// Cookies that the store refused for ever.
-    pub rejected: IntCounter,
-    /// What became of those.
+    /// What became of every cookie; shared with the subscriptions.
+    pub ledger: Ledger,
+    /// What became of the cookies that the store refused for ever.
     pub dead_letters: DeadLetters,
     /// Cookies whose time of acceptance was cut down.
     pub clock_clamped: IntCounter,
@@ -137,16 +128,18 @@ impl Metrics {
         build.set(1);
         registry.register(Box::new(build))?;
         let names = Names(registry);
+        let ledger = Ledger::new()?;
+        registry.register(Box::new(ledger.clone()))?;
         Ok(Self {
-            subscription: Subscription::register(&names)?,
-            sink: Sink::register(&names)?,
+            subscription: Subscription::register(&names, ledger.clone())?,
+            sink: Sink::register(&names, ledger)?,
             maintenance: Maintenance::register(&names)?,
         })
     }
 }
 
 impl Subscription {
-    fn register(names: &Names<'_>) -> Result<Self> {
+    fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
         let lost = names.counters(
             "lost_total",
             "Cookies a producer had and this consumer will not get, by reason.",
@@ -193,6 +186,7 @@ impl Subscription {
             lost_queue_bound: lost.with_label_values(&["queue_bound"]),
             lost_log_moved_on: lost.with_label_values(&["log_moved_on"]),
             lost_unspecified: lost.with_label_values(&["unspecified"]),
+            ledger,
         })
     }
 
@@ -207,29 +201,9 @@ impl Subscription {
 }
 
 impl Sink {
-    fn register(names: &Names<'_>) -> Result<Self> {
-        let failed = names.counters(
-            "failed_total",
-            "Cookies that cannot be stored, by reason.",
-            "reason",
-        )?;
+    fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
         Ok(Self {
-            received: names.counter("received_total", "Cookies received.")?,
-            written: names.counter("written_total", "Cookies written to the store.")?,
-            superseded: names.counter(
-                "superseded_total",
-                "Cookies replaced by a newer one of the same user and DSP before they were written.",
-            )?,
-            suppressed: names.counter(
-                "suppressed_total",
-                "Cookies not written because they repeat the buyer uid stored within the refresh interval.",
-            )?,
-            stale: names.counter(
-                "stale_total",
-                "Cookies not written because the store has a newer one.",
-            )?,
-            malformed: failed.with_label_values(&["malformed"]),
-            rejected: failed.with_label_values(&["rejected"]),
+            ledger,
             dead_letters: DeadLetters::register(names)?,
             clock_clamped: names.counter(
                 "clock_clamped_total",

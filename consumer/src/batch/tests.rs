@@ -250,6 +250,24 @@ fn malformed_cookies_are_counted_and_skipped() {
     assert_eq!(batch.cursors()[0].sequence, 8);
 }
 
+#[test]
+fn chunk_has_as_many_cookies_as_it_says() {
+    let two = chunk(1, 5, &[("a", 1, "x"), ("b", 1, "x")]);
+    for (says, kept, malformed) in [(1, 1, 0), (2, 2, 0), (5, 2, 3)] {
+        let mut body = two.body().to_vec();
+        let at = body.iter().position(|&byte| byte == COUNT_TAG).unwrap();
+        body[at + 1] = says;
+        let batch = batch(&[ChunkRef::decode(body.into()).unwrap()]);
+        let counts = batch.counts();
+        assert_eq!(counts.received, u64::from(says));
+        assert_eq!((batch.len(), counts.malformed), (kept, malformed));
+        assert_eq!(batch.cursors()[0].sequence, u64::from(says));
+    }
+}
+
+/// Before the count of a chunk, little endian; nothing before it in a small chunk has this byte.
+const COUNT_TAG: u8 = 3 << 3 | 5;
+
 fn prost_bytes(chunk: &v1::Chunk) -> Bytes {
     use prost::Message;
     Bytes::from(chunk.encode_to_vec())

@@ -86,7 +86,7 @@ impl Collector {
                 }
                 () = sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() && !is_due => {}
                 () = self.hurry.cancelled() => {
-                    leave_out(&mut buffer);
+                    self.leave_out(&mut buffer);
                     break;
                 }
             }
@@ -128,20 +128,21 @@ impl Collector {
             );
         }
     }
-}
 
-/// Says how much of the buffer is left out.
-fn leave_out(buffer: &mut BufferReader) {
-    let mut cookies = 0;
-    while let Some(item) = buffer.try_pop() {
-        if let Item::Chunk(_, chunk) = item {
-            cookies += u64::from(chunk.header().count);
+    /// Empties the buffer, and counts and says how much is left out.
+    fn leave_out(&self, buffer: &mut BufferReader) {
+        let mut cookies = 0;
+        while let Some(item) = buffer.try_pop() {
+            if let Item::Chunk(_, chunk) = item {
+                cookies += u64::from(chunk.header().count);
+            }
         }
-    }
-    if cookies > 0 {
-        tracing::warn!(
-            cookies,
-            "no time to store what was received last: it comes again after the start, if the producers still have it"
-        );
+        self.metrics.ledger.left_out(cookies);
+        if cookies > 0 {
+            tracing::warn!(
+                cookies,
+                "no time to store what was received last: it comes again after the start, if the producers still have it"
+            );
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -20,9 +20,11 @@ use crate::{
     batch::{Cursor, tests::chunk},
     dead_letters::DeadLetters,
     health::Health,
+    ledger::Figures,
     metrics::Metrics,
     store::{
-        Answer, BuyerUids, Compacted, Compaction, Expired, Rejected, Store, StoreError, Written,
+        Answer, BuyerUids, Compacted, Compaction, Expired, Receipt, Rejected, Store, StoreError,
+        Written,
     },
     subscription::buffer::{self, BufferWriter, Item},
     ttl::Ttls,
@@ -36,6 +38,9 @@ struct FakeStore {
     broken: bool,
     /// Refuses the first cookie of every batch for ever.
     picky: bool,
+    /// Times that a commit fails; after one it is picky.
+    failed_commits: AtomicU32,
+    has_failed_commit: AtomicBool,
     /// Times that it can be read but not written.
     read_only: AtomicU32,
     batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
@@ -66,12 +71,26 @@ impl Store for FakeStore {
                 index: 0,
                 reason: "not this one".to_owned(),
             };
+            let is_picky = self.picky || self.has_failed_commit.load(Ordering::Relaxed);
             Ok(Written {
-                rejected: self.picky.then_some(rejected).into_iter().collect(),
+                rejected: is_picky.then_some(rejected).into_iter().collect(),
                 ..Written::default()
             })
         }
         .boxed()
+    }
+
+    fn commit<'a>(&'a self, _: &'a Batch, _: Receipt) -> Answer<'a, ()> {
+        let less = |times: u32| times.checked_sub(1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let answer = match self.failed_commits.fetch_update(set, fetch, less) {
+            Ok(_) => {
+                self.has_failed_commit.store(true, Ordering::Relaxed);
+                Err(StoreError::Unavailable("not durable".to_owned()))
+            }
+            Err(_) => Ok(()),
+        };
+        std::future::ready(answer).boxed()
     }
 
     fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, BuyerUids> {
@@ -160,6 +179,14 @@ const LIMITS: Limits = Limits {
     bytes_max: 1 << 20,
 };
 
+/// The ledger of a sink that has nothing left to do.
+#[track_caller]
+fn settled(metrics: &Metrics) -> Figures {
+    let figures = metrics.sink.ledger.figures();
+    assert!(figures.add_up() && figures.waiting == 0, "{figures:?}");
+    figures
+}
+
 async fn push(sink: &Sink, sequence: u64) {
     let user = format!("user-{sequence}");
     let chunk = chunk(sequence, 1, &[(&user, 1, "b")]);
@@ -187,7 +214,7 @@ async fn failed_batch_is_repeated_and_nothing_is_left_behind_at_the_end() {
     assert_eq!(batches.iter().map(|(cookies, _)| cookies).sum::<usize>(), 6);
     assert_eq!(batches.last().unwrap().1[0].sequence, 6);
     assert_eq!(sink.metrics.sink.store_errors.get(), 5);
-    assert_eq!(sink.metrics.sink.written.get(), 6);
+    assert_eq!(settled(&sink.metrics).written, 6);
     assert_eq!(sink.metrics.sink.store_up.get(), 1);
 }
 
@@ -238,6 +265,8 @@ async fn hurry_stores_the_batches_in_hand_and_leaves_the_buffer_out() {
     let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
     assert_eq!(stored, [(1, 1), (4, 5)]);
     assert_eq!(sink.metrics.subscription.buffer_bytes.get(), 0);
+    let figures = settled(&sink.metrics);
+    assert_eq!((figures.written, figures.left_out), (5, 5));
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,8 +320,8 @@ async fn repeat_is_not_written_and_its_cursor_is() {
     let batches = sink.store.batches.lock().unwrap();
     let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
     assert_eq!(stored, [(1, 1), (0, 2), (1, 3)]);
-    let metrics = &sink.metrics.sink;
-    assert_eq!((metrics.suppressed.get(), metrics.written.get()), (1, 2));
+    let figures = settled(&sink.metrics);
+    assert_eq!((figures.suppressed, figures.written), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -324,9 +353,51 @@ async fn refused_cookie_becomes_a_letter_before_its_batch_counts_and_holds_up_no
     assert_eq!(users.len(), 2, "{letters}");
     assert!(users[0].contains("user-1") && users[1].contains("user-5"));
     assert!(letters.contains("not this one"));
-    let metrics = &sink.metrics.sink;
-    assert_eq!((metrics.written.get(), metrics.rejected.get()), (6, 2));
-    assert_eq!(metrics.dead_letters.written.get(), 2);
+    let figures = settled(&sink.metrics);
+    assert_eq!((figures.written, figures.rejected), (6, 2));
+    assert_eq!(sink.metrics.sink.dead_letters.written.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cookies_wait_from_their_reception_until_they_are_durable() {
+    let store = FakeStore {
+        slow: Duration::from_secs(10),
+        failed_commits: AtomicU32::new(1),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    for sequence in 1..=3 {
+        push(&sink, sequence).await;
+    }
+    let figures = || sink.metrics.sink.ledger.figures();
+    assert_eq!((figures().received, figures().waiting), (3, 3));
+    // Written for the first time after 10 s, not durable then, and again after 20 s and a delay.
+    sleep(Duration::from_secs(15)).await;
+    assert_eq!((figures().written, figures().waiting), (0, 3));
+    assert!(figures().add_up());
+    push(&sink, 4).await;
+    assert_eq!(figures().waiting, 4);
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    settled(&sink.metrics);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_only_when_a_batch_is_written_again_counts_and_is_set_aside() {
+    let store = FakeStore {
+        failed_commits: AtomicU32::new(1),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    for sequence in 1..=4 {
+        push(&sink, sequence).await;
+    }
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let figures = settled(&sink.metrics);
+    assert_eq!((figures.written, figures.rejected), (3, 1));
+    let letters = std::fs::read_to_string(sink.folder.path().join("letters")).unwrap();
+    assert!(letters.contains("user-1"), "{letters}");
 }
 
 #[tokio::test(start_paused = true)]

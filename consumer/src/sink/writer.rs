@@ -1,6 +1,7 @@
 //! From batches into the store: written, then committed, and repeated until they are.
 
 use std::{
+    collections::HashSet,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -19,6 +20,7 @@ use crate::{
     batch::{Batch, Cursor},
     dead_letters::DeadLetters,
     health::Health,
+    ledger::Settled,
     metrics::{self, gauge_value},
     store::{Answer, Store, StoreError, Written},
     suppression::Suppression,
@@ -116,7 +118,7 @@ impl Writer {
     pub async fn run(mut self, mut batches: Batches) -> Result<(), Failure> {
         while let Some(next) = self.wait_for(&mut batches).await? {
             let mut done = self.write(next, None).await?;
-            while let Some(next) = self.commit(&done, &mut batches).await? {
+            while let Some(next) = self.commit(&mut done, &mut batches).await? {
                 self.stored(&done);
                 done = next;
             }
@@ -143,11 +145,12 @@ impl Writer {
     /// Commits a batch that was written, and writes the next if one comes meanwhile.
     async fn commit(
         &mut self,
-        done: &Done,
+        done: &mut Done,
         batches: &mut Batches,
     ) -> Result<Option<Done>, Failure> {
         let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
-        let mut committing = store.commit(&done.batch, done.written.receipt);
+        let batch = Arc::clone(&done.batch);
+        let mut committing = store.commit(&batch, done.written.receipt);
         let (mut committed, mut next) = (None, None);
         tokio::select! {
             biased;
@@ -175,7 +178,7 @@ impl Writer {
         if committed.is_err() {
             // Nothing that was written since the last commit is certain.
             attempt = None;
-            self.write_again(&done.batch).await?;
+            self.write_again(done).await?;
         }
         match next {
             Some(next) => self.write(next, attempt).await.map(Some),
@@ -183,17 +186,27 @@ impl Writer {
         }
     }
 
-    /// Writes and commits a batch of which it is not known whether the store has it.
-    async fn write_again(&mut self, batch: &Arc<Batch>) -> Result<(), Failure> {
-        self.until_done(|store| {
-            let batch = Arc::clone(batch);
-            async move {
-                let written = store.write(Arc::clone(&batch)).await?;
-                store.commit(&batch, written.receipt).await
-            }
-            .boxed()
-        })
-        .await
+    /// Writes and commits a batch of which it is not known whether the store has it. What the store refuses only now is
+    /// set aside as well: what became of the batch is what came of the last time.
+    async fn write_again(&mut self, done: &mut Done) -> Result<(), Failure> {
+        let batch = Arc::clone(&done.batch);
+        let written = self
+            .until_done(|store| {
+                let batch = Arc::clone(&batch);
+                async move {
+                    let written = store.write(Arc::clone(&batch)).await?;
+                    store.commit(&batch, written.receipt).await?;
+                    Ok(written)
+                }
+                .boxed()
+            })
+            .await?;
+        let before = std::mem::replace(&mut done.written, written);
+        let has_letter: HashSet<u32> = before.rejected.iter().map(|it| it.index).collect();
+        let mut rejected = done.written.rejected.clone();
+        rejected.retain(|it| !has_letter.contains(&it.index));
+        self.dead_letters.write(&batch, rejected).await;
+        Ok(())
     }
 
     /// Writes a batch, unless an attempt has done so already.
@@ -203,12 +216,6 @@ impl Writer {
         attempt: Option<Result<Written, StoreError>>,
     ) -> Result<Done, Failure> {
         let Taken { batch, idle, began } = taken;
-        let counts = batch.counts();
-        self.metrics.received.inc_by(counts.received);
-        self.metrics.suppressed.inc_by(counts.suppressed);
-        self.metrics.stale.inc_by(counts.stale);
-        self.metrics.superseded.inc_by(counts.superseded);
-        self.metrics.malformed.inc_by(counts.malformed);
         if let Some(attempt) = &attempt {
             self.note(attempt.as_ref().err())?;
         }
@@ -237,9 +244,12 @@ impl Writer {
         let stale = done.written.stale.len() as u64;
         let rejected = done.written.rejected.len() as u64;
         let written = batch.len() as u64 - stale - rejected;
-        metrics.written.inc_by(written);
-        metrics.stale.inc_by(stale);
-        metrics.rejected.inc_by(rejected);
+        metrics.ledger.settled(&Settled {
+            counts: batch.counts(),
+            written,
+            stale,
+            rejected,
+        });
         metrics.batches.inc();
         let took = done.began.elapsed();
         metrics.flush_seconds.observe(took.as_secs_f64());

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::{
     batch::Cursor,
+    ledger::Ledger,
     metrics::{self, gauge_value},
 };
 
@@ -37,6 +38,7 @@ pub struct BufferWriter {
     room: Arc<Semaphore>,
     bytes_max: usize,
     used: IntGauge,
+    ledger: Ledger,
 }
 
 /// The end that the sink takes from.
@@ -67,6 +69,7 @@ pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWrite
         room: Arc::new(Semaphore::new(bytes_max)),
         bytes_max,
         used: metrics.buffer_bytes.clone(),
+        ledger: metrics.ledger.clone(),
     };
     let reader = BufferReader {
         items: receiver,
@@ -76,7 +79,8 @@ pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWrite
 }
 
 impl BufferWriter {
-    /// Puts an item at the end, waiting for room. Dropping the future before it is done leaves the item out.
+    /// Puts an item at the end, waiting for room; a chunk's cookies then count as received. Dropping the future before
+    /// it is done leaves the item out.
     ///
     /// # Errors
     /// When the reader has gone.
@@ -93,6 +97,9 @@ impl BufferWriter {
             .await
             .map_err(|_| Closed)?;
         let slot = self.items.reserve().await.map_err(|_| Closed)?;
+        if let Item::Chunk(_, chunk) = &item {
+            self.ledger.received(chunk.header().count.into());
+        }
         self.used.add(gauge_value(bytes as u64));
         slot.send(Held {
             item,
@@ -145,6 +152,7 @@ mod tests {
 
         let short = Duration::from_millis(20);
         assert!(timeout(short, writer.push(item())).await.is_err());
+        assert_eq!(metrics.ledger.figures().received, 2, "not the one left out");
         assert!(reader.pop().await.is_some());
         writer.push(item()).await.unwrap();
 
