@@ -9,7 +9,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::scrape::Samples;
+use crate::{ledger, scrape::Samples};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -131,14 +131,16 @@ pub async fn sync(address: &str, user_id: &str, dsp_id: u32, buyer_uid: &str) ->
         .await
 }
 
-/// The metrics of the process with this admin port.
+/// The metrics of the process with this admin port, whose books balance.
 ///
 /// # Errors
-/// When it does not answer.
+/// When it does not answer, or a [`ledger`] in it does not add up.
 pub async fn metrics(address: &str) -> Result<Samples> {
     let answer = get(address, "/metrics").await?;
     if answer.status != 200 {
         bail!("http://{address}/metrics answers {}", answer.status);
     }
-    Ok(Samples::parse(&answer.body))
+    let samples = Samples::parse(&answer.body);
+    ledger::check(&samples).with_context(|| format!("http://{address}/metrics"))?;
+    Ok(samples)
 }

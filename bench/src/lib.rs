@@ -15,7 +15,7 @@
 //!
 //! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
 //! ([`traffic`]), the real processes ([`programs`], [`mongod`], [`cluster`]), their admin ports ([`admin`], [`scrape`],
-//! [`observe`]), what a store must hold ([`verify`]), and what is left behind ([`report`]).
+//! [`observe`]), whether their books balance ([`ledger`]), what a store must hold ([`verify`]), and what is left behind ([`report`]).
 
 pub mod admin;
 pub mod cluster;
@@ -24,6 +24,7 @@ pub mod cpu;
 pub mod demo;
 pub mod e2e;
 pub mod fanout;
+pub mod ledger;
 pub mod load;
 pub mod memory;
 pub mod mongod;

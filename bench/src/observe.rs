@@ -1,4 +1,5 @@
-//! Looks at all processes of a cluster once a second: their metrics, CPU time and memory.
+//! Looks at all processes of a cluster once a second: their metrics, CPU time and memory. Each time it checks that their
+//! books balance.
 //!
 //! Counters go on over the lives of a process that was started again; what it counted between the last look and a kill
 //! is not known. A process that does not answer within 0.7 s, because it is stopped or too busy, is shown as
@@ -14,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 pub use self::counts::{ConsumerCounts, Counts, ProducerCounts};
 pub(crate) use self::plots::plots;
-use crate::{admin::HttpClient, cpu::CpuTime, memory::Memory, scrape::Samples};
+use crate::{admin::HttpClient, cpu::CpuTime, ledger, memory::Memory, scrape::Samples};
 
 /// Less than the time between two looks.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(700);
@@ -87,6 +88,9 @@ struct Watched {
     cpu_before: CpuTime,
     counts_before: Counts,
     seen: Seen,
+    /// How many scrapes had books that balance, and the first that had not.
+    balanced: u64,
+    unbalanced: Option<String>,
 }
 
 impl Observer {
@@ -107,6 +111,20 @@ impl Observer {
                 .collect(),
         });
         self.observations.last().expect("one was just pushed")
+    }
+
+    /// Of each process whose books did not balance: its name and what was wrong the first time.
+    pub fn unbalanced(&self) -> impl Iterator<Item = String> {
+        self.watched.iter().filter_map(|watched| {
+            let why = watched.unbalanced.as_ref()?;
+            Some(format!("{}: {why}", watched.seen.name))
+        })
+    }
+
+    /// How many scrapes had books that balance.
+    #[must_use]
+    pub fn balanced(&self) -> u64 {
+        self.watched.iter().map(|watched| watched.balanced).sum()
     }
 
     /// All that was seen, in the order of time.
@@ -131,6 +149,8 @@ impl Watched {
                 counts: Counts::default(),
                 life: Counts::default(),
             },
+            balanced: 0,
+            unbalanced: None,
         }
     }
 
@@ -151,6 +171,12 @@ impl Watched {
         let Some(admin) = &target.admin else { return };
         match timeout(ANSWER_PATIENCE, scrape(&mut self.client, admin)).await {
             Ok(Some(samples)) => {
+                match ledger::check(&samples) {
+                    Ok(()) => self.balanced += 1,
+                    Err(error) => {
+                        self.unbalanced.get_or_insert_with(|| format!("{error:#}"));
+                    }
+                }
                 self.seen.life = Counts::read(&samples);
                 self.seen.counts = self.counts_before.plus(&self.seen.life);
             }

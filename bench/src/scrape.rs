@@ -14,6 +14,16 @@ pub mod names {
     pub const HTTP_CUT: &str = "producer_http_connections_cut_total";
     /// Producer: cookies handed to a subscriber's stream, each once.
     pub const DELIVERED: &str = "producer_subscriber_delivered_cookies_total";
+    /// Producer: cookies in the log since a subscriber joined.
+    pub const SUBSCRIBER_APPENDED: &str = "producer_subscriber_appended_cookies_total";
+    /// Producer: cookies handed to a subscriber's stream again.
+    pub const REDELIVERED: &str = "producer_subscriber_redelivered_cookies_total";
+    /// Producer: cookies counted as delivered that are counted as lost since.
+    pub const UNDELIVERED: &str = "producer_subscriber_undelivered_cookies_total";
+    /// Producer: cookies counted as lost that were delivered after all.
+    pub const RECOVERED: &str = "producer_subscriber_recovered_cookies_total";
+    /// Producer: cookies in the log that are neither delivered to a subscriber nor lost yet.
+    pub const QUEUED: &str = "producer_subscriber_queued_cookies";
     /// Producer: cookies a subscriber will not get, by reason.
     pub const SUBSCRIBER_LOST: &str = "producer_subscriber_lost_cookies_total";
     /// Producer: cookies a subscriber's stream has not taken yet.
@@ -32,6 +42,10 @@ pub mod names {
     pub const SUPPRESSED: &str = "consumer_suppressed_total";
     /// Consumer: cookies that cannot be stored, by reason.
     pub const FAILED: &str = "consumer_failed_total";
+    /// Consumer: cookies received that a drain had no time to store.
+    pub const LEFT_OUT: &str = "consumer_left_out_total";
+    /// Consumer: cookies received whose fate is not durable yet.
+    pub const WAITING: &str = "consumer_waiting_cookies";
     /// Consumer: letters for cookies that the store refused for ever, by outcome.
     pub const DEAD_LETTERS: &str = "consumer_dead_letters_total";
     /// Consumer: whether the store works.
@@ -108,6 +122,12 @@ impl Samples {
         self.matching(name, &[])
             .filter_map(|sample| Some((sample.labels.get(label)?.clone(), sample.value as u64)))
             .collect()
+    }
+
+    /// The labels of each sample of `name`.
+    pub fn label_sets(&self, name: &str) -> impl Iterator<Item = &BTreeMap<String, String>> {
+        let named = self.samples.iter().filter(move |it| it.name == name);
+        named.map(|sample| &sample.labels)
     }
 
     /// The histogram `name`, summed over all of its label sets.

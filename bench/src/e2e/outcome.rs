@@ -286,10 +286,16 @@ impl Outcome {
 }
 
 impl Verification {
-    /// A line for each node.
+    /// A line for each node, and one for the books.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
+        if self.balanced > 0 {
+            let scrapes = grouped(self.balanced);
+            lines.push(format!(
+                "balanced  in {scrapes} scrapes every cookie had one fate"
+            ));
+        }
         for verdict in &self.verdicts {
             lines.push(format!("verified  {}", verdict.line()));
             lines.extend(

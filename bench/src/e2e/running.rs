@@ -89,6 +89,8 @@ pub struct Verification {
     pub not_verified: Option<String>,
     /// Requests it was held against.
     pub requests: u64,
+    /// Scrapes of producers and consumers whose books balanced.
+    pub balanced: u64,
     /// How long it took.
     pub seconds: f64,
 }
@@ -197,14 +199,15 @@ impl Running {
         self.ended.get_or_insert(format!("{why:#}"));
     }
 
-    /// Stops producers and consumers in order; what went wrong, each once.
+    /// Stops producers and consumers in order; what went wrong, each once, books that did not balance included.
     pub(crate) async fn stop(&mut self) -> Vec<String> {
         let stopped = self.cluster.stop().await;
         let ended = self.ended.iter();
         let others = stopped
             .iter()
             .filter(|fault| self.ended.as_ref() != Some(*fault));
-        ended.chain(others).cloned().collect()
+        let unbalanced = self.observer.unbalanced();
+        ended.chain(others).cloned().chain(unbalanced).collect()
     }
 
     /// Removes what was made, and says what is kept; what could not be removed.
@@ -294,7 +297,10 @@ impl Running {
         };
         let began = Instant::now();
         self.progress.begin("verifying", None);
-        let mut verification = Verification::default();
+        let mut verification = Verification {
+            balanced: self.observer.balanced(),
+            ..Verification::default()
+        };
         match tokio::task::spawn_blocking(|| Sent::new(sources)).await {
             Ok(Ok(sent)) => {
                 verification.requests = sent.len() as u64;

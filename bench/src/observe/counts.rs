@@ -27,7 +27,7 @@ pub struct ProducerCounts {
 /// What a consumer counted.
 #[derive(Debug, Clone, Default)]
 pub struct ConsumerCounts {
-    /// Cookies received, counted with their batch.
+    /// Cookies received.
     pub received: u64,
     /// Cookies written.
     pub written: u64,

@@ -28,7 +28,10 @@ use super::{
     timed::{TimedStore, Writes},
     workload::{Expected, Slice},
 };
-use crate::scrape::{Samples, names};
+use crate::{
+    ledger,
+    scrape::{Samples, names},
+};
 
 /// How long a store may fail without a success in between before the run is given up.
 const FAILING_MAX: Duration = Duration::from_secs(60);
@@ -182,6 +185,7 @@ impl Consumed {
         let mut text = Vec::new();
         TextEncoder::new().encode(&registry.gather(), &mut text)?;
         let samples = Samples::parse(&String::from_utf8(text)?);
+        ledger::check_consumer(&samples)?;
         let count = |name| samples.count(name, &[]);
         let counts = Counts {
             received: count(names::RECEIVED),

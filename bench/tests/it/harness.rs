@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     future::Future,
+    io::{Read as _, Write as _},
     num::{NonZeroU64, NonZeroUsize},
     path::Path,
     process::{ExitStatus, Stdio},
@@ -13,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use bench::{
     admin::{self, HttpClient},
-    load,
+    ledger, load,
     programs::{Process, Profile, Programs, free_address},
     scrape::{Samples, names},
     traffic::Traffic,
@@ -140,8 +141,50 @@ impl Addresses {
     }
 }
 
+/// Reads a process's books once more before it is killed, and fails the test when they do not balance. One that does not
+/// answer any more has none.
+struct LastBooks {
+    admin: String,
+}
+
+impl Drop for LastBooks {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        if let Ok(samples) = blocking_metrics(&self.admin)
+            && let Err(error) = ledger::check(&samples)
+        {
+            panic!("http://{}/metrics: {error:#}", self.admin);
+        }
+    }
+}
+
+/// Like [`admin::metrics`], for where nothing can be awaited, and without looking at the books.
+fn blocking_metrics(address: &str) -> Result<Samples> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let mut stream = std::net::TcpStream::connect_timeout(&address.parse()?, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    write!(
+        stream,
+        "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no whole head")?;
+    let length = format!("content-length: {}", body.len());
+    ensure!(
+        head.starts_with("HTTP/1.1 200") && head.to_ascii_lowercase().contains(&length),
+        "no whole answer: {head}"
+    );
+    Ok(Samples::parse(body))
+}
+
 /// A producer process on free ports.
 pub(crate) struct Producer {
+    /// Dropped before the process.
+    _books: LastBooks,
     pub(crate) process: Process,
     pub(crate) http: String,
     /// As a URL.
@@ -167,6 +210,9 @@ impl Producer {
         let program = &programs().await?.producer;
         let log = folder.path().join(format!("producer-{http}.log"));
         let mut producer = Self {
+            _books: LastBooks {
+                admin: admin.clone(),
+            },
             process: Process::start("the producer", program, &args, &log)?,
             http,
             grpc: format!("http://{grpc}"),
@@ -285,6 +331,8 @@ pub(crate) fn newest(traffic: &Traffic, count: u64) -> Known {
 
 /// A consumer process on a free port.
 pub(crate) struct Consumer {
+    /// Dropped before the process.
+    _books: LastBooks,
     pub(crate) process: Process,
     pub(crate) admin: String,
 }
@@ -324,6 +372,9 @@ impl Consumer {
         let program = &programs().await?.consumer;
         let log = folder.path().join(format!("consumer-{name}.log"));
         Ok(Self {
+            _books: LastBooks {
+                admin: admin.clone(),
+            },
             process: Process::start("the consumer", program, &args, &log)?,
             admin,
         })

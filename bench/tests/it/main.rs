@@ -14,6 +14,7 @@ mod get_cookies;
 mod harness;
 mod http_client;
 mod languages;
+mod ledger;
 mod load;
 mod maintenance;
 mod mongods;

@@ -1,0 +1,142 @@
+//! Scrapes that balance, and ones that do not.
+
+use super::*;
+
+const PRODUCER: &str = r#"
+producer_cookies_appended_total 200
+producer_subscriber_appended_cookies_total{call="subscribe",subscriber="a"} 100
+producer_subscriber_delivered_cookies_total{call="subscribe",subscriber="a"} 80
+producer_subscriber_redelivered_cookies_total{call="subscribe",subscriber="a"} 5
+producer_subscriber_undelivered_cookies_total{call="subscribe",subscriber="a"} 10
+producer_subscriber_lost_cookies_total{call="subscribe",reason="queue_bound",subscriber="a"} 15
+producer_subscriber_lost_cookies_total{call="subscribe",reason="log_moved_on",subscriber="a"} 10
+producer_subscriber_recovered_cookies_total{call="subscribe",subscriber="a"} 2
+producer_subscriber_queued_cookies{call="subscribe",subscriber="a"} 7
+"#;
+
+const CONSUMER: &str = r#"
+consumer_received_total 75
+consumer_written_total 30
+consumer_superseded_total 10
+consumer_suppressed_total 5
+consumer_stale_total 4
+consumer_failed_total{reason="malformed"} 3
+consumer_failed_total{reason="rejected"} 2
+consumer_left_out_total 1
+consumer_waiting_cookies 20
+"#;
+
+/// The scrape, with one sample's value replaced.
+fn changed(text: &str, sample: &str, value: &str) -> Samples {
+    let mut found = false;
+    let lines = text.lines().map(|line| match line.rsplit_once(' ') {
+        Some((start, _)) if start.starts_with(sample) => {
+            found = true;
+            format!("{start} {value}\n")
+        }
+        _ => format!("{line}\n"),
+    });
+    let text: String = lines.collect();
+    assert!(found, "{sample}");
+    Samples::parse(&text)
+}
+
+fn without(text: &str, sample: &str) -> Samples {
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| !line.starts_with(sample))
+        .collect();
+    assert!(lines.len() < text.lines().count(), "{sample}");
+    Samples::parse(&lines.join("\n"))
+}
+
+#[test]
+fn books_that_balance_pass() {
+    check_producer(&Samples::parse(PRODUCER)).unwrap();
+    check_consumer(&Samples::parse(CONSUMER)).unwrap();
+    check(&Samples::parse(&format!("{PRODUCER}{CONSUMER}"))).unwrap();
+    check(&Samples::parse("something_else 1\n")).unwrap();
+    check_producer(&Samples::parse("producer_cookies_appended_total 0\n")).unwrap();
+}
+
+#[test]
+fn one_cookie_too_many_or_too_few_in_any_account_fails_with_all_terms() {
+    for (sample, value) in [
+        ("producer_subscriber_appended_cookies_total", "101"),
+        ("producer_subscriber_delivered_cookies_total", "79"),
+        ("producer_subscriber_undelivered_cookies_total", "9"),
+        (
+            "producer_subscriber_lost_cookies_total{call=\"subscribe\",reason=\"queue",
+            "16",
+        ),
+        ("producer_subscriber_recovered_cookies_total", "3"),
+        ("producer_subscriber_queued_cookies", "8"),
+        ("producer_cookies_appended_total", "99"),
+    ] {
+        let error = check(&changed(PRODUCER, sample, value))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("does not add up") && error.contains("undelivered"),
+            "{error}"
+        );
+    }
+    for sample in CONSUMER.lines().filter_map(|line| line.split_once(' ')) {
+        let error = check(&changed(CONSUMER, sample.0, "76"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("consumer_waiting_cookies"), "{error}");
+    }
+}
+
+#[test]
+fn balance_that_needs_a_negative_count_is_none() {
+    let negative = CONSUMER
+        .replace("waiting_cookies 20", "waiting_cookies -20")
+        .replace("written_total 30", "written_total 70");
+    assert!(check_consumer(&Samples::parse(&negative)).is_err());
+    let negative = PRODUCER
+        .replace(
+            "} 10\nproducer_subscriber_lost",
+            "} 90\nproducer_subscriber_lost",
+        )
+        .replace(
+            "queued_cookies{call=\"subscribe\",subscriber=\"a\"} 7",
+            "queued_cookies{call=\"subscribe\",subscriber=\"a\"} 87",
+        );
+    let error = check_producer(&Samples::parse(&negative))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("90 undelivered"), "{error}");
+}
+
+#[test]
+fn term_that_is_missing_is_not_taken_for_none() {
+    for sample in [
+        "producer_cookies",
+        "producer_subscriber_appended",
+        "producer_subscriber_queued",
+    ] {
+        assert!(
+            check_producer(&without(PRODUCER, sample)).is_err(),
+            "{sample}"
+        );
+    }
+    for sample in ["consumer_received", "consumer_left_out", "consumer_waiting"] {
+        assert!(
+            check_consumer(&without(CONSUMER, sample)).is_err(),
+            "{sample}"
+        );
+    }
+}
+
+#[test]
+fn consumer_has_what_the_producer_delivered() {
+    let producer = Samples::parse(PRODUCER);
+    for (received, is_sound) in [("69", false), ("70", true), ("85", true), ("86", false)] {
+        let consumer = changed(CONSUMER, "consumer_received_total", received);
+        let checked = check_between(&producer, &consumer, "a");
+        assert_eq!(checked.is_ok(), is_sound, "{received}");
+    }
+    assert!(check_between(&producer, &Samples::parse(CONSUMER), "b").is_err());
+}

@@ -1,0 +1,180 @@
+//! Every cookie has one fate, at any time, whatever streams and processes go through. Every scrape of every test is checked
+//! for that; here are the ways in which a fate changes.
+
+use anyhow::{Result, ensure};
+use bench::{
+    ledger,
+    scrape::{Samples, names},
+};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cut::CutConnection,
+    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, wait_until},
+    stream_client::{Subscription, from_cursor, from_newest},
+};
+
+/// More than one MiB of cookies, the least a log can be told to hold.
+const MORE_THAN_THE_LOG: u64 = 30_000;
+
+/// What a producer says of a subscriber now.
+async fn count(producer: &Producer, name: &str, subscriber: &str) -> Result<u64> {
+    let labels = [("subscriber", subscriber), ("call", "subscribe")];
+    Ok(producer.metrics().await?.count(name, &labels))
+}
+
+#[tokio::test]
+async fn what_was_delivered_and_never_arrived_is_lost_when_the_log_has_moved_on() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--log-bytes", "1MiB"]).await?;
+    let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    producer.accept_load(1, 1_000).await?;
+    stream.read_to(1_000).await?;
+    let hello = stream.hello.clone();
+    drop(stream);
+    producer.accept_load(2, MORE_THAN_THE_LOG).await?;
+
+    // It stored only 100 of them before it was killed.
+    let request = from_cursor("node", &hello, 100);
+    let mut stream = Subscription::open(&producer.grpc, request).await?;
+    stream.read_to(1_000 + MORE_THAN_THE_LOG).await?;
+    let (lost, received) = (stream.lost(), stream.cookies.len() as u64);
+    assert_eq!(count(&producer, names::UNDELIVERED, "node").await?, 900);
+    assert_eq!(
+        count(&producer, names::SUBSCRIBER_LOST, "node").await?,
+        lost
+    );
+    assert_eq!(
+        count(&producer, names::DELIVERED, "node").await? - 900,
+        100 + received
+    );
+    assert_eq!(count(&producer, names::QUEUED, "node").await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_lost_behind_the_bound_is_recovered_by_an_older_cursor() -> Result<()> {
+    const COOKIES: u64 = 20_000;
+    let folder = TempDir::new()?;
+    let flags = ["--queue-cookies", "1000", "--rewind-bytes", "0"];
+    let producer = Producer::start(&folder, &flags).await?;
+    let stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    let hello = stream.hello.clone();
+    drop(stream);
+    producer.accept_load(1, COOKIES).await?;
+    let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    stream.read_to(COOKIES).await?;
+    let lost = count(&producer, names::SUBSCRIBER_LOST, "node").await?;
+    ensure!(lost > 0, "it was not behind its bound");
+    assert_eq!(stream.lost(), lost);
+    drop(stream);
+
+    let request = from_cursor("node", &hello, 0);
+    let mut stream = Subscription::open(&producer.grpc, request).await?;
+    stream.read_to(COOKIES).await?;
+    assert_eq!(stream.lost(), 0);
+    assert_eq!(count(&producer, names::RECOVERED, "node").await?, lost);
+    assert_eq!(count(&producer, names::DELIVERED, "node").await?, COOKIES);
+    assert_eq!(
+        count(&producer, names::REDELIVERED, "node").await?,
+        COOKIES - lost
+    );
+    Ok(())
+}
+
+/// Both processes, scraped while nothing moves.
+async fn at_rest(producer: &Producer, consumer: &Consumer) -> Result<(Samples, Samples)> {
+    wait_until(
+        PATIENCE,
+        "nothing is queued and nothing waits",
+        async || {
+            let (from, to) = (producer.metrics().await?, consumer.metrics().await?);
+            let left = from.count(names::QUEUED, &[]) + to.count(names::WAITING, &[]);
+            Ok(left == 0 && to.count(names::PRODUCERS_CONNECTED, &[]) == 1)
+        },
+    )
+    .await?;
+    Ok((producer.metrics().await?, consumer.metrics().await?))
+}
+
+#[tokio::test]
+async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let grpc = producer.grpc.trim_start_matches("http://");
+    let mut way = CutConnection::to(grpc).await?;
+    let store = embedded(&folder.path().join("store"));
+    let mut consumer = Consumer::spawn(&folder, "node", &[&way.url()], &store, &[]).await?;
+    consumer.wait_ready().await?;
+    producer.accept_load(1, 5_000).await?;
+    let (from, to) = at_rest(&producer, &consumer).await?;
+    ledger::check_between(&from, &to, "node")?;
+    assert_eq!(to.count(names::RECEIVED, &[]), 5_000);
+
+    let plan = producer.ordered_load(2, 4_000, 8_000)?;
+    let cuts = async {
+        for round in 1..=2 {
+            wait_until(PATIENCE, "some more are received", async || {
+                let received = consumer.metrics().await?.count(names::RECEIVED, &[]);
+                Ok(received >= 5_000 + round * 2_000)
+            })
+            .await?;
+            way.cut().await;
+            consumer.wait_not_ready("no producer is connected").await?;
+            way.mend().await?;
+        }
+        anyhow::Ok(())
+    };
+    let (accepted, cut) = tokio::join!(accept_all(&plan), cuts);
+    cut?;
+    accepted?;
+    let (from, to) = at_rest(&producer, &consumer).await?;
+    ledger::check_between(&from, &to, "node")?;
+    assert_eq!(to.count(names::RECEIVED, &[]), 13_000, "each once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn books_balance_in_every_scrape_under_load_with_losses_and_returns() -> Result<()> {
+    let folder = TempDir::new()?;
+    let flags = ["--log-bytes", "1MiB", "--queue-cookies", "3000"];
+    let producer = Producer::start(&folder, &flags).await?;
+    let hello = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    let hello = hello.hello.clone();
+    let plan = producer.ordered_load(3, 20_000, 60_000)?;
+    let over = CancellationToken::new();
+    let loading = async {
+        let accepted = accept_all(&plan).await;
+        over.cancel();
+        accepted
+    };
+    let scraping = async {
+        let mut scrapes = 0_u64;
+        while !over.is_cancelled() {
+            producer.metrics().await?;
+            scrapes += 1;
+        }
+        anyhow::Ok(scrapes)
+    };
+    let returning = async {
+        // Each time from another place: before, where, and after the stream before stood.
+        let mut back = [0, 2_500, 9_000, 100, 30_000].into_iter().cycle();
+        while !over.is_cancelled() {
+            let newest = producer.appended().await?;
+            let cursor = newest.saturating_sub(1_000 + back.next().unwrap_or(0));
+            let request = from_cursor("node", &hello, cursor);
+            let mut stream = Subscription::open(&producer.grpc, request).await?;
+            stream.read_to(cursor + 1_000).await?;
+        }
+        anyhow::Ok(())
+    };
+    let (accepted, scrapes, returned) = tokio::join!(loading, scraping, returning);
+    accepted?;
+    returned?;
+    ensure!(scrapes? > 10, "hardly any scrape was made meanwhile");
+    for name in [names::UNDELIVERED, names::SUBSCRIBER_LOST] {
+        ensure!(count(&producer, name, "node").await? > 0, "no {name}");
+    }
+    Ok(())
+}
