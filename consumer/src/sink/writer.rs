@@ -10,6 +10,7 @@ use cookiesync::process::unix_micros;
 use futures_util::FutureExt;
 use tokio::{
     sync::OwnedSemaphorePermit,
+    task::yield_now,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -228,7 +229,7 @@ impl Writer {
         };
         let rejected = written.rejected.clone();
         self.dead_letters.write(&batch, rejected).await;
-        let written = self.record(&batch, written).await?;
+        self.record(&batch, &written).await;
         drop(idle);
         Ok(Done {
             batch,
@@ -277,19 +278,14 @@ impl Writer {
         tracing::debug!(cookies, ?took, stale, rejected, "batch stored");
     }
 
-    /// Lets the suppression table know what was stored, where that holds up no other task, and in parts, so that the
-    /// collector need not wait for long.
-    async fn record(&self, batch: &Arc<Batch>, written: Written) -> Result<Written, Failure> {
-        let (suppression, batch) = (Arc::clone(&self.suppression), Arc::clone(batch));
-        let recorded = tokio::task::spawn_blocking(move || {
-            for first in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
-                lock(&suppression).record(&batch, &written, first, RECORDED_AT_ONCE);
-            }
-            written
-        });
-        recorded
-            .await
-            .map_err(|error| Failure::Broken(format!("suppression failed: {error}")))
+    /// Lets the suppression table know what was stored, in parts: so that neither the collector waits for long for the
+    /// table, nor other tasks for this one. On the task itself and not on a thread for blocking work: the order of events
+    /// then depends on nothing but the runtime, and a simulation can repeat it.
+    async fn record(&self, batch: &Batch, written: &Written) {
+        for first in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
+            lock(&self.suppression).record(batch, written, first, RECORDED_AT_ONCE);
+            yield_now().await;
+        }
     }
 
     fn show(&self, cursor: &Cursor) {
