@@ -1,0 +1,293 @@
+//! What must hold in the end: what an edge acknowledged is in every store with its newest value, unless a counted
+//! loss covers it; nothing else is there; and the counts of both sides add up.
+//!
+//! What may be missing, by the life of the producer that acknowledged it:
+//!
+//! - a life that goes on, or one whose goodbye a store has: only what that consumer counted as lost, and nothing where
+//!   queues are large enough;
+//! - a life that ended otherwise: its tail alone, after everything that the consumer received of it.
+//!
+//! "Newest" is judged where it is certain: on one connection by order, otherwise when the one was answered before
+//! the other was sent. A request without an answer may have been accepted at any time, so its value is right wherever
+//! it is found.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use bench::{
+    ledger,
+    scrape::{Samples, names},
+};
+use prometheus::TextEncoder;
+
+use crate::{
+    UNPOISONED,
+    hosts::{End, Seat},
+    load::{History, Pair, SyncRequest},
+    plan::{Kind, millis},
+    store::Disk,
+    world::World,
+};
+
+/// What a run came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) sent: usize,
+    pub(crate) answered: usize,
+    /// Values that all stores lack, lost with a life of a producer.
+    pub(crate) tails: usize,
+    /// Values that all stores lack, counted as lost.
+    pub(crate) holes: usize,
+    pub(crate) counted_lost: u64,
+}
+
+/// What one consumer lacks.
+#[derive(Debug, Default)]
+struct Missing {
+    /// Lost with a life of a producer, by producer.
+    tails: Vec<usize>,
+    /// Lost in the midst of one.
+    holes: Vec<usize>,
+}
+
+/// Judges all stores.
+pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
+    let history = world.history.lock().expect(UNPOISONED);
+    ensure!(history.refused.is_empty(), "{:?}", history.refused);
+    for (seat, disk) in world.consumers.iter().zip(&world.disks) {
+        let disk = disk.lock().expect(UNPOISONED);
+        let judged = Judge::new(world, &history, &disk).missing();
+        let missing = judged.with_context(|| seat.name.clone())?;
+        let lost = counted_lost(seat);
+        if world.plan.queue_cookies.is_none() {
+            ensure!(lost == 0, "{} counts {lost} lost", seat.name);
+        }
+        ensure!(
+            missing.holes.len() as u64 <= lost,
+            "{} lacks {} and counts {lost} lost: {}",
+            seat.name,
+            missing.holes.len(),
+            describe(&history, &missing.holes)
+        );
+        tails(seat, &history, &disk, &missing)?;
+    }
+    Ok(())
+}
+
+/// A consumer that has received some of a life, and has not been restarted since, knows that its end is unknown.
+fn tails(seat: &Seat, history: &History, disk: &Disk, missing: &Missing) -> anyhow::Result<()> {
+    if seat.lives.lock().expect(UNPOISONED).len() > 1
+        || of_all_lives(seat, names::UNKNOWN_TAILS) > 0
+    {
+        return Ok(());
+    }
+    let unnoticed = missing.tails.iter().copied();
+    let unnoticed: Vec<_> = unnoticed
+        .filter(|&at| is_known(history, disk, &history.syncs[at]))
+        .collect();
+    let name = &seat.name;
+    ensure!(
+        unnoticed.is_empty(),
+        "{name} does not know of a lost tail: {}",
+        describe(history, &unnoticed)
+    );
+    Ok(())
+}
+
+/// Judges what the processes say of themselves.
+pub(crate) fn figures(world: &World) -> anyhow::Result<Figures> {
+    let pages = world.metrics.lock().expect(UNPOISONED);
+    let samples = |seat: &Seat| -> anyhow::Result<Samples> {
+        let page = pages.get(&seat.name).context("no metrics")?;
+        Ok(Samples::parse(page))
+    };
+    for producer in &world.producers {
+        let samples = samples(producer)?;
+        let appended = samples.count(names::APPENDED, &[]);
+        for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
+            let disk = disk.lock().expect(UNPOISONED);
+            let cursor = disk.cursors.get(producer.name.as_str());
+            let stands = cursor.filter(|cursor| life_of(producer, cursor.epoch) == producer.life());
+            let stands = stands.map_or(0, |cursor| cursor.sequence);
+            let (from, to) = (&producer.name, &consumer.name);
+            ensure!(
+                stands == appended,
+                "{to} stands at {stands} of {appended} from {from}"
+            );
+        }
+    }
+    for seat in world.producers.iter().chain(&world.consumers) {
+        ledger::check(&samples(seat)?).with_context(|| seat.name.clone())?;
+    }
+    for consumer in &world.consumers {
+        let up = samples(consumer)?.count(names::STORE_UP, &[]);
+        ensure!(up == 1, "{} says that its store is down", consumer.name);
+    }
+    sums(world)
+}
+
+fn sums(world: &World) -> anyhow::Result<Figures> {
+    let history = world.history.lock().expect(UNPOISONED);
+    let answered = history.syncs.iter().filter(|s| s.answered_at.is_some());
+    let mut figures = Figures {
+        sent: history.syncs.len(),
+        answered: answered.count(),
+        ..Figures::default()
+    };
+    for (seat, disk) in world.consumers.iter().zip(&world.disks) {
+        let missing = Judge::new(world, &history, &disk.lock().expect(UNPOISONED)).missing()?;
+        figures.tails += missing.tails.len();
+        figures.holes += missing.holes.len();
+        figures.counted_lost += counted_lost(seat);
+    }
+    Ok(figures)
+}
+
+struct Judge<'a> {
+    world: &'a World,
+    history: &'a History,
+    disk: &'a Disk,
+    /// How far apart two clocks may be when a time is compared with a chunk's.
+    margin: Duration,
+}
+
+impl<'a> Judge<'a> {
+    fn new(world: &'a World, history: &'a History, disk: &'a Disk) -> Self {
+        let margin = 2 * world.plan.tick + 4 * world.plan.chunk_age + millis(20);
+        Self {
+            world,
+            history,
+            disk,
+            margin,
+        }
+    }
+
+    fn missing(&self) -> anyhow::Result<Missing> {
+        let (disk, syncs) = (self.disk, &self.history.syncs);
+        ensure!(disk.foreign.is_empty(), "nobody sent {:?}", disk.foreign);
+        for (pair, value) in &disk.durable {
+            let sync = usize::try_from(value.number)
+                .ok()
+                .and_then(|at| syncs.get(at));
+            let is_right = sync.is_some_and(|sync| sync.pair == *pair);
+            ensure!(is_right, "{pair:?} has {value:?}, which is {sync:?}");
+        }
+        let mut pairs: BTreeMap<Pair, Vec<usize>> = BTreeMap::new();
+        for (at, sync) in syncs.iter().enumerate() {
+            if sync.answered_at.is_some() {
+                pairs.entry(sync.pair).or_default().push(at);
+            }
+        }
+        let last_seen = self.last_seen();
+        let mut missing = Missing::default();
+        for (pair, numbers) in pairs {
+            let stored = disk.durable.get(&pair);
+            let stored = stored.and_then(|value| usize::try_from(value.number).ok());
+            for &at in &numbers {
+                if stored.is_some_and(|stored| !self.is_surely_after(at, stored)) {
+                    continue;
+                }
+                // What was received once lost against a newer one in its batch, or with the store's memory.
+                let was_received = numbers
+                    .iter()
+                    .any(|other| *other >= at && disk.seen.contains(&(*other as u64)));
+                let is_tail = was_received || !last_seen.iter().any(|&seen| self.follows(seen, at));
+                if is_tail && self.may_lack_tail(&syncs[at])? {
+                    missing.tails.push(at);
+                } else {
+                    missing.holes.push(at);
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Of every connection, the last that the store ever got.
+    fn last_seen(&self) -> BTreeSet<usize> {
+        let mut last = BTreeMap::new();
+        for &number in &self.disk.seen {
+            let at = usize::try_from(number).unwrap_or(usize::MAX);
+            if let Some(sync) = self.history.syncs.get(at) {
+                last.insert(sync.connection, at);
+            }
+        }
+        last.into_values().collect()
+    }
+
+    /// Whether a life ended such that its last cookies may be missing.
+    fn may_lack_tail(&self, sync: &SyncRequest) -> anyhow::Result<bool> {
+        let producer = &self.world.producers[sync.producer];
+        let lives = producer.lives.lock().expect(UNPOISONED);
+        let Some(life) = lives.get(sync.life) else {
+            bail!("answered by a life that never was: {sync:?}");
+        };
+        let ended = life.end != End::NotYet;
+        drop(lives);
+        let mut completed = self.disk.completed.iter();
+        let is_complete = completed
+            .any(|(id, epoch)| **id == producer.name && life_of(producer, *epoch) == sync.life);
+        Ok(ended && !is_complete && self.world.plan.kind == Kind::Everything)
+    }
+
+    fn is_surely_after(&self, at: usize, before: usize) -> bool {
+        let (after, earlier) = (&self.history.syncs[at], &self.history.syncs[before]);
+        let Some(answered_at) = earlier.answered_at else {
+            return false;
+        };
+        if after.connection == earlier.connection {
+            at > before
+        } else {
+            after.sent_at > answered_at + self.margin
+        }
+    }
+
+    /// Whether `seen` came into the same log after `at`.
+    fn follows(&self, seen: usize, at: usize) -> bool {
+        let (later, earlier) = (&self.history.syncs[seen], &self.history.syncs[at]);
+        let log = |sync: &SyncRequest| (sync.producer, sync.life);
+        log(later) == log(earlier) && self.is_surely_after(seen, at)
+    }
+}
+
+/// Whether a consumer received anything of the life that a sync went to.
+fn is_known(history: &History, disk: &Disk, sync: &SyncRequest) -> bool {
+    disk.seen.iter().any(|&number| {
+        let at = usize::try_from(number).unwrap_or(usize::MAX);
+        let seen = history.syncs.get(at);
+        seen.is_some_and(|seen| {
+            seen.answered_at.is_some() && (seen.producer, seen.life) == (sync.producer, sync.life)
+        })
+    })
+}
+
+/// Which life of a producer has this epoch.
+fn life_of(producer: &Seat, epoch: u64) -> usize {
+    let lives = producer.lives.lock().expect(UNPOISONED);
+    let begun = lives.iter().rposition(|life| life.began <= epoch);
+    begun.unwrap_or_default()
+}
+
+fn counted_lost(consumer: &Seat) -> u64 {
+    of_all_lives(consumer, names::LOST)
+}
+
+/// The sum of a consumer's counter over all its lives.
+fn of_all_lives(consumer: &Seat, name: &str) -> u64 {
+    let lives = consumer.lives.lock().expect(UNPOISONED);
+    let counts = lives.iter().map(|life| {
+        let text = TextEncoder::new().encode_to_string(&life.registry.gather());
+        Samples::parse(&text.unwrap_or_default()).count(name, &[])
+    });
+    counts.sum()
+}
+
+fn describe(history: &History, numbers: &[usize]) -> String {
+    let some = numbers.iter().take(5);
+    let some: Vec<_> = some
+        .map(|at| format!("b{at}: {:?}", history.syncs[*at]))
+        .collect();
+    some.join("; ")
+}

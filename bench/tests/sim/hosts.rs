@@ -1,0 +1,129 @@
+//! What runs on the hosts: the real programs, started and stopped as their `main` would, and the record of their lives.
+
+use std::{
+    ffi::OsString,
+    sync::{Arc, Mutex},
+};
+
+use cookiesync::process::unix_micros;
+use prometheus::Registry;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    UNPOISONED,
+    network::{ADMIN, GRPC, HTTP, SimListener, SimNetwork, SimStream},
+    plan::Host,
+    store::SimStore,
+};
+
+/// A process' place: what outlives its lives.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) name: String,
+    pub(crate) lives: Mutex<Vec<Life>>,
+}
+
+/// One life of a process.
+#[derive(Debug, Clone)]
+pub(crate) struct Life {
+    /// When it began, in microseconds since the Unix epoch.
+    pub(crate) began: u64,
+    pub(crate) end: End,
+    /// Tells it to end in an orderly way.
+    pub(crate) stop: CancellationToken,
+    /// Of consumers.
+    pub(crate) registry: Registry,
+}
+
+/// How a life ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    NotYet,
+    Crashed,
+    Drained,
+}
+
+impl Seat {
+    pub(crate) fn new(host: Host) -> Arc<Self> {
+        Arc::new(Self {
+            name: host.name(),
+            lives: Mutex::default(),
+        })
+    }
+
+    /// The number of the life that there is now.
+    pub(crate) fn life(&self) -> usize {
+        self.lives.lock().expect(UNPOISONED).len().saturating_sub(1)
+    }
+
+    fn begin(&self) -> (CancellationToken, Registry) {
+        let life = Life {
+            began: unix_micros(),
+            end: End::NotYet,
+            stop: CancellationToken::new(),
+            registry: Registry::new(),
+        };
+        let begun = (life.stop.clone(), life.registry.clone());
+        self.lives.lock().expect(UNPOISONED).push(life);
+        begun
+    }
+
+    pub(crate) fn with_last(&self, change: impl FnOnce(&mut Life)) {
+        if let Some(life) = self.lives.lock().expect(UNPOISONED).last_mut() {
+            change(life);
+        }
+    }
+}
+
+/// A producer's life.
+pub(crate) async fn produce(seat: Arc<Seat>, arguments: Vec<OsString>) -> anyhow::Result<()> {
+    let (stop, _) = seat.begin();
+    let ports = producer::app::Ports {
+        http: SimListener::bind(HTTP).await?,
+        grpc: SimListener::bind(GRPC).await?,
+        admin: SimListener::bind(ADMIN).await?,
+    };
+    let config = producer::config::Config::load(arguments)?;
+    let app = producer::app::App::start_on(ports, config).await?;
+    stop.cancelled().await;
+    let drained = app.drain().await;
+    tracing::info!(?drained, "producer ended");
+    seat.with_last(|life| life.end = End::Drained);
+    Ok(())
+}
+
+/// A consumer's life.
+pub(crate) async fn consume(
+    seat: Arc<Seat>,
+    arguments: Vec<OsString>,
+    store: SimStore,
+) -> anyhow::Result<()> {
+    let (stop, registry) = seat.begin();
+    let surroundings = consumer::app::Surroundings {
+        store: Arc::new(store),
+        admin: SimListener::bind(ADMIN).await?,
+        network: Arc::new(SimNetwork),
+    };
+    let config = consumer::config::Config::load(arguments)?;
+    let app = consumer::app::App::start_in(surroundings, config, registry)?;
+    tokio::select! {
+        why = app.failed() => return Err(why.context(format!("{} failed", seat.name))),
+        () = stop.cancelled() => {}
+    }
+    let drained = app.drain().await;
+    tracing::info!(?drained, "consumer ended");
+    seat.with_last(|life| life.end = End::Drained);
+    Ok(())
+}
+
+/// What an admin port says.
+pub(crate) async fn metrics(host: &str) -> anyhow::Result<String> {
+    let mut stream = SimStream::connect((turmoil::lookup(host), ADMIN).into()).await?;
+    let request = "GET /metrics HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).await?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await?;
+    anyhow::ensure!(page.starts_with("HTTP/1.1 200 "), "{host} says {page}");
+    Ok(page)
+}

@@ -1,0 +1,172 @@
+//! Browsers: real HTTP to the edges, and what each was told.
+//!
+//! Every sync has a number of its own, rising in the order of sending, as its buyer uid: so a stored value says
+//! which request it came from, and which is the newest is known wherever it is certain.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::{sleep, timeout},
+};
+
+use crate::{
+    UNPOISONED,
+    hosts::Seat,
+    network::{HTTP, SimStream},
+    plan::Load,
+    trace,
+};
+
+/// How long a browser waits for a connection or an answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// User and buyer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Pair {
+    pub(crate) user: u64,
+    pub(crate) dsp: u32,
+}
+
+/// One sync; its number is its place in the history.
+#[derive(Debug, Clone)]
+pub(crate) struct SyncRequest {
+    pub(crate) pair: Pair,
+    pub(crate) producer: usize,
+    /// Which life of the producer the connection was made to.
+    pub(crate) life: usize,
+    /// Requests of one connection are accepted in order.
+    pub(crate) connection: u64,
+    pub(crate) sent_at: Duration,
+    /// When its 200 came; it may have been accepted without.
+    pub(crate) answered_at: Option<Duration>,
+}
+
+/// All syncs of a run.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub(crate) syncs: Vec<SyncRequest>,
+    connections: u64,
+    /// Answers that are no 200.
+    pub(crate) refused: Vec<String>,
+}
+
+/// Sends syncs to one producer until the load's time is over.
+pub(crate) async fn browse(
+    producer: usize,
+    seat: Arc<Seat>,
+    load: Load,
+    history: Arc<Mutex<History>>,
+    seed: u64,
+) {
+    let mut browser = Browser {
+        producer,
+        load,
+        history,
+        random: fastrand::Rng::with_seed(seed),
+    };
+    while now() < browser.load.until {
+        let address = SocketAddr::new(turmoil::lookup(seat.name.as_str()), HTTP);
+        if let Ok(Ok(stream)) = timeout(PATIENCE, SimStream::connect(address)).await {
+            let life = seat.life();
+            if let Err(error) = browser.connection(stream, life).await {
+                trace::note("browser", error.to_string());
+            }
+        }
+        sleep(Duration::from_millis(browser.random.u64(20..400))).await;
+    }
+}
+
+struct Browser {
+    producer: usize,
+    load: Load,
+    history: Arc<Mutex<History>>,
+    random: fastrand::Rng,
+}
+
+impl Browser {
+    async fn connection(&mut self, mut stream: SimStream, life: usize) -> io::Result<()> {
+        let connection = {
+            let mut history = self.history.lock().expect(UNPOISONED);
+            history.connections += 1;
+            history.connections
+        };
+        let bursts = self.random.u32(1..200);
+        for _ in 0..bursts {
+            if now() >= self.load.until {
+                break;
+            }
+            let (numbers, requests) = self.requests(life, connection);
+            let answered = async {
+                stream.write_all(requests.as_bytes()).await?;
+                self.answers(&mut stream, numbers).await
+            };
+            timeout(PATIENCE, answered).await??;
+            let pause = self.random.u64(0..=2 * self.load.pause_millis);
+            sleep(Duration::from_millis(pause)).await;
+        }
+        Ok(())
+    }
+
+    /// The next requests, noted as sent.
+    fn requests(&mut self, life: usize, connection: u64) -> (std::ops::Range<usize>, String) {
+        let mut history = self.history.lock().expect(UNPOISONED);
+        let first = history.syncs.len();
+        let mut requests = String::new();
+        for number in first..first + self.random.usize(1..=self.load.burst) {
+            let pair = Pair {
+                user: self.random.u64(0..self.load.users),
+                dsp: self.random.u32(1..=3),
+            };
+            let Pair { user, dsp } = pair;
+            requests += &format!(
+                "GET /?d={dsp}&b=b{number} HTTP/1.1\r\nHost: edge\r\nCookie: uid=u{user}\r\n\r\n"
+            );
+            history.syncs.push(SyncRequest {
+                pair,
+                producer: self.producer,
+                life,
+                connection,
+                sent_at: now(),
+                answered_at: None,
+            });
+        }
+        (first..history.syncs.len(), requests)
+    }
+
+    async fn answers(
+        &self,
+        stream: &mut SimStream,
+        numbers: std::ops::Range<usize>,
+    ) -> io::Result<()> {
+        let mut received = Vec::new();
+        for number in numbers {
+            let end = loop {
+                if let Some(at) = received.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+                    break at + 4;
+                }
+                if stream.read_buf(&mut received).await? == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            };
+            let mut history = self.history.lock().expect(UNPOISONED);
+            let answer = String::from_utf8_lossy(&received[..end]).into_owned();
+            if answer.starts_with("HTTP/1.1 200 ") {
+                history.syncs[number].answered_at = Some(now());
+            } else {
+                history.refused.push(answer);
+            }
+            received.drain(..end);
+        }
+        Ok(())
+    }
+}
+
+fn now() -> Duration {
+    turmoil::sim_elapsed().unwrap_or_default()
+}

@@ -1,0 +1,174 @@
+//! Deterministic simulation of the whole: the real producer and consumer programs in one thread, on a simulated
+//! network and a simulated clock, under faults drawn from a seed. A seed that fails fails again, step by step.
+//!
+//! Plain `cargo test` runs some seeds. For a thousand, for one of them again with all it logs, or for a scenario:
+//!
+//! ```sh
+//! SIM_SEEDS=0..1000 cargo test -p bench --test sim
+//! SIM_SEED=17 RUST_LOG=debug cargo test -p bench --test sim seeds -- --nocapture
+//! ```
+//!
+//! **Why this way.** The programs run on tokio, hyper, h2 and tonic, whose behaviour under faults is half of what is to
+//! be tested, so they must be the real ones. turmoil gives each host a paused tokio runtime of its own and a network
+//! in between, and needs no more of the programs than their ports and connections as arguments. madsim would replace
+//! tokio itself by a build flag: all dependencies would be built anew, with its own versions of tonic and others in
+//! place of those that ship. An executor of our own would test our executor. What turmoil leaves to chance is the
+//! process: time and random bytes from the system, which decide epochs, hash orders and the order in which `select!`
+//! looks at its arms. mad-turmoil defines the two C functions behind them in this binary, so nothing has to be passed
+//! through the programs. Counters of a whole process, as in tokio's own seeds, remain: so every seed has a process of
+//! its own, and there is nothing left that could differ; `same_seed_takes_the_same_way` proves it.
+//!
+//! A run's clocks agree: no host's is set, none is fast or slow. The same cookie is never sent twice, so repeats that
+//! are left out are not part of it; nor are stores that refuse single cookies for ever.
+
+mod check;
+mod hosts;
+mod load;
+mod network;
+mod plan;
+mod scenarios;
+mod store;
+mod trace;
+mod world;
+
+use std::{
+    env,
+    process::{Command, Output},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use mad_turmoil::time::SimClocksGuard;
+use rand::{SeedableRng, rngs::StdRng};
+
+use plan::Plan;
+use world::World;
+
+/// Why a lock is never poisoned.
+const UNPOISONED: &str = "a panic ends the process";
+
+/// What plain `cargo test` runs.
+const SEEDS: std::ops::Range<u64> = 0..100;
+
+/// The test that runs one seed when it is told so by its environment.
+const ENTRY: &str = "seeds_lose_nothing_that_is_not_counted";
+
+#[test]
+fn seeds_lose_nothing_that_is_not_counted() {
+    if let Ok(seed) = env::var("SIM_SEED") {
+        let seed = seed.parse().expect("SIM_SEED is a number");
+        let scenario = env::var("SIM_SCENARIO").ok();
+        let plan = scenario.map_or_else(
+            || Plan::draw(seed),
+            |name| scenarios::plan(&name).expect("SIM_SCENARIO is one of scenarios.rs"),
+        );
+        run_here(plan);
+        return;
+    }
+    let seeds = env::var("SIM_SEEDS").map_or(SEEDS, |range| {
+        let (from, to) = range.split_once("..").expect("SIM_SEEDS=from..to");
+        let number = |text: &str| text.parse().expect("SIM_SEEDS=from..to");
+        number(from)..number(to)
+    });
+    let next = AtomicU64::new(seeds.start);
+    let failed = Mutex::new(Vec::new());
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let output = run_apart(seed, None);
+                    if !output.status.success() {
+                        report(&format!("SIM_SEED={seed}"), &output);
+                        failed.lock().expect(UNPOISONED).push(seed);
+                    }
+                }
+            });
+        }
+    });
+    let mut failed = failed.into_inner().expect(UNPOISONED);
+    failed.sort_unstable();
+    assert!(failed.is_empty(), "failed: {failed:?} of {seeds:?}");
+}
+
+#[test]
+fn same_seed_takes_the_same_way() {
+    if env::var_os("SIM_SEED").is_some() {
+        return;
+    }
+    for seed in [3, 5, 8, 13] {
+        let ways = [0, 1].map(|_| way(&run_apart(seed, None)));
+        assert_eq!(ways[0], ways[1], "seed {seed}");
+    }
+    let other = way(&run_apart(14, None));
+    assert_ne!(
+        other,
+        way(&run_apart(13, None)),
+        "the trace sees no difference"
+    );
+}
+
+/// The trace that a run printed.
+fn way(output: &Output) -> String {
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let way = printed.lines().find(|line| line.starts_with("trace "));
+    way.unwrap_or_else(|| panic!("no trace in {printed}"))
+        .to_owned()
+}
+
+/// Runs a seed, or a scenario, in a process of its own.
+fn run_apart(seed: u64, scenario: Option<&str>) -> Output {
+    let program = env::current_exe().expect("this program has a path");
+    let mut command = Command::new(program);
+    command.args([ENTRY, "--exact", "--nocapture", "--test-threads=1"]);
+    command
+        .env("SIM_SEED", seed.to_string())
+        .env_remove("SIM_SCENARIO");
+    if let Some(scenario) = scenario {
+        command.env("SIM_SCENARIO", scenario);
+    }
+    command.output().expect("this program can be run")
+}
+
+fn report(what: &str, output: &Output) {
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    println!("failed; again: {what} cargo test -p bench --test sim seeds -- --nocapture");
+    println!("{printed}{errors}");
+}
+
+/// Runs a plan in this process, which must not have run another.
+fn run_here(plan: Plan) {
+    println!("\n{plan}");
+    let seed = plan.seed;
+    mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
+    if env::var_os("RUST_LOG").is_some() {
+        cookiesync::process::init_logging();
+    }
+    // A panic in a task would end that task alone.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::exit(101);
+    }));
+    // The keys of a thread's hash maps are drawn when it first needs them.
+    let run = thread::spawn(move || {
+        fastrand::seed(seed);
+        let _clocks = SimClocksGuard::init();
+        let figures = World::new(plan).run();
+        (figures, trace::hash())
+    });
+    let (figures, trace) = run.join().expect("a panic ends the process");
+    println!("trace {trace:016x}");
+    match figures {
+        Ok(figures) => println!("{figures:?}"),
+        Err(why) => panic!("seed {seed}: {why:#}"),
+    }
+}

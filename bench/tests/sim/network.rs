@@ -1,0 +1,121 @@
+//! The simulated network as the programs see it: ports, connections, name service. What goes through cookie and
+//! sync connections is part of the [`trace`](crate::trace).
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use cookiesync::{
+    client::{Answer, Network},
+    process::listen::{ByteStream, Listener},
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use turmoil::net::{TcpListener, TcpStream};
+
+use crate::trace;
+
+/// Ports are the same on every host.
+pub(crate) const HTTP: u16 = 8080;
+pub(crate) const GRPC: u16 = 7676;
+pub(crate) const ADMIN: u16 = 9090;
+
+/// A port of the host that runs now.
+pub(crate) struct SimListener {
+    listener: TcpListener,
+    port: u16,
+}
+
+impl SimListener {
+    pub(crate) async fn bind(port: u16) -> io::Result<Self> {
+        let listener = TcpListener::bind(("0.0.0.0", port)).await?;
+        Ok(Self { listener, port })
+    }
+}
+
+impl Listener for SimListener {
+    type Stream = SimStream;
+
+    async fn accept(&mut self) -> io::Result<(SimStream, SocketAddr)> {
+        let (stream, peer) = self.listener.accept().await?;
+        Ok((SimStream::new(stream, self.port), peer))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection.
+pub(crate) struct SimStream {
+    stream: TcpStream,
+    /// Metrics tell of the machine that simulates, so what the admin port says is left out.
+    is_traced: bool,
+}
+
+impl SimStream {
+    fn new(stream: TcpStream, port: u16) -> Self {
+        Self {
+            stream,
+            is_traced: port != ADMIN,
+        }
+    }
+
+    pub(crate) async fn connect(address: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        Ok(Self::new(stream, address.port()))
+    }
+}
+
+impl AsyncRead for SimStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        if self.is_traced {
+            trace::note("read", &buffer.filled()[before..]);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for SimStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// The way from a simulated host to the others.
+#[derive(Debug)]
+pub(crate) struct SimNetwork;
+
+impl Network for SimNetwork {
+    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> Answer<'a, Vec<SocketAddr>> {
+        let address = SocketAddr::new(turmoil::lookup(host), port);
+        Box::pin(std::future::ready(Ok(vec![address])))
+    }
+
+    fn connect(&self, address: SocketAddr) -> Answer<'static, Box<dyn ByteStream>> {
+        Box::pin(async move {
+            let stream = SimStream::connect(address).await?;
+            Ok(Box::new(stream) as Box<dyn ByteStream>)
+        })
+    }
+}
