@@ -5,10 +5,12 @@
 //! outlives its [`Cluster`].
 
 mod args;
+pub mod netns;
 mod node;
 mod place;
 
 use std::{
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -19,6 +21,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use self::netns::{Namespace, Network};
 pub(crate) use self::place::memory_of_machine;
 pub use self::{
     args::{ClusterArgs, StoreChoice},
@@ -62,6 +65,8 @@ pub struct Cluster {
     pub producers: Vec<Producer>,
     /// Likewise.
     pub nodes: Vec<Node>,
+    /// After all that runs in it.
+    network: Option<Network>,
     folder: Folder,
 }
 
@@ -108,15 +113,24 @@ impl Cluster {
         let profile = Profile::of_this_program();
         let programs = tokio::task::spawn_blocking(move || Programs::find(profile)).await??;
         let folder = Folder::new(args.keep)?;
+        let network = if args.own_network {
+            say("making a network for each node");
+            let made = Network::create(args.consumers.get());
+            Some(made.context("no network of its own for each node")?)
+        } else {
+            None
+        };
+        let host = network.as_ref().map(Network::host);
         let mut places = Vec::new();
         for number in 1..=args.consumers.get() {
             say(&format!("preparing the store of node {number}"));
-            places.push(Place::prepare(args, number, &folder.path).await?);
+            places.push(Place::prepare(args, number, &folder.path, host).await?);
         }
         say("starting producers and consumers");
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
-            producers.push(Producer::start(args, number, &programs, &folder.path)?);
+            let started = Producer::start(args, number, &programs, &folder.path, host);
+            producers.push(started?);
         }
         for producer in &mut producers {
             producer.wait_ready().await?;
@@ -129,14 +143,33 @@ impl Cluster {
                 producers: &producers,
                 programs: &programs,
                 folder: &folder.path,
+                network: network
+                    .as_ref()
+                    .and_then(|network| network.nodes().get(number - 1)),
             };
             nodes.push(Node::start(&start, place)?);
         }
         Ok(Self {
             producers,
             nodes,
+            network,
             folder,
         })
+    }
+
+    /// The network of the node with this index, if it has one of its own.
+    #[must_use]
+    pub fn network(&self, node: usize) -> Option<&Namespace> {
+        self.network.as_ref()?.nodes().get(node)
+    }
+
+    /// The ports of all producers' streams.
+    #[must_use]
+    pub fn stream_ports(&self) -> Vec<u16> {
+        let addresses = self.producers.iter().map(|producer| &producer.grpc);
+        addresses
+            .filter_map(|address| address.rsplit_once(':')?.1.parse().ok())
+            .collect()
     }
 
     /// Where the stores and the logs of all processes are.
@@ -301,10 +334,15 @@ impl Producer {
         number: usize,
         programs: &Programs,
         folder: &Path,
+        host: Option<Ipv4Addr>,
     ) -> Result<Self> {
         let id = format!("producer-{number}");
+        let mut streams = free_address()?;
+        if let Some(host) = host {
+            streams.set_ip(host.into());
+        }
         let [http, grpc, admin] =
-            [free_address()?, free_address()?, free_address()?].map(|address| address.to_string());
+            [free_address()?, streams, free_address()?].map(|address| address.to_string());
         let mut flags = flags([
             ("--http", &http),
             ("--grpc", &grpc),

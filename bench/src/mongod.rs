@@ -53,15 +53,17 @@ impl Mongod {
         let program = tokio::task::spawn_blocking(find).await??;
         let data = folder.join("data");
         fs::create_dir_all(&data).with_context(|| format!("cannot create {}", data.display()))?;
-        let address = free_address()?;
+        let mut address = free_address()?;
         let mut args = vec![
             "--dbpath".to_owned(),
             data.display().to_string(),
             "--port".to_owned(),
             address.port().to_string(),
-            "--bind_ip".to_owned(),
-            address.ip().to_string(),
         ];
+        match given(more, "--bind_ip") {
+            None => args.extend(["--bind_ip".to_owned(), address.ip().to_string()]),
+            Some(ip) => address.set_ip(ip.parse().context("--bind_ip is one address here")?),
+        }
         if given(more, "--wiredTigerCacheSizeGB").is_none() {
             args.extend(["--wiredTigerCacheSizeGB", "0.5"].map(str::to_owned));
         }

@@ -7,6 +7,7 @@ mod inject;
 mod outcome;
 mod plan;
 mod report;
+mod told;
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -16,9 +17,9 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{args::FaultArgs, inject::Event, outcome::Outcome, plan::Kind};
-use self::{explain::Gaps, inject::Injector};
+use self::{explain::Gaps, inject::Injector, plan::Scene};
 use crate::{
-    cluster::{ClusterArgs, StoreChoice, memory_of_machine},
+    cluster::{ClusterArgs, StoreChoice, memory_of_machine, netns},
     e2e::{
         DriveArgs, Settled, Verification,
         drive::{Drive, Driven},
@@ -43,7 +44,7 @@ const REQUEST_BYTES: u128 = 16;
 ///
 /// Faults are chosen by flags, each with a mean time between two of them; which process is struck, when and for how long is
 /// drawn from the seed before it begins, and printed. A cookie may be missing where the system does not promise more: one that a
-/// killed producer had accepted and not delivered, or that a queue's bound dropped, which consumers report. The exit code
+/// killed producer had accepted and not delivered, or one of a gap that the node's consumer reported. The exit code
 /// is 1 when anything else is missing, wrong or never sent, or a process did not end in order.
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
@@ -75,19 +76,35 @@ pub struct SoakArgs {
 /// # Errors
 /// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
 pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
-    let kinds = args
-        .faults
-        .kinds(args.cluster.store == StoreChoice::Mongodb)?;
-    args.cluster.check()?;
+    let (producers, nodes) = (args.cluster.producers.get(), args.cluster.consumers.get());
+    let mongods: Vec<_> = (0..nodes)
+        .filter(|node| args.cluster.store.of_node(node + 1) == StoreChoice::Mongodb)
+        .collect();
+    let no_cuts = args.faults.may_cut().then(netns::missing).flatten();
+    let kinds = args.faults.kinds(!mongods.is_empty(), no_cuts.as_deref())?;
+    let mut cluster = args.cluster.clone();
+    cluster.own_network |= kinds.iter().any(|(kind, _)| kind.cuts().is_some());
+    cluster.log_filter = Some(told::LOG_FILTER);
+    cluster.check()?;
     args.check_memory(memory_of_machine())?;
     let folder = args.report.prepare("soak")?;
     let seed = args
         .drive
         .seed
         .unwrap_or_else(|| u64::from(fastrand::u32(..)));
-    let (producers, nodes) = (args.cluster.producers.get(), args.cluster.consumers.get());
-    let plan = plan::plan(&kinds, producers, nodes, args.lasts, seed);
-    let mut running = Running::start(&args.cluster, stop).await?;
+    let scene = Scene {
+        producers,
+        nodes,
+        mongods,
+        cut_max: args.faults.cut_longest,
+    };
+    let plan = plan::plan(&kinds, &scene, args.lasts, seed);
+    let mut running = Running::start(&cluster, stop).await?;
+    if args.faults.all_faults
+        && let Some(why) = &no_cuts
+    {
+        running.progress.line(&format!("no network is cut: {why}"));
+    }
     let what = format!(
         "{}/s for {}, {} faults, seed {seed}",
         args.rate,
@@ -116,7 +133,12 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let is_orderly = stopped.is_empty();
     faults.extend(stopped);
     let observations = running.observer.observations();
-    let gaps = Gaps::new(&injector.killed, observations, nodes);
+    let logs = running.cluster.nodes.iter();
+    let logs: Vec<_> = logs
+        .map(|node| node.process.last_lines(usize::MAX))
+        .collect();
+    let mut gaps = Gaps::new(&injector.killed, observations, nodes);
+    let told = gaps.tell(&logs, observations);
     let sources = std::mem::take(&mut drove.driven.sources);
     let verification = if settled.left > 0 && !is_orderly {
         Verification::failed(format!(
@@ -137,6 +159,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         kinds: &kinds,
         events: injector.events,
         killed: injector.killed.len(),
+        told,
         verification,
         faults,
         observations: running.observer.observations(),

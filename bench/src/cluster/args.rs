@@ -23,7 +23,7 @@ pub struct ClusterArgs {
     /// Number of producers; the load is spread over them, and every consumer reads from all.
     #[arg(long, default_value = "1")]
     pub producers: NonZeroUsize,
-    /// Where consumers store: mongodb (a mongod for each, found or fetched), embedded, none, or the mongodb://… of one that
+    /// Where consumers store: mongodb (a mongod for each, found or fetched), embedded, mixed (these two by turns), none, or the mongodb://… of one that
     /// runs, for all of them.
     #[arg(long, default_value = "mongodb")]
     pub store: StoreChoice,
@@ -43,9 +43,15 @@ pub struct ClusterArgs {
     /// Further argument for every consumer; repeatable: --consumer-arg=--flush-interval=50ms.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub consumer_arg: Vec<String>,
+    /// Run each consumer in a network namespace of its own (needs root, ip and nft).
+    #[arg(long)]
+    pub own_network: bool,
     /// Keep the folder with the stores and the logs of all processes; TMPDIR says where it is made.
     #[arg(long)]
     pub keep: bool,
+    /// What consumers log, instead of what `RUST_LOG` says.
+    #[arg(skip)]
+    pub log_filter: Option<&'static str>,
 }
 
 impl ClusterArgs {
@@ -58,6 +64,9 @@ impl ClusterArgs {
             bail!(
                 "--consumer-arg=--mongodb-prefix is the bench's own: with --store mongodb://… there is --mongodb-prefix"
             );
+        }
+        if self.own_network && matches!(self.store, StoreChoice::Existing(_)) {
+            bail!("--own-network: a MongoDB that runs already cannot be reached from there");
         }
         if let Some(text) = given(&self.producer_arg, "--chunk-age")
             && self.producers.get() > 1
@@ -93,6 +102,8 @@ pub enum StoreChoice {
     Mongodb,
     /// An embedded store for each.
     Embedded,
+    /// A mongod for the first and every other, a folder for those between.
+    Mixed,
     /// Counted and discarded.
     Nothing,
     /// Databases of their own in a MongoDB that runs already; any other text is taken for its connection string, so
@@ -107,6 +118,7 @@ impl FromStr for StoreChoice {
         Ok(match text {
             "mongodb" => Self::Mongodb,
             "embedded" => Self::Embedded,
+            "mixed" => Self::Mixed,
             "none" => Self::Nothing,
             uri => Self::Existing(uri.to_owned()),
         })
@@ -114,12 +126,23 @@ impl FromStr for StoreChoice {
 }
 
 impl StoreChoice {
+    /// What the node with this number, from 1 on, stores in.
+    #[must_use]
+    pub fn of_node(&self, number: usize) -> Self {
+        match self {
+            Self::Mixed if number % 2 == 1 => Self::Mongodb,
+            Self::Mixed => Self::Embedded,
+            all => all.clone(),
+        }
+    }
+
     /// Without secrets.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Mongodb => "mongodb",
             Self::Embedded => "embedded",
+            Self::Mixed => "mongodb and embedded",
             Self::Nothing => "none",
             Self::Existing(_) => "an existing MongoDB",
         }
@@ -157,6 +180,8 @@ mod tests {
         for (flags, is_good) in [
             ("--consumer-arg=--mongodb-layout=split256", true),
             ("--consumer-arg=--mongodb-prefix=x-", false),
+            ("--own-network", true),
+            ("--own-network --store mongodb://127.0.0.1", false),
             ("--producer-arg=--chunk-age=1s", true),
             ("--producers 2 --producer-arg=--chunk-age=20ms", true),
             ("--producers 2 --producer-arg=--chunk-age=1s", false),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{ClusterArgs, DRAIN_TIMEOUT, Place, Producer, flags};
+use super::{ClusterArgs, DRAIN_TIMEOUT, Place, Producer, flags, netns::Namespace};
 use crate::programs::{Process, Programs, free_address, given};
 
 /// A consumer and its store.
@@ -27,13 +27,19 @@ pub(super) struct Start<'a> {
     pub(super) producers: &'a [Producer],
     pub(super) programs: &'a Programs,
     pub(super) folder: &'a Path,
+    /// Where its consumer runs, if not beside everything else.
+    pub(super) network: Option<&'a Namespace>,
 }
 
 impl Node {
     /// Expiry and compaction are left out: a run at night would be another.
     pub(super) fn start(start: &Start<'_>, place: Place) -> Result<Self> {
         let name = format!("node-{}", start.number);
-        let admin = free_address()?.to_string();
+        let mut admin = free_address()?;
+        if let Some(network) = start.network {
+            admin.set_ip(network.address().into());
+        }
+        let admin = admin.to_string();
         let letters = start.folder.join(format!("{name}-dead-letters.jsonl"));
         let mut flags = flags([
             ("--name", &name),
@@ -52,9 +58,16 @@ impl Node {
         }
         flags.extend(place.consumer_flags());
         flags.extend(start.args.consumer_arg.iter().cloned());
+        let filter = start.args.log_filter;
+        let environment = filter.map(|filter| ("RUST_LOG", filter));
+        let program = &start.programs.consumer;
+        let (program, flags) = match start.network {
+            Some(network) => network.inside(program, &flags),
+            None => (program.clone(), flags),
+        };
         let log = start.folder.join(format!("{name}.log"));
         Ok(Self {
-            process: Process::start(&name, &start.programs.consumer, &flags, &log)?,
+            process: Process::start_with(&name, &program, &flags, environment, &log)?,
             name,
             admin,
             place,

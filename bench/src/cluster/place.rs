@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -49,19 +50,29 @@ pub enum Place {
 }
 
 impl Place {
-    pub(super) async fn prepare(args: &ClusterArgs, number: usize, folder: &Path) -> Result<Self> {
-        Ok(match &args.store {
+    /// `host` is the address at which nodes with a network of their own reach this machine.
+    pub(super) async fn prepare(
+        args: &ClusterArgs,
+        number: usize,
+        folder: &Path,
+        host: Option<Ipv4Addr>,
+    ) -> Result<Self> {
+        Ok(match args.store.of_node(number) {
             StoreChoice::Mongodb => {
                 let cache = format!("{:.2}", cache_gibibytes(args.consumers.get()));
-                let flags = mongod_flags(&cache, args.mongod_default, &args.mongod_arg);
+                let mut flags = mongod_flags(&cache, args.mongod_default, &args.mongod_arg);
+                let host = host.map(|host| host.to_string());
+                flags.extend(host.iter().flat_map(|host| ["--bind_ip", host.as_str()]));
                 let folder = folder.join(format!("mongod-{number}"));
                 let started = Mongod::start_with(&folder, &flags).await;
                 Self::Mongod(Box::new(started?))
             }
-            StoreChoice::Embedded => Self::Embedded(folder.join(format!("store-{number}"))),
+            StoreChoice::Embedded | StoreChoice::Mixed => {
+                Self::Embedded(folder.join(format!("store-{number}")))
+            }
             StoreChoice::Nothing => Self::Nothing,
             StoreChoice::Existing(uri) => Self::Existing {
-                uri: uri.clone(),
+                uri,
                 // Two runs at once, or one that was killed before, share nothing.
                 prefix: format!("{}{:08x}-{number}-", args.mongodb_prefix, fastrand::u32(..)),
             },

@@ -1,4 +1,5 @@
-//! Which accepted cookies a killed producer may have taken with it, for each node.
+//! Which accepted cookies a node may lack: those that a killed producer may have taken with it, and those of which its consumer
+//! said that it will not get them.
 //!
 //! A producer keeps cookies in memory only. What it had accepted and a node had not received is gone with it: at most what came
 //! after the node's last durable cursor. That cursor, as it was seen right before the kill, says of how many cookies of
@@ -6,9 +7,13 @@
 
 use std::time::Duration;
 
+use cookiesync::process::unix_micros;
 use tokio::time::Instant;
 
-use super::inject::Killed;
+use super::{
+    inject::Killed,
+    told::{Moment, Told},
+};
 use crate::{
     observe::{Observation, Role},
     verify::{Sending, Source},
@@ -44,6 +49,35 @@ impl Gaps {
             })
         });
         Self(gaps.collect())
+    }
+
+    /// With what the consumers' logs tell, one for each node; how many cookies each of them told of.
+    pub(super) fn tell(&mut self, logs: &[String], observations: &[Observation]) -> Vec<u64> {
+        let now = Moment {
+            at: Instant::now(),
+            unix_micros: unix_micros(),
+        };
+        let mut cookies = vec![0; logs.len()];
+        for (node, log) in logs.iter().enumerate() {
+            for told in Told::all(log) {
+                cookies[node] += told.cookies();
+                let mut producers = observations
+                    .last()
+                    .into_iter()
+                    .flat_map(|at| at.of(Role::Producer));
+                let Some(producer) = producers.position(|seen| seen.name == told.producer) else {
+                    continue;
+                };
+                let (from, until) = told.accepted(observations, now);
+                self.0.push(Gap {
+                    node,
+                    producer,
+                    from,
+                    until,
+                });
+            }
+        }
+        cookies
     }
 
     /// Whether the request may have been lost for the node.

@@ -9,7 +9,10 @@ use tokio::time::Instant;
 
 use super::plan::{Fault, Kind, Victim};
 use crate::{
-    cluster::Cluster,
+    cluster::{
+        Cluster,
+        netns::{Direction, Namespace},
+    },
     e2e::running::{Mark, Meanwhile},
     observe::{Observation, Role},
     programs::Process,
@@ -63,6 +66,8 @@ enum Stage {
     Ending(Duration),
     /// Not there until then.
     Away(Duration),
+    /// Cut off until then.
+    Cut(Duration),
 }
 
 impl Injector {
@@ -117,6 +122,15 @@ impl Injector {
     fn go_on(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<String>> {
         for index in 0..self.active.len() {
             let Active { fault, stage } = self.active[index];
+            if let Stage::Cut(until) = stage {
+                if elapsed < until {
+                    continue;
+                }
+                let (name, way) = way(cluster, fault.victim)?;
+                way.mend()?;
+                self.active.remove(index);
+                return Ok(Some(format!("{name} is heard and hears again")));
+            }
             let (name, process) = victim(cluster, fault.victim)?;
             match stage {
                 Stage::Stopped(until) if elapsed >= until => {
@@ -154,10 +168,23 @@ impl Injector {
     }
 
     fn strike(&mut self, cluster: &mut Cluster, fault: Fault, elapsed: Duration) -> Result<String> {
-        let (name, process) = victim(cluster, fault.victim)?;
         let seconds = fault.lasts.as_secs_f64();
+        if let Some(direction) = fault.kind.cuts() {
+            let ports = cluster.stream_ports();
+            let (name, way) = way(cluster, fault.victim)?;
+            way.cut(direction, &ports)?;
+            let stage = Stage::Cut(elapsed + fault.lasts);
+            self.active.push(Active { fault, stage });
+            let packets = match direction {
+                Direction::Both => "packets to and from it vanish",
+                Direction::ToNode => "packets to it vanish",
+                Direction::FromNode => "packets from it vanish",
+            };
+            return Ok(format!("{name} cut off for {seconds:.1} s: {packets}"));
+        }
+        let (name, process) = victim(cluster, fault.victim)?;
         let (stage, what) = match fault.kind {
-            Kind::StopConsumer | Kind::StopMongod => {
+            Kind::StopConsumer | Kind::StopMongod | Kind::StopProducer => {
                 process.signal(Signal::STOP)?;
                 let until = elapsed + fault.lasts;
                 (
@@ -165,14 +192,15 @@ impl Injector {
                     format!("{name} stopped for {seconds:.1} s"),
                 )
             }
-            Kind::RestartConsumer | Kind::RestartProducer => {
+            Kind::RestartConsumer | Kind::RestartMongod | Kind::RestartProducer => {
                 process.signal(Signal::TERM)?;
                 (
                     Stage::Ending(elapsed),
                     format!("{name} told to end, for {seconds:.1} s"),
                 )
             }
-            Kind::KillConsumer | Kind::KillMongod | Kind::KillProducer => {
+            // Cuts were seen to.
+            _ => {
                 process.kill()?;
                 let until = elapsed + fault.lasts;
                 (
@@ -235,6 +263,18 @@ fn cursors(seen: &Observation, producer: &str) -> Vec<u64> {
         .collect()
 }
 
+/// The node's name, and its network.
+fn way(cluster: &Cluster, victim: Victim) -> Result<(String, &Namespace)> {
+    let found = match victim {
+        Victim::Way(index) => cluster.nodes.get(index).zip(cluster.network(index)),
+        _ => None,
+    };
+    match found {
+        Some((node, way)) => Ok((node.name.clone(), way)),
+        None => bail!("{victim:?} has no network of its own"),
+    }
+}
+
 /// What it is called, and the process.
 fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process)> {
     let found = match victim {
@@ -251,6 +291,7 @@ fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process
             let mongod = mongod.and_then(|it| it.place.process());
             mongod.map(|it| (format!("mongod-{}", index + 1), it))
         }
+        Victim::Way(_) => None,
     };
     match found {
         Some(found) => Ok(found),

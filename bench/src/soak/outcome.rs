@@ -74,6 +74,8 @@ pub(super) struct Run<'a> {
     pub(super) events: Vec<Event>,
     /// Producers that were killed.
     pub(super) killed: usize,
+    /// Cookies of which each consumer's log says that it will not get them.
+    pub(super) told: Vec<u64>,
     pub(super) verification: Verification,
     pub(super) faults: Vec<String>,
     pub(super) observations: &'a [Observation],
@@ -122,11 +124,11 @@ impl Outcome {
             findings: Vec::new(),
             faults: run.faults,
         };
-        outcome.judge(run.killed);
+        outcome.judge(run.killed, &run.told);
         outcome
     }
 
-    fn judge(&mut self, killed: usize) {
+    fn judge(&mut self, killed: usize, told: &[u64]) {
         self.faults.extend(self.verification.not_done());
         let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.strikes_the_edge());
         let without_answer = self.refused + self.unanswered;
@@ -140,30 +142,30 @@ impl Outcome {
             self.findings
                 .push("no consumer had to be told that it lost a cookie".to_owned());
         }
-        for (verdict, lost) in self.verification.verdicts.iter().zip(&self.lost) {
-            let gone = verdict.missing + verdict.stale;
-            let is_told = verdict.wrong + verdict.extra == 0 && gone <= *lost;
-            if !verdict.is_faultless() && is_told {
-                self.findings.push(format!(
-                    "{}: {} pairs are missing or stale and excused by number only, since its consumer told of {} cookies that a \
-                     queue's bound dropped or a log no longer had",
-                    verdict.node,
-                    grouped(gone),
-                    grouped(*lost)
-                ));
-            } else if !verdict.is_faultless() {
+        for (verdict, told) in self.verification.verdicts.iter().zip(told) {
+            if !verdict.is_faultless() {
                 self.faults.push(verdict.line());
             }
-            if verdict.explained > 0 {
-                self.findings.push(format!(
-                    "{}: {} pairs are missing or stale and excused, since the requests they lack were answered between the last \
-                     cursor that the node was seen to have stored and the death of their producer (killed {killed}), give or take \
-                     a second; which of them were really lost is not known",
+            if verdict.explained == 0 {
+                continue;
+            }
+            if killed == 0 && verdict.explained > *told {
+                self.faults.push(format!(
+                    "{}: {} pairs are missing or stale, though its consumer told of {} cookies only",
                     verdict.node,
                     grouped(verdict.explained),
-                    killed = counted(killed, "time")
+                    grouped(*told)
                 ));
             }
+            self.findings.push(format!(
+                "{}: {} pairs are missing or stale and excused: the requests they lack were answered between the last cursor \
+                 that the node was seen to have stored and the death of their producer (killed {killed}), or while that accepted \
+                 what the node's consumer told of as gaps ({} cookies), give or take two seconds",
+                verdict.node,
+                grouped(verdict.explained),
+                grouped(*told),
+                killed = counted(killed, "time")
+            ));
         }
         if killed > 0
             && self.unknown_tails.contains(&0)
