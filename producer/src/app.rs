@@ -16,6 +16,7 @@ use tonic_health::server::HealthReporter;
 use crate::{
     config::Config,
     edge::{self, Edge},
+    epoch,
     log::{self, Log},
     metrics,
     server::Server,
@@ -99,7 +100,7 @@ impl App {
     pub async fn start_on<L: Listener>(ports: Ports<L>, config: Config) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
         let registry = Registry::new();
-        let epoch = process::unix_micros();
+        let epoch = epoch::begin();
         let log = Log::new(log::Config {
             epoch,
             bytes_max: config.log_bytes_max,

@@ -8,6 +8,7 @@
 pub mod app;
 pub mod config;
 pub mod edge;
+mod epoch;
 pub mod log;
 pub mod metrics;
 pub mod server;
