@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 /// The longest sleep: the machine's clock may be set meanwhile.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
@@ -77,9 +80,46 @@ pub(crate) fn unix_micros(at: Timestamp) -> u64 {
     u64::try_from(at.as_microsecond()).unwrap_or_default()
 }
 
+/// The time by this machine's clock, but that it never goes back: when the clock is set back, it goes on from where it was.
+///
+/// For judging the clocks of others: measured by a clock that was set back by an hour, every producer's would be an hour
+/// ahead.
+#[derive(Debug)]
+pub(crate) struct SteadyClock {
+    unix_micros: u64,
+    at: Instant,
+}
+
+impl SteadyClock {
+    /// One that shows `unix_micros` at `at`.
+    pub(crate) fn new(unix_micros: u64, at: Instant) -> Self {
+        Self { unix_micros, at }
+    }
+
+    /// The time when the machine's clock shows `unix_micros`, at `at`.
+    pub(crate) fn now(&mut self, unix_micros: u64, at: Instant) -> u64 {
+        let passed = at.saturating_duration_since(self.at).as_micros();
+        let passed = u64::try_from(passed).unwrap_or(u64::MAX);
+        self.unix_micros = unix_micros.max(self.unix_micros.saturating_add(passed));
+        self.at = at;
+        self.unix_micros
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steady_clock_goes_on_when_the_machines_is_set_back() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut steady = SteadyClock::new(10_000_000, start);
+        assert_eq!(steady.now(11_000_000, start + second), 11_000_000);
+        assert_eq!(steady.now(3_000_000, start + 2 * second), 12_000_000);
+        assert_eq!(steady.now(4_000_000, start + 3 * second), 13_000_000);
+        assert_eq!(steady.now(90_000_000, start + 4 * second), 90_000_000);
+        assert_eq!(steady.now(14_000_000, start + 5 * second), 91_000_000);
+    }
 
     #[tokio::test]
     async fn setting_the_clock_wakes_whoever_waits() {

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Failure, HandOver, Limits, lock};
 use crate::{
     batch::Batch,
+    clock::SteadyClock,
     metrics,
     subscription::buffer::{BufferReader, Item},
     suppression::Suppression,
@@ -34,6 +35,8 @@ pub struct Collector {
     hurry: CancellationToken,
     /// Producers whose clock is ahead, as far as it was said.
     ahead: HashSet<Arc<str>>,
+    /// What producers' clocks are held against.
+    steady: SteadyClock,
 }
 
 impl Collector {
@@ -51,6 +54,7 @@ impl Collector {
             metrics,
             hurry,
             ahead: HashSet::new(),
+            steady: SteadyClock::new(unix_micros(), Instant::now()),
         }
     }
 
@@ -101,7 +105,8 @@ impl Collector {
     fn take(&mut self, batch: &mut Batch, item: Item) {
         match item {
             Item::Chunk(producer, chunk) => {
-                let latest = unix_micros() + AHEAD_MICROS_MAX;
+                let now = self.steady.now(unix_micros(), Instant::now());
+                let latest = now.saturating_add(AHEAD_MICROS_MAX);
                 self.check_clock(&producer, &chunk, latest);
                 let mut suppression = lock(&self.suppression);
                 batch.push_judged(&producer, &chunk, latest, &mut *suppression);
