@@ -319,7 +319,8 @@ impl Subscription {
                 self.context.metrics.lost(gap.reason(), lost);
                 let producer = &**position.producer();
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
-                tracing::debug!(producer, lost, first, last, reason = ?gap.reason(), "gap");
+                let epoch = position.cursor().epoch;
+                tracing::debug!(producer, epoch, lost, first, last, reason = ?gap.reason(), "gap");
                 let say = self.gaps.gap(lost, Instant::now());
                 if say == Some(Say::Begin) {
                     tracing::warn!(producer, lost, first, last, reason = ?gap.reason(), "gap: cookies are lost");
