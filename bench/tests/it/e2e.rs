@@ -27,20 +27,20 @@ use crate::harness::{programs, wait_until};
 const RUN_PATIENCE: Duration = Duration::from_secs(180);
 
 /// A run of the program in a folder of its own: what it makes is in there, but for the databases.
-struct Run {
+pub(crate) struct Run {
     folder: TempDir,
     child: Child,
 }
 
 /// How a run ended.
-struct Ended {
+pub(crate) struct Ended {
     code: Option<i32>,
-    outcome: Value,
+    pub(crate) outcome: Value,
     words: String,
 }
 
 impl Run {
-    async fn start(args: &[&str]) -> Result<Self> {
+    pub(crate) async fn start(args: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let temporary = folder.path().join("tmp");
         fs::create_dir(&temporary)?;
@@ -64,7 +64,7 @@ impl Run {
     }
 
     /// Waits for its end; nothing it started may be left.
-    async fn end(mut self) -> Result<Ended> {
+    pub(crate) async fn end(mut self) -> Result<Ended> {
         let status = timeout(RUN_PATIENCE, self.child.wait()).await;
         let words = self.words();
         let status = status.with_context(|| format!("it goes on and on: {words}"))??;
@@ -85,7 +85,7 @@ impl Run {
 
 impl Ended {
     #[track_caller]
-    fn expect(&self, code: i32) -> Result<()> {
+    pub(crate) fn expect(&self, code: i32) -> Result<()> {
         let Self { outcome, words, .. } = self;
         ensure!(
             self.code == Some(code),
@@ -96,7 +96,7 @@ impl Ended {
     }
 
     /// The sum of this count over all nodes' stores.
-    fn verified(&self, count: &str) -> u64 {
+    pub(crate) fn verified(&self, count: &str) -> u64 {
         let verdicts = self.outcome["verification"]["verdicts"].as_array();
         let counts = verdicts
             .into_iter()

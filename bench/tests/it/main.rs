@@ -3,6 +3,7 @@
 
 mod abuse;
 mod admin;
+mod clock_jumps;
 mod connections;
 mod cut;
 mod documents;
@@ -10,6 +11,8 @@ mod drain;
 mod e2e;
 mod edge;
 mod fanout;
+mod faults;
+mod full_disk;
 mod get_cookies;
 mod harness;
 mod http_client;
@@ -30,3 +33,4 @@ mod store;
 mod stream_client;
 mod subscribe;
 mod syncs;
+mod wrapped;

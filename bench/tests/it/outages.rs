@@ -320,11 +320,11 @@ async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Re
 }
 
 /// A small file system in memory; gone with the test.
-struct SmallDisk(std::path::PathBuf);
+pub(crate) struct SmallDisk(std::path::PathBuf);
 
 impl SmallDisk {
     /// `None` where this may not be mounted.
-    fn mount(folder: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
+    pub(crate) fn mount(folder: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
         std::fs::create_dir_all(&folder)?;
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
@@ -333,7 +333,7 @@ impl SmallDisk {
     }
 
     /// Takes all the room there is.
-    fn fill(&self) -> std::path::PathBuf {
+    pub(crate) fn fill(&self) -> std::path::PathBuf {
         let filler = self.0.join("filler");
         if let Ok(mut file) = std::fs::File::create(&filler) {
             let block = vec![1; 64 << 10];

@@ -31,6 +31,8 @@ pub(crate) struct Subscription {
     pub(crate) heartbeats: u64,
     /// First sequence and count of each chunk so far.
     pub(crate) chunks: Vec<(u64, u64)>,
+    /// When the first cookie of each chunk so far was accepted, in microseconds since the Unix epoch.
+    pub(crate) times: Vec<u64>,
 }
 
 /// What may be next on a stream.
@@ -118,6 +120,7 @@ impl Subscription {
             gaps: Vec::new(),
             heartbeats: 0,
             chunks: Vec::new(),
+            times: Vec::new(),
         }))
     }
 
@@ -147,6 +150,7 @@ impl Subscription {
                 );
                 self.follow(header.first_sequence, header.last_sequence())?;
                 self.chunks.push((header.first_sequence, count));
+                self.times.push(header.accepted_unix_micros);
             }
             Received::Event(Event::Gap(gap)) => {
                 self.follow(gap.first_sequence, gap.last_sequence)?;

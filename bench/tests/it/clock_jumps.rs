@@ -1,0 +1,246 @@
+//! Clocks that are set back and forward while everything runs, by libfaketime.
+//!
+//! A producer's chunk times never decrease, whatever its clock does, and an epoch never comes again. A consumer goes on from
+//! the time it had: the newest value still wins.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, ensure};
+use bench::scrape::names;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::{
+    harness::{Addresses, Consumer, Producer, accept_all, embedded, newest},
+    stream_client::{Subscription, from_oldest},
+    wrapped,
+};
+
+/// Where distributions put the library for programs with threads.
+const LIBRARIES: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
+    "/usr/lib64/faketime/libfaketimeMT.so.1",
+    "/usr/lib/faketime/libfaketimeMT.so.1",
+];
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// A wall clock of its own for programs; their monotonic clock is the machine's.
+struct FakeClock {
+    library: &'static str,
+    file: PathBuf,
+}
+
+impl FakeClock {
+    /// One that is right; `None`, with a word, where the library is not installed.
+    fn new(folder: &TempDir, name: &str) -> Result<Option<Self>> {
+        let library = LIBRARIES.iter().find(|library| Path::new(library).exists());
+        let Some(library) = library else {
+            eprintln!("skipped: libfaketime is not installed (Debian: faketime)");
+            return Ok(None);
+        };
+        let clock = Self {
+            library,
+            file: folder.path().join(name),
+        };
+        clock.set("+0")?;
+        Ok(Some(clock))
+    }
+
+    /// Sets it: so many seconds off, as `+3600`, or for good to a date and time.
+    fn set(&self, time: &str) -> Result<()> {
+        // Whole at once, since it is read all the time.
+        let whole = self.file.with_extension("new");
+        fs::write(&whole, time)?;
+        Ok(fs::rename(&whole, &self.file)?)
+    }
+
+    /// Starts a program under it.
+    fn wrap(&self, program: &Path, args: &[String]) -> (PathBuf, Vec<String>) {
+        let mut all = vec![
+            format!("LD_PRELOAD={}", self.library),
+            format!("FAKETIME_TIMESTAMP_FILE={}", self.file.display()),
+            "FAKETIME_NO_CACHE=1".to_owned(),
+            "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
+            program.display().to_string(),
+        ];
+        all.extend_from_slice(args);
+        (PathBuf::from("env"), all)
+    }
+
+    async fn producer(&self, folder: &TempDir, flags: &[&str]) -> Result<Producer> {
+        let addresses = Addresses::free()?;
+        wrapped::producer(folder, &addresses, flags, &|program, args| {
+            self.wrap(program, args)
+        })
+        .await
+    }
+
+    async fn consumer(
+        &self,
+        folder: &TempDir,
+        producer: &Producer,
+        flags: &[&str],
+    ) -> Result<Consumer> {
+        let store = embedded(&folder.path().join("store"));
+        let wrap = |program: &Path, args: &[String]| self.wrap(program, args);
+        wrapped::consumer(folder, ("node", HERE), producer, &store, flags, &wrap).await
+    }
+}
+
+/// Nothing panicked, and nothing broke the contract.
+async fn check_calm(consumer: &Consumer, producer: &Producer) -> Result<()> {
+    for process in [&consumer.process, &producer.process] {
+        let log = process.last_lines(usize::MAX);
+        ensure!(!log.contains("panicked"), "{log}");
+    }
+    let metrics = consumer.metrics().await?;
+    assert_eq!(metrics.count("consumer_stream_violations_total", &[]), 0);
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn clock_of_a_producer_may_jump_and_its_times_never_decrease() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+        return Ok(());
+    };
+    let producer = clock.producer(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let mut stream = Subscription::open(&producer.grpc, from_oldest("reader")).await?;
+    let mut sent = 0;
+    for (value, time) in ["+0", "-3600", "+3600", "-86400", "+0"].iter().enumerate() {
+        clock.set(time)?;
+        // The last value wins, at each of these times.
+        let buyer = format!("b-{value}");
+        producer.accept("alice", 17, &buyer).await?;
+        consumer.wait_known("alice", json!({"17": buyer})).await?;
+        sent += 1;
+        stream.read_to(sent).await?;
+    }
+    let times = &stream.times;
+    ensure!(times.is_sorted() && times.len() > 3, "{times:?}");
+    // The same under a load, with a jump in its middle.
+    let plan = producer.ordered_load(41, 3_000, 6_000)?;
+    let jump = async {
+        consumer.wait_written(2_000).await?;
+        clock.set("-7200")
+    };
+    let (accepted, jumped) = tokio::join!(accept_all(&plan), jump);
+    jumped?;
+    accepted?;
+    consumer.wait_settled(sent + 6_000).await?;
+    consumer.wait_knows(&newest(&plan.traffic, 6_000)).await?;
+    stream.read_to(sent + 6_000).await?;
+    ensure!(stream.times.is_sorted());
+    check_calm(&consumer, &producer).await
+}
+
+#[tokio::test]
+async fn value_that_changes_after_a_nodes_clock_was_set_back_is_stored() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+        return Ok(());
+    };
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = clock.consumer(&folder, &producer, &[]).await?;
+    for (value, time) in ["+0", "-3600", "+3600", "-86400", "+0"].iter().enumerate() {
+        clock.set(time)?;
+        let buyer = format!("b-{value}");
+        producer.accept("alice", 17, &buyer).await?;
+        consumer.wait_known("alice", json!({"17": buyer})).await?;
+    }
+    let metrics = consumer.metrics().await?;
+    assert_eq!(metrics.count(names::STALE, &[]), 0);
+    check_calm(&consumer, &producer).await
+}
+
+#[tokio::test]
+async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_again() -> Result<()>
+{
+    let folder = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+        return Ok(());
+    };
+    let producer = Producer::start(&folder, &[]).await?;
+    let flags = ["--ttl", "30m", "--expiry-window", "never"];
+    let consumer = clock.consumer(&folder, &producer, &flags).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    clock.set("+3600")?;
+    consumer
+        .knows_none(["alice".to_owned()].into_iter())
+        .await?;
+    clock.set("+0")?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    check_calm(&consumer, &producer).await
+}
+
+/// A machine without a clock of its own begins each life at the same time.
+#[tokio::test]
+async fn producer_that_starts_twice_at_the_same_time_has_two_epochs() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+        return Ok(());
+    };
+    // For good, so that a start takes no time.
+    let now = jiff::Zoned::now();
+    clock.set(&now.strftime("%Y-%m-%d %H:%M:%S").to_string())?;
+    let mut producer = clock.producer(&folder, &["--id", "p"]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    producer.accept_numbers(1..=100).await?;
+    consumer.wait_settled(100).await?;
+
+    producer.process.kill()?;
+    consumer.wait_not_ready("no producer is connected").await?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    producer.accept("alice", 17, "second-life").await?;
+    consumer
+        .wait_known("alice", json!({"17": "second-life"}))
+        .await?;
+    let metrics = consumer.metrics().await?;
+    assert_eq!(metrics.count("consumer_unknown_tail_total", &[]), 1);
+    check_calm(&consumer, &producer).await
+}
+
+/// Its cookies are older than what the first life stored, by its own clock; other pairs are not touched by that.
+#[tokio::test]
+async fn producer_that_starts_with_an_earlier_clock_is_read_from_its_first_cookie() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+        return Ok(());
+    };
+    let mut producer = clock.producer(&folder, &["--id", "p"]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    producer.accept("alice", 17, "first-life").await?;
+    consumer
+        .wait_known("alice", json!({"17": "first-life"}))
+        .await?;
+    producer.process.kill()?;
+    clock.set("-3600")?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    producer.accept("alice", 17, "older").await?;
+    producer.accept("bob", 17, "second-life").await?;
+    consumer
+        .wait_known("bob", json!({"17": "second-life"}))
+        .await?;
+    // Newest wins by the time of acceptance, so the first life's value stays until this clock is right.
+    consumer
+        .wait_known("alice", json!({"17": "first-life"}))
+        .await?;
+    consumer.wait_settled(3).await?;
+    let stale = consumer.metrics().await?.count(names::STALE, &[]);
+    assert_eq!(stale, 1, "and it is counted");
+    check_calm(&consumer, &producer).await
+}

@@ -1,0 +1,51 @@
+//! The embedded store on a disk that has no more room.
+//!
+//! It cannot go on by itself: after a failed write only opening it again tells what the disk holds. So the consumer ends, says why,
+//! and loses nothing, because its cursors stand where its store does: whoever starts it again when there is room gets
+//! all that the producers still have.
+
+use anyhow::{Result, ensure};
+use tempfile::TempDir;
+
+use crate::{
+    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, expect_exit, newest},
+    outages::SmallDisk,
+};
+
+#[tokio::test]
+async fn embedded_store_without_room_ends_the_consumer_which_misses_nothing_when_started_again()
+-> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(disk) = SmallDisk::mount(folder.path().join("disk"), "64m")? else {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return Ok(());
+    };
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("disk/store"));
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    producer.accept_load(31, 1_000).await?;
+    consumer.wait_written(1_000).await?;
+    let filler = disk.fill();
+    let plan = producer.ordered_load(32, 10_000, 30_000)?;
+    accept_all(&plan).await?;
+
+    let status = consumer.process.wait(PATIENCE).await?;
+    expect_exit(&consumer.process, status, 1)?;
+    let words = consumer.process.last_lines(3);
+    ensure!(words.contains("No space left on device"), "{words}");
+    // Without room it does not begin to read either, and says so.
+    consumer.process.start_again()?;
+    let status = consumer.process.wait(PATIENCE).await?;
+    expect_exit(&consumer.process, status, 1)?;
+    let words = consumer.process.last_lines(3);
+    ensure!(words.contains("No space left on device"), "{words}");
+
+    std::fs::remove_file(filler)?;
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    let mut known = newest(&plan.traffic, 30_000);
+    known.extend(newest(&producer.load(31)?.traffic, 1_000));
+    consumer.wait_knows(&known).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}

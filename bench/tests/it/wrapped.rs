@@ -1,0 +1,93 @@
+//! Producers and consumers that another program starts: in a network of their own, or under a clock of their own.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+use bench::{
+    cluster::netns::Namespace,
+    programs::{Process, free_address},
+};
+use tempfile::TempDir;
+
+use crate::harness::{Addresses, Consumer, Producer, programs};
+
+/// Makes of a program and its arguments those that start it. The process id must stay the same.
+pub(crate) type Wrap<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
+
+/// Starts a producer and waits until it is ready.
+pub(crate) async fn producer(
+    folder: &TempDir,
+    addresses: &Addresses,
+    flags: &[&str],
+    wrap: Wrap<'_>,
+) -> Result<Producer> {
+    let Addresses { http, grpc, admin } = addresses.clone();
+    let mut args = owned(&["--http", &http, "--grpc", &grpc, "--admin", &admin]);
+    args.extend(owned(flags));
+    let (program, args) = wrap(&programs().await?.producer, &args);
+    let log = folder.path().join(format!("producer-{http}.log"));
+    let mut producer = Producer {
+        process: Process::start("the producer", &program, &args, &log)?,
+        http,
+        grpc: format!("http://{grpc}"),
+        admin,
+    };
+    producer.wait_ready().await?;
+    Ok(producer)
+}
+
+/// Starts a consumer whose admin port is at `ip`, and waits until it is ready.
+pub(crate) async fn consumer(
+    folder: &TempDir,
+    (name, ip): (&str, IpAddr),
+    producer: &Producer,
+    store: &str,
+    flags: &[&str],
+    wrap: Wrap<'_>,
+) -> Result<Consumer> {
+    let mut admin = free_address()?;
+    admin.set_ip(ip);
+    let admin = admin.to_string();
+    let mut args = owned(&["--admin", &admin, "--name", name, "--store", store]);
+    args.extend(owned(&["--producer", &producer.grpc]));
+    args.extend(owned(flags));
+    let (program, args) = wrap(&programs().await?.consumer, &args);
+    let log = folder.path().join(format!("consumer-{name}.log"));
+    let mut consumer = Consumer {
+        process: Process::start("the consumer", &program, &args, &log)?,
+        admin,
+    };
+    consumer.wait_ready().await?;
+    Ok(consumer)
+}
+
+/// Starts a consumer in a network of its own.
+pub(crate) async fn consumer_in(
+    network: &Namespace,
+    folder: &TempDir,
+    name: &str,
+    producer: &Producer,
+    store: &str,
+) -> Result<Consumer> {
+    let at = (name, IpAddr::from(network.address()));
+    let wrap = |program: &Path, args: &[String]| network.inside(program, args);
+    consumer(folder, at, producer, store, &[], &wrap).await
+}
+
+/// Starts a producer whose streams are at `host`.
+pub(crate) async fn producer_at(host: Ipv4Addr, folder: &TempDir) -> Result<Producer> {
+    let mut streams = free_address()?;
+    streams.set_ip(host.into());
+    let addresses = Addresses {
+        grpc: streams.to_string(),
+        ..Addresses::free()?
+    };
+    Producer::start_at(folder, &addresses, &[]).await
+}
+
+fn owned(args: &[&str]) -> Vec<String> {
+    args.iter().map(ToString::to_string).collect()
+}
