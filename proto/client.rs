@@ -1,20 +1,24 @@
 //! How our own readers open a stream: one connection each, fixed windows, large frames, messages kept as
 //! bytes.
 
-use std::{fmt, future::Future, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+pub mod security;
+mod way;
+
+use std::{fmt, future::Future, io, net::SocketAddr, pin::Pin, time::Duration};
 
 use bytes::{Buf, Bytes};
-use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::net::{TcpStream, lookup_host};
 use tonic::{
-    Request, Response, Status, Streaming,
+    IntoRequest, Request, Response, Status, Streaming,
     client::Grpc,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
     transport::{Channel, Endpoint},
 };
 
 use crate::{limits, process::listen::ByteStream, v1};
+
+pub use way::Way;
 
 const SUBSCRIBE: &str = "/cookiesync.v1.CookieStreamer/Subscribe";
 const GET_COOKIES: &str = "/cookiesync.v1.CookieStreamer/GetCookies";
@@ -74,32 +78,15 @@ impl Network for Tcp {
     }
 }
 
-/// Connects to `address` for one stream, whatever host `endpoint` names.
-///
-/// # Errors
-/// When that cannot be done in time.
-pub async fn connect(
-    endpoint: &Endpoint,
-    network: &Arc<dyn Network>,
-    address: SocketAddr,
-) -> Result<Channel, tonic::transport::Error> {
-    let network = Arc::clone(network);
-    let connector = tower::service_fn(move |_| {
-        let connecting = network.connect(address);
-        async move { connecting.await.map(TokioIo::new) }
-    });
-    endpoint.connect_with_connector(connector).await
-}
-
 /// Opens a `Subscribe` stream whose messages stay bytes, for [`Received::decode`](crate::wire::Received::decode).
 ///
 /// # Errors
 /// What the producer, or the way to it, answers.
 pub async fn subscribe(
     channel: Channel,
-    request: v1::SubscribeRequest,
+    request: impl IntoRequest<v1::SubscribeRequest>,
 ) -> Result<Response<Streaming<Bytes>>, Status> {
-    open(channel, request, SUBSCRIBE).await
+    open(channel, request.into_request(), SUBSCRIBE).await
 }
 
 /// Opens a `GetCookies` stream whose messages stay bytes, for [`decode_cookie`](crate::wire::decode_cookie).
@@ -108,14 +95,14 @@ pub async fn subscribe(
 /// What the producer, or the way to it, answers.
 pub async fn get_cookies(
     channel: Channel,
-    request: v1::GetCookiesRequest,
+    request: impl IntoRequest<v1::GetCookiesRequest>,
 ) -> Result<Response<Streaming<Bytes>>, Status> {
-    open(channel, request, GET_COOKIES).await
+    open(channel, request.into_request(), GET_COOKIES).await
 }
 
 async fn open(
     channel: Channel,
-    request: impl Message + 'static,
+    request: Request<impl Message + 'static>,
     path: &'static str,
 ) -> Result<Response<Streaming<Bytes>>, Status> {
     let mut grpc = Grpc::new(channel).max_decoding_message_size(limits::MESSAGE_BYTES_MAX);
@@ -123,9 +110,8 @@ async fn open(
         .await
         .map_err(|error| Status::unavailable(format!("not connected: {error}")))?;
     let path = http::uri::PathAndQuery::from_static(path);
-    let request = Bytes::from(request.encode_to_vec());
-    grpc.server_streaming(Request::new(request), path, BytesCodec)
-        .await
+    let request = request.map(|message| Bytes::from(message.encode_to_vec()));
+    grpc.server_streaming(request, path, BytesCodec).await
 }
 
 /// Passes messages through as bytes, in both directions.

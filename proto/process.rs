@@ -2,7 +2,10 @@
 
 pub mod admin;
 pub mod listen;
+pub mod reload;
 pub mod settings;
+pub mod tls;
+pub mod token;
 
 use std::{future::Future, io, time::SystemTime};
 

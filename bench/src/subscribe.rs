@@ -4,6 +4,7 @@
 //! walked cookie by cookie; the clock is read once a chunk.
 
 mod report;
+mod security;
 mod stream;
 
 use std::{num::NonZeroUsize, time::Duration};
@@ -19,6 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use self::security::SecurityArgs;
 use self::stream::{Stream, Tally};
 use crate::{
     cpu::{CpuSeconds, CpuTime},
@@ -62,6 +64,9 @@ pub struct SubscribeArgs {
     /// Print one JSON object instead of the summary.
     #[arg(long)]
     pub json: bool,
+    /// How it is reached by TLS, and with a token.
+    #[command(flatten)]
+    pub security: SecurityArgs,
     /// Where the report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -179,11 +184,12 @@ pub async fn run(
         .clone()
         .unwrap_or_else(|| format!("bench-{}", std::process::id()));
     let streams = args.streams.get();
+    let security = args.security.load(&args.producer)?;
     let (open_tx, mut open) = mpsc::channel(streams);
     let mut running = JoinSet::new();
     let began = Instant::now();
     for number in 1..=streams {
-        let stream = Stream::new(args, format!("{prefix}-{number}"), began);
+        let stream = Stream::new(args, security.clone(), format!("{prefix}-{number}"), began);
         running.spawn(stream.run(open_tx.clone(), stop.child_token()));
     }
     drop(open_tx);

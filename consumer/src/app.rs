@@ -18,10 +18,11 @@ use std::{
 
 use anyhow::Context as _;
 use cookiesync::{
-    client::{Network, Tcp},
+    client::{Network, Tcp, security::stays_here},
     process::{
         admin,
         listen::{self, Listener},
+        reload,
     },
 };
 use prometheus::Registry;
@@ -30,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     clock::Clock,
-    config::Config,
+    config::{Config, ProducerUrl},
     health::Health,
     lookup,
     maintenance::{self, Schedule},
@@ -111,6 +112,7 @@ impl App {
             network,
         } = surroundings;
         let metrics = Metrics::register(&registry).context("metrics")?;
+        let credentials = reload::Metrics::register(&registry, "consumer").context("metrics")?;
         let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
@@ -137,6 +139,10 @@ impl App {
             listen::Stage::new(app.services.clone(), app.stop_services.clone()),
         ));
         tracing::info!(address = %app.admin_address, "admin port is open");
+        admin::say_if_open(app.admin_address);
+        say_plain_tokens(&config);
+        let (services, stop) = (&app.services, &app.stop_services);
+        config.security.watch(&credentials, services, stop);
         let pipeline = app.pipeline(config, network, metrics, health);
         let watch = app.watch();
         app.pipeline.spawn(watch.run("the writer", pipeline));
@@ -265,6 +271,7 @@ impl App {
             let context = subscription::Context {
                 name: config.name,
                 network,
+                security: config.security,
                 positions,
                 health,
                 metrics: metrics.subscription,
@@ -291,6 +298,19 @@ impl App {
             failed: Arc::clone(&self.failed),
             draining: self.stop_reading.clone(),
         }
+    }
+}
+
+/// Says once which producers get the token in plain text over a network.
+fn say_plain_tokens(config: &Config) {
+    let is_plain = |url: &&ProducerUrl| !url.https && !stays_here(&url.host);
+    if config.security.token.is_some()
+        && let Some(producer) = config.producers.iter().find(is_plain)
+    {
+        tracing::warn!(
+            %producer,
+            "the token is sent in plain text: others on the way can read it (https://)"
+        );
     }
 }
 

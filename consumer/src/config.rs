@@ -4,19 +4,24 @@
 //! the environment. No text made here contains the credentials of a store.
 
 mod parse;
+mod security;
 
 use std::{
     collections::BTreeMap, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, time::Duration,
 };
 
 use clap::Parser;
-use cookiesync::process::settings::{self, Mistakes, address, number, size, time};
+use cookiesync::{
+    client::security::Security,
+    process::settings::{self, Mistakes, address, number, size, time},
+};
 use jiff::tz::TimeZone;
 
 use crate::{store::mongodb::Layout, ttl::Ttls, window::Window};
 use parse::{
     parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store, parse_time_zone,
 };
+use security::SecurityArgs;
 
 /// Reads cookies from producers and keeps one local store current.
 ///
@@ -39,6 +44,9 @@ pub struct Args {
         default_value = "http://127.0.0.1:7676"
     )]
     producer: Vec<String>,
+
+    #[command(flatten)]
+    security: SecurityArgs,
 
     /// Name of this consumer's queue on every producer, no other consumer's [default: the host name]
     #[arg(
@@ -230,6 +238,8 @@ impl fmt::Debug for Secret {
 /// A producer, or all producers behind a host name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ProducerUrl {
+    /// Whether it is reached by TLS.
+    pub https: bool,
     /// Host name or address, without the brackets of an IPv6 address.
     pub host: String,
     /// TCP port.
@@ -252,6 +262,8 @@ pub enum StoreConfig {
 pub struct Config {
     /// Producers to read from; never empty.
     pub producers: Vec<ProducerUrl>,
+    /// How to reach them.
+    pub security: Security,
     /// The name of this consumer's queue on every producer.
     pub name: String,
     /// Where cookies go.
@@ -314,12 +326,14 @@ impl Args {
         } else {
             self.name.clone()
         };
+        let producers: Vec<_> = self
+            .producer
+            .iter()
+            .filter_map(|text| m.good("--producer", parse_producer(text)))
+            .collect();
         let config = Config {
-            producers: self
-                .producer
-                .iter()
-                .filter_map(|text| m.good("--producer", parse_producer(text)))
-                .collect(),
+            security: self.security.check(m, &producers),
+            producers,
             name: m.check("--name", parse_name(&name)),
             store: m
                 .good("--store", parse_store(&self.store.0))
@@ -391,10 +405,11 @@ fn window(mistakes: &mut Mistakes, flag: &str, text: &str) -> Window {
 
 impl fmt::Display for ProducerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.https { "https" } else { "http" };
         if self.host.contains(':') {
-            write!(f, "http://[{}]:{}", self.host, self.port)
+            write!(f, "{scheme}://[{}]:{}", self.host, self.port)
         } else {
-            write!(f, "http://{}:{}", self.host, self.port)
+            write!(f, "{scheme}://{}:{}", self.host, self.port)
         }
     }
 }
@@ -433,10 +448,12 @@ impl fmt::Display for Config {
         let producers: Vec<_> = self.producers.iter().map(ToString::to_string).collect();
         write!(
             f,
-            "producer={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
+            "producer={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
              refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} mongodb_prefix={} \
              mongodb_layout={} mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?}",
             producers.join(","),
+            self.security.tls.is_some(),
+            self.security.token.is_some(),
             self.name,
             self.store,
             self.flush_interval,

@@ -16,7 +16,7 @@ pub mod sequence;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use cookiesync::{
-    client::{self, Network},
+    client::{self, Network, Way, security::Security},
     limits::HEARTBEAT_MAX,
     process::unix_micros,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
@@ -57,6 +57,8 @@ pub struct Context {
     pub name: String,
     /// The way to the producers.
     pub network: Arc<dyn Network>,
+    /// What they want to see of us, and we of them.
+    pub security: Security,
     /// How far each producer was received.
     pub positions: Arc<Positions>,
     /// Where connections are reported.
@@ -69,6 +71,7 @@ pub struct Context {
 #[derive(Debug)]
 pub struct Subscription {
     context: Arc<Context>,
+    producer: ProducerUrl,
     origin: String,
     address: SocketAddr,
     buffer: BufferWriter,
@@ -146,6 +149,7 @@ impl Subscription {
         Self {
             context,
             origin: producer.to_string(),
+            producer: producer.clone(),
             address,
             buffer,
             is_listed,
@@ -273,15 +277,25 @@ impl Subscription {
         let endpoint = client::endpoint(format!("http://{}", self.address))
             .map_err(unreachable)?
             .origin(origin);
-        let channel = client::connect(&endpoint, &self.context.network, self.address)
-            .await
-            .map_err(unreachable)?;
+        let host = (self.producer.host.as_str(), self.producer.https);
+        let (network, security) = (&self.context.network, &self.context.security);
+        let way = Way::new(network, self.address, host, security).map_err(Ended::Unreachable)?;
         let request = SubscribeRequest {
             subscriber: self.context.name.clone(),
             cursors: cursors.iter().map(wire_cursor).collect(),
             start: StartPosition::Oldest.into(),
         };
-        Ok(client::subscribe(channel, request).await?.into_inner())
+        let opened = async {
+            let channel = way.connect(&endpoint).await.map_err(unreachable)?;
+            let subscribed = client::subscribe(channel, way.request(request)).await?;
+            Ok::<_, Ended>(subscribed.into_inner())
+        };
+        // What is known of the connection says more than how the call on it ended.
+        let better = |ended| match way.trouble() {
+            Some(trouble) => Ended::Unreachable(trouble.to_owned()),
+            None => ended,
+        };
+        opened.await.map_err(better)
     }
 
     async fn receive(&self, stream: &mut Streaming<bytes::Bytes>) -> Result<Received, Ended> {

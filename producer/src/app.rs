@@ -119,6 +119,8 @@ impl App {
             %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
             "producer started"
         );
+        config.security.say(addresses.grpc);
+        admin::say_if_open(addresses.admin);
         let streams = Streams::new(
             log.clone(),
             subscribers.clone(),
@@ -176,9 +178,11 @@ impl App {
     ) -> anyhow::Result<()> {
         let connections = listen::Metrics::register(registry, "producer", "grpc")?;
         let stage = &self.streams;
+        let server = server.behind(config.security.open(registry, stage)?);
         stage.tasks.spawn(server.serve(
             listener,
             config.grpc_connections_max,
+            config.grpc_connections_per_address_max,
             connections,
             stage.clone(),
         ));

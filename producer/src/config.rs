@@ -7,11 +7,14 @@ use cookiesync::{
     limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     process::{
         listen::Limits,
-        settings::{self, Mistakes, address, number, size, time, time_within},
+        settings::{self, Mistakes, address, number, optional_number, size, time, time_within},
     },
 };
 
-use crate::edge::request::IdLimits;
+use crate::{
+    edge::request::IdLimits,
+    security::{Security, SecurityArgs},
+};
 
 /// Takes sync requests over HTTP and streams their cookies to every exchange node.
 ///
@@ -171,6 +174,29 @@ pub struct Args {
     )]
     grpc_connections: String,
 
+    /// Most HTTP connections at once from one address, or one IPv6 network of 64 bits; a load balancer's
+    /// are all from one [default: no limit but the one above]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_HTTP_CONNECTIONS_PER_ADDRESS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    http_connections_per_address: String,
+
+    /// Most gRPC connections at once from one address, or one IPv6 network of 64 bits
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "PRODUCER_GRPC_CONNECTIONS_PER_ADDRESS",
+        default_value = "1024"
+    )]
+    grpc_connections_per_address: String,
+
+    #[command(flatten)]
+    security: SecurityArgs,
+
     /// Longest time an HTTP client may take to send the head of a request
     #[arg(
         long,
@@ -241,6 +267,10 @@ pub struct Config {
     pub http_limits: Limits,
     /// Most gRPC connections.
     pub grpc_connections_max: usize,
+    /// Most gRPC connections from one address.
+    pub grpc_connections_per_address_max: Option<usize>,
+    /// Who may read the streams.
+    pub security: Security,
     /// Deadline of the drain.
     pub drain_timeout: Duration,
 }
@@ -309,6 +339,12 @@ impl Args {
                     &self.http_connections,
                     (1, 1_000_000),
                 ),
+                connections_per_address_max: optional_number(
+                    m,
+                    "--http-connections-per-address",
+                    &self.http_connections_per_address,
+                    (1, 1_000_000),
+                ),
                 request_timeout: time(m, "--request-timeout", &self.request_timeout, ms(10)),
                 idle_timeout: time(m, "--idle-timeout", &self.idle_timeout, ms(10)),
                 write_timeout: Some(time(m, "--write-timeout", &self.write_timeout, ms(10))),
@@ -319,6 +355,13 @@ impl Args {
                 &self.grpc_connections,
                 (1, 1_000_000),
             ),
+            grpc_connections_per_address_max: optional_number(
+                m,
+                "--grpc-connections-per-address",
+                &self.grpc_connections_per_address,
+                (1, 1_000_000),
+            ),
+            security: self.security.check(m),
             drain_timeout: time(m, "--drain-timeout", &self.drain_timeout, Duration::ZERO),
         };
         if self.id.len() > limits::SUBSCRIBER_NAME_BYTES_MAX
@@ -350,6 +393,8 @@ mod tests {
         assert_eq!(config.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
         assert_eq!(config.subscriber_retention, Duration::from_secs(60));
         assert_eq!(config.drain_timeout, Duration::from_secs(10));
+        assert_eq!(config.http_limits.connections_per_address_max, None);
+        assert_eq!(config.grpc_connections_per_address_max, Some(1024));
     }
 
     #[test]
@@ -362,10 +407,29 @@ mod tests {
             "--user-id-bytes=65",
             "--queue-cookies=-1",
             "--heartbeat=11s",
+            "--http-connections-per-address=0",
+            "--grpc-connections-per-address=many",
+            "--tls-cert=/no/such/certificate.pem",
+            "--tls-key=/no/such/key.pem",
+            "--tls-client-ca=/no/such/authority.pem",
+            "--token-file=/no/such/tokens",
         ];
         let error = load(&arguments).unwrap_err().to_string();
         for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {
             assert!(error.contains(flag), "{flag} is missing in: {error}");
+        }
+    }
+
+    #[test]
+    fn certificate_without_key_is_a_mistake_and_so_is_the_reverse() {
+        for (given, missing) in [
+            ("--tls-cert", "--tls-key"),
+            ("--tls-key", "--tls-cert"),
+            ("--tls-client-ca", "--tls-cert"),
+        ] {
+            let error = load(&[given, "/some/file"]).unwrap_err().to_string();
+            let said = format!("{given}: needs {missing}");
+            assert!(error.contains(&said), "{said} is missing in: {error}");
         }
     }
 }

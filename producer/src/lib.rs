@@ -3,7 +3,7 @@
 //! The way of a cookie: [`edge`] reads a request and finds the cookie in it; [`log`] encodes it into the open
 //! chunk, and seals the chunk when it is full or a few milliseconds old; [`streams`] is woken and hands the
 //! chunk's bytes to each subscriber's HTTP/2 stream, which [`server`] writes to its connection. [`app`] puts
-//! these together; [`config`] and [`metrics`] serve them.
+//! these together; [`config`], [`security`] and [`metrics`] serve them.
 
 pub mod app;
 pub mod config;
@@ -11,5 +11,6 @@ pub mod edge;
 mod epoch;
 pub mod log;
 pub mod metrics;
+pub mod security;
 pub mod server;
 pub mod streams;

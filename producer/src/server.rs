@@ -14,7 +14,9 @@ use std::{
 
 use bytes::Bytes;
 use cookiesync::{
-    process::listen::{self, Activity, ByteStream, InProgress, Limits, Listener, Stage},
+    process::listen::{
+        self, Activity, ByteStream, InProgress, Limits, Listener, Stage, WatchedStream,
+    },
     v1,
 };
 use http::Request;
@@ -30,7 +32,10 @@ use tonic::{Status, service::Routes};
 use tonic_health::server::HealthReporter;
 use tower::Service;
 
-use crate::streams::Streams;
+use crate::{
+    security::{Door, guard::Guarded},
+    streams::Streams,
+};
 
 /// Bytes in one stream's send buffer at which no further chunk is taken from the log: enough for the kernel never
 /// to wait. A stalled stream pins these, one chunk more, and one in hand: 384 KiB at the default chunk size, or
@@ -60,7 +65,8 @@ const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 /// The services of one producer.
 #[derive(Debug, Clone)]
 pub struct Server {
-    routes: Routes,
+    routes: Guarded,
+    door: Door,
     health: HealthReporter,
 }
 
@@ -84,9 +90,20 @@ impl Server {
             .add_service(reflection().build_v1alpha()?)
             .prepare();
         Ok(Self {
-            routes,
+            routes: Guarded::open(routes),
+            door: Door::default(),
             health: reporter,
         })
+    }
+
+    /// The same behind `door`.
+    #[must_use]
+    pub fn behind(self, door: Door) -> Self {
+        Self {
+            routes: self.routes.behind(door.guard.clone()),
+            door,
+            ..self
+        }
     }
 
     /// What tells health checks that the producer drains.
@@ -101,19 +118,33 @@ impl Server {
         self,
         listener: impl Listener,
         connections_max: usize,
+        connections_per_address_max: Option<usize>,
         metrics: listen::Metrics,
         stage: Stage,
     ) {
         let limits = Limits {
             connections_max,
+            connections_per_address_max,
             request_timeout: IDLE_TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,
             write_timeout: None,
         };
         let (tasks, stopping) = (stage.tasks.clone(), stage.stop.clone());
-        let serve = move |stream, activity| {
-            self.clone()
-                .connection(stream, activity, tasks.clone(), stopping.clone())
+        let serve = move |stream: WatchedStream<_>, activity| {
+            let peer = stream.peer();
+            let mut server = self.clone();
+            server.routes = self.routes.of(peer);
+            let (tasks, stopping) = (tasks.clone(), stopping.clone());
+            async move {
+                let Some(tls) = server.door.tls.clone() else {
+                    return server.connection(stream, activity, tasks, stopping).await;
+                };
+                let shaking = tls.shake(stream, peer);
+                if let Some(Some(stream)) = stopping.run_until_cancelled(shaking).await {
+                    let stopping = stopping.clone();
+                    Box::pin(server.connection(stream, activity, tasks, stopping)).await;
+                }
+            }
         };
         listen::accept(listener, limits, metrics, stage, serve).await;
     }

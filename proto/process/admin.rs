@@ -1,6 +1,6 @@
 //! The admin port: `/metrics`, `/healthz`, `/readyz`, and what a process adds to them.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use super::listen::{self, Limits, Listener, Stage};
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use prometheus::{Encoder, Registry, TextEncoder};
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
+    connections_per_address_max: None,
     request_timeout: Duration::from_secs(10),
     idle_timeout: Duration::from_secs(75),
     write_timeout: Some(Duration::from_secs(30)),
@@ -68,6 +69,13 @@ pub async fn serve(
         }
     })
     .await;
+}
+
+/// Says once when others than this machine reach an admin port, which asks nobody who they are.
+pub fn say_if_open(address: SocketAddr) {
+    if !address.ip().is_loopback() {
+        tracing::warn!(admin = %address, "the admin port is open to whoever reaches this address");
+    }
 }
 
 struct Port {

@@ -5,27 +5,31 @@
 //! no timer of its own: one coarse timer a connection compares counters, so a limit of `n` seconds acts
 //! between `n` and `1.5 n` seconds.
 
+pub mod addresses;
+mod stream;
+
 use std::{
     future::Future,
-    io::{self, IoSlice},
+    io,
     net::SocketAddr,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, MissedTickBehavior, interval_at, sleep, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use addresses::{Addresses, Place};
+pub use stream::WatchedStream;
 
 /// How long the accept loop rests after the system refused it a connection (usually: no file left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -110,6 +114,9 @@ const QUIET_LOOK: Duration = Duration::from_millis(10);
 pub struct Limits {
     /// Most connections at once; further ones are closed as soon as they are accepted.
     pub connections_max: usize,
+    /// Most of them from one address; IPv6 addresses count by their first 64 bits. `None` for no bound but the
+    /// one above: behind a load balancer, all come from one address.
+    pub connections_per_address_max: Option<usize>,
     /// Longest time from the first byte of a request to its last header byte. A request that begins in the same
     /// read as the end of another has the idle timeout instead.
     pub request_timeout: Duration,
@@ -126,6 +133,7 @@ pub struct Metrics {
     connections: IntGauge,
     accepted: IntCounter,
     refused: IntCounter,
+    refused_address: IntCounter,
     cut_slow_request: IntCounter,
     cut_idle: IntCounter,
     cut_slow_reader: IntCounter,
@@ -156,6 +164,7 @@ impl Metrics {
             connections,
             accepted,
             refused: cut.with_label_values(&["too_many"]),
+            refused_address: cut.with_label_values(&["too_many_of_address"]),
             cut_slow_request: cut.with_label_values(&["slow_request"]),
             cut_idle: cut.with_label_values(&["idle"]),
             cut_slow_reader: cut.with_label_values(&["slow_reader"]),
@@ -209,14 +218,15 @@ pub async fn accept<L, S, F>(
     F: Future<Output = ()> + Send + 'static,
 {
     let permits = Arc::new(Semaphore::new(limits.connections_max));
+    let addresses = limits.connections_per_address_max.map(Addresses::new);
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
             () = stage.stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok((stream, peer)) => (stream, peer.ip()),
             Err(error) => {
                 if !failing {
                     tracing::warn!(%error, "cannot accept connections");
@@ -234,18 +244,41 @@ pub async fn accept<L, S, F>(
             metrics.refused.inc();
             continue;
         };
+        let Some(place) = addresses
+            .as_ref()
+            .map_or(Some(None), |addresses| addresses.enter(peer).map(Some))
+        else {
+            metrics.refused_address.inc();
+            continue;
+        };
         metrics.accepted.inc();
         let activity = Arc::new(Activity::default());
         let stream = WatchedStream {
             stream,
+            peer,
             activity: Arc::clone(&activity),
+        };
+        let admission = Admission {
+            _permit: permit,
+            _place: place,
         };
         let served = serve(stream, Arc::clone(&activity));
         let cut = stage.cut.clone();
-        stage
-            .tasks
-            .spawn(run(served, activity, limits, metrics.clone(), permit, cut));
+        stage.tasks.spawn(run(
+            served,
+            activity,
+            limits,
+            metrics.clone(),
+            admission,
+            cut,
+        ));
     }
+}
+
+/// What a connection holds of the port's limits.
+struct Admission {
+    _permit: OwnedSemaphorePermit,
+    _place: Option<Place>,
 }
 
 async fn run(
@@ -253,7 +286,7 @@ async fn run(
     activity: Arc<Activity>,
     limits: Limits,
     metrics: Metrics,
-    permit: OwnedSemaphorePermit,
+    admission: Admission,
     cut_now: CancellationToken,
 ) {
     metrics.connections.inc();
@@ -264,7 +297,7 @@ async fn run(
         () = cut_now.cancelled() => metrics.cut(Cut::Drained),
     }
     metrics.connections.dec();
-    drop(permit);
+    drop(admission);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -392,79 +425,6 @@ impl Watcher {
             }
         }
         (now - self.idle_since >= limits.idle_timeout).then_some(Cut::Idle)
-    }
-}
-
-/// A connection that counts what goes through it.
-#[derive(Debug)]
-pub struct WatchedStream<S> {
-    stream: S,
-    activity: Arc<Activity>,
-}
-
-impl<S> WatchedStream<S> {
-    fn wrote(&self, result: &Poll<io::Result<usize>>) {
-        let blocked = result.is_pending();
-        self.activity
-            .write_blocked
-            .store(blocked, Ordering::Relaxed);
-        if let Poll::Ready(Ok(bytes)) = result {
-            let written = self.activity.bytes_written.load(Ordering::Relaxed);
-            self.activity
-                .bytes_written
-                .store(written + *bytes as u64, Ordering::Relaxed);
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let read = (buffer.filled().len() - before) as u64;
-        let bytes_read = self.activity.bytes_read.load(Ordering::Relaxed);
-        self.activity
-            .bytes_read
-            .store(bytes_read + read, Ordering::Relaxed);
-        result
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.wrote(&result);
-        result
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.wrote(&result);
-        result
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

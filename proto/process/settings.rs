@@ -226,6 +226,19 @@ where
     mistakes.check(flag, parsed)
 }
 
+/// Like [`number`]; `None` when the text is empty.
+pub fn optional_number<N>(
+    mistakes: &mut Mistakes,
+    flag: &str,
+    text: &str,
+    range: (N, N),
+) -> Option<N>
+where
+    N: FromStr + PartialOrd + Copy + Default + ToString,
+{
+    (!text.is_empty()).then(|| number(mistakes, flag, text, range))
+}
+
 /// Passes a value on that is within a range, both ends included.
 ///
 /// # Errors

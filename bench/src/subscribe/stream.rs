@@ -4,7 +4,7 @@ use std::{hint::black_box, time::Duration};
 
 use bytes::Bytes;
 use cookiesync::{
-    client,
+    client::{self, Way, security::Security},
     process::unix_micros,
     v1::{Cursor, GetCookiesRequest, Hello, ResumeOutcome, SubscribeRequest, event::Event},
     wire::{ChunkRef, Received, WireError, decode_cookie},
@@ -16,9 +16,9 @@ use tokio::{
 };
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Response, Status, Streaming, transport::Channel};
 
-use super::{Call, SubscribeArgs};
+use super::{Call, SubscribeArgs, security};
 use crate::report::micros_histogram;
 
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -58,6 +58,7 @@ struct Position {
 
 pub(super) struct Stream {
     args: SubscribeArgs,
+    security: Security,
     name: String,
     began: Instant,
     position: Option<Position>,
@@ -65,9 +66,15 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(args: &SubscribeArgs, name: String, began: Instant) -> Self {
+    pub(super) fn new(
+        args: &SubscribeArgs,
+        security: Security,
+        name: String,
+        began: Instant,
+    ) -> Self {
         Self {
             args: args.clone(),
+            security,
             name,
             began,
             position: None,
@@ -135,31 +142,33 @@ impl Stream {
 
     /// Opens the stream; for `Subscribe`, up to and including its `Hello`.
     async fn open(&mut self) -> Result<Streaming<Bytes>, anyhow::Error> {
-        let channel = client::endpoint(self.args.producer.clone())?
-            .connect()
-            .await?;
-        Ok(match self.args.call {
-            Call::Subscribe => self.subscribe(channel).await?,
+        let (way, channel) = security::connect(&self.args.producer, &self.security).await?;
+        let opened = match self.args.call {
+            Call::Subscribe => self.subscribe(&way, channel).await,
             Call::GetCookies => {
                 let host = self.name.clone();
-                client::get_cookies(channel, GetCookiesRequest { host })
-                    .await?
-                    .into_inner()
+                let request = way.request(GetCookiesRequest { host });
+                let opened = client::get_cookies(channel, request).await;
+                opened.map(Response::into_inner)
             }
-        })
+        };
+        match way.trouble() {
+            Some(trouble) if opened.is_err() => Err(anyhow::anyhow!("{trouble}")),
+            _ => Ok(opened?),
+        }
     }
 
-    async fn subscribe(&mut self, channel: Channel) -> Result<Streaming<Bytes>, Status> {
+    async fn subscribe(&mut self, way: &Way, channel: Channel) -> Result<Streaming<Bytes>, Status> {
         let cursors = self.position.iter().map(|position| Cursor {
             producer_id: position.producer_id.clone(),
             epoch: position.epoch,
             sequence: position.next_sequence.saturating_sub(1),
         });
-        let request = SubscribeRequest {
+        let request = way.request(SubscribeRequest {
             subscriber: self.name.clone(),
             cursors: cursors.collect(),
             start: cookiesync::v1::StartPosition::from(self.args.start).into(),
-        };
+        });
         let mut messages = client::subscribe(channel, request).await?.into_inner();
         let message = messages
             .message()

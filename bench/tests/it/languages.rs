@@ -27,9 +27,7 @@ const MISSING: &str = "the Python client needs Python 3.9 or later with venv and
 
 #[tokio::test]
 async fn python_reads_both_streams() -> Result<()> {
-    let python = tokio::task::spawn_blocking(environment)
-        .await?
-        .context(MISSING)?;
+    let python = python().await?;
     let folder = TempDir::new()?;
     let generated = folder.path().join("generated");
     generate(&python, &generated)?;
@@ -61,6 +59,13 @@ async fn python_reads_both_streams() -> Result<()> {
     Ok(())
 }
 
+/// The `python` to run clients with.
+pub(crate) async fn python() -> Result<PathBuf> {
+    tokio::task::spawn_blocking(environment)
+        .await?
+        .context(MISSING)
+}
+
 /// The `python` of an environment with [`PACKAGES`], made once under cargo's target folder. Of several processes
 /// at once, one makes it and the others wait.
 fn environment() -> Result<PathBuf> {
@@ -86,7 +91,8 @@ fn environment() -> Result<PathBuf> {
     Ok(python)
 }
 
-fn generate(python: &Path, into: &Path) -> Result<()> {
+/// Generates the client's code from the `.proto` into a new folder.
+pub(crate) fn generate(python: &Path, into: &Path) -> Result<()> {
     fs::create_dir(into)?;
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");
     run(Command::new(python)

@@ -28,6 +28,7 @@ mod peers;
 mod refusals;
 mod reports;
 mod restarts;
+mod security;
 mod settings;
 mod store;
 mod stream_client;

@@ -272,6 +272,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
         start: subscribe::Start::Newest,
         once: false,
         json: false,
+        security: subscribe::SecurityArgs::default(),
         report: ReportArgs::default(),
     };
     let stop = CancellationToken::new();

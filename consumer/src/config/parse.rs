@@ -10,14 +10,20 @@ use super::{ProducerUrl, StoreConfig};
 use crate::store;
 
 pub(super) fn parse_producer(text: &str) -> Result<ProducerUrl, String> {
-    let wrong = || format!("`{text}` is not like http://host:7676");
+    let wrong = || format!("`{text}` is not like http://host:7676 or https://host:7676");
     let uri: Uri = text.trim().parse().map_err(|_| wrong())?;
-    if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
+    let https = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        _ => return Err(wrong()),
+    };
+    if !matches!(uri.path(), "" | "/") {
         return Err(wrong());
     }
     let host = uri.host().filter(|host| !host.is_empty());
     let host = host.ok_or_else(wrong)?;
     Ok(ProducerUrl {
+        https,
         host: host.trim_matches(['[', ']']).to_owned(),
         port: uri.port_u16().unwrap_or(7676),
     })

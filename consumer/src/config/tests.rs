@@ -132,3 +132,40 @@ fn mistake_in_the_form_of_a_file_does_not_show_the_line() {
     assert!(mistake.contains("line 2: "), "{mistake}");
     assert!(!mistake.contains("secret"), "{mistake}");
 }
+
+#[test]
+fn https_needs_an_authority_and_tls_files_need_an_https_producer() {
+    let error = load(&["--producer=https://a"]).unwrap_err();
+    assert!(error.contains("--tls-ca: needed"), "{error}");
+    let error = load(&["--producer=http://a", "--tls-server-name=b"]).unwrap_err();
+    assert!(error.contains("no producer is an https:// one"), "{error}");
+}
+
+#[test]
+fn all_that_is_wrong_with_tls_files_is_reported_at_once() {
+    let file = file("nothing that is a certificate");
+    let path = file.path().display();
+    let error = load(&[
+        "--producer=https://a",
+        &format!("--tls-ca={path}"),
+        "--tls-cert=/no/such/certificate",
+        &format!("--tls-key={path}"),
+        "--token-file=/no/such/token",
+        "--tls-server-name=a b",
+    ]);
+    let error = error.unwrap_err();
+    for part in ["--tls-cert", "--token-file", "--tls-server-name"] {
+        assert!(error.contains(part), "{part} is missing in {error}");
+    }
+    let authority = format!("--tls-ca={path}");
+    let error = load(&["--producer=https://a", &authority]).unwrap_err();
+    assert!(error.contains("has no certificate inside"), "{error}");
+}
+
+#[test]
+fn https_producers_keep_their_scheme() {
+    let url = parse::parse_producer("https://[::1]:1").unwrap();
+    assert_eq!(url.to_string(), "https://[::1]:1");
+    let url = parse::parse_producer("https://a.example").unwrap();
+    assert_eq!(url.to_string(), "https://a.example:7676");
+}

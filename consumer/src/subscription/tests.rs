@@ -15,11 +15,13 @@ async fn listener_that_never_says_hello_is_given_up() {
     let context = Context {
         name: "c".to_owned(),
         network: Arc::new(cookiesync::client::Tcp),
+        security: Security::default(),
         positions: Arc::default(),
         health: Arc::default(),
         metrics,
     };
     let producer = ProducerUrl {
+        https: false,
         host: "127.0.0.1".to_owned(),
         port: address.port(),
     };

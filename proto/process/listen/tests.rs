@@ -4,6 +4,7 @@ use super::*;
 
 const LIMITS: Limits = Limits {
     connections_max: 1,
+    connections_per_address_max: None,
     request_timeout: Duration::from_secs(10),
     idle_timeout: Duration::from_secs(60),
     write_timeout: Some(Duration::from_secs(20)),

@@ -1,0 +1,106 @@
+//! Connects streams to producers that want TLS, a certificate or a token.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use cookiesync::{
+    client::{
+        self, Network, Tcp, Way,
+        security::{Flags, Security},
+    },
+    process::settings::Mistakes,
+};
+use http::Uri;
+use tonic::transport::Channel;
+
+/// What the producer wants to see, and whom to trust; files are read once, at the start.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SecurityArgs {
+    /// PEM file with the authorities that may sign the certificate of an https:// producer.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub tls_ca: String,
+    /// PEM file with a certificate to show to the producer.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub tls_cert: String,
+    /// PEM file with the private key of that certificate.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub tls_key: String,
+    /// Name that the producer's certificate must bear [default: the host of its URL].
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub tls_server_name: String,
+    /// File whose first line is the token that the producer wants.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub token_file: String,
+}
+
+impl SecurityArgs {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// All that is wrong with them.
+    pub(super) fn load(&self, producer: &str) -> Result<Security> {
+        let mut mistakes = Mistakes::default();
+        let flags = Flags {
+            authorities: &self.tls_ca,
+            certificate: &self.tls_cert,
+            key: &self.tls_key,
+            server_name: &self.tls_server_name,
+            token_file: &self.token_file,
+        };
+        let security = Security::check(&mut mistakes, flags, producer.starts_with("https://"));
+        mistakes.or(security).map_err(|wrong| anyhow!("\n{wrong}"))
+    }
+}
+
+/// Connects to the first address of `producer` that answers.
+///
+/// # Errors
+/// When none does, with what the last one said.
+pub(super) async fn connect(producer: &str, security: &Security) -> Result<(Way, Channel)> {
+    let uri: Uri = producer.parse()?;
+    let https = uri.scheme_str() == Some("https");
+    let host = uri.host().context("the producer's URL has no host")?;
+    let host = host.trim_matches(['[', ']']);
+    let network: Arc<dyn Network> = Arc::new(Tcp);
+    let port = uri.port_u16().unwrap_or(7676);
+    let mut failed = anyhow!("{host} has no address");
+    for address in network.lookup(host, port).await? {
+        let way =
+            Way::new(&network, address, (host, https), security).map_err(|why| anyhow!(why))?;
+        let endpoint = client::endpoint(format!("http://{address}"))?.origin(uri.clone());
+        match way.connect(&endpoint).await {
+            Ok(channel) => return Ok((way, channel)),
+            Err(error) => match way.trouble() {
+                Some(trouble) => bail!("{trouble}"),
+                None => failed = error.into(),
+            },
+        }
+    }
+    Err(failed)
+}

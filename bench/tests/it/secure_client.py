@@ -1,0 +1,67 @@
+"""Reads a stream over TLS with a certificate and a token, and is refused without the token.
+
+usage: secure_client.py ADDRESS CA.pem CERTIFICATE.pem KEY.pem TOKEN_FILE GENERATED_DIR
+
+The producer's log must hold one cookie, of the user alice.
+"""
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+address, ca, certificate, key, token_file, generated = sys.argv[1:]
+sys.path.insert(0, generated)
+
+from cookiesync.v1 import cookiesync_pb2 as pb  # noqa: E402
+from cookiesync.v1 import cookiesync_pb2_grpc as rpc  # noqa: E402
+
+PATIENCE_SECONDS = 30
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def events(channel):
+    request = pb.SubscribeRequest(subscriber="python", start=pb.START_POSITION_OLDEST)
+    return rpc.CookieStreamerStub(channel).Subscribe(request, timeout=PATIENCE_SECONDS)
+
+
+def reflect(channel):
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    return next(stub.ServerReflectionInfo(requests, timeout=PATIENCE_SECONDS))
+
+
+def check_refused(call, channel):
+    try:
+        next(call(channel))
+        raise AssertionError("it was let in without a token")
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAUTHENTICATED, error
+
+
+def main():
+    tls = grpc.ssl_channel_credentials(read(ca), read(key), read(certificate))
+    with grpc.secure_channel(address, tls) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING, answer
+        check_refused(events, channel)
+        check_refused(lambda channel: iter([reflect(channel)]), channel)
+    token = grpc.access_token_call_credentials(read(token_file).decode().strip())
+    with grpc.secure_channel(address, grpc.composite_channel_credentials(tls, token)) as channel:
+        assert reflect(channel).list_services_response.service
+        stream = events(channel)
+        assert next(stream).WhichOneof("event") == "hello"
+        for event in stream:
+            if event.WhichOneof("event") == "chunk":
+                assert [cookie.user_id for cookie in event.chunk.cookies] == ["alice"], event
+                break
+        stream.cancel()
+
+
+main()

@@ -1,0 +1,383 @@
+//! Who may read the streams, and what strangers can do to whoever may: TLS, tokens, limits by address.
+
+mod certificates;
+
+use std::{net::SocketAddr, path::Path, process::Stdio, sync::Arc};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use bytes::Bytes;
+use cookiesync::{
+    client::{
+        self, Network, Tcp, Way,
+        security::{Flags, Security},
+    },
+    process::settings::Mistakes,
+    v1::GetCookiesRequest,
+    wire::decode_cookie,
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::{io::AsyncReadExt as _, net::TcpStream};
+use tonic::Streaming;
+
+use self::certificates::{Authority, write};
+use crate::{
+    harness::{Consumer, PATIENCE, Producer, in_time, wait_until},
+    http_client::HttpConnection,
+    languages,
+};
+
+const TOKEN: &str = "a-token-that-is-good";
+const NEW_TOKEN: &str = "the-token-after-that";
+
+/// A `GetCookies` stream over TLS or without, with a token or without.
+struct Stream(Streaming<Bytes>);
+
+impl Stream {
+    /// Opens it, or says why that cannot be done as the consumer would.
+    async fn open(producer: &Producer, name: &str, https: bool, flags: Flags<'_>) -> Result<Self> {
+        let mut mistakes = Mistakes::default();
+        let security = Security::check(&mut mistakes, flags, https);
+        let security = mistakes.or(security)?;
+        let address: SocketAddr = grpc(producer).parse()?;
+        let network: Arc<dyn Network> = Arc::new(Tcp);
+        let way = Way::new(&network, address, ("127.0.0.1", https), &security);
+        let way = way.map_err(|why| anyhow!(why))?;
+        let endpoint = client::endpoint(format!("http://{address}"))?;
+        let opened = async {
+            let channel = way.connect(&endpoint).await?;
+            let host = name.to_owned();
+            let request = way.request(GetCookiesRequest { host });
+            anyhow::Ok(client::get_cookies(channel, request).await?.into_inner())
+        };
+        match (in_time("the stream is open", opened).await?, way.trouble()) {
+            (Ok(stream), _) => Ok(Self(stream)),
+            (Err(_), Some(trouble)) => Err(anyhow!("{trouble}")),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// Fails unless it cannot be opened for a reason that contains `why`.
+    async fn refused(producer: &Producer, https: bool, flags: Flags<'_>, why: &str) -> Result<()> {
+        let opened = Self::open(producer, "stranger", https, flags).await;
+        let error = opened.err().context("it was let in")?;
+        let said = format!("{error:?}");
+        ensure!(said.contains(why), "{why:?} is missing in {said}");
+        Ok(())
+    }
+
+    /// Reads one cookie; returns its user.
+    async fn read(&mut self) -> Result<String> {
+        let message = in_time("a cookie", self.0.message()).await??;
+        let message = message.context("the stream ended")?;
+        Ok(decode_cookie(&message)?.user_id.to_owned())
+    }
+}
+
+fn grpc(producer: &Producer) -> &str {
+    producer.grpc.trim_start_matches("http://")
+}
+
+fn https(producer: &Producer) -> String {
+    format!("https://{}", grpc(producer))
+}
+
+/// Waits until a process's log has this many lines that contain `part`.
+async fn wait_said(log: impl Fn() -> String, part: &str, times: usize) -> Result<()> {
+    let what = format!("{part:?} is said {times} times");
+    wait_until(PATIENCE, &what, async || {
+        Ok(log().matches(part).count() == times)
+    })
+    .await
+}
+
+async fn wait_counted(producer: &Producer, name: &str, label: (&str, &str), n: u64) -> Result<()> {
+    let what = format!("{name} {label:?} is {n}");
+    wait_until(PATIENCE, &what, async || {
+        Ok(producer.metrics().await?.count(name, &[label]) == n)
+    })
+    .await
+}
+
+/// A producer with a certificate of `authority`, in a folder `tls` beside its log.
+async fn start_with_tls(
+    folder: &TempDir,
+    authority: &Authority,
+    flags: &[&str],
+) -> Result<Producer> {
+    let (certificate, key) = authority.write_identity(folder.path(), "server")?;
+    let tls = ["--tls-cert", &certificate, "--tls-key", &key];
+    Producer::start(folder, &[&tls[..], flags].concat()).await
+}
+
+#[tokio::test]
+async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
+    let folder = TempDir::new()?;
+    let ours = Authority::new("ours")?;
+    let ca = ours.write(folder.path(), "ca.pem")?;
+    let producer = start_with_tls(&folder, &ours, &[]).await?;
+    let url = https(&producer);
+    let store = format!("embedded:{}", folder.path().join("store").display());
+    let flags = ["--tls-ca", &ca];
+    let mut consumer = Consumer::spawn(&folder, "ours", &[&url], &store, &flags).await?;
+    consumer.wait_ready().await?;
+    producer.accept("alice", 17, "a-1").await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    let metrics = consumer.metrics().await?;
+    let expiry = "consumer_tls_certificate_expiry_unix_seconds";
+    ensure!(metrics.count(expiry, &[("of", "authority")]) > 1_700_000_000);
+    let metrics = producer.metrics().await?;
+    let expiry = "producer_tls_certificate_expiry_unix_seconds";
+    ensure!(metrics.count(expiry, &[("of", "certificate")]) > 1_700_000_000);
+
+    let other = Authority::new("others")?.write(folder.path(), "other.pem")?;
+    let flags = ["--tls-ca", &other];
+    let stranger = Consumer::spawn(&folder, "stranger", &[&url], "none", &flags).await?;
+    let log = || stranger.process.last_lines(usize::MAX);
+    wait_said(log, "from no authority of --tls-ca", 1).await?;
+    let flags = ["--tls-ca", &ca, "--tls-server-name", "other.test"];
+    let misnamed = Consumer::spawn(&folder, "misnamed", &[&url], "none", &flags).await?;
+    let log = || misnamed.process.last_lines(usize::MAX);
+    wait_said(log, "certificate is not for other.test", 1).await
+}
+
+#[tokio::test]
+async fn tls_spoken_by_one_side_only_is_named_as_that() -> Result<()> {
+    let folder = TempDir::new()?;
+    let ours = Authority::new("ours")?;
+    let ca = ours.write(folder.path(), "ca.pem")?;
+    let secure = start_with_tls(&folder, &ours, &[]).await?;
+    let plain = Producer::start(&folder, &[]).await?;
+    let trusting = Flags {
+        authorities: &ca,
+        ..Flags::default()
+    };
+    Stream::refused(&plain, true, trusting, "http:// instead of https://").await?;
+    let none = Flags::default();
+    Stream::refused(&secure, false, none, "https:// instead of http://").await?;
+    let handshakes = "producer_tls_handshakes_total";
+    wait_counted(&secure, handshakes, ("outcome", "failed"), 1).await
+}
+
+#[tokio::test]
+async fn client_certificate_is_wanted_and_must_be_of_the_named_authority() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (ours, others) = (Authority::new("ours")?, Authority::new("others")?);
+    let ca = ours.write(folder.path(), "ca.pem")?;
+    let producer = start_with_tls(&folder, &ours, &["--tls-client-ca", &ca]).await?;
+    let bare = Flags {
+        authorities: &ca,
+        ..Flags::default()
+    };
+    Stream::refused(&producer, true, bare, "wants a certificate").await?;
+    let (certificate, key) = others.write_identity(folder.path(), "stranger")?;
+    let stranger = Flags {
+        certificate: &certificate,
+        key: &key,
+        ..bare
+    };
+    Stream::refused(&producer, true, stranger, "refuses the certificate").await?;
+    let (certificate, key) = ours.write_identity(folder.path(), "node")?;
+    let node = Flags {
+        certificate: &certificate,
+        key: &key,
+        ..bare
+    };
+    let mut stream = Stream::open(&producer, "node", true, node).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    assert_eq!(stream.read().await?, "alice");
+    Ok(())
+}
+
+#[tokio::test]
+async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<()> {
+    let folder = TempDir::new()?;
+    let path = folder.path();
+    let tokens = write(path, "tokens", TOKEN)?;
+    let producer = Producer::start(&folder, &["--token-file", &tokens]).await?;
+    Stream::refused(&producer, false, Flags::default(), "a token is needed").await?;
+    let own = write(path, "own", TOKEN)?;
+    let new = write(path, "new", NEW_TOKEN)?;
+    let with = |file| Flags {
+        token_file: file,
+        ..Flags::default()
+    };
+    Stream::refused(&producer, false, with(&new), "none that is taken").await?;
+    let refusals = "producer_token_refusals_total";
+    wait_counted(&producer, refusals, ("reason", "missing"), 1).await?;
+    wait_counted(&producer, refusals, ("reason", "wrong"), 1).await?;
+    let mut stream = Stream::open(&producer, "early", false, with(&own)).await?;
+    let flags = ["--token-file", &own];
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], "none", &flags).await?;
+
+    // The new one beside the old, then the consumer's, then the old one is gone.
+    let reloads = "producer_credential_reloads_total";
+    write(path, "tokens", &format!("{TOKEN}\n{NEW_TOKEN}\n"))?;
+    wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
+    Stream::open(&producer, "late", false, with(&own)).await?;
+    Stream::open(&producer, "late", false, with(&new)).await?;
+    write(path, "own", NEW_TOKEN)?;
+    wait_until(PATIENCE, "the consumer has the new token", async || {
+        let metrics = consumer.metrics().await?;
+        Ok(metrics.count("consumer_credential_reloads_total", &[]) == 1)
+    })
+    .await?;
+    write(path, "tokens", NEW_TOKEN)?;
+    wait_counted(&producer, reloads, ("outcome", "done"), 2).await?;
+    let old = write(path, "old", TOKEN)?;
+    Stream::refused(&producer, false, with(&old), "none that is taken").await?;
+
+    producer.accept("alice", 17, "a-1").await?;
+    assert_eq!(stream.read().await?, "alice");
+    consumer.wait_written(1).await?;
+    consumer.wait_ready().await?;
+    let logs = producer.process.last_lines(usize::MAX) + &consumer.process.last_lines(usize::MAX);
+    ensure!(!logs.contains(TOKEN) && !logs.contains(NEW_TOKEN), "{logs}");
+    ensure!(logs.contains("calls are refused"), "{logs}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn replaced_certificate_is_for_new_connections_and_a_broken_one_for_none() -> Result<()> {
+    let folder = TempDir::new()?;
+    let path = folder.path();
+    let (before, after) = (Authority::new("before")?, Authority::new("after")?);
+    let old = before.write(path, "before.pem")?;
+    let new = after.write(path, "after.pem")?;
+    let trusting = |authorities| Flags {
+        authorities,
+        ..Flags::default()
+    };
+    let producer = start_with_tls(&folder, &before, &[]).await?;
+    let mut stream = Stream::open(&producer, "early", true, trusting(&old)).await?;
+    Stream::refused(&producer, true, trusting(&new), "no authority").await?;
+
+    let reloads = "producer_credential_reloads_total";
+    after.write_identity(path, "server")?;
+    wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
+    Stream::refused(&producer, true, trusting(&old), "no authority").await?;
+    Stream::open(&producer, "late", true, trusting(&new)).await?;
+
+    write(path, "server.pem", "no certificate at all")?;
+    wait_counted(&producer, reloads, ("outcome", "failed"), 1).await?;
+    Stream::open(&producer, "late", true, trusting(&new)).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    assert_eq!(stream.read().await?, "alice");
+    let log = producer.process.last_lines(usize::MAX);
+    ensure!(log.contains("has no certificate inside"), "{log}");
+    ensure!(
+        log.matches("the ones before stay in use").count() == 1,
+        "{log}"
+    );
+
+    after.write_identity(path, "server")?;
+    wait_counted(&producer, reloads, ("outcome", "done"), 2).await
+}
+
+#[tokio::test]
+async fn slow_handshake_is_cut_off_and_holds_up_nobody() -> Result<()> {
+    let folder = TempDir::new()?;
+    let ours = Authority::new("ours")?;
+    let ca = ours.write(folder.path(), "ca.pem")?;
+    let producer = start_with_tls(&folder, &ours, &[]).await?;
+    let mut silent = TcpStream::connect(grpc(&producer)).await?;
+    let trusting = Flags {
+        authorities: &ca,
+        ..Flags::default()
+    };
+    let mut stream = Stream::open(&producer, "node", true, trusting).await?;
+    let cut = in_time("it is cut off", silent.read_u8()).await?;
+    ensure!(cut.is_err());
+    let handshakes = "producer_tls_handshakes_total";
+    wait_counted(&producer, handshakes, ("outcome", "timeout"), 1).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    assert_eq!(stream.read().await?, "alice");
+    Ok(())
+}
+
+#[tokio::test]
+async fn handshakes_of_one_address_are_bounded() -> Result<()> {
+    const AT_ONCE: u64 = 64;
+    let folder = TempDir::new()?;
+    let ours = Authority::new("ours")?;
+    let producer = start_with_tls(&folder, &ours, &[]).await?;
+    let mut silent = Vec::new();
+    for _ in 0..=AT_ONCE {
+        silent.push(TcpStream::connect(grpc(&producer)).await?);
+    }
+    let handshakes = "producer_tls_handshakes_total";
+    wait_counted(&producer, handshakes, ("outcome", "too_many"), 1).await
+}
+
+#[tokio::test]
+async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
+    let folder = TempDir::new()?;
+    let flags = [
+        "--grpc-connections-per-address=1",
+        "--http-connections-per-address=2",
+    ];
+    let producer = Producer::start(&folder, &flags).await?;
+    let reason = ("reason", "too_many_of_address");
+    let none = Flags::default();
+    let first = Stream::open(&producer, "first", false, none).await?;
+    let second = Stream::open(&producer, "second", false, none).await;
+    ensure!(second.is_err(), "a second one was let in");
+    let cut = "producer_grpc_connections_cut_total";
+    ensure!(producer.metrics().await?.count(cut, &[reason]) >= 1);
+
+    // Room again as soon as the first one leaves.
+    drop(first);
+    wait_until(PATIENCE, "another is let in", async || {
+        Ok(Stream::open(&producer, "third", false, none).await.is_ok())
+    })
+    .await?;
+
+    let mut let_in = Vec::new();
+    for _ in 0..2 {
+        let mut connection = HttpConnection::open(&producer.http).await?;
+        connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
+        assert_eq!(connection.answer().await?.status, 404);
+        let_in.push(connection);
+    }
+    let mut third = HttpConnection::open(&producer.http).await?;
+    third.wait_ended().await?;
+    wait_counted(&producer, "producer_http_connections_cut_total", reason, 1).await
+}
+
+#[tokio::test]
+async fn loopback_ports_are_plain_without_a_warning() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let log = producer.process.last_lines(usize::MAX);
+    for exposed in ["plain text", "open to whoever"] {
+        ensure!(!log.contains(exposed), "{log}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
+    let folder = TempDir::new()?;
+    let python = languages::python().await?;
+    let generated = folder.path().join("generated");
+    languages::generate(&python, &generated)?;
+    let ours = Authority::new("ours")?;
+    let ca = ours.write(folder.path(), "ca.pem")?;
+    let tokens = write(folder.path(), "tokens", TOKEN)?;
+    let (certificate, key) = ours.write_identity(folder.path(), "node")?;
+    let flags = ["--tls-client-ca", &ca, "--token-file", &tokens];
+    let producer = start_with_tls(&folder, &ours, &flags).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/secure_client.py");
+    let client = tokio::process::Command::new(&python)
+        .arg(script)
+        .args([grpc(&producer), &ca, &certificate, &key, &tokens])
+        .arg(&generated)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let ended = in_time("the Python client ends", client).await??;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "{}:\n{said}", ended.status);
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! Certificates of authorities of our own, and files of them that can be replaced.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+/// Signs certificates for the loopback address.
+pub(super) struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(super) fn new(name: &str) -> Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let pem = params.self_signed(&key)?.pem();
+        let issuer = Issuer::new(params, key);
+        Ok(Self { pem, issuer })
+    }
+
+    /// Writes the authority's certificate to `name` in a folder; returns the path.
+    pub(super) fn write(&self, folder: &Path, name: &str) -> Result<String> {
+        write(folder, name, &self.pem)
+    }
+
+    /// Writes a new certificate and its key; returns the paths.
+    pub(super) fn write_identity(&self, folder: &Path, name: &str) -> Result<(String, String)> {
+        let key = KeyPair::generate()?;
+        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        Ok((
+            write(folder, &format!("{name}.pem"), &certificate.pem())?,
+            write(folder, &format!("{name}.key"), &key.serialize_pem())?,
+        ))
+    }
+}
+
+/// Writes a file in one step, as whoever replaces files under a running process should.
+pub(super) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
+    let path = folder.join(name);
+    let new = folder.join(format!("{name}.new"));
+    fs::write(&new, text)?;
+    fs::rename(&new, &path)?;
+    let path = path.to_str().context("a path is no text")?;
+    Ok(path.to_owned())
+}

@@ -1,0 +1,81 @@
+//! How producers are reached: TLS, and what they want to see.
+
+use cookiesync::{
+    client::security::{Flags, Security},
+    process::settings::Mistakes,
+};
+
+use super::ProducerUrl;
+
+/// The settings as they are written; what is empty is not set.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct SecurityArgs {
+    /// PEM file with the authorities that may sign the certificate of an https:// producer. Looked at again every
+    /// few seconds, as are the next two and the token
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CONSUMER_TLS_CA",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tls_ca: String,
+
+    /// PEM file with this consumer's certificate, for producers that want one
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CONSUMER_TLS_CERT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tls_cert: String,
+
+    /// PEM file with the private key of that certificate
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CONSUMER_TLS_KEY",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tls_key: String,
+
+    /// Name that a producer's certificate must bear [default: the host of its URL]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "CONSUMER_TLS_SERVER_NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tls_server_name: String,
+
+    /// File whose first line is the token that producers want
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CONSUMER_TOKEN_FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    token_file: String,
+}
+
+impl SecurityArgs {
+    /// Reads the files; notes all that is wrong.
+    pub(super) fn check(&self, mistakes: &mut Mistakes, producers: &[ProducerUrl]) -> Security {
+        let flags = Flags {
+            authorities: &self.tls_ca,
+            certificate: &self.tls_cert,
+            key: &self.tls_key,
+            server_name: &self.tls_server_name,
+            token_file: &self.token_file,
+        };
+        Security::check(
+            mistakes,
+            flags,
+            producers.iter().any(|producer| producer.https),
+        )
+    }
+}

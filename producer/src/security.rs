@@ -1,0 +1,188 @@
+//! Who may read the streams: TLS and tokens of the gRPC port, with files that may be replaced at any time.
+
+pub mod guard;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use cookiesync::{
+    client::security::{loaded, pair},
+    process::{
+        listen::Stage,
+        reload::{self, NamedFile, Reloaded},
+        settings::Mistakes,
+        tls::server::{Files, Handshakes},
+        token,
+    },
+};
+use prometheus::Registry;
+
+use guard::Guard;
+
+/// The settings as they are written; what is empty is not set.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct SecurityArgs {
+    /// PEM file with the certificate for the gRPC port and those that lead to its authority: connections must
+    /// then be TLS. Looked at again every few seconds, as are the next three
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "PRODUCER_TLS_CERT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tls_cert: String,
+
+    /// PEM file with the private key of that certificate
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "PRODUCER_TLS_KEY",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tls_key: String,
+
+    /// PEM file with the authorities of clients' certificates, which clients must then have
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "PRODUCER_TLS_CLIENT_CA",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tls_client_ca: String,
+
+    /// File with tokens, one a line, each 16 to 512 bytes: gRPC calls, but for health checks, must then bear one
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "PRODUCER_TOKEN_FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    token_file: String,
+}
+
+/// The checked settings, and what their files hold. Prints without that.
+#[derive(Debug, Clone, Default)]
+pub struct Security {
+    tls: Option<Arc<Reloaded<Files>>>,
+    token: Option<Arc<Reloaded<token::File>>>,
+}
+
+/// What each connection passes, and each call.
+#[derive(Debug, Clone, Default)]
+pub struct Door {
+    /// Without it, connections are plain.
+    pub tls: Option<Arc<Handshakes>>,
+    /// Without it, every call is let through.
+    pub guard: Option<Arc<Guard>>,
+}
+
+impl SecurityArgs {
+    /// Reads the files; notes all that is wrong.
+    #[must_use]
+    pub fn check(&self, mistakes: &mut Mistakes) -> Security {
+        let certificate = NamedFile::given("--tls-cert", &self.tls_cert);
+        let key = NamedFile::given("--tls-key", &self.tls_key);
+        let client_authorities = NamedFile::given("--tls-client-ca", &self.tls_client_ca);
+        if client_authorities.is_some() && certificate.is_none() {
+            mistakes.add("--tls-client-ca: needs --tls-cert and --tls-key too");
+        }
+        let files = pair(mistakes, certificate, key).map(|(certificate, key)| Files {
+            certificate,
+            key,
+            client_authorities,
+        });
+        Security {
+            tls: files.and_then(|files| loaded(mistakes, files)),
+            token: NamedFile::given("--token-file", &self.token_file)
+                .and_then(|file| loaded(mistakes, token::File(file))),
+        }
+    }
+}
+
+impl Security {
+    /// Begins to look after the files, in tasks of `stage`.
+    ///
+    /// # Errors
+    /// When a metric of these names is registered already.
+    pub fn open(&self, registry: &Registry, stage: &Stage) -> prometheus::Result<Door> {
+        let metrics = reload::Metrics::register(registry, "producer")?;
+        let mut door = Door::default();
+        if let Some(files) = &self.tls {
+            let watching = Arc::clone(files).watch(metrics.clone(), stage.stop.clone());
+            stage.tasks.spawn(watching);
+            let handshakes = Handshakes::new(Arc::clone(files), registry, "producer")?;
+            door.tls = Some(Arc::new(handshakes));
+        }
+        if let Some(tokens) = &self.token {
+            let watching = Arc::clone(tokens).watch(metrics, stage.stop.clone());
+            stage.tasks.spawn(watching);
+            door.guard = Some(Arc::new(Guard::new(Arc::clone(tokens), registry)?));
+        }
+        Ok(door)
+    }
+
+    /// Says once what an operator should know of a gRPC port at `address`.
+    pub fn say(&self, address: SocketAddr) {
+        match self.exposure(address) {
+            None => {}
+            Some(Exposure::Streams) => tracing::warn!(
+                grpc = %address,
+                "the streams are plain text and open to whoever reaches this address (--tls-cert, --token-file)"
+            ),
+            Some(Exposure::Tokens) => tracing::warn!(
+                grpc = %address,
+                "tokens are sent in plain text: others on the way can read them and the streams (--tls-cert)"
+            ),
+        }
+    }
+
+    fn exposure(&self, address: SocketAddr) -> Option<Exposure> {
+        if address.ip().is_loopback() || self.tls.is_some() {
+            None
+        } else if self.token.is_some() {
+            Some(Exposure::Tokens)
+        } else {
+            Some(Exposure::Streams)
+        }
+    }
+}
+
+/// What others than this machine can read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Exposure {
+    Streams,
+    Tokens,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn plain_port_is_said_where_others_reach_it_and_tokens_on_it_too() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"a-token-of-some-length").unwrap();
+        let path = file.path().display().to_string();
+        let mut mistakes = Mistakes::default();
+        let mut check = |token_file| {
+            let args = SecurityArgs {
+                token_file,
+                ..SecurityArgs::default()
+            };
+            args.check(&mut mistakes)
+        };
+        let (plain, token) = (check(String::new()), check(path));
+        assert!(mistakes.is_empty(), "{mistakes}");
+        let (here, everywhere) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
+        assert_eq!(plain.exposure(here), None);
+        assert_eq!(token.exposure("[::1]:1".parse().unwrap()), None);
+        assert_eq!(plain.exposure(everywhere), Some(Exposure::Streams));
+        assert_eq!(token.exposure(everywhere), Some(Exposure::Tokens));
+        assert!(!format!("{token:?}").contains("a-token"));
+    }
+}

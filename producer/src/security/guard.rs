@@ -1,0 +1,258 @@
+//! Lets a call through that bears a token: `authorization: Bearer …`.
+//!
+//! Asked of every call but health checks: load balancers and orchestrators make those, they tell nothing but whether
+//! this process serves, and a token is one more thing that could make a good producer look dead. A stream that
+//! is open stays open when its token is withdrawn.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use cookiesync::process::{reload::Reloaded, token};
+use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use tonic::{Status, body::Body, service::Routes};
+use tower::Service;
+
+/// What may be called without a token.
+const OPEN_TO_ALL: &str = "/grpc.health.v1.Health/";
+
+/// How often refusals are said at most.
+const SAY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Knows the tokens.
+#[derive(Debug)]
+pub struct Guard {
+    tokens: Arc<Reloaded<token::File>>,
+    missing: IntCounter,
+    wrong: IntCounter,
+    said: Mutex<Said>,
+}
+
+/// What was refused and not said yet, and when something was said last.
+#[derive(Debug, Default)]
+struct Said {
+    refused: u64,
+    at: Option<Instant>,
+}
+
+/// Why a call is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum Refusal {
+    #[error("a token is needed: authorization: Bearer …")]
+    Missing,
+    #[error("the token is none that is taken here")]
+    Wrong,
+}
+
+impl Guard {
+    /// Registers `producer_token_refusals_total{reason}`.
+    ///
+    /// # Errors
+    /// When a metric of that name is registered already.
+    pub fn new(
+        tokens: Arc<Reloaded<token::File>>,
+        registry: &Registry,
+    ) -> prometheus::Result<Self> {
+        let refusals = IntCounterVec::new(
+            Opts::new(
+                "producer_token_refusals_total",
+                "Calls refused because they bear no token, or a wrong one.",
+            ),
+            &["reason"],
+        )?;
+        registry.register(Box::new(refusals.clone()))?;
+        Ok(Self {
+            tokens,
+            missing: refusals.with_label_values(&["missing"]),
+            wrong: refusals.with_label_values(&["wrong"]),
+            said: Mutex::default(),
+        })
+    }
+
+    fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+        if path.starts_with(OPEN_TO_ALL) {
+            return Ok(());
+        }
+        let header = headers.get(AUTHORIZATION).ok_or(Refusal::Missing)?;
+        let token = bearer(header.as_bytes()).ok_or(Refusal::Missing)?;
+        if self.tokens.current().contain(token) {
+            Ok(())
+        } else {
+            Err(Refusal::Wrong)
+        }
+    }
+
+    fn note(&self, refusal: Refusal, peer: Option<IpAddr>) {
+        match refusal {
+            Refusal::Missing => self.missing.inc(),
+            Refusal::Wrong => self.wrong.inc(),
+        }
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(refused) = said.refused_to_say(Instant::now()) {
+            let peer = peer.map(tracing::field::display);
+            tracing::warn!(peer, why = %refusal, refused, "calls are refused");
+        }
+    }
+}
+
+impl Said {
+    /// Counts one refusal; returns how many are to be said now.
+    fn refused_to_say(&mut self, now: Instant) -> Option<u64> {
+        self.refused += 1;
+        let due = self.at.is_none_or(|at| now - at >= SAY_INTERVAL);
+        due.then(|| {
+            self.at = Some(now);
+            std::mem::take(&mut self.refused)
+        })
+    }
+}
+
+/// The token of `Bearer <token>`; the scheme's case does not matter.
+fn bearer(header: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = header.split_at_checked(7)?;
+    let token = token.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
+}
+
+/// The services of a producer behind its guard.
+#[derive(Debug, Clone)]
+pub struct Guarded {
+    routes: Routes,
+    guard: Option<Arc<Guard>>,
+    peer: Option<IpAddr>,
+}
+
+impl Guarded {
+    /// Services that everybody may call.
+    #[must_use]
+    pub fn open(routes: Routes) -> Self {
+        Self {
+            routes,
+            guard: None,
+            peer: None,
+        }
+    }
+
+    /// The same behind `guard`.
+    #[must_use]
+    pub fn behind(self, guard: Option<Arc<Guard>>) -> Self {
+        Self { guard, ..self }
+    }
+
+    /// The same for calls of one client.
+    #[must_use]
+    pub fn of(&self, peer: IpAddr) -> Self {
+        Self {
+            peer: Some(peer),
+            ..self.clone()
+        }
+    }
+}
+
+impl<B> Service<Request<B>> for Guarded
+where
+    Routes:
+        Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send + 'static>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.routes.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        if let Some(guard) = &self.guard
+            && let Err(refusal) = guard.check(request.uri().path(), request.headers())
+        {
+            guard.note(refusal, self.peer);
+            let refused = Status::unauthenticated(refusal.to_string()).into_http();
+            return Box::pin(std::future::ready(Ok(refused)));
+        }
+        Box::pin(self.routes.call(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use cookiesync::process::reload::NamedFile;
+
+    use super::*;
+
+    const STREAMS: &str = "/cookiesync.v1.CookieStreamer/Subscribe";
+
+    fn guard(tokens: &str) -> Guard {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(tokens.as_bytes()).unwrap();
+        let path = file.path().display().to_string();
+        let file = NamedFile::given("--token-file", &path).unwrap();
+        let tokens = Reloaded::load(token::File(file)).unwrap();
+        Guard::new(Arc::new(tokens), &Registry::new()).unwrap()
+    }
+
+    #[track_caller]
+    fn check(path: &str, authorization: &[&str], expected: Result<(), Refusal>) {
+        let guard = guard("the-first-of-both\nthe-other-of-both\n");
+        let mut headers = HeaderMap::new();
+        for value in authorization {
+            headers.append(AUTHORIZATION, value.parse().unwrap());
+        }
+        assert_eq!(guard.check(path, &headers), expected, "{authorization:?}");
+    }
+
+    #[test]
+    fn every_token_opens_and_nothing_else_does() {
+        check(STREAMS, &["Bearer the-first-of-both"], Ok(()));
+        check(STREAMS, &["bearer  the-other-of-both"], Ok(()));
+        check(STREAMS, &[], Err(Refusal::Missing));
+        for not_bearer in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Basic the-first-of-both",
+            "the-first-of-both",
+        ] {
+            check(STREAMS, &[not_bearer], Err(Refusal::Missing));
+        }
+        for wrong in ["Bearer the-first-of-bot", "Bearer the-first-of-both,x"] {
+            check(STREAMS, &[wrong], Err(Refusal::Wrong));
+        }
+        let second_is_right = ["Bearer guessed", "Bearer the-first-of-both"];
+        check(STREAMS, &second_is_right, Err(Refusal::Wrong));
+    }
+
+    #[test]
+    fn health_is_open_and_all_else_is_not() {
+        check("/grpc.health.v1.Health/Check", &[], Ok(()));
+        for path in [
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            "/cookiesync.v1.CookieStreamer/GetCookies",
+            "/grpc.health.v1.HealthX/Check",
+            "/",
+        ] {
+            check(path, &[], Err(Refusal::Missing));
+        }
+    }
+
+    #[test]
+    fn refusals_are_said_at_once_and_then_summed_up_each_minute() {
+        let mut said = Said::default();
+        let now = Instant::now();
+        assert_eq!(said.refused_to_say(now), Some(1));
+        for second in 1..60 {
+            let then = now + Duration::from_secs(second);
+            assert_eq!(said.refused_to_say(then), None);
+        }
+        assert_eq!(said.refused_to_say(now + SAY_INTERVAL), Some(60));
+    }
+}

@@ -1,0 +1,113 @@
+//! How many connections each client address has, up to a bound.
+//!
+//! One lock at the begin and one at the end of a connection; a map entry for each address that has any. An IPv6
+//! address counts as its first 64 bits, which is what one customer, or one machine, has to itself.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Counts connections by address.
+#[derive(Debug, Clone)]
+pub struct Addresses {
+    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    each_max: usize,
+}
+
+/// The place of one connection; given back when dropped.
+#[derive(Debug)]
+pub struct Place {
+    addresses: Addresses,
+    network: IpAddr,
+}
+
+impl Addresses {
+    /// Grants each address this many connections, at least one.
+    #[must_use]
+    pub fn new(each_max: usize) -> Self {
+        Self {
+            open: Arc::default(),
+            each_max: each_max.max(1),
+        }
+    }
+
+    /// A place for one more connection from `address`; `None` when it has all it may.
+    #[must_use]
+    pub fn enter(&self, address: IpAddr) -> Option<Place> {
+        let network = network(address);
+        let mut open = self.open();
+        let count = open.entry(network).or_insert(0);
+        if *count >= self.each_max {
+            return None;
+        }
+        *count += 1;
+        Some(Place {
+            addresses: self.clone(),
+            network,
+        })
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.addresses.open();
+        if let Some(count) = open.get_mut(&self.network) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.network);
+            }
+        }
+    }
+}
+
+/// What counts as one address: an IPv4 address, also in its IPv6 form, or an IPv6 network of 64 bits.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let network = address.to_bits() & !u128::from(u64::MAX);
+            IpAddr::V6(Ipv6Addr::from_bits(network))
+        }
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn each_address_has_its_own_places_and_gets_them_back() {
+        let addresses = Addresses::new(2);
+        let first = addresses.enter(address("192.0.2.1")).unwrap();
+        let second = addresses.enter(address("192.0.2.1")).unwrap();
+        assert!(addresses.enter(address("192.0.2.1")).is_none());
+        let other = addresses.enter(address("192.0.2.2"));
+        assert!(other.is_some());
+        drop(first);
+        let again = addresses.enter(address("192.0.2.1"));
+        assert!(again.is_some());
+        drop((other, again, second));
+        assert!(addresses.open().is_empty(), "entries do not pile up");
+    }
+
+    #[test]
+    fn ipv6_counts_by_64_bits_and_mapped_addresses_as_ipv4() {
+        let addresses = Addresses::new(1);
+        let _place = addresses.enter(address("2001:db8:0:1::1")).unwrap();
+        assert!(addresses.enter(address("2001:db8:0:1:ffff::2")).is_none());
+        assert!(addresses.enter(address("2001:db8:0:2::1")).is_some());
+        let _place = addresses.enter(address("::ffff:192.0.2.1")).unwrap();
+        assert!(addresses.enter(address("192.0.2.1")).is_none());
+        assert!(addresses.enter(address("192.0.2.2")).is_some());
+    }
+}

@@ -1,0 +1,320 @@
+//! Files that may be replaced while a process runs: certificates, keys, tokens.
+//!
+//! They are read at the start, where what is wrong with them is a mistake of the settings, and looked at again
+//! every [`LOOK_INTERVAL`], by content. What is good replaces what was; what is broken changes nothing, and is
+//! said once. A certificate and its key are two files, and for a moment of their replacement no pair: only what
+//! was found broken at one look and is the same at the next counts as broken.
+
+use std::{
+    fmt,
+    fs::File,
+    hash::{DefaultHasher, Hash, Hasher},
+    io::Read as _,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::Duration,
+};
+
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::unix_micros;
+
+/// How often files are looked at.
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(3);
+
+/// Largest file that is read: far beyond any list of certificates, far below what would hurt.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// How long before its end a certificate is said to expire soon.
+const SOON_SECONDS: i64 = 7 * 24 * 3600;
+
+/// A file, and the setting that names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFile {
+    /// The flag, for messages.
+    pub flag: &'static str,
+    /// Where the file is.
+    pub path: PathBuf,
+}
+
+impl NamedFile {
+    /// The file that a flag names; none when the flag is empty.
+    #[must_use]
+    pub fn given(flag: &'static str, path: &str) -> Option<Self> {
+        let path = (!path.is_empty()).then(|| PathBuf::from(path));
+        path.map(|path| Self { flag, path })
+    }
+
+    /// What is wrong with this file, as a mistake of the settings.
+    pub fn mistake(&self, what: impl fmt::Display) -> String {
+        format!("{}: {}: {what}", self.flag, self.path.display())
+    }
+
+    fn read(&self) -> Result<Vec<u8>, String> {
+        let read = || {
+            let mut bytes = Vec::new();
+            let file = File::open(&self.path)?;
+            file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+            std::io::Result::Ok(bytes)
+        };
+        let bytes = read().map_err(|error| self.mistake(error))?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(self.mistake("is larger than 4 MiB"));
+        }
+        Ok(bytes)
+    }
+}
+
+/// Files, and what is made of them.
+pub trait Source: fmt::Debug + Send + Sync + 'static {
+    /// What is made of them.
+    type Value: Send + Sync + 'static;
+
+    /// What they are, as a label and in the log: `tls`, `token`.
+    const NAME: &'static str;
+
+    /// The files, in an order of its own.
+    fn files(&self) -> Vec<&NamedFile>;
+
+    /// Makes the value of the files' contents, which are in the same order.
+    ///
+    /// # Errors
+    /// All that is wrong, each with its flag, and nothing that is secret.
+    fn build(&self, contents: &[Vec<u8>]) -> Result<Self::Value, Vec<String>>;
+
+    /// Which certificates are in it, and when the first of each kind expires, in seconds since the Unix epoch.
+    fn expiries(_value: &Self::Value) -> Vec<(&'static str, i64)> {
+        Vec::new()
+    }
+}
+
+/// The newest good value of a [`Source`].
+pub struct Reloaded<S: Source> {
+    source: S,
+    current: RwLock<Arc<S::Value>>,
+    looked: Mutex<Looked>,
+}
+
+impl<S: Source> fmt::Debug for Reloaded<S> {
+    /// The files' names; never what is in them.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(formatter)
+    }
+}
+
+/// What the last look found.
+struct Looked {
+    fingerprint: u64,
+    /// What is broken and not said yet.
+    broken: Option<String>,
+}
+
+/// What a look found that the one before did not.
+#[derive(Debug, PartialEq, Eq)]
+enum News {
+    Nothing,
+    Replaced,
+    Broken(String),
+}
+
+impl<S: Source> Reloaded<S> {
+    /// Reads the files for the first time.
+    ///
+    /// # Errors
+    /// All that is wrong with them.
+    pub fn load(source: S) -> Result<Self, Vec<String>> {
+        let contents = read(&source);
+        let fingerprint = fingerprint(&contents);
+        let value = contents.and_then(|contents| source.build(&contents))?;
+        Ok(Self {
+            source,
+            current: RwLock::new(Arc::new(value)),
+            looked: Mutex::new(Looked {
+                fingerprint,
+                broken: None,
+            }),
+        })
+    }
+
+    /// What holds for a new connection or call.
+    #[must_use]
+    pub fn current(&self) -> Arc<S::Value> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&current)
+    }
+
+    /// Keeps the value up to date until `stop`.
+    pub async fn watch(self: Arc<Self>, metrics: Metrics, stop: CancellationToken) {
+        let mut said = Said::default();
+        said.expiries::<S>(&self.current(), &metrics);
+        loop {
+            let resting = stop.run_until_cancelled(sleep(LOOK_INTERVAL));
+            if resting.await.is_none() {
+                return;
+            }
+            let looking = Arc::clone(&self);
+            // Only a panic or the end of the runtime is an error here.
+            let Ok(news) = tokio::task::spawn_blocking(move || looking.look()).await else {
+                return;
+            };
+            match news {
+                News::Nothing => {}
+                News::Replaced => {
+                    metrics.reloads.with_label_values(&[S::NAME, "done"]).inc();
+                    tracing::info!(of = S::NAME, "files were replaced and are in use");
+                }
+                News::Broken(why) => {
+                    metrics
+                        .reloads
+                        .with_label_values(&[S::NAME, "failed"])
+                        .inc();
+                    tracing::warn!(
+                        of = S::NAME,
+                        why,
+                        "replaced files cannot be used: the ones before stay in use"
+                    );
+                }
+            }
+            said.expiries::<S>(&self.current(), &metrics);
+        }
+    }
+
+    fn look(&self) -> News {
+        let contents = read(&self.source);
+        let mut looked = self.looked();
+        let fingerprint = fingerprint(&contents);
+        if fingerprint == looked.fingerprint {
+            return looked.broken.take().map_or(News::Nothing, News::Broken);
+        }
+        looked.fingerprint = fingerprint;
+        match contents.and_then(|contents| self.source.build(&contents)) {
+            Ok(value) => {
+                looked.broken = None;
+                let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+                *current = Arc::new(value);
+                News::Replaced
+            }
+            Err(mistakes) => {
+                looked.broken = Some(mistakes.join("; "));
+                News::Nothing
+            }
+        }
+    }
+
+    fn looked(&self) -> MutexGuard<'_, Looked> {
+        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read(source: &impl Source) -> Result<Vec<Vec<u8>>, Vec<String>> {
+    let files = source.files();
+    let mut mistakes = Vec::new();
+    let mut contents = Vec::with_capacity(files.len());
+    for file in files {
+        match file.read() {
+            Ok(bytes) => contents.push(bytes),
+            Err(mistake) => mistakes.push(mistake),
+        }
+    }
+    if mistakes.is_empty() {
+        Ok(contents)
+    } else {
+        Err(mistakes)
+    }
+}
+
+/// Tells one content from another, so that no second copy of a key has to be kept.
+fn fingerprint(contents: &Result<Vec<Vec<u8>>, Vec<String>>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    contents.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What is counted of all files of a process.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    reloads: IntCounterVec,
+    expiry: IntGaugeVec,
+}
+
+impl Metrics {
+    /// Registers `<process>_credential_reloads_total` and `<process>_tls_certificate_expiry_unix_seconds`.
+    ///
+    /// # Errors
+    /// When a metric of that name is registered already.
+    pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
+        let metrics = Self {
+            reloads: IntCounterVec::new(
+                Opts::new(
+                    format!("{process}_credential_reloads_total"),
+                    "Times that replaced files were taken into use, or could not be, by what they are.",
+                ),
+                &["of", "outcome"],
+            )?,
+            expiry: IntGaugeVec::new(
+                Opts::new(
+                    format!("{process}_tls_certificate_expiry_unix_seconds"),
+                    "When the first certificate of each kind in use expires.",
+                ),
+                &["of"],
+            )?,
+        };
+        registry.register(Box::new(metrics.reloads.clone()))?;
+        registry.register(Box::new(metrics.expiry.clone()))?;
+        Ok(metrics)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Validity {
+    Good,
+    Soon,
+    Expired,
+}
+
+impl Validity {
+    fn at(now: i64, expiry: i64) -> Self {
+        if expiry <= now {
+            Self::Expired
+        } else if expiry - now <= SOON_SECONDS {
+            Self::Soon
+        } else {
+            Self::Good
+        }
+    }
+}
+
+/// What the log says last of each kind of certificate.
+#[derive(Default)]
+struct Said(Vec<(&'static str, Validity)>);
+
+impl Said {
+    fn expiries<S: Source>(&mut self, value: &S::Value, metrics: &Metrics) {
+        let now = i64::try_from(unix_micros() / 1_000_000).unwrap_or(i64::MAX);
+        let found = S::expiries(value).into_iter().map(|(of, expiry)| {
+            metrics.expiry.with_label_values(&[of]).set(expiry);
+            let validity = Validity::at(now, expiry);
+            if !self.0.contains(&(of, validity)) {
+                let days = (expiry - now) / (24 * 3600);
+                match validity {
+                    Validity::Good => {}
+                    Validity::Soon => tracing::warn!(of, days, "certificate expires soon"),
+                    Validity::Expired => {
+                        tracing::error!(
+                            of,
+                            "certificate has expired: others will refuse connections"
+                        );
+                    }
+                }
+            }
+            (of, validity)
+        });
+        let found = found.collect();
+        self.0 = found;
+    }
+}
+
+#[cfg(test)]
+mod tests;
