@@ -9,6 +9,7 @@ pub mod app;
 pub mod config;
 pub mod edge;
 mod epoch;
+mod locks;
 pub mod log;
 pub mod metrics;
 pub mod security;

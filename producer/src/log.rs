@@ -36,7 +36,7 @@ mod writer;
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -48,6 +48,7 @@ pub use self::{
     chunk::Chunk,
     reader::{Delivery, GapReason, Reader},
 };
+use crate::locks::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 /// The number of a cookie within an epoch; the first is 1.
 pub type Sequence = u64;
@@ -149,7 +150,7 @@ impl Log {
             config,
             open: Mutex::new(Open::new(config.chunk_bytes)),
             ring: RwLock::new(Ring::default()),
-            head: watch::Sender::new(head),
+            head: watch::channel(head).0,
             opened: Notify::new(),
         };
         Self {
@@ -166,7 +167,7 @@ impl Log {
     /// What readers can get now.
     #[must_use]
     pub fn span(&self) -> Span {
-        self.shared.ring().span(self.shared.head.borrow().next)
+        self.shared.ring().span()
     }
 
     /// The sequence of the chunk that begins at most `bytes` of messages before `position`, but not before
@@ -194,7 +195,7 @@ impl Log {
         let open = self.shared.open();
         let ring = self.shared.ring();
         Stats {
-            span: ring.span(open.next_sequence()),
+            span: ring.span(),
             appended: open.appended(),
             sealed_bytes: open.sealed_bytes,
             sealed_by_size: open.sealed_by_size,
@@ -216,7 +217,7 @@ impl Shared {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) -> std::sync::RwLockReadGuard<'_, Ring> {
+    fn ring(&self) -> RwLockReadGuard<'_, Ring> {
         self.ring.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -254,9 +255,17 @@ impl Ring {
         evicted
     }
 
-    fn span(&self, next: Sequence) -> Span {
-        let oldest = self.chunks.front().map_or(next, |chunk| chunk.first());
-        Span { oldest, next }
+    /// Both ends at one moment. Readers learn of `next` a moment later: what was pushed is published when the lock
+    /// under which it was pushed is released, and meanwhile more may be pushed and this be evicted.
+    fn span(&self) -> Span {
+        match (self.chunks.front(), self.chunks.back()) {
+            (Some(oldest), Some(newest)) => Span {
+                oldest: oldest.first(),
+                next: newest.last() + 1,
+            },
+            // Once there is a chunk, the newest never leaves.
+            _ => Span { oldest: 1, next: 1 },
+        }
     }
 
     /// The chunk that holds `sequence`, or the oldest when `sequence` is older than all.
@@ -314,5 +323,5 @@ pub async fn keep_time(log: Log) {
     }
 }
 
-#[cfg(test)]
-mod tests;
+#[cfg(all(test, not(interleavings)))]
+pub(crate) mod tests;

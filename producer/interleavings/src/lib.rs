@@ -1,0 +1,64 @@
+//! The producer's log, from the very source files of the producer, on locks and wake-ups that shuttle schedules.
+//!
+//! The tests run each scenario some thousand times, every time with another order of the steps that its threads take.
+//! A thread that waits for ever is found as a deadlock, and a failure prints the order that led to it.
+//!
+//! The log names `crate::locks` and `tokio`; here both are this file. No time passes: [`time::sleep`] only lets
+//! others run, and an interval never ends, so that a lost wake-up is not made good by the next beat.
+
+/// The sources of the producer.
+#[path = "../../src"]
+mod source {
+    pub mod log;
+}
+
+extern crate self as tokio;
+
+pub use self::source::log;
+pub use shuttle_tokio::select;
+
+mod locks {
+    pub(crate) use shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+}
+
+/// Wake-ups.
+pub mod sync {
+    pub use shuttle_tokio::sync::{Notify, watch};
+}
+
+/// Time that does not pass.
+pub mod time {
+    use std::time::Duration;
+
+    /// What an interval does when it is late: it never is.
+    #[derive(Debug, Clone, Copy)]
+    pub enum MissedTickBehavior {
+        /// As the log asks for.
+        Delay,
+    }
+
+    /// An interval that never ends.
+    #[derive(Debug)]
+    pub struct Interval;
+
+    /// An interval of whatever length.
+    #[must_use]
+    pub fn interval(_: Duration) -> Interval {
+        Interval
+    }
+
+    impl Interval {
+        /// Changes nothing.
+        pub fn set_missed_tick_behavior(&mut self, _: MissedTickBehavior) {}
+
+        /// Never ends.
+        pub async fn tick(&mut self) {
+            std::future::pending().await
+        }
+    }
+
+    /// Lets others run.
+    pub async fn sleep(_: Duration) {
+        shuttle::future::yield_now().await;
+    }
+}

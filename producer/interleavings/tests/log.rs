@@ -1,0 +1,244 @@
+//! What must hold in whichever order appenders, the sealing task, readers and the close come.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cookiesync::wire::CookieRef;
+use interleavings::log::{Burst, Closed, Config, Delivery, Log, Reader, keep_time};
+use shuttle::{
+    future::block_on,
+    thread::{self, JoinHandle},
+};
+
+/// Schedules tried of each scenario, by each of two ways to choose them.
+const SCHEDULES: usize = 3_000;
+
+/// Where a schedule of the second way changes its mind, at most.
+const CHANGES: usize = 3;
+
+fn explore(scenario: impl Fn() + Send + Sync + Copy + 'static) {
+    shuttle::check_random(scenario, SCHEDULES);
+    shuttle::check_pct(scenario, SCHEDULES, CHANGES);
+}
+
+/// A chunk for each append, sealed by the next one; or at once by the sealing task, if there is one.
+const EACH_ALONE: Config = Config {
+    epoch: 9,
+    bytes_max: 1 << 30,
+    chunk_bytes: 1,
+    chunk_age: Duration::ZERO,
+    idle_after: Duration::from_secs(1),
+};
+
+/// One chunk, which only the sealing task or the close seals.
+const ALL_TOGETHER: Config = Config {
+    chunk_bytes: 1 << 16,
+    ..EACH_ALONE
+};
+
+/// The ring keeps only its newest chunk.
+const NEWEST_ONLY: Config = Config {
+    bytes_max: 1,
+    ..EACH_ALONE
+};
+
+fn append(log: &Log, user_id: &str) -> Result<(), Closed> {
+    let mut burst = Burst::default();
+    burst.push(&CookieRef {
+        user_id,
+        dsp_id: 7,
+        buyer_uid: "b",
+    });
+    log.append(&mut burst)
+}
+
+/// Appends `cookies` cookies, or as many as it can, from another thread; returns how many.
+fn appender(log: &Log, name: &'static str, cookies: u64) -> JoinHandle<u64> {
+    let log = log.clone();
+    thread::spawn(move || {
+        let accepted = |nth: &u64| append(&log, &format!("{name}-{nth}")).is_ok();
+        (1..=cookies).take_while(accepted).count() as u64
+    })
+}
+
+fn sealer(log: &Log) -> JoinHandle<()> {
+    let log = log.clone();
+    thread::spawn(move || block_on(keep_time(log)))
+}
+
+/// What a reader got.
+#[derive(Debug)]
+struct Read {
+    reader: Reader,
+    /// Users by sequence.
+    users: BTreeMap<u64, String>,
+    lost: u64,
+    ended: bool,
+}
+
+/// Reads until the position is `until`, or to the end.
+fn read(reader: Reader, until: u64) -> Read {
+    let mut read = Read {
+        reader,
+        users: BTreeMap::new(),
+        lost: 0,
+        ended: false,
+    };
+    while read.reader.position() < until && !read.ended {
+        let position = read.reader.position();
+        match block_on(read.reader.next()) {
+            Delivery::Chunk { chunk, first } => {
+                assert_eq!(first, position);
+                let cookies = chunk.cookies_from(first);
+                for (sequence, cookie) in (first..).zip(cookies.cookies()) {
+                    let user = cookie.expect("a whole cookie").user_id.to_owned();
+                    assert_eq!(read.users.insert(sequence, user), None, "once");
+                }
+                assert_eq!(read.reader.position(), chunk.last() + 1);
+            }
+            Delivery::Gap { first, last, .. } => {
+                assert_eq!(first, position);
+                assert!(first <= last);
+                read.lost += last - first + 1;
+            }
+            Delivery::End { last } => {
+                assert_eq!(last, position - 1);
+                read.ended = true;
+            }
+            Delivery::Idle { .. } => panic!("no time passes"),
+        }
+    }
+    read
+}
+
+fn reader(log: &Log, until: u64) -> JoinHandle<Read> {
+    let reader = log.reader(1, u64::MAX, false);
+    thread::spawn(move || read(reader, until))
+}
+
+/// Each appender's cookies came in its order, `accepted` of each.
+#[track_caller]
+fn check_users(read: &Read, accepted: &[(&str, u64)]) {
+    for (name, cookies) in accepted {
+        let of_one = |user: &&String| user.split('-').next() == Some(*name);
+        let got: Vec<&String> = read.users.values().filter(of_one).collect();
+        let expected: Vec<String> = (1..=*cookies).map(|nth| format!("{name}-{nth}")).collect();
+        assert_eq!(got, expected.iter().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn each_reader_gets_all_in_order_without_waiting_for_the_end() {
+    explore(|| {
+        let log = Log::new(EACH_ALONE);
+        let sealing = sealer(&log);
+        let readers = [reader(&log, 5), reader(&log, 5)];
+        let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
+        for appender in appenders {
+            assert_eq!(appender.join().expect("appended"), 2);
+        }
+        // Nobody closes before all is read: that would wake whoever was forgotten.
+        for reader in readers {
+            let read = reader.join().expect("read");
+            assert_eq!((read.users.len(), read.lost, read.ended), (4, 0, false));
+            check_users(&read, &[("a", 2), ("b", 2)]);
+        }
+        log.close();
+        sealing.join().expect("the sealing task ends with the log");
+    });
+}
+
+#[test]
+fn sealing_task_wakes_for_each_first_cookie_of_a_buffer() {
+    explore(|| {
+        let log = Log::new(ALL_TOGETHER);
+        let sealing = sealer(&log);
+        let mut reading = log.reader(1, u64::MAX, false);
+        let second = appender(&log, "b", 1);
+        for nth in 1..=2 {
+            append(&log, &format!("a-{nth}")).expect("open");
+            reading = read(reading, nth + 1).reader;
+        }
+        assert_eq!(second.join().expect("appended"), 1);
+        read(reading, 4);
+        log.close();
+        sealing.join().expect("the sealing task ends with the log");
+    });
+}
+
+#[test]
+fn what_was_accepted_before_the_close_is_read_before_the_end_and_nothing_else() {
+    for config in [EACH_ALONE, ALL_TOGETHER] {
+        let scenario = move || {
+            let log = Log::new(config);
+            let sealing = sealer(&log);
+            let reading = reader(&log, u64::MAX);
+            let (a, b) = (appender(&log, "a", 3), appender(&log, "b", 3));
+            log.close();
+            let (a, b) = (a.join().expect("appended"), b.join().expect("appended"));
+            let read = reading.join().expect("read");
+            assert!(read.ended);
+            assert_eq!((read.users.len() as u64, read.lost), (a + b, 0));
+            check_users(&read, &[("a", a), ("b", b)]);
+            assert_eq!(append(&log, "late"), Err(Closed));
+            sealing.join().expect("the sealing task ends with the log");
+        };
+        explore(scenario);
+    }
+}
+
+#[test]
+fn slow_reader_gets_or_is_told_of_every_sequence_of_a_ring_that_moves_on() {
+    for queue_cookies_max in [1, u64::MAX] {
+        let scenario = move || {
+            let log = Log::new(NEWEST_ONLY);
+            let reading = log.reader(1, queue_cookies_max, false);
+            let reading = thread::spawn(move || read(reading, u64::MAX));
+            let appenders = [appender(&log, "a", 3), appender(&log, "b", 2)];
+            for appender in appenders {
+                appender.join().expect("appended");
+            }
+            log.close();
+            let read = reading.join().expect("read");
+            assert_eq!(read.users.len() as u64 + read.lost, 5);
+            assert!(read.users.contains_key(&5), "the newest chunk stays");
+        };
+        explore(scenario);
+    }
+}
+
+#[test]
+fn span_is_one_moment_of_the_log() {
+    explore(|| {
+        let log = Log::new(NEWEST_ONLY);
+        let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
+        let mut next = 1;
+        for _ in 0..3 {
+            let span = log.span();
+            assert!(span.oldest <= span.next, "{span:?}");
+            assert!(next <= span.next, "{span:?} after {next}");
+            next = span.next;
+            thread::yield_now();
+        }
+        for appender in appenders {
+            appender.join().expect("appended");
+        }
+    });
+}
+
+#[test]
+fn reader_that_joins_late_gets_everything_from_its_first_sequence_on() {
+    explore(|| {
+        let log = Log::new(EACH_ALONE);
+        let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
+        let span = log.span();
+        let reading = log.reader(span.next, u64::MAX, false);
+        let reading = thread::spawn(move || read(reading, u64::MAX));
+        for appender in appenders {
+            appender.join().expect("appended");
+        }
+        log.close();
+        let read = reading.join().expect("read");
+        let got: Vec<u64> = read.users.into_keys().collect();
+        assert_eq!(got, (span.next..=4).collect::<Vec<_>>());
+    });
+}
