@@ -196,3 +196,6 @@ impl From<OpenError> for Status {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

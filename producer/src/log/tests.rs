@@ -37,7 +37,8 @@ fn push(burst: &mut Burst, sequence: u64) {
     });
 }
 
-fn seal(log: &Log) {
+/// Seals what is open, as if its time had come.
+pub(crate) fn seal(log: &Log) {
     log.seal_due(Instant::now() + 3 * CONFIG.chunk_age);
 }
 

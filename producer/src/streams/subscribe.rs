@@ -21,16 +21,17 @@ pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<Stream
         let message = format!("more than {CURSORS_MAX} cursors");
         return Err(Status::invalid_argument(message));
     }
-    let span = streams.log.span();
     let mut start = None;
     let lease = streams
         .subscribers
         .join(Call::Subscribe, &request.subscriber, |remembered| {
+            // Not before what is remembered: the stream that has the queue still moves it on, never beyond the log.
+            let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
-            start = Some(chosen);
+            start = Some((chosen, span));
             Ok::<_, OpenError>(chosen.first)
         })?;
-    let start = start.expect("join asks where to start before it grants a lease");
+    let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {
         producer_id: streams.config.producer_id.clone(),
         epoch: streams.log.epoch(),

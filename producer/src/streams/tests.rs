@@ -1,0 +1,233 @@
+//! Both ends of the streams against a model: what is appended by one list for each life of the producer, and for each
+//! subscriber what it must get next.
+//!
+//! Whole calls are made, from the bytes of a request to those of the answer, but for the connection.
+
+mod client;
+
+use std::{future::Future, pin::pin, task::Poll, time::Duration};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use cookiesync::{v1, wire::CookieRef};
+use http::Request;
+use http_body_util::Full;
+use proptest::prelude::*;
+use prost::Message;
+use tonic::{Code, Status, body::Body};
+use tower::Service;
+
+use self::client::{Client, Reads};
+use super::{Config, Streams, subscribers::Subscribers};
+use crate::log::{self, Burst, Log, tests::seal};
+
+/// What a model's log and queues may hold.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    log_bytes_max: usize,
+    queue_cookies_max: u64,
+    rewind_bytes: usize,
+}
+
+/// One life of the producer, and what was appended in it.
+struct Life {
+    epoch: u64,
+    log: Log,
+    streams: Streams,
+    bounds: Bounds,
+    /// Users and buyers by sequence, from 1.
+    appended: Vec<(String, String)>,
+}
+
+impl Life {
+    fn new(epoch: u64, bounds: Bounds) -> Self {
+        let log = Log::new(log::Config {
+            epoch,
+            bytes_max: bounds.log_bytes_max,
+            chunk_bytes: 4096,
+            chunk_age: Duration::from_secs(3600),
+            idle_after: Duration::from_secs(3600),
+        });
+        let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
+        let config = Config {
+            producer_id: "producer".to_owned(),
+            queue_cookies_max: bounds.queue_cookies_max,
+            rewind_bytes: bounds.rewind_bytes,
+        };
+        Self {
+            epoch,
+            streams: Streams::new(log.clone(), subscribers, config),
+            log,
+            bounds,
+            appended: Vec::new(),
+        }
+    }
+
+    fn append(&mut self, cookies: usize, buyer_bytes: usize) {
+        let mut burst = Burst::default();
+        for _ in 0..cookies {
+            let sequence = self.appended.len() + 1;
+            let user_id = format!("{}-{sequence}", self.epoch);
+            let buyer_uid = "b".repeat((sequence + buyer_bytes) % 250 + 1);
+            burst.push(&CookieRef {
+                user_id: &user_id,
+                dsp_id: 7,
+                buyer_uid: &buyer_uid,
+            });
+            self.appended.push((user_id, buyer_uid));
+            if burst.is_full() {
+                self.log.append(&mut burst).unwrap();
+            }
+        }
+        self.log.append(&mut burst).unwrap();
+    }
+
+    /// Makes a call; answers the body, or why there is none.
+    fn call(&self, call: &str, message: &impl Message) -> Result<Body, Status> {
+        let mut framed = BytesMut::new();
+        framed.put_u8(0);
+        framed.put_u32(u32::try_from(message.encoded_len()).unwrap());
+        message.encode(&mut framed).unwrap();
+        let body = Body::new(Full::new(framed.freeze()));
+        let request = Request::post(format!("/cookiesync.v1.CookieStreamer/{call}"));
+        let response = now(self.streams.clone().call(request.body(body).unwrap()));
+        let response = response.expect("the request is there").unwrap();
+        match Status::from_header_map(response.headers()) {
+            Some(status) => Err(status),
+            None => Ok(response.into_body()),
+        }
+    }
+}
+
+/// What a future answers without waiting.
+fn now<F: Future>(future: F) -> Option<F::Output> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match pin!(future).poll(&mut context) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// What a call needs to be able to give up waiting.
+fn runtime() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_time().build().unwrap()
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Append {
+        cookies: usize,
+        buyer_bytes: usize,
+    },
+    Seal,
+    /// Takes some frames.
+    Read {
+        client: usize,
+        frames: usize,
+    },
+    /// Loses the connection.
+    Leave {
+        client: usize,
+    },
+    /// Comes (back), perhaps while its stream still is open.
+    Join {
+        client: usize,
+        with_cursor: bool,
+        oldest: bool,
+    },
+    /// Comes with a cursor that nobody can have.
+    JoinFromTheFuture {
+        client: usize,
+    },
+    /// The producer dies, and starts again with a new epoch.
+    Die,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let client = || 0..4_usize;
+    prop_oneof![
+        6 => (1..60_usize, 0..250_usize)
+            .prop_map(|(cookies, buyer_bytes)| Action::Append { cookies, buyer_bytes }),
+        3 => Just(Action::Seal),
+        8 => (client(), 1..6_usize).prop_map(|(client, frames)| Action::Read { client, frames }),
+        2 => client().prop_map(|client| Action::Leave { client }),
+        4 => (client(), any::<bool>(), any::<bool>())
+            .prop_map(|(client, with_cursor, oldest)| Action::Join { client, with_cursor, oldest }),
+        1 => client().prop_map(|client| Action::JoinFromTheFuture { client }),
+        1 => Just(Action::Die),
+    ]
+}
+
+fn run(actions: &[Action], bounds: Bounds) {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let mut life = Life::new(1, bounds);
+    let mut clients = [
+        Client::new("a", Reads::Events),
+        Client::new("b", Reads::Events),
+        Client::new("a", Reads::Cookies),
+        Client::new("c", Reads::Cookies),
+    ];
+    for action in actions {
+        match *action {
+            Action::Append {
+                cookies,
+                buyer_bytes,
+            } => life.append(cookies, buyer_bytes),
+            Action::Seal => seal(&life.log),
+            Action::Read { client, frames } => clients[client].read(&life, frames),
+            Action::Leave { client } => clients[client].leave(),
+            Action::Join {
+                client,
+                with_cursor,
+                oldest,
+            } => clients[client].join(&life, with_cursor, oldest),
+            Action::JoinFromTheFuture { client } => clients[client].join_from_the_future(&life),
+            Action::Die => {
+                life = Life::new(life.epoch + 1, bounds);
+                clients.iter_mut().for_each(Client::producer_died);
+            }
+        }
+    }
+    life.log.close();
+    for client in &mut clients {
+        client.read_to_the_end(&life);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_subscriber_gets_every_sequence_once_or_is_told_exactly_which_not(
+        actions in prop::collection::vec(action(), 1..80),
+        log_bytes_max in 1_usize..80_000,
+        queue_cookies_max in prop_oneof![1_u64..400, Just(u64::MAX)],
+        rewind_bytes in prop_oneof![Just(0_usize), 1..20_000_usize],
+    ) {
+        run(&actions, Bounds { log_bytes_max, queue_cookies_max, rewind_bytes });
+    }
+}
+
+#[test]
+fn call_without_a_message_or_with_a_torn_one_is_refused() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let bounds = Bounds {
+        log_bytes_max: 1,
+        queue_cookies_max: 1,
+        rewind_bytes: 0,
+    };
+    let life = Life::new(1, bounds);
+    for torn in [&b""[..], b"\0\0\0\0\x02\x0a\x05", b"\0\0\0\0\x02\x0b\x0b"] {
+        let body = Body::new(Full::new(Bytes::from_static(torn)));
+        let request = Request::post("/cookiesync.v1.CookieStreamer/Subscribe");
+        let response = now(life.streams.clone().call(request.body(body).unwrap()));
+        let response = response.expect("nothing to wait for").unwrap();
+        let status = Status::from_header_map(response.headers()).expect("refused");
+        assert_eq!(status.code(), Code::InvalidArgument, "{torn:?} {status}");
+    }
+    let empty = v1::SubscribeRequest::default();
+    let status = life.call("Subscribe", &empty).err().expect("refused");
+    assert_eq!(status.code(), Code::InvalidArgument);
+}

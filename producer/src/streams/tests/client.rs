@@ -1,0 +1,345 @@
+//! One subscriber, and what the model knows of it.
+
+use bytes::{Buf, Bytes, BytesMut};
+use cookiesync::{
+    v1::{self, ResumeOutcome, event::Event},
+    wire::Received,
+};
+use http_body_util::BodyExt;
+use prost::Message;
+use tonic::{Code, Status, body::Body};
+
+use super::{Life, now};
+
+/// Which call it makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reads {
+    Events,
+    Cookies,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    name: &'static str,
+    reads: Reads,
+    stream: Option<Stream>,
+    /// The newest sequence that it has dealt with, and the epoch of that.
+    cursor: Option<(u64, u64)>,
+    /// What the producer remembers: where the queue stands, and where its latest stream began.
+    queue: Option<(u64, u64)>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    body: Body,
+    buffer: BytesMut,
+    /// The sequence that must come next.
+    next: u64,
+    /// Hello is still to come.
+    greets: bool,
+    /// The bound of the queue counts only once this stream was within it.
+    catching_up: bool,
+}
+
+/// What a stream brings.
+enum Got {
+    Data,
+    Nothing,
+    End(Status),
+}
+
+impl Client {
+    pub(super) fn new(name: &'static str, reads: Reads) -> Self {
+        Self {
+            name,
+            reads,
+            stream: None,
+            cursor: None,
+            queue: None,
+        }
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.stream = None;
+    }
+
+    /// Everything the producer knew is gone with it.
+    pub(super) fn producer_died(&mut self) {
+        self.stream = None;
+        self.queue = None;
+    }
+
+    pub(super) fn join(&mut self, life: &Life, with_cursor: bool, oldest: bool) {
+        let body = match self.reads {
+            Reads::Events => life.call("Subscribe", &self.request(with_cursor, oldest)),
+            Reads::Cookies => {
+                let host = self.name.to_owned();
+                life.call("GetCookies", &v1::GetCookiesRequest { host })
+            }
+        };
+        let body = body.expect("nothing is wrong with the request");
+        let older = self.stream.take();
+        let span = life.log.span();
+        let cursor = self
+            .cursor
+            .filter(|_| with_cursor && self.reads == Reads::Events);
+        let (first, catching_up) = match (cursor, self.queue) {
+            (Some((epoch, sequence)), _) if epoch == life.epoch => (sequence + 1, true),
+            (Some(_), _) => (1, true),
+            (None, Some((position, began))) => {
+                let bytes = life.bounds.rewind_bytes;
+                let first = life.log.rewind(position, bytes, began);
+                assert!((began..=position).contains(&first));
+                assert!(bytes > 0 || first == position);
+                (first, false)
+            }
+            (None, None) if oldest && self.reads == Reads::Events => (span.oldest, true),
+            (None, None) => (span.next, false),
+        };
+        self.queue = Some((first, first));
+        self.stream = Some(Stream {
+            body,
+            buffer: BytesMut::new(),
+            next: first,
+            greets: self.reads == Reads::Events,
+            catching_up,
+        });
+        if let Some(older) = older {
+            older.check_superseded();
+        }
+    }
+
+    fn request(&self, with_cursor: bool, oldest: bool) -> v1::SubscribeRequest {
+        let cursor = |(epoch, sequence)| v1::Cursor {
+            producer_id: "producer".to_owned(),
+            epoch,
+            sequence,
+        };
+        v1::SubscribeRequest {
+            subscriber: self.name.to_owned(),
+            cursors: self
+                .cursor
+                .filter(|_| with_cursor)
+                .map(cursor)
+                .into_iter()
+                .collect(),
+            start: i32::from(oldest),
+        }
+    }
+
+    /// It is refused, and the stream that there is goes on.
+    pub(super) fn join_from_the_future(&mut self, life: &Life) {
+        let own = self.cursor.replace((life.epoch, life.log.span().next));
+        let refused = life.call("Subscribe", &self.request(true, false));
+        let status = refused.err().expect("it is refused");
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        self.cursor = own;
+    }
+
+    pub(super) fn read(&mut self, life: &Life, frames: usize) {
+        for _ in 0..frames {
+            let Some(stream) = &mut self.stream else {
+                return;
+            };
+            let expected = stream.expect(life);
+            match stream.frame() {
+                Got::Nothing => {
+                    return assert_eq!(expected, Expected::Nothing, "what is sealed is delivered");
+                }
+                Got::End(status) => panic!("{status}"),
+                Got::Data => self.take(life, expected),
+            }
+        }
+    }
+
+    /// Reads what is left after the producer was told to stop.
+    pub(super) fn read_to_the_end(&mut self, life: &Life) {
+        let appended = life.appended.len() as u64;
+        loop {
+            let Some(stream) = &mut self.stream else {
+                return;
+            };
+            let expected = stream.expect(life);
+            match stream.frame() {
+                Got::Nothing => panic!("a closed log ends its streams"),
+                Got::Data => self.take(life, expected),
+                Got::End(status) => {
+                    assert_eq!(status.code(), Code::Unavailable);
+                    return assert_eq!(stream.next, appended + 1, "the newest chunk stays");
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, life: &Life, expected: Expected) {
+        let stream = self.stream.as_mut().expect("it has just brought something");
+        if self.reads == Reads::Cookies {
+            stream.take_cookies(life);
+        }
+        while let Some(message) = stream.message() {
+            stream.take_event(life, message, &expected);
+        }
+        if let Some((position, _)) = &mut self.queue {
+            *position = stream.next;
+        }
+        if !stream.greets && stream.next > 1 {
+            self.cursor = Some((life.epoch, stream.next - 1));
+        }
+    }
+}
+
+/// What a stream of events must bring now.
+#[derive(Debug, PartialEq, Eq)]
+enum Expected {
+    Hello,
+    Chunk,
+    /// Up to this sequence, exclusive at least or exactly.
+    QueueBound {
+        least: u64,
+    },
+    LogMovedOn {
+        next: u64,
+    },
+    Nothing,
+}
+
+impl Stream {
+    fn expect(&mut self, life: &Life) -> Expected {
+        let span = life.log.span();
+        let lag = span.next - self.next;
+        if self.greets {
+            return Expected::Hello;
+        }
+        if lag <= life.bounds.queue_cookies_max {
+            self.catching_up = false;
+        }
+        if lag == 0 {
+            Expected::Nothing
+        } else if lag > life.bounds.queue_cookies_max && !self.catching_up {
+            let least = span.next - life.bounds.queue_cookies_max;
+            Expected::QueueBound { least }
+        } else if self.next < span.oldest {
+            Expected::LogMovedOn { next: span.oldest }
+        } else {
+            Expected::Chunk
+        }
+    }
+
+    fn frame(&mut self) -> Got {
+        let frame = match now(self.body.frame()) {
+            None => return Got::Nothing,
+            Some(None) => panic!("a stream ends with trailers"),
+            Some(Some(frame)) => frame.expect("a body that cannot fail"),
+        };
+        match frame.into_data() {
+            Ok(data) => {
+                self.buffer.extend_from_slice(&data);
+                Got::Data
+            }
+            Err(frame) => {
+                let trailers = frame.into_trailers().expect("neither data nor trailers");
+                Got::End(Status::from_header_map(&trailers).expect("a status"))
+            }
+        }
+    }
+
+    /// The next message of what came, without its prefix.
+    fn message(&mut self) -> Option<Bytes> {
+        if self.buffer.is_empty() {
+            return None;
+        }
+        assert_eq!(self.buffer.get_u8(), 0, "not compressed");
+        let length = self.buffer.get_u32() as usize;
+        Some(self.buffer.split_to(length).freeze())
+    }
+
+    fn take_event(&mut self, life: &Life, message: Bytes, expected: &Expected) {
+        let last = life.appended.len() as u64;
+        match Received::decode(message).expect("an event") {
+            Received::Chunk(chunk) => {
+                assert_eq!(*expected, Expected::Chunk);
+                let header = *chunk.header();
+                assert_eq!(
+                    (header.epoch, header.first_sequence),
+                    (life.epoch, self.next)
+                );
+                let mut count = 0;
+                for cookie in chunk.cookies() {
+                    let cookie = cookie.expect("a whole cookie");
+                    let (user_id, buyer_uid) = &life.appended[at(self.next)];
+                    assert_eq!(
+                        (cookie.user_id, cookie.buyer_uid),
+                        (&**user_id, &**buyer_uid)
+                    );
+                    self.next += 1;
+                    count += 1;
+                }
+                assert_eq!(header.count, count);
+            }
+            Received::Event(Event::Gap(gap)) => {
+                assert_eq!(gap.first_sequence, self.next);
+                let next = gap.last_sequence + 1;
+                match *expected {
+                    Expected::QueueBound { least } => {
+                        assert_eq!(gap.reason(), v1::GapReason::QueueBound);
+                        assert!((least..=last).contains(&next), "{next} {least}");
+                    }
+                    Expected::LogMovedOn { next: oldest } => {
+                        assert_eq!(gap.reason(), v1::GapReason::LogMovedOn);
+                        assert_eq!(next, oldest);
+                    }
+                    _ => panic!("a gap instead of {expected:?}"),
+                }
+                self.next = next;
+            }
+            Received::Event(Event::Hello(hello)) => {
+                assert!(self.greets, "once, and first");
+                self.greets = false;
+                assert_eq!(hello.epoch, life.epoch);
+                assert_eq!(hello.first_sequence, self.next);
+                assert!(hello.oldest_sequence <= hello.next_sequence);
+                let outcome = hello.outcome();
+                let with_gap = self.next < hello.oldest_sequence;
+                assert!(!with_gap || outcome != ResumeOutcome::Resumed);
+            }
+            Received::Event(Event::Goodbye(goodbye)) => {
+                assert_eq!(*expected, Expected::Nothing);
+                assert_eq!((goodbye.final_sequence, self.next), (last, last + 1));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Single cookies follow each other, but for what was lost, which is passed over in silence.
+    fn take_cookies(&mut self, life: &Life) {
+        while let Some(message) = self.message() {
+            let cookie = v1::Cookie::decode(message).expect("a cookie");
+            let (epoch, sequence) = cookie.user_id.split_once('-').expect("as appended");
+            let sequence: u64 = sequence.parse().expect("as appended");
+            assert_eq!(epoch, life.epoch.to_string());
+            let is_next = match self.expect(life) {
+                // One that was within the ring and the bound when its chunk was taken may be neither any more.
+                Expected::Chunk => sequence == self.next,
+                _ => sequence >= self.next,
+            };
+            assert!(is_next, "{sequence} instead of {}", self.next);
+            assert_eq!(cookie.buyer_uid, life.appended[at(sequence)].1);
+            self.next = sequence + 1;
+        }
+    }
+
+    /// Another stream has its queue: it may still greet, and ends.
+    fn check_superseded(mut self) {
+        loop {
+            match self.frame() {
+                Got::Data => assert!(std::mem::take(&mut self.greets), "nothing but a hello"),
+                Got::Nothing => panic!("it ends"),
+                Got::End(status) => return assert_eq!(status.code(), Code::Aborted),
+            }
+        }
+    }
+}
+
+fn at(sequence: u64) -> usize {
+    usize::try_from(sequence - 1).expect("as many as appended")
+}
