@@ -279,8 +279,8 @@ impl Writer {
     }
 
     /// Lets the suppression table know what was stored, in parts: so that neither the collector waits for long for the
-    /// table, nor other tasks for this one. On the task itself and not on a thread for blocking work: the order of events
-    /// then depends on nothing but the runtime, and a simulation can repeat it.
+    /// table, nor other tasks for this one. On the task itself and not on a thread for blocking work: the order of
+    /// events then depends on nothing but the runtime, and a simulation can repeat it.
     async fn record(&self, batch: &Batch, written: &Written) {
         for first in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
             lock(&self.suppression).record(batch, written, first, RECORDED_AT_ONCE);
