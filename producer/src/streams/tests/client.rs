@@ -188,15 +188,16 @@ impl Client {
     }
 }
 
-/// What a stream of events must bring now.
+/// What a stream must bring now; one of single cookies passes over the gaps.
 #[derive(Debug, PartialEq, Eq)]
 enum Expected {
     Hello,
     Chunk,
-    /// Up to this sequence, exclusive at least or exactly.
+    /// A gap, after which at the earliest this sequence comes.
     QueueBound {
         least: u64,
     },
+    /// A gap, after which this sequence comes.
     LogMovedOn {
         next: u64,
     },
