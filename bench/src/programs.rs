@@ -380,12 +380,7 @@ impl Process {
     }
 }
 
-fn spawn(
-    program: &Path,
-    args: &[String],
-    variable: Option<Variable>,
-    log: &Path,
-) -> Result<Child> {
+fn spawn(program: &Path, args: &[String], variable: Option<Variable>, log: &Path) -> Result<Child> {
     let log = File::options()
         .create(true)
         .append(true)

@@ -15,7 +15,7 @@ use crate::{
     clock::{Clock, unix_micros},
     metrics::{self, Metrics},
     store::{Compacted, CompactedCollection, Compaction, Store, StoreError},
-    subscription::positions::Positions,
+    subscription::{ended, positions::Positions},
     ttl::before,
     window::Window,
 };
@@ -72,6 +72,7 @@ pub async fn run(
         positions,
         metrics: metrics.maintenance,
         sink: metrics.sink,
+        subscription: metrics.subscription,
         stop,
     };
     tokio::join!(night.expiries(), night.compactions());
@@ -84,6 +85,7 @@ struct Night {
     positions: Arc<Positions>,
     metrics: metrics::Maintenance,
     sink: metrics::Sink,
+    subscription: metrics::Subscription,
     stop: CancellationToken,
 }
 
@@ -140,7 +142,10 @@ impl Night {
         };
         Some(forgotten.map(|forgotten| {
             for producer in forgotten {
-                self.positions.forget(&producer);
+                let stood = self.positions.forget(&producer);
+                if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
+                    ended::say_never_back(&self.subscription, &stood);
+                }
                 self.sink.forget(&producer);
                 self.metrics.forgotten_cursors.inc();
                 tracing::info!(

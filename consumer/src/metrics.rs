@@ -49,6 +49,18 @@ pub struct Subscription {
     pub duplicate_producers: IntCounter,
     /// Epochs that ended without a goodbye.
     pub unknown_tails: IntCounter,
+    /// Most cookies that can be missing of those epochs that have a bound.
+    pub unknown_tail_cookies: IntCounter,
+    /// Lives of producers that ended with nothing lost.
+    pub lives_proved: IntCounter,
+    /// Lives of which an exact number was lost.
+    pub lives_lost: IntCounter,
+    /// Lives of which not more than a known number was lost.
+    pub lives_bounded: IntCounter,
+    /// Lives of whose end nothing is known.
+    pub lives_unknown: IntCounter,
+    /// Cookies that a producer took with it at its end.
+    pub lost_producer_ended: IntCounter,
     lost_queue_bound: IntCounter,
     lost_log_moved_on: IntCounter,
     lost_unspecified: IntCounter,
@@ -77,6 +89,8 @@ pub struct Sink {
     pub store_errors: IntCounter,
     /// Whether the store works.
     pub store_up: IntGauge,
+    /// Goodbyes of producers of which everything is durable.
+    pub goodbyes: IntCounter,
     /// The newest durable cursor by producer.
     pub cursor_sequence: IntGaugeVec,
 }
@@ -145,6 +159,11 @@ impl Subscription {
             "Cookies a producer had and this consumer will not get, by reason.",
             "reason",
         )?;
+        let lives = names.counters(
+            "producer_lives_total",
+            "Lives of producers that ended, by what this consumer knows to have lost of them, and of lives since that it did not see: proved (nothing), lost (exactly counted), bounded (not more than a known number), unknown.",
+            "end",
+        )?;
         Ok(Self {
             bytes: names.counter("received_bytes_total", "Bytes of messages received.")?,
             buffer_bytes: names.gauge(
@@ -181,8 +200,17 @@ impl Subscription {
             )?,
             unknown_tails: names.counter(
                 "unknown_tail_total",
-                "Lives of producers that ended without a goodbye: how much was lost is unknown.",
+                "Lives of producers that ended in a way that leaves unknown how much was lost.",
             )?,
+            unknown_tail_cookies: names.counter(
+                "unknown_tail_cookies_total",
+                "Most cookies that may have been lost at the ends of those lives that have a bound.",
+            )?,
+            lives_proved: lives.with_label_values(&["proved"]),
+            lives_lost: lives.with_label_values(&["lost"]),
+            lives_bounded: lives.with_label_values(&["bounded"]),
+            lives_unknown: lives.with_label_values(&["unknown"]),
+            lost_producer_ended: lost.with_label_values(&["producer_ended"]),
             lost_queue_bound: lost.with_label_values(&["queue_bound"]),
             lost_log_moved_on: lost.with_label_values(&["log_moved_on"]),
             lost_unspecified: lost.with_label_values(&["unspecified"]),
@@ -227,6 +255,10 @@ impl Sink {
             )?,
             store_errors: names.counter("store_errors_total", "Failed attempts to use the store.")?,
             store_up: names.gauge("store_up", "1 while the store works.")?,
+            goodbyes: names.counter(
+                "producer_goodbyes_total",
+                "Producers that said goodbye and of which everything before that is stored, or was declared lost.",
+            )?,
             cursor_sequence: names.gauges(
                 "cursor_sequence",
                 "The newest durable sequence, by producer id.",

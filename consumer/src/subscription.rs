@@ -9,6 +9,7 @@
 
 pub mod buffer;
 pub mod discovery;
+pub mod ended;
 mod gaps;
 pub mod positions;
 pub mod sequence;
@@ -19,7 +20,7 @@ use cookiesync::{
     client::{self, Network, Way, security::Security},
     limits::HEARTBEAT_MAX,
     process::unix_micros,
-    v1::{self, StartPosition, SubscribeRequest, event::Event},
+    v1::{self, ResumeOutcome, StartPosition, SubscribeRequest, event::Event},
     wire::{Received, WireError},
 };
 use tokio::{
@@ -79,6 +80,8 @@ pub struct Subscription {
     stop: CancellationToken,
     backoff: Backoff,
     said: Said,
+    /// The producer whose stream from here ended without a goodbye last.
+    lost: Option<Arc<str>>,
     gaps: Gaps,
 }
 
@@ -86,7 +89,8 @@ pub struct Subscription {
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Nothing,
-    Connected,
+    /// To this producer.
+    Connected(Arc<str>),
     Down(String),
 }
 
@@ -156,6 +160,7 @@ impl Subscription {
             stop,
             backoff: Backoff::default(),
             said: Said::Nothing,
+            lost: None,
             gaps: Gaps::default(),
         }
     }
@@ -219,7 +224,15 @@ impl Subscription {
                 tracing::warn!(%address, why, "stream broken off");
             }
             (_, Ended::Drained) => tracing::info!(%address, "producer drained"),
-            (Said::Connected, _) => tracing::warn!(%address, why, "producer lost, trying on"),
+            (Said::Connected(producer), _) => {
+                let cursor = self.context.positions.cursor(&producer);
+                let (epoch, sequence) = cursor.map_or((0, 0), |c| (c.epoch, c.sequence));
+                tracing::warn!(
+                    %address, %producer, epoch, sequence, why,
+                    "producer lost, trying on: what it has after this sequence is unknown until it is back"
+                );
+                self.lost = Some(producer);
+            }
             (_, _) => tracing::info!(%address, origin, why, "no producer here, trying on"),
         }
     }
@@ -235,7 +248,15 @@ impl Subscription {
         let mut open = self.context.positions.opened(position.producer());
         let context = Arc::clone(&self.context);
         let _connected = Connected::new(&context, self.address);
-        self.say_connected(&hello, beginning);
+        let before = match &beginning {
+            Beginning::NewEpoch { before, .. } => Some(before),
+            Beginning::Fresh | Beginning::Resumed => None,
+        };
+        let seen = open.watch(hello.epoch, hello.first_sequence, before);
+        self.say_connected(&hello, position.producer());
+        if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
+            ended::say(&context.metrics, before, *tail, seen);
+        }
         let began_at = position.cursor();
         self.push(Item::Cursor(began_at.clone()), &mut open, &began_at)
             .await?;
@@ -331,6 +352,7 @@ impl Subscription {
             Received::Event(Event::Gap(gap)) => {
                 let lost = position.gap(&gap).map_err(violation)?;
                 self.context.metrics.lost(gap.reason(), lost);
+                open.lost(position.cursor().epoch, lost);
                 let producer = &**position.producer();
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
                 let epoch = position.cursor().epoch;
@@ -372,6 +394,16 @@ impl Subscription {
             complete: true,
             ..position.cursor()
         };
+        let lost_in_gaps = open.lost(cursor.epoch, 0);
+        if lost_in_gaps > 0 {
+            let (producer, sequence) = (&*cursor.producer, cursor.sequence);
+            tracing::warn!(
+                producer,
+                sequence,
+                lost_in_gaps,
+                "producer said goodbye, but some of what it had was lost in gaps"
+            );
+        }
         self.push(Item::Cursor(cursor.clone()), open, &cursor)
             .await?;
         Err(Ended::Drained)
@@ -408,30 +440,21 @@ impl Subscription {
         Ended::Violation(violation)
     }
 
-    fn say_connected(&mut self, hello: &v1::Hello, beginning: Beginning) {
-        let (address, producer) = (self.address, &hello.producer_id);
+    fn say_connected(&mut self, hello: &v1::Hello, producer: &Arc<str>) {
+        let address = self.address;
         self.context.metrics.connections.inc();
-        self.said = Said::Connected;
+        self.said = Said::Connected(Arc::clone(producer));
         let (epoch, from, outcome) = (hello.epoch, hello.first_sequence, hello.outcome());
-        tracing::info!(%address, producer, epoch, from, ?outcome, "connected");
-        if let Beginning::NewEpoch { before } = beginning {
-            let (epoch, sequence) = (before.epoch, before.sequence);
-            if before.complete {
-                tracing::info!(
-                    producer,
-                    epoch,
-                    sequence,
-                    "producer was restarted, nothing was lost"
-                );
-            } else {
-                self.context.metrics.unknown_tails.inc();
-                tracing::warn!(
-                    producer,
-                    epoch,
-                    sequence,
-                    "producer was restarted without a goodbye: what followed this sequence is unknown"
-                );
+        tracing::info!(%address, %producer, epoch, from, ?outcome, "connected");
+        match self.lost.take() {
+            Some(lost) if lost != *producer => tracing::warn!(
+                %address, %producer, before = %lost,
+                "another producer is here now: what the one before had is unknown until it is back somewhere"
+            ),
+            Some(_) if outcome == ResumeOutcome::Resumed => {
+                tracing::info!(%address, %producer, epoch, from, "producer is back, nothing was lost meanwhile");
             }
+            Some(_) | None => {}
         }
     }
 }

@@ -16,7 +16,7 @@ use tonic_health::server::HealthReporter;
 use crate::{
     config::Config,
     edge::{self, Edge},
-    epoch,
+    epoch, lives,
     log::{self, Log},
     metrics,
     server::Server,
@@ -46,6 +46,7 @@ pub struct App {
     streams: Stage,
     admin: Stage,
     draining: CancellationToken,
+    drain_delay: Duration,
     drain_timeout: Duration,
     health: HealthReporter,
 }
@@ -100,20 +101,22 @@ impl App {
     pub async fn start_on<L: Listener>(ports: Ports<L>, config: Config) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
         let registry = Registry::new();
-        let epoch = epoch::begin();
-        let log = Log::new(log::Config {
+        let producer_id = config
+            .id
+            .clone()
+            .unwrap_or_else(|| default_id(addresses.grpc));
+        let (lives, life) = lives::begin(&config.state, &producer_id, epoch::begin(), &registry)?;
+        let epoch = lives.epoch();
+        let log_config = log::Config {
             epoch,
             bytes_max: config.log_bytes_max,
             chunk_bytes: config.chunk_bytes,
             chunk_age: config.chunk_age,
             idle_after: config.heartbeat,
-        });
+        };
+        let log = Log::with_progress(log_config, Some(Box::new(life)));
         let subscribers = Subscribers::new(config.subscriber_retention, config.subscribers_max);
         metrics::register(&registry, &log, &subscribers)?;
-        let producer_id = config
-            .id
-            .clone()
-            .unwrap_or_else(|| default_id(addresses.grpc));
         tracing::info!(?config, "settings");
         tracing::info!(
             %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
@@ -128,6 +131,7 @@ impl App {
                 producer_id,
                 queue_cookies_max: config.queue_cookies_max,
                 rewind_bytes: config.rewind_bytes,
+                lives,
             },
         );
         let server = Server::new(streams).await?;
@@ -139,6 +143,7 @@ impl App {
             streams: Stage::default(),
             admin: Stage::default(),
             draining: CancellationToken::new(),
+            drain_delay: config.drain_delay,
             drain_timeout: config.drain_timeout,
             health: server.health(),
         };
@@ -158,6 +163,7 @@ impl App {
             self.log.clone(),
             config.ids,
             edge::Metrics::register(registry)?,
+            self.draining.clone(),
         );
         let connections = listen::Metrics::register(registry, "producer", "http")?;
         let limits = Limits {
@@ -216,15 +222,17 @@ impl App {
         self.addresses
     }
 
-    /// Stops in the order the data flows: requests are finished, the log is closed, streams send the rest and
-    /// say goodbye. Takes no longer than the configured time.
+    /// Stops in the order the data flows: load balancers are given the time to see that it is not ready, requests
+    /// are finished, the log is closed, streams send the rest and say goodbye. Takes no longer than the configured
+    /// times.
     ///
     /// # Errors
     /// When a subscriber that is connected was not sent everything in that time; it lost the rest.
     pub async fn drain(self) -> Result<(), DrainTimeout> {
-        let end = Instant::now() + self.drain_timeout;
         self.draining.cancel();
         self.health.set_not_serving::<Streams>().await;
+        tokio::time::sleep(self.drain_delay).await;
+        let end = Instant::now() + self.drain_timeout;
         let edge_grace = EDGE_GRACE.min(self.drain_timeout / 4);
         if !self.edge.drain(Instant::now() + edge_grace).await {
             tracing::info!("cut off HTTP clients that did not finish");

@@ -13,6 +13,7 @@ use cookiesync::{
 
 use crate::{
     edge::request::IdLimits,
+    lives::State,
     security::{Security, SecurityArgs},
 };
 
@@ -64,6 +65,18 @@ pub struct Args {
         hide_default_value = true
     )]
     id: String,
+
+    /// Folder for the record of how far this producer got, by which its consumers know after a crash or a restart how
+    /// much they missed; best in memory, and always the same for the same name. `none` keeps no record [default:
+    /// /dev/shm]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "PRODUCER_STATE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    state: String,
 
     /// Most bytes of cookies held for subscribers that are behind
     #[arg(
@@ -224,7 +237,17 @@ pub struct Args {
     )]
     write_timeout: String,
 
-    /// Longest time to finish after a signal
+    /// How long a producer that was told to stop takes requests on, while `/readyz` already says 503 and answers close
+    /// their connections: longer than load balancers need to see it
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "PRODUCER_DRAIN_DELAY",
+        default_value = "0s"
+    )]
+    drain_delay: String,
+
+    /// Longest time to finish after a signal, and after the delay
     #[arg(
         long,
         value_name = "TIME",
@@ -245,6 +268,8 @@ pub struct Config {
     pub admin: SocketAddr,
     /// Name of this producer; `None` for host name and gRPC port.
     pub id: Option<String>,
+    /// Where the record of this producer's lives is.
+    pub state: State,
     /// Bound of the log.
     pub log_bytes_max: usize,
     /// Size of a chunk.
@@ -271,6 +296,8 @@ pub struct Config {
     pub grpc_connections_per_address_max: Option<usize>,
     /// Who may read the streams.
     pub security: Security,
+    /// From the signal to the drain.
+    pub drain_delay: Duration,
     /// Deadline of the drain.
     pub drain_timeout: Duration,
 }
@@ -300,6 +327,11 @@ impl Args {
             grpc: address(m, "--grpc", &self.grpc),
             admin: address(m, "--admin", &self.admin),
             id: (!self.id.is_empty()).then(|| self.id.clone()),
+            state: match self.state.as_str() {
+                "" => State::Default,
+                "none" => State::Off,
+                folder => State::Folder(folder.into()),
+            },
             log_bytes_max: size(m, "--log-bytes", &self.log_bytes, (1 << 20, usize::MAX)),
             chunk_bytes: size(m, "--chunk-bytes", &self.chunk_bytes, chunk_sizes),
             chunk_age: time(m, "--chunk-age", &self.chunk_age, ms(1)),
@@ -362,6 +394,7 @@ impl Args {
                 (1, 1_000_000),
             ),
             security: self.security.check(m),
+            drain_delay: time(m, "--drain-delay", &self.drain_delay, Duration::ZERO),
             drain_timeout: time(m, "--drain-timeout", &self.drain_timeout, Duration::ZERO),
         };
         if self.id.len() > limits::SUBSCRIBER_NAME_BYTES_MAX
@@ -395,6 +428,18 @@ mod tests {
         assert_eq!(config.drain_timeout, Duration::from_secs(10));
         assert_eq!(config.http_limits.connections_per_address_max, None);
         assert_eq!(config.grpc_connections_per_address_max, Some(1024));
+        assert_eq!(config.drain_delay, Duration::ZERO);
+    }
+
+    #[test]
+    fn record_of_lives_has_a_folder_or_none() {
+        for (flag, state) in [
+            ("--state=", State::Default),
+            ("--state=none", State::Off),
+            ("--state=/run/p", State::Folder("/run/p".into())),
+        ] {
+            assert_eq!(load(&[flag]).unwrap().state, state);
+        }
     }
 
     #[test]
@@ -413,6 +458,7 @@ mod tests {
             "--tls-key=/no/such/key.pem",
             "--tls-client-ca=/no/such/authority.pem",
             "--token-file=/no/such/tokens",
+            "--drain-delay=soon",
         ];
         let error = load(&arguments).unwrap_err().to_string();
         for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use cookiesync::process::listen::{self, Limits, Listener, Stage};
 use httparse::Header;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use tokio_util::sync::CancellationToken;
 
 use self::{
     connection::Connection,
@@ -29,13 +30,20 @@ pub struct Edge {
     log: Log,
     ids: IdLimits,
     metrics: Metrics,
+    /// Cancelled when clients are to go elsewhere: answers then close their connections.
+    leaving: CancellationToken,
 }
 
 impl Edge {
-    /// An edge that appends to `log`.
+    /// An edge that appends to `log`, and once `leaving` closes each connection with the answer to a request.
     #[must_use]
-    pub fn new(log: Log, ids: IdLimits, metrics: Metrics) -> Self {
-        Self { log, ids, metrics }
+    pub fn new(log: Log, ids: IdLimits, metrics: Metrics, leaving: CancellationToken) -> Self {
+        Self {
+            log,
+            ids,
+            metrics,
+            leaving,
+        }
     }
 
     /// Accepts connections until the stage stops, then lets each answer the requests it has read.

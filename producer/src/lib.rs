@@ -3,12 +3,14 @@
 //! The way of a cookie: [`edge`] reads a request and finds the cookie in it; [`log`] encodes it into the open
 //! chunk, and seals the chunk when it is full or a few milliseconds old; [`streams`] is woken and hands the
 //! chunk's bytes to each subscriber's HTTP/2 stream, which [`server`] writes to its connection. [`app`] puts
-//! these together; [`config`], [`security`] and [`metrics`] serve them.
+//! these together; [`config`], [`security`] and [`metrics`] serve them. [`lives`] records how far the log got, for a subscriber that
+//! comes back after this process has ended.
 
 pub mod app;
 pub mod config;
 pub mod edge;
 mod epoch;
+pub mod lives;
 mod locks;
 pub mod log;
 pub mod metrics;

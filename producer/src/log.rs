@@ -31,6 +31,7 @@
 
 mod burst;
 mod chunk;
+mod progress;
 mod reader;
 mod writer;
 
@@ -46,6 +47,7 @@ use self::writer::Open;
 pub use self::{
     burst::Burst,
     chunk::Chunk,
+    progress::Progress,
     reader::{Delivery, GapReason, Reader},
 };
 use crate::locks::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
@@ -141,6 +143,12 @@ impl Log {
     /// An empty log.
     #[must_use]
     pub fn new(config: Config) -> Self {
+        Self::with_progress(config, None)
+    }
+
+    /// An empty log that tells `progress` how far it gets.
+    #[must_use]
+    pub fn with_progress(config: Config, progress: Option<Box<dyn Progress>>) -> Self {
         let head = Head {
             next: 1,
             beat: 0,
@@ -148,7 +156,7 @@ impl Log {
         };
         let shared = Shared {
             config,
-            open: Mutex::new(Open::new(config.chunk_bytes)),
+            open: Mutex::new(Open::new(config.chunk_bytes, progress)),
             ring: RwLock::new(Ring::default()),
             head: watch::channel(head).0,
             opened: Notify::new(),

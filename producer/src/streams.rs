@@ -38,7 +38,7 @@ use self::{
     get_cookies::CookieMessages,
     subscribers::{Lease, Subscribers, TooManySubscribers},
 };
-use crate::log::Log;
+use crate::{lives::Lives, log::Log};
 
 /// What all streams of one producer share.
 #[derive(Debug, Clone)]
@@ -64,6 +64,8 @@ pub struct Config {
     /// How far before its position a queue that is found by name alone starts again: what can be on the way
     /// to a client, in its windows and in the buffers of two kernels, when a connection breaks.
     pub rewind_bytes: usize,
+    /// What is known of this producer's former lives.
+    pub lives: Lives,
 }
 
 impl Streams {

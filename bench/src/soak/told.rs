@@ -58,11 +58,7 @@ impl Told {
     }
 
     /// Between when and when they were accepted.
-    pub(super) fn accepted(
-        &self,
-        observations: &[Observation],
-        now: Moment,
-    ) -> (Instant, Instant) {
+    pub(super) fn accepted(&self, observations: &[Observation], now: Moment) -> (Instant, Instant) {
         let age = Duration::from_micros(now.unix_micros.saturating_sub(self.epoch)) + MARGIN;
         let began = now.at.checked_sub(age).unwrap_or(now.at);
         let (mut from, mut last_look) = (began, began);

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::{
     admin::{self, HttpClient},
     ledger, load,
-    programs::{Process, Profile, Programs, free_address},
+    programs::{Process, Profile, Programs, free_address, given},
     scrape::{Samples, names},
     traffic::Traffic,
 };
@@ -207,6 +207,9 @@ impl Producer {
         let Addresses { http, grpc, admin } = addresses.clone();
         let mut args = owned(&["--http", &http, "--grpc", &grpc, "--admin", &admin]);
         args.extend(owned(flags));
+        if given(flags, "--state").is_none() {
+            args.extend(owned(&["--state", &folder.path().display().to_string()]));
+        }
         let program = &programs().await?.producer;
         let log = folder.path().join(format!("producer-{http}.log"));
         let mut producer = Self {

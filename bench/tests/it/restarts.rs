@@ -86,7 +86,10 @@ async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_life_goes
         .wait_known("alice", json!({"1": "first-life", "2": "second-life"}))
         .await?;
     let metrics = consumer.metrics().await?;
-    assert_eq!(metrics.count("consumer_unknown_tail_total", &[]), 1);
+    // It was idle, so its record says where it ended.
+    let lives = "consumer_producer_lives_total";
+    assert_eq!(metrics.count(lives, &[("end", "proved")]), 1);
+    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 0);
     assert_eq!(metrics.count(names::LOST, &[]), 0);
     Ok(())
 }

@@ -265,13 +265,14 @@ impl Writer {
         for cursor in batch.cursors() {
             self.show(cursor);
             if cursor.complete {
-                let (producer, epoch, sequence) =
+                metrics.goodbyes.inc();
+                let (producer, epoch, final_sequence) =
                     (&*cursor.producer, cursor.epoch, cursor.sequence);
                 tracing::info!(
                     producer,
                     epoch,
-                    sequence,
-                    "producer said goodbye and all it had is stored"
+                    final_sequence,
+                    "producer said goodbye and all it sent is stored"
                 );
             }
         }

@@ -12,6 +12,7 @@ use std::{
 use cookiesync::limits::CURSORS_MAX;
 use tokio::sync::Notify;
 
+use super::ended::Watched;
 use crate::batch::Cursor;
 
 /// Shared by all subscriptions of one process. No lock is held over an await.
@@ -36,6 +37,8 @@ struct Producer {
     /// Streams of this producer that are open.
     streams: usize,
     said_duplicate: bool,
+    /// What this process saw of the life that it watches.
+    watched: Option<Watched>,
 }
 
 /// An open stream of one producer; it counts until it is dropped.
@@ -111,6 +114,12 @@ impl Positions {
         }
     }
 
+    /// How far a producer was received.
+    #[must_use]
+    pub fn cursor(&self, producer: &str) -> Option<Cursor> {
+        self.lock().producers.get(producer)?.cursor.clone()
+    }
+
     /// How many streams of a producer are open.
     #[must_use]
     pub fn streams(&self, producer: &str) -> usize {
@@ -119,16 +128,14 @@ impl Positions {
         producer.map_or(0, |producer| producer.streams)
     }
 
-    /// Forgets a producer, unless a stream of it is open.
-    pub fn forget(&self, producer: &str) {
+    /// Forgets a producer, unless a stream of it is open. Returns how far it was received.
+    pub fn forget(&self, producer: &str) -> Option<Cursor> {
         let mut state = self.lock();
-        if state
-            .producers
-            .get(producer)
-            .is_some_and(|p| p.streams == 0)
-        {
-            state.producers.remove(producer);
+        let is_gone = |producer: &Producer| producer.streams == 0;
+        if state.producers.get(producer).is_some_and(is_gone) {
+            return state.producers.remove(producer)?.cursor;
         }
+        None
     }
 
     /// Returns when no stream of this producer is open.
@@ -158,6 +165,39 @@ impl OpenStream {
         positions
             .wait_streams(&self.producer, |streams| streams > 1)
             .await;
+    }
+
+    /// Begins to watch a life from sequence `from` on, unless a sibling watches it already. Returns what was seen of the
+    /// life before; of one that this process did not watch, nothing after `before`, the cursor that it began with.
+    ///
+    /// For each life only one of the streams that come upon it gets an answer, so that its end is told once.
+    pub fn watch(&self, epoch: u64, from: u64, before: Option<&Cursor>) -> Option<Watched> {
+        let mut state = self.positions.lock();
+        let producer = state.producers.get_mut(&self.producer)?;
+        if producer
+            .watched
+            .is_some_and(|watched| watched.epoch == epoch)
+        {
+            return None;
+        }
+        let seen = producer.watched.replace(Watched::since(epoch, from));
+        let before = before?;
+        let seen = seen.filter(|seen| seen.epoch == before.epoch);
+        Some(
+            seen.unwrap_or_else(|| Watched::since(before.epoch, before.sequence.saturating_add(1))),
+        )
+    }
+
+    /// Notes cookies of a life that will not come; returns how many there are by now.
+    pub fn lost(&self, epoch: u64, cookies: u64) -> u64 {
+        let mut state = self.positions.lock();
+        let producer = state.producers.get_mut(&self.producer);
+        let watched = producer.and_then(|producer| producer.watched.as_mut());
+        let Some(watched) = watched.filter(|watched| watched.epoch == epoch) else {
+            return cookies;
+        };
+        watched.lost_in_gaps = watched.lost_in_gaps.saturating_add(cookies);
+        watched.lost_in_gaps
     }
 
     /// Notes what was pushed. To be called after the push: a stream that begins meanwhile then repeats what is
@@ -240,11 +280,47 @@ mod tests {
     fn forgotten_unless_a_stream_is_open() {
         let positions = Arc::new(Positions::new(vec![cursor("p", 5)]));
         let open = positions.opened(&"p".into());
-        positions.forget("p");
+        assert_eq!(positions.forget("p"), None);
         assert_eq!(positions.cursors(), [cursor("p", 5)]);
         drop(open);
-        positions.forget("p");
+        assert_eq!(positions.forget("p"), Some(cursor("p", 5)));
         assert!(positions.cursors().is_empty());
+    }
+
+    #[test]
+    fn end_of_a_life_is_told_once_with_the_gaps_that_were_seen_in_it() {
+        let stored = cursor("p", 5);
+        let positions = Arc::new(Positions::new(vec![stored.clone()]));
+        let (one, other) = (positions.opened(&"p".into()), positions.opened(&"p".into()));
+        assert_eq!(one.watch(1, 6, None), None);
+        assert_eq!((one.lost(1, 10), other.lost(1, 5)), (10, 15));
+        let before = cursor("p", 30);
+        let seen = one.watch(2, 1, Some(&before));
+        let lost_in_gaps = 15;
+        assert_eq!(
+            seen.map(|seen| (seen.from, seen.lost_in_gaps)),
+            Some((6, lost_in_gaps))
+        );
+        assert_eq!(
+            other.watch(2, 1, Some(&before)),
+            None,
+            "a sibling has told it"
+        );
+        assert_eq!(one.lost(2, 1), 1, "another life, another count");
+        one.lost(1, 100);
+        let before = Cursor { epoch: 2, ..before };
+        assert_eq!(
+            one.watch(3, 1, Some(&before)).map(|seen| seen.lost_in_gaps),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn life_that_an_earlier_process_watched_was_seen_by_it_alone() {
+        let positions = Arc::new(Positions::new(vec![cursor("p", 5)]));
+        let open = positions.opened(&"p".into());
+        let seen = open.watch(2, 1, Some(&cursor("p", 5)));
+        assert_eq!(seen, Some(Watched::since(1, 6)));
     }
 
     #[tokio::test]

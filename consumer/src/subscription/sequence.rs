@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cookiesync::{
     limits::SUBSCRIBER_NAME_BYTES_MAX,
-    v1::{Gap, Goodbye, Heartbeat, Hello, ResumeOutcome},
+    v1::{Gap, Goodbye, Heartbeat, Hello, ResumeOutcome, Tail},
     wire::ChunkHeader,
 };
 
@@ -64,11 +64,13 @@ pub enum Beginning {
     Fresh,
     /// Exactly where the cursor stood; a gap may be the next event.
     Resumed,
-    /// Another life of the producer. `complete` tells whether it said goodbye to the life before, and everything
-    /// of that was received; otherwise how much was lost is unknown.
+    /// Another life of the producer.
     NewEpoch {
-        /// Where we stood in the life before.
+        /// Where we stood in the life before; `complete` tells whether that one said goodbye, and everything of it was
+        /// received.
         before: Cursor,
+        /// What this life knows of the rest.
+        tail: Option<Tail>,
     },
 }
 
@@ -100,6 +102,7 @@ impl Position {
             Some(known) => (
                 Beginning::NewEpoch {
                     before: known.clone(),
+                    tail: hello.tail,
                 },
                 1,
             ),
@@ -216,6 +219,7 @@ mod tests {
             next_sequence: 100,
             first_sequence,
             outcome: outcome.into(),
+            tail: None,
         }
     }
 
@@ -251,8 +255,19 @@ mod tests {
         check_begin(&hello(1, 51, Resumed), &known, None);
         check_begin(&hello(1, 50, NewEpoch), &known, None);
         let [before] = known.clone();
-        let new_epoch = Some(Beginning::NewEpoch { before });
-        check_begin(&hello(2, 1, NewEpoch), &known, new_epoch);
+        let tail = Some(Tail {
+            cookies_max: 3,
+            exact: true,
+        });
+        for tail in [None, tail] {
+            let hello = Hello {
+                tail,
+                ..hello(2, 1, NewEpoch)
+            };
+            let before = before.clone();
+            let new_epoch = Some(Beginning::NewEpoch { before, tail });
+            check_begin(&hello, &known, new_epoch);
+        }
         check_begin(&hello(2, 50, NewEpoch), &known, None);
         check_begin(&hello(2, 50, Resumed), &known, None);
     }

@@ -93,7 +93,8 @@ impl Connection {
                     return Ok(());
                 }
             }
-            next = self.answer(edge, activity, stopping.is_cancelled())?;
+            let is_leaving = edge.leaving.is_cancelled() || stopping.is_cancelled();
+            next = self.answer(edge, activity, is_leaving)?;
             // The promise first, then the word.
             edge.append(&mut self.burst)?;
             stream.write_all(&self.output).await?;
@@ -119,7 +120,7 @@ impl Connection {
     }
 
     /// Answers every whole request in the input, and keeps the rest.
-    fn answer(&mut self, edge: &Edge, activity: &Activity, stopping: bool) -> Result<Next, Closed> {
+    fn answer(&mut self, edge: &Edge, activity: &Activity, leaving: bool) -> Result<Next, Closed> {
         self.answers.set_time(SystemTime::now());
         let mut consumed = 0;
         let mut next = Next::Read;
@@ -132,7 +133,7 @@ impl Connection {
                     consumed += head.length;
                     let manner = Manner {
                         head: head.method == "HEAD",
-                        close: head.close || stopping,
+                        close: head.close || leaving,
                     };
                     (edge.handle(&head, lines, &mut self.burst)?, manner)
                 }

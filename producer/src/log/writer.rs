@@ -11,7 +11,7 @@ use cookiesync::{
     wire::{self, ChunkHeader},
 };
 
-use super::{Burst, Closed, Head, Log, Sequence, chunk::Chunk};
+use super::{Burst, Closed, Head, Log, Progress, Sequence, chunk::Chunk};
 
 /// A buffer below this size waits three times as long: about 30 cookies, what 1,000 a second bring in that time.
 const SMALL_BYTES: usize = 2 * 1024;
@@ -25,13 +25,17 @@ pub(super) struct Open {
     accepted_unix_micros: u64,
     opened: Instant,
     closed: bool,
+    /// Told how far this log gets.
+    progress: Option<Box<dyn Progress>>,
+    /// The last sequence that may be given out before `progress` is told.
+    reserved: Sequence,
     pub(super) sealed_bytes: u64,
     pub(super) sealed_by_size: u64,
     pub(super) sealed_by_age: u64,
 }
 
 impl Open {
-    pub(super) fn new(chunk_bytes: usize) -> Self {
+    pub(super) fn new(chunk_bytes: usize, progress: Option<Box<dyn Progress>>) -> Self {
         Self {
             buffer: empty_buffer(chunk_bytes),
             count: 0,
@@ -39,6 +43,8 @@ impl Open {
             accepted_unix_micros: 0,
             opened: Instant::now(),
             closed: false,
+            reserved: if progress.is_some() { 0 } else { Sequence::MAX },
+            progress,
             sealed_bytes: 0,
             sealed_by_size: 0,
             sealed_by_age: 0,
@@ -53,6 +59,24 @@ impl Open {
     /// Cookies appended so far.
     pub(super) fn appended(&self) -> u64 {
         self.first_sequence - 1 + u64::from(self.count)
+    }
+
+    /// Sees to it that so many more sequences may be given out.
+    fn reserve(&mut self, count: u32) {
+        let last = self.appended() + u64::from(count);
+        if last > self.reserved
+            && let Some(progress) = &mut self.progress
+        {
+            self.reserved = progress.reserve(last);
+        }
+    }
+
+    /// Tells how far it got when nothing is open.
+    fn settle(&mut self) {
+        let last = self.appended();
+        if let Some(progress) = &mut self.progress {
+            self.reserved = progress.settle(last);
+        }
     }
 
     /// How long the first cookie waits: three times as long while there are only few.
@@ -129,6 +153,7 @@ impl Log {
             open.opened = Instant::now();
             open.accepted_unix_micros = open.accepted_unix_micros.max(unix_micros());
         }
+        open.reserve(burst.count());
         open.buffer.extend_from_slice(burst.encoded());
         open.count += burst.count();
         drop(open);
@@ -162,6 +187,7 @@ impl Log {
         }
         open.sealed_by_age += 1;
         let next = self.seal(&mut open);
+        open.settle();
         drop(open);
         if let Some(next) = next {
             self.shared.publish(next);
@@ -178,7 +204,14 @@ impl Log {
         }
         self.seal(&mut open);
         let next = open.next_sequence();
+        let mut progress = open.progress.take();
+        if let Some(progress) = &mut progress {
+            progress.end(next - 1);
+        }
         drop(open);
+        if let Some(progress) = progress {
+            progress.close();
+        }
         self.shared.head.send_modify(|head| {
             *head = Head {
                 next,

@@ -2,7 +2,7 @@
 
 use cookiesync::{
     limits::CURSORS_MAX,
-    v1::{Cursor, Hello, ResumeOutcome, StartPosition, SubscribeRequest},
+    v1::{Cursor, Hello, ResumeOutcome, StartPosition, SubscribeRequest, Tail},
 };
 use tonic::Status;
 
@@ -39,6 +39,7 @@ pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<Stream
         next_sequence: span.next,
         first_sequence: start.first,
         outcome: start.outcome.into(),
+        tail: tail(streams, request, start.outcome),
     };
     tracing::info!(
         subscriber = request.subscriber,
@@ -50,6 +51,21 @@ pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<Stream
     let form = Form::Events(hello);
     let session = streams.session(lease, start.first, start.catching_up, form);
     Ok(StreamBody::new(session))
+}
+
+/// What the subscriber will never get of former lives.
+fn tail(streams: &Inner, request: &SubscribeRequest, outcome: ResumeOutcome) -> Option<Tail> {
+    let config = &streams.config;
+    if outcome != ResumeOutcome::NewEpoch {
+        return None;
+    }
+    config.lives.tail(own_cursor(request, &config.producer_id)?)
+}
+
+/// The subscriber's cursor for this producer.
+fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<&'a Cursor> {
+    let mut cursors = request.cursors.iter();
+    cursors.find(|cursor| cursor.producer_id == id)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -66,8 +82,7 @@ fn choose(
     span: Span,
     remembered: Option<Remembered>,
 ) -> Result<Start, OpenError> {
-    let id = &streams.config.producer_id;
-    if let Some(cursor) = request.cursors.iter().find(|c| c.producer_id == *id) {
+    if let Some(cursor) = own_cursor(request, &streams.config.producer_id) {
         return at_cursor(cursor, streams.log.epoch(), span);
     }
     if let Some(queue) = remembered {

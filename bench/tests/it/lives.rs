@@ -1,0 +1,292 @@
+//! What consumers know of how a producer's life ended: nothing was lost, exactly so many are, at most so many, or nothing;
+//! and that it is true.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use bench::{
+    load,
+    scrape::{Samples, names},
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cut::CutConnection,
+    harness::{
+        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until,
+    },
+};
+
+/// A producer and a consumer that has its first cookie.
+struct Pair {
+    _folder: TempDir,
+    producer: Producer,
+    consumer: Consumer,
+}
+
+impl Pair {
+    async fn start(flags: &[&str]) -> Result<Self> {
+        let folder = TempDir::new()?;
+        let producer = Producer::start(&folder, flags).await?;
+        let store = embedded(&folder.path().join("store"));
+        let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+        producer.accept("alice", 1, "first").await?;
+        consumer.wait_known("alice", json!({"1": "first"})).await?;
+        Ok(Self {
+            _folder: folder,
+            producer,
+            consumer,
+        })
+    }
+
+    async fn stop_consumer(&mut self) -> Result<()> {
+        let status = self.consumer.process.stop(DRAIN_PATIENCE).await?;
+        expect_exit(&self.consumer.process, status, 0)
+    }
+
+    async fn stop_producer(&mut self) -> Result<()> {
+        let status = self.producer.process.stop(DRAIN_PATIENCE).await?;
+        expect_exit(&self.producer.process, status, 0)
+    }
+
+    /// Kills the producer when its record says where it stands: when all it has is sealed.
+    async fn kill_idle_producer(&mut self, cookies: u64) -> Result<()> {
+        wait_until(PATIENCE, "all is sealed", async || {
+            let metrics = self.producer.metrics().await?;
+            Ok(metrics.count("producer_log_cookies", &[]) == cookies)
+        })
+        .await?;
+        self.producer.process.kill()
+    }
+
+    async fn start_producer(&mut self) -> Result<()> {
+        self.producer.process.start_again()?;
+        self.producer.wait_ready().await
+    }
+
+    async fn start_consumer(&mut self) -> Result<()> {
+        self.consumer.process.start_again()?;
+        self.consumer.wait_ready().await
+    }
+
+    /// Waits until the consumer has told the end of a life in this way, for the first time; returns its figures.
+    async fn expect(&self, end: &str, said: &str) -> Result<Samples> {
+        let lives = "consumer_producer_lives_total";
+        wait_until(PATIENCE, "the end of a life is told", async || {
+            Ok(self.consumer.metrics().await?.count(lives, &[]) == 1)
+        })
+        .await?;
+        let metrics = self.consumer.metrics().await?;
+        let words = self.consumer.process.last_lines(100);
+        ensure!(metrics.count(lives, &[("end", end)]) == 1, "{words}");
+        ensure!(words.contains(said), "{said}:\n{words}");
+        Ok(metrics)
+    }
+
+    /// The consumer goes on with the life that runs.
+    async fn goes_on(&self) -> Result<()> {
+        self.producer.accept("alice", 2, "last").await?;
+        let known = json!({"1": "first", "2": "last"});
+        self.consumer.wait_known("alice", known).await
+    }
+
+    /// The one file in the folder of the record.
+    fn record(folder: &Path) -> Result<std::path::PathBuf> {
+        let mut files = fs::read_dir(folder)?;
+        let file = files.next().context("no record")??;
+        ensure!(files.next().is_none(), "more than one file");
+        Ok(file.path())
+    }
+}
+
+#[tokio::test]
+async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    let mut between = CutConnection::to(producer.grpc.trim_start_matches("http://")).await?;
+    let store = embedded(&folder.path().join("store"));
+    let url = between.url();
+    let mut consumer = Consumer::spawn(&folder, "node", &[&url], &store, &[]).await?;
+    consumer.wait_ready().await?;
+
+    let plan = producer.ordered_load(51, 3_000, 1_000_000)?;
+    let stop = CancellationToken::new();
+    let crash = async {
+        let appended = async |cookies: u64| {
+            wait_until(PATIENCE, "some are accepted", async || {
+                Ok(producer.appended().await? >= cookies)
+            })
+            .await
+        };
+        appended(1_500).await?;
+        between.cut().await;
+        consumer.wait_not_ready("no producer is connected").await?;
+        let accepted = producer.appended().await?;
+        appended(accepted + 1_500).await?;
+        producer.process.kill()?;
+        stop.cancel();
+        anyhow::Ok(())
+    };
+    let (outcome, crashed) = tokio::join!(load::run(&plan, &stop), crash);
+    crashed?;
+    let outcome = outcome?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    between.mend().await?;
+    consumer.wait_ready().await?;
+    wait_until(PATIENCE, "the end is told", async || {
+        Ok(consumer.metrics().await?.count(names::UNKNOWN_TAILS, &[]) == 1)
+    })
+    .await?;
+
+    // When this is stored, all that was received before it is counted.
+    producer.accept("bob", 1, "next-life").await?;
+    consumer
+        .wait_known("bob", json!({"1": "next-life"}))
+        .await?;
+    let metrics = consumer.metrics().await?;
+    let received = metrics.count(names::RECEIVED, &[]) - 1;
+    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
+    let words = consumer.process.last_lines(100);
+    // Accepted is what was answered; the producer may have had any part of what was sent.
+    let (least, most) = (outcome.accepted - received, outcome.sent - received);
+    ensure!(
+        least >= 1_000,
+        "nothing to be judged: {}",
+        outcome.summary()
+    );
+    ensure!(
+        (least..=most + producer::lives::AHEAD_COOKIES).contains(&bound),
+        "{least} to {most} are lost, at most {bound} are said to be:\n{words}"
+    );
+    let said = "unknown tail: at most so many cookies after this sequence are lost";
+    ensure!(words.contains(said), "{words}");
+    ensure!(words.contains(&format!("cookies_max={bound}")), "{words}");
+    let until = "what it has after this sequence is unknown until it is back";
+    ensure!(words.contains(until), "{words}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_stopped_producer_had_for_a_consumer_that_was_away_is_counted_exactly() -> Result<()>
+{
+    let mut pair = Pair::start(&[]).await?;
+    pair.stop_consumer().await?;
+    pair.producer.accept_numbers(1..=50).await?;
+    pair.stop_producer().await?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair
+        .expect(
+            "lost",
+            "exactly so many cookies after this sequence are lost",
+        )
+        .await?;
+    let reason = [("reason", "producer_ended")];
+    assert_eq!(metrics.count(names::LOST, &reason), 50);
+    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 0);
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn goodbye_proves_also_to_a_consumer_that_was_restarted_since() -> Result<()> {
+    let mut pair = Pair::start(&[]).await?;
+    pair.stop_producer().await?;
+    wait_until(PATIENCE, "the goodbye is stored", async || {
+        let metrics = pair.consumer.metrics().await?;
+        Ok(metrics.count("consumer_producer_goodbyes_total", &[]) == 1)
+    })
+    .await?;
+    pair.stop_consumer().await?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair
+        .expect("proved", "producer was restarted, nothing was lost")
+        .await?;
+    assert_eq!(metrics.count(names::LOST, &[]), 0);
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn lives_that_were_missed_wholly_are_counted() -> Result<()> {
+    let mut pair = Pair::start(&[]).await?;
+    pair.stop_consumer().await?;
+    pair.producer.accept_numbers(1..=20).await?;
+    pair.kill_idle_producer(21).await?;
+    pair.start_producer().await?;
+    pair.producer.accept_numbers(21..=50).await?;
+    pair.stop_producer().await?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair.expect("bounded", "cookies_max=50").await?;
+    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
+    assert_eq!((bound, metrics.count(names::UNKNOWN_TAILS, &[])), (50, 1));
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
+    let state = TempDir::new()?;
+    let flag = state.path().display().to_string();
+    let mut pair = Pair::start(&["--state", &flag]).await?;
+    pair.producer.process.kill()?;
+    fs::write(Pair::record(state.path())?, "garbage")?;
+    pair.start_producer().await?;
+    let metrics = pair
+        .expect("unknown", "unknown tail: no bound is known")
+        .await?;
+    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 1);
+    assert_eq!(metrics.count("consumer_unknown_tail_cookies_total", &[]), 0);
+    // The new life is recorded again.
+    pair.stop_producer().await?;
+    pair.start_producer().await?;
+    wait_until(PATIENCE, "the next end is proved", async || {
+        let metrics = pair.consumer.metrics().await?;
+        Ok(metrics.count("consumer_producer_lives_total", &[("end", "proved")]) == 1)
+    })
+    .await?;
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn producer_without_a_record_works_and_says_so() -> Result<()> {
+    let nowhere = ["--state", "/nonexistent/folder"];
+    let mut pair = Pair::start(&nowhere).await?;
+    let words = pair.producer.process.last_lines(100);
+    ensure!(
+        words.contains("no record of this producer's lives is kept"),
+        "{words}"
+    );
+    let recorded = async |producer: &Producer| {
+        let metrics = producer.metrics().await?;
+        anyhow::Ok(metrics.count("producer_lives_recorded", &[]))
+    };
+    assert_eq!(recorded(&pair.producer).await?, 0);
+    pair.producer.process.kill()?;
+    pair.start_producer().await?;
+    pair.expect("unknown", "unknown tail: no bound is known")
+        .await?;
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
+    let folder = TempDir::new()?;
+    let state = folder.path().join("state");
+    fs::create_dir(&state)?;
+    let state = state.display().to_string();
+    let flags = ["--id", "p", "--state", &state];
+    let first = Producer::start(&folder, &flags).await?;
+    let second = Producer::start_at(&folder, &Addresses::free()?, &flags).await?;
+    let words = second.process.last_lines(100);
+    ensure!(
+        words.contains("another process of this name keeps it"),
+        "{words}"
+    );
+    let recorded = "producer_lives_recorded";
+    assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
+    assert_eq!(second.metrics().await?.count(recorded, &[]), 0);
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! Producers that are restarted one after the other behind a load balancer, while requests come: no client is told of it,
+//! nothing that was accepted is lost, and the consumers prove that.
+//!
+//! The load balancer is haproxy with `deploy/haproxy.cfg`, only its addresses changed. `ROLLING_RATE` is the requests a second;
+//! without it the rate is one that a debug build on a busy machine holds.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use bench::{
+    load::{self, Fate, History, Profile},
+    programs::{Process, free_address},
+    scrape::names,
+    verify::{Check, MayBeLost, Requests, Sending, Sent, Source, embedded as verify_embedded},
+};
+use tempfile::TempDir;
+use tokio::{net::TcpStream, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{
+    Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until,
+};
+
+/// As shipped.
+const CONFIG: &str = include_str!("../../../deploy/haproxy.cfg");
+
+/// As the configuration says to.
+const FLAGS: [&str; 2] = ["--drain-delay", "3s"];
+
+/// Everything that was accepted must be there.
+const NOTHING_LOST: MayBeLost<'static> = &|_, _| false;
+
+const RATE: u64 = 1_000;
+
+/// Where Debian puts it, for a PATH without the administrator's programs.
+const PLACES: [&str; 2] = ["/usr/sbin/haproxy", "/usr/local/sbin/haproxy"];
+
+/// A request that was answered with an error may have been accepted: by the producer whose answer did not come through.
+struct MayBe(History);
+
+impl Requests for MayBe {
+    fn sent(&self) -> u64 {
+        self.0.sent()
+    }
+    fn fate(&self, number: u64) -> Sending {
+        match self.0.fate(number) {
+            Fate::Accepted => Sending::Accepted,
+            Fate::Refused | Fate::Unknown => Sending::Unknown,
+            Fate::NotSent => Sending::Not,
+        }
+    }
+    fn sent_after(&self, number: u64) -> Instant {
+        self.0.sent_after(number)
+    }
+    fn answered_before(&self, number: u64) -> Instant {
+        self.0.answered_before(number)
+    }
+}
+
+/// The shipped configuration for these producers.
+fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
+    let mut text = CONFIG.to_owned();
+    let mut replace = |from: &str, to: &str| {
+        ensure!(text.contains(from), "{from:?} is not in the configuration");
+        text = text.replace(from, to);
+        anyhow::Ok(())
+    };
+    replace("bind :8080", &format!("bind {address}"))?;
+    for (number, producer) in (1..).zip(producers) {
+        let port = producer.admin.rsplit(':').next().unwrap_or_default();
+        replace(
+            &format!("producer-{number}:8080 port 9090"),
+            &format!("{} port {port}", producer.http),
+        )?;
+    }
+    Ok(text)
+}
+
+/// haproxy in front of the producers, and its address; `None` where there is none.
+async fn balance(folder: &TempDir, producers: [&Producer; 2]) -> Result<Option<(Process, String)>> {
+    let Some(program) = PLACES
+        .into_iter()
+        .map(Path::new)
+        .find(|path| path.is_file())
+    else {
+        return Ok(None);
+    };
+    let address = free_address()?.to_string();
+    let file = folder.path().join("haproxy.cfg");
+    std::fs::write(&file, configuration(&address, producers)?)?;
+    let args = [
+        "-db".to_owned(),
+        "-f".to_owned(),
+        file.display().to_string(),
+    ];
+    let log = folder.path().join("haproxy.log");
+    let mut process = Process::start("haproxy", program, &args, &log)?;
+    wait_until(PATIENCE, "haproxy listens", async || {
+        Ok(TcpStream::connect(&address).await.is_ok())
+    })
+    .await?;
+    process.check()?;
+    Ok(Some((process, address)))
+}
+
+/// Stops the producer in an orderly way and starts it again.
+async fn restart(producer: &mut Producer) -> Result<()> {
+    let (delay, drain) = (Duration::from_secs(3), DRAIN_PATIENCE);
+    let status = producer.process.stop(delay + drain).await?;
+    expect_exit(&producer.process, status, 0)?;
+    producer.process.start_again()?;
+    producer.wait_ready().await
+}
+
+async fn wait_received(consumer: &Consumer, cookies: u64) -> Result<()> {
+    let what = format!("{} has {cookies} cookies", consumer.admin);
+    wait_until(PATIENCE, &what, async || {
+        Ok(consumer.metrics().await?.count(names::RECEIVED, &[]) >= cookies)
+    })
+    .await
+}
+
+/// What a consumer must say after two orderly restarts.
+async fn expect_proof(consumer: &Consumer) -> Result<()> {
+    let metrics = consumer.metrics().await?;
+    let lives = |end| metrics.count("consumer_producer_lives_total", &[("end", end)]);
+    let words = consumer.process.last_lines(200);
+    ensure!(
+        lives("proved") == 2 && lives("lost") + lives("bounded") + lives("unknown") == 0,
+        "{words}"
+    );
+    ensure!(
+        metrics.count("consumer_producer_goodbyes_total", &[]) == 2,
+        "{words}"
+    );
+    ensure!(metrics.count(names::LOST, &[]) == 0, "{words}");
+    for said in [
+        "producer said goodbye and all it sent is stored",
+        "producer was restarted, nothing was lost",
+    ] {
+        ensure!(words.matches(said).count() == 2, "{said}:\n{words}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut one = Producer::start(&folder, &FLAGS).await?;
+    let mut other = Producer::start(&folder, &FLAGS).await?;
+    let Some((mut haproxy, address)) = balance(&folder, [&one, &other]).await? else {
+        eprintln!("not tried: there is no haproxy here");
+        return Ok(());
+    };
+    let stores = ["a", "b"].map(|name| folder.path().join(name));
+    let mut consumers = Vec::new();
+    for (name, store) in ["node-a", "node-b"].into_iter().zip(&stores) {
+        let store = embedded(store);
+        consumers.push(Consumer::start(&folder, name, &[&one, &other], &store, &[]).await?);
+    }
+
+    let rate = std::env::var("ROLLING_RATE").map_or(Ok(RATE), |rate| rate.parse())?;
+    let plan = load::Plan {
+        urls: vec![format!("http://{address}/").parse()?],
+        connections: 8.try_into()?,
+        schedule: Some(Profile::constant(rate.try_into().context("a rate")?)),
+        keeps_history: true,
+        ..one.load(41)?
+    };
+    let stop = CancellationToken::new();
+    let rolling = async {
+        wait_until(PATIENCE, "both producers take requests", async || {
+            Ok(one.appended().await? > 500 && other.appended().await? > 500)
+        })
+        .await?;
+        restart(&mut one).await?;
+        wait_until(PATIENCE, "the first takes requests again", async || {
+            Ok(one.appended().await? > 500)
+        })
+        .await?;
+        restart(&mut other).await?;
+        wait_until(PATIENCE, "the second takes requests again", async || {
+            Ok(other.appended().await? > 500)
+        })
+        .await?;
+        anyhow::Ok(())
+    };
+    let rolling = async {
+        let rolled = rolling.await;
+        stop.cancel();
+        rolled
+    };
+    let (outcome, rolled) = tokio::join!(load::run(&plan, &stop), rolling);
+    rolled.with_context(|| haproxy.last_lines(20))?;
+    let outcome = outcome?;
+    haproxy.check()?;
+    eprintln!("{}", outcome.summary());
+    ensure!(outcome.errors.total == 0, "{}", outcome.summary());
+
+    for consumer in &mut consumers {
+        wait_received(consumer, outcome.accepted).await?;
+        expect_proof(consumer).await?;
+        let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+        expect_exit(&consumer.process, status, 0)?;
+    }
+    let source = |history: History| Source {
+        traffic: plan.traffic.clone(),
+        connection: history.connection(),
+        producer: 0,
+        requests: Box::new(MayBe(history)),
+    };
+    let sent = Sent::new(outcome.histories.into_iter().map(source).collect())?;
+    for store in &stores {
+        let check = Check::new("a store", &sent, NOTHING_LOST);
+        let verdict = verify_embedded(store, check, |_| ()).await?;
+        ensure!(verdict.is_faultless(), "{}", verdict.line());
+        ensure!(verdict.right >= outcome.accepted, "{}", verdict.line());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn producer_that_is_to_stop_first_sends_its_clients_elsewhere() -> Result<()> {
+    let folder = TempDir::new()?;
+    // Longer than this test waits for anything.
+    let mut producer = Producer::start(&folder, &["--drain-delay", "1h"]).await?;
+    producer.process.signal(rustix::process::Signal::TERM)?;
+    wait_until(PATIENCE, "it says that it is not ready", async || {
+        let answer = bench::admin::get(&producer.admin, "/readyz").await?;
+        Ok(answer.status == 503)
+    })
+    .await?;
+    let mut connection = crate::http_client::HttpConnection::open(&producer.http).await?;
+    let request = crate::harness::request("alice", 17, "a-1");
+    connection.send(request.as_bytes()).await?;
+    let answer = connection.answer().await?;
+    assert_eq!(answer.status, 200, "it still takes requests");
+    assert!(answer.closes(), "{answer:?}");
+    connection.wait_ended().await?;
+    // A second signal does not wait.
+    producer.process.signal(rustix::process::Signal::TERM)?;
+    let status = producer.process.wait(DRAIN_PATIENCE).await?;
+    expect_exit(&producer.process, status, 130)
+}

@@ -1,0 +1,190 @@
+//! What is known of how a producer's life ended for this consumer, once its next life answers.
+//!
+//! # What proves what
+//!
+//! A goodbye, received after everything before it, proves that nothing of that life follows the cursor. The next life's
+//! `Hello.tail` speaks of the rest of that life *and* of lives in between that this consumer never saw; 0 proves that
+//! there is nothing, also after a crash. Both speak of what follows the cursor. What lies before it was received or
+//! declared a gap, so "nothing was lost" needs that no gap was seen; and it is said only of the sequences that this process has
+//! watched: of what a process before it saw, only that process could tell.
+//!
+//! It is said when everything was *received*. Cookies are stored in the order of their coming, and before the cursor of the next life;
+//! should this process die before that, the next one stands where the store does, and tells of the same end by that.
+
+use cookiesync::v1::Tail;
+
+use crate::{batch::Cursor, metrics};
+
+/// What a process saw of one life of a producer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watched {
+    /// The life.
+    pub epoch: u64,
+    /// The first sequence that it watched.
+    pub from: u64,
+    /// Cookies from there on that it will not get, by gaps.
+    pub lost_in_gaps: u64,
+}
+
+impl Watched {
+    /// Nothing yet, of a life from `from` on.
+    #[must_use]
+    pub fn since(epoch: u64, from: u64) -> Self {
+        Self {
+            epoch,
+            from,
+            lost_in_gaps: 0,
+        }
+    }
+}
+
+/// What is known to be missing at the end of a life, and of lives since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing.
+    Nothing,
+    /// Nothing of the life that said goodbye; whether there were others since is not known.
+    NothingOfIt,
+    /// So many cookies.
+    Exactly(u64),
+    /// Not more than so many.
+    AtMost(u64),
+    /// Nothing is known.
+    Unknown,
+}
+
+/// Judges by where the consumer stood, and by what the next life says.
+#[must_use]
+pub fn missing(before: &Cursor, tail: Option<Tail>) -> Missing {
+    match tail {
+        Some(Tail { cookies_max: 0, .. }) => Missing::Nothing,
+        Some(Tail {
+            cookies_max,
+            exact: true,
+        }) => Missing::Exactly(cookies_max),
+        Some(Tail { cookies_max, .. }) => Missing::AtMost(cookies_max),
+        None if before.complete => Missing::NothingOfIt,
+        None => Missing::Unknown,
+    }
+}
+
+/// Says and counts how the life ended that came before the one that has answered.
+pub fn say(metrics: &metrics::Subscription, before: &Cursor, tail: Option<Tail>, seen: Watched) {
+    let (producer, epoch, sequence) = (&*before.producer, before.epoch, before.sequence);
+    let (watched_from, lost_in_gaps) = (seen.from, seen.lost_in_gaps);
+    match missing(before, tail) {
+        Missing::Nothing | Missing::NothingOfIt if lost_in_gaps > 0 => {
+            metrics.lives_lost.inc();
+            tracing::warn!(
+                producer,
+                epoch,
+                sequence,
+                watched_from,
+                lost_in_gaps,
+                "producer was restarted: nothing was lost at its end, but some in gaps"
+            );
+        }
+        Missing::Nothing => {
+            metrics.lives_proved.inc();
+            tracing::info!(
+                producer,
+                epoch,
+                sequence,
+                watched_from,
+                "producer was restarted, nothing was lost"
+            );
+        }
+        Missing::NothingOfIt => {
+            metrics.lives_proved.inc();
+            tracing::info!(
+                producer,
+                epoch,
+                sequence,
+                watched_from,
+                "producer was restarted after a goodbye, nothing of that life was lost; whether there was another since is not known"
+            );
+        }
+        Missing::Exactly(lost) => {
+            metrics.lives_lost.inc();
+            metrics.lost_producer_ended.inc_by(lost);
+            tracing::warn!(
+                producer,
+                epoch,
+                sequence,
+                watched_from,
+                lost_in_gaps,
+                lost,
+                "producer was restarted: exactly so many cookies after this sequence are lost"
+            );
+        }
+        Missing::AtMost(cookies_max) => {
+            metrics.lives_bounded.inc();
+            metrics.unknown_tails.inc();
+            metrics.unknown_tail_cookies.inc_by(cookies_max);
+            tracing::warn!(
+                producer,
+                epoch,
+                sequence,
+                watched_from,
+                lost_in_gaps,
+                cookies_max,
+                "producer was restarted without a goodbye, unknown tail: at most so many cookies after this sequence are lost"
+            );
+        }
+        Missing::Unknown => {
+            metrics.lives_unknown.inc();
+            metrics.unknown_tails.inc();
+            tracing::warn!(
+                producer,
+                epoch,
+                sequence,
+                watched_from,
+                lost_in_gaps,
+                "producer was restarted without a goodbye, unknown tail: no bound is known"
+            );
+        }
+    }
+}
+
+/// Says and counts that a producer that did not say goodbye is given up.
+pub fn say_never_back(metrics: &metrics::Subscription, stood: &Cursor) {
+    metrics.lives_unknown.inc();
+    metrics.unknown_tails.inc();
+    let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
+    tracing::warn!(
+        producer,
+        epoch,
+        sequence,
+        "producer never came back, unknown tail: no bound is known"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(complete: bool, tail: Option<(u64, bool)>, expected: Missing) {
+        let before = Cursor {
+            producer: "p".into(),
+            epoch: 1,
+            sequence: 9,
+            complete,
+        };
+        let tail = tail.map(|(cookies_max, exact)| Tail { cookies_max, exact });
+        assert_eq!(missing(&before, tail), expected, "{complete} {tail:?}");
+    }
+
+    #[test]
+    fn nothing_is_proved_by_a_goodbye_or_by_the_record_and_by_nothing_else() {
+        check(false, None, Missing::Unknown);
+        check(true, None, Missing::NothingOfIt);
+        for complete in [false, true] {
+            check(complete, Some((0, true)), Missing::Nothing);
+            check(complete, Some((0, false)), Missing::Nothing);
+            // After a goodbye: lives between that were missed wholly.
+            check(complete, Some((5, true)), Missing::Exactly(5));
+            check(complete, Some((5, false)), Missing::AtMost(5));
+        }
+    }
+}

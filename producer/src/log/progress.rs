@@ -1,0 +1,106 @@
+//! Where a log says how far it will get before it gets there, so that what remains of it after a crash is bounded.
+
+use std::fmt::Debug;
+
+use super::Sequence;
+
+/// Told of sequences before they are given out, under the log's lock: each call takes microseconds and never waits.
+pub trait Progress: Debug + Send {
+    /// Sequences up to `last` are about to be given out. Returns up to which sequence it need not be asked again, at
+    /// least `last`.
+    fn reserve(&mut self, last: Sequence) -> Sequence;
+
+    /// `last` is the last that was given out, for now. Returns the same as [`reserve`](Self::reserve).
+    fn settle(&mut self, last: Sequence) -> Sequence;
+
+    /// `last` is the last for ever.
+    fn end(&mut self, last: Sequence);
+
+    /// Called after the [end](Self::end) without the lock: may take a while.
+    fn close(self: Box<Self>);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicU64, Ordering},
+        },
+        time::{Duration, Instant},
+    };
+
+    use cookiesync::wire::CookieRef;
+
+    use super::{
+        super::{Burst, Config, Log},
+        *,
+    };
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// What it was told last, for all who look.
+    #[derive(Debug, Default, Clone)]
+    struct Told {
+        last: Arc<AtomicU64>,
+        is_closed: Arc<AtomicBool>,
+    }
+
+    impl Told {
+        fn last(&self) -> Sequence {
+            self.last.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Progress for Told {
+        fn reserve(&mut self, last: Sequence) -> Sequence {
+            assert!(last > self.last(), "asked without need");
+            self.last.store(last + 100, Ordering::Relaxed);
+            last + 100
+        }
+        fn settle(&mut self, last: Sequence) -> Sequence {
+            self.last.store(last, Ordering::Relaxed);
+            last
+        }
+        fn end(&mut self, last: Sequence) {
+            self.last.store(last, Ordering::Relaxed);
+        }
+        fn close(self: Box<Self>) {
+            self.is_closed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn no_sequence_is_given_out_before_it_was_told_and_an_idle_log_tells_its_end() {
+        let told = Told::default();
+        let config = Config {
+            epoch: 1,
+            bytes_max: 1 << 20,
+            chunk_bytes: 4096,
+            chunk_age: HOUR,
+            idle_after: HOUR,
+        };
+        let log = Log::with_progress(config, Some(Box::new(told.clone())));
+        for round in 1..=2_000_u64 {
+            let mut burst = Burst::default();
+            for _ in 0..=round % 7 {
+                burst.push(&CookieRef {
+                    user_id: "u",
+                    dsp_id: 1,
+                    buyer_uid: "b",
+                });
+            }
+            log.append(&mut burst).unwrap();
+            let appended = log.stats().appended;
+            assert!((appended..=appended + 100).contains(&told.last()));
+            if round % 50 == 0 {
+                log.seal_due(Instant::now() + 3 * HOUR);
+                assert_eq!(told.last(), appended);
+            }
+        }
+        let appended = log.stats().appended;
+        log.close();
+        assert_eq!(told.last(), appended);
+        assert!(told.is_closed.load(Ordering::Relaxed));
+    }
+}
