@@ -20,7 +20,7 @@ use crate::{
     log::{self, Log},
     metrics,
     server::Server,
-    streams::{self, Streams, subscribers::Subscribers},
+    streams::{self, Streams, pinned::Pinned, subscribers::Subscribers},
 };
 
 /// How often queues of departed subscribers are looked for.
@@ -133,8 +133,9 @@ impl App {
                 rewind_bytes: config.rewind_bytes,
                 lives,
             },
+            Pinned::register(&registry, config.pinned_bytes_max as u64)?,
         );
-        let server = Server::new(streams).await?;
+        let server = Server::new(streams, &registry).await?;
         let app = Self {
             addresses,
             log,

@@ -142,6 +142,15 @@ pub struct Args {
     )]
     rewind_bytes: String,
 
+    /// Most bytes that the connections of subscribers may hold, beside the log, before the worst are cut off
+    #[arg(
+        long,
+        value_name = "BYTES",
+        env = "PRODUCER_PINNED_BYTES",
+        default_value = "256MiB"
+    )]
+    pinned_bytes: String,
+
     /// How long a stream is silent before it says that it lives, at most 10s
     #[arg(
         long,
@@ -284,6 +293,8 @@ pub struct Config {
     pub subscribers_max: usize,
     /// How far back a subscriber without a cursor resumes.
     pub rewind_bytes: usize,
+    /// Most bytes that the connections of subscribers may hold, each stream counted in full.
+    pub pinned_bytes_max: usize,
     /// Time between heartbeats of a silent stream.
     pub heartbeat: Duration,
     /// Longest ids.
@@ -344,6 +355,12 @@ impl Args {
             ),
             subscribers_max: number(m, "--subscribers", &self.subscribers, (1, 1_000_000)),
             rewind_bytes: size(m, "--rewind-bytes", &self.rewind_bytes, (0, usize::MAX)),
+            pinned_bytes_max: size(
+                m,
+                "--pinned-bytes",
+                &self.pinned_bytes,
+                (64 << 10, usize::MAX),
+            ),
             heartbeat: time_within(
                 m,
                 "--heartbeat",
@@ -424,6 +441,7 @@ mod tests {
         assert_eq!(config.log_bytes_max, 1 << 30);
         assert_eq!(config.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
         assert_eq!(config.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
+        assert_eq!(config.pinned_bytes_max, 256 << 20);
         assert_eq!(config.subscriber_retention, Duration::from_secs(60));
         assert_eq!(config.drain_timeout, Duration::from_secs(10));
         assert_eq!(config.http_limits.connections_per_address_max, None);
@@ -451,6 +469,7 @@ mod tests {
             "--chunk-age=0s",
             "--user-id-bytes=65",
             "--queue-cookies=-1",
+            "--pinned-bytes=63KiB",
             "--heartbeat=11s",
             "--http-connections-per-address=0",
             "--grpc-connections-per-address=many",

@@ -331,5 +331,6 @@ pub async fn keep_time(log: Log) {
     }
 }
 
-#[cfg(all(test, not(interleavings)))]
+#[cfg(test)]
+#[cfg(not(interleavings))]
 pub(crate) mod tests;

@@ -211,6 +211,18 @@ fn of_subscribers(queues: &[Snapshot], stats: &Stats) -> Vec<MetricFamily> {
             &|queue| queue.totals.streams,
         ),
         each(
+            "producer_subscriber_pinned_bytes",
+            "Bytes handed to the subscriber's streams that their connections have not let go.",
+            gauge,
+            &|queue| queue.pinned_bytes,
+        ),
+        each(
+            "producer_subscriber_cut_total",
+            "Streams of the subscriber cut off because all streams together held too much.",
+            counter,
+            &|queue| queue.cuts,
+        ),
+        each(
             "producer_subscriber_lag_cookies",
             "Sealed cookies the subscriber's stream has not taken yet.",
             gauge,

@@ -9,6 +9,7 @@
 
 mod body;
 mod get_cookies;
+pub mod pinned;
 mod subscribe;
 pub mod subscribers;
 
@@ -36,6 +37,7 @@ use tower::Service;
 use self::{
     body::{Form, Session, StreamBody},
     get_cookies::CookieMessages,
+    pinned::Pinned,
     subscribers::{Lease, Subscribers, TooManySubscribers},
 };
 use crate::{lives::Lives, log::Log};
@@ -51,6 +53,7 @@ struct Inner {
     log: Log,
     subscribers: Subscribers,
     config: Config,
+    pinned: Pinned,
     cookie_messages: Arc<CookieMessages>,
 }
 
@@ -69,14 +72,15 @@ pub struct Config {
 }
 
 impl Streams {
-    /// Streams out of `log`.
+    /// Streams out of `log`, whose connections hold no more than `pinned` allows.
     #[must_use]
-    pub fn new(log: Log, subscribers: Subscribers, config: Config) -> Self {
+    pub fn new(log: Log, subscribers: Subscribers, config: Config, pinned: Pinned) -> Self {
         Self {
             inner: Arc::new(Inner {
                 log,
                 subscribers,
                 config,
+                pinned,
                 cookie_messages: Arc::default(),
             }),
         }
@@ -101,7 +105,8 @@ impl Inner {
     fn session(&self, lease: Lease, position: u64, catching_up: bool, form: Form) -> Session {
         let queue_cookies_max = self.config.queue_cookies_max;
         let reader = self.log.reader(position, queue_cookies_max, catching_up);
-        Session::new(lease, reader, form)
+        let hold = self.pinned.open(lease.pinned());
+        Session::new(lease, reader, form, hold)
     }
 }
 
@@ -123,7 +128,9 @@ impl Service<Request<Body>> for Streams {
         Box::pin(async move {
             Ok(match streams.open(request).await {
                 Ok(body) => {
+                    let hold = body.hold();
                     let mut response = Response::new(Body::new(body));
+                    response.extensions_mut().insert(hold);
                     response.headers_mut().insert(
                         header::CONTENT_TYPE,
                         HeaderValue::from_static("application/grpc"),

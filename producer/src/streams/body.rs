@@ -16,7 +16,7 @@ use http_body::{Body, Frame};
 use tokio_util::sync::ReusableBoxFuture;
 use tonic::Status;
 
-use super::{get_cookies::CookieMessages, subscribers::Lease};
+use super::{get_cookies::CookieMessages, pinned::Hold, subscribers::Lease};
 use crate::log::{Delivery, GapReason, Reader};
 
 /// How a stream shows what it delivers.
@@ -34,6 +34,7 @@ pub(super) struct Session {
     lease: Lease,
     reader: Reader,
     form: Form,
+    hold: Arc<Hold>,
 }
 
 /// What the body does next.
@@ -45,11 +46,12 @@ enum Step {
 }
 
 impl Session {
-    pub(super) fn new(lease: Lease, reader: Reader, form: Form) -> Self {
+    pub(super) fn new(lease: Lease, reader: Reader, form: Form, hold: Arc<Hold>) -> Self {
         Self {
             lease,
             reader,
             form,
+            hold,
         }
     }
 
@@ -116,6 +118,7 @@ fn event_message(delivery: &Delivery) -> Bytes {
 /// The response body of one stream.
 pub(super) struct StreamBody {
     state: State,
+    hold: Arc<Hold>,
     /// Reused for every delivery: no allocation for each.
     step: ReusableBoxFuture<'static, (Session, Step)>,
 }
@@ -136,8 +139,14 @@ impl StreamBody {
         };
         Self {
             state,
+            hold: Arc::clone(&session.hold),
             step: ReusableBoxFuture::new(session.step()),
         }
+    }
+
+    /// Counts what its connection holds of it.
+    pub(super) fn hold(&self) -> Arc<Hold> {
+        Arc::clone(&self.hold)
     }
 }
 

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::account::Account;
 pub use self::account::Totals;
+use super::pinned;
 use crate::log::{Delivery, Sequence};
 
 /// Which call a stream came by. A name is its own queue for each call, so that a program that reads
@@ -65,6 +66,7 @@ struct Shared {
 #[derive(Debug)]
 struct Queue {
     state: Mutex<State>,
+    pinned: Arc<pinned::Account>,
 }
 
 /// All of a queue, under its lock.
@@ -97,6 +99,10 @@ pub struct Snapshot {
     pub high_water: Sequence,
     /// What it counts.
     pub totals: Totals,
+    /// Bytes handed to its streams that their connections have not let go.
+    pub pinned_bytes: u64,
+    /// Streams cut off for what their connections held.
+    pub cuts: u64,
 }
 
 impl Snapshot {
@@ -166,7 +172,11 @@ impl Subscribers {
                 if queues.len() >= self.shared.subscribers_max {
                     forget_longest_ended(&mut queues)?;
                 }
-                let queue = Arc::new(Queue::new(connection, began));
+                let queue = Arc::new(Queue::new(
+                    pinned::Account::new(call, name),
+                    connection,
+                    began,
+                ));
                 queues.insert(key, Arc::clone(&queue));
                 queue
             }
@@ -221,7 +231,7 @@ fn forget_longest_ended(
 }
 
 impl Queue {
-    fn new(connection: Connection, began: Sequence) -> Self {
+    fn new(pinned: pinned::Account, connection: Connection, began: Sequence) -> Self {
         let mut account = Account::new(began);
         account.begin(began);
         Self {
@@ -229,6 +239,7 @@ impl Queue {
                 connection,
                 account,
             }),
+            pinned: Arc::new(pinned),
         }
     }
 
@@ -261,6 +272,8 @@ impl Queue {
             joined: state.account.joined(),
             high_water: state.account.high_water(),
             totals: state.account.totals,
+            pinned_bytes: self.pinned.bytes(),
+            cuts: self.pinned.cuts(),
         }
     }
 }
@@ -276,6 +289,11 @@ impl Lease {
     /// Waits until another stream of the same name has taken the queue.
     pub async fn superseded(&self) {
         self.superseded.cancelled().await;
+    }
+
+    /// Where what the queue's streams hold is counted.
+    pub(super) fn pinned(&self) -> &Arc<pinned::Account> {
+        &self.queue.pinned
     }
 
     /// Notes what was taken out of the log, and how many `bytes` it is on the wire.

@@ -11,14 +11,18 @@ use bytes::{BufMut, Bytes, BytesMut};
 use cookiesync::{v1, wire::CookieRef};
 use http::Request;
 use http_body_util::Full;
+use prometheus::Registry;
 use proptest::prelude::*;
 use prost::Message;
 use tonic::{Code, Status, body::Body};
 use tower::Service;
 
 use self::client::{Client, Reads};
-use super::{Config, Streams, subscribers::Subscribers};
-use crate::log::{self, Burst, Log, tests::seal};
+use super::{Config, Streams, pinned::Pinned, subscribers::Subscribers};
+use crate::{
+    lives::{self, State},
+    log::{self, Burst, Log, tests::seal},
+};
 
 /// What a model's log and queues may hold.
 #[derive(Debug, Clone, Copy)]
@@ -48,14 +52,18 @@ impl Life {
             idle_after: Duration::from_secs(3600),
         });
         let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
+        let registry = Registry::new();
+        let (lives, _) = lives::begin(&State::Off, "producer", epoch, &registry).unwrap();
         let config = Config {
             producer_id: "producer".to_owned(),
             queue_cookies_max: bounds.queue_cookies_max,
             rewind_bytes: bounds.rewind_bytes,
+            lives,
         };
+        let pinned = Pinned::register(&registry, u64::MAX).unwrap();
         Self {
             epoch,
-            streams: Streams::new(log.clone(), subscribers, config),
+            streams: Streams::new(log.clone(), subscribers, config, pinned),
             log,
             bounds,
             appended: Vec::new(),
@@ -228,6 +236,6 @@ fn call_without_a_message_or_with_a_torn_one_is_refused() {
         assert_eq!(status.code(), Code::InvalidArgument, "{torn:?} {status}");
     }
     let empty = v1::SubscribeRequest::default();
-    let status = life.call("Subscribe", &empty).err().expect("refused");
+    let status = life.call("Subscribe", &empty).expect_err("refused");
     assert_eq!(status.code(), Code::InvalidArgument);
 }

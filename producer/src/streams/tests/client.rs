@@ -131,7 +131,7 @@ impl Client {
     pub(super) fn join_from_the_future(&mut self, life: &Life) {
         let own = self.cursor.replace((life.epoch, life.log.span().next));
         let refused = life.call("Subscribe", &self.request(true, false));
-        let status = refused.err().expect("it is refused");
+        let status = refused.expect_err("it is refused");
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
         self.cursor = own;
     }

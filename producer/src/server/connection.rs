@@ -1,0 +1,181 @@
+//! One HTTP/2 connection: its calls, its signs of life, and its orderly end.
+//!
+//! h2 is used directly. hyper would take a message out of the log before HTTP/2 has room for it, and would not ask a
+//! stalled response for anything until there is: such a stream could be ended neither by a status nor by a reset, and
+//! what it holds could not be counted.
+
+use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
+
+use cookiesync::process::listen::{Activity, ByteStream};
+use h2::{Ping, PingPong, Reason, RecvStream, server};
+use http::Request;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    call::{self, Surroundings},
+    pipe::Data,
+    rates::ConnectionCalls,
+};
+use crate::security::guard::Guarded;
+
+/// Bytes in one stream's send buffer at which no further chunk is taken from the log: enough for the kernel never
+/// to wait. A stream whose client has closed its window pins one chunk; one whose client's kernel takes nothing any more
+/// pins these, one chunk that exceeds them, and one that is half written: 384 KiB at the default chunk size, or 37 MiB for
+/// a hundred such streams.
+const SEND_BUFFER_BYTES: usize = 256 * 1024;
+
+/// Most calls at once on one connection.
+const CALLS_MAX: u32 = 64;
+
+/// Most bytes of a request's headers, and of what a client may send unasked: the largest request is read in steps.
+const HEADERS_BYTES_MAX: u32 = 16 * 1024;
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
+
+/// Calls that a client has reset before they were accepted, resets that it has made us send by breaking the protocol, and
+/// ended calls that are remembered for frames still on their way: beyond the first two numbers the connection is closed with
+/// `ENHANCE_YOUR_CALM`. Opening and resetting without end costs a client more than us.
+const RESETS_PENDING_MAX: usize = 20;
+const RESETS_FORCED_MAX: usize = 100;
+const RESETS_REMEMBERED_MAX: usize = 50;
+const RESET_REMEMBERED: Duration = Duration::from_secs(1);
+
+/// How long a connection may be silent before it is asked for a sign of life, and how long that may take. Longer
+/// than a reader may be stopped and still find its stream.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long a client may take to close its connection after its last call, when the producer drains. Closing
+/// first could destroy what is still on its way to the client: a kernel answers data on a closed connection with
+/// a reset.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+
+/// How long an HTTP/2 connection may take to end after it was told to. Its calls are over by then, and all they
+/// sent is in the kernel unless the client has stopped reading; such a client sees no `Goodbye`, and knows it.
+const GOAWAY_GRACE: Duration = Duration::from_millis(500);
+
+/// What a connection needs to answer calls.
+pub(super) struct Connection {
+    pub(super) routes: Guarded,
+    pub(super) calls: ConnectionCalls,
+    pub(super) activity: Arc<Activity>,
+    /// Where its calls run; the drain waits for them.
+    pub(super) tasks: TaskTracker,
+    pub(super) stopping: CancellationToken,
+}
+
+/// Why a connection is over.
+#[derive(Debug, thiserror::Error)]
+enum Over {
+    #[error(transparent)]
+    Broken(#[from] h2::Error),
+    #[error("no sign of life")]
+    Silent,
+    #[error("it did not end in time")]
+    Late,
+    #[error("it did not let go what was cut off")]
+    Stuck,
+}
+
+impl Connection {
+    /// Serves `stream` until the client closes it, or its calls are over and the producer drains.
+    pub(super) async fn run(self, stream: impl ByteStream) {
+        if let Err(error) = self.serve(stream).await {
+            tracing::debug!(%error, "gRPC connection ended");
+        }
+    }
+
+    async fn serve(mut self, stream: impl ByteStream) -> Result<(), Over> {
+        let (activity, stopping) = (Arc::clone(&self.activity), self.stopping.clone());
+        let mut closing = pin!(async {
+            stopping.cancelled().await;
+            activity.quiet().await;
+            sleep(CLOSE_GRACE).await;
+        });
+        let mut connection = tokio::select! {
+            biased;
+            connection = settings().handshake::<_, Data>(stream) => connection?,
+            () = &mut closing => return Ok(()),
+        };
+        let mut signs_of_life = pin!(signs_of_life(connection.ping_pong()));
+        let close = CancellationToken::new();
+        let mut closed = pin!(close.clone().cancelled_owned());
+        let mut end = pin!(sleep(Duration::MAX));
+        let mut is_ending = false;
+        loop {
+            tokio::select! {
+                biased;
+                call = connection.accept() => match call {
+                    Some(call) => {
+                        let (request, respond) = call?;
+                        self.accept(request, respond, &close);
+                        if self.calls.is_abused() && !is_ending {
+                            is_ending = true;
+                            connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                            end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
+                        }
+                    }
+                    None => return Ok(()),
+                },
+                () = &mut closed => return Err(Over::Stuck),
+                Err(over) = &mut signs_of_life => return Err(over),
+                () = &mut closing, if !is_ending => {
+                    is_ending = true;
+                    connection.graceful_shutdown();
+                    end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
+                }
+                () = &mut end => return Err(Over::Late),
+            }
+        }
+    }
+
+    fn accept(
+        &mut self,
+        request: Request<RecvStream>,
+        respond: server::SendResponse<Data>,
+        close: &CancellationToken,
+    ) {
+        let in_progress = self.activity.long_request();
+        if let Err(status) = self.calls.admit(Instant::now()) {
+            return call::refuse(respond, status);
+        }
+        let around = Surroundings {
+            routes: self.routes.clone(),
+            stopping: self.stopping.clone(),
+            close: close.clone(),
+        };
+        let running = call::run(request, respond, around, in_progress);
+        self.tasks.spawn(running);
+    }
+}
+
+fn settings() -> server::Builder {
+    let mut settings = server::Builder::new();
+    settings
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(HEADERS_BYTES_MAX)
+        .max_concurrent_streams(CALLS_MAX)
+        .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+        .max_local_error_reset_streams(Some(RESETS_FORCED_MAX))
+        .max_concurrent_reset_streams(RESETS_REMEMBERED_MAX)
+        .reset_stream_duration(RESET_REMEMBERED)
+        .max_send_buffer_size(SEND_BUFFER_BYTES);
+    settings
+}
+
+/// Asks for signs of life for as long as they come in time.
+async fn signs_of_life(pings: Option<PingPong>) -> Result<Infallible, Over> {
+    let Some(mut pings) = pings else {
+        unreachable!("nobody else has taken this connection's pings");
+    };
+    loop {
+        sleep(KEEP_ALIVE_INTERVAL).await;
+        match timeout(KEEP_ALIVE_TIMEOUT, pings.ping(Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(Over::Broken(error)),
+            Err(_) => return Err(Over::Silent),
+        }
+    }
+}

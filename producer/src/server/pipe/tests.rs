@@ -1,0 +1,176 @@
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use http::{HeaderMap, Request, Response};
+use http_body::Frame;
+use prometheus::Registry;
+use tokio::{io::DuplexStream, task::JoinSet};
+
+use super::*;
+use crate::streams::{
+    pinned::{Account, Pinned},
+    subscribers::Call,
+};
+
+const FRAME_BYTES: usize = 1_000;
+const FRAMES: usize = 20;
+/// Two frames and a half.
+const WINDOW_BYTES: u32 = 2_500;
+
+/// A body that tells how many frames were taken out of it.
+struct Counted {
+    frames: VecDeque<Frame<Bytes>>,
+    taken: Arc<AtomicUsize>,
+}
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = self.frames.pop_front();
+        self.taken
+            .fetch_add(usize::from(frame.is_some()), Ordering::Relaxed);
+        Poll::Ready(frame.map(Ok))
+    }
+}
+
+struct Scene {
+    taken: Arc<AtomicUsize>,
+    hold: Arc<Hold>,
+    /// What the client reads.
+    response: h2::RecvStream,
+    /// The connection's two ends.
+    tasks: JoinSet<()>,
+}
+
+impl Scene {
+    /// A response of [`FRAMES`] to a client that grants [`WINDOW_BYTES`] and reads nothing yet.
+    async fn begin() -> Self {
+        let taken = Arc::<AtomicUsize>::default();
+        let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
+        let hold = pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")));
+        let mut frames: VecDeque<_> = (0..FRAMES)
+            .map(|number| Frame::data(vec![u8::try_from(number).unwrap(); FRAME_BYTES].into()))
+            .collect();
+        frames.push_back(Frame::trailers(HeaderMap::new()));
+        let body = tonic::body::Body::new(Counted {
+            frames,
+            taken: Arc::clone(&taken),
+        });
+        let (client, server) = tokio::io::duplex(1 << 20);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve(server, body, Arc::clone(&hold)));
+        let (mut calls, connection) = h2::client::Builder::new()
+            .initial_window_size(WINDOW_BYTES)
+            .handshake::<_, Bytes>(client)
+            .await
+            .unwrap();
+        tasks.spawn(async move {
+            connection.await.unwrap();
+        });
+        let request = Request::get("http://test/").body(()).unwrap();
+        let (response, _) = calls.send_request(request, true).unwrap();
+        let response = response.await.unwrap().into_body();
+        let scene = Self {
+            taken,
+            hold,
+            response,
+            tasks,
+        };
+        settle().await;
+        scene
+    }
+
+    fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+}
+
+/// Answers one call; then lets the connection be until it is dropped.
+async fn serve(stream: DuplexStream, body: tonic::body::Body, hold: Arc<Hold>) {
+    let mut connection = h2::server::Builder::new()
+        .handshake::<_, Data>(stream)
+        .await
+        .unwrap();
+    let (_, mut respond) = connection.accept().await.unwrap().unwrap();
+    let out = respond.send_response(Response::new(()), false).unwrap();
+    let mut pipe = Some(Pipe::new(body, out, Some(hold)));
+    loop {
+        let running = async {
+            match &mut pipe {
+                Some(pipe) => pipe.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = running => if let (Ended::Cut, Some(pipe)) = (ended, pipe.take()) {
+                pipe.reset();
+            },
+            call = connection.accept() => if call.is_none() {
+                return;
+            },
+        }
+    }
+}
+
+/// Lets the tasks of this one thread run until they can do nothing more.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn no_more_is_taken_than_there_is_room_for_and_all_of_it_is_counted() {
+    let mut scene = Scene::begin().await;
+    // The third has room for its first half, and counts in full.
+    assert_eq!((scene.taken(), scene.hold.bytes()), (3, FRAME_BYTES as u64));
+    let mut read = Vec::new();
+    while let Some(data) = scene.response.data().await {
+        let data = data.unwrap();
+        let flow = scene.response.flow_control();
+        flow.release_capacity(data.len()).unwrap();
+        read.extend(data);
+    }
+    assert!(scene.response.trailers().await.unwrap().is_some());
+    let numbers = (0..FRAMES).flat_map(|number| [number; FRAME_BYTES]);
+    assert!(read.into_iter().map(usize::from).eq(numbers));
+    assert_eq!((scene.taken(), scene.hold.bytes()), (FRAMES + 1, 0));
+}
+
+#[tokio::test]
+async fn stalled_stream_is_reset_and_lets_go_what_it_holds() {
+    let mut scene = Scene::begin().await;
+    scene.hold.cut().cancel();
+    scene.hold.released().await;
+    assert_eq!((scene.taken(), scene.hold.bytes()), (3, 0));
+    let mut bytes = 0;
+    let error = loop {
+        match scene.response.data().await {
+            Some(Ok(data)) => bytes += data.len(),
+            Some(Err(error)) => break error,
+            None => panic!("it ended as if it were whole"),
+        }
+    };
+    // What was sent before arrives.
+    assert_eq!(bytes, WINDOW_BYTES as usize);
+    assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+}
+
+#[tokio::test]
+async fn end_of_the_client_is_seen_by_a_stalled_stream() {
+    let mut scene = Scene::begin().await;
+    drop(scene.response);
+    settle().await;
+    assert_eq!(
+        (scene.taken.load(Ordering::Relaxed), scene.hold.bytes()),
+        (3, 0)
+    );
+    scene.tasks.shutdown().await;
+}
