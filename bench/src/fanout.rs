@@ -1,9 +1,10 @@
 //! `bench fanout`: what each further subscriber costs the producer.
 //!
 //! Each step has a producer of its own, fresh, and beside it two processes of this program: one that reads all
-//! streams, one that sends the load. So the system accounts the CPU of each for itself. A step ends in an order in which
+//! streams, one that sends the load; and a third where some subscribers are to crawl. So the system accounts the CPU of each for itself. A step ends in an order in which
 //! nothing can be missed: the load ends, the producer is behind with no subscriber any more, it drains, and the
-//! readers come to the end of their streams. Then every cookie was read, or declared lost.
+//! readers come to the end of their streams. Then every cookie was read, or declared lost. Crawlers end with the load: nobody
+//! waits for them, and only what they do to the others is measured.
 
 mod children;
 mod marginal;
@@ -55,6 +56,10 @@ pub struct FanoutArgs {
         default_value = "1,2,5,10,20,50,100"
     )]
     pub subscribers: Vec<NonZeroUsize>,
+    /// So many of the subscribers crawl: they read 16 KiB a second, with the small windows of an ordinary client. The
+    /// figures of a step are those of the others.
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub crawlers: usize,
     /// Requests a second; without it, as many as are answered.
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
@@ -164,6 +169,10 @@ impl FanoutArgs {
             ensure!(numbers.insert(number), "--subscribers names {number} twice");
         }
         ensure!(!numbers.is_empty(), "--subscribers names no number");
+        ensure!(
+            numbers.iter().all(|number| number.get() > self.crawlers),
+            "--crawlers: fewer than the subscribers of each step"
+        );
         ensure!(
             !self.duration.is_zero() && self.duration <= DURATION_MAX,
             "--duration must be above zero, and a day at most"

@@ -7,7 +7,10 @@ mod report;
 mod security;
 mod stream;
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
@@ -61,6 +64,10 @@ pub struct SubscribeArgs {
     /// End each stream when the producer ends it, instead of opening it again.
     #[arg(long)]
     pub once: bool,
+    /// Read only so many bytes a second on each stream, with the small windows of an ordinary client: a reader that cannot
+    /// keep up, and holds up what is sent to it.
+    #[arg(long, value_name = "BYTES")]
+    pub crawl: Option<NonZeroU64>,
     /// Print one JSON object instead of the summary.
     #[arg(long)]
     pub json: bool,

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::FanoutArgs;
+use super::{FanoutArgs, outcome::name};
 use crate::{
     programs::{Process, Programs, free_address},
     report::Percentiles,
@@ -18,6 +18,12 @@ use crate::{
 
 /// A child says all it has to say soon after its work.
 const END_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Crawlers are named after this, and numbered from 1 on.
+pub(super) const CRAWLER: &str = "crawler";
+
+/// Bytes a second that a crawler reads.
+const CRAWL_BYTES: u64 = 16 * 1024;
 
 /// A fresh producer and where it listens.
 pub(super) struct Producer {
@@ -71,6 +77,19 @@ impl Child {
         flags.extend(["--once", "--json", "--no-report"].map(str::to_owned));
         flags.extend(args.decode.then(|| "--decode".to_owned()));
         Self::start("the readers", &flags, &folder.join("readers.log"))
+    }
+
+    /// Reads streams as slowly as [`CRAWL_BYTES`] says, until it is stopped.
+    pub(super) fn crawlers(call: Call, streams: usize, grpc: &str, folder: &Path) -> Result<Self> {
+        let call = name(call);
+        let mut flags = vec!["subscribe".to_owned(), format!("--producer=http://{grpc}")];
+        flags.extend([format!("--streams={streams}"), format!("--call={call}")]);
+        flags.extend([
+            format!("--name={CRAWLER}"),
+            format!("--crawl={CRAWL_BYTES}"),
+        ]);
+        flags.extend(["--json", "--no-report"].map(str::to_owned));
+        Self::start("the crawlers", &flags, &folder.join("crawlers.log"))
     }
 
     /// Sends the load of one step.
@@ -138,6 +157,13 @@ pub(super) struct Load {
 pub(super) struct Generator {
     pub(super) limit: bool,
     pub(super) why: String,
+}
+
+/// What `bench subscribe --json` of crawlers prints, as far as it is needed here.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+pub(super) struct Crawlers {
+    pub(super) received: u64,
+    pub(super) broken: u64,
 }
 
 /// What `bench subscribe --json` prints, as far as it is needed here.

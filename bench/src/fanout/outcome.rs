@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    children::{Load, Readers},
+    children::{Crawlers, Load, Readers},
     marginal::Marginal,
     sampler::Sample,
 };
@@ -38,8 +38,14 @@ pub struct Outcome {
 pub struct StepOutcome {
     /// The subscribers' call.
     pub call: Call,
-    /// Number of subscribers.
+    /// Number of subscribers, without those that crawled.
     pub subscribers: usize,
+    /// Number of subscribers that crawled beside them.
+    pub crawlers: usize,
+    /// Cookies the crawlers received.
+    pub crawlers_received: u64,
+    /// How often a crawler's stream was ended by the producer.
+    pub crawlers_broken: u64,
     /// How long the load lasted.
     pub seconds: f64,
     /// From the start of the load until every subscriber had been handed everything.
@@ -112,6 +118,8 @@ pub struct Share {
 pub(super) struct Measured {
     pub(super) load: Load,
     pub(super) readers: Readers,
+    /// How many there were, and what they saw.
+    pub(super) crawlers: (usize, Crawlers),
     pub(super) appended: u64,
     pub(super) producer_cpu: f64,
     pub(super) seconds: f64,
@@ -140,6 +148,7 @@ impl StepOutcome {
         let Measured {
             load,
             readers,
+            crawlers: (crawlers, crawled),
             appended,
             producer_cpu,
             seconds,
@@ -155,6 +164,9 @@ impl StepOutcome {
         Self {
             call,
             subscribers,
+            crawlers,
+            crawlers_received: crawled.received,
+            crawlers_broken: crawled.broken,
             seconds: load.seconds,
             delivered_seconds: seconds,
             sent: load.sent,
@@ -191,7 +203,11 @@ impl StepOutcome {
 
     /// `get-cookies ×50`.
     pub(super) fn title(&self) -> String {
-        title(self.call, self.subscribers)
+        let title = title(self.call, self.subscribers);
+        match self.crawlers {
+            0 => title,
+            crawlers => format!("{title} beside {crawlers} that crawl"),
+        }
     }
 
     /// What to know of a step while others follow.
@@ -206,8 +222,11 @@ impl StepOutcome {
 
     /// The line of a step.
     fn line(&self) -> String {
+        let delivery = self
+            .delivery_micros
+            .map_or_else(String::new, |delivery| format!(" in {}", delivery.line()));
         format!(
-            "{:<17} accepted {:>11} | delivered {:>13}, {} lost | producer {:.3} µs a cookie, {:.3} µs a delivery | {}",
+            "{:<17} accepted {:>11} | delivered {:>13}, {} lost{delivery} | producer {:.3} µs a cookie, {:.3} µs a delivery | {}",
             self.title(),
             rate(self.accepted_per_second),
             rate(self.deliveries_per_second),
@@ -376,6 +395,7 @@ pub(super) mod tests {
             Measured {
                 load,
                 readers,
+                crawlers: (0, Crawlers::default()),
                 appended: 100,
                 producer_cpu: 0.3,
                 seconds: 2.0,

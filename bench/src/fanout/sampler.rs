@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::children::Producer;
+use super::children::{CRAWLER, Producer};
 use crate::{admin, cpu::CpuTime, report::micros_each, scrape::names};
 
 /// Long enough for the system's CPU accounting, whose resolution is 10 ms, to be off by little; short enough for a step of
@@ -44,15 +44,22 @@ pub(super) struct Look {
 }
 
 impl Look {
+    /// Looks at all subscribers but the crawlers.
     pub(super) async fn at(producer: &Producer) -> Result<Self> {
         let metrics = admin::metrics(&producer.admin).await?;
+        let count = |name: &str| -> u64 {
+            let each = metrics.by_label(name, "subscriber").into_iter();
+            each.filter(|(subscriber, _)| !is_crawler(subscriber))
+                .map(|(_, count)| count)
+                .sum()
+        };
         Ok(Self {
             at: Instant::now(),
             cpu: CpuTime::of(producer.process.id()).unwrap_or_default(),
             appended: metrics.count(names::APPENDED, &[]),
-            delivered: metrics.count(names::DELIVERED, &[]),
-            lost: metrics.count(names::SUBSCRIBER_LOST, &[]),
-            connected: metrics.count(CONNECTED, &[]),
+            delivered: count(names::DELIVERED),
+            lost: count(names::SUBSCRIBER_LOST),
+            connected: count(CONNECTED),
         })
     }
 
@@ -68,6 +75,12 @@ impl Look {
             cpu_micros_per_cookie: micros_each(cpu, accepted),
         })
     }
+}
+
+fn is_crawler(subscriber: &str) -> bool {
+    subscriber
+        .strip_prefix(CRAWLER)
+        .is_some_and(|number| number.starts_with('-'))
 }
 
 /// Looks at the producer again and again, until it is dropped or the producer does not answer; what it saw is in `samples`.

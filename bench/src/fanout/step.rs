@@ -3,11 +3,12 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use super::{
     FanoutArgs, StepOutcome,
-    children::{Child, Load, Producer, Readers},
+    children::{Child, Crawlers, Load, Producer, Readers},
     outcome::Measured,
     sampler::{self, Look},
 };
@@ -34,8 +35,16 @@ pub(super) async fn run(
     let mut producer = Producer::start(args, programs, folder)?;
     let Producer { process, admin, .. } = &mut producer;
     process.wait_ready(admin, READY_PATIENCE).await?;
+    let subscribers = subscribers - args.crawlers;
     let mut readers = Child::readers(args, call, subscribers, &producer.grpc, folder)?;
     wait_open(&mut readers).await?;
+    let mut crawlers = match args.crawlers {
+        0 => None,
+        count => Some(Child::crawlers(call, count, &producer.grpc, folder)?),
+    };
+    if let Some(crawlers) = &mut crawlers {
+        wait_open(crawlers).await?;
+    }
 
     let before = Look::at(&producer).await?;
     let mut load = Child::load(args, &producer.http, folder)?;
@@ -47,6 +56,13 @@ pub(super) async fn run(
         watched = sampler::watch(&producer, before, &mut samples) => watched,
     }?;
     let load: Load = load.outcome().await?;
+    let crawled = match &mut crawlers {
+        None => Crawlers::default(),
+        Some(crawlers) => {
+            crawlers.process.signal(Signal::INT)?;
+            crawlers.outcome().await?
+        }
+    };
     let after = caught_up(&producer, subscribers).await?;
     let memory = Memory::of(producer.process.id()).context("the producer is gone")?;
 
@@ -63,6 +79,7 @@ pub(super) async fn run(
         Measured {
             load,
             readers,
+            crawlers: (args.crawlers, crawled),
             appended: after.appended - before.appended,
             producer_cpu: after.cpu.since(&before.cpu).total().as_secs_f64(),
             seconds: (after.at - before.at).as_secs_f64(),

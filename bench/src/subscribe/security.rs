@@ -12,7 +12,7 @@ use cookiesync::{
     process::settings::Mistakes,
 };
 use http::Uri;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 
 /// What the producer wants to see, and whom to trust; files are read once, at the start.
 #[derive(Debug, Clone, Default, Args)]
@@ -78,11 +78,15 @@ impl SecurityArgs {
     }
 }
 
-/// Connects to the first address of `producer` that answers.
+/// Connects to the first address of `producer` that answers, with the windows that `announce` sets.
 ///
 /// # Errors
 /// When none does, with what the last one said.
-pub(super) async fn connect(producer: &str, security: &Security) -> Result<(Way, Channel)> {
+pub(super) async fn connect(
+    producer: &str,
+    security: &Security,
+    announce: impl Fn(Endpoint) -> Endpoint,
+) -> Result<(Way, Channel)> {
     let uri: Uri = producer.parse()?;
     let https = uri.scheme_str() == Some("https");
     let host = uri.host().context("the producer's URL has no host")?;
@@ -94,7 +98,7 @@ pub(super) async fn connect(producer: &str, security: &Security) -> Result<(Way,
         let way =
             Way::new(&network, address, (host, https), security).map_err(|why| anyhow!(why))?;
         let endpoint = client::endpoint(format!("http://{address}"))?.origin(uri.clone());
-        match way.connect(&endpoint).await {
+        match way.connect(&announce(endpoint)).await {
             Ok(channel) => return Ok((way, channel)),
             Err(error) => match way.trouble() {
                 Some(trouble) => bail!("{trouble}"),

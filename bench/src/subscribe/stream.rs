@@ -16,12 +16,19 @@ use tokio::{
 };
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
-use tonic::{Response, Status, Streaming, transport::Channel};
+use tonic::{
+    Response, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
 
 use super::{Call, SubscribeArgs, security};
 use crate::report::micros_histogram;
 
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The windows and frames of a client that sets none: what it does not read stays with the producer.
+const CRAWL_WINDOW_BYTES: u32 = 65_535;
+const CRAWL_FRAME_BYTES: u32 = 16_384;
 
 /// How many single-cookie messages share one look at the clock.
 const MESSAGES_PER_CLOCK: u64 = 16;
@@ -142,7 +149,18 @@ impl Stream {
 
     /// Opens the stream; for `Subscribe`, up to and including its `Hello`.
     async fn open(&mut self) -> Result<Streaming<Bytes>, anyhow::Error> {
-        let (way, channel) = security::connect(&self.args.producer, &self.security).await?;
+        let crawls = self.args.crawl.is_some();
+        let announce = |endpoint: Endpoint| {
+            if !crawls {
+                return endpoint;
+            }
+            endpoint
+                .initial_stream_window_size(CRAWL_WINDOW_BYTES)
+                .initial_connection_window_size(CRAWL_WINDOW_BYTES)
+                .max_frame_size(CRAWL_FRAME_BYTES)
+        };
+        let (way, channel) =
+            security::connect(&self.args.producer, &self.security, announce).await?;
         let opened = match self.args.call {
             Call::Subscribe => self.subscribe(&way, channel).await,
             Call::GetCookies => {
@@ -215,13 +233,20 @@ impl Stream {
                 Ok(message) => message,
                 Err(status) => return self.broken(&status),
             };
-            self.tally.bytes += message.len() as u64;
+            let bytes = message.len() as u64;
+            self.tally.bytes += bytes;
             match self.args.call {
                 Call::Subscribe => self.event(message),
                 Call::GetCookies => self.cookie(&message),
             }
             if self.is_done() {
                 return;
+            }
+            if let Some(per_second) = self.args.crawl {
+                sleep(Duration::from_secs_f64(
+                    bytes as f64 / per_second.get() as f64,
+                ))
+                .await;
             }
         }
     }

@@ -1,18 +1,23 @@
 //! The rules of the wire for `GetCookies`, which any client of any language may rely on.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path, process::Stdio, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use bench::scrape::names;
 use cookiesync::{
     client,
     v1::{Cookie, GetCookiesRequest},
 };
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    time::timeout,
+};
 use tonic::Code;
 
 use crate::{
-    harness::{PATIENCE, Producer, accept_all, numbered, wait_until},
+    harness::{PATIENCE, Producer, accept_all, in_time, numbered, wait_until},
+    languages::{MISSING, environment, generate},
     stream_client::CookieStream,
 };
 
@@ -68,6 +73,64 @@ async fn reader_that_pauses_lives_and_gets_all() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Lets a client in another language stand still while `cookies` arrive, 20,000 a second; then it must get them all.
+async fn check_paused_client(cookies: u64, patience: Duration) -> Result<()> {
+    let python = tokio::task::spawn_blocking(environment)
+        .await?
+        .context(MISSING)?;
+    let folder = TempDir::new()?;
+    let generated = folder.path().join("generated");
+    generate(&python, &generated)?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let plan = producer.ordered_load(1, 20_000, cookies)?;
+    let mut expected = String::new();
+    for number in 0..cookies {
+        let sent = plan.traffic.cookie(0, number);
+        let (user, dsp, buyer) = (sent.user_id(), sent.dsp_id(), sent.buyer_uid());
+        writeln!(expected, "{user}\t{dsp}\t{buyer}")?;
+    }
+    let expected_path = folder.path().join("expected.txt");
+    fs::write(&expected_path, expected)?;
+
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/pausing_client.py");
+    let mut client = tokio::process::Command::new(&python)
+        .arg(script)
+        .arg(producer.grpc.trim_start_matches("http://"))
+        .args([&expected_path, &generated])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("it has no output")?).lines();
+    let ready = in_time("the client has opened its stream", lines.next_line()).await??;
+    if ready.as_deref() == Some("ready") {
+        accept_all(&plan).await?;
+        let mut words = client.stdin.take().context("it has no input")?;
+        words.write_all(b"read\n").await?;
+    }
+    let ended = timeout(patience, client.wait_with_output()).await;
+    let ended = ended.context("the client has not read all in time")??;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "{}:\n{said}", ended.status);
+    let labels = [("subscriber", "pausing"), ("call", "get_cookies")];
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count(names::STREAMS, &labels), 1);
+    assert_eq!(metrics.count(names::SUBSCRIBER_LOST, &labels), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn client_in_another_language_that_pauses_lives_and_gets_all() -> Result<()> {
+    check_paused_client(60_000, PATIENCE).await
+}
+
+#[tokio::test]
+#[ignore = "takes a minute"]
+async fn client_that_pauses_for_half_a_minute_lives_and_gets_all() -> Result<()> {
+    check_paused_client(600_000, Duration::from_secs(180)).await
 }
 
 #[tokio::test]

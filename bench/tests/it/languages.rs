@@ -22,7 +22,8 @@ const PACKAGES: [&str; 4] = [
     "grpcio-reflection==1.80.0",
 ];
 
-const MISSING: &str = "the Python client needs Python 3.9 or later with venv and pip (Debian and Ubuntu: apt install \
+/// What to do where there is none.
+pub(crate) const MISSING: &str = "the Python client needs Python 3.9 or later with venv and pip (Debian and Ubuntu: apt install \
                        python3-venv python3-pip), and grpcio from PyPI, once";
 
 #[tokio::test]
@@ -68,7 +69,7 @@ pub(crate) async fn python() -> Result<PathBuf> {
 
 /// The `python` of an environment with [`PACKAGES`], made once under cargo's target folder. Of several processes
 /// at once, one makes it and the others wait.
-fn environment() -> Result<PathBuf> {
+pub(crate) fn environment() -> Result<PathBuf> {
     let folder = target_dir().join("python");
     fs::create_dir_all(&folder)?;
     let lock = File::create(folder.join("lock"))?;
@@ -91,7 +92,7 @@ fn environment() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Generates the client's code from the `.proto` into a new folder.
+/// Generates the client's code from the `.proto` into the folder `into`, which it makes.
 pub(crate) fn generate(python: &Path, into: &Path) -> Result<()> {
     fs::create_dir(into)?;
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");

@@ -271,6 +271,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
         name: Some("reading".to_owned()),
         start: subscribe::Start::Newest,
         once: false,
+        crawl: None,
         json: false,
         security: subscribe::SecurityArgs::default(),
         report: ReportArgs::default(),

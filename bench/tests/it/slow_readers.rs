@@ -1,0 +1,163 @@
+//! Readers that stand still: what their connections hold is counted and bounded, the worst are cut off, nobody else
+//! feels it, and whoever was cut off goes on where it stood.
+
+use anyhow::{Result, ensure};
+use bench::scrape::{Samples, names};
+use cookiesync::v1::Cookie;
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tonic::Code;
+
+use crate::{
+    harness::{Consumer, PATIENCE, Producer, embedded, wait_until},
+    stream_client::{Next, Subscription, from_cursor, from_newest},
+};
+
+const PINNED: &str = "producer_subscriber_pinned_bytes";
+const ALL_PINNED: &str = "producer_pinned_bytes";
+const PINNED_LIMIT: &str = "producer_pinned_limit_bytes";
+const CUT: &str = "producer_subscriber_cut_total";
+
+fn pinned(metrics: &Samples, subscriber: &str) -> u64 {
+    metrics.count(PINNED, &[("subscriber", subscriber)])
+}
+
+fn cuts(metrics: &Samples, subscriber: &str) -> u64 {
+    metrics.count(CUT, &[("subscriber", subscriber)])
+}
+
+/// Reads to `sequence`, and goes on by its cursor as often as it is cut off; how often that was, and what it read.
+async fn read_resuming(
+    producer: &Producer,
+    name: &str,
+    mut stream: Subscription,
+    sequence: u64,
+) -> Result<(u64, Vec<Cookie>)> {
+    let (mut cut, mut cookies) = (0, Vec::new());
+    loop {
+        while stream.next <= sequence {
+            if let Next::End(status) = stream.read().await? {
+                ensure!(status.code() == Code::ResourceExhausted, "{status}");
+                cut += 1;
+                break;
+            }
+        }
+        ensure!(stream.lost() == 0, "{name} has lost {}", stream.lost());
+        cookies.append(&mut stream.cookies);
+        if stream.next > sequence {
+            return Ok((cut, cookies));
+        }
+        let cursor = from_cursor(name, &stream.hello, stream.next - 1);
+        stream = Subscription::open_narrow(&producer.grpc, cursor).await?;
+    }
+}
+
+#[tokio::test]
+async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<()> {
+    const COOKIES: u64 = 5_000;
+    const STILL: usize = 50;
+    const BOUND_BYTES: u64 = 400 << 10;
+    let folder = TempDir::new()?;
+    // Whose window is full holds one chunk, which is not too small at this age.
+    let flags = ["--pinned-bytes", "400KiB", "--chunk-age", "100ms"];
+    let producer = Producer::start(&folder, &flags).await?;
+    let mut still = Vec::new();
+    for number in 0..STILL {
+        let name = format!("still-{number}");
+        let stream = Subscription::open_narrow(&producer.grpc, from_newest(&name)).await?;
+        still.push((name, stream));
+    }
+    let mut reading = Subscription::open(&producer.grpc, from_newest("reading")).await?;
+    producer.accept_load(1, COOKIES).await?;
+    reading.read_to(COOKIES).await?;
+    assert_eq!(reading.lost(), 0);
+
+    wait_until(PATIENCE, "what is held is within the bound", async || {
+        let metrics = producer.metrics().await?;
+        Ok(metrics.count(CUT, &[]) > 0 && metrics.count(ALL_PINNED, &[]) <= BOUND_BYTES)
+    })
+    .await?;
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count(PINNED_LIMIT, &[]), BOUND_BYTES);
+    assert_eq!(cuts(&metrics, "reading"), 0);
+
+    let mut seen = 0;
+    for (name, stream) in still {
+        let (cut, cookies) = read_resuming(&producer, &name, stream, COOKIES).await?;
+        ensure!(cookies == reading.cookies, "{name} has read something else");
+        seen += cut;
+    }
+    let counted = producer.metrics().await?.count(CUT, &[]);
+    ensure!(
+        (1..=counted).contains(&seen),
+        "{seen} of {counted} ends were seen"
+    );
+    wait_until(PATIENCE, "nothing is held", async || {
+        let metrics = producer.metrics().await?;
+        Ok(metrics.count(ALL_PINNED, &[]) == 0 && metrics.count(PINNED, &[]) == 0)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
+    const STEP: u64 = 20_000;
+    let taken = |metrics: &Samples| metrics.count(names::SENT_BYTES, &[("subscriber", "node")]);
+    let folder = TempDir::new()?;
+    // The consumer alone is within the bound, 256 KiB and two chunks at most; and so are the others without it, a chunk each.
+    let flags = ["--pinned-bytes", "400KiB", "--chunk-age", "100ms"];
+    let producer = Producer::start(&folder, &flags).await?;
+    let store = embedded(&folder.path().join("store"));
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    producer.accept_load(0, 1_000).await?;
+    consumer.wait_settled(1_000).await?;
+
+    consumer.process.signal(Signal::STOP)?;
+    let mut accepted = 1_000;
+    // What the kernels take comes first; it stands still when nothing of a whole step is taken out of the log.
+    loop {
+        let before = taken(&producer.metrics().await?);
+        producer.accept_load(accepted, STEP).await?;
+        accepted += STEP;
+        let metrics = producer.metrics().await?;
+        if taken(&metrics) == before && pinned(&metrics, "node") > 0 {
+            break;
+        }
+        ensure!(accepted < 1_000_000, "it never stalls");
+    }
+    assert_eq!(cuts(&producer.metrics().await?, "node"), 0);
+
+    // All together are too much, and the consumer holds most.
+    let mut others = Vec::new();
+    for number in 0..6 {
+        let request = from_newest(&format!("other-{number}"));
+        others.push(Subscription::open_narrow(&producer.grpc, request).await?);
+    }
+    producer.accept_load(accepted, STEP).await?;
+    accepted += STEP;
+    wait_until(
+        PATIENCE,
+        "the consumer is cut off and holds nothing",
+        async || {
+            let metrics = producer.metrics().await?;
+            Ok(cuts(&metrics, "node") == 1 && pinned(&metrics, "node") == 0)
+        },
+    )
+    .await?;
+    // Nobody else was.
+    assert_eq!(producer.metrics().await?.count(CUT, &[]), 1);
+    drop(others);
+    wait_until(PATIENCE, "the others are gone", async || {
+        Ok(producer.metrics().await?.count(ALL_PINNED, &[]) == 0)
+    })
+    .await?;
+
+    consumer.process.signal(Signal::CONT)?;
+    consumer.wait_settled(accepted).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    assert_eq!(producer.appended().await?, accepted);
+    let metrics = producer.metrics().await?;
+    let lost = metrics.count(names::SUBSCRIBER_LOST, &[("subscriber", "node")]);
+    assert_eq!((lost, cuts(&metrics, "node")), (0, 1));
+    Ok(())
+}
