@@ -212,17 +212,24 @@ impl Producer {
         }
         let program = &programs().await?.producer;
         let log = folder.path().join(format!("producer-{http}.log"));
-        let mut producer = Self {
+        let process = Process::start("the producer", program, &args, &log)?;
+        let mut producer = Self::of(process, addresses);
+        producer.wait_ready().await?;
+        Ok(producer)
+    }
+
+    /// The producer that runs as `process`.
+    pub(crate) fn of(process: Process, addresses: &Addresses) -> Self {
+        let Addresses { http, grpc, admin } = addresses.clone();
+        Self {
             _books: LastBooks {
                 admin: admin.clone(),
             },
-            process: Process::start("the producer", program, &args, &log)?,
+            process,
             http,
             grpc: format!("http://{grpc}"),
             admin,
-        };
-        producer.wait_ready().await?;
-        Ok(producer)
+        }
     }
 
     /// Waits until it is ready, after its process was started again.
@@ -374,13 +381,19 @@ impl Consumer {
         args.extend(owned(flags));
         let program = &programs().await?.consumer;
         let log = folder.path().join(format!("consumer-{name}.log"));
-        Ok(Self {
+        let process = Process::start("the consumer", program, &args, &log)?;
+        Ok(Self::of(process, admin))
+    }
+
+    /// The consumer that runs as `process`.
+    pub(crate) fn of(process: Process, admin: String) -> Self {
+        Self {
             _books: LastBooks {
                 admin: admin.clone(),
             },
-            process: Process::start("the consumer", program, &args, &log)?,
+            process,
             admin,
-        })
+        }
     }
 
     /// Waits until it is ready, after its process was started again.

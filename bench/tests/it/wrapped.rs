@@ -24,17 +24,15 @@ pub(crate) async fn producer(
     flags: &[&str],
     wrap: Wrap<'_>,
 ) -> Result<Producer> {
-    let Addresses { http, grpc, admin } = addresses.clone();
-    let mut args = owned(&["--http", &http, "--grpc", &grpc, "--admin", &admin]);
+    let Addresses { http, grpc, admin } = addresses;
+    let state = folder.path().to_string_lossy();
+    let mut args = owned(&["--http", http, "--grpc", grpc, "--admin", admin]);
+    args.extend(owned(&["--state", &state]));
     args.extend(owned(flags));
     let (program, args) = wrap(&programs().await?.producer, &args);
     let log = folder.path().join(format!("producer-{http}.log"));
-    let mut producer = Producer {
-        process: Process::start("the producer", &program, &args, &log)?,
-        http,
-        grpc: format!("http://{grpc}"),
-        admin,
-    };
+    let process = Process::start("the producer", &program, &args, &log)?;
+    let mut producer = Producer::of(process, addresses);
     producer.wait_ready().await?;
     Ok(producer)
 }
@@ -56,10 +54,8 @@ pub(crate) async fn consumer(
     args.extend(owned(flags));
     let (program, args) = wrap(&programs().await?.consumer, &args);
     let log = folder.path().join(format!("consumer-{name}.log"));
-    let mut consumer = Consumer {
-        process: Process::start("the consumer", &program, &args, &log)?,
-        admin,
-    };
+    let process = Process::start("the consumer", &program, &args, &log)?;
+    let mut consumer = Consumer::of(process, admin);
     consumer.wait_ready().await?;
     Ok(consumer)
 }
