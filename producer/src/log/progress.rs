@@ -21,6 +21,7 @@ pub trait Progress: Debug + Send {
 }
 
 #[cfg(test)]
+#[cfg(not(interleavings))]
 mod tests {
     use std::{
         sync::{
