@@ -348,6 +348,7 @@ impl Producer {
             ("--grpc", &grpc),
             ("--admin", &admin),
             ("--id", &id),
+            ("--state", &folder.display().to_string()),
             ("--drain-timeout", DRAIN_TIMEOUT),
         ]);
         flags.extend(args.producer_arg.iter().cloned());

@@ -208,7 +208,8 @@ async fn producer_that_starts_twice_at_the_same_time_has_two_epochs() -> Result<
         .wait_known("alice", json!({"17": "second-life"}))
         .await?;
     let metrics = consumer.metrics().await?;
-    assert_eq!(metrics.count("consumer_unknown_tail_total", &[]), 1);
+    let proved = metrics.count("consumer_producer_lives_total", &[("end", "proved")]);
+    assert_eq!(proved, 1, "the record of lives tells the two apart");
     check_calm(&consumer, &producer).await
 }
 

@@ -1,7 +1,7 @@
 //! Processes that are killed and stopped, and networks that are cut as real ones are, by silence: nothing is lost
 //! but what a killed producer took with it.
 
-use std::{env, path::Path};
+use std::{env, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use bench::{
@@ -11,6 +11,7 @@ use bench::{
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
+use tokio::time::sleep;
 
 use crate::{
     documents::Documents,
@@ -166,15 +167,16 @@ async fn frozen_processes_of_all_kinds_lose_nothing() -> Result<()> {
         mongod.stop()?;
         wait_appended(&producer, at(4)).await?;
         mongod.cont()?;
-        wait_appended(&producer, at(5)).await
+        wait_appended(&producer, at(5)).await?;
+        producer.process.signal(Signal::STOP)?;
+        // How long it stands still; nothing is waited for.
+        sleep(Duration::from_secs(2)).await;
+        producer.process.signal(Signal::CONT)
     };
     let (accepted, frozen) = tokio::join!(accept_all(&plan), freeze);
     frozen?;
     accepted?;
-    producer.process.signal(Signal::STOP)?;
     consumer.wait_settled(14_000).await?;
-    producer.process.signal(Signal::CONT)?;
-    producer.wait_ready().await?;
     let documents = Documents::connect(&mongod.uri()).await?;
     documents
         .wait_exactly(&newest(&plan.traffic, 14_000))
