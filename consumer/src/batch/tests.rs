@@ -1,5 +1,7 @@
 //! Batches by example, and chunks for the tests of other modules.
 
+mod model;
+
 use cookiesync::{v1, wire};
 
 use super::*;

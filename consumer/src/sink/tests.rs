@@ -1,5 +1,7 @@
 //! The sink against stores that are slow, fail, or end.
 
+mod newest;
+
 use std::{
     collections::BTreeMap,
     sync::{

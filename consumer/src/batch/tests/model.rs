@@ -1,0 +1,265 @@
+//! Batches against a map: chunks of several producers, reordered, repeated, with times that are equal or ahead of the
+//! clock, with cookies that are none, and with a judge of many minds.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use prost::Message;
+
+use super::*;
+
+/// No chunk counts as accepted later.
+const CLOCK: u64 = 50;
+
+#[derive(Debug, Clone)]
+struct Sent {
+    user: u8,
+    dsp_id: u32,
+    buyer: u8,
+    /// Breaks it in one of these ways.
+    broken: Option<u8>,
+}
+
+#[derive(Debug, Clone)]
+struct SentChunk {
+    producer: u8,
+    first_sequence: u64,
+    accepted: u64,
+    cookies: Vec<Sent>,
+    /// How many more cookies it says than it holds.
+    missing: u32,
+}
+
+impl Sent {
+    fn cookie(&self) -> v1::Cookie {
+        let user_id = match self.broken {
+            Some(0) => String::new(),
+            Some(1) => "with space".to_owned(),
+            Some(2) => "u".repeat(USER_ID_BYTES_MAX + 1),
+            Some(3) => "ü".to_owned(),
+            // Users whose first eight bytes are the same, and one that is the beginning of another.
+            _ => {
+                "same-beginning-"[..usize::from(self.user % 16)].to_owned() + &self.user.to_string()
+            }
+        };
+        v1::Cookie {
+            user_id,
+            dsp_id: if self.broken == Some(4) {
+                0
+            } else {
+                self.dsp_id
+            },
+            buyer_uid: match self.broken {
+                Some(5) => String::new(),
+                Some(6) => "b".repeat(BUYER_UID_BYTES_MAX + 1),
+                _ => format!("buyer-{}", self.buyer),
+            },
+            padding: Bytes::new(),
+        }
+    }
+}
+
+impl SentChunk {
+    fn received(&self) -> ChunkRef {
+        let chunk = v1::Chunk {
+            epoch: 1,
+            first_sequence: self.first_sequence,
+            count: u32::try_from(self.cookies.len()).unwrap() + self.missing,
+            accepted_unix_micros: self.accepted,
+            cookies: self.cookies.iter().map(Sent::cookie).collect(),
+        };
+        ChunkRef::decode(Bytes::from(chunk.encode_to_vec())).unwrap()
+    }
+}
+
+fn sent_chunk() -> impl Strategy<Value = SentChunk> {
+    let broken = prop_oneof![12 => Just(None), 1 => (0..7_u8).prop_map(Some)];
+    let cookie =
+        (0..12_u8, 1..4_u32, 0..4_u8, broken).prop_map(|(user, dsp_id, buyer, broken)| Sent {
+            user,
+            dsp_id,
+            buyer,
+            broken,
+        });
+    let cookies = prop::collection::vec(cookie, 1..20);
+    let accepted = prop_oneof![6 => 0..20_u64, 1 => CLOCK - 1..CLOCK + 3, 1 => Just(u64::MAX)];
+    let missing = prop_oneof![9 => Just(0_u32), 1 => 1..5_u32];
+    (0..3_u8, 1..1000_u64, accepted, cookies, missing).prop_map(
+        |(producer, first_sequence, accepted, cookies, missing)| SentChunk {
+            producer,
+            first_sequence,
+            accepted,
+            cookies,
+            missing,
+        },
+    )
+}
+
+/// Chunks, of which some come again later.
+fn sent_chunks() -> impl Strategy<Value = Vec<SentChunk>> {
+    (
+        prop::collection::vec(sent_chunk(), 1..20),
+        prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+    )
+        .prop_map(|(mut chunks, repeats)| {
+            for at in repeats {
+                chunks.push(at.get(&chunks).clone());
+            }
+            chunks
+        })
+}
+
+/// Says of each cookie something else, but of the same cookie always the same.
+struct Moody {
+    announced: Vec<Mark>,
+}
+
+impl Moody {
+    fn mood(dsp_id: u32, buyer_uid: &[u8]) -> Verdict {
+        match (u32::from(*buyer_uid.last().unwrap()) + dsp_id) % 5 {
+            0 => Verdict::LeaveOut,
+            1 => Verdict::Stale,
+            mood => Verdict::Take {
+                is_known: mood == 2,
+            },
+        }
+    }
+}
+
+impl Judge for Moody {
+    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
+        [u64::from(cookie.dsp_id), cookie.buyer_uid.len() as u64]
+    }
+
+    fn announce(&mut self, marks: &[Mark]) {
+        assert!(self.announced.is_empty(), "each is asked for");
+        self.announced = marks.iter().rev().copied().collect();
+    }
+
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict {
+        assert_eq!(self.announced.pop(), Some(mark), "in this order");
+        assert_eq!(mark, self.mark(cookie));
+        Self::mood(cookie.dsp_id, cookie.buyer_uid)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    /// When the newest of each pair was accepted, and its buyer uid.
+    newest: HashMap<(String, u32), (u64, String)>,
+    /// The pairs in the order in which they first came, and whether the first of each was known.
+    order: Vec<((String, u32), bool)>,
+    counts: Counts,
+    cursors: HashMap<u8, u64>,
+}
+
+impl Model {
+    fn push(&mut self, chunk: &SentChunk, judged: bool) {
+        self.counts.received += chunk.cookies.len() as u64 + u64::from(chunk.missing);
+        self.counts.malformed += u64::from(chunk.missing);
+        for sent in &chunk.cookies {
+            let cookie = sent.cookie();
+            let mood = Moody::mood(cookie.dsp_id, format!("buyer-{}", sent.buyer).as_bytes());
+            let verdict = if judged {
+                mood
+            } else {
+                Verdict::Take { is_known: false }
+            };
+            match (sent.broken, verdict) {
+                (Some(_), _) => self.counts.malformed += 1,
+                (None, Verdict::LeaveOut) => self.counts.suppressed += 1,
+                (None, Verdict::Stale) => self.counts.stale += 1,
+                (None, Verdict::Take { is_known }) => {
+                    self.take(cookie, chunk.accepted.min(CLOCK), is_known);
+                }
+            }
+        }
+        let last = chunk.first_sequence + chunk.cookies.len() as u64 + u64::from(chunk.missing) - 1;
+        let cursor = self.cursors.entry(chunk.producer).or_default();
+        *cursor = last.max(*cursor);
+    }
+
+    fn take(&mut self, cookie: v1::Cookie, accepted: u64, is_known: bool) {
+        let pair = (cookie.user_id, cookie.dsp_id);
+        let newer = (accepted, cookie.buyer_uid);
+        match self.newest.get_mut(&pair) {
+            None => {
+                self.order.push((pair.clone(), is_known));
+                self.newest.insert(pair, newer);
+            }
+            Some(known) => {
+                self.counts.superseded += 1;
+                // At equal times the later arrival wins.
+                if known.0 <= newer.0 {
+                    *known = newer;
+                }
+            }
+        }
+    }
+
+    fn check(&self, batch: &Batch) {
+        assert_eq!(batch.counts(), self.counts);
+        let counts = self.counts;
+        let out = counts.suppressed + counts.stale + counts.superseded + counts.malformed;
+        assert_eq!(
+            counts.received,
+            out + batch.len() as u64,
+            "all is accounted for"
+        );
+        assert_eq!(batch.len(), self.order.len());
+        for (cookie, ((user_id, dsp_id), is_known)) in batch.cookies().zip(&self.order) {
+            assert_eq!(
+                (cookie.user_id, cookie.dsp_id),
+                (user_id.as_bytes(), *dsp_id)
+            );
+            let (accepted, buyer_uid) = &self.newest[&(user_id.clone(), *dsp_id)];
+            assert_eq!(cookie.buyer_uid, buyer_uid.as_bytes());
+            assert_eq!(cookie.accepted_unix_micros, *accepted);
+            assert_eq!(cookie.is_known, *is_known);
+        }
+        let pair = |at: u32| {
+            let cookie = batch.cookie(at as usize);
+            (cookie.user_id, cookie.dsp_id)
+        };
+        let sorted: Vec<_> = batch.by_user().map(pair).collect();
+        assert_eq!(sorted.len(), batch.len());
+        assert!(sorted.windows(2).all(|two| two[0] < two[1]));
+        assert_eq!(batch.cursors().len(), self.cursors.len());
+        for cursor in batch.cursors() {
+            assert_eq!(
+                cursor.sequence,
+                self.cursors[&cursor.producer.parse::<u8>().unwrap()]
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn batch_holds_the_newest_of_each_pair_and_accounts_for_all_others(
+        chunks in sent_chunks(),
+        judged in any::<bool>(),
+        cookies_max in 1..60_usize,
+    ) {
+        let mut batch = Batch::new(cookies_max, usize::MAX);
+        let mut model = Model::default();
+        for sent in &chunks {
+            if batch.is_full() {
+                prop_assert!(batch.len() >= cookies_max);
+                batch = batch.next();
+                prop_assert!(batch.is_empty());
+                model = Model::default();
+            }
+            let (producer, chunk) = (sent.producer.to_string().into(), sent.received());
+            if judged {
+                let mut judge = Moody { announced: Vec::new() };
+                batch.push_judged(&producer, &chunk, CLOCK, &mut judge);
+                prop_assert!(judge.announced.is_empty(), "each was asked for");
+            } else {
+                batch.push(&producer, &chunk, CLOCK);
+            }
+            model.push(sent, judged);
+            model.check(&batch);
+        }
+    }
+}

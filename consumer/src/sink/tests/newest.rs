@@ -1,0 +1,153 @@
+//! The whole sink before a real store: whatever the order and the batches in which cookies come, what is stored in the
+//! end is the newest of each pair.
+
+use std::{collections::HashMap, ops::ControlFlow};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::embedded::EmbeddedStore;
+
+/// One cookie, in a chunk of its own.
+#[derive(Debug, Clone)]
+struct Sent {
+    producer: u8,
+    user: u8,
+    dsp_id: u32,
+    buyer: u8,
+    /// When it was accepted, in milliseconds; `None` for a clock that is far ahead of ours.
+    accepted: Option<u64>,
+    /// The next one waits until the store has this one.
+    flushed: bool,
+}
+
+fn sent() -> impl Strategy<Value = Sent> {
+    let accepted = prop_oneof![12 => (0..12_u64).prop_map(Some), 1 => Just(None)];
+    let flushed = prop::bool::weighted(0.1);
+    (0..3_u8, 0..4_u8, 1..3_u32, 0..3_u8, accepted, flushed).prop_map(
+        |(producer, user, dsp_id, buyer, accepted, flushed)| Sent {
+            producer,
+            user,
+            dsp_id,
+            buyer,
+            accepted,
+            flushed,
+        },
+    )
+}
+
+/// By user and DSP.
+type Stored = HashMap<(Vec<u8>, u32), Vec<u8>>;
+
+/// The newest of each pair. At equal times the later arrival wins; a time ahead of our clock counts as the time up to
+/// which clocks are believed, which is later than all others and moves on.
+fn newest(sent: &[Sent]) -> Stored {
+    let mut newest: HashMap<_, (u64, u8)> = HashMap::new();
+    for cookie in sent {
+        let accepted = cookie.accepted.unwrap_or(u64::MAX);
+        let pair = (user(cookie).into_bytes(), cookie.dsp_id);
+        let known = newest.entry(pair).or_default();
+        if known.0 <= accepted {
+            *known = (accepted, cookie.buyer);
+        }
+    }
+    newest
+        .into_iter()
+        .map(|(pair, (_, buyer))| (pair, format!("buyer-{buyer}").into_bytes()))
+        .collect()
+}
+
+fn user(cookie: &Sent) -> String {
+    format!("user-{}", cookie.user)
+}
+
+async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
+    let folder = TempDir::new().unwrap();
+    let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
+    let store = EmbeddedStore::open(folder.path().join("store"), ttls.clone()).await;
+    let store = Arc::new(store.unwrap());
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
+    let (hand_over, batches) = hand_over();
+    let suppression = Suppression::new(refresh_interval, 1 << 16, ttls);
+    let suppression = Arc::new(Mutex::new(suppression));
+    let letters = folder.path().join("letters");
+    let writer = Writer::new(
+        Arc::clone(&store) as Arc<dyn Store>,
+        Arc::clone(&suppression),
+        Arc::new(Health::default()),
+        metrics.sink.clone(),
+        DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
+        CancellationToken::new(),
+    );
+    let limits = Limits {
+        flush_interval: Duration::from_millis(1),
+        cookies_max: 3,
+        bytes_max: 1 << 20,
+    };
+    let hurry = CancellationToken::new();
+    let collector = Collector::new(limits, suppression, metrics.sink.clone(), hurry);
+    let tasks = TaskTracker::new();
+    let collecting = tasks.spawn(collector.run(reader, hand_over));
+    let writing = tasks.spawn(writer.run(batches));
+
+    let began = unix_micros() - 60_000_000;
+    for (sequence, cookie) in (1..).zip(&sent) {
+        let accepted = cookie
+            .accepted
+            .map_or(u64::MAX, |millis| began + millis * 1000);
+        let (user, buyer) = (user(cookie), format!("buyer-{}", cookie.buyer));
+        let chunk = chunk(sequence, accepted, &[(&user, cookie.dsp_id, &buyer)]);
+        let producer: Arc<str> = cookie.producer.to_string().into();
+        let item = Item::Chunk(Arc::clone(&producer), chunk);
+        buffer.push(item).await.unwrap();
+        if cookie.flushed {
+            until_stored(&store, &producer, sequence).await;
+        }
+    }
+    drop(buffer);
+    collecting.await.unwrap().unwrap();
+    writing.await.unwrap().unwrap();
+
+    let mut found = Stored::new();
+    let shown = store.for_each(|cookie| {
+        let pair = (cookie.user_id.to_vec(), cookie.dsp_id);
+        assert_eq!(found.insert(pair, cookie.buyer_uid.to_vec()), None);
+        ControlFlow::Continue(())
+    });
+    shown.unwrap();
+    found
+}
+
+/// Waits until the store stands at `sequence` of `producer`, or beyond.
+async fn until_stored(store: &EmbeddedStore, producer: &str, sequence: u64) {
+    let stands_there = async || {
+        let cursors = store.load_cursors().await.unwrap();
+        let mut own = cursors
+            .iter()
+            .filter(|cursor| *cursor.producer == *producer);
+        own.any(|cursor| cursor.sequence >= sequence)
+    };
+    let until = async {
+        while !stands_there().await {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), until).await.unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn store_ends_with_the_newest_of_each_pair_whatever_the_order_and_the_batches(
+        sent in prop::collection::vec(sent(), 1..60),
+        suppressed in any::<bool>(),
+    ) {
+        let interval = if suppressed { HOUR } else { Duration::ZERO };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build();
+        let expected = newest(&sent);
+        let found = runtime.unwrap().block_on(stored(sent, interval));
+        prop_assert_eq!(found, expected);
+    }
+}
