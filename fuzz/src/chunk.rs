@@ -1,0 +1,98 @@
+//! A message of a stream, as the consumer reads it.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use consumer::{
+    batch::{Batch, Counts},
+    suppression::Suppression,
+    ttl::Ttls,
+};
+use cookiesync::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    v1,
+    wire::{ChunkRef, FRAME_PREFIX_BYTES, Received, encode_event},
+};
+use prost::Message;
+
+/// One message without its prefix: an event comes out the same when it is sent on; of a chunk every cookie is either
+/// in the batch or counted, and what prost reads of it is what we read.
+///
+/// # Panics
+/// When that does not hold.
+pub fn chunk(bytes: &[u8]) {
+    match Received::decode(Bytes::copy_from_slice(bytes)) {
+        Ok(Received::Chunk(chunk)) => check_chunk(&chunk),
+        Ok(Received::Event(event)) => {
+            let again = Received::decode(encode_event(event.clone()).slice(FRAME_PREFIX_BYTES..));
+            match again {
+                Ok(Received::Event(again)) => assert_eq!(again, event),
+                other => panic!("{other:?} of {event:?}"),
+            }
+        }
+        Ok(Received::Unknown) | Err(_) => {}
+    }
+}
+
+fn check_chunk(chunk: &ChunkRef) {
+    let header = *chunk.header();
+    assert!(header.count > 0);
+    assert!(header.last_sequence() >= header.first_sequence);
+    let walked: Vec<_> = chunk.cookies().collect();
+    assert!(walked.len() <= chunk.body().len(), "a cookie takes bytes");
+    let errors = walked.iter().filter(|cookie| cookie.is_err()).count();
+    if let (0, Ok(read)) = (errors, v1::Chunk::decode(chunk.body().clone())) {
+        assert_eq!(read.cookies.len(), walked.len());
+        for (read, cookie) in read.cookies.iter().zip(walked.iter().flatten()) {
+            let ours = (cookie.user_id, cookie.dsp_id, cookie.buyer_uid);
+            assert_eq!((&*read.user_id, read.dsp_id, &*read.buyer_uid), ours);
+        }
+    }
+
+    let producer: Arc<str> = "producer".into();
+    let mut batch = Batch::new(1000, 1 << 20);
+    let mut table = Suppression::new(
+        Duration::from_secs(3600),
+        1 << 12,
+        Ttls::new(Duration::from_secs(86400), [].into()),
+    );
+    batch.push_judged(&producer, chunk, u64::MAX, &mut table);
+    check_batch(&batch, chunk, walked.len());
+    // The same once more changes nothing but counts: nothing is stored yet, so nothing is suppressed.
+    let before: Vec<_> = batch
+        .cookies()
+        .map(|cookie| (cookie.user_id.to_vec(), cookie.dsp_id))
+        .collect();
+    batch.push(&producer, chunk, u64::MAX);
+    let after: Vec<_> = batch
+        .cookies()
+        .map(|cookie| (cookie.user_id.to_vec(), cookie.dsp_id))
+        .collect();
+    assert_eq!(before, after);
+}
+
+fn check_batch(batch: &Batch, chunk: &ChunkRef, walked: usize) {
+    let Counts {
+        received,
+        suppressed,
+        stale,
+        superseded,
+        malformed,
+    } = batch.counts();
+    let said = u64::from(chunk.header().count);
+    assert!((said..=said.max(walked as u64)).contains(&received));
+    assert_eq!(
+        received,
+        suppressed + stale + superseded + malformed + batch.len() as u64
+    );
+    assert!(batch.len() <= walked);
+    for cookie in batch.cookies() {
+        assert!((1..=USER_ID_BYTES_MAX).contains(&cookie.user_id.len()));
+        assert!((1..=BUYER_UID_BYTES_MAX).contains(&cookie.buyer_uid.len()));
+        assert!(cookie.user_id.iter().all(u8::is_ascii_graphic));
+        assert!(std::str::from_utf8(cookie.buyer_uid).is_ok());
+        assert!(cookie.dsp_id > 0);
+    }
+    assert_eq!(batch.by_user().count(), batch.len());
+    assert_eq!(batch.cursors()[0].sequence, chunk.header().last_sequence());
+}

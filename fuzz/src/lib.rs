@@ -1,0 +1,10 @@
+//! What must hold for whatever bytes an outsider sends. Each function panics when it does not.
+//!
+//! The fuzz targets call these with what the fuzzer makes up, the tests with what is kept of that in `fuzz/corpus`.
+
+mod chunk;
+mod lookup;
+mod request;
+mod settings;
+
+pub use self::{chunk::chunk, lookup::lookup, request::request, settings::settings};

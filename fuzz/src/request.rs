@@ -1,0 +1,94 @@
+//! The bytes of an HTTP connection, as the edge reads them.
+
+use bytes::Bytes;
+use cookiesync::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    wire::{self, ChunkHeader, CookieRef, Received},
+};
+use producer::edge::{
+    head::{self, HEAD_BYTES_MAX, Head, Refusal},
+    request::{self, IdLimits, Scratch},
+};
+
+/// The first heads in `bytes`: each is the same however the bytes come in pieces, and the cookie of each comes out the
+/// same when it is asked for in other words.
+///
+/// # Panics
+/// When that does not hold.
+pub fn request(bytes: &[u8]) {
+    let mut rest = bytes;
+    for _ in 0..16 {
+        check_pieces(rest);
+        let mut room = head::headers();
+        let Ok(Some((head, lines))) = head::parse(rest, &mut room) else {
+            return;
+        };
+        assert!(head.length > 0 && head.length <= HEAD_BYTES_MAX);
+        assert!(!head.path.contains('?'), "a path has no query");
+        let mut scratch = Scratch::default();
+        let (limits, cookies) = (IdLimits::default(), head::cookies(lines));
+        match request::parse(head.query, cookies, &limits, &mut scratch) {
+            Ok(cookie) => check_cookie(&cookie),
+            Err(rejection) => assert!(rejection.reason().ends_with('\n')),
+        }
+        rest = &rest[head.length..];
+    }
+}
+
+/// What is read of the bytes so far, without what is borrowed from them.
+fn parsed(bytes: &[u8]) -> Result<Option<Head<'_>>, Refusal> {
+    let mut room = head::headers();
+    head::parse(bytes, &mut room).map(|parsed| parsed.map(|(head, _)| head))
+}
+
+fn check_pieces(bytes: &[u8]) {
+    let whole = parsed(bytes);
+    // All places of a short head, and some of a long one.
+    let step = bytes.len() / 256 + 1;
+    for end in (0..bytes.len()).step_by(step) {
+        match (parsed(&bytes[..end]), whole) {
+            (Ok(None), Ok(Some(head))) => assert!(end < head.length, "it waits for more"),
+            (Ok(None), _) => {}
+            (Ok(Some(part)), whole) => assert_eq!(Ok(Some(part)), whole, "more came"),
+            (Err(_), whole) => assert!(whole.is_err(), "a refused head becomes none"),
+        }
+    }
+}
+
+fn check_cookie(cookie: &CookieRef<'_>) {
+    assert!((1..=USER_ID_BYTES_MAX).contains(&cookie.user_id.len()));
+    assert!((1..=BUYER_UID_BYTES_MAX).contains(&cookie.buyer_uid.len()));
+    assert!(cookie.user_id.bytes().all(|byte| byte.is_ascii_graphic()));
+    assert!(!cookie.user_id.contains([',', ';']));
+    assert!(!cookie.buyer_uid.chars().any(char::is_control));
+    assert!(cookie.dsp_id > 0);
+
+    let escaped = |byte| format!("%{byte:02x}");
+    let buyer_uid: String = cookie.buyer_uid.bytes().map(escaped).collect();
+    let query = format!("x&b={buyer_uid}&d=000{}", cookie.dsp_id);
+    let header = format!("a=b; uid={}", cookie.user_id);
+    let mut scratch = Scratch::default();
+    let headers = [&b"uidx"[..], header.as_bytes()];
+    let again = request::parse(
+        &query,
+        headers.into_iter(),
+        &IdLimits::default(),
+        &mut scratch,
+    );
+    assert_eq!(again, Ok(*cookie));
+
+    let mut buffer = vec![0; wire::HEADROOM_BYTES];
+    wire::put_cookie(&mut buffer, cookie);
+    let header = ChunkHeader {
+        epoch: 1,
+        first_sequence: 1,
+        count: 1,
+        accepted_unix_micros: 1,
+    };
+    let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
+    let Ok(Received::Chunk(chunk)) = Received::decode(Bytes::from(buffer).slice(at..)) else {
+        panic!("what was sealed is a chunk");
+    };
+    let cookies: Vec<_> = chunk.cookies().collect();
+    assert_eq!(cookies, [Ok(*cookie)]);
+}

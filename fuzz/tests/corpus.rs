@@ -1,0 +1,56 @@
+//! What the fuzzer found worth keeping, and small changes of that, as ordinary tests.
+
+use std::{fs, path::Path};
+
+/// Changed copies that are tried of each file.
+const CHANGES: usize = 150;
+
+/// Runs a property on each file of its corpus, on its beginnings, and on copies with some bytes changed.
+#[track_caller]
+fn check(target: &str, least_files: usize, changes: usize, property: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(target);
+    let mut files: Vec<_> = fs::read_dir(&folder)
+        .expect("a corpus")
+        .map(|file| file.expect("a file").path())
+        .collect();
+    files.sort();
+    assert!(files.len() >= least_files, "{} files", files.len());
+    let mut random = fastrand::Rng::with_seed(7);
+    for file in files {
+        println!("{}", file.display());
+        let bytes = fs::read(&file).expect("a file");
+        property(&bytes);
+        for _ in 0..changes {
+            let mut changed = bytes.clone();
+            changed.truncate(random.usize(..=bytes.len()));
+            for _ in 0..random.usize(..4) {
+                if let Some(byte) = random.choice(&mut changed) {
+                    *byte = random.u8(..);
+                }
+            }
+            property(&changed);
+        }
+    }
+}
+
+#[test]
+fn requests_are_read_the_same_in_any_pieces_and_words() {
+    check("request", 10, CHANGES, fuzz::request);
+}
+
+#[test]
+fn messages_of_a_stream_are_read_as_prost_reads_them_and_all_cookies_counted() {
+    check("chunk", 10, CHANGES, fuzz::chunk);
+}
+
+#[test]
+fn settings_are_loaded_or_refused_in_words() {
+    check("settings", 5, 5, fuzz::settings);
+}
+
+#[test]
+fn lookup_answers_any_path_of_a_user_in_json() {
+    check("lookup", 5, CHANGES, fuzz::lookup);
+}
