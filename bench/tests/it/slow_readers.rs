@@ -6,7 +6,7 @@ use bench::scrape::{Samples, names};
 use cookiesync::v1::Cookie;
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::{
     harness::{Consumer, PATIENCE, Producer, embedded, wait_until},
@@ -47,9 +47,23 @@ async fn read_resuming(
         if stream.next > sequence {
             return Ok((cut, cookies));
         }
-        let cursor = from_cursor(name, &stream.hello, stream.next - 1);
-        stream = Subscription::open_narrow(&producer.grpc, cursor).await?;
+        let (hello, read) = (stream.hello.clone(), stream.next - 1);
+        stream = loop {
+            let cursor = from_cursor(name, &hello, read);
+            match Subscription::open_narrow(&producer.grpc, cursor).await {
+                Ok(stream) => break stream,
+                // Cut off before its answer was on its way.
+                Err(error) if is_cut(&error) => cut += 1,
+                Err(error) => return Err(error),
+            }
+            ensure!(cut < 100, "{name} is never let in");
+        };
     }
+}
+
+fn is_cut(error: &anyhow::Error) -> bool {
+    let status = error.downcast_ref::<Status>();
+    status.is_some_and(|status| status.code() == Code::ResourceExhausted)
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! A response body into an HTTP/2 stream: room first, then the next frame.
 //!
 //! What is taken out of the log is beyond the reach of drop-oldest, so nothing is taken before HTTP/2 can send or
-//! buffer at least one byte of it. While the log has nothing to give, no room is kept: what one idle stream of a connection
-//! reserves, others could not use.
+//! buffer at least one byte of it. That byte's room is kept while the log has nothing to give: h2 wakes whoever is
+//! given room, so a stream that gave it back and asked again at each poll would wake itself without end. What it costs the other
+//! streams of its connection is one byte of their common window.
 
 use std::{
     pin::Pin,
@@ -124,10 +125,7 @@ impl Pipe {
             if !ready!(self.poll_room(context)) {
                 return Poll::Ready(Ended::Gone);
             }
-            let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
-                self.out.reserve_capacity(0);
-                return Poll::Pending;
-            };
+            let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
             if let Some(ended) = self.send(frame) {
                 return Poll::Ready(ended);
             }

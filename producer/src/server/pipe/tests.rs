@@ -19,10 +19,12 @@ const FRAMES: usize = 20;
 /// Two frames and a half.
 const WINDOW_BYTES: u32 = 2_500;
 
-/// A body that tells how many frames were taken out of it.
+/// A body that tells how many frames were taken out of it, and how often it was asked. After its trailers it ends; without any
+/// it goes on with nothing to give.
 struct Counted {
     frames: VecDeque<Frame<Bytes>>,
     taken: Arc<AtomicUsize>,
+    asked: Arc<AtomicUsize>,
 }
 
 impl Body for Counted {
@@ -33,15 +35,18 @@ impl Body for Counted {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = self.frames.pop_front();
-        self.taken
-            .fetch_add(usize::from(frame.is_some()), Ordering::Relaxed);
-        Poll::Ready(frame.map(Ok))
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let Some(frame) = self.frames.pop_front() else {
+            return Poll::Pending;
+        };
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(frame)))
     }
 }
 
 struct Scene {
     taken: Arc<AtomicUsize>,
+    asked: Arc<AtomicUsize>,
     hold: Arc<Hold>,
     /// What the client reads.
     response: h2::RecvStream,
@@ -52,16 +57,22 @@ struct Scene {
 impl Scene {
     /// A response of [`FRAMES`] to a client that grants [`WINDOW_BYTES`] and reads nothing yet.
     async fn begin() -> Self {
-        let taken = Arc::<AtomicUsize>::default();
-        let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
-        let hold = pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")));
         let mut frames: VecDeque<_> = (0..FRAMES)
             .map(|number| Frame::data(vec![u8::try_from(number).unwrap(); FRAME_BYTES].into()))
             .collect();
         frames.push_back(Frame::trailers(HeaderMap::new()));
+        Self::with(frames).await
+    }
+
+    /// The same with other frames.
+    async fn with(frames: VecDeque<Frame<Bytes>>) -> Self {
+        let (taken, asked) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
+        let hold = pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")));
         let body = tonic::body::Body::new(Counted {
             frames,
             taken: Arc::clone(&taken),
+            asked: Arc::clone(&asked),
         });
         let (client, server) = tokio::io::duplex(1 << 20);
         let mut tasks = JoinSet::new();
@@ -79,6 +90,7 @@ impl Scene {
         let response = response.await.unwrap().into_body();
         let scene = Self {
             taken,
+            asked,
             hold,
             response,
             tasks,
@@ -173,4 +185,17 @@ async fn end_of_the_client_is_seen_by_a_stalled_stream() {
         (3, 0)
     );
     scene.tasks.shutdown().await;
+}
+
+#[tokio::test]
+async fn stream_with_nothing_to_send_sleeps() {
+    let scene = Scene::with([Frame::data(vec![1; 10].into())].into()).await;
+    let asked = scene.asked.load(Ordering::Relaxed);
+    settle().await;
+    assert_eq!(scene.taken(), 1);
+    assert_eq!(
+        scene.asked.load(Ordering::Relaxed),
+        asked,
+        "it wakes itself"
+    );
 }
