@@ -130,6 +130,7 @@ async fn open(
     Ok(Watched {
         stream,
         look_for_alert: is_plain,
+        broken: None,
         trouble,
     })
 }
@@ -155,6 +156,8 @@ struct Watched {
     stream: Box<dyn ByteStream>,
     /// Until the first bytes of a plain connection came.
     look_for_alert: bool,
+    /// What a write failed with, until the last words were read.
+    broken: Option<io::Error>,
     trouble: Trouble,
 }
 
@@ -167,27 +170,37 @@ impl Watched {
         }
     }
 
-    /// Notes an error. A port that speaks TLS may have closed the connection while we write; its alert is then
-    /// still to be read.
+    /// Notes an error. The other side may have said why it closed the connection while we were writing; so an error is
+    /// told only when what is still to be read was looked at, which is there or comes with the end of the connection.
     fn written<T>(
         &mut self,
         context: &mut Context<'_>,
         result: io::Result<T>,
     ) -> Poll<io::Result<T>> {
-        if let Err(error) = &result {
-            self.trouble.note(error);
-            let mut byte = [0];
-            let mut buffer = ReadBuf::new(&mut byte);
-            if self.look_for_alert
-                && Pin::new(&mut self.stream)
-                    .poll_read(context, &mut buffer)
-                    .is_ready()
-                && let [first] = buffer.filled()
-            {
-                self.first(*first);
+        match result {
+            Ok(written) => Poll::Ready(Ok(written)),
+            Err(error) => {
+                self.trouble.note(&error);
+                self.broken = Some(error);
+                self.poll_last_words(context).map(Err)
             }
         }
-        Poll::Ready(result)
+    }
+
+    fn poll_last_words(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
+        let mut byte = [0];
+        let mut buffer = ReadBuf::new(&mut byte);
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer));
+        if let Err(error) = &read {
+            self.trouble.note(error);
+        }
+        if self.look_for_alert
+            && let [first] = buffer.filled()
+        {
+            self.first(*first);
+        }
+        let broken = self.broken.take();
+        Poll::Ready(broken.unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()))
     }
 }
 
@@ -217,6 +230,9 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.broken.is_some() {
+            return self.poll_last_words(context).map(Err);
+        }
         let result = ready!(Pin::new(&mut self.stream).poll_write(context, bytes));
         self.written(context, result)
     }
@@ -226,6 +242,9 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.broken.is_some() {
+            return self.poll_last_words(context).map(Err);
+        }
         let result = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices));
         self.written(context, result)
     }
@@ -235,6 +254,9 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.broken.is_some() {
+            return self.poll_last_words(context).map(Err);
+        }
         let result = ready!(Pin::new(&mut self.stream).poll_flush(context));
         self.written(context, result)
     }
