@@ -109,6 +109,7 @@ pub struct Batch {
     index: HashTable<u32>,
     hasher: RandomState,
     cursors: Vec<Cursor>,
+    goodbyes: Vec<Cursor>,
     accepted: Vec<(u64, u32)>,
     cookies_max: usize,
     bytes: usize,
@@ -156,6 +157,7 @@ impl Batch {
             index: HashTable::new(),
             hasher: RandomState::default(),
             cursors: Vec::new(),
+            goodbyes: Vec::new(),
             accepted: Vec::new(),
             cookies_max,
             bytes: 0,
@@ -259,8 +261,18 @@ impl Batch {
         order.into_iter().map(|(_, at)| at)
     }
 
+    /// The ends of producers' lives that were reached with everything before them, also of those that have begun another
+    /// life since. With the batch, all of it is stored.
+    #[must_use]
+    pub fn goodbyes(&self) -> &[Cursor] {
+        &self.goodbyes
+    }
+
     /// Notes how far a producer got, for instance by a gap, or that it said goodbye.
     pub fn advance(&mut self, cursor: &Cursor) {
+        if cursor.complete && !self.goodbyes.contains(cursor) {
+            self.goodbyes.push(cursor.clone());
+        }
         match self
             .cursors
             .iter_mut()

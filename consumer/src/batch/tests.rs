@@ -93,6 +93,25 @@ fn pairs_are_not_confused_by_where_a_user_id_ends() {
     check(&[chunk(1, 1, &users)], &users, 0);
 }
 
+/// A producer is back sooner than a batch is due.
+#[test]
+fn goodbye_is_kept_when_the_next_life_begins_in_the_same_batch() {
+    let cursor = |epoch, sequence, complete| Cursor {
+        producer: "p".into(),
+        epoch,
+        sequence,
+        complete,
+    };
+    let mut batch = Batch::new(10, 1 << 20);
+    batch.advance(&cursor(1, 8, false));
+    batch.advance(&cursor(1, 9, true));
+    batch.advance(&cursor(1, 9, true));
+    batch.advance(&cursor(2, 0, false));
+    assert_eq!(batch.cursors(), [cursor(2, 0, false)]);
+    assert_eq!(batch.goodbyes(), [cursor(1, 9, true)]);
+    assert!(batch.next().goodbyes().is_empty());
+}
+
 #[test]
 fn cursors_are_kept_by_producer_and_never_go_back_within_an_epoch() {
     let mut batch = Batch::new(1000, 1 << 20);

@@ -264,17 +264,16 @@ impl Writer {
             }));
         for cursor in batch.cursors() {
             self.show(cursor);
-            if cursor.complete {
-                metrics.goodbyes.inc();
-                let (producer, epoch, final_sequence) =
-                    (&*cursor.producer, cursor.epoch, cursor.sequence);
-                tracing::info!(
-                    producer,
-                    epoch,
-                    final_sequence,
-                    "producer said goodbye and all it sent is stored"
-                );
-            }
+        }
+        for end in batch.goodbyes() {
+            metrics.goodbyes.inc();
+            let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);
+            tracing::info!(
+                producer,
+                epoch,
+                final_sequence,
+                "producer said goodbye and all it sent is stored"
+            );
         }
         tracing::debug!(cookies, ?took, stale, rejected, "batch stored");
     }
