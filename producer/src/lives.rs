@@ -156,7 +156,8 @@ fn open(path: &Path, now: u64) -> Result<(RecordFile, Vec<Entry>), Unusable> {
             .read()?
             .ok()
             .and_then(|entries| entries.last().copied());
-        file.set_mark(newest.map_or(now, |entry| entry.epoch.max(now)))?;
+        let disowned = newest.map_or(now, |entry| entry.epoch.max(now));
+        file.set_mark(disowned.max(file.mark()?))?;
         return Err(error);
     }
     let mut entries = match file.read()? {

@@ -40,6 +40,7 @@ impl Producer {
         let mut flags: Vec<String> = ["--http", &http, "--grpc", &grpc, "--admin", &admin]
             .map(str::to_owned)
             .into();
+        flags.extend(["--state".to_owned(), folder.display().to_string()]);
         if let Some(bytes) = &args.log_bytes {
             flags.extend(["--log-bytes".to_owned(), bytes.clone()]);
         }

@@ -40,6 +40,7 @@ pub(super) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Br
         format!("--admin={admin}"),
         format!("--queue-cookies={keep}"),
         "--id=bench-peers".to_owned(),
+        format!("--state={}", folder.display()),
     ];
     let mut process = Process::start("producer", program, &args, &folder.join("producer.log"))?;
     process

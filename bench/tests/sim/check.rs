@@ -80,7 +80,8 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
 /// A consumer that has received some of a life, and has not been restarted since, knows that its end is unknown.
 fn tails(seat: &Seat, history: &History, disk: &Disk, missing: &Missing) -> anyhow::Result<()> {
     if seat.lives.lock().expect(UNPOISONED).len() > 1
-        || of_all_lives(seat, names::UNKNOWN_TAILS) > 0
+        || of_all_lives(seat, names::UNKNOWN_TAILS, &[]) > 0
+        || counted_ends(seat) > 0
     {
         return Ok(());
     }
@@ -263,23 +264,35 @@ fn is_known(history: &History, disk: &Disk, sync: &SyncRequest) -> bool {
     })
 }
 
+/// How far an epoch may be from the time at which its life began, in microseconds.
+const EPOCH_ABOUT: u64 = 1 << 16;
+
 /// Which life of a producer has this epoch.
 fn life_of(producer: &Seat, epoch: u64) -> usize {
     let lives = producer.lives.lock().expect(UNPOISONED);
-    let begun = lives.iter().rposition(|life| life.began <= epoch);
+    // An epoch is the time of its beginning but for the lowest bits.
+    let begun = lives
+        .iter()
+        .rposition(|life| life.began <= epoch + EPOCH_ABOUT);
     begun.unwrap_or_default()
 }
 
+/// Cookies of lives that went on.
 fn counted_lost(consumer: &Seat) -> u64 {
-    of_all_lives(consumer, names::LOST)
+    of_all_lives(consumer, names::LOST, &[]) - counted_ends(consumer)
+}
+
+/// Cookies known to have been lost with the ends of lives.
+fn counted_ends(consumer: &Seat) -> u64 {
+    of_all_lives(consumer, names::LOST, &[("reason", "producer_ended")])
 }
 
 /// The sum of a consumer's counter over all its lives.
-fn of_all_lives(consumer: &Seat, name: &str) -> u64 {
+fn of_all_lives(consumer: &Seat, name: &str, labels: &[(&str, &str)]) -> u64 {
     let lives = consumer.lives.lock().expect(UNPOISONED);
     let counts = lives.iter().map(|life| {
         let text = TextEncoder::new().encode_to_string(&life.registry.gather());
-        Samples::parse(&text.unwrap_or_default()).count(name, &[])
+        Samples::parse(&text.unwrap_or_default()).count(name, labels)
     });
     counts.sum()
 }

@@ -43,6 +43,7 @@ use std::{
 
 use mad_turmoil::time::SimClocksGuard;
 use rand::{SeedableRng, rngs::StdRng};
+use tempfile::TempDir;
 
 use plan::Plan;
 use world::World;
@@ -148,6 +149,9 @@ fn report(what: &str, output: &Output) {
 fn run_here(plan: Plan) {
     println!("\n{plan}");
     let seed = plan.seed;
+    // What producers record outlives them, but not the run; a run knows no path, which would differ each time.
+    let records = TempDir::new().expect("there is a folder for temporary files");
+    env::set_current_dir(&records).expect("it was just made");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
     if env::var_os("RUST_LOG").is_some() {
         cookiesync::process::init_logging();

@@ -217,12 +217,12 @@ impl SimStore {
         let mut disk = self.disk();
         for cursor in batch.cursors() {
             trace::note("committed", (&*cursor.producer, cursor.sequence));
-            if cursor.complete {
-                let life = (Arc::clone(&cursor.producer), cursor.epoch);
-                disk.completed.insert(life);
-            }
             disk.cursors
                 .insert(Arc::clone(&cursor.producer), cursor.clone());
+        }
+        for end in batch.goodbyes() {
+            let life = (Arc::clone(&end.producer), end.epoch);
+            disk.completed.insert(life);
         }
         drop(disk);
         if self.lies() {

@@ -119,6 +119,8 @@ impl World {
         let arguments = [
             "producer".to_owned(),
             format!("--id={}", Host::Producer(at).name()),
+            // The folder in which the run is; see main.rs.
+            "--state=.".to_owned(),
             "--log-bytes=16MiB".to_owned(),
             format!("--queue-cookies={queue}"),
             format!("--chunk-age={}ms", plan.chunk_age.as_millis()),
