@@ -11,7 +11,7 @@ use cookiesync::process::{
 use prometheus::Registry;
 use tokio::{net::TcpListener, time::Instant};
 use tokio_util::sync::CancellationToken;
-use tonic_health::server::HealthReporter;
+use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     config::Config,
@@ -232,6 +232,11 @@ impl App {
     pub async fn drain(self) -> Result<(), DrainTimeout> {
         self.draining.cancel();
         self.health.set_not_serving::<Streams>().await;
+        // What probes ask for that name no service.
+        let overall = self
+            .health
+            .set_service_status("", ServingStatus::NotServing);
+        overall.await;
         tokio::time::sleep(self.drain_delay).await;
         let end = Instant::now() + self.drain_timeout;
         let edge_grace = EDGE_GRACE.min(self.drain_timeout / 4);

@@ -2,17 +2,17 @@
 //!
 //! # How it works
 //!
-//! A life is one run of the process, named by its epoch. A small [record](self::record) in a file keeps the last 16 of them,
+//! A life is one run of the process, named by its epoch. A small record in a file keeps the last 16 of them,
 //! and where each ended. It lies in memory (`/dev/shm`): it survives the process however that ends, not the machine, and
 //! neither would what it speaks of. While a life runs, its entry says that no sequence is *beyond* some number:
 //!
-//! - Before a cookie may get a sequence beyond it, the number is raised, by [`AHEAD_COOKIES`] more than needed.
+//! - Before a cookie may get a sequence beyond it, the number is raised, by `AHEAD_COOKIES` more than needed.
 //! - When the log has sealed all it had because of age, the number becomes the last sequence: of a producer killed while
 //!   it was idle, the very end is known.
 //! - When the log is closed, the entry becomes exact.
 //!
 //! So the bound holds at each instant, whatever kills the process: what was killed within a call had not yet put the
-//! cookies into the log that the call was for. It is too high by [`AHEAD_COOKIES`] at most. Raising ahead, and not once a chunk by what a
+//! cookies into the log that the call was for. It is too high by `AHEAD_COOKIES` at most. Raising ahead, and not once a chunk by what a
 //! chunk can hold, gives a nearer bound (the smallest cookies are a tenth of usual ones) and fewer writes while there
 //! are few cookies.
 //!
@@ -30,13 +30,14 @@
 //!
 //! # Cost
 //!
-//! One `pwrite` of 48 bytes each [`AHEAD_COOKIES`] cookies, and two for each chunk that is sealed by age, under the log's
+//! One `pwrite` of 48 bytes each `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age, under the log's
 //! lock.
 
 mod file;
 mod record;
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -117,6 +118,7 @@ pub fn begin(
     )?;
     registry.register(Box::new(recorded.clone()))?;
     let Some(folder) = folder(state) else {
+        forget(&Path::new(DEFAULT_FOLDER).join(file_name(id)));
         tracing::info!("no record of this producer's lives is kept");
         return Ok((Lives::new(now, Vec::new(), None, recorded), Life::default()));
     };
@@ -127,6 +129,10 @@ pub fn begin(
             recorded_life(file, entries, now, recorded)
         }
         Err(why) => {
+            // One that is locked was marked.
+            if !matches!(why, Unusable::Locked) {
+                forget(&path);
+            }
             tracing::warn!(
                 path = %path.display(),
                 %why,
@@ -135,6 +141,19 @@ pub fn begin(
             (Lives::new(now, Vec::new(), None, recorded), Life::default())
         }
     })
+}
+
+/// Removes a record in which the life that begins will not be: the next would be told that there was none.
+fn forget(path: &Path) {
+    match std::fs::remove_file(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::error!(
+            path = %path.display(),
+            %error,
+            "the record of this producer's former lives cannot be removed: do so before it is used again, as this life is missing in it"
+        ),
+    }
 }
 
 fn folder(state: &State) -> Option<PathBuf> {

@@ -67,6 +67,8 @@ pub struct SecurityArgs {
 #[derive(Debug, Clone, Default)]
 pub struct Security {
     tls: Option<Arc<Reloaded<Files>>>,
+    /// TLS is only for clients with a certificate.
+    wants_certificates: bool,
     token: Option<Arc<Reloaded<token::File>>>,
 }
 
@@ -95,6 +97,7 @@ impl SecurityArgs {
             client_authorities,
         });
         Security {
+            wants_certificates: !self.tls_client_ca.is_empty(),
             tls: files.and_then(|files| loaded(mistakes, files)),
             token: NamedFile::given("--token-file", &self.token_file)
                 .and_then(|file| loaded(mistakes, token::File(file))),
@@ -132,6 +135,10 @@ impl Security {
                 grpc = %address,
                 "the streams are plain text and open to whoever reaches this address (--tls-cert, --token-file)"
             ),
+            Some(Exposure::Encrypted) => tracing::warn!(
+                grpc = %address,
+                "the streams are encrypted, and open to whoever reaches this address (--tls-client-ca, --token-file)"
+            ),
             Some(Exposure::Tokens) => tracing::warn!(
                 grpc = %address,
                 "tokens are sent in plain text: others on the way can read them and the streams (--tls-cert)"
@@ -140,8 +147,10 @@ impl Security {
     }
 
     fn exposure(&self, address: SocketAddr) -> Option<Exposure> {
-        if address.ip().is_loopback() || self.tls.is_some() {
+        if address.ip().is_loopback() {
             None
+        } else if self.tls.is_some() {
+            (!self.wants_certificates && self.token.is_none()).then_some(Exposure::Encrypted)
         } else if self.token.is_some() {
             Some(Exposure::Tokens)
         } else {
@@ -154,6 +163,8 @@ impl Security {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exposure {
     Streams,
+    /// The streams, by asking for them.
+    Encrypted,
     Tokens,
 }
 

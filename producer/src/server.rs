@@ -22,6 +22,9 @@ use crate::{
     streams::Streams,
 };
 
+/// Longest message of health checks and reflection: the name of a service or of a symbol.
+const QUESTION_BYTES_MAX: usize = 4 * 1024;
+
 /// A connection without any call is closed after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -49,9 +52,17 @@ impl Server {
         reporter.set_serving::<Streams>().await;
         let routes = Routes::default()
             .add_service(streams)
-            .add_service(health)
-            .add_service(reflection().build_v1()?)
-            .add_service(reflection().build_v1alpha()?)
+            .add_service(health.max_decoding_message_size(QUESTION_BYTES_MAX))
+            .add_service(
+                reflection()
+                    .build_v1()?
+                    .max_decoding_message_size(QUESTION_BYTES_MAX),
+            )
+            .add_service(
+                reflection()
+                    .build_v1alpha()?
+                    .max_decoding_message_size(QUESTION_BYTES_MAX),
+            )
             .prepare();
         Ok(Self {
             routes: Guarded::open(routes),

@@ -23,6 +23,10 @@ use crate::{security::guard::Guarded, streams::pinned::Hold};
 /// The calls that the log's end ends; all others end as soon as the producer drains.
 const STREAMS_PATH: &str = "/cookiesync.v1.CookieStreamer/";
 
+/// How long a call may take until its answer begins: the streams wait as long for their request's message, which then
+/// says so itself.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// How long a stream that was cut off may take to let go what HTTP/2 has begun to write. Then its connection, which is
 /// as stuck as it, is closed.
 const CUT_GRACE: Duration = Duration::from_secs(1);
@@ -48,7 +52,10 @@ pub(super) async fn run(
     let answering = around.routes.call(request.map(RequestBody));
     let response = tokio::select! {
         biased;
-        Ok(response) = answering => response,
+        answered = timeout(ANSWER_TIMEOUT, answering) => match answered {
+            Ok(Ok(response)) => response,
+            Err(_) => Status::deadline_exceeded("the request's message did not come").into_http(),
+        },
         () = around.stopping.cancelled() => draining().into_http(),
         _ = std::future::poll_fn(|context| respond.poll_reset(context)) => return,
     };

@@ -125,6 +125,7 @@ impl ConnectionCalls {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if !all.take(now) {
+            self.refused += 1;
             self.calls.refused_all.inc();
             return Err(Status::resource_exhausted("too many calls"));
         }

@@ -3,8 +3,8 @@
 //! Bytes that a stream has taken out of the log are pinned until HTTP/2 has written them to the connection, or has let
 //! them go. A stream whose client has stopped reading keeps them for as long as it likes, also when the log has
 //! moved on: so they are counted, and where all streams together hold more than the bound, the worst are cut off until
-//! they do not. The worst is one that has let nothing go for [`STALLED_AFTER`]; among those the one that holds most; and
-//! among equals, which differ by less than [`EQUAL_BYTES`], the one that has stood still for longest. A stream that
+//! they do not. The worst is one that has let nothing go for `STALLED_AFTER`; among those the one that holds most; and
+//! among equals, which differ by less than `EQUAL_BYTES`, the one that has stood still for longest. A stream that
 //! is cut off ends with `RESOURCE_EXHAUSTED`, and its queue stays: the subscriber comes back by its cursor or its name.
 //!
 //! Each stream counts in full for what it holds, although chunks are shared with the log and with other streams: the

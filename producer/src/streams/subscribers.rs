@@ -1,6 +1,6 @@
 //! Who subscribes: one named queue each, kept for a while after its stream ended.
 //!
-//! A queue is a position in the log and an [account](account) of what became of every cookie since it was made; the log
+//! A queue is a position in the log and an account of what became of every cookie since it was made; the log
 //! holds the cookies. A stream holds a [`Lease`] on its queue. A second stream of the same name takes the lease away
 //! from the first.
 //!
