@@ -133,23 +133,36 @@ fn garbage_is_thrown_away_and_the_next_life_is_recorded() {
 }
 
 #[test]
-fn file_that_others_may_write_or_a_link_is_not_touched() {
+fn link_or_file_that_others_may_write_is_removed_and_nothing_behind_it_touched() {
     let folder = TempDir::new().unwrap();
     let victim = folder.path().join("victim");
     std::fs::write(&victim, "precious").unwrap();
+    std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o600)).unwrap();
     std::os::unix::fs::symlink(&victim, path(&folder)).unwrap();
     drop(start(&folder, NOW));
-    std::fs::remove_file(path(&folder)).unwrap();
+    assert!(!path(&folder).exists());
     std::fs::hard_link(&victim, path(&folder)).unwrap();
-    std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o600)).unwrap();
     drop(start(&folder, NOW));
-    std::fs::remove_file(path(&folder)).unwrap();
-    std::fs::write(path(&folder), "precious").unwrap();
+    assert!(!path(&folder).exists());
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    std::fs::write(path(&folder), "anybody's").unwrap();
     std::fs::set_permissions(path(&folder), std::fs::Permissions::from_mode(0o622)).unwrap();
     drop(start(&folder, NOW));
-    for file in [&victim, &path(&folder)] {
-        assert_eq!(std::fs::read_to_string(file).unwrap(), "precious");
-    }
+    assert!(!path(&folder).exists());
+}
+
+/// Of a life without a record the next one must not be told that there was none.
+#[test]
+fn life_that_cannot_be_recorded_leaves_no_proof_about_itself() {
+    let folder = TempDir::new().unwrap();
+    let (_, mut life) = start(&folder, NOW);
+    life.reserve(10);
+    life.end(10);
+    drop(life);
+    std::fs::set_permissions(path(&folder), std::fs::Permissions::from_mode(0o644)).unwrap();
+    drop(start(&folder, NOW + 1));
+    let (lives, _life) = start(&folder, NOW + 2);
+    assert_eq!(lives.tail(&cursor(NOW, 10)), None);
 }
 
 #[test]
