@@ -15,6 +15,7 @@ use crate::{
     edge::request::IdLimits,
     lives::State,
     security::{Security, SecurityArgs},
+    server::SEND_BUFFER_BYTES,
 };
 
 /// Takes sync requests over HTTP and streams their cookies to every exchange node.
@@ -142,7 +143,8 @@ pub struct Args {
     )]
     rewind_bytes: String,
 
-    /// Most bytes that the connections of subscribers may hold, beside the log, before the worst are cut off
+    /// Most bytes that the connections of subscribers may hold, beside the log, before the worst are cut off: at least
+    /// 256 KiB and two chunks
     #[arg(
         long,
         value_name = "BYTES",
@@ -355,12 +357,7 @@ impl Args {
             ),
             subscribers_max: number(m, "--subscribers", &self.subscribers, (1, 1_000_000)),
             rewind_bytes: size(m, "--rewind-bytes", &self.rewind_bytes, (0, usize::MAX)),
-            pinned_bytes_max: size(
-                m,
-                "--pinned-bytes",
-                &self.pinned_bytes,
-                (64 << 10, usize::MAX),
-            ),
+            pinned_bytes_max: size(m, "--pinned-bytes", &self.pinned_bytes, (0, usize::MAX)),
             heartbeat: time_within(
                 m,
                 "--heartbeat",
@@ -394,7 +391,7 @@ impl Args {
                     &self.http_connections_per_address,
                     (1, 1_000_000),
                 ),
-                request_timeout: time(m, "--request-timeout", &self.request_timeout, ms(10)),
+                request_timeout: Some(time(m, "--request-timeout", &self.request_timeout, ms(10))),
                 idle_timeout: time(m, "--idle-timeout", &self.idle_timeout, ms(10)),
                 write_timeout: Some(time(m, "--write-timeout", &self.write_timeout, ms(10))),
             },
@@ -414,6 +411,12 @@ impl Args {
             drain_delay: time(m, "--drain-delay", &self.drain_delay, Duration::ZERO),
             drain_timeout: time(m, "--drain-timeout", &self.drain_timeout, Duration::ZERO),
         };
+        let held_by_one = SEND_BUFFER_BYTES + 2 * config.chunk_bytes;
+        if config.pinned_bytes_max < held_by_one {
+            mistakes.add(format!(
+                "--pinned-bytes: less than one stalled stream may hold, {held_by_one} bytes with these chunks"
+            ));
+        }
         if self.id.len() > limits::SUBSCRIBER_NAME_BYTES_MAX
             || self.id.chars().any(char::is_control)
         {
@@ -424,77 +427,4 @@ impl Args {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
-        let arguments = ["producer"].into_iter().chain(arguments.iter().copied());
-        Config::load(arguments.map(OsString::from))
-    }
-
-    #[test]
-    fn defaults_are_the_documented_ones() {
-        let config = load(&[]).unwrap();
-        assert_eq!(config.http, "0.0.0.0:8080".parse().unwrap());
-        assert_eq!(config.grpc, "0.0.0.0:7676".parse().unwrap());
-        assert_eq!(config.admin, "127.0.0.1:9090".parse().unwrap());
-        assert_eq!(config.log_bytes_max, 1 << 30);
-        assert_eq!(config.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
-        assert_eq!(config.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
-        assert_eq!(config.pinned_bytes_max, 256 << 20);
-        assert_eq!(config.subscriber_retention, Duration::from_secs(60));
-        assert_eq!(config.drain_timeout, Duration::from_secs(10));
-        assert_eq!(config.http_limits.connections_per_address_max, None);
-        assert_eq!(config.grpc_connections_per_address_max, Some(1024));
-        assert_eq!(config.drain_delay, Duration::ZERO);
-    }
-
-    #[test]
-    fn record_of_lives_has_a_folder_or_none() {
-        for (flag, state) in [
-            ("--state=", State::Default),
-            ("--state=none", State::Off),
-            ("--state=/run/p", State::Folder("/run/p".into())),
-        ] {
-            assert_eq!(load(&[flag]).unwrap().state, state);
-        }
-    }
-
-    #[test]
-    fn all_mistakes_are_reported_at_once() {
-        let arguments = [
-            "--http=nowhere",
-            "--log-bytes=12 parsecs",
-            "--chunk-bytes=2MiB",
-            "--chunk-age=0s",
-            "--user-id-bytes=65",
-            "--queue-cookies=-1",
-            "--pinned-bytes=63KiB",
-            "--heartbeat=11s",
-            "--http-connections-per-address=0",
-            "--grpc-connections-per-address=many",
-            "--tls-cert=/no/such/certificate.pem",
-            "--tls-key=/no/such/key.pem",
-            "--tls-client-ca=/no/such/authority.pem",
-            "--token-file=/no/such/tokens",
-            "--drain-delay=soon",
-        ];
-        let error = load(&arguments).unwrap_err().to_string();
-        for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {
-            assert!(error.contains(flag), "{flag} is missing in: {error}");
-        }
-    }
-
-    #[test]
-    fn certificate_without_key_is_a_mistake_and_so_is_the_reverse() {
-        for (given, missing) in [
-            ("--tls-cert", "--tls-key"),
-            ("--tls-key", "--tls-cert"),
-            ("--tls-client-ca", "--tls-cert"),
-        ] {
-            let error = load(&[given, "/some/file"]).unwrap_err().to_string();
-            let said = format!("{given}: needs {missing}");
-            assert!(error.contains(&said), "{said} is missing in: {error}");
-        }
-    }
-}
+mod tests;

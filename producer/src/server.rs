@@ -16,11 +16,9 @@ use prometheus::Registry;
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
+pub(crate) use self::connection::SEND_BUFFER_BYTES;
 use self::{connection::Connection, rates::Calls};
-use crate::{
-    security::{Door, guard::Guarded},
-    streams::Streams,
-};
+use crate::{security::Door, streams::Streams};
 
 /// Longest message of health checks and reflection: the name of a service or of a symbol.
 const QUESTION_BYTES_MAX: usize = 4 * 1024;
@@ -31,7 +29,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// The services of one producer.
 #[derive(Debug, Clone)]
 pub struct Server {
-    routes: Guarded,
+    routes: Routes,
     door: Door,
     health: HealthReporter,
     calls: Calls,
@@ -65,7 +63,7 @@ impl Server {
             )
             .prepare();
         Ok(Self {
-            routes: Guarded::open(routes),
+            routes,
             door: Door::default(),
             health: reporter,
             calls: Calls::register(registry)?,
@@ -75,11 +73,7 @@ impl Server {
     /// The same behind `door`.
     #[must_use]
     pub fn behind(self, door: Door) -> Self {
-        Self {
-            routes: self.routes.behind(door.guard.clone()),
-            door,
-            ..self
-        }
+        Self { door, ..self }
     }
 
     /// What tells health checks that the producer drains.
@@ -101,7 +95,7 @@ impl Server {
         let limits = Limits {
             connections_max,
             connections_per_address_max,
-            request_timeout: IDLE_TIMEOUT,
+            request_timeout: None,
             idle_timeout: IDLE_TIMEOUT,
             write_timeout: None,
         };
@@ -109,7 +103,9 @@ impl Server {
         let serve = move |stream: WatchedStream<_>, activity| {
             let peer = stream.peer();
             let connection = Connection {
-                routes: self.routes.of(peer),
+                routes: self.routes.clone(),
+                guard: self.door.guard.clone(),
+                peer,
                 calls: self.calls.of_connection(),
                 activity: Arc::clone(&activity),
                 tasks: tasks.clone(),

@@ -13,7 +13,7 @@ use prometheus::{Encoder, Registry, TextEncoder};
 const LIMITS: Limits = Limits {
     connections_max: 256,
     connections_per_address_max: None,
-    request_timeout: Duration::from_secs(10),
+    request_timeout: Some(Duration::from_secs(10)),
     idle_timeout: Duration::from_secs(75),
     write_timeout: Some(Duration::from_secs(30)),
 };

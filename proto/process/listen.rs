@@ -118,8 +118,8 @@ pub struct Limits {
     /// one above: behind a load balancer, all come from one address.
     pub connections_per_address_max: Option<usize>,
     /// Longest time from the first byte of a request to its last header byte. A request that begins in the same
-    /// read as the end of another has the idle timeout instead.
-    pub request_timeout: Duration,
+    /// read as the end of another has the idle timeout instead. `None` for protocols that say more than requests.
+    pub request_timeout: Option<Duration>,
     /// Longest time without any request in progress.
     pub idle_timeout: Duration,
     /// Longest time that written bytes may wait for the client to read; `None` for ports whose protocol has
@@ -346,10 +346,10 @@ impl Activity {
     }
 
     async fn watch(&self, limits: Limits) -> Cut {
-        let tick = limits
-            .request_timeout
-            .min(limits.idle_timeout)
-            .min(limits.write_timeout.unwrap_or(Duration::MAX))
+        let tick = [limits.request_timeout, limits.write_timeout]
+            .into_iter()
+            .flatten()
+            .fold(limits.idle_timeout, Duration::min)
             / 2;
         let mut ticks = interval_at(Instant::now() + tick, tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -406,7 +406,10 @@ impl Watcher {
         {
             // It began after the look before this one.
             let since = *self.partial_since.get_or_insert(self.looked);
-            if now - since >= limits.request_timeout {
+            if limits
+                .request_timeout
+                .is_some_and(|limit| now - since >= limit)
+            {
                 return Some(Cut::SlowRequest);
             }
         }

@@ -7,9 +7,9 @@
 
 use std::{
     fmt,
-    fs::File,
+    fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
-    io::Read as _,
+    io::{self, Read as _},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
@@ -54,10 +54,14 @@ impl NamedFile {
 
     fn read(&self) -> Result<Vec<u8>, String> {
         let read = || {
+            // Opening a pipe waits for a writer.
+            if !fs::metadata(&self.path)?.is_file() {
+                return Err(io::Error::other("is not a regular file"));
+            }
             let mut bytes = Vec::new();
             let file = File::open(&self.path)?;
             file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-            std::io::Result::Ok(bytes)
+            Ok(bytes)
         };
         let bytes = read().map_err(|error| self.mistake(error))?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
@@ -145,7 +149,7 @@ impl<S: Source> Reloaded<S> {
         Arc::clone(&current)
     }
 
-    /// Keeps the value up to date until `stop`.
+    /// Keeps the value up to date until `stop`, which does not wait for a file system that hangs.
     pub async fn watch(self: Arc<Self>, metrics: Metrics, stop: CancellationToken) {
         let mut said = Said::default();
         said.expiries::<S>(&self.current(), &metrics);
@@ -155,8 +159,9 @@ impl<S: Source> Reloaded<S> {
                 return;
             }
             let looking = Arc::clone(&self);
+            let looking = tokio::task::spawn_blocking(move || looking.look());
             // Only a panic or the end of the runtime is an error here.
-            let Ok(news) = tokio::task::spawn_blocking(move || looking.look()).await else {
+            let Some(Ok(news)) = stop.run_until_cancelled(looking).await else {
                 return;
             };
             match news {

@@ -5,20 +5,15 @@
 //! is open stays open when its token is withdrawn.
 
 use std::{
-    convert::Infallible,
-    future::Future,
     net::IpAddr,
-    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use cookiesync::process::{reload::Reloaded, token};
-use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
+use http::{HeaderMap, Request, header::AUTHORIZATION};
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
-use tonic::{Status, body::Body, service::Routes};
-use tower::Service;
+use tonic::Status;
 
 /// What may be called without a token.
 const OPEN_TO_ALL: &str = "/grpc.health.v1.Health/";
@@ -89,15 +84,26 @@ impl Guard {
         }
     }
 
-    fn note(&self, refusal: Refusal, peer: Option<IpAddr>) {
+    /// Lets the call through if it may be made.
+    ///
+    /// # Errors
+    /// `UNAUTHENTICATED`, with what is missing.
+    pub fn admit<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Status> {
+        self.check(request.uri().path(), request.headers())
+            .map_err(|refusal| {
+                self.note(refusal, peer);
+                Status::unauthenticated(refusal.to_string())
+            })
+    }
+
+    fn note(&self, refusal: Refusal, peer: IpAddr) {
         match refusal {
             Refusal::Missing => self.missing.inc(),
             Refusal::Wrong => self.wrong.inc(),
         }
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(refused) = said.refused_to_say(Instant::now()) {
-            let peer = peer.map(tracing::field::display);
-            tracing::warn!(peer, why = %refusal, refused, "calls are refused");
+            tracing::warn!(%peer, why = %refusal, refused, "calls are refused");
         }
     }
 }
@@ -119,66 +125,6 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = header.split_at_checked(7)?;
     let token = token.trim_ascii();
     (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
-}
-
-/// The services of a producer behind its guard.
-#[derive(Debug, Clone)]
-pub struct Guarded {
-    routes: Routes,
-    guard: Option<Arc<Guard>>,
-    peer: Option<IpAddr>,
-}
-
-impl Guarded {
-    /// Services that everybody may call.
-    #[must_use]
-    pub fn open(routes: Routes) -> Self {
-        Self {
-            routes,
-            guard: None,
-            peer: None,
-        }
-    }
-
-    /// The same behind `guard`.
-    #[must_use]
-    pub fn behind(self, guard: Option<Arc<Guard>>) -> Self {
-        Self { guard, ..self }
-    }
-
-    /// The same for calls of one client.
-    #[must_use]
-    pub fn of(&self, peer: IpAddr) -> Self {
-        Self {
-            peer: Some(peer),
-            ..self.clone()
-        }
-    }
-}
-
-impl<B> Service<Request<B>> for Guarded
-where
-    Routes:
-        Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send + 'static>,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.routes.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        if let Some(guard) = &self.guard
-            && let Err(refusal) = guard.check(request.uri().path(), request.headers())
-        {
-            guard.note(refusal, self.peer);
-            let refused = Status::unauthenticated(refusal.to_string()).into_http();
-            return Box::pin(std::future::ready(Ok(refused)));
-        }
-        Box::pin(self.routes.call(request))
-    }
 }
 
 #[cfg(test)]

@@ -12,13 +12,13 @@ use cookiesync::process::listen::InProgress;
 use h2::{Reason, RecvStream, server::SendResponse};
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tokio::time::timeout;
+use tokio::time::{error::Elapsed, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Status, service::Routes};
 use tower::Service;
 
-use super::pipe::{Data, Ended, Pipe};
-use crate::{security::guard::Guarded, streams::pinned::Hold};
+use super::pipe::{Data, Ended, Pipe, Sent};
+use crate::streams::pinned::Hold;
 
 /// The calls that the log's end ends; all others end as soon as the producer drains.
 const STREAMS_PATH: &str = "/cookiesync.v1.CookieStreamer/";
@@ -33,19 +33,19 @@ const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// What a call needs of its connection.
 pub(super) struct Surroundings {
-    pub(super) routes: Guarded,
+    pub(super) routes: Routes,
     /// The producer drains.
     pub(super) stopping: CancellationToken,
     /// Closes the connection at once.
     pub(super) close: CancellationToken,
 }
 
-/// Answers one call; the connection is not idle until this ends.
+/// Answers one call; the connection is not idle until all of its answer is in the hands of HTTP/2.
 pub(super) async fn run(
     request: Request<RecvStream>,
     mut respond: SendResponse<Data>,
     mut around: Surroundings,
-    _in_progress: InProgress,
+    in_progress: InProgress,
 ) {
     let until = (!request.uri().path().starts_with(STREAMS_PATH))
         .then(|| Box::pin(around.stopping.clone().cancelled_owned()));
@@ -67,18 +67,34 @@ pub(super) async fn run(
     if let Some(until) = until {
         pipe = pipe.until(until, draining());
     }
-    let (Ended::Cut, Some(hold)) = (pipe.run().await, hold) else {
-        return;
-    };
-    if hold.bytes() == 0 {
-        pipe.end(&held_too_much());
-        return;
+    // The body is gone by then: the subscriber's next stream does not have to take the queue.
+    let (ended, sent) = pipe.run().await;
+    drop(in_progress);
+    if let Some(hold) = hold {
+        let is_stuck = let_go(ended, sent, &hold).await.is_err();
+        if is_stuck {
+            around.close.cancel();
+        }
     }
-    // This also gives back the queue: the subscriber's next stream does not have to take it.
-    pipe.reset();
-    if timeout(CUT_GRACE, hold.released()).await.is_err() {
-        around.close.cancel();
+}
+
+/// Waits until HTTP/2 has let go what the stream holds, which may be cut off for it also after its end.
+///
+/// # Errors
+/// When it keeps what was cut off.
+async fn let_go(ended: Ended, mut sent: Sent, hold: &Hold) -> Result<(), Elapsed> {
+    if ended == Ended::Cut && hold.bytes() == 0 {
+        sent.end(&held_too_much());
+        return Ok(());
     }
+    let cut = hold.cut().cancelled();
+    tokio::select! {
+        biased;
+        () = hold.released() => return Ok(()),
+        () = cut => {}
+    }
+    sent.reset();
+    timeout(CUT_GRACE, hold.released()).await
 }
 
 /// Sends the head; `None` when there is no body, or nobody to send it to.

@@ -4,26 +4,27 @@
 //! stalled response for anything until there is: such a stream could be ended neither by a status nor by a reset, and
 //! what it holds could not be counted.
 
-use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::IpAddr, pin::pin, sync::Arc, time::Duration};
 
 use cookiesync::process::listen::{Activity, ByteStream};
 use h2::{Ping, PingPong, Reason, RecvStream, server};
 use http::Request;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Status, service::Routes};
 
 use super::{
     call::{self, Surroundings},
     pipe::Data,
     rates::ConnectionCalls,
 };
-use crate::security::guard::Guarded;
+use crate::security::guard::Guard;
 
 /// Bytes in one stream's send buffer at which no further chunk is taken from the log: enough for the kernel never
 /// to wait. A stream whose client has closed its window pins one chunk; one whose client's kernel takes nothing any more
 /// pins these, one chunk that exceeds them, and one that is half written: 384 KiB at the default chunk size, or 37 MiB for
 /// a hundred such streams.
-const SEND_BUFFER_BYTES: usize = 256 * 1024;
+pub(crate) const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Most calls at once on one connection.
 const CALLS_MAX: u32 = 64;
@@ -57,7 +58,9 @@ const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 
 /// What a connection needs to answer calls.
 pub(super) struct Connection {
-    pub(super) routes: Guarded,
+    pub(super) routes: Routes,
+    pub(super) guard: Option<Arc<Guard>>,
+    pub(super) peer: IpAddr,
     pub(super) calls: ConnectionCalls,
     pub(super) activity: Arc<Activity>,
     /// Where its calls run; the drain waits for them.
@@ -137,7 +140,7 @@ impl Connection {
         close: &CancellationToken,
     ) {
         let in_progress = self.activity.long_request();
-        if let Err(status) = self.calls.admit(Instant::now()) {
+        if let Err(status) = self.admit(&request) {
             return call::refuse(respond, status);
         }
         let around = Surroundings {
@@ -147,6 +150,16 @@ impl Connection {
         };
         let running = call::run(request, respond, around, in_progress);
         self.tasks.spawn(running);
+    }
+
+    /// Only who has a token draws from what all may call.
+    fn admit(&mut self, request: &Request<RecvStream>) -> Result<(), Status> {
+        let now = Instant::now();
+        self.calls.admit_own(now)?;
+        if let Some(guard) = &self.guard {
+            guard.admit(request, self.peer)?;
+        }
+        self.calls.admit_among_all(now)
     }
 }
 

@@ -88,21 +88,10 @@ impl Pipe {
         self
     }
 
-    /// Resets the stream, which lets go what HTTP/2 has not begun to write.
-    ///
-    /// gRPC clients take this reason for `RESOURCE_EXHAUSTED`.
-    pub(super) fn reset(mut self) {
-        self.out.send_reset(Reason::ENHANCE_YOUR_CALM);
-    }
-
-    /// Ends the stream with `status`, after what was sent.
-    pub(super) fn end(mut self, status: &Status) -> Ended {
-        self.trailers(status)
-    }
-
-    /// Sends until the end.
-    pub(super) async fn run(&mut self) -> Ended {
-        std::future::poll_fn(|context| self.poll(context)).await
+    /// Sends until the end. The body is dropped with it; what was sent may not be written yet.
+    pub(super) async fn run(mut self) -> (Ended, Sent) {
+        let ended = std::future::poll_fn(|context| self.poll(context)).await;
+        (ended, Sent(self.out))
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
@@ -174,11 +163,7 @@ impl Pipe {
     }
 
     fn trailers(&mut self, status: &Status) -> Ended {
-        let mut trailers = http::HeaderMap::new();
-        if let Err(error) = status.add_header(&mut trailers) {
-            tracing::debug!(%error, "status does not fit a header");
-        }
-        self.send_trailers(trailers)
+        self.send_trailers(trailers(status))
     }
 
     fn send_trailers(&mut self, trailers: http::HeaderMap) -> Ended {
@@ -188,6 +173,34 @@ impl Pipe {
             Err(_) => Ended::Gone,
         }
     }
+}
+
+/// What of a response HTTP/2 has got, after its end.
+pub(super) struct Sent(SendStream<Data>);
+
+impl Sent {
+    /// Resets the stream, which lets go what HTTP/2 has not begun to write.
+    ///
+    /// gRPC clients take this reason for `RESOURCE_EXHAUSTED`.
+    pub(super) fn reset(&mut self) {
+        self.0.send_reset(Reason::ENHANCE_YOUR_CALM);
+    }
+
+    /// Ends the stream with `status`, after what was sent.
+    pub(super) fn end(mut self, status: &Status) {
+        self.0.reserve_capacity(0);
+        if let Err(error) = self.0.send_trailers(trailers(status)) {
+            tracing::debug!(%error, "a stream was gone before its end");
+        }
+    }
+}
+
+fn trailers(status: &Status) -> http::HeaderMap {
+    let mut trailers = http::HeaderMap::new();
+    if let Err(error) = status.add_header(&mut trailers) {
+        tracing::debug!(%error, "status does not fit a header");
+    }
+    trailers
 }
 
 #[cfg(test)]

@@ -107,29 +107,37 @@ pub(super) struct ConnectionCalls {
 }
 
 impl ConnectionCalls {
-    /// Whether one more call is answered.
+    /// Whether its connection may make one more call.
     ///
     /// # Errors
     /// What to answer instead.
-    pub(super) fn admit(&mut self, now: Instant) -> Result<(), Status> {
-        if !self.own.take(now) {
-            self.refused += 1;
-            self.calls.refused_connection.inc();
-            return Err(Status::resource_exhausted(
-                "too many calls on this connection",
-            ));
+    pub(super) fn admit_own(&mut self, now: Instant) -> Result<(), Status> {
+        if self.own.take(now) {
+            return Ok(());
         }
+        self.refused += 1;
+        self.calls.refused_connection.inc();
+        Err(Status::resource_exhausted(
+            "too many calls on this connection",
+        ))
+    }
+
+    /// Whether all connections together may.
+    ///
+    /// # Errors
+    /// What to answer instead.
+    pub(super) fn admit_among_all(&mut self, now: Instant) -> Result<(), Status> {
         let mut all = self
             .calls
             .all
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if !all.take(now) {
-            self.refused += 1;
-            self.calls.refused_all.inc();
-            return Err(Status::resource_exhausted("too many calls"));
+        if all.take(now) {
+            return Ok(());
         }
-        Ok(())
+        self.refused += 1;
+        self.calls.refused_all.inc();
+        Err(Status::resource_exhausted("too many calls"))
     }
 
     /// Whether the client goes on whatever it is told.
@@ -177,10 +185,11 @@ mod tests {
         let mut greedy = calls.of_connection();
         let now = Instant::now();
         let burst = CONNECTION.at_once;
-        let admitted = (0..burst + REFUSED_MAX).filter(|_| greedy.admit(now).is_ok());
+        let admitted = (0..burst + REFUSED_MAX).filter(|_| greedy.admit_own(now).is_ok());
         assert_eq!(admitted.count(), burst as usize);
         assert!(greedy.is_abused());
-        assert!(calls.of_connection().admit(now).is_ok());
+        let mut modest = calls.of_connection();
+        assert!(modest.admit_own(now).is_ok() && modest.admit_among_all(now).is_ok());
         assert_eq!(calls.refused_connection.get(), u64::from(REFUSED_MAX));
         assert_eq!(calls.refused_all.get(), 0);
     }
@@ -189,7 +198,8 @@ mod tests {
     fn many_connections_together_are_bounded_too() {
         let calls = Calls::register(&Registry::new()).unwrap();
         let now = calls.all.lock().unwrap().full_at;
-        let admitted = (0..2 * ALL.at_once).filter(|_| calls.of_connection().admit(now).is_ok());
+        let admitted =
+            (0..2 * ALL.at_once).filter(|_| calls.of_connection().admit_among_all(now).is_ok());
         assert_eq!(admitted.count(), ALL.at_once as usize);
         assert_eq!(calls.refused_all.get(), u64::from(ALL.at_once));
     }

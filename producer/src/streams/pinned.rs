@@ -168,7 +168,7 @@ impl Hold {
         &self.cut
     }
 
-    /// Waits until a stream that was cut off holds nothing.
+    /// Waits until the stream, which is over, holds nothing.
     pub async fn released(&self) {
         while self.bytes() > 0 {
             self.released.notified().await;
@@ -203,7 +203,7 @@ impl Drop for Pin {
         hold.account.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         let rest = hold.bytes.fetch_sub(self.bytes, Ordering::Relaxed) - self.bytes;
         hold.moved();
-        if rest == 0 && hold.cut.is_cancelled() {
+        if rest == 0 {
             hold.released.notify_one();
         }
     }

@@ -5,7 +5,7 @@ use super::*;
 const LIMITS: Limits = Limits {
     connections_max: 1,
     connections_per_address_max: None,
-    request_timeout: Duration::from_secs(10),
+    request_timeout: Some(Duration::from_secs(10)),
     idle_timeout: Duration::from_secs(60),
     write_timeout: Some(Duration::from_secs(20)),
 };
@@ -32,6 +32,22 @@ fn byte_by_byte_request_is_cut_at_the_request_timeout() {
         |second, activity| activity.bytes_read.store(second, Ordering::Relaxed),
         Some((10, Cut::SlowRequest)),
     );
+}
+
+#[test]
+fn connection_that_may_say_more_than_requests_is_only_ever_idle() {
+    let limits = Limits {
+        request_timeout: None,
+        ..LIMITS
+    };
+    let activity = Activity::default();
+    let start = Instant::now();
+    let mut watcher = Watcher::new(start);
+    activity.bytes_read.store(100, Ordering::Relaxed);
+    let minute = start + Duration::from_secs(59);
+    assert_eq!(watcher.look(&activity, minute, &limits), None);
+    let later = start + Duration::from_secs(60);
+    assert_eq!(watcher.look(&activity, later, &limits), Some(Cut::Idle));
 }
 
 #[test]

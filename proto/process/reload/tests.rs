@@ -80,12 +80,20 @@ fn file_that_is_half_written_at_one_look_only_is_never_said() {
 }
 
 #[test]
-fn endless_and_missing_files_are_mistakes() {
-    for (path, what) in [("/dev/zero", "larger than"), ("/no/such/file", "No such")] {
-        let mistakes = Reloaded::load(number(Path::new(path))).unwrap_err();
+fn large_missing_and_other_than_regular_files_are_mistakes() {
+    let large = path("large");
+    let file = fs::File::create(&large).unwrap();
+    file.set_len(FILE_BYTES_MAX + 1).unwrap();
+    for (path, what) in [
+        (&*large, "larger than"),
+        (Path::new("/dev/zero"), "is not a regular file"),
+        (Path::new("/no/such/file"), "No such"),
+    ] {
+        let mistakes = Reloaded::load(number(path)).unwrap_err();
         let said = mistakes.join("; ");
         assert!(said.contains("--number") && said.contains(what), "{said}");
     }
+    fs::remove_file(&large).unwrap();
 }
 
 #[test]
@@ -95,4 +103,17 @@ fn certificate_is_soon_to_expire_for_a_week_and_then_expired() {
     assert_eq!(at(SOON_SECONDS), Validity::Soon);
     assert_eq!(at(1), Validity::Soon);
     assert_eq!(at(0), Validity::Expired);
+}
+
+#[test]
+fn pipe_is_refused_instead_of_waited_for() {
+    let path = path("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.unwrap().success());
+    let mistakes = Reloaded::load(number(&path)).map(drop).unwrap_err();
+    assert!(
+        mistakes[0].contains("is not a regular file"),
+        "{mistakes:?}"
+    );
+    fs::remove_file(&path).unwrap();
 }

@@ -27,6 +27,26 @@ struct Counted {
     asked: Arc<AtomicUsize>,
 }
 
+impl Counted {
+    /// The body, how many frames were taken out of it, and how often it was asked.
+    fn body(
+        frames: VecDeque<Frame<Bytes>>,
+    ) -> (tonic::body::Body, Arc<AtomicUsize>, Arc<AtomicUsize>) {
+        let (taken, asked) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let body = tonic::body::Body::new(Self {
+            frames,
+            taken: Arc::clone(&taken),
+            asked: Arc::clone(&asked),
+        });
+        (body, taken, asked)
+    }
+}
+
+fn hold() -> Arc<Hold> {
+    let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
+    pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")))
+}
+
 impl Body for Counted {
     type Data = Bytes;
     type Error = Status;
@@ -66,14 +86,8 @@ impl Scene {
 
     /// The same with other frames.
     async fn with(frames: VecDeque<Frame<Bytes>>) -> Self {
-        let (taken, asked) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-        let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
-        let hold = pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")));
-        let body = tonic::body::Body::new(Counted {
-            frames,
-            taken: Arc::clone(&taken),
-            asked: Arc::clone(&asked),
-        });
+        let (body, taken, asked) = Counted::body(frames);
+        let hold = hold();
         let (client, server) = tokio::io::duplex(1 << 20);
         let mut tasks = JoinSet::new();
         tasks.spawn(serve(server, body, Arc::clone(&hold)));
@@ -112,18 +126,16 @@ async fn serve(stream: DuplexStream, body: tonic::body::Body, hold: Arc<Hold>) {
         .unwrap();
     let (_, mut respond) = connection.accept().await.unwrap().unwrap();
     let out = respond.send_response(Response::new(()), false).unwrap();
-    let mut pipe = Some(Pipe::new(body, out, Some(hold)));
+    let mut running = std::pin::pin!(async {
+        let cut = hold.cut().clone();
+        let (_, mut sent) = Pipe::new(body, out, Some(hold)).run().await;
+        cut.cancelled().await;
+        sent.reset();
+        std::future::pending::<()>().await;
+    });
     loop {
-        let running = async {
-            match &mut pipe {
-                Some(pipe) => pipe.run().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
-            ended = running => if let (Ended::Cut, Some(pipe)) = (ended, pipe.take()) {
-                pipe.reset();
-            },
+            () = &mut running => {}
             call = connection.accept() => if call.is_none() {
                 return;
             },
@@ -173,6 +185,35 @@ async fn stalled_stream_is_reset_and_lets_go_what_it_holds() {
     // What was sent before arrives.
     assert_eq!(bytes, WINDOW_BYTES as usize);
     assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+}
+
+#[tokio::test]
+async fn stream_that_is_over_but_not_written_can_still_be_cut_off() {
+    let (client, server) = tokio::io::duplex(1 << 20);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (mut calls, connection) = h2::client::handshake(client).await.unwrap();
+        let request = Request::get("http://test/").body(()).unwrap();
+        let _answer = calls.send_request(request, true).unwrap();
+        connection.await.unwrap();
+    });
+    let mut connection = h2::server::Builder::new()
+        .handshake::<_, Data>(server)
+        .await
+        .unwrap();
+    let (_, mut respond) = connection.accept().await.unwrap().unwrap();
+    let out = respond.send_response(Response::new(()), false).unwrap();
+    let frames = [
+        Frame::data(vec![1; FRAME_BYTES].into()),
+        Frame::trailers(HeaderMap::new()),
+    ];
+    let (body, _, _) = Counted::body(frames.into());
+    let hold = hold();
+    // Nobody writes: the connection is not asked for anything meanwhile.
+    let (ended, mut sent) = Pipe::new(body, out, Some(Arc::clone(&hold))).run().await;
+    assert_eq!((ended, hold.bytes()), (Ended::Whole, FRAME_BYTES as u64));
+    sent.reset();
+    hold.released().await;
 }
 
 #[tokio::test]

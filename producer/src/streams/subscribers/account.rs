@@ -23,6 +23,9 @@
 //! - A stream that begins before `joined`: what lies between was received under an account that is forgotten by now, or
 //!   there would be no such cursor. It counts as delivered from then on: what of it comes again is *redelivered*, and
 //!   what of it lies in a gap is lost and undelivered like any other.
+//! - That also holds where a stream begins before `joined` because its cursor is of another life: what it gets from there counts
+//!   as redelivered, although it is new to the subscriber. This takes a subscriber that joined at the newest sequence,
+//!   forgot it, and remembers a life before.
 //! - Delivered is what was handed to a stream. Whether a client that went away has received it, it says itself, by the cursor
 //!   it comes back with.
 //!

@@ -6,8 +6,16 @@
 //! The log names `crate::locks` and `tokio`; here both are this file. No time passes: [`time::sleep`] only lets
 //! others run, and an interval never ends, so that a lost wake-up is not made good by the next beat.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the sources are those of a library, of which scenarios use a part"
+)]
+
+mod scenarios;
+
 /// The sources of the producer.
-#[path = "../../src"]
+#[path = "../../../src"]
 mod source {
     pub mod log;
 }

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use crate::log::{Burst, Closed, Config, Delivery, Log, Reader, keep_time};
 use cookiesync::wire::CookieRef;
-use interleavings::log::{Burst, Closed, Config, Delivery, Log, Reader, keep_time};
 use shuttle::{
     future::block_on,
     thread::{self, JoinHandle},

@@ -1,0 +1,93 @@
+//! The settings as operators write them, right and wrong.
+
+use super::*;
+
+fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
+    let arguments = ["producer"].into_iter().chain(arguments.iter().copied());
+    Config::load(arguments.map(OsString::from))
+}
+
+#[test]
+fn defaults_are_the_documented_ones() {
+    let config = load(&[]).unwrap();
+    assert_eq!(config.http, "0.0.0.0:8080".parse().unwrap());
+    assert_eq!(config.grpc, "0.0.0.0:7676".parse().unwrap());
+    assert_eq!(config.admin, "127.0.0.1:9090".parse().unwrap());
+    assert_eq!(config.log_bytes_max, 1 << 30);
+    assert_eq!(config.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
+    assert_eq!(config.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
+    assert_eq!(config.pinned_bytes_max, 256 << 20);
+    assert_eq!(config.subscriber_retention, Duration::from_secs(60));
+    assert_eq!(config.drain_timeout, Duration::from_secs(10));
+    assert_eq!(config.http_limits.connections_per_address_max, None);
+    assert_eq!(config.grpc_connections_per_address_max, Some(1024));
+    assert_eq!(config.drain_delay, Duration::ZERO);
+}
+
+#[test]
+fn record_of_lives_has_a_folder_or_none() {
+    for (flag, state) in [
+        ("--state=", State::Default),
+        ("--state=none", State::Off),
+        ("--state=/run/p", State::Folder("/run/p".into())),
+    ] {
+        assert_eq!(load(&[flag]).unwrap().state, state);
+    }
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let arguments = [
+        "--http=nowhere",
+        "--log-bytes=12 parsecs",
+        "--chunk-bytes=2MiB",
+        "--chunk-age=0s",
+        "--user-id-bytes=65",
+        "--queue-cookies=-1",
+        "--pinned-bytes=63KiB",
+        "--heartbeat=11s",
+        "--http-connections-per-address=0",
+        "--grpc-connections-per-address=many",
+        "--tls-cert=/no/such/certificate.pem",
+        "--tls-key=/no/such/key.pem",
+        "--tls-client-ca=/no/such/authority.pem",
+        "--token-file=/no/such/tokens",
+        "--drain-delay=soon",
+    ];
+    let error = load(&arguments).unwrap_err().to_string();
+    for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {
+        assert!(error.contains(flag), "{flag} is missing in: {error}");
+    }
+}
+
+#[test]
+fn pinned_bytes_hold_at_least_what_one_stalled_stream_may() {
+    for (pinned, chunk, is_enough) in [
+        ("383KiB", "64KiB", false),
+        ("384KiB", "64KiB", true),
+        ("384KiB", "1MiB", false),
+    ] {
+        let flags = [
+            &*format!("--pinned-bytes={pinned}"),
+            &*format!("--chunk-bytes={chunk}"),
+        ];
+        let loaded = load(&flags).map_err(|error| error.to_string());
+        match loaded {
+            Ok(_) => assert!(is_enough, "{flags:?}"),
+            Err(error) => assert!(!is_enough && error.contains("--pinned-bytes"), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn certificate_without_key_is_a_mistake_and_so_is_the_reverse() {
+    for (given, missing) in [
+        ("--tls-cert", "--tls-key"),
+        ("--tls-key", "--tls-cert"),
+        ("--tls-client-ca", "--tls-cert"),
+    ] {
+        let error = load(&[given, "/some/file"]).unwrap_err().to_string();
+        let said = format!("{given}: needs {missing}");
+        assert!(error.contains(&said), "{said} is missing in: {error}");
+    }
+}
