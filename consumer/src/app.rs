@@ -5,16 +5,11 @@
 //! is written with its cursors, then the rest stops; all within one deadline. If it comes near, what is still in
 //! the buffer is left out: its cursors are not committed, so the producers send it again.
 //!
-//! Each stage of the pipeline runs under a watch: one that panics, or ends before it was told to, ends the
-//! process, because a consumer that only looks alive is worse than one that is started anew.
+//! Each stage of the pipeline runs under a [watch](watch::Watch).
 
-use std::{
-    future::Future,
-    net::SocketAddr,
-    pin::Pin,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+mod watch;
+
+use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cookiesync::{
@@ -29,6 +24,7 @@ use prometheus::Registry;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::watch::{Failed, Watch};
 use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
@@ -72,13 +68,6 @@ pub struct Surroundings<L> {
     pub admin: L,
     /// The way to the producers.
     pub network: Arc<dyn Network>,
-}
-
-/// Why the pipeline cannot go on.
-#[derive(Debug, Default)]
-struct Failed {
-    why: OnceLock<String>,
-    happened: CancellationToken,
 }
 
 impl App {
@@ -157,7 +146,7 @@ impl App {
 
     /// Returns when the consumer cannot go on, with the reason.
     pub async fn failed(&self) -> anyhow::Error {
-        self.failed.happened.cancelled().await;
+        self.failed.happened().await;
         self.failed.error()
     }
 
@@ -181,7 +170,7 @@ impl App {
             self.hurry.cancel();
         }
         let written = timeout_at(began + pipeline_time, self.pipeline.wait()).await;
-        let result = if self.failed.happened.is_cancelled() {
+        let result = if self.failed.has_happened() {
             Err(self.failed.error())
         } else if written.is_err() {
             Err(anyhow::anyhow!(
@@ -294,10 +283,7 @@ impl App {
     }
 
     fn watch(&self) -> Watch {
-        Watch {
-            failed: Arc::clone(&self.failed),
-            draining: self.stop_reading.clone(),
-        }
+        Watch::new(Arc::clone(&self.failed), self.stop_reading.clone())
     }
 }
 
@@ -318,63 +304,6 @@ fn pipeline_time(drain_timeout: Duration) -> Duration {
     drain_timeout
         .saturating_sub(CLOSING_TIMEOUT)
         .max(drain_timeout / 2)
-}
-
-/// Sees to it that no stage of the pipeline ends unnoticed.
-#[derive(Debug, Clone)]
-struct Watch {
-    failed: Arc<Failed>,
-    /// Cancelled when the stages may end.
-    draining: CancellationToken,
-}
-
-impl Watch {
-    async fn run(self, stage: &'static str, work: impl Future<Output = Result<(), Failure>>) {
-        let mut watched = Watched {
-            failed: &self.failed,
-            stage,
-            ended: false,
-        };
-        let ended = work.await;
-        watched.ended = match ended {
-            Ok(()) => self.draining.is_cancelled(),
-            // Whoever told it to stop, or went before it, says why.
-            Err(Failure::Stopped) => true,
-            Err(failure) => {
-                self.failed.report(failure.to_string());
-                true
-            }
-        };
-    }
-}
-
-/// Reports a stage that is dropped before it ended as it should.
-struct Watched<'a> {
-    failed: &'a Failed,
-    stage: &'static str,
-    ended: bool,
-}
-
-impl Drop for Watched<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let why = format!("a part of the consumer ended: {} is gone", self.stage);
-            self.failed.report(why);
-        }
-    }
-}
-
-impl Failed {
-    fn report(&self, why: String) {
-        // The first reason is the one that counts.
-        self.why.get_or_init(|| why);
-        self.happened.cancel();
-    }
-
-    fn error(&self) -> anyhow::Error {
-        let why = self.why.get().map_or("the consumer failed", String::as_str);
-        anyhow::anyhow!("{why}")
-    }
 }
 
 /// The consumer's own pages on the admin port.
@@ -399,59 +328,6 @@ impl admin::Pages for Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn watch() -> Watch {
-        Watch {
-            failed: Arc::default(),
-            draining: CancellationToken::new(),
-        }
-    }
-
-    /// Whether a failure was reported by a stage that ends like `work`.
-    async fn reported(
-        watch: &Watch,
-        work: impl Future<Output = Result<(), Failure>> + Send + 'static,
-    ) -> Option<String> {
-        let tracker = TaskTracker::new();
-        let ended = tracker.spawn(watch.clone().run("the stage", work)).await;
-        assert!(ended.is_ok() || watch.failed.happened.is_cancelled());
-        watch.failed.why.get().cloned()
-    }
-
-    #[tokio::test]
-    async fn stage_that_panics_or_ends_early_ends_the_process() {
-        let panicked = reported(&watch(), async { panic!("on purpose") }).await;
-        assert!(
-            panicked
-                .unwrap()
-                .contains("a part of the consumer ended: the stage is gone")
-        );
-        let early = reported(&watch(), async { Ok(()) }).await;
-        assert!(early.unwrap().contains("the stage is gone"));
-        let broken = async { Err(Failure::Broken("for good".to_owned())) };
-        assert!(
-            reported(&watch(), broken)
-                .await
-                .unwrap()
-                .contains("for good")
-        );
-    }
-
-    #[tokio::test]
-    async fn stage_may_end_while_draining_but_not_panic() {
-        let watch = watch();
-        watch.draining.cancel();
-        assert_eq!(reported(&watch, async { Ok(()) }).await, None);
-        assert_eq!(
-            reported(&watch, async { Err(Failure::Stopped) }).await,
-            None
-        );
-        assert!(
-            reported(&watch, async { panic!("on purpose") })
-                .await
-                .is_some()
-        );
-    }
 
     fn config(store: &str, drain_timeout: &str) -> Config {
         let arguments = [

@@ -1,6 +1,7 @@
 //! The gRPC server: HTTP/2 connections in the watched accept loop, with reflection and health beside the
 //! streams.
 
+mod admission;
 mod call;
 mod connection;
 mod pipe;
@@ -17,7 +18,7 @@ use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
 pub(crate) use self::connection::SEND_BUFFER_BYTES;
-use self::{connection::Connection, rates::Calls};
+use self::{admission::Admission, connection::Connection, rates::Calls};
 use crate::{security::Door, streams::Streams};
 
 /// Longest message of health checks and reflection: the name of a service or of a symbol.
@@ -104,9 +105,11 @@ impl Server {
             let peer = stream.peer();
             let connection = Connection {
                 routes: self.routes.clone(),
-                guard: self.door.guard.clone(),
-                peer,
-                calls: self.calls.of_connection(),
+                admission: Admission {
+                    calls: self.calls.of_connection(),
+                    guard: self.door.guard.clone(),
+                    peer,
+                },
                 activity: Arc::clone(&activity),
                 tasks: tasks.clone(),
                 stopping: stopping.clone(),

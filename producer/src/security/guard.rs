@@ -128,7 +128,7 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Write as _;
 
     use cookiesync::process::reload::NamedFile;
@@ -137,7 +137,8 @@ mod tests {
 
     const STREAMS: &str = "/cookiesync.v1.CookieStreamer/Subscribe";
 
-    fn guard(tokens: &str) -> Guard {
+    /// One that knows the tokens, one a line.
+    pub(crate) fn guard(tokens: &str) -> Guard {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(tokens.as_bytes()).unwrap();
         let path = file.path().display().to_string();

@@ -4,21 +4,20 @@
 //! stalled response for anything until there is: such a stream could be ended neither by a status nor by a reset, and
 //! what it holds could not be counted.
 
-use std::{convert::Infallible, net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use cookiesync::process::listen::{Activity, ByteStream};
 use h2::{Ping, PingPong, Reason, RecvStream, server};
 use http::Request;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Status, service::Routes};
+use tonic::service::Routes;
 
 use super::{
+    admission::Admission,
     call::{self, Surroundings},
     pipe::Data,
-    rates::ConnectionCalls,
 };
-use crate::security::guard::Guard;
 
 /// Bytes in one stream's send buffer at which no further chunk is taken from the log: enough for the kernel never
 /// to wait. A stream whose client has closed its window pins one chunk; one whose client's kernel takes nothing any more
@@ -59,9 +58,7 @@ const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 /// What a connection needs to answer calls.
 pub(super) struct Connection {
     pub(super) routes: Routes,
-    pub(super) guard: Option<Arc<Guard>>,
-    pub(super) peer: IpAddr,
-    pub(super) calls: ConnectionCalls,
+    pub(super) admission: Admission,
     pub(super) activity: Arc<Activity>,
     /// Where its calls run; the drain waits for them.
     pub(super) tasks: TaskTracker,
@@ -113,7 +110,7 @@ impl Connection {
                     Some(call) => {
                         let (request, respond) = call?;
                         self.accept(request, respond, &close);
-                        if self.calls.is_abused() && !is_ending {
+                        if self.admission.is_abused() && !is_ending {
                             is_ending = true;
                             connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                             end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
@@ -140,7 +137,7 @@ impl Connection {
         close: &CancellationToken,
     ) {
         let in_progress = self.activity.long_request();
-        if let Err(status) = self.admit(&request) {
+        if let Err(status) = self.admission.admit(&request, Instant::now()) {
             return call::refuse(respond, status);
         }
         let around = Surroundings {
@@ -150,16 +147,6 @@ impl Connection {
         };
         let running = call::run(request, respond, around, in_progress);
         self.tasks.spawn(running);
-    }
-
-    /// Only who has a token draws from what all may call.
-    fn admit(&mut self, request: &Request<RecvStream>) -> Result<(), Status> {
-        let now = Instant::now();
-        self.calls.admit_own(now)?;
-        if let Some(guard) = &self.guard {
-            guard.admit(request, self.peer)?;
-        }
-        self.calls.admit_among_all(now)
     }
 }
 

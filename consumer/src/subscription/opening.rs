@@ -1,0 +1,77 @@
+//! How a stream is opened: the connection, the request with all cursors, the producer's `Hello`.
+
+use cookiesync::{
+    client::{self, Way},
+    v1::{self, StartPosition, SubscribeRequest, event::Event},
+    wire::Received,
+};
+use tonic::Streaming;
+
+use super::{Ended, Subscription, sequence::Violation};
+use crate::batch::Cursor;
+
+impl Subscription {
+    /// Connects and receives the producer's `Hello`.
+    pub(super) async fn greet(
+        &self,
+        cursors: &[Cursor],
+    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>), Ended> {
+        let mut stream = self.open(cursors).await?;
+        match self.receive(&mut stream).await? {
+            Received::Event(Event::Hello(hello)) => Ok((hello, stream)),
+            _ => Err(self.violation(Violation::NoHello)),
+        }
+    }
+
+    async fn open(&self, cursors: &[Cursor]) -> Result<Streaming<bytes::Bytes>, Ended> {
+        let unreachable = |error: tonic::transport::Error| Ended::Unreachable(chain(&error));
+        let origin = self.origin.parse().map_err(|_| {
+            Ended::Unreachable(format!("`{}` is no origin of requests", self.origin))
+        })?;
+        let endpoint = client::endpoint(format!("http://{}", self.address))
+            .map_err(unreachable)?
+            .origin(origin);
+        let host = (self.producer.host.as_str(), self.producer.https);
+        let (network, security) = (&self.context.network, &self.context.security);
+        let way = Way::new(network, self.address, host, security).map_err(Ended::Unreachable)?;
+        let request = SubscribeRequest {
+            subscriber: self.context.name.clone(),
+            cursors: cursors.iter().map(wire_cursor).collect(),
+            start: StartPosition::Oldest.into(),
+        };
+        let opened = async {
+            let channel = way.connect(&endpoint).await.map_err(unreachable)?;
+            let subscribed = client::subscribe(channel, way.request(request)).await?;
+            Ok::<_, Ended>(subscribed.into_inner())
+        };
+        // What is known of the connection says more than how the call on it ended.
+        let better = |ended| match way.trouble() {
+            Some(trouble) => Ended::Unreachable(trouble.to_owned()),
+            None => ended,
+        };
+        opened.await.map_err(better)
+    }
+}
+
+fn wire_cursor(cursor: &Cursor) -> v1::Cursor {
+    v1::Cursor {
+        producer_id: cursor.producer.to_string(),
+        epoch: cursor.epoch,
+        sequence: cursor.sequence,
+    }
+}
+
+/// An error with everything that caused it, as one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        if !line.ends_with(&cause) {
+            line.push_str(": ");
+            line.push_str(&cause);
+        }
+        source = error.source();
+    }
+    line
+}
