@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 pub mod names {
     /// Producer: cookies in the log since its start.
     pub const APPENDED: &str = "producer_cookies_appended_total";
+    /// Producer: when its process started, in seconds since the Unix epoch.
+    pub const STARTED: &str = "producer_start_unix_seconds";
     /// Producer: requests of the edge, by outcome.
     pub const EDGE_REQUESTS: &str = "producer_edge_requests_total";
     /// Producer: connections of the HTTP port that are open.
@@ -56,14 +58,14 @@ pub mod names {
     pub const SENT_BYTES: &str = "producer_subscriber_sent_bytes_total";
     /// Consumer: lives of producers that ended without a goodbye.
     pub const UNKNOWN_TAILS: &str = "consumer_unknown_tail_total";
+    /// Consumer: most cookies that can be missing of those that have a bound.
+    pub const UNKNOWN_TAIL_COOKIES: &str = "consumer_unknown_tail_cookies_total";
     /// Consumer: streams open now.
     pub const PRODUCERS_CONNECTED: &str = "consumer_producers_connected";
     /// Consumer: bytes received but not yet part of a batch.
     pub const BUFFER_BYTES: &str = "consumer_buffer_bytes";
     /// Consumer: where reading stops.
     pub const BUFFER_LIMIT_BYTES: &str = "consumer_buffer_limit_bytes";
-    /// Consumer: the newest durable sequence of a producer.
-    pub const CURSOR_SEQUENCE: &str = "consumer_cursor_sequence";
     /// Consumer: histogram of the time a batch takes, retries included.
     pub const FLUSH_SECONDS: &str = "consumer_flush_seconds";
     /// Consumer: histogram of the cookies of a batch.

@@ -13,11 +13,12 @@ use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::Args;
+use cookiesync::process::unix_micros;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{args::FaultArgs, inject::Event, outcome::Outcome, plan::Kind};
-use self::{explain::Gaps, inject::Injector, plan::Scene};
+use self::{explain::Excuses, inject::Injector, plan::Scene, told::Moment};
 use crate::{
     cluster::{ClusterArgs, StoreChoice, memory_of_machine, netns},
     e2e::{
@@ -29,6 +30,7 @@ use crate::{
     load,
     observe::{Observation, Role},
     report::{ReportArgs, grouped, leave},
+    verify::Lost,
 };
 
 /// How long nothing may move until all is taken to be stored: more than a chunk waits, and a batch.
@@ -44,8 +46,8 @@ const REQUEST_BYTES: u128 = 16;
 ///
 /// Faults are chosen by flags, each with a mean time between two of them; which process is struck, when and for how long is
 /// drawn from the seed before it begins, and printed. A cookie may be missing where the system does not promise more: one that a
-/// killed producer had accepted and not delivered, or one of a gap that the node's consumer reported. The exit code
-/// is 1 when anything else is missing, wrong or never sent, or a process did not end in order.
+/// killed producer had accepted and not delivered, or one of a gap, and no more of them than the node's consumer told of. The exit
+/// code is 1 when anything else is missing, wrong or never sent, or a process did not end in order.
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
     /// How long to send.
@@ -133,12 +135,16 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let is_orderly = stopped.is_empty();
     faults.extend(stopped);
     let observations = running.observer.observations();
-    let logs = running.cluster.nodes.iter();
-    let logs: Vec<_> = logs
-        .map(|node| node.process.last_lines(usize::MAX))
-        .collect();
-    let mut gaps = Gaps::new(&injector.killed, observations, nodes);
-    let told = gaps.tell(&logs, observations);
+    let now = Moment {
+        at: Instant::now(),
+        unix_micros: unix_micros(),
+    };
+    let nodes = running.cluster.nodes.iter();
+    let excuses = nodes.map(|node| {
+        let log = node.process.last_lines(usize::MAX);
+        (node.name.clone(), Excuses::new(&log, observations, now))
+    });
+    let excuses: Vec<_> = excuses.collect();
     let sources = std::mem::take(&mut drove.driven.sources);
     let verification = if settled.left > 0 && !is_orderly {
         Verification::failed(format!(
@@ -146,7 +152,10 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
             grouped(settled.left)
         ))
     } else {
-        let explain = |node, source: &_, number| gaps.may_hold(node, source, number);
+        let explain = |node: usize, source: &_, number| {
+            let (_, excuses) = &excuses[node];
+            excuses.cover(&Lost::of(source, number))
+        };
         running.verify(sources, &explain, stop).await
     };
     let mut outcome = Outcome::new(outcome::Run {
@@ -158,8 +167,9 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         settled,
         kinds: &kinds,
         events: injector.events,
-        killed: injector.killed.len(),
-        told,
+        killed: injector.killed,
+        began,
+        excuses,
         verification,
         faults,
         observations: running.observer.observations(),

@@ -64,6 +64,29 @@ pub struct Source {
     pub requests: Box<dyn Requests>,
 }
 
+/// A request that was accepted, and of which nothing came into a store.
+#[derive(Debug, Clone, Copy)]
+pub struct Lost {
+    /// Which producer it went to.
+    pub producer: usize,
+    /// A time before which it did not leave.
+    pub sent_after: Instant,
+    /// A time by which its answer was here.
+    pub answered_before: Instant,
+}
+
+impl Lost {
+    /// The request with this number on this connection.
+    #[must_use]
+    pub fn of(source: &Source, number: u64) -> Self {
+        Self {
+            producer: source.producer,
+            sent_after: source.requests.sent_after(number),
+            answered_before: source.requests.answered_before(number),
+        }
+    }
+}
+
 /// Everything that was sent and may be stored.
 pub struct Sent {
     sources: Vec<Source>,

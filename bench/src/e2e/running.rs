@@ -222,7 +222,10 @@ impl Running {
         elapsed: Duration,
     ) -> Result<()> {
         match meanwhile.turn(&mut self.cluster, elapsed)? {
-            Some(Mark::Look) => meanwhile.seen(&self.look().await),
+            Some(Mark::Look) => {
+                self.look().await;
+                meanwhile.seen();
+            }
             Some(Mark::Line(line)) => self.progress.line(&line),
             None => {}
         }
@@ -381,8 +384,8 @@ impl Verification {
 pub(crate) trait Meanwhile {
     /// Does what is due; a line about it if it did something.
     fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<Mark>>;
-    /// Takes note of what was seen when it asked for that.
-    fn seen(&mut self, observation: &Observation);
+    /// Takes note that everything was looked at when it asked for that.
+    fn seen(&mut self);
 }
 
 /// What a turn came to.

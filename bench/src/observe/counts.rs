@@ -14,6 +14,8 @@ pub struct Counts {
 /// What a producer counted.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ProducerCounts {
+    /// When the process started, in seconds since the Unix epoch; 0 when it has not answered yet.
+    pub started: u64,
     /// Cookies in the log since its start.
     pub appended: u64,
     /// Cookies handed to streams, each once for each subscriber.
@@ -47,8 +49,6 @@ pub struct ConsumerCounts {
     pub buffer_bytes: u64,
     /// Where reading stops.
     pub buffer_limit_bytes: u64,
-    /// The newest durable sequence of each producer, by its id.
-    pub cursors: Vec<(String, u64)>,
     /// Accepted to received.
     pub received_seconds: Buckets,
     /// Accepted to stored.
@@ -82,6 +82,7 @@ impl ProducerCounts {
     fn read(samples: &Samples) -> Self {
         let count = |name| samples.count(name, &[]);
         Self {
+            started: count(names::STARTED),
             appended: count(names::APPENDED),
             delivered: count(names::DELIVERED),
             sent_bytes: count(names::SENT_BYTES),
@@ -91,6 +92,7 @@ impl ProducerCounts {
 
     fn plus(&self, later: &Self) -> Self {
         Self {
+            started: later.started,
             appended: self.appended + later.appended,
             delivered: self.delivered + later.delivered,
             sent_bytes: self.sent_bytes + later.sent_bytes,
@@ -113,7 +115,6 @@ impl ConsumerCounts {
             unknown_tails: count(names::UNKNOWN_TAILS),
             buffer_bytes: count(names::BUFFER_BYTES),
             buffer_limit_bytes: count(names::BUFFER_LIMIT_BYTES),
-            cursors: samples.by_label(names::CURSOR_SEQUENCE, "producer"),
             received_seconds: samples.histogram(names::RECEIVED_SECONDS),
             stored_seconds: samples.histogram(names::STORED_SECONDS),
             flush_seconds: samples.histogram(names::FLUSH_SECONDS),
@@ -134,7 +135,6 @@ impl ConsumerCounts {
             unknown_tails: self.unknown_tails + later.unknown_tails,
             buffer_bytes: later.buffer_bytes,
             buffer_limit_bytes: later.buffer_limit_bytes,
-            cursors: later.cursors.clone(),
             received_seconds: self.received_seconds.plus(&later.received_seconds),
             stored_seconds: self.stored_seconds.plus(&later.stored_seconds),
             flush_seconds: self.flush_seconds.plus(&later.flush_seconds),
@@ -147,12 +147,5 @@ impl ConsumerCounts {
     #[must_use]
     pub fn settled(&self) -> u64 {
         self.written + self.superseded + self.suppressed + self.stale + self.failed
-    }
-
-    /// The newest durable sequence of a producer; 0 when there is none.
-    #[must_use]
-    pub fn cursor(&self, producer: &str) -> u64 {
-        let found = self.cursors.iter().find(|(id, _)| id == producer);
-        found.map_or(0, |(_, sequence)| *sequence)
     }
 }

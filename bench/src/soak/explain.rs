@@ -1,134 +1,166 @@
-//! Which accepted cookies a node may lack: those that a killed producer may have taken with it, and those of which its consumer
-//! said that it will not get them.
+//! Which accepted cookies a node may lack: those of which its consumer said that it will not get them, and no more of them than it
+//! said. Pure.
 //!
-//! A producer keeps cookies in memory only. What it had accepted and a node had not received is gone with it: at most what came
-//! after the node's last durable cursor. That cursor, as it was seen right before the kill, says of how many cookies of
-//! that life the node was certain, and what was seen of the producer before, when it had accepted so many.
+//! A producer keeps cookies in memory only. What it had accepted and a node had not received is gone with it when it is killed,
+//! and the node's consumer says how many these are at most, and after which sequence. That, and no other knowledge of a
+//! kill, excuses what the node lacks: at most so many, accepted after that sequence and before the next life. What is said
+//! of times that overlap is one excuse, since a request under way in both may be of either.
 
-use std::time::Duration;
-
-use cookiesync::process::unix_micros;
 use tokio::time::Instant;
 
-use super::{
-    inject::Killed,
-    told::{Moment, Told},
-};
+use super::told::{Moment, Told, What};
 use crate::{
     observe::{Observation, Role},
-    verify::{Sending, Source},
+    report::grouped,
+    verify::Lost,
 };
 
-/// Two clocks of one process, and the time between a look and what it saw.
-const MARGIN: Duration = Duration::from_secs(1);
-
-/// A life this short may still be shown with the cursor of the one before.
-const YOUNG: Duration = Duration::from_secs(15);
-
-/// When a node may have missed what a producer accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Gap {
-    node: usize,
+/// Cookies that a node may lack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Excuse {
     producer: usize,
+    /// Between when and when they were accepted.
     from: Instant,
     until: Instant,
+    /// How many at most, if its consumer knew.
+    cookies: Option<u64>,
 }
 
-/// All times at which something may have been lost.
+/// All that one node may lack.
 #[derive(Debug, Default)]
-pub(super) struct Gaps(Vec<Gap>);
+pub(super) struct Excuses {
+    excuses: Vec<Excuse>,
+    pub(super) told: Tally,
+}
 
-impl Gaps {
-    pub(super) fn new(killed: &[Killed], observations: &[Observation], nodes: usize) -> Self {
-        let gaps = killed.iter().flat_map(|killed| {
-            (0..nodes).map(|node| Gap {
-                node,
-                producer: killed.producer,
-                from: certain_until(killed, node, observations),
-                until: killed.at + MARGIN,
+/// What a consumer told of, in all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) cookies_in_gaps: u64,
+    pub(super) ends: u64,
+    /// After those ends that have a bound.
+    pub(super) cookies_at_ends_max: u64,
+    pub(super) ends_without_bound: u64,
+}
+
+impl Excuses {
+    /// What the log of a node's consumer excuses.
+    pub(super) fn new(log: &str, observations: &[Observation], now: Moment) -> Self {
+        let all = Told::merged(Told::all(log));
+        let told = Tally::of(&all);
+        let producers = observations.last();
+        let producers: Vec<_> = producers.into_iter().flat_map(producer_names).collect();
+        let excuses = all.iter().filter_map(|told| {
+            let producer = producers.iter().position(|name| *name == told.producer)?;
+            let (from, until) = told.accepted(observations, now);
+            Some(Excuse {
+                producer,
+                from,
+                until,
+                cookies: told.cookies(),
             })
         });
-        Self(gaps.collect())
+        let excuses = merged(excuses.collect());
+        Self { excuses, told }
     }
 
-    /// With what the consumers' logs tell, one for each node; how many cookies each of them told of.
-    pub(super) fn tell(&mut self, logs: &[String], observations: &[Observation]) -> Vec<u64> {
-        let now = Moment {
-            at: Instant::now(),
-            unix_micros: unix_micros(),
-        };
-        let mut cookies = vec![0; logs.len()];
-        for (node, log) in logs.iter().enumerate() {
-            for told in Told::all(log) {
-                cookies[node] += told.cookies();
-                let mut producers = observations
-                    .last()
-                    .into_iter()
-                    .flat_map(|at| at.of(Role::Producer));
-                let Some(producer) = producers.position(|seen| seen.name == told.producer) else {
-                    continue;
-                };
-                let (from, until) = told.accepted(observations, now);
-                self.0.push(Gap {
-                    node,
-                    producer,
-                    from,
-                    until,
-                });
+    /// Whether the node may lack this.
+    pub(super) fn cover(&self, lost: &Lost) -> bool {
+        self.excuses.iter().any(|excuse| excuse.covers(lost))
+    }
+
+    /// What the node lacks beyond what its consumer told of: a sentence for each time, in seconds since `began`.
+    pub(super) fn exceeded(&self, lost: &[Lost], began: Instant) -> Vec<String> {
+        let mut lacking = vec![0; self.excuses.len()];
+        let mut ambiguous = Vec::new();
+        for lost in lost {
+            let excuses = self.excuses.iter().enumerate();
+            let covering = excuses.filter(|(_, excuse)| excuse.covers(lost));
+            let covering: Vec<_> = covering.map(|(at, _)| at).collect();
+            match covering[..] {
+                [at] => lacking[at] += 1,
+                _ => ambiguous.push(covering),
             }
         }
-        cookies
-    }
-
-    /// Whether the request may have been lost for the node.
-    pub(super) fn may_hold(&self, node: usize, source: &Source, number: u64) -> bool {
-        self.0
-            .iter()
-            .filter(|gap| gap.node == node && gap.producer == source.producer)
-            .any(|gap| {
-                source.requests.fate(number) == Sending::Accepted
-                    && source.requests.answered_before(number) >= gap.from
-                    && source.requests.sent_after(number) <= gap.until
-            })
+        for covering in ambiguous {
+            let has_room = |at: &&usize| {
+                let most = self.excuses[**at].cookies;
+                most.is_none_or(|most| lacking[**at] < most)
+            };
+            if let Some(&at) = covering.iter().find(has_room).or(covering.first()) {
+                lacking[at] += 1;
+            }
+        }
+        let excuses = self.excuses.iter().zip(lacking);
+        excuses
+            .filter_map(|(excuse, lacking)| excuse.exceeded(lacking, began))
+            .collect()
     }
 }
 
-/// Up to when the node certainly has what the killed life had accepted.
-fn certain_until(killed: &Killed, node: usize, observations: &[Observation]) -> Instant {
-    let appended = |at: &Observation| {
-        let producer = at.of(Role::Producer).nth(killed.producer);
-        producer.map_or(0, |seen| seen.life.producer.appended)
-    };
-    let before: Vec<_> = observations
-        .iter()
-        .filter(|at| at.at <= killed.at)
-        .collect();
-    let Some(last) = before.last() else {
-        return killed.at - MARGIN;
-    };
-    // Backwards for as long as it is the same life: its count only falls.
-    let mut life = vec![*last];
-    for at in before.iter().rev().skip(1) {
-        if appended(at) > appended(life[life.len() - 1]) {
-            break;
-        }
-        life.push(at);
+impl Excuse {
+    fn covers(&self, lost: &Lost) -> bool {
+        lost.producer == self.producer
+            && lost.answered_before >= self.from
+            && lost.sent_after <= self.until
     }
-    let began = life[life.len() - 1].at;
-    let cursor = killed.cursors.get(node).copied().unwrap_or(0);
-    let is_old = cursor > appended(last) || killed.at.duration_since(began) < YOUNG;
-    let certain = life
-        .iter()
-        .find(|at| appended(at) <= cursor)
-        .filter(|_| !is_old);
-    certain
-        .map_or(began, |at| at.at)
-        .checked_sub(MARGIN)
-        .unwrap_or(began)
+
+    fn exceeded(&self, lacking: u64, began: Instant) -> Option<String> {
+        let most = self.cookies.filter(|most| lacking > *most)?;
+        let seconds = |at: Instant| at.saturating_duration_since(began).as_secs_f64();
+        Some(format!(
+            "at least {} cookies are lost of those that producer {} accepted between {:.1} s and {:.1} s, though the consumer told \
+             of {} at most",
+            grouped(lacking),
+            self.producer + 1,
+            seconds(self.from),
+            seconds(self.until),
+            grouped(most)
+        ))
+    }
+}
+
+impl Tally {
+    fn of(all: &[Told]) -> Self {
+        let mut tally = Self::default();
+        for told in all {
+            match (told.what, told.cookies()) {
+                (What::Gap, cookies) => tally.cookies_in_gaps += cookies.unwrap_or(0),
+                (What::End(_), cookies) => {
+                    tally.ends += 1;
+                    tally.ends_without_bound += u64::from(cookies.is_none());
+                    tally.cookies_at_ends_max += cookies.unwrap_or(0);
+                }
+            }
+        }
+        tally
+    }
+}
+
+fn producer_names(at: &Observation) -> impl Iterator<Item = &str> {
+    at.of(Role::Producer).map(|seen| seen.name.as_str())
+}
+
+/// Makes one of those whose times overlap.
+fn merged(mut excuses: Vec<Excuse>) -> Vec<Excuse> {
+    excuses.sort_by_key(|excuse| (excuse.producer, excuse.from));
+    let mut merged: Vec<Excuse> = Vec::new();
+    for excuse in excuses {
+        match merged.last_mut() {
+            Some(last) if last.producer == excuse.producer && excuse.from <= last.until => {
+                last.until = last.until.max(excuse.until);
+                last.cookies = last.cookies.zip(excuse.cookies).map(|(a, b)| a + b);
+            }
+            _ => merged.push(excuse),
+        }
+    }
+    merged
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{
         cpu::CpuTime,
@@ -136,59 +168,160 @@ mod tests {
         observe::{Counts, Seen},
     };
 
-    fn seen(at: Instant, appended: u64) -> Observation {
-        let mut life = Counts::default();
-        life.producer.appended = appended;
-        Observation {
-            at,
-            processes: vec![Seen {
-                role: Role::Producer,
-                name: "producer-1".to_owned(),
-                cpu: CpuTime::default(),
-                memory: Memory::default(),
-                counts: life.clone(),
-                life,
-            }],
+    /// The time of the start by the clock that epochs are of.
+    const START_UNIX: u64 = 1_000;
+
+    struct Run {
+        start: Instant,
+        observations: Vec<Observation>,
+    }
+
+    impl Run {
+        /// Looks at one producer, one a second from the start on; of each, when its life began, in seconds since the start, and how many it
+        /// had accepted.
+        fn new(looks: impl IntoIterator<Item = (u64, u64)>) -> Self {
+            let start = Instant::now();
+            let look = |(second, (began, appended)): (u64, (u64, u64))| {
+                let mut life = Counts::default();
+                life.producer.started = START_UNIX + began;
+                life.producer.appended = appended;
+                let seen = Seen {
+                    role: Role::Producer,
+                    name: "p".to_owned(),
+                    cpu: CpuTime::default(),
+                    memory: Memory::default(),
+                    counts: life.clone(),
+                    life,
+                };
+                Observation {
+                    at: start + Duration::from_secs(second),
+                    processes: vec![seen],
+                }
+            };
+            Self {
+                start,
+                observations: (0..).zip(looks).map(look).collect(),
+            }
+        }
+
+        fn excuses(&self, log: &str) -> Excuses {
+            let now = Moment {
+                at: self.start + Duration::from_secs(100),
+                unix_micros: (START_UNIX + 100) * 1_000_000,
+            };
+            Excuses::new(log, &self.observations, now)
+        }
+
+        /// A request of the one producer that was sent and answered at this time.
+        fn lost(&self, millis: u64) -> Lost {
+            let at = self.start + Duration::from_millis(millis);
+            Lost {
+                producer: 0,
+                sent_after: at,
+                answered_before: at,
+            }
+        }
+
+        /// Which of these are excused, by themselves, and how many sentences are said of all of them together.
+        #[track_caller]
+        fn check(&self, log: &str, millis: &[u64], excused: &[bool], sentences: usize) {
+            let excuses = self.excuses(log);
+            let lost: Vec<_> = millis.iter().map(|millis| self.lost(*millis)).collect();
+            let found: Vec<_> = lost.iter().map(|lost| excuses.cover(lost)).collect();
+            assert_eq!(found, excused, "{excuses:?}");
+            let said = excuses.exceeded(&lost, self.start);
+            assert_eq!(said.len(), sentences, "{said:?}");
         }
     }
 
-    /// Seconds after the start up to which a node is certain, of a producer killed after the last observation, which are a
-    /// second apart.
-    #[track_caller]
-    fn check(appended: &[u64], cursor: u64, seconds: u64) {
-        let start = Instant::now() + MARGIN;
-        let at = |index: usize| start + Duration::from_secs(index as u64);
-        let observations: Vec<_> = appended
-            .iter()
-            .enumerate()
-            .map(|(index, count)| seen(at(index), *count))
-            .collect();
-        let killed = Killed {
-            producer: 0,
-            at: at(appended.len()),
-            cursors: vec![cursor],
-        };
-        let certain = certain_until(&killed, 0, &observations) + MARGIN;
-        assert_eq!(certain.duration_since(start).as_secs(), seconds);
+    /// The lines of a consumer to which the life that began at second `next` tells that at most so many cookies are lost after this
+    /// sequence of the one that began with the load.
+    fn end(next: u64, sequence: u64, cookies_max: u64) -> String {
+        let [epoch, next] = [0, next].map(|second| (START_UNIX + second) * 1_000_000);
+        format!(
+            "I s: connected address=a producer=p epoch={next} from=1 outcome=NewEpoch\n\
+             W s: at most so many cookies after this sequence are lost producer=\"p\" epoch={epoch} sequence={sequence} \
+             cookies_max={cookies_max}\n"
+        )
+    }
+
+    fn gap(first: u64, last: u64) -> String {
+        let epoch = START_UNIX * 1_000_000;
+        format!("D s: gap producer=\"p\" epoch={epoch} first={first} last={last}\n")
+    }
+
+    /// A hundred cookies a second of a life that is killed at second 20, when the next begins.
+    fn killed_at_20() -> Run {
+        Run::new((0..40).map(|second| match second {
+            0..20 => (0, second * 100),
+            _ => (20, (second - 20) * 100),
+        }))
     }
 
     #[test]
-    fn node_is_certain_of_what_was_accepted_before_its_cursor() {
-        let appended: Vec<_> = (0..20).map(|second| second * 100).collect();
-        check(&appended, 1_900, 19);
-        check(&appended, 1_250, 12);
-        check(&appended, 0, 0);
+    fn killed_life_excuses_its_newest_cookies_alone() {
+        let run = killed_at_20();
+        let log = end(20, 1_850, 3);
+        let lost = [1_000, 17_900, 18_000, 19_500, 22_000];
+        run.check(&log, &lost, &[false, false, true, true, false], 0);
     }
 
     #[test]
-    fn cursor_of_another_life_says_nothing() {
-        let lives: Vec<_> = (0..20)
-            .map(|second| second * 100)
-            .chain((0..20).map(|second| second * 10))
-            .collect();
-        check(&lives, 1_900, 20);
-        check(&lives, 155, 35);
-        let young: Vec<_> = (0..5).map(|second| second * 100).collect();
-        check(&young, 200, 0);
+    fn kill_that_no_consumer_told_of_excuses_nothing() {
+        let run = killed_at_20();
+        run.check("", &[100, 19_900], &[false, false], 0);
+        let proved = "I s: producer was restarted, nothing was lost producer=\"p\" epoch=1000000000 sequence=1850";
+        run.check(proved, &[100, 19_900], &[false, false], 0);
+    }
+
+    #[test]
+    fn no_more_is_excused_than_the_consumer_told_of() {
+        let run = killed_at_20();
+        let lost = [18_100, 18_200, 18_300, 18_400];
+        run.check(&end(20, 1_850, 4), &lost, &[true; 4], 0);
+        run.check(&end(20, 1_850, 3), &lost, &[true; 4], 1);
+    }
+
+    /// Its whole time was excused, and every cookie of it.
+    #[test]
+    fn young_life_excuses_no_more_than_the_consumer_told_of() {
+        let run = Run::new((0..5).map(|second| (0, second * 100)));
+        let lost = [500, 2_100, 4_100];
+        run.check(&end(5, 350, 2), &lost, &[false, false, true], 0);
+        // A cursor that no look was as early as: the time is not known, the number is.
+        run.check(&end(5, 0, 2), &lost, &[true, true, true], 1);
+    }
+
+    #[test]
+    fn end_that_is_told_again_from_where_the_store_stands_counts_once() {
+        let run = killed_at_20();
+        let log = end(20, 1_850, 2) + &end(20, 1_750, 102);
+        assert_eq!(run.excuses(&log).told.cookies_at_ends_max, 102);
+        run.check(&log, &[16_900, 17_000, 19_000], &[false, true, true], 0);
+    }
+
+    #[test]
+    fn times_that_overlap_share_what_was_told() {
+        let run = killed_at_20();
+        let log = gap(1_810, 1_811) + &end(20, 1_900, 1);
+        let lost = [18_500, 18_600, 19_700];
+        run.check(&log, &lost, &[true; 3], 0);
+        run.check(&log, &[18_500, 18_600, 19_700, 19_800], &[true; 4], 1);
+        // Far apart, each has its own.
+        let log = gap(510, 511) + &end(20, 1_900, 1);
+        run.check(&log, &[5_500, 5_600, 19_700], &[true; 3], 0);
+        run.check(&log, &[5_500, 19_700, 19_800], &[true; 3], 1);
+    }
+
+    #[test]
+    fn end_without_a_bound_excuses_what_came_after_its_sequence() {
+        let run = killed_at_20();
+        let log = end(20, 1_850, 1).replace(
+            "at most so many cookies after this sequence are lost",
+            "unknown tail: no bound is known",
+        );
+        let log = log.replace(" cookies_max=1", "");
+        assert_eq!(run.excuses(&log).told.ends_without_bound, 1);
+        run.check(&log, &[17_900, 18_500, 18_600], &[false, true, true], 0);
     }
 }

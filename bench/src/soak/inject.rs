@@ -5,7 +5,6 @@ use std::{collections::VecDeque, time::Duration};
 use anyhow::{Result, bail};
 use rustix::process::Signal;
 use serde::Serialize;
-use tokio::time::Instant;
 
 use super::plan::{Fault, Kind, Victim};
 use crate::{
@@ -14,7 +13,6 @@ use crate::{
         netns::{Direction, Namespace},
     },
     e2e::running::{Mark, Meanwhile},
-    observe::{Observation, Role},
     programs::Process,
 };
 
@@ -30,15 +28,6 @@ pub struct Event {
     pub what: String,
 }
 
-/// A producer that was killed.
-#[derive(Debug, Clone)]
-pub(super) struct Killed {
-    pub(super) producer: usize,
-    pub(super) at: Instant,
-    /// What each node had stored of its life, by the sequence, as it was seen last.
-    pub(super) cursors: Vec<u64>,
-}
-
 /// Does the faults.
 #[derive(Debug)]
 pub(super) struct Injector {
@@ -47,9 +36,9 @@ pub(super) struct Injector {
     is_seen: bool,
     active: Vec<Active>,
     pub(super) events: Vec<Event>,
-    pub(super) killed: Vec<Killed>,
+    /// How often a producer was killed.
+    pub(super) killed: usize,
     pub(super) faults: Vec<String>,
-    seen: Option<Observation>,
 }
 
 #[derive(Debug)]
@@ -77,9 +66,8 @@ impl Injector {
             is_seen: false,
             active: Vec::new(),
             events: Vec::new(),
-            killed: Vec::new(),
+            killed: 0,
             faults: Vec::new(),
-            seen: None,
         }
     }
 
@@ -209,17 +197,7 @@ impl Injector {
                 )
             }
         };
-        if let (Kind::KillProducer, Victim::Producer(producer)) = (fault.kind, fault.victim) {
-            self.killed.push(Killed {
-                producer,
-                at: Instant::now(),
-                cursors: self
-                    .seen
-                    .as_ref()
-                    .map(|seen| cursors(seen, &name))
-                    .unwrap_or_default(),
-            });
-        }
+        self.killed += usize::from(fault.kind == Kind::KillProducer);
         self.active.push(Active { fault, stage });
         Ok(what)
     }
@@ -251,16 +229,9 @@ impl Meanwhile for Injector {
         }))
     }
 
-    fn seen(&mut self, observation: &Observation) {
-        self.seen = Some(observation.clone());
+    fn seen(&mut self) {
         self.is_seen = true;
     }
-}
-
-fn cursors(seen: &Observation, producer: &str) -> Vec<u64> {
-    seen.of(Role::Consumer)
-        .map(|node| node.life.consumer.cursor(producer))
-        .collect()
 }
 
 /// The node's name, and its network.

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::Instant;
 
-use super::{Driven, Event, Kind, Settled, SoakArgs, Verification};
+use super::{Driven, Event, Excuses, Kind, Settled, SoakArgs, Verification};
 use crate::{
     e2e::counted,
     observe::{Observation, Role},
     report::{Percentiles, grouped, per_second, rate},
+    verify::Verdict,
 };
 
 /// What was done, what was seen, and what was found to be wrong.
@@ -74,8 +76,10 @@ pub(super) struct Run<'a> {
     pub(super) events: Vec<Event>,
     /// Producers that were killed.
     pub(super) killed: usize,
-    /// Cookies of which each consumer's log says that it will not get them.
-    pub(super) told: Vec<u64>,
+    /// When the load began.
+    pub(super) began: Instant,
+    /// What each node may lack, by its name.
+    pub(super) excuses: Vec<(String, Excuses)>,
     pub(super) verification: Verification,
     pub(super) faults: Vec<String>,
     pub(super) observations: &'a [Observation],
@@ -124,11 +128,12 @@ impl Outcome {
             findings: Vec::new(),
             faults: run.faults,
         };
-        outcome.judge(run.killed, &run.told);
+        outcome.judge();
+        outcome.excuse(run.killed, &run.excuses, run.began);
         outcome
     }
 
-    fn judge(&mut self, killed: usize, told: &[u64]) {
+    fn judge(&mut self) {
         self.faults.extend(self.verification.not_done());
         let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.strikes_the_edge());
         let without_answer = self.refused + self.unanswered;
@@ -142,43 +147,39 @@ impl Outcome {
             self.findings
                 .push("no consumer had to be told that it lost a cookie".to_owned());
         }
-        for (verdict, told) in self.verification.verdicts.iter().zip(told) {
-            if !verdict.is_faultless() {
-                self.faults.push(verdict.line());
-            }
-            if verdict.explained == 0 {
+        let verdicts = self.verification.verdicts.iter();
+        let wrong = verdicts.filter(|verdict| !verdict.is_faultless());
+        self.faults.extend(wrong.map(Verdict::line));
+    }
+
+    /// Holds what is missing against what the consumers told of.
+    fn excuse(&mut self, killed: usize, excuses: &[(String, Excuses)], began: Instant) {
+        for verdict in &self.verification.verdicts {
+            let of_node = excuses.iter().find(|(node, _)| *node == verdict.node);
+            let Some((node, excuses)) = of_node.filter(|_| verdict.explained > 0) else {
                 continue;
-            }
-            if killed == 0 && verdict.explained > *told {
-                self.faults.push(format!(
-                    "{}: {} pairs are missing or stale, though its consumer told of {} cookies only",
-                    verdict.node,
-                    grouped(verdict.explained),
-                    grouped(*told)
+            };
+            let exceeded = excuses.exceeded(&verdict.lost, began);
+            let exceeded = exceeded.iter().map(|what| format!("{node}: {what}"));
+            self.faults.extend(exceeded);
+            let told = excuses.told;
+            self.findings.push(format!(
+                "{node}: {} pairs are missing or stale and excused: the {} requests they lack at least were under way while their \
+                 producers accepted what the node's consumer told of: gaps ({} cookies) and ends of lives of producers ({}, \
+                 with {} cookies at most; producers were killed {}), give or take two seconds",
+                grouped(verdict.explained),
+                grouped(verdict.lost.len() as u64),
+                grouped(told.cookies_in_gaps),
+                grouped(told.ends),
+                grouped(told.cookies_at_ends_max),
+                counted(killed, "time")
+            ));
+            if told.ends_without_bound > 0 {
+                self.findings.push(format!(
+                    "{node}: of {} of these ends no bound is known, so that they excuse any number",
+                    grouped(told.ends_without_bound)
                 ));
             }
-            self.findings.push(format!(
-                "{}: {} pairs are missing or stale and excused: the requests they lack were answered between the last cursor \
-                 that the node was seen to have stored and the death of their producer (killed {killed}), or while that accepted \
-                 what the node's consumer told of as gaps ({} cookies), give or take two seconds",
-                verdict.node,
-                grouped(verdict.explained),
-                grouped(*told),
-                killed = counted(killed, "time")
-            ));
-        }
-        if killed > 0
-            && self.unknown_tails.contains(&0)
-            && self
-                .verification
-                .verdicts
-                .iter()
-                .any(|verdict| verdict.explained > 0)
-        {
-            self.findings.push(
-                "a consumer that was itself restarted no longer counts the ends it did not know"
-                    .to_owned(),
-            );
         }
     }
 

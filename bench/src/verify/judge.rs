@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{PRODUCERS_APART, Request, Sending, Sent, Source};
+use super::{Lost, PRODUCERS_APART, Request, Sending, Sent, Source};
 
 /// Faults of a kind that are told in full.
 const EXAMPLES_MAX: usize = 5;
@@ -42,6 +42,9 @@ pub struct Verdict {
     pub extra: u64,
     /// Pairs that are missing or stale and may be, by what was done to the processes.
     pub explained: u64,
+    /// What must have been lost of these pairs: never more than was.
+    #[serde(skip)]
+    pub lost: Vec<Lost>,
     /// Some of what is not as it should be.
     pub examples: Vec<String>,
 }
@@ -141,9 +144,10 @@ impl<'a> Check<'a> {
         self.verdict.stored += 1;
         let group = self.sent.group(user_id, dsp_id);
         self.found_at(group.start, !group.is_empty());
-        let pair: Vec<_> = self.sent.requests[group]
+        let sent = self.sent;
+        let pair: Vec<_> = sent.requests[group]
             .iter()
-            .map(|request| (request, self.sent.cookie(request)))
+            .map(|request| (request, sent.cookie(request)))
             .filter(|(_, cookie)| cookie.user_id_bytes() == user_id && cookie.dsp_id() == dsp_id)
             .collect();
         let with_value = || {
@@ -159,23 +163,34 @@ impl<'a> Check<'a> {
             verdict.right += 1;
             return;
         } else {
-            let accepted = pair
+            let accepted: Vec<_> = pair
                 .iter()
                 .map(|(request, _)| *request)
-                .filter(|request| self.sent.fate(request) == Sending::Accepted);
+                .filter(|request| sent.fate(request) == Sending::Accepted)
+                .collect();
             let (mut required, mut all) = (Newest::default(), Newest::default());
-            for request in accepted {
-                all.add(self.sent, request);
-                if !(self.may_be_lost)(self.sent.source(request), request.number.into()) {
-                    required.add(self.sent, request);
+            for request in &accepted {
+                all.add(sent, request);
+                if !(self.may_be_lost)(sent.source(request), request.number.into()) {
+                    required.add(sent, request);
                 }
             }
-            if with_value().any(|request| all.admits(self.sent, request)) {
+            if with_value().any(|request| all.admits(sent, request)) {
                 verdict.right += 1;
                 return;
             }
-            if with_value().any(|request| required.admits(self.sent, request)) {
+            let newer = |stored: &Request| -> Vec<_> {
+                let newer = accepted.iter().filter(|request| {
+                    let mut newest = Newest::default();
+                    newest.add(sent, request);
+                    !newest.admits(sent, stored)
+                });
+                newer.map(|request| lost(sent, request)).collect()
+            };
+            let excused = with_value().filter(|request| required.admits(sent, request));
+            if let Some(lost) = excused.map(newer).min_by_key(Vec::len) {
                 verdict.explained += 1;
+                verdict.lost.extend(lost);
                 return;
             }
             (&mut verdict.stale, "is certainly not the newest")
@@ -230,6 +245,8 @@ impl<'a> Check<'a> {
             |request: &Request| (self.may_be_lost)(sent.source(request), request.number.into());
         if accepted().all(may_be_lost) {
             self.verdict.explained += 1;
+            let lost = accepted().map(|request| lost(sent, request));
+            self.verdict.lost.extend(lost);
             return;
         }
         self.verdict.missing += 1;
@@ -240,6 +257,10 @@ impl<'a> Check<'a> {
             cookie.dsp_id()
         ));
     }
+}
+
+fn lost(sent: &Sent, request: &Request) -> Lost {
+    Lost::of(sent.source(request), request.number.into())
 }
 
 fn buyer_of(cookie: &crate::traffic::SyntheticCookie) -> &[u8] {
