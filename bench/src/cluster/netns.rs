@@ -6,11 +6,14 @@
 //! over the cable, the admin port or a mongod's, is not touched.
 //!
 //! The addresses are from 198.18.0.0/15, which is set aside for benchmarks, and no other machine is reached through them.
+//! Which of them are free is looked up under a lock that is held until they are taken, so that processes that make networks at once
+//! share none.
+//!
 //! It needs root, `ip` and `nft`; [`missing`] says what there is not. What is made here is named after this process, and goes with
 //! the [`Network`]; what a process left behind that was killed is swept up before the next is made.
 
 use std::{
-    fs,
+    fs::{self, File},
     net::Ipv4Addr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -18,9 +21,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
 
 /// Where `ip netns` keeps the names of namespaces.
 const NAMES_FOLDER: &str = "/run/netns";
+
+/// Locked while a network is made.
+const LOCK_FILE: &str = "/run/cookiesync-bench.lock";
 
 /// What the names of our namespaces begin with; the process id follows, and a number.
 const NAME_PREFIX: &str = "cookiesync-bench-";
@@ -72,6 +79,8 @@ impl Network {
     /// # Errors
     /// When that may not be done here, or a program for it is not there.
     pub fn create(nodes: usize) -> Result<Self> {
+        let lock = File::create(LOCK_FILE).with_context(|| format!("cannot make {LOCK_FILE}"))?;
+        flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
         sweep(Path::new(NAMES_FOLDER));
         let [a, b] = free_subnet()?;
         let host = Ipv4Addr::new(198, a, b, 1);
@@ -86,6 +95,7 @@ impl Network {
             network.nodes.push(Namespace::named(address));
             network.nodes[number].make(host)?;
         }
+        drop(lock);
         Ok(network)
     }
 
@@ -258,7 +268,33 @@ fn output(program: &str, args: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, sync::Barrier, thread};
+
     use super::*;
+
+    /// They all looked for a free one before any had taken it.
+    #[test]
+    fn networks_that_are_made_at_once_have_addresses_of_their_own() {
+        if let Some(why) = missing() {
+            eprintln!("skipped: no network can be made here: {why}");
+            return;
+        }
+        const NETWORKS: usize = 4;
+        let start = Barrier::new(NETWORKS);
+        let make = || {
+            // All draw the same numbers.
+            fastrand::seed(1);
+            start.wait();
+            Network::create(1)
+        };
+        let networks = thread::scope(|scope| {
+            let made: Vec<_> = (0..NETWORKS).map(|_| scope.spawn(make)).collect();
+            let made = made.into_iter().map(|thread| thread.join().unwrap());
+            made.collect::<Result<Vec<_>>>().unwrap()
+        });
+        let hosts: BTreeSet<_> = networks.iter().map(Network::host).collect();
+        assert_eq!(hosts.len(), NETWORKS, "{networks:?}");
+    }
 
     #[test]
     fn only_what_is_named_after_a_process_is_swept() {
