@@ -7,6 +7,7 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Result, ensure};
@@ -15,7 +16,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Addresses, Consumer, Producer, accept_all, embedded, newest},
+    harness::{Addresses, Consumer, PATIENCE, Producer, accept_all, embedded, newest, wait_until},
     stream_client::{Subscription, from_oldest},
     wrapped,
 };
@@ -30,10 +31,29 @@ const LIBRARIES: [&str; 4] = [
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A wall clock of its own for programs; their monotonic clock is the machine's.
+/// A wall clock of its own for programs; their monotonic clock is the machine's. To be dropped after them: with it goes what the
+/// library leaves in memory of a process that is killed.
 struct FakeClock {
     library: &'static str,
     file: PathBuf,
+    /// The ids of all processes that ran under it, one a line.
+    processes: PathBuf,
+}
+
+impl Drop for FakeClock {
+    fn drop(&mut self) {
+        let processes = fs::read_to_string(&self.processes).unwrap_or_default();
+        for left in processes.lines().flat_map(left_behind) {
+            // It is gone where the process ended in order.
+            drop(fs::remove_file(left));
+        }
+    }
+}
+
+/// Files that the library makes for a process.
+fn left_behind(process_id: &str) -> [PathBuf; 2] {
+    ["faketime_shm_", "sem.faketime_sem_"]
+        .map(|name| Path::new("/dev/shm").join(format!("{name}{process_id}")))
 }
 
 impl FakeClock {
@@ -47,6 +67,7 @@ impl FakeClock {
         let clock = Self {
             library,
             file: folder.path().join(name),
+            processes: folder.path().join(format!("{name}.processes")),
         };
         clock.set("+0")?;
         Ok(Some(clock))
@@ -60,9 +81,12 @@ impl FakeClock {
         Ok(fs::rename(&whole, &self.file)?)
     }
 
-    /// Starts a program under it.
+    /// Starts a program under it, which has the process id of what is started.
     fn wrap(&self, program: &Path, args: &[String]) -> (PathBuf, Vec<String>) {
         let mut all = vec![
+            "-c".to_owned(),
+            "echo $$ >>\"$0\" && exec env \"$@\"".to_owned(),
+            self.processes.display().to_string(),
             format!("LD_PRELOAD={}", self.library),
             format!("FAKETIME_TIMESTAMP_FILE={}", self.file.display()),
             "FAKETIME_NO_CACHE=1".to_owned(),
@@ -70,7 +94,7 @@ impl FakeClock {
             program.display().to_string(),
         ];
         all.extend_from_slice(args);
-        (PathBuf::from("env"), all)
+        (PathBuf::from("sh"), all)
     }
 
     async fn producer(&self, folder: &TempDir, flags: &[&str]) -> Result<Producer> {
@@ -91,6 +115,26 @@ impl FakeClock {
         let wrap = |program: &Path, args: &[String]| self.wrap(program, args);
         wrapped::consumer(folder, ("node", HERE), producer, &store, flags, &wrap).await
     }
+}
+
+#[tokio::test]
+async fn clock_leaves_nothing_behind_of_a_process_that_is_killed() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+        return Ok(());
+    };
+    let (program, args) = clock.wrap(Path::new("sleep"), &["60".to_owned()]);
+    let mut process = Command::new(program).args(args).spawn()?;
+    let left = left_behind(&process.id().to_string());
+    wait_until(PATIENCE, "the library's files", async || {
+        Ok(left.iter().all(|file| file.exists()))
+    })
+    .await?;
+    process.kill()?;
+    process.wait()?;
+    drop(clock);
+    ensure!(!left.iter().any(|file| file.exists()), "{left:?}");
+    Ok(())
 }
 
 /// Nothing panicked, and nothing broke the contract.
