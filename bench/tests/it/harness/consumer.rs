@@ -1,0 +1,173 @@
+//! A consumer process, and what it is to know and count.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Result, ensure};
+use bench::{
+    admin::{self, HttpClient},
+    programs::{Process, free_address},
+    scrape::{Samples, names},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+use super::{Known, PATIENCE, Producer, books::LastBooks, owned, programs, wait_until};
+
+/// A consumer process on a free port.
+pub(crate) struct Consumer {
+    /// Dropped before the process.
+    _books: LastBooks,
+    pub(crate) process: Process,
+    pub(crate) admin: String,
+}
+
+impl Consumer {
+    /// Starts it on `store` reading from `producers`, its log in `folder`, and waits until it is ready.
+    pub(crate) async fn start(
+        folder: &TempDir,
+        name: &str,
+        producers: &[&Producer],
+        store: &str,
+        flags: &[&str],
+    ) -> Result<Self> {
+        let urls: Vec<_> = producers
+            .iter()
+            .map(|producer| producer.grpc.as_str())
+            .collect();
+        let mut consumer = Self::spawn(folder, name, &urls, store, flags).await?;
+        consumer.wait_ready().await?;
+        Ok(consumer)
+    }
+
+    /// Like [`start`](Self::start), but does not wait.
+    pub(crate) async fn spawn(
+        folder: &TempDir,
+        name: &str,
+        producers: &[&str],
+        store: &str,
+        flags: &[&str],
+    ) -> Result<Self> {
+        let admin = free_address()?.to_string();
+        let mut args = owned(&["--admin", &admin, "--name", name, "--store", store]);
+        for producer in producers {
+            args.extend(owned(&["--producer", producer]));
+        }
+        args.extend(owned(flags));
+        let program = &programs().await?.consumer;
+        let log = folder.path().join(format!("consumer-{name}.log"));
+        let process = Process::start("the consumer", program, &args, &log)?;
+        Ok(Self::of(process, admin))
+    }
+
+    /// The consumer that runs as `process`.
+    pub(crate) fn of(process: Process, admin: String) -> Self {
+        Self {
+            _books: LastBooks {
+                admin: admin.clone(),
+            },
+            process,
+            admin,
+        }
+    }
+
+    /// Waits until it is ready, after its process was started again.
+    pub(crate) async fn wait_ready(&mut self) -> Result<()> {
+        self.process.wait_ready(&self.admin, PATIENCE).await
+    }
+
+    /// Waits until it says that it is not ready, for a reason that contains `why`.
+    pub(crate) async fn wait_not_ready(&self, why: &str) -> Result<()> {
+        let what = format!("{} is not ready because of {why:?}", self.admin);
+        wait_until(PATIENCE, &what, async || {
+            // It may not listen yet.
+            let answer = admin::get(&self.admin, "/readyz").await.ok();
+            Ok(answer.is_some_and(|answer| answer.status == 503 && answer.body.contains(why)))
+        })
+        .await
+    }
+
+    /// Waits until the lookup of `user_id` gives exactly these buyer uids, by DSP.
+    pub(crate) async fn wait_known(&self, user_id: &str, buyer_uids: Value) -> Result<()> {
+        let expected = serde_json::json!({"user_id": user_id, "buyer_uids": buyer_uids});
+        let path = format!("/v1/users/{user_id}");
+        let what = format!("{} knows {expected}", self.admin);
+        wait_until(PATIENCE, &what, || async {
+            let answer = admin::get(&self.admin, &path).await?;
+            Ok(answer.status == 200 && serde_json::from_str::<Value>(&answer.body)? == expected)
+        })
+        .await
+    }
+
+    /// Waits until it has written so many cookies.
+    pub(crate) async fn wait_written(&self, cookies: u64) -> Result<()> {
+        let what = format!("{} has written {cookies} cookies", self.admin);
+        wait_until(PATIENCE, &what, async || {
+            Ok(self.metrics().await?.count(names::WRITTEN, &[]) >= cookies)
+        })
+        .await
+    }
+
+    /// Waits until the fate of `accepted` cookies is known, all of them received by this process.
+    pub(crate) async fn wait_settled(&self, accepted: u64) -> Result<()> {
+        let what = format!("{} has settled {accepted} cookies", self.admin);
+        wait_until(PATIENCE, &what, async || {
+            let metrics = self.metrics().await?;
+            let fates = [
+                names::WRITTEN,
+                names::SUPERSEDED,
+                names::STALE,
+                names::SUPPRESSED,
+                names::FAILED,
+            ];
+            let settled: u64 = fates.iter().map(|name| metrics.count(name, &[])).sum();
+            ensure!(settled <= accepted, "{settled} of {accepted} are settled");
+            Ok(settled == accepted)
+        })
+        .await
+    }
+
+    /// Waits until the lookup of each of these users gives exactly what is known of it.
+    pub(crate) async fn wait_knows(&self, known: &Known) -> Result<()> {
+        let mut client = HttpClient::connect(&self.admin).await?;
+        let deadline = Instant::now() + PATIENCE;
+        for (user_id, buyer_uids) in known {
+            let path = format!("/v1/users/{user_id}");
+            let expected = serde_json::json!({"user_id": user_id, "buyer_uids": buyer_uids});
+            loop {
+                let answer = client.get(&path, &[]).await?;
+                let found: Value = serde_json::from_str(&answer.body)?;
+                if answer.status == 200 && found == expected {
+                    break;
+                }
+                ensure!(Instant::now() < deadline, "{found} instead of {expected}");
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails when it knows any of these users.
+    pub(crate) async fn knows_none(&self, users: impl Iterator<Item = String>) -> Result<()> {
+        let mut client = HttpClient::connect(&self.admin).await?;
+        for user in users {
+            let answer = client.get(&format!("/v1/users/{user}"), &[]).await?;
+            ensure!(answer.status == 404, "{user}: {answer:?}");
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn metrics(&self) -> Result<Samples> {
+        admin::metrics(&self.admin).await
+    }
+
+    /// Cookies it knows it will not get.
+    pub(crate) async fn lost(&self) -> Result<u64> {
+        Ok(self.metrics().await?.count(names::LOST, &[]))
+    }
+}
+
+/// The `--store` argument for an embedded store in `folder`.
+pub(crate) fn embedded(folder: &Path) -> String {
+    format!("embedded:{}", folder.display())
+}
