@@ -5,11 +5,14 @@
 //!
 //! - a life that goes on, or one whose goodbye a store has: only what that consumer counted as lost, and nothing where
 //!   queues are large enough;
-//! - a life that ended otherwise: its tail alone, after everything that the consumer received of it.
+//! - a life that ended otherwise: its tail alone, after everything that the consumer received of it, and no more than the
+//!   consumer said (see [`ends`]).
 //!
 //! "Newest" is judged where it is certain: on one connection by order, otherwise when the one was answered before
 //! the other was sent. A request without an answer may have been accepted at any time, so its value is right wherever
 //! it is found.
+
+mod ends;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -72,29 +75,8 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
             missing.holes.len(),
             describe(&history, &missing.holes)
         );
-        tails(seat, &history, &disk, &missing)?;
+        ends::check(world, seat, &history, &disk, &missing)?;
     }
-    Ok(())
-}
-
-/// A consumer that has received some of a life, and has not been restarted since, knows that its end is unknown.
-fn tails(seat: &Seat, history: &History, disk: &Disk, missing: &Missing) -> anyhow::Result<()> {
-    if seat.lives.lock().expect(UNPOISONED).len() > 1
-        || of_all_lives(seat, names::UNKNOWN_TAILS, &[]) > 0
-        || counted_ends(seat) > 0
-    {
-        return Ok(());
-    }
-    let unnoticed = missing.tails.iter().copied();
-    let unnoticed: Vec<_> = unnoticed
-        .filter(|&at| is_known(history, disk, &history.syncs[at]))
-        .collect();
-    let name = &seat.name;
-    ensure!(
-        unnoticed.is_empty(),
-        "{name} does not know of a lost tail: {}",
-        describe(history, &unnoticed)
-    );
     Ok(())
 }
 
@@ -251,17 +233,6 @@ impl<'a> Judge<'a> {
         let log = |sync: &SyncRequest| (sync.producer, sync.life);
         log(later) == log(earlier) && self.is_surely_after(seen, at)
     }
-}
-
-/// Whether a consumer received anything of the life that a sync went to.
-fn is_known(history: &History, disk: &Disk, sync: &SyncRequest) -> bool {
-    disk.seen.iter().any(|&number| {
-        let at = usize::try_from(number).unwrap_or(usize::MAX);
-        let seen = history.syncs.get(at);
-        seen.is_some_and(|seen| {
-            seen.answered_at.is_some() && (seen.producer, seen.life) == (sync.producer, sync.life)
-        })
-    })
 }
 
 /// How far an epoch may be from the time at which its life began, in microseconds.

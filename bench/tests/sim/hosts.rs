@@ -14,6 +14,7 @@ use crate::{
     UNPOISONED,
     network::{ADMIN, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
+    said,
     store::SimStore,
 };
 
@@ -40,7 +41,10 @@ pub(crate) struct Life {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
     NotYet,
+    /// Its process did, without a word.
     Crashed,
+    /// Its machine did, and with it the record of its lives.
+    LostPower,
     Drained,
 }
 
@@ -100,6 +104,7 @@ pub(crate) async fn consume(
     store: SimStore,
 ) -> anyhow::Result<()> {
     let (stop, registry) = seat.begin();
+    said::begin(&seat.name, &store.0.lock().expect(UNPOISONED).cursors);
     let surroundings = consumer::app::Surroundings {
         store: Arc::new(store),
         admin: SimListener::bind(ADMIN).await?,

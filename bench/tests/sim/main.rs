@@ -1,10 +1,11 @@
 //! Deterministic simulation of the whole: the real producer and consumer programs in one thread, on a simulated
 //! network and a simulated clock, under faults drawn from a seed. A seed that fails fails again, step by step.
 //!
-//! Plain `cargo test` runs some seeds. For a thousand, for one of them again with all it logs, or for a scenario:
+//! Plain `cargo test` runs the first hundred seeds, and `.ci/run` a thousand more, which takes SECONDS on two cores. For
+//! others, or for one of them again with all it logs:
 //!
 //! ```sh
-//! SIM_SEEDS=0..1000 cargo test -p bench --test sim
+//! SIM_SEEDS=1100..9999 cargo test -p bench --test sim
 //! SIM_SEED=17 RUST_LOG=debug cargo test -p bench --test sim seeds -- --nocapture
 //! ```
 //!
@@ -26,6 +27,7 @@ mod hosts;
 mod load;
 mod network;
 mod plan;
+mod said;
 mod scenarios;
 mod store;
 mod trace;
@@ -33,16 +35,22 @@ mod world;
 
 use std::{
     env,
-    process::{Command, Output},
+    io::Read,
+    process::{Child, Command, Output, Stdio},
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use mad_turmoil::time::SimClocksGuard;
 use rand::{SeedableRng, rngs::StdRng};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
 use tempfile::TempDir;
 
 use plan::Plan;
@@ -50,6 +58,9 @@ use world::World;
 
 /// Why a lock is never poisoned.
 const UNPOISONED: &str = "a panic ends the process";
+
+/// How long a run may take by the clock on the wall; most take seconds.
+const RUN_MAX: Duration = Duration::from_secs(120);
 
 /// What plain `cargo test` runs.
 const SEEDS: std::ops::Range<u64> = 0..100;
@@ -124,18 +135,73 @@ fn way(output: &Output) -> String {
         .to_owned()
 }
 
+#[test]
+fn run_that_does_not_end_is_killed_and_named() {
+    if env::var_os("SIM_SEED").is_some() {
+        return;
+    }
+    // Longer than it takes to see that this time passes, and shorter than any run.
+    let output = run_within(Duration::from_millis(10), 7, None);
+    assert!(!output.status.success());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("seed 7 was killed"), "{errors}");
+}
+
 /// Runs a seed, or a scenario, in a process of its own.
 fn run_apart(seed: u64, scenario: Option<&str>) -> Output {
+    run_within(RUN_MAX, seed, scenario)
+}
+
+/// Like [`run_apart`]; what takes longer than this is killed, and the last line of its errors says so.
+fn run_within(time: Duration, seed: u64, scenario: Option<&str>) -> Output {
     let program = env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
     command.args([ENTRY, "--exact", "--nocapture", "--test-threads=1"]);
     command
         .env("SIM_SEED", seed.to_string())
-        .env_remove("SIM_SCENARIO");
+        .env_remove("SIM_SCENARIO")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     if let Some(scenario) = scenario {
         command.env("SIM_SCENARIO", scenario);
     }
-    command.output().expect("this program can be run")
+    let mut child = command.spawn().expect("this program can be run");
+    let (mut out, mut err) = child.stdout.take().zip(child.stderr.take()).expect("pipes");
+    let printed = thread::spawn(move || read(&mut out));
+    let errors = thread::spawn(move || read(&mut err));
+    let is_late = !ends_within(time, &child);
+    if is_late {
+        child.kill().expect("it was not waited for yet");
+    }
+    let status = child.wait().expect("it is a child");
+    let stdout = printed.join().expect("no panic");
+    let mut stderr = errors.join().expect("no panic");
+    if is_late {
+        let line = format!("seed {seed} was killed: it had not ended after {time:?}\n");
+        stderr.extend_from_slice(line.as_bytes());
+    }
+    Output {
+        status,
+        stdout,
+        stderr,
+    }
+}
+
+/// Waits until a process has ended, but no longer than this. The system measures the time: for this program, whose clock is
+/// mad-turmoil's, it stands still.
+fn ends_within(time: Duration, child: &Child) -> bool {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+    let process = process.expect("it was not waited for yet");
+    let time = Timespec::try_from(time).expect("a few minutes");
+    let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&time));
+    ended.expect("no handler of signals interrupts it") > 0
+}
+
+fn read(pipe: &mut impl Read) -> Vec<u8> {
+    let mut all = Vec::new();
+    pipe.read_to_end(&mut all).expect("a pipe can be read");
+    all
 }
 
 fn report(what: &str, output: &Output) {
@@ -153,9 +219,7 @@ fn run_here(plan: Plan) {
     let records = TempDir::new().expect("there is a folder for temporary files");
     env::set_current_dir(&records).expect("it was just made");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
-    if env::var_os("RUST_LOG").is_some() {
-        cookiesync::process::init_logging();
-    }
+    said::listen();
     // A panic in a task would end that task alone.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -85,7 +85,7 @@ pub(crate) enum What {
     Isolate(Host),
     /// A process ends without a word, and is started again.
     Crash(Host),
-    /// A machine goes down without a word, and what its disk had not got is lost.
+    /// A machine goes down without a word, and what its disk had not got is lost; of a producer's, the record of its lives.
     LosePower(Host),
     /// A process is told to end, and started again this long after it has.
     Restart(Host),

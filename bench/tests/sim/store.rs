@@ -54,6 +54,8 @@ pub(crate) struct Disk {
     volatile: BTreeMap<Pair, Value>,
     /// Durable as well.
     pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
+    /// Of each producer, the life that a cursor was of first.
+    pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
     /// Lives of producers whose goodbye was ever durable: producer and epoch.
     pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
     /// Every number that was ever written.
@@ -72,6 +74,7 @@ impl Disk {
             durable: BTreeMap::new(),
             volatile: BTreeMap::new(),
             cursors: BTreeMap::new(),
+            first_epochs: BTreeMap::new(),
             completed: BTreeSet::new(),
             seen: BTreeSet::new(),
             foreign: Vec::new(),
@@ -217,6 +220,8 @@ impl SimStore {
         let mut disk = self.disk();
         for cursor in batch.cursors() {
             trace::note("committed", (&*cursor.producer, cursor.sequence));
+            let first = disk.first_epochs.entry(Arc::clone(&cursor.producer));
+            first.or_insert(cursor.epoch);
             disk.cursors
                 .insert(Arc::clone(&cursor.producer), cursor.clone());
         }

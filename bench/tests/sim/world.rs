@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
+    fs,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -179,7 +180,7 @@ impl World {
                     Step::End(what) => self.end(sim, what),
                     Step::Kill(host) => {
                         if restarting.iter().any(|(restarting, _)| *restarting == host) {
-                            self.crash(sim, host);
+                            self.crash(sim, host, End::Crashed);
                         }
                     }
                 }
@@ -216,15 +217,17 @@ impl World {
             {
                 return false;
             }
-            What::Crash(host) => self.crash(sim, host),
+            What::Crash(host) => self.crash(sim, host, End::Crashed),
             What::LosePower(host) => {
                 // Nothing that a dying process would still send gets out.
                 for other in self.others(host) {
                     sim.partition(host.name(), other.name());
                 }
-                self.crash(sim, host);
-                if let Host::Consumer(at) = host {
-                    self.disks[at].lock().expect(UNPOISONED).lose_power();
+                self.crash(sim, host, End::LostPower);
+                match host {
+                    Host::Consumer(at) => self.disks[at].lock().expect(UNPOISONED).lose_power(),
+                    Host::Producer(_) => lose_record(&host.name()),
+                    Host::Browsers => {}
                 }
             }
             What::Restart(host) => self.seat(host).with_last(|life| life.stop.cancel()),
@@ -258,11 +261,11 @@ impl World {
         }
     }
 
-    fn crash(&self, sim: &mut Sim<'_>, host: Host) {
+    fn crash(&self, sim: &mut Sim<'_>, host: Host, end: End) {
         sim.crash(host.name());
         self.seat(host).with_last(|life| {
             if life.end == End::NotYet {
-                life.end = End::Crashed;
+                life.end = end;
             }
         });
     }
@@ -362,6 +365,18 @@ impl World {
     fn others(&self, host: Host) -> impl Iterator<Item = Host> {
         let hosts = self.hosts().into_iter();
         hosts.filter(move |other| *other != host)
+    }
+}
+
+/// Removes the record of a producer's lives, which lies in its machine's memory.
+fn lose_record(producer: &str) {
+    let prefix = format!("cookiesync-producer-{producer}-");
+    let files = fs::read_dir(".").expect("a run is in its folder");
+    let mut files = files.map(|file| file.expect("it can be read"));
+    let record = files.find(|file| file.file_name().to_string_lossy().starts_with(&prefix));
+    // Where power is lost before it has begun, there is none.
+    if let Some(record) = record {
+        fs::remove_file(record.path()).expect("it can be removed");
     }
 }
 
