@@ -145,6 +145,11 @@ fn certificate(wrong: &CertificateError) -> String {
             expected.to_str(),
             presented.join(", ")
         ),
+        // webpki's own word for it; what `openssl req -x509` makes of itself.
+        other if other.to_string().contains("CaUsedAsEndEntity") => {
+            "the producer's certificate is an authority's own (CA:TRUE): sign one for the producer with it"
+                .to_owned()
+        }
         other => format!("the producer's certificate is refused: {other}"),
     }
 }

@@ -163,6 +163,20 @@ async fn server_with_a_client_authority_wants_its_certificates() {
 }
 
 #[tokio::test]
+async fn authority_that_is_its_own_server_is_named_as_that() {
+    let ours = Authority::new("ours");
+    let unconstrained = IsCa::Ca(BasicConstraints::Unconstrained);
+    let itself = ours.sign(|params| params.is_ca = unconstrained);
+    let refused = meet(
+        &server(&itself, None),
+        &client(&ours, None),
+        "producer.test",
+    )
+    .await;
+    check_said(refused, "CA:TRUE");
+}
+
+#[tokio::test]
 async fn server_without_tls_is_recognized() {
     let (near, mut far) = duplex(1024);
     let settings_frame = [0, 0, 0, 4, 0, 0, 0, 0, 0];
