@@ -5,7 +5,7 @@
 //! is written with its cursors, then the rest stops; all within one deadline. If it comes near, what is still in
 //! the buffer is left out: its cursors are not committed, so the producers send it again.
 //!
-//! Each stage of the pipeline runs under a [watch](watch::Watch).
+//! Each stage of the pipeline runs under a watch: one that ends before it was told to ends the process.
 
 mod watch;
 
