@@ -1,0 +1,117 @@
+"""Reads every cookie of all producers, as JSON lines.
+
+    pip install grpcio grpcio-tools
+    python read_cookies.py --name my-host producers.example:7676
+
+A name stands for all its addresses, since every producer must be read. `--name` is the name of the queue that each producer keeps:
+whoever comes back under it within a minute misses nothing, and may see its last cookies again. Two readers must not share one.
+"""
+
+import argparse
+import json
+import pathlib
+import socket
+import sys
+import threading
+import time
+
+import grpc
+
+# The folder that holds cookiesync/v1/cookiesync.proto. grpcio-tools makes the code from it while this starts; a program that is
+# installed somewhere would rather generate it once: python -m grpc_tools.protoc -Iproto --python_out=. --grpc_python_out=. FILE
+PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto"
+sys.path.append(str(PROTO))
+pb, rpc = grpc.protos_and_services("cookiesync/v1/cookiesync.proto")
+
+OPTIONS = [
+    # Fixed windows: some HTTP/2 implementations drop the connection of a reader that pauses while they adapt theirs.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    # A connection that was cut without a word is noticed.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # One connection for each stream.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+# These do not pass by themselves: a name or a token is wrong, or another reader has taken the name.
+FINAL = {
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+DELAY_SECONDS = (0.1, 5)
+
+
+def channel(address, host, settings):
+    if not settings.ca:
+        return grpc.insecure_channel(address, OPTIONS)
+    files = [path and pathlib.Path(path).read_bytes() for path in (settings.ca, settings.key, settings.cert)]
+    named = [("grpc.ssl_target_name_override", host)]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), OPTIONS + named)
+
+
+def read(address, host, settings, handle):
+    """Hands each cookie of one producer to `handle`, for ever; connects again when the stream ends."""
+    metadata = []
+    if settings.token_file:
+        metadata.append(("authorization", f"Bearer {pathlib.Path(settings.token_file).read_text().split()[0]}"))
+    shortest, longest = DELAY_SECONDS
+    delay = shortest
+    while True:
+        with channel(address, host, settings) as connection:
+            try:
+                for cookie in rpc.CookieStreamerStub(connection).GetCookies(
+                    pb.GetCookiesRequest(host=settings.name), metadata=metadata
+                ):
+                    handle(address, cookie)
+                    delay = shortest
+            except grpc.RpcError as error:
+                print(f"{address}: {error.code().name}: {error.details()}", file=sys.stderr)
+                if error.code() in FINAL:
+                    return
+        # It restarts, or had to cut us off for reading too slowly: come back, but not at once.
+        time.sleep(delay)
+        delay = min(2 * delay, longest)
+
+
+def addresses(producers):
+    """(address, host name) of every producer."""
+    for producer in producers:
+        host, port = producer.rsplit(":", 1)
+        for *_, found in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
+            yield (f"[{found[0]}]:{port}" if ":" in found[0] else f"{found[0]}:{port}"), host
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("producer", nargs="+", metavar="HOST:PORT")
+    parser.add_argument("--name", default=socket.gethostname())
+    parser.add_argument("--ca", metavar="FILE", help="speak TLS, and trust this authority")
+    parser.add_argument("--cert", metavar="FILE", help="our own certificate, with --key, where producers want one")
+    parser.add_argument("--key", metavar="FILE")
+    parser.add_argument("--token-file", metavar="FILE", help="where producers want a token")
+    settings = parser.parse_args()
+    lines = threading.Lock()
+
+    def handle(address, cookie):
+        line = {"user_id": cookie.user_id, "dsp_id": cookie.dsp_id, "buyer_uid": cookie.buyer_uid}
+        with lines:
+            print(json.dumps(line), flush=True)
+
+    threads = [
+        threading.Thread(target=read, args=(address, host, settings, handle), daemon=True)
+        for address, host in sorted(set(addresses(settings.producer)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.exit("no stream is left")
+
+
+try:
+    main()
+except KeyboardInterrupt:
+    sys.exit(0)
