@@ -14,17 +14,18 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::harness::{Producer, in_time, numbered};
 
-/// What the client needs from PyPI.
-const PACKAGES: [&str; 4] = [
+/// What the clients need from PyPI.
+const PACKAGES: [&str; 5] = [
     "grpcio==1.80.0",
     "grpcio-tools==1.80.0",
     "grpcio-health-checking==1.80.0",
     "grpcio-reflection==1.80.0",
+    "pymongo==4.16.0",
 ];
 
 /// What to do where there is none.
 pub(crate) const MISSING: &str = "the Python client needs Python 3.9 or later with venv and pip (Debian and Ubuntu: apt install \
-                       python3-venv python3-pip), and grpcio from PyPI, once";
+                       python3-venv python3-pip), and grpcio and pymongo from PyPI, once";
 
 #[tokio::test]
 async fn python_reads_both_streams() -> Result<()> {
@@ -81,7 +82,7 @@ pub(crate) fn environment() -> Result<PathBuf> {
     if is_complete && run(Command::new(&python).args(["-c", "import grpc"])).is_ok() {
         return Ok(python);
     }
-    eprintln!("fetching grpcio from PyPI, once");
+    eprintln!("fetching grpcio and pymongo from PyPI, once");
     run(Command::new("python3")
         .args(["-m", "venv", "--clear"])
         .arg(&venv))?;

@@ -10,6 +10,7 @@ mod documents;
 mod drain;
 mod e2e;
 mod edge;
+mod examples;
 mod fanout;
 mod faults;
 mod full_disk;

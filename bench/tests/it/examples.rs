@@ -1,0 +1,111 @@
+//! The programs in `examples/`, as they are, beside real producers, a real consumer and a real `mongod`.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use anyhow::{Context, Result, ensure};
+use bench::{mongod::Mongod, scrape::names};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+};
+
+use crate::{
+    harness::{
+        Consumer, DRAIN_PATIENCE, PATIENCE, Producer, expect_exit, in_time, numbered, wait_until,
+    },
+    languages,
+};
+
+fn example(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../examples")
+        .join(file)
+}
+
+/// Waits until the reader called `example` has opened a stream of this producer.
+async fn wait_read(producer: &Producer) -> Result<()> {
+    wait_until(PATIENCE, "the example reads", async || {
+        let labels = [("subscriber", "example"), ("call", "get_cookies")];
+        Ok(producer.metrics().await?.count(names::STREAMS, &labels) == 1)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn python_example_reads_two_producers_and_comes_back_after_a_restart() -> Result<()> {
+    let python = languages::python().await?;
+    let folders = [TempDir::new()?, TempDir::new()?];
+    let mut one = Producer::start(&folders[0], &[]).await?;
+    let two = Producer::start(&folders[1], &[]).await?;
+    let mut reader = Command::new(python)
+        .arg(example("python/read_cookies.py"))
+        .args(["--name", "example"])
+        .args([&one, &two].map(|producer| producer.grpc.trim_start_matches("http://")))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(reader.stdout.take().context("it has no output")?).lines();
+    wait_read(&one).await?;
+    wait_read(&two).await?;
+    one.accept_numbers(1..=100).await?;
+    two.accept_numbers(101..=200).await?;
+    let status = one.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&one.process, status, 0)?;
+    one.process.start_again()?;
+    one.wait_ready().await?;
+    wait_read(&one).await?;
+    one.accept_numbers(201..=300).await?;
+
+    let mut missing: BTreeSet<_> = (1..=300).map(numbered).collect();
+    while !missing.is_empty() {
+        let what = format!("{} more cookies come", missing.len());
+        let line = in_time(&what, lines.next_line()).await??;
+        let cookie: Value = serde_json::from_str(&line.context("the reader has ended")?)?;
+        let text = |key: &str| cookie[key].as_str().unwrap_or_default().to_owned();
+        let dsp_id = cookie["dsp_id"].as_u64().context("no DSP")?;
+        missing.remove(&(text("user_id"), u32::try_from(dsp_id)?, text("buyer_uid")));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()> {
+    let python = languages::python().await?;
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    producer.accept("alice", 17, "a-17").await?;
+    producer.accept("alice", 42, "a-42").await?;
+    consumer
+        .wait_known("alice", json!({"17": "a-17", "42": "a-42"}))
+        .await?;
+    for store in [mongod.uri(), format!("http://{}", consumer.admin)] {
+        for (user, known) in [
+            ("alice", json!({"17": "a-17", "42": "a-42"})),
+            ("bob", json!({})),
+        ] {
+            let asked = Command::new(&python)
+                .arg(example("python/bidder.py"))
+                .args(["--patience", "10", user, &store, "17", "42", "99"])
+                .stdin(Stdio::null())
+                .output();
+            let output = in_time("the bidder answers", asked).await??;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(
+                output.status.success(),
+                "{store}: {}:\n{said}",
+                output.status
+            );
+            assert_eq!(serde_json::from_slice::<Value>(&output.stdout)?, known);
+        }
+    }
+    Ok(())
+}
