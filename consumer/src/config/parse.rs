@@ -88,5 +88,25 @@ pub(super) fn parse_time_zone(text: &str) -> Result<TimeZone, String> {
     if text == "system" {
         return Ok(TimeZone::system());
     }
-    TimeZone::get(text).map_err(|_| format!("`{text}` is not a time zone like Europe/Berlin"))
+    // Needs no files, which a small image may be without.
+    if text.eq_ignore_ascii_case("UTC") {
+        return Ok(TimeZone::UTC);
+    }
+    TimeZone::get(text).map_err(|_| {
+        format!("`{text}` is not a time zone like Europe/Berlin, or this system has no files of time zones")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::TimeZoneDatabase;
+
+    use super::*;
+
+    #[test]
+    fn utc_needs_no_files_of_time_zones() {
+        assert_eq!(parse_time_zone("UTC"), Ok(TimeZone::UTC));
+        let database = TimeZoneDatabase::none();
+        assert!(database.get("UTC").is_err(), "the test would show nothing");
+    }
 }
