@@ -5,7 +5,7 @@
 //! others, or for one of them again with all it logs:
 //!
 //! ```sh
-//! SIM_SEEDS=1100..9999 cargo test -p bench --test sim
+//! SIM_SEEDS=1100..9999 cargo test -p bench --test sim seeds -- --test-threads=1
 //! SIM_SEED=17 RUST_LOG=debug cargo test -p bench --test sim seeds -- --nocapture
 //! ```
 //!

@@ -33,7 +33,7 @@ pub(crate) enum Mood {
     Refusing,
     /// Answers nothing.
     Hanging,
-    /// Writes, and then says as often as not that it could not.
+    /// Writes, and then says as often as not that it could not; commits, and says so of that, or does not.
     Lying,
 }
 
@@ -214,6 +214,9 @@ impl SimStore {
         let written = written.expect("a receipt is longer");
         self.work().await?;
         self.check(written)?;
+        if self.lies() {
+            return Err(StoreError::Unavailable("not committed".to_owned()));
+        }
         self.disk().harden(batch);
         self.work().await?;
         self.check(written)?;
