@@ -1,9 +1,11 @@
-//! What every process here does alike: logging, signals, open files, listeners, the admin port, the clock.
+//! What every process here does alike: logging, signals, open files, listeners, the admin port with its status page, the
+//! clock.
 
 pub mod admin;
 pub mod listen;
 pub mod reload;
 pub mod settings;
+pub mod status;
 pub mod tls;
 pub mod token;
 
@@ -88,4 +90,15 @@ pub fn unix_micros() -> u64 {
         .map_or(0, |elapsed| {
             u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
         })
+}
+
+/// Seconds since the Unix epoch by the system's clock; 0 before 1970.
+#[must_use]
+pub fn unix_seconds() -> f64 {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "exact to the microsecond for 280 years"
+    )]
+    let micros = unix_micros() as f64;
+    micros / 1e6
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
@@ -115,6 +116,39 @@ pub async fn get(address: &str, path_and_query: &str) -> Result<Answer> {
         .await?
         .get(path_and_query, &[])
         .await
+}
+
+/// What the process with this admin port says at `/readyz`: `Ok` when it is ready, otherwise why not, as `part: why`, one
+/// line for each part.
+///
+/// # Errors
+/// When it does not answer, or not as it should.
+pub async fn readiness(address: &str) -> Result<Result<(), String>> {
+    #[derive(Deserialize)]
+    struct Readiness {
+        ready: bool,
+        reasons: Vec<Reason>,
+    }
+    #[derive(Deserialize)]
+    struct Reason {
+        part: String,
+        why: String,
+    }
+    let answer = get(address, "/readyz").await?;
+    let said: Readiness = serde_json::from_str(&answer.body)
+        .with_context(|| format!("http://{address}/readyz says {:?}", answer.body))?;
+    let reasons = said.reasons.iter();
+    let reasons: Vec<_> = reasons
+        .map(|reason| format!("{}: {}", reason.part, reason.why))
+        .collect();
+    match (answer.status, said.ready, reasons.is_empty()) {
+        (200, true, true) => Ok(Ok(())),
+        (503, false, false) => Ok(Err(reasons.join("\n"))),
+        (status, ..) => bail!(
+            "http://{address}/readyz says {status} with {:?}",
+            answer.body
+        ),
+    }
 }
 
 /// Sends one sync request to the edge at `address`. The ids go into the request as they are.

@@ -344,9 +344,9 @@ impl Process {
         let deadline = Instant::now() + patience;
         loop {
             self.check()?;
-            let why = match admin::get(admin, "/readyz").await {
-                Ok(answer) if answer.status == 200 => return Ok(()),
-                Ok(answer) => answer.body.trim().to_owned(),
+            let why = match admin::readiness(admin).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(why)) => why,
                 Err(error) => format!("{error:#}"),
             };
             if Instant::now() >= deadline {

@@ -15,9 +15,10 @@ use anyhow::Context as _;
 use cookiesync::{
     client::{Network, Tcp, security::stays_here},
     process::{
-        admin,
+        admin::{self, ready::Part},
         listen::{self, Listener},
         reload,
+        status::{Board, page::Page},
     },
 };
 use prometheus::Registry;
@@ -33,6 +34,7 @@ use crate::{
     maintenance::{self, Schedule},
     metrics::Metrics,
     sink::{Failure, Pipeline, Stops},
+    status::{self, ConsumerStatus},
     store::{self, Store},
     subscription::{self, discovery, positions::Positions},
 };
@@ -116,9 +118,20 @@ impl App {
             store,
         };
         let health = Arc::new(Health::default());
+        let sources = status::Sources::of(&config, &metrics, &health, &app.stop_reading);
+        let board = Board::register(
+            &registry,
+            "consumer",
+            Page::new(status::PAGE),
+            Box::new(ConsumerStatus::new(sources)),
+            app.stop_services.clone(),
+        )?;
+        app.services.spawn(board.clone().run());
         let pages = Arc::new(Pages {
             store: Arc::clone(&app.store),
             health: Arc::clone(&health),
+            draining: app.stop_reading.clone(),
+            board,
         });
         app.services.spawn(admin::serve(
             listener,
@@ -239,6 +252,7 @@ impl App {
                 () = stop_reading.cancelled() => return Ok(()),
                 cursors = pipeline.load_cursors() => cursors?,
             };
+            health.cursors_loaded();
             let positions = Arc::new(Positions::new(cursors));
             let maintenance = maintenance::run(
                 store,
@@ -310,11 +324,17 @@ fn pipeline_time(drain_timeout: Duration) -> Duration {
 struct Pages {
     store: Arc<dyn Store>,
     health: Arc<Health>,
+    draining: CancellationToken,
+    board: Board,
 }
 
 impl admin::Pages for Pages {
-    fn ready(&self) -> Result<(), String> {
-        self.health.ready()
+    fn parts(&self) -> Vec<Part> {
+        status::parts(&self.health, &self.draining)
+    }
+
+    fn board(&self) -> &Board {
+        &self.board
     }
 
     fn page<'a>(

@@ -77,7 +77,7 @@ pub struct Args {
     )]
     flush_interval: String,
 
-    /// Address for /metrics, /healthz, /readyz and /v1/users/ID
+    /// Address for the status page, /metrics, /healthz, /readyz and /v1/users/ID
     #[arg(
         long,
         value_name = "ADDRESS",

@@ -1,22 +1,35 @@
-//! Whether this process can do its work, as `/readyz` tells it.
+//! Whether this process can do its work, and how its producers are: what `/readyz` and the status page tell.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+mod link;
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
+
+use cookiesync::process::admin::ready::Part;
+
+pub use link::{Connected, Link, LinkFigures};
 
 /// What is known about the store and the producers. The sink and the subscriptions report here.
 #[derive(Debug)]
 pub struct Health {
     store_down: Mutex<Option<String>>,
-    producers_connected: AtomicUsize,
+    cursors_loaded: AtomicBool,
+    /// One for each address that is subscribed to.
+    links: Mutex<BTreeMap<SocketAddr, Arc<Link>>>,
 }
 
 impl Default for Health {
     fn default() -> Self {
         Self {
             store_down: Mutex::new(Some("not opened yet".to_owned())),
-            producers_connected: AtomicUsize::new(0),
+            cursors_loaded: AtomicBool::new(false),
+            links: Mutex::default(),
         }
     }
 }
@@ -32,23 +45,61 @@ impl Health {
         *self.store() = Some(why);
     }
 
-    /// Notes a stream for as long as the guard lives.
+    /// Why the store does not work, if it does not.
     #[must_use]
-    pub fn connected(&self) -> Connected<'_> {
-        self.producers_connected.fetch_add(1, Ordering::Relaxed);
-        Connected(self)
+    pub fn store_down(&self) -> Option<String> {
+        self.store().clone()
     }
 
-    /// # Errors
-    /// With what is missing, in one line.
-    pub fn ready(&self) -> Result<(), String> {
-        if let Some(why) = &*self.store() {
-            return Err(format!("store: {}", why.replace(['\n', '\r'], " ")));
+    /// Notes that it is known where the store stands, so that producers can be subscribed to.
+    pub fn cursors_loaded(&self) {
+        self.cursors_loaded.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes an address to be subscribed to, which `origin` stands for, until it is [unlisted](Self::unlisted).
+    #[must_use]
+    pub fn listed(&self, address: SocketAddr, origin: &str) -> Arc<Link> {
+        let link = Arc::new(Link::new(address, origin));
+        self.links().insert(address, Arc::clone(&link));
+        link
+    }
+
+    /// Notes that this address is not subscribed to any more.
+    pub fn unlisted(&self, link: &Arc<Link>) {
+        let mut links = self.links();
+        let listed = links.get(&link.address());
+        if listed.is_some_and(|listed| Arc::ptr_eq(listed, link)) {
+            links.remove(&link.address());
         }
-        if self.producers_connected.load(Ordering::Relaxed) == 0 {
-            return Err("no producer is connected".to_owned());
-        }
-        Ok(())
+    }
+
+    /// How the producers are, by address.
+    #[must_use]
+    pub fn producers(&self) -> Vec<LinkFigures> {
+        self.links().values().map(|link| link.figures()).collect()
+    }
+
+    /// How each part is.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Part> {
+        let store = self.store_down().map_or(Ok("works".to_owned()), Err);
+        let cursors = if self.cursors_loaded.load(Ordering::Relaxed) {
+            Ok("loaded".to_owned())
+        } else {
+            Err("not loaded yet".to_owned())
+        };
+        let links = self.links();
+        let connected = links.values().filter(|link| link.is_connected()).count();
+        let producers = match (connected, links.len()) {
+            (0, 0) => Err("no producer is connected: no address is known".to_owned()),
+            (0, all) => Err(format!("no producer is connected: 0 of {all}")),
+            (some, all) => Ok(format!("{some} of {all} connected")),
+        };
+        vec![
+            Part::new("store", store),
+            Part::new("cursors", cursors),
+            Part::new("producers", producers),
+        ]
     }
 
     fn store(&self) -> MutexGuard<'_, Option<String>> {
@@ -56,15 +107,9 @@ impl Health {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// An open stream; see [`Health::connected`].
-#[derive(Debug)]
-pub struct Connected<'a>(&'a Health);
-
-impl Drop for Connected<'_> {
-    fn drop(&mut self) {
-        self.0.producers_connected.fetch_sub(1, Ordering::Relaxed);
+    fn links(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Arc<Link>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -72,18 +117,54 @@ impl Drop for Connected<'_> {
 mod tests {
     use super::*;
 
+    #[track_caller]
+    fn check(health: &Health, not_ready: &[(&str, &str)]) {
+        let parts = health.parts().into_iter().filter(|part| !part.ready);
+        let found: Vec<_> = parts.map(|part| (part.part, part.state)).collect();
+        let found: Vec<_> = found.iter().map(|(part, why)| (*part, &**why)).collect();
+        assert_eq!(found, not_ready);
+    }
+
     #[test]
-    fn ready_with_a_store_and_a_producer() {
+    fn ready_with_a_store_its_cursors_and_a_producer() {
         let health = Health::default();
-        assert_eq!(health.ready(), Err("store: not opened yet".to_owned()));
+        let nobody = ("producers", "no producer is connected: no address is known");
+        let unknown = ("cursors", "not loaded yet");
+        check(&health, &[("store", "not opened yet"), unknown, nobody]);
         health.store_works();
-        assert_eq!(health.ready(), Err("no producer is connected".to_owned()));
-        let connected = health.connected();
-        assert_eq!(health.ready(), Ok(()));
+        health.cursors_loaded();
+        let [one, other] = [1, 2].map(|port| {
+            let address = SocketAddr::from(([127, 0, 0, 1], port));
+            health.listed(address, "http://producers:7676")
+        });
+        check(
+            &health,
+            &[("producers", "no producer is connected: 0 of 2")],
+        );
+        let connected = one.connected(&"p".into(), 7, 0);
+        check(&health, &[]);
+        assert_eq!(health.parts()[2].state, "1 of 2 connected");
         health.store_fails("gone\naway".to_owned());
-        assert_eq!(health.ready(), Err("store: gone away".to_owned()));
+        check(&health, &[("store", "gone away")]);
         health.store_works();
+        health.unlisted(&other);
+        assert_eq!(health.parts()[2].state, "1 of 1 connected");
         drop(connected);
-        assert_eq!(health.ready(), Err("no producer is connected".to_owned()));
+        check(
+            &health,
+            &[("producers", "no producer is connected: 0 of 1")],
+        );
+    }
+
+    #[test]
+    fn one_that_was_listed_again_is_not_unlisted_by_the_end_of_the_one_before() {
+        let health = Health::default();
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let before = health.listed(address, "a");
+        let again = health.listed(address, "b");
+        health.unlisted(&before);
+        assert_eq!(health.producers().len(), 1);
+        health.unlisted(&again);
+        assert!(health.producers().is_empty());
     }
 }

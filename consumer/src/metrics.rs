@@ -128,13 +128,11 @@ pub struct Maintenance {
 }
 
 impl Metrics {
-    /// Registers everything, the process's own figures included.
+    /// Registers everything.
     ///
     /// # Errors
     /// When a name is taken on this registry.
     pub fn register(registry: &Registry) -> Result<Self> {
-        let process = prometheus::process_collector::ProcessCollector::for_self();
-        registry.register(Box::new(process))?;
         let build = IntGauge::with_opts(
             Opts::new("consumer_build_info", "Always 1; what runs here.")
                 .const_label("version", env!("CARGO_PKG_VERSION")),

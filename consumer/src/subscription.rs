@@ -35,7 +35,7 @@ use crate::{
     backoff::{Backoff, DELAY_MAX, jittered},
     batch::Cursor,
     config::ProducerUrl,
-    health::Health,
+    health::{self, Health, Link},
     metrics,
 };
 use buffer::{BufferWriter, Item};
@@ -81,6 +81,8 @@ pub struct Subscription {
     stop: CancellationToken,
     backoff: Backoff,
     said: Said,
+    /// Where how this address is, is told.
+    link: Arc<Link>,
     /// The producer whose stream from here ended without a goodbye last.
     lost: Option<Arc<str>>,
     gaps: Gaps,
@@ -137,6 +139,7 @@ impl Drop for Subscription {
         if connected.remove_label_values(&[&address]).is_err() {
             tracing::trace!(address, "never was connected");
         }
+        self.context.health.unlisted(&self.link);
     }
 }
 
@@ -151,9 +154,11 @@ impl Subscription {
         is_listed: watch::Receiver<bool>,
         stop: CancellationToken,
     ) -> Self {
+        let origin = producer.to_string();
+        let link = context.health.listed(address, &origin);
         Self {
             context,
-            origin: producer.to_string(),
+            origin,
             producer: producer.clone(),
             address,
             buffer,
@@ -161,6 +166,7 @@ impl Subscription {
             stop,
             backoff: Backoff::default(),
             said: Said::Nothing,
+            link,
             lost: None,
             gaps: Gaps::default(),
         }
@@ -212,6 +218,7 @@ impl Subscription {
         self.say_gaps(&self.origin, say);
         let (address, origin) = (self.address, &self.origin);
         let why = ended.to_string();
+        self.link.down(&why);
         let was = std::mem::replace(&mut self.said, Said::Down(why.clone()));
         match (was, ended) {
             (Said::Down(before), _) if before == why => {}
@@ -248,7 +255,9 @@ impl Subscription {
             Position::begin(&hello, &cursors).map_err(|violation| self.violation(violation))?;
         let mut open = self.context.positions.opened(position.producer());
         let context = Arc::clone(&self.context);
-        let _connected = Connected::new(&context, self.address);
+        let link = Arc::clone(&self.link);
+        let began_at = position.cursor();
+        let _connected = Connected::new(&context, &link, &began_at);
         let before = match &beginning {
             Beginning::NewEpoch { before, .. } => Some(before),
             Beginning::Fresh | Beginning::Resumed => None,
@@ -258,7 +267,6 @@ impl Subscription {
         if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
             ended::say(&context.metrics, before, *tail, seen);
         }
-        let began_at = position.cursor();
         self.push(Item::Cursor(began_at.clone()), &mut open, &began_at)
             .await?;
         loop {
@@ -300,12 +308,15 @@ impl Subscription {
             self.say_gaps(position.producer(), say);
         }
         let violation = |violation| self.violation(violation);
+        let mut accepted_ago = None;
         let item = match received {
             Received::Chunk(chunk) => {
                 let header = chunk.header();
                 position.chunk(header).map_err(violation)?;
                 let age = unix_micros().saturating_sub(header.accepted_unix_micros);
-                let observation = (Duration::from_micros(age), u64::from(header.count));
+                let age = Duration::from_micros(age);
+                accepted_ago = Some(age);
+                let observation = (age, u64::from(header.count));
                 self.context.metrics.received_seconds.observe([observation]);
                 Item::Chunk(Arc::clone(position.producer()), chunk)
             }
@@ -326,7 +337,9 @@ impl Subscription {
                 Item::Cursor(position.cursor())
             }
             Received::Event(Event::Heartbeat(heartbeat)) => {
-                return position.heartbeat(&heartbeat).map_err(violation);
+                position.heartbeat(&heartbeat).map_err(violation)?;
+                self.link.received(position.cursor().sequence, None);
+                return Ok(());
             }
             Received::Event(Event::Goodbye(goodbye)) => {
                 return self.part(&goodbye, position, open).await;
@@ -337,7 +350,10 @@ impl Subscription {
                 return Ok(());
             }
         };
-        self.push(item, open, &position.cursor()).await
+        let cursor = position.cursor();
+        self.push(item, open, &cursor).await?;
+        self.link.received(cursor.sequence, accepted_ago);
+        Ok(())
     }
 
     /// Takes leave of a producer that drains. The sink says when everything of it is stored.
@@ -423,12 +439,12 @@ impl Subscription {
 struct Connected<'a> {
     metrics: &'a metrics::Subscription,
     address: String,
-    _health: crate::health::Connected<'a>,
+    _link: health::Connected<'a>,
 }
 
 impl<'a> Connected<'a> {
-    fn new(context: &'a Context, address: SocketAddr) -> Self {
-        let address = address.to_string();
+    fn new(context: &'a Context, link: &'a Arc<Link>, began_at: &Cursor) -> Self {
+        let address = link.address().to_string();
         let metrics = &context.metrics;
         metrics.connected.inc();
         metrics
@@ -438,7 +454,7 @@ impl<'a> Connected<'a> {
         Self {
             metrics,
             address,
-            _health: context.health.connected(),
+            _link: link.connected(&began_at.producer, began_at.epoch, began_at.sequence),
         }
     }
 }

@@ -5,8 +5,9 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 use anyhow::Context as _;
 use cookiesync::process::{
     self,
-    admin::{self, Answer, Pages},
+    admin::{self, Answer, Pages, ready::Part},
     listen::{self, Limits, Listener, Stage},
+    status::{Board, page::Page},
 };
 use prometheus::Registry;
 use tokio::{net::TcpListener, time::Instant};
@@ -19,7 +20,9 @@ use crate::{
     epoch, lives,
     log::{self, Log},
     metrics,
+    readiness::{Accepting, Readiness},
     server::Server,
+    status::{self, ProducerStatus},
     streams::{self, Streams, pinned::Pinned, subscribers::Subscribers},
 };
 
@@ -128,7 +131,7 @@ impl App {
             log.clone(),
             subscribers.clone(),
             streams::Config {
-                producer_id,
+                producer_id: producer_id.clone(),
                 queue_cookies_max: config.queue_cookies_max,
                 rewind_bytes: config.rewind_bytes,
                 lives,
@@ -148,9 +151,19 @@ impl App {
             drain_timeout: config.drain_timeout,
             health: server.health(),
         };
-        app.start_edge(ports.http, &config, &registry)?;
-        app.start_streams(ports.grpc, &config, server, &registry)?;
-        app.start_admin(ports.admin, registry)?;
+        let readiness = Arc::new(Readiness {
+            draining: app.draining.clone(),
+            http: app.start_edge(ports.http, &config, &registry)?,
+            grpc: app.start_streams(ports.grpc, &config, server, &registry)?,
+        });
+        let status = ProducerStatus::new(status::Sources {
+            name: producer_id,
+            log: app.log.clone(),
+            log_bytes_max: config.log_bytes_max,
+            subscribers: app.subscribers.clone(),
+            readiness: Arc::clone(&readiness),
+        });
+        app.start_admin(ports.admin, registry, readiness, status)?;
         Ok(app)
     }
 
@@ -159,7 +172,7 @@ impl App {
         listener: impl Listener,
         config: &Config,
         registry: &Registry,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Accepting> {
         let edge = Edge::new(
             self.log.clone(),
             config.ids,
@@ -172,8 +185,10 @@ impl App {
             ..config.http_limits
         };
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
-        self.edge.tasks.spawn(serving);
-        Ok(())
+        Ok(Accepting {
+            address: self.addresses.http,
+            task: self.edge.tasks.spawn(serving).abort_handle(),
+        })
     }
 
     fn start_streams(
@@ -182,11 +197,11 @@ impl App {
         config: &Config,
         server: Server,
         registry: &Registry,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Accepting> {
         let connections = listen::Metrics::register(registry, "producer", "grpc")?;
         let stage = &self.streams;
         let server = server.behind(config.security.open(registry, stage)?);
-        stage.tasks.spawn(server.serve(
+        let accepting = stage.tasks.spawn(server.serve(
             listener,
             config.grpc_connections_max,
             config.grpc_connections_per_address_max,
@@ -204,16 +219,27 @@ impl App {
             };
             stop.run_until_cancelled(sweeping).await;
         });
-        Ok(())
+        Ok(Accepting {
+            address: self.addresses.grpc,
+            task: accepting.abort_handle(),
+        })
     }
 
-    fn start_admin(&self, listener: impl Listener, registry: Registry) -> anyhow::Result<()> {
+    fn start_admin(
+        &self,
+        listener: impl Listener,
+        registry: Registry,
+        readiness: Arc<Readiness>,
+        status: ProducerStatus,
+    ) -> anyhow::Result<()> {
         let connections = listen::Metrics::register(&registry, "producer", "admin")?;
-        let pages = Arc::new(AdminPages {
-            draining: self.draining.clone(),
-        });
-        let serving = admin::serve(listener, registry, connections, pages, self.admin.clone());
-        self.admin.tasks.spawn(serving);
+        let stage = &self.admin;
+        let (page, stop) = (Page::new(status::PAGE), stage.stop.clone());
+        let board = Board::register(&registry, "producer", page, Box::new(status), stop)?;
+        stage.tasks.spawn(board.clone().run());
+        let pages = Arc::new(AdminPages { readiness, board });
+        let serving = admin::serve(listener, registry, connections, pages, stage.clone());
+        stage.tasks.spawn(serving);
         Ok(())
     }
 
@@ -327,16 +353,17 @@ fn default_id(grpc: SocketAddr) -> String {
 }
 
 struct AdminPages {
-    draining: CancellationToken,
+    readiness: Arc<Readiness>,
+    board: Board,
 }
 
 impl Pages for AdminPages {
-    fn ready(&self) -> Result<(), String> {
-        if self.draining.is_cancelled() {
-            Err("draining".to_owned())
-        } else {
-            Ok(())
-        }
+    fn parts(&self) -> Vec<Part> {
+        self.readiness.parts()
+    }
+
+    fn board(&self) -> &Board {
+        &self.board
     }
 
     fn page<'a>(&'a self, _: &'a str) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {

@@ -47,7 +47,7 @@ pub struct Args {
     )]
     grpc: String,
 
-    /// Address for /metrics, /healthz and /readyz
+    /// Address for the status page, /metrics, /healthz and /readyz
     #[arg(
         long,
         value_name = "ADDRESS",

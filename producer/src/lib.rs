@@ -3,7 +3,7 @@
 //! The way of a cookie: [`edge`] reads a request and finds the cookie in it; [`log`] encodes it into the open
 //! chunk, and seals the chunk when it is full or a few milliseconds old; [`streams`] is woken and hands the
 //! chunk's bytes to each subscriber's HTTP/2 stream, which [`server`] writes to its connection. [`app`] puts
-//! these together; [`config`], [`security`] and [`metrics`] serve them. [`lives`] records how far the log got, for a subscriber that
+//! these together; [`config`], [`security`] and [`metrics`] serve them; [`readiness`] and [`status`] say how they are. [`lives`] records how far the log got, for a subscriber that
 //! comes back after this process has ended.
 
 pub mod app;
@@ -14,6 +14,8 @@ pub mod lives;
 mod locks;
 pub mod log;
 pub mod metrics;
+pub mod readiness;
 pub mod security;
 pub mod server;
+pub mod status;
 pub mod streams;

@@ -197,6 +197,18 @@ impl Log {
         )
     }
 
+    /// For each position, how long the oldest sealed cookie from there on has been in the log; zero where there is none.
+    /// All at one moment.
+    #[must_use]
+    pub fn ages(&self, positions: impl IntoIterator<Item = Sequence>) -> Vec<Duration> {
+        let ring = self.shared.ring();
+        let age = |position| {
+            let chunk = ring.find(position);
+            chunk.map_or(Duration::ZERO, |chunk| chunk.opened().elapsed())
+        };
+        positions.into_iter().map(age).collect()
+    }
+
     /// Figures for metrics.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -39,8 +39,6 @@ pub fn register(
             HashMap::new(),
         )?,
     }))?;
-    let process = prometheus::process_collector::ProcessCollector::for_self();
-    registry.register(Box::new(process))?;
     let build = IntGaugeVec::new(
         Opts::new("producer_build_info", "Always 1; the labels say what runs."),
         &["version"],

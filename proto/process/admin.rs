@@ -1,14 +1,38 @@
-//! The admin port: `/metrics`, `/healthz`, `/readyz`, and what a process adds to them.
+//! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and what a process adds to them.
+//!
+//! It only ever answers GET and HEAD, and changes nothing. It asks nobody who they are, so what is open to it is open to
+//! every program of the machine, and what a browser of that machine can be made to do counts, too:
+//!
+//! - A page of another origin can send requests here but not read the answers: no answer allows that (CORS).
+//! - One whose name was made to lead to this machine (DNS rebinding) could: so a port on loopback answers only who calls it
+//!   by a loopback name. Elsewhere the port is open to whoever reaches it, and a name proves nothing.
 
-use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+pub mod ready;
 
-use super::listen::{self, Limits, Listener, Stage};
+use std::{
+    convert::Infallible,
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use super::{
+    listen::{self, InProgress, Limits, Listener, Stage},
+    status::Board,
+};
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use prometheus::{Encoder, Registry, TextEncoder};
+use prometheus::{
+    Encoder, Registry, TextEncoder, core::Collector, process_collector::ProcessCollector,
+};
+use ready::Part;
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
@@ -18,13 +42,22 @@ const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(30)),
 };
 
+/// Most bytes of answers that a connection keeps for a client that does not read.
+const WRITE_BYTES_MAX: usize = 64 << 10;
+
+/// What an answer says, at once or bit by bit.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
 /// An answer of the admin port.
-pub type Answer = Response<Full<Bytes>>;
+pub type Answer = Response<Body>;
 
 /// What a process puts behind its admin port.
 pub trait Pages: Send + Sync + 'static {
-    /// `Ok` when the process can do its work, otherwise why not, in one line.
-    fn ready(&self) -> Result<(), String>;
+    /// The parts that must work for the process to do its work.
+    fn parts(&self) -> Vec<Part>;
+
+    /// What `/`, `/status.json` and `/status/events` show.
+    fn board(&self) -> &Board;
 
     /// Answers a path that is none of the port's own; `None` for "not found".
     fn page<'a>(
@@ -33,7 +66,7 @@ pub trait Pages: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>>;
 }
 
-/// Serves the admin port until the stage stops.
+/// Serves the admin port until the stage stops, which also ends the streams of events.
 pub async fn serve(
     listener: impl Listener,
     registry: Registry,
@@ -41,20 +74,30 @@ pub async fn serve(
     pages: Arc<dyn Pages>,
     stage: Stage,
 ) {
-    let port = Arc::new(Port { registry, pages });
+    let is_loopback = |address: SocketAddr| address.ip().is_loopback();
+    let port = Arc::new(Port {
+        registry,
+        process: ProcessCollector::for_self(),
+        pages,
+        answers_loopback_names_alone: listener.local_addr().is_ok_and(is_loopback),
+    });
     let stopping = stage.stop.clone();
     listen::accept(listener, LIMITS, metrics, stage, move |stream, activity| {
         let (port, stopping) = (Arc::clone(&port), stopping.clone());
         async move {
             let service = service_fn(|request: Request<Incoming>| {
-                let (port, request_in_progress) = (Arc::clone(&port), activity.long_request());
+                let (port, in_progress) = (Arc::clone(&port), activity.long_request());
                 async move {
                     let answer = port.answer(&request).await;
-                    drop(request_in_progress);
-                    Ok::<_, std::convert::Infallible>(answer)
+                    Ok::<_, Infallible>(answer.map(|body| Held {
+                        body,
+                        _in_progress: in_progress,
+                    }))
                 }
             });
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            let connection = http1::Builder::new()
+                .max_buf_size(WRITE_BYTES_MAX)
+                .serve_connection(TokioIo::new(stream), service);
             let mut connection = std::pin::pin!(connection);
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
@@ -78,26 +121,61 @@ pub fn say_if_open(address: SocketAddr) {
     }
 }
 
+/// A body whose request is in progress until all of it was handed over, or nobody wants it any more.
+struct Held {
+    body: Body,
+    _in_progress: InProgress,
+}
+
+impl http_body::Body for Held {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 struct Port {
     registry: Registry,
+    /// Read for a scrape alone: it counts the open files one by one.
+    process: ProcessCollector,
     pages: Arc<dyn Pages>,
+    answers_loopback_names_alone: bool,
 }
 
 impl Port {
-    async fn answer(&self, request: &Request<Incoming>) -> Answer {
+    async fn answer<B>(&self, request: &Request<B>) -> Answer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");
             answer
                 .headers_mut()
-                .insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
+                .insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
+        if self.answers_loopback_names_alone && !is_called_by_a_loopback_name(request) {
+            return text(
+                StatusCode::MISDIRECTED_REQUEST,
+                "this port answers to localhost and loopback addresses alone\n",
+            );
+        }
         match request.uri().path() {
+            "/" => self.pages.board().page(),
+            "/status.json" => self.pages.board().json(),
+            "/status/events" => self.pages.board().events(request),
             "/healthz" => text(StatusCode::OK, "ok\n"),
-            "/readyz" => match self.pages.ready() {
-                Ok(()) => text(StatusCode::OK, "ready\n"),
-                Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
-            },
+            "/readyz" => ready::answer(&self.pages.parts()),
             "/metrics" => self.metrics(),
             path => match self.pages.page(path).await {
                 Some(answer) => answer,
@@ -109,11 +187,32 @@ impl Port {
     fn metrics(&self) -> Answer {
         let mut body = Vec::new();
         let encoder = TextEncoder::new();
-        match encoder.encode(&self.registry.gather(), &mut body) {
+        let mut families = self.registry.gather();
+        families.extend(self.process.collect());
+        match encoder.encode(&families, &mut body) {
             Ok(()) => content(StatusCode::OK, encoder.format_type(), body),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }
     }
+}
+
+/// Whether the client means this machine, by a name that only this machine can have. A client that says no name is no
+/// browser.
+fn is_called_by_a_loopback_name<B>(request: &Request<B>) -> bool {
+    let Some(host) = request.headers().get(header::HOST) else {
+        return true;
+    };
+    let authority = host.to_str().ok().and_then(|host| host.parse().ok());
+    let Some(authority) = authority.as_ref().map(http::uri::Authority::host) else {
+        return false;
+    };
+    let address = authority.trim_start_matches('[').trim_end_matches(']');
+    let name = address.trim_end_matches('.').to_ascii_lowercase();
+    address
+        .parse()
+        .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+        || name == "localhost"
+        || name.ends_with(".localhost")
 }
 
 /// An answer in plain text.
@@ -128,13 +227,63 @@ pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     content(status, "application/json", body)
 }
 
-fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
+/// An answer that no cache keeps, and that is taken for nothing but what it says it is.
+#[must_use]
+pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Answer {
+    streamed(status, content_type, Full::new(body.into()).boxed_unsync())
+}
+
+/// Like [`content`], with a body that comes bit by bit.
+#[must_use]
+pub fn streamed(status: StatusCode, content_type: &str, body: Body) -> Answer {
+    let mut answer = Response::new(body);
     *answer.status_mut() = status;
-    if let Ok(content_type) = header::HeaderValue::from_str(content_type) {
-        answer
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, content_type);
+    let headers = answer.headers_mut();
+    if let Ok(content_type) = HeaderValue::from_str(content_type) {
+        headers.insert(header::CONTENT_TYPE, content_type);
     }
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let nosniff = HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(host: &str, is_ours: bool) {
+        let request = Request::builder().header(header::HOST, host).body(());
+        let request = request.unwrap();
+        assert_eq!(is_called_by_a_loopback_name(&request), is_ours, "{host}");
+    }
+
+    #[test]
+    fn loopback_port_answers_only_to_names_that_nobody_else_can_have() {
+        for ours in [
+            "127.0.0.1:9090",
+            "127.1.2.3",
+            "[::1]:9090",
+            "localhost:9090",
+            "LOCALHOST",
+            "node.localhost:1",
+            "localhost.:9090",
+        ] {
+            check(ours, true);
+        }
+        for others in [
+            "rebound.example:9090",
+            "127.0.0.1.example",
+            "localhost.example",
+            "notlocalhost",
+            "10.0.0.1:9090",
+            "[2001:db8::1]:9090",
+            "",
+            "a b",
+        ] {
+            check(others, false);
+        }
+        assert!(is_called_by_a_loopback_name(&Request::new(())));
+    }
 }

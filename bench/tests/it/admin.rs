@@ -41,9 +41,8 @@ async fn each_process_tells_health_and_the_documented_metrics() -> Result<()> {
             ][..],
         ),
     ] {
-        for path in ["/healthz", "/readyz"] {
-            assert_eq!(admin::get(address, path).await?.status, 200, "{path}");
-        }
+        assert_eq!(admin::get(address, "/healthz").await?.body, "ok\n");
+        assert_eq!(admin::readiness(address).await?, Ok(()));
         assert_eq!(admin::get(address, "/none").await?.status, 404);
         let metrics = admin::get(address, "/metrics").await?;
         assert_eq!(metrics.status, 200);

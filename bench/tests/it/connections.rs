@@ -229,9 +229,8 @@ async fn credentials_are_in_no_text_however_much_is_logged() -> Result<()> {
         let process = Process::start("the consumer", Path::new("/usr/bin/env"), &args, &log)?;
         wait_until(PATIENCE, said, async || {
             // It may not listen yet.
-            let answer = admin::get(&admin_address, "/readyz").await.ok();
-            let answer = answer.filter(|answer| answer.status == 503);
-            let text = answer.map(|answer| answer.body).unwrap_or_default();
+            let readiness = admin::readiness(&admin_address).await.ok();
+            let text = readiness.and_then(Result::err).unwrap_or_default();
             Ok(text.contains(said) && !text.contains("not opened"))
         })
         .await

@@ -226,8 +226,8 @@ async fn producer_that_is_to_stop_first_sends_its_clients_elsewhere() -> Result<
     let mut producer = Producer::start(&folder, &["--drain-delay", "1h"]).await?;
     producer.process.signal(rustix::process::Signal::TERM)?;
     wait_until(PATIENCE, "it says that it is not ready", async || {
-        let answer = bench::admin::get(&producer.admin, "/readyz").await?;
-        Ok(answer.status == 503)
+        let readiness = bench::admin::readiness(&producer.admin).await?;
+        Ok(readiness == Err("drain: draining".to_owned()))
     })
     .await?;
     let mut connection = crate::http_client::HttpConnection::open(&producer.http).await?;

@@ -81,8 +81,9 @@ impl Consumer {
         let what = format!("{} is not ready because of {why:?}", self.admin);
         wait_until(PATIENCE, &what, async || {
             // It may not listen yet.
-            let answer = admin::get(&self.admin, "/readyz").await.ok();
-            Ok(answer.is_some_and(|answer| answer.status == 503 && answer.body.contains(why)))
+            let readiness = admin::readiness(&self.admin).await.ok();
+            Ok(readiness
+                .is_some_and(|readiness| readiness.is_err_and(|reasons| reasons.contains(why))))
         })
         .await
     }

@@ -1,0 +1,363 @@
+//! What the status page of a consumer shows: one sample a second of its producers, its ledger and its store.
+//!
+//! All types here are the JSON of `/status.json`: names stay, times are in seconds, sizes in bytes, rates a second and
+//! over the last second, quantiles over the last ten.
+//!
+//! What it costs is said at the producer's, which has more to show.
+
+mod cookies;
+mod night;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use cookiesync::process::{
+    admin::ready::{Part, Readiness, Reason},
+    status::{
+        INTERVAL, Subject,
+        families::{Buckets, Families},
+        quantiles::{Quantiles, Window},
+        series::{Rate, Series, short},
+    },
+    unix_seconds,
+};
+use serde::Serialize;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::{Config, StoreConfig},
+    health::{Health, LinkFigures},
+    metrics::Metrics,
+};
+pub use cookies::{Count, Ledger, Lives};
+pub use night::{Night, NightWindow, Windows};
+
+/// The page.
+pub const PAGE: &str = include_str!("status/page.html");
+
+/// Most addresses of producers shown.
+pub const PRODUCERS_MAX: usize = 200;
+
+/// One moment of a consumer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// Always `consumer`.
+    pub process: &'static str,
+    /// The name of its queue on every producer.
+    pub name: String,
+    /// What runs.
+    pub version: &'static str,
+    /// When this sample was taken, in seconds since the Unix epoch.
+    pub sampled_unix_seconds: f64,
+    /// How long it has run.
+    pub uptime_seconds: f64,
+    /// As `/readyz` says.
+    pub ready: bool,
+    /// Whether it was told to stop.
+    pub draining: bool,
+    /// Why it is not ready.
+    pub reasons: Vec<Reason>,
+    /// How many addresses of producers are subscribed to.
+    pub producers_total: usize,
+    /// How many of them have a stream.
+    pub producers_connected: usize,
+    /// These, by address.
+    pub producers: Vec<Producer>,
+    /// Cookies received, of the last second.
+    pub received_per_second: f64,
+    /// Cookies written, of the last second.
+    pub written_per_second: f64,
+    /// From accepted at the edge to received here.
+    pub received_seconds: Option<Quantiles>,
+    /// From accepted at the edge to durable in the store.
+    pub stored_seconds: Option<Quantiles>,
+    /// Bytes received and not yet part of a batch.
+    pub buffer_bytes: u64,
+    /// Where reading stops.
+    pub buffer_bytes_max: u64,
+    /// What is written at once.
+    pub batches: Batches,
+    /// Where it is written.
+    pub store: Store,
+    /// What became of every cookie received.
+    pub ledger: Ledger,
+    /// Cookies a producer had and this consumer will not get, by reason, those that happened.
+    pub lost: Vec<Count>,
+    /// What is known of the ends of producers' lives.
+    pub lives: Lives,
+    /// When what is expired is deleted, and space given back.
+    pub night: Night,
+}
+
+/// One address of a producer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Producer {
+    /// The address.
+    pub address: SocketAddr,
+    /// The setting that stands for it.
+    pub origin: String,
+    /// The id of the producer that has or had a stream here.
+    pub producer: Option<String>,
+    /// Whether a stream is open.
+    pub connected: bool,
+    /// Why not, if an attempt failed.
+    pub why: Option<String>,
+    /// The life of the producer that its sequences are of.
+    pub epoch: u64,
+    /// The newest sequence received, or declared lost.
+    pub received_sequence: u64,
+    /// The newest sequence that is durable: the cursor.
+    pub stored_sequence: u64,
+    /// How far the cursor is behind what was received, in cookies.
+    pub lag_cookies: u64,
+    /// How old the newest cookies were when they came.
+    pub lag_seconds: Option<f64>,
+    /// How long ago anything came; heartbeats count.
+    pub silent_seconds: Option<f64>,
+}
+
+/// What is written at once.
+#[derive(Debug, Clone, Serialize)]
+pub struct Batches {
+    /// Batches made durable since the start.
+    pub count: u64,
+    /// The same, of the last second.
+    pub per_second: f64,
+    /// Cookies of one, of the last ten seconds.
+    pub cookies: Option<Quantiles>,
+}
+
+/// The store.
+#[derive(Debug, Clone, Serialize)]
+pub struct Store {
+    /// `embedded`, `mongodb` or `none`.
+    pub kind: &'static str,
+    /// Which, without secrets.
+    pub target: String,
+    /// Whether it works.
+    pub up: bool,
+    /// Why not.
+    pub why: Option<String>,
+    /// Seconds until it has made a batch durable.
+    pub write_seconds: Option<Quantiles>,
+    /// Failed attempts to use it.
+    pub errors: u64,
+}
+
+/// What is said at once: the sample, if there is one yet, and its history.
+#[derive(Serialize)]
+struct Whole<'a> {
+    #[serde(flatten)]
+    status: Option<&'a Status>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history: Option<History<'a>>,
+}
+
+/// The last five minutes, one value for each sample, the oldest first.
+#[derive(Debug, Clone, Serialize)]
+struct History<'a> {
+    /// Seconds from one value to the next.
+    interval_seconds: f64,
+    /// Cookies received a second.
+    received_per_second: &'a Series,
+    /// Cookies written a second.
+    written_per_second: &'a Series,
+}
+
+/// Where the figures come from.
+#[derive(Debug)]
+pub struct Sources {
+    name: String,
+    store: StoreConfig,
+    windows: Windows,
+    health: Arc<Health>,
+    metrics: Metrics,
+    draining: CancellationToken,
+}
+
+impl Sources {
+    /// Those of a consumer with these settings.
+    #[must_use]
+    pub fn of(
+        config: &Config,
+        metrics: &Metrics,
+        health: &Arc<Health>,
+        draining: &CancellationToken,
+    ) -> Self {
+        Self {
+            name: config.name.clone(),
+            store: config.store.clone(),
+            windows: Windows {
+                expiry: config.expiry_window,
+                compaction: config.compaction_window,
+                time_zone: config.time_zone.clone(),
+            },
+            health: Arc::clone(health),
+            metrics: metrics.clone(),
+            draining: draining.clone(),
+        }
+    }
+}
+
+/// How each part of a consumer is.
+#[must_use]
+pub fn parts(health: &Health, draining: &CancellationToken) -> Vec<Part> {
+    let drain = if draining.is_cancelled() {
+        Err("draining".to_owned())
+    } else {
+        Ok("not draining".to_owned())
+    };
+    let mut parts = vec![Part::new("drain", drain)];
+    parts.extend(health.parts());
+    parts
+}
+
+/// Takes the samples of one consumer.
+#[derive(Debug)]
+pub struct ConsumerStatus {
+    sources: Sources,
+    started: Instant,
+    received: Rate,
+    written: Rate,
+    batches: Rate,
+    received_seconds: Window,
+    stored_seconds: Window,
+    write_seconds: Window,
+    batch_cookies: Window,
+    received_per_second: Series,
+    written_per_second: Series,
+    newest: Option<Status>,
+}
+
+impl ConsumerStatus {
+    /// Nothing sampled yet; the uptime counts from now.
+    #[must_use]
+    pub fn new(sources: Sources) -> Self {
+        Self {
+            sources,
+            started: Instant::now(),
+            received: Rate::default(),
+            written: Rate::default(),
+            batches: Rate::default(),
+            received_seconds: Window::default(),
+            stored_seconds: Window::default(),
+            write_seconds: Window::default(),
+            batch_cookies: Window::default(),
+            received_per_second: Series::default(),
+            written_per_second: Series::default(),
+            newest: None,
+        }
+    }
+
+    fn batches(&mut self, families: &Families, now: Instant) -> Batches {
+        let count = self.sources.metrics.sink.batches.get();
+        let cookies = families.histogram("consumer_batch_cookies");
+        Batches {
+            count,
+            per_second: self.batches.look(count, now),
+            cookies: self.batch_cookies.look(cookies),
+        }
+    }
+
+    fn store(&mut self, write_seconds: Option<Buckets>) -> Store {
+        let why = self.sources.health.store_down();
+        Store {
+            kind: match self.sources.store {
+                StoreConfig::Embedded(_) => "embedded",
+                StoreConfig::Mongodb(_) => "mongodb",
+                StoreConfig::Discard => "none",
+            },
+            target: self.sources.store.to_string(),
+            up: why.is_none(),
+            why,
+            write_seconds: self.write_seconds.look(write_seconds),
+            errors: self.sources.metrics.sink.store_errors.get(),
+        }
+    }
+}
+
+impl Subject for ConsumerStatus {
+    fn sample(&mut self, families: &Families, now: Instant) {
+        let draining = self.sources.draining.is_cancelled();
+        let readiness = Readiness::of(&parts(&self.sources.health, &self.sources.draining));
+        let links = self.sources.health.producers();
+        let ledger = Ledger::of(self.sources.metrics.sink.ledger.figures());
+        let received_per_second = self.received.look(ledger.received, now);
+        let written_per_second = self.written.look(ledger.written, now);
+        self.received_per_second.push(received_per_second);
+        self.written_per_second.push(written_per_second);
+        let histogram = |name| families.histogram(name);
+        self.newest = Some(Status {
+            process: "consumer",
+            name: self.sources.name.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+            sampled_unix_seconds: unix_seconds(),
+            uptime_seconds: short((now - self.started).as_secs_f64()),
+            ready: readiness.ready,
+            draining,
+            reasons: readiness.reasons,
+            producers_total: links.len(),
+            producers_connected: links.iter().filter(|link| link.is_connected).count(),
+            producers: producers(links, families),
+            received_per_second,
+            written_per_second,
+            received_seconds: self
+                .received_seconds
+                .look(histogram("consumer_received_seconds")),
+            stored_seconds: self
+                .stored_seconds
+                .look(histogram("consumer_stored_seconds")),
+            buffer_bytes: families.count("consumer_buffer_bytes"),
+            buffer_bytes_max: families.count("consumer_buffer_limit_bytes"),
+            batches: self.batches(families, now),
+            store: self.store(histogram("consumer_flush_seconds")),
+            ledger,
+            lost: cookies::lost(families),
+            lives: Lives::of(&self.sources.metrics.subscription),
+            night: self.sources.windows.now(),
+        });
+    }
+
+    fn json(&self, with_history: bool) -> serde_json::Result<Vec<u8>> {
+        let history = with_history.then(|| History {
+            interval_seconds: INTERVAL.as_secs_f64(),
+            received_per_second: &self.received_per_second,
+            written_per_second: &self.written_per_second,
+        });
+        serde_json::to_vec(&Whole {
+            status: self.newest.as_ref(),
+            history,
+        })
+    }
+}
+
+fn producers(links: Vec<LinkFigures>, families: &Families) -> Vec<Producer> {
+    let cursors = families.by_label("consumer_cursor_sequence", "producer");
+    let stored = |producer: Option<&str>| {
+        let mut cursors = cursors.iter();
+        let found = cursors.find(|(id, _)| Some(*id) == producer);
+        found.map_or(0, |&(_, sequence)| sequence)
+    };
+    let seconds = |time: std::time::Duration| short(time.as_secs_f64());
+    let shown = links.into_iter().take(PRODUCERS_MAX);
+    let rows = shown.map(|link| {
+        let stored_sequence = stored(link.producer.as_deref());
+        Producer {
+            address: link.address,
+            origin: link.origin,
+            producer: link.producer.as_deref().map(str::to_owned),
+            connected: link.is_connected,
+            why: link.why_not,
+            epoch: link.epoch,
+            received_sequence: link.sequence,
+            stored_sequence,
+            lag_cookies: link.sequence.saturating_sub(stored_sequence),
+            lag_seconds: link.age.map(seconds),
+            silent_seconds: link.silent.map(seconds),
+        }
+    });
+    rows.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! When the store may expire and compact next, where the node is.
+
+use jiff::{Timestamp, Zoned, tz::TimeZone};
+use serde::Serialize;
+
+use crate::window::Window;
+
+/// The settings of the night.
+#[derive(Debug, Clone)]
+pub struct Windows {
+    /// When expired cookies are deleted.
+    pub expiry: Window,
+    /// When the store is compacted.
+    pub compaction: Window,
+    /// Where these hours are.
+    pub time_zone: TimeZone,
+}
+
+/// The night as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Night {
+    /// The time zone of all local times here.
+    pub time_zone: String,
+    /// What time it is there, to the minute.
+    pub local_time: String,
+    /// When expired cookies are deleted.
+    pub expiry: NightWindow,
+    /// When the store is compacted.
+    pub compaction: NightWindow,
+}
+
+/// One window.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NightWindow {
+    /// Its hours, `never` or `always`.
+    pub hours: String,
+    /// Whether it is open.
+    pub open: bool,
+    /// When it opens or closes next, in seconds since the Unix epoch; none when it never does.
+    pub next_change_unix_seconds: Option<i64>,
+    /// The same as local time, to the minute.
+    pub next_change_local_time: Option<String>,
+}
+
+impl Windows {
+    pub(super) fn now(&self) -> Night {
+        self.at(&Timestamp::now().to_zoned(self.time_zone.clone()))
+    }
+
+    fn at(&self, now: &Zoned) -> Night {
+        Night {
+            time_zone: self.time_zone.iana_name().unwrap_or("system").to_owned(),
+            local_time: local(now),
+            expiry: NightWindow::at(self.expiry, now),
+            compaction: NightWindow::at(self.compaction, now),
+        }
+    }
+}
+
+impl NightWindow {
+    fn at(window: Window, now: &Zoned) -> Self {
+        let next = window.next_change(now);
+        Self {
+            hours: window.to_string(),
+            open: window.is_open(now),
+            next_change_unix_seconds: next.as_ref().map(|next| next.timestamp().as_second()),
+            next_change_local_time: next.as_ref().map(local),
+        }
+    }
+}
+
+fn local(time: &Zoned) -> String {
+    time.strftime("%Y-%m-%d %H:%M").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn next_change_is_told_in_the_nodes_own_time() {
+        let windows = Windows {
+            expiry: "01:00-03:00".parse().unwrap(),
+            compaction: Window::Never,
+            time_zone: TimeZone::get("Europe/Berlin").unwrap(),
+        };
+        let now: Zoned = "2026-03-10T02:30:00[Europe/Berlin]".parse().unwrap();
+        let night = windows.at(&now);
+        assert_eq!(night.time_zone, "Europe/Berlin");
+        assert_eq!(night.local_time, "2026-03-10 02:30");
+        let expiry = NightWindow {
+            hours: "01:00-03:00".to_owned(),
+            open: true,
+            next_change_unix_seconds: Some(1_773_108_000),
+            next_change_local_time: Some("2026-03-10 03:00".to_owned()),
+        };
+        assert_eq!(night.expiry, expiry);
+        assert_eq!(night.compaction.next_change_local_time, None);
+        assert!(!night.compaction.open);
+    }
+}

@@ -1,0 +1,101 @@
+//! A consumer that never ran, and what its page says of it.
+
+use std::time::Duration;
+
+use prometheus::Registry;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::batch::Counts;
+use crate::ledger::Settled;
+
+fn config() -> Config {
+    let arguments = [
+        "consumer",
+        "--name=<b>node",
+        "--producer=http://127.0.0.1:1",
+        "--store=mongodb://user:secret@db:27017/?authSource=x",
+        "--time-zone=UTC",
+    ];
+    Config::load(arguments.map(Into::into)).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them() {
+    let registry = Registry::new();
+    let metrics = Metrics::register(&registry).unwrap();
+    let (health, draining) = (Arc::new(Health::default()), CancellationToken::new());
+    let sources = Sources::of(&config(), &metrics, &health, &draining);
+    let mut status = ConsumerStatus::new(sources);
+    let whole = |status: &ConsumerStatus, with_history| -> Value {
+        serde_json::from_slice(&status.json(with_history).unwrap()).unwrap()
+    };
+    assert_eq!(whole(&status, false), json!({}), "before the first sample");
+    status.sample(&Families::gather(&registry), Instant::now());
+
+    let address = SocketAddr::from(([127, 0, 0, 1], 7676));
+    let link = health.listed(address, "http://p:7676");
+    let _connected = link.connected(&"p".into(), 5, 0);
+    link.received(10, Some(Duration::from_millis(12)));
+    health.store_works();
+    let sink = &metrics.sink;
+    sink.ledger.received(10);
+    sink.ledger.settled(&Settled {
+        counts: Counts {
+            received: 7,
+            superseded: 1,
+            ..Counts::default()
+        },
+        written: 4,
+        stale: 0,
+        rejected: 2,
+    });
+    sink.cursor_sequence.with_label_values(&["p"]).set(7);
+    sink.stored_seconds
+        .observe([(Duration::from_millis(120), 7)]);
+    metrics.subscription.lives_proved.inc();
+    metrics.subscription.lost_producer_ended.inc_by(3);
+    tokio::time::advance(Duration::from_secs(2)).await;
+    status.sample(&Families::gather(&registry), Instant::now());
+
+    let said = whole(&status, true);
+    let text = said.to_string();
+    assert!(!text.contains("secret"), "{text}");
+    let producer = json!({
+        "address": "127.0.0.1:7676", "origin": "http://p:7676", "producer": "p", "connected": true, "why": null,
+        "epoch": 5, "received_sequence": 10, "stored_sequence": 7, "lag_cookies": 3, "lag_seconds": 0.012,
+        "silent_seconds": 2.0,
+    });
+    let ledger = json!({
+        "received": 10, "written": 4, "suppressed": 0, "superseded": 1, "stale": 0, "malformed": 0,
+        "dead_lettered": 2, "left_out": 0, "waiting": 3, "unexplained": 0,
+    });
+    for (path, expected) in [
+        ("/process", json!("consumer")),
+        ("/name", json!("<b>node")),
+        ("/ready", json!(false)),
+        (
+            "/reasons",
+            json!([{"part": "cursors", "why": "not loaded yet"}]),
+        ),
+        ("/uptime_seconds", json!(2.0)),
+        ("/producers", json!([producer])),
+        ("/ledger", ledger),
+        ("/received_per_second", json!(5.0)),
+        ("/written_per_second", json!(2.0)),
+        ("/stored_seconds/count", json!(7)),
+        ("/received_seconds", json!(null)),
+        ("/store/kind", json!("mongodb")),
+        ("/store/up", json!(true)),
+        ("/lost", json!([{"what": "producer_ended", "count": 3}])),
+        ("/lives/proved", json!(1)),
+        ("/night/expiry/hours", json!("01:00-03:00")),
+        ("/history/received_per_second", json!([0.0, 5.0])),
+    ] {
+        assert_eq!(said.pointer(path), Some(&expected), "{path}");
+    }
+    assert_eq!(whole(&status, false).get("history"), None);
+    draining.cancel();
+    status.sample(&Families::gather(&registry), Instant::now());
+    assert_eq!(whole(&status, false)["draining"], true);
+}

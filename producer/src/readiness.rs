@@ -1,0 +1,100 @@
+//! Whether a producer can do its work, part by part.
+
+use std::net::SocketAddr;
+
+use cookiesync::process::admin::ready::Part;
+use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
+
+/// What decides it.
+#[derive(Debug)]
+pub struct Readiness {
+    /// Cancelled when it is to stop.
+    pub draining: CancellationToken,
+    /// The port for sync requests.
+    pub http: Accepting,
+    /// The port for subscribers.
+    pub grpc: Accepting,
+}
+
+/// A port and the task that accepts its connections.
+#[derive(Debug)]
+pub struct Accepting {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The task.
+    pub task: AbortHandle,
+}
+
+impl Readiness {
+    /// Whether it was told to stop.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
+    /// How each part is now.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Part> {
+        let drain = if self.is_draining() {
+            Err("draining".to_owned())
+        } else {
+            Ok("not draining".to_owned())
+        };
+        vec![
+            Part::new("drain", drain),
+            self.http.part("http"),
+            self.grpc.part("grpc"),
+        ]
+    }
+}
+
+impl Accepting {
+    fn part(&self, name: &'static str) -> Part {
+        let state = if self.task.is_finished() {
+            Err(format!("{} is closed", self.address))
+        } else {
+            Ok(format!("{} is open", self.address))
+        };
+        Part::new(name, state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn draining_and_a_closed_port_are_said_each_by_itself() {
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let accepting = |port| Accepting {
+            address: SocketAddr::from(([127, 0, 0, 1], port)),
+            task: tasks.spawn(stop.clone().cancelled_owned()).abort_handle(),
+        };
+        let readiness = Readiness {
+            draining: CancellationToken::new(),
+            http: accepting(1),
+            grpc: accepting(2),
+        };
+        let failing = || {
+            let parts = readiness.parts().into_iter().filter(|part| !part.ready);
+            parts
+                .map(|part| (part.part, part.state))
+                .collect::<Vec<_>>()
+        };
+        assert!(failing().is_empty());
+        readiness.draining.cancel();
+        assert_eq!(failing(), [("drain", "draining".to_owned())]);
+        stop.cancel();
+        tasks.close();
+        tasks.wait().await;
+        let closed = [
+            ("http", "127.0.0.1:1 is closed"),
+            ("grpc", "127.0.0.1:2 is closed"),
+        ];
+        let closed = closed.map(|(part, state)| (part, state.to_owned()));
+        assert_eq!(failing()[1..], closed);
+    }
+}

@@ -1,0 +1,339 @@
+//! What the status page of a producer shows: one sample a second of its log, its edge and its subscribers.
+//!
+//! All types here are the JSON of `/status.json`: names stay, times are in seconds, sizes in bytes, rates a second and
+//! over the last second. Of lists that outsiders can make long only the first are shown.
+//!
+//! Cost: a sample with 100 subscribers takes SAMPLE_COST of one core's second, two thirds of it for gathering the
+//! metrics, which a scrape does as well (`cargo bench -p producer status`). The history keeps 1.2 KiB for each
+//! subscriber.
+
+mod subscribers;
+
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+
+use cookiesync::process::{
+    admin::ready::{self, Reason},
+    status::{
+        INTERVAL, Subject,
+        families::{Families, label},
+        quantiles::{Quantiles, Window},
+        series::{Rate, Series, short},
+    },
+    unix_seconds,
+};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::{
+    log::{Log, Stats},
+    readiness::Readiness,
+    streams::subscribers::Subscribers,
+};
+use subscribers::{Rows, Subscriber, SubscriberHistory};
+
+/// The page.
+pub const PAGE: &str = include_str!("status/page.html");
+
+/// Most subscribers shown.
+pub const SUBSCRIBERS_MAX: usize = 200;
+
+/// Most DSPs shown.
+pub const DSPS_MAX: usize = 20;
+
+/// One moment of a producer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// Always `producer`.
+    pub process: &'static str,
+    /// Its name, the same across restarts.
+    pub name: String,
+    /// What runs.
+    pub version: &'static str,
+    /// When this sample was taken, in seconds since the Unix epoch.
+    pub sampled_unix_seconds: f64,
+    /// How long it has run.
+    pub uptime_seconds: f64,
+    /// As `/readyz` says.
+    pub ready: bool,
+    /// Whether it was told to stop.
+    pub draining: bool,
+    /// Why it is not ready.
+    pub reasons: Vec<Reason>,
+    /// Sync requests.
+    pub edge: Edge,
+    /// Connections of each port.
+    pub connections: Vec<Connections>,
+    /// The log.
+    pub log: LogFigures,
+    /// What connections of slow subscribers hold beside the log.
+    pub pinned_bytes: u64,
+    /// Where the worst of them are cut off.
+    pub pinned_bytes_max: u64,
+    /// How many subscribers there are, those that are remembered included.
+    pub subscribers_total: usize,
+    /// How many of them have a stream.
+    pub subscribers_connected: usize,
+    /// The subscribers, by call and name; when there are more than [`SUBSCRIBERS_MAX`], those furthest behind.
+    pub subscribers: Vec<Subscriber>,
+    /// The DSPs with most cookies, if they are counted.
+    pub dsps: Vec<Dsp>,
+}
+
+/// Sync requests since the start.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Edge {
+    /// Cookies accepted.
+    pub accepted: u64,
+    /// The same, of the last second.
+    pub accepted_per_second: f64,
+    /// Requests that left nothing in the log.
+    pub refused: u64,
+    /// The same, of the last second.
+    pub refused_per_second: f64,
+    /// Requests by outcome, those that happened.
+    pub outcomes: Vec<Count>,
+    /// Seconds a request takes, of the last ten seconds, if that is measured.
+    pub latency_seconds: Option<Quantiles>,
+}
+
+/// How often something happened.
+#[derive(Debug, Clone, Serialize)]
+pub struct Count {
+    /// What.
+    pub what: String,
+    /// How often.
+    pub count: u64,
+}
+
+/// Connections of one port.
+#[derive(Debug, Clone, Serialize)]
+pub struct Connections {
+    /// `http`, `grpc` or `admin`.
+    pub port: &'static str,
+    /// Open now.
+    pub open: u64,
+    /// Accepted since the start.
+    pub accepted: u64,
+    /// Cut off since the start, by reason, those that happened.
+    pub cut: Vec<Count>,
+}
+
+/// What the log holds.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct LogFigures {
+    /// Bytes held.
+    pub bytes: u64,
+    /// Most bytes held.
+    pub bytes_max: u64,
+    /// Sealed cookies held.
+    pub cookies: u64,
+    /// Cookies appended since the start.
+    pub appended: u64,
+    /// Seconds since its oldest chunk was opened: how long a subscriber may be away and miss nothing.
+    pub reach_seconds: f64,
+    /// Which life of the producer its sequences are of.
+    pub epoch: u64,
+    /// The sequence of the newest sealed cookie.
+    pub newest_sequence: u64,
+}
+
+/// What one DSP sent since the start.
+#[derive(Debug, Clone, Serialize)]
+pub struct Dsp {
+    /// Its number, or what stands for the rest.
+    pub dsp: String,
+    /// Cookies accepted.
+    pub accepted: u64,
+    /// Everything else.
+    pub refused: u64,
+}
+
+/// What is said at once: the sample, if there is one yet, and its history.
+#[derive(Serialize)]
+struct Whole<'a> {
+    #[serde(flatten)]
+    status: Option<&'a Status>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history: Option<History<'a>>,
+}
+
+/// The last five minutes, one value for each sample, the oldest first.
+#[derive(Debug, Clone, Serialize)]
+struct History<'a> {
+    /// Seconds from one value to the next.
+    interval_seconds: f64,
+    /// Cookies accepted a second.
+    accepted_per_second: &'a Series,
+    /// How far behind subscribers were; of those shown.
+    subscribers: Vec<SubscriberHistory<'a>>,
+}
+
+/// Where the figures come from.
+pub struct Sources {
+    /// Its name.
+    pub name: String,
+    /// The log.
+    pub log: Log,
+    /// Most bytes that holds.
+    pub log_bytes_max: usize,
+    /// Who subscribes.
+    pub subscribers: Subscribers,
+    /// Whether it works.
+    pub readiness: Arc<Readiness>,
+}
+
+/// Takes the samples of one producer.
+pub struct ProducerStatus {
+    sources: Sources,
+    started: Instant,
+    accepted: Rate,
+    refused: Rate,
+    latency: Window,
+    rows: Rows,
+    accepted_per_second: Series,
+    newest: Option<Status>,
+}
+
+impl ProducerStatus {
+    /// Nothing sampled yet; the uptime counts from now.
+    #[must_use]
+    pub fn new(sources: Sources) -> Self {
+        Self {
+            sources,
+            started: Instant::now(),
+            accepted: Rate::default(),
+            refused: Rate::default(),
+            latency: Window::default(),
+            rows: Rows::default(),
+            accepted_per_second: Series::default(),
+            newest: None,
+        }
+    }
+
+    fn edge(&mut self, families: &Families, now: Instant) -> Edge {
+        let mut outcomes = families.by_label("producer_edge_requests_total", "outcome");
+        outcomes.retain(|&(_, count)| count > 0);
+        let accepted = outcomes.iter().find(|&&(outcome, _)| outcome == "accepted");
+        let accepted = accepted.map_or(0, |&(_, count)| count);
+        let all: u64 = outcomes.iter().map(|&(_, count)| count).sum();
+        let refused = all - accepted;
+        let latency = families.histogram_like("producer_edge_", "_seconds");
+        Edge {
+            accepted,
+            accepted_per_second: self.accepted.look(accepted, now),
+            refused,
+            refused_per_second: self.refused.look(refused, now),
+            outcomes: counts(outcomes),
+            latency_seconds: self.latency.look(latency),
+        }
+    }
+
+    fn log(&self, stats: &Stats) -> LogFigures {
+        LogFigures {
+            bytes: stats.bytes as u64,
+            bytes_max: self.sources.log_bytes_max as u64,
+            cookies: stats.span.next - stats.span.oldest,
+            appended: stats.appended,
+            reach_seconds: short(stats.reach.as_secs_f64()),
+            epoch: self.sources.log.epoch(),
+            newest_sequence: stats.span.next - 1,
+        }
+    }
+}
+
+impl Subject for ProducerStatus {
+    fn sample(&mut self, families: &Families, now: Instant) {
+        let queues = self.sources.subscribers.snapshot();
+        let stats = self.sources.log.stats();
+        let positions = queues.iter().map(|queue| queue.position);
+        let ages = self.sources.log.ages(positions);
+        let readiness = ready::Readiness::of(&self.sources.readiness.parts());
+        let subscribers_total = queues.len();
+        let connected = queues.iter().filter(|queue| queue.connected).count();
+        let subscribers = self.rows.sample(queues, &ages, &stats, now);
+        let edge = self.edge(families, now);
+        self.accepted_per_second.push(edge.accepted_per_second);
+        self.newest = Some(Status {
+            process: "producer",
+            name: self.sources.name.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+            sampled_unix_seconds: unix_seconds(),
+            uptime_seconds: short((now - self.started).as_secs_f64()),
+            ready: readiness.ready,
+            draining: self.sources.readiness.is_draining(),
+            reasons: readiness.reasons,
+            edge,
+            connections: connections(families),
+            log: self.log(&stats),
+            pinned_bytes: families.count("producer_pinned_bytes"),
+            pinned_bytes_max: families.count("producer_pinned_limit_bytes"),
+            subscribers_total,
+            subscribers_connected: connected,
+            subscribers,
+            dsps: dsps(families),
+        });
+    }
+
+    fn json(&self, with_history: bool) -> serde_json::Result<Vec<u8>> {
+        let status = self.newest.as_ref();
+        let history = with_history.then(|| History {
+            interval_seconds: INTERVAL.as_secs_f64(),
+            accepted_per_second: &self.accepted_per_second,
+            subscribers: status
+                .map_or_else(Vec::new, |status| self.rows.history(&status.subscribers)),
+        });
+        serde_json::to_vec(&Whole { status, history })
+    }
+}
+
+fn connections(families: &Families) -> Vec<Connections> {
+    let ports = ["http", "grpc", "admin"];
+    let of = |port| {
+        let name = |suffix: &str| format!("producer_{port}_connections{suffix}");
+        let cut = name("_cut_total");
+        let mut cut = families.by_label(&cut, "reason");
+        cut.retain(|&(_, count)| count > 0);
+        Connections {
+            port,
+            open: families.count(&name("")),
+            accepted: families.count(&name("_accepted_total")),
+            cut: counts(cut),
+        }
+    };
+    ports.map(of).to_vec()
+}
+
+/// What is counted by DSP, most cookies first.
+fn dsps(families: &Families) -> Vec<Dsp> {
+    let mut dsps: HashMap<&str, (u64, u64)> = HashMap::new();
+    for (metric, count) in families.each("producer_dsp_cookies_total") {
+        let dsp = label(metric, "dsp").unwrap_or_default();
+        let (accepted, refused) = dsps.entry(dsp).or_default();
+        match label(metric, "outcome") {
+            Some("accepted") => *accepted += count,
+            _ => *refused += count,
+        }
+    }
+    let mut dsps: Vec<_> = dsps.into_iter().collect();
+    dsps.sort_by_key(|&(dsp, (accepted, refused))| (Reverse(accepted + refused), dsp));
+    dsps.truncate(DSPS_MAX);
+    let dsps = dsps.into_iter().map(|(dsp, (accepted, refused))| Dsp {
+        dsp: dsp.to_owned(),
+        accepted,
+        refused,
+    });
+    dsps.collect()
+}
+
+/// Most frequent first.
+fn counts(mut counts: Vec<(&str, u64)>) -> Vec<Count> {
+    counts.sort_by_key(|&(what, count)| (Reverse(count), what));
+    let counts = counts.into_iter().map(|(what, count)| Count {
+        what: what.to_owned(),
+        count,
+    });
+    counts.collect()
+}
+
+#[cfg(test)]
+mod tests;
