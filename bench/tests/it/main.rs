@@ -35,6 +35,7 @@ mod rolling;
 mod security;
 mod settings;
 mod slow_readers;
+mod status;
 mod store;
 mod stream_client;
 mod subscribe;
