@@ -27,6 +27,7 @@ mod mongods;
 mod newest_wins;
 mod night;
 mod outages;
+mod pages;
 mod peers;
 mod refusals;
 mod reports;

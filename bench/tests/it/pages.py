@@ -1,0 +1,198 @@
+"""Looks at a producer's and a consumer's status page in a real Chromium, over its debugging protocol.
+
+pages.py CHROMIUM PRODUCER CONSUMER HOSTILE-NAME KNOWN-USER BUYER-UID FOLDER: takes pictures of both pages, at 400 and
+1280 pixels, light and dark, into FOLDER. Says what is wrong and ends with 1 when a page says something on the console, asks
+anybody but its own port, is wider than the screen, moves what it shows, takes a name for HTML, or cannot look a user up.
+Needs nothing beside Python.
+"""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from urllib.parse import urlsplit
+
+PATIENCE = 30
+
+
+class WebSocket:
+    """As much of RFC 6455 as the debugging protocol needs: texts, one frame each way or several back."""
+
+    def __init__(self, url):
+        parts = urlsplit(url)
+        self.stream = socket.create_connection((parts.hostname, parts.port), PATIENCE)
+        key = base64.b64encode(os.urandom(16)).decode()
+        self.stream.sendall(
+            f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        self.received = b""
+        while b"\r\n\r\n" not in self.received:
+            self.received += self.stream.recv(65536)
+        head, self.received = self.received.split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 101"), head
+
+    def send(self, text):
+        data, mask = text.encode(), os.urandom(4)
+        size = len(data)
+        head = struct.pack("!BB", 0x81, 0x80 | size) if size < 126 else struct.pack("!BBH", 0x81, 0xFE, size)
+        if size >= 1 << 16:
+            head = struct.pack("!BBQ", 0x81, 0xFF, size)
+        self.stream.sendall(head + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(data)))
+
+    def take(self, count):
+        while len(self.received) < count:
+            more = self.stream.recv(1 << 20)
+            if not more:
+                raise EOFError("the browser is gone")
+            self.received += more
+        taken, self.received = self.received[:count], self.received[count:]
+        return taken
+
+    def receive(self):
+        text = b""
+        while True:
+            first, size = self.take(2)
+            size &= 0x7F
+            if size == 126:
+                (size,) = struct.unpack("!H", self.take(2))
+            elif size == 127:
+                (size,) = struct.unpack("!Q", self.take(8))
+            data = self.take(size)
+            if first & 0x0F in (0, 1):
+                text += data
+                if first & 0x80:
+                    return text.decode()
+
+
+class Page:
+    """A tab, and everything it said."""
+
+    def __init__(self, port):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/json/new?about:blank", method="PUT")
+        target = json.load(urllib.request.urlopen(request, timeout=PATIENCE))
+        self.socket, self.calls, self.events = WebSocket(target["webSocketDebuggerUrl"]), 0, []
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **arguments):
+        self.calls += 1
+        self.socket.send(json.dumps({"id": self.calls, "method": method, "params": arguments}))
+        while True:
+            message = json.loads(self.socket.receive())
+            if message.get("id") == self.calls:
+                assert "error" not in message, (method, message)
+                return message["result"]
+            self.events.append(message)
+
+    def run(self, script):
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, (script, result)
+        return result["result"].get("value")
+
+    def wait(self, script):
+        deadline = time.monotonic() + PATIENCE
+        while not self.run(script):
+            assert time.monotonic() < deadline, f"{script} never became true"
+            time.sleep(0.1)
+
+    def show(self, address, width, scheme):
+        phone = width < 600
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url=f"http://{address}/")
+        self.wait("document.readyState === 'complete' && document.getElementById('link').textContent === 'live'")
+
+    def picture(self, path):
+        size = self.run("document.documentElement.scrollHeight")
+        width = self.run("window.innerWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(size, 6000), "scale": 1}
+        shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(shot["data"]))
+
+
+def said(page, addresses):
+    """What the page said on its console, and whom it asked beside its own port."""
+    wrong = []
+    for event in page.events:
+        method, about = event.get("method"), event.get("params", {})
+        if method == "Log.entryAdded" and about["entry"]["level"] in ("warning", "error"):
+            wrong.append(f"console: {about['entry']['text']} {about['entry'].get('url', '')}")
+        elif method == "Runtime.consoleAPICalled":
+            wrong.append(f"console: {about['args']}")
+        elif method == "Runtime.exceptionThrown":
+            wrong.append(f"exception: {about['exceptionDetails']}")
+        elif method == "Network.requestWillBeSent":
+            url = urlsplit(about["request"]["url"])
+            if url.scheme not in ("data", "about") and url.netloc not in addresses:
+                wrong.append(f"asked {about['request']['url']}")
+    return wrong
+
+
+# Where each figure is; a page that is only updated moves none of them.
+PLACES = """[...document.querySelectorAll('.figure, h2, th, td')].filter((node) => node.offsetParent).map((node) => {
+  const box = node.getBoundingClientRect(); return [Math.round(box.left), Math.round(box.top + scrollY)].join(); }).join(' ')"""
+
+
+def look(page, pages, hostile, user, uid, folder):
+    wrong = []
+    for process, address in pages.items():
+        for width in (400, 1280):
+            for scheme in ("light", "dark"):
+                where = f"{process} at {width}, {scheme}"
+                page.show(address, width, scheme)
+                # Until a later sample than the first is shown.
+                page.run("globalThis.first = document.getElementById('uptime').title")
+                page.wait("document.getElementById('uptime').title !== globalThis.first")
+                before = page.run(PLACES)
+                page.run("globalThis.first = document.getElementById('uptime').title")
+                page.wait("document.getElementById('uptime').title !== globalThis.first")
+                if page.run(PLACES) != before:
+                    wrong.append(f"{where}: an update moves what is shown")
+                if page.run("document.documentElement.scrollWidth > window.innerWidth"):
+                    wrong.append(f"{where}: wider than the screen")
+                if page.run("document.scripts.length !== 1 || document.images.length !== 0"):
+                    wrong.append(f"{where}: a name became HTML")
+                if process == "producer" and hostile not in page.run("document.body.textContent"):
+                    wrong.append(f"{where}: {hostile} is not shown")
+                page.picture(f"{folder}/{process}-{width}-{scheme}.png")
+    # The last one shown is the consumer's.
+    page.run(f"document.getElementById('user').value = {json.dumps(user)}; document.querySelector('form button').click()")
+    page.wait(f"document.getElementById('uids').textContent.includes({json.dumps(uid)})")
+    page.picture(f"{folder}/consumer-lookup.png")
+    return wrong + said(page, pages.values())
+
+
+def main():
+    chromium, producer, consumer, hostile, user, uid, folder = sys.argv[1:]
+    profile = tempfile.mkdtemp()
+    browser = subprocess.Popen(
+        [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+         "--disable-background-networking", "--hide-scrollbars", "--remote-debugging-port=0", f"--user-data-dir={profile}",
+         "about:blank"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )
+    try:
+        port_file, deadline = os.path.join(profile, "DevToolsActivePort"), time.monotonic() + PATIENCE
+        while not (os.path.exists(port_file) and open(port_file, encoding="utf-8").read().strip()):
+            assert browser.poll() is None and time.monotonic() < deadline, "the browser does not start"
+            time.sleep(0.05)
+        port = open(port_file, encoding="utf-8").read().split()[0]
+        wrong = look(Page(port), {"producer": producer, "consumer": consumer}, hostile, user, uid, folder)
+    finally:
+        browser.terminate()
+        browser.wait(PATIENCE)
+        shutil.rmtree(profile, ignore_errors=True)
+    print("\n".join(wrong) or "nothing is wrong")
+    sys.exit(1 if wrong else 0)
+
+
+main()
