@@ -346,6 +346,7 @@ fn print_what_to_try(args: &DemoArgs) {
          curl -i --cookie 'uid=bob' 'http://{edge}/?d=3&b=bob-at-dsp-3'\n  \
          curl 'http://{consumer}/v1/users/bob'\n  \
          curl 'http://{producer}/metrics'\n  \
-         curl 'http://{consumer}/metrics'\n"
+         curl 'http://{consumer}/metrics'\n\
+         and look at the producer at http://{producer}/ and the consumer at http://{consumer}/\n"
     );
 }
