@@ -244,8 +244,12 @@ async fn not_ready_is_explained_part_by_part() -> Result<()> {
             .is_some_and(|parts| parts.contains(&works)),
         "{said}"
     );
+    // The page's figures are a sample, up to a second older.
+    wait_until(PATIENCE, "the page says so as well", async || {
+        Ok(status(&consumer.admin).await?["reasons"] == said["reasons"])
+    })
+    .await?;
     let shown = status(&consumer.admin).await?;
-    assert_eq!(shown["reasons"], said["reasons"]);
     ensure!(
         shown["producers"][0]["why"]
             .as_str()
