@@ -1,8 +1,9 @@
-//! What every process here does alike: logging, signals, open files, listeners, the admin port with its status page, the
-//! clock.
+//! What every process here does alike: logging, signals, open files, listeners, the admin port with its status page,
+//! metrics, the clock.
 
 pub mod admin;
 pub mod listen;
+pub mod metrics;
 pub mod reload;
 pub mod settings;
 pub mod status;

@@ -7,7 +7,7 @@ pub mod names {
     /// Producer: cookies in the log since its start.
     pub const APPENDED: &str = "producer_cookies_appended_total";
     /// Producer: when its process started, in seconds since the Unix epoch.
-    pub const STARTED: &str = "producer_start_unix_seconds";
+    pub const STARTED: &str = "process_start_time_seconds";
     /// Producer: requests of the edge, by outcome.
     pub const EDGE_REQUESTS: &str = "producer_edge_requests_total";
     /// Producer: connections of the HTTP port that are open.
@@ -130,6 +130,11 @@ impl Samples {
     pub fn label_sets(&self, name: &str) -> impl Iterator<Item = &BTreeMap<String, String>> {
         let named = self.samples.iter().filter(move |it| it.name == name);
         named.map(|sample| &sample.labels)
+    }
+
+    /// The name of each sample; those of a histogram with their endings.
+    pub fn sample_names(&self) -> impl Iterator<Item = &str> {
+        self.samples.iter().map(|sample| sample.name.as_str())
     }
 
     /// The histogram `name`, summed over all of its label sets.

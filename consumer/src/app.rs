@@ -17,11 +17,11 @@ use cookiesync::{
     process::{
         admin::{self, ready::Part},
         listen::{self, Listener},
+        metrics::Registry,
         reload,
         status::{Board, page::Page},
     },
 };
-use prometheus::Registry;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -23,6 +23,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use cookiesync::process::metrics::Registry;
 use prometheus::{
     IntCounter, IntCounterVec, IntGauge, Opts, Result,
     core::{Collector, Desc},
@@ -142,6 +143,14 @@ impl Ledger {
                 said_wrong: AtomicBool::new(false),
             }),
         })
+    }
+
+    /// Registers all its metrics.
+    ///
+    /// # Errors
+    /// When a name is taken.
+    pub fn register(&self, registry: &Registry) -> Result<()> {
+        registry.register(Box::new(self.clone()))
     }
 
     /// So many cookies came; to be called before anybody can take them.
@@ -311,12 +320,12 @@ mod tests {
 
     #[test]
     fn all_families_come_from_one_place() {
-        let registry = prometheus::Registry::new();
+        let registry = Registry::new();
         let ledger = Ledger::new().unwrap();
-        registry.register(Box::new(ledger.clone())).unwrap();
+        ledger.register(&registry).unwrap();
         ledger.received(3);
         let families = registry.gather();
         assert_eq!(families.len(), 8);
-        assert!(registry.register(Box::new(ledger)).is_err());
+        assert!(ledger.register(&registry).is_err());
     }
 }

@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 use consumer::{Config, app::App};
-use cookiesync::process::{drain_on_signals, init_logging, raise_open_files};
-use prometheus::Registry;
+use cookiesync::process::{drain_on_signals, init_logging, metrics::Registry, raise_open_files};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 

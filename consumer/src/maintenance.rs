@@ -117,6 +117,7 @@ impl Night {
     /// Whether all was done; `None` when the process stops.
     async fn expire(&self, open: bool, now: &Zoned) -> Option<Result<bool, StoreError>> {
         let micros = unix_micros(now.timestamp());
+        let began = Instant::now();
         let expired = self.within(self.schedule.expiry, now, async |until| {
             tokio::select! {
                 () = self.stop.cancelled() => None,
@@ -125,6 +126,9 @@ impl Night {
         });
         Some(expired.await?.map(|expired| {
             self.metrics.expired.inc_by(expired.deleted);
+            if open {
+                self.metrics.expiry.ended(self.clock.now(), began.elapsed());
+            }
             if expired.deleted > 0 {
                 tracing::info!(deleted = expired.deleted, "expired cookies deleted");
             }
@@ -146,7 +150,7 @@ impl Night {
                 if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
                     ended::say_never_back(&self.subscription, &stood);
                 }
-                self.sink.forget(&producer);
+                self.sink.producers.forget(&producer);
                 self.metrics.forgotten_cursors.inc();
                 tracing::info!(
                     producer = &*producer,
@@ -201,7 +205,9 @@ impl Night {
             let Compacted { skipped, complete } = compacted;
             self.metrics.compaction_skipped.inc_by(skipped);
             self.metrics.compactions.inc_by(u64::from(complete));
-            tracing::info!(skipped, complete, took = ?began.elapsed(), "compaction ends");
+            let took = began.elapsed();
+            self.metrics.compaction.ended(self.clock.now(), took);
+            tracing::info!(skipped, complete, ?took, "compaction ends");
             complete
         }))
     }

@@ -14,6 +14,7 @@ mod gaps;
 mod opening;
 pub mod positions;
 pub mod sequence;
+mod shown;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -35,8 +36,8 @@ use crate::{
     backoff::{Backoff, DELAY_MAX, jittered},
     batch::Cursor,
     config::ProducerUrl,
-    health::{self, Health, Link},
-    metrics,
+    health::{Health, Link},
+    metrics::{self, Followed},
 };
 use buffer::{BufferWriter, Item};
 use gaps::{Gaps, Say};
@@ -86,6 +87,8 @@ pub struct Subscription {
     /// The producer whose stream from here ended without a goodbye last.
     lost: Option<Arc<str>>,
     gaps: Gaps,
+    /// The metrics of the producer that was found here last.
+    followed: Option<Arc<Followed>>,
 }
 
 /// What the log says last of this address.
@@ -169,6 +172,7 @@ impl Subscription {
             link,
             lost: None,
             gaps: Gaps::default(),
+            followed: None,
         }
     }
 
@@ -255,9 +259,9 @@ impl Subscription {
             Position::begin(&hello, &cursors).map_err(|violation| self.violation(violation))?;
         let mut open = self.context.positions.opened(position.producer());
         let context = Arc::clone(&self.context);
-        let link = Arc::clone(&self.link);
-        let began_at = position.cursor();
-        let _connected = Connected::new(&context, &link, &began_at);
+        self.follow(position.producer());
+        let (link, began_at) = (Arc::clone(&self.link), position.cursor());
+        let _connected = self.connected(&context, &link, &began_at, hello.next_sequence);
         let before = match &beginning {
             Beginning::NewEpoch { before, .. } => Some(before),
             Beginning::Fresh | Beginning::Resumed => None,
@@ -313,11 +317,14 @@ impl Subscription {
             Received::Chunk(chunk) => {
                 let header = chunk.header();
                 position.chunk(header).map_err(violation)?;
-                let age = unix_micros().saturating_sub(header.accepted_unix_micros);
-                let age = Duration::from_micros(age);
+                let now = unix_micros();
+                let age = now.saturating_sub(header.accepted_unix_micros);
+                let (age, count) = (Duration::from_micros(age), u64::from(header.count));
                 accepted_ago = Some(age);
-                let observation = (age, u64::from(header.count));
-                self.context.metrics.received_seconds.observe([observation]);
+                self.context.metrics.received_seconds.observe(age, count);
+                if let Some(followed) = &self.followed {
+                    followed.received(header, now, Instant::now());
+                }
                 Item::Chunk(Arc::clone(position.producer()), chunk)
             }
             Received::Event(Event::Gap(gap)) => {
@@ -387,6 +394,9 @@ impl Subscription {
 
     async fn push(&self, item: Item, open: &mut OpenStream, cursor: &Cursor) -> Result<(), Ended> {
         self.buffer.push(item).await?;
+        if let Some(followed) = &self.followed {
+            followed.reached(cursor);
+        }
         if let Advanced::Duplicate { is_news } = open.advance(cursor) {
             self.context.metrics.duplicate_producers.inc();
             if is_news {
@@ -432,40 +442,6 @@ impl Subscription {
             }
             Some(_) | None => {}
         }
-    }
-}
-
-/// Shows an open stream in health and metrics while it lives.
-struct Connected<'a> {
-    metrics: &'a metrics::Subscription,
-    address: String,
-    _link: health::Connected<'a>,
-}
-
-impl<'a> Connected<'a> {
-    fn new(context: &'a Context, link: &'a Arc<Link>, began_at: &Cursor) -> Self {
-        let address = link.address().to_string();
-        let metrics = &context.metrics;
-        metrics.connected.inc();
-        metrics
-            .connected_by_address
-            .with_label_values(&[&address])
-            .set(1);
-        Self {
-            metrics,
-            address,
-            _link: link.connected(&began_at.producer, began_at.epoch, began_at.sequence),
-        }
-    }
-}
-
-impl Drop for Connected<'_> {
-    fn drop(&mut self) {
-        self.metrics.connected.dec();
-        self.metrics
-            .connected_by_address
-            .with_label_values(&[&self.address])
-            .set(0);
     }
 }
 

@@ -7,9 +7,9 @@ use cookiesync::process::{
     self,
     admin::{self, Answer, Pages, ready::Part},
     listen::{self, Limits, Listener, Stage},
+    metrics::Registry,
     status::{Board, page::Page},
 };
-use prometheus::Registry;
 use tokio::{net::TcpListener, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -52,6 +52,7 @@ pub struct App {
     drain_delay: Duration,
     drain_timeout: Duration,
     health: HealthReporter,
+    registry: Registry,
 }
 
 /// Where a producer listens.
@@ -150,6 +151,7 @@ impl App {
             drain_delay: config.drain_delay,
             drain_timeout: config.drain_timeout,
             health: server.health(),
+            registry: registry.clone(),
         };
         let readiness = Arc::new(Readiness {
             draining: app.draining.clone(),
@@ -176,7 +178,7 @@ impl App {
         let edge = Edge::new(
             self.log.clone(),
             config.ids,
-            edge::Metrics::register(registry)?,
+            edge::Metrics::register(registry, &config.dsps)?,
             self.draining.clone(),
         );
         let connections = listen::Metrics::register(registry, "producer", "http")?;
@@ -247,6 +249,12 @@ impl App {
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// All its metrics.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     /// Stops in the order the data flows: load balancers are given the time to see that it is not ready, requests

@@ -1,5 +1,7 @@
 //! The settings of a producer: flags, `PRODUCER_…` environment variables and an optional TOML file.
 
+mod dsps;
+
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
@@ -11,8 +13,9 @@ use cookiesync::{
     },
 };
 
+use self::dsps::DspsArgs;
 use crate::{
-    edge::request::IdLimits,
+    edge::{dsps::Shown, request::IdLimits},
     lives::State,
     security::{Security, SecurityArgs},
     server::SEND_BUFFER_BYTES,
@@ -180,6 +183,9 @@ pub struct Args {
     )]
     buyer_uid_bytes: String,
 
+    #[command(flatten)]
+    dsps: DspsArgs,
+
     /// Most HTTP connections at once
     #[arg(
         long,
@@ -301,6 +307,8 @@ pub struct Config {
     pub heartbeat: Duration,
     /// Longest ids.
     pub ids: IdLimits,
+    /// DSPs with metrics of their own.
+    pub dsps: Shown,
     /// What the edge grants its clients.
     pub http_limits: Limits,
     /// Most gRPC connections.
@@ -378,6 +386,7 @@ impl Args {
                     (1, BUYER_UID_BYTES_MAX),
                 ),
             },
+            dsps: self.dsps.check(m),
             http_limits: Limits {
                 connections_max: number(
                     m,

@@ -5,7 +5,9 @@
 //! these three are pure. `connection` moves the bytes.
 
 mod connection;
+pub mod dsps;
 pub mod head;
+mod metrics;
 pub mod request;
 pub mod response;
 
@@ -13,13 +15,14 @@ use std::sync::Arc;
 
 use cookiesync::process::listen::{self, Limits, Listener, Stage};
 use httparse::Header;
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tokio_util::sync::CancellationToken;
 
+pub use self::metrics::Metrics;
 use self::{
     connection::Connection,
+    dsps::Tally,
     head::Head,
-    request::{IdLimits, Rejection, Scratch},
+    request::{IdLimits, Scratch},
     response::Outcome,
 };
 use crate::log::{Burst, Closed, Log};
@@ -75,6 +78,7 @@ impl Edge {
         head: &Head<'_>,
         lines: &[Header<'_>],
         burst: &mut Burst,
+        tally: &mut Tally,
     ) -> Result<Outcome, Closed> {
         if !matches!(head.path, "/" | "/sync") {
             return Ok(Outcome::NotFound);
@@ -82,78 +86,31 @@ impl Edge {
         if !matches!(head.method, "GET" | "HEAD") {
             return Ok(Outcome::MethodNotAllowed);
         }
+        if burst.is_full() || tally.is_full() {
+            self.append(burst, tally)?;
+        }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(lines);
         let cookie = match request::parse(head.query, cookies, &self.ids, &mut scratch) {
             Ok(cookie) => cookie,
-            Err(rejection) => return Ok(Outcome::Rejected(rejection)),
+            Err(rejection) => {
+                tally.rejected(request::dsp_id(head.query), rejection);
+                return Ok(Outcome::Rejected(rejection));
+            }
         };
-        if burst.is_full() {
-            self.append(burst)?;
-        }
+        tally.accepted(cookie.dsp_id);
         burst.push(&cookie);
         Ok(Outcome::Accepted)
     }
 
-    /// Puts what was accepted into the log, before anybody is told so.
-    fn append(&self, burst: &mut Burst) -> Result<(), Closed> {
+    /// Puts what was accepted into the log, before anybody is told so, and counts it.
+    fn append(&self, burst: &mut Burst, tally: &mut Tally) -> Result<(), Closed> {
         let count = u64::from(burst.count());
         if count > 0 {
             self.log.append(burst)?;
             self.metrics.accepted.inc_by(count);
         }
+        self.metrics.dsps.add(tally);
         Ok(())
-    }
-}
-
-/// `producer_edge_requests_total` by outcome, resolved once.
-#[derive(Debug)]
-pub struct Metrics {
-    accepted: IntCounter,
-    rejected: Vec<IntCounter>,
-    not_found: IntCounter,
-    method_not_allowed: IntCounter,
-    head_too_large: IntCounter,
-    malformed: IntCounter,
-}
-
-impl Metrics {
-    /// Registers the counters.
-    ///
-    /// # Errors
-    /// When they are registered already.
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let requests = IntCounterVec::new(
-            Opts::new(
-                "producer_edge_requests_total",
-                "Requests of the edge by outcome; every outcome but \"accepted\" left nothing in the log.",
-            ),
-            &["outcome"],
-        )?;
-        registry.register(Box::new(requests.clone()))?;
-        let outcome = |label: &str| requests.with_label_values(&[label]);
-        Ok(Self {
-            accepted: outcome("accepted"),
-            rejected: Rejection::ALL
-                .iter()
-                .map(|rejection| outcome(rejection.label()))
-                .collect(),
-            not_found: outcome("not_found"),
-            method_not_allowed: outcome("method_not_allowed"),
-            head_too_large: outcome("head_too_large"),
-            malformed: outcome("malformed"),
-        })
-    }
-
-    fn count(&self, outcome: Outcome) {
-        match outcome {
-            // Counted when it is in the log.
-            Outcome::Accepted => {}
-            Outcome::Rejected(rejection) => self.rejected[rejection as usize].inc(),
-            Outcome::NotFound => self.not_found.inc(),
-            Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
-            Outcome::HeadTooLarge => self.head_too_large.inc(),
-            Outcome::Malformed => self.malformed.inc(),
-        }
     }
 }

@@ -42,8 +42,9 @@ use std::{
     sync::Arc,
 };
 
+use cookiesync::process::metrics::Registry;
 use cookiesync::v1::{Cursor, Tail};
-use prometheus::{IntGauge, Registry};
+use prometheus::IntGauge;
 
 use crate::log::{Progress, Sequence};
 

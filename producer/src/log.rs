@@ -123,10 +123,14 @@ pub struct Stats {
     pub sealed_bytes: u64,
     /// Chunks sealed since start because they were full.
     pub sealed_by_size: u64,
-    /// Chunks sealed since start because of their age, or at the end.
+    /// Chunks sealed since start because of their age.
     pub sealed_by_age: u64,
+    /// Chunks sealed because the log was closed: one at most.
+    pub sealed_by_drain: u64,
     /// Bytes the ring holds.
     pub bytes: usize,
+    /// Most bytes the ring may hold.
+    pub bytes_max: usize,
     /// Chunks the ring holds.
     pub chunks: usize,
     /// Age of the oldest chunk held: how far back the log reaches.
@@ -220,7 +224,9 @@ impl Log {
             sealed_bytes: open.sealed_bytes,
             sealed_by_size: open.sealed_by_size,
             sealed_by_age: open.sealed_by_age,
+            sealed_by_drain: open.sealed_by_drain,
             bytes: ring.bytes,
+            bytes_max: self.shared.config.bytes_max,
             chunks: ring.chunks.len(),
             reach: ring
                 .chunks

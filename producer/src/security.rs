@@ -8,13 +8,13 @@ use cookiesync::{
     client::security::{loaded, pair},
     process::{
         listen::Stage,
+        metrics::Registry,
         reload::{self, NamedFile, Reloaded},
         settings::Mistakes,
         tls::server::{Files, Handshakes},
         token,
     },
 };
-use prometheus::Registry;
 
 use guard::Guard;
 

@@ -10,10 +10,12 @@ mod rates;
 use std::{sync::Arc, time::Duration};
 
 use cookiesync::{
-    process::listen::{self, Limits, Listener, Stage, WatchedStream},
+    process::{
+        listen::{self, Limits, Listener, Stage, WatchedStream},
+        metrics::Registry,
+    },
     v1,
 };
-use prometheus::Registry;
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 

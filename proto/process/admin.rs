@@ -21,6 +21,7 @@ use std::{
 
 use super::{
     listen::{self, InProgress, Limits, Listener, Stage},
+    metrics::Registry,
     status::Board,
 };
 use bytes::Bytes;
@@ -29,9 +30,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use prometheus::{
-    Encoder, Registry, TextEncoder, core::Collector, process_collector::ProcessCollector,
-};
+use prometheus::{Encoder, TextEncoder};
 use ready::Part;
 
 const LIMITS: Limits = Limits {
@@ -77,7 +76,6 @@ pub async fn serve(
     let is_loopback = |address: SocketAddr| address.ip().is_loopback();
     let port = Arc::new(Port {
         registry,
-        process: ProcessCollector::for_self(),
         pages,
         answers_loopback_names_alone: listener.local_addr().is_ok_and(is_loopback),
     });
@@ -149,8 +147,6 @@ impl http_body::Body for Held {
 
 struct Port {
     registry: Registry,
-    /// Read for a scrape alone: it counts the open files one by one.
-    process: ProcessCollector,
     pages: Arc<dyn Pages>,
     answers_loopback_names_alone: bool,
 }
@@ -187,9 +183,7 @@ impl Port {
     fn metrics(&self) -> Answer {
         let mut body = Vec::new();
         let encoder = TextEncoder::new();
-        let mut families = self.registry.gather();
-        families.extend(self.process.collect());
-        match encoder.encode(&families, &mut body) {
+        match encoder.encode(&self.registry.scrape(), &mut body) {
             Ok(()) => content(StatusCode::OK, encoder.format_type(), body),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }

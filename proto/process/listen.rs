@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -28,6 +28,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::metrics::Registry;
 use addresses::{Addresses, Place};
 pub use stream::WatchedStream;
 

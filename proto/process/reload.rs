@@ -15,11 +15,11 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounterVec, IntGaugeVec, Opts};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::unix_micros;
+use super::{metrics::Registry, unix_micros};
 
 /// How often files are looked at.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(3);
@@ -153,6 +153,8 @@ impl<S: Source> Reloaded<S> {
     pub async fn watch(self: Arc<Self>, metrics: Metrics, stop: CancellationToken) {
         let mut said = Said::default();
         said.expiries::<S>(&self.current(), &metrics);
+        let reloads = |outcome| metrics.reloads.with_label_values(&[S::NAME, outcome]);
+        let (done, failed) = (reloads("done"), reloads("failed"));
         loop {
             let resting = stop.run_until_cancelled(sleep(LOOK_INTERVAL));
             if resting.await.is_none() {
@@ -167,14 +169,11 @@ impl<S: Source> Reloaded<S> {
             match news {
                 News::Nothing => {}
                 News::Replaced => {
-                    metrics.reloads.with_label_values(&[S::NAME, "done"]).inc();
+                    done.inc();
                     tracing::info!(of = S::NAME, "files were replaced and are in use");
                 }
                 News::Broken(why) => {
-                    metrics
-                        .reloads
-                        .with_label_values(&[S::NAME, "failed"])
-                        .inc();
+                    failed.inc();
                     tracing::warn!(
                         of = S::NAME,
                         why,

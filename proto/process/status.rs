@@ -25,7 +25,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
-use prometheus::{IntCounter, IntGauge, Registry};
+use prometheus::{IntCounter, IntGauge};
 use tokio::{
     sync::{Semaphore, watch},
     time::{Instant, MissedTickBehavior, interval},
@@ -37,7 +37,10 @@ use self::{
     families::Families,
     page::Page,
 };
-use super::admin::{Answer, json, streamed, text};
+use super::{
+    admin::{Answer, json, streamed, text},
+    metrics::Registry,
+};
 
 /// How often a sample is taken.
 pub const INTERVAL: Duration = Duration::from_secs(1);

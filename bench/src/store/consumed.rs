@@ -16,7 +16,8 @@ use consumer::{
     store::{self, Store},
     subscription::buffer::{BufferWriter, Item},
 };
-use prometheus::{Encoder, Registry, TextEncoder};
+use cookiesync::process::metrics::Registry;
+use prometheus::{Encoder, TextEncoder};
 use tokio::{
     sync::watch,
     task::JoinSet,

@@ -229,7 +229,7 @@ async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_ag
 
 /// A machine without a clock of its own begins each life at the same time.
 #[tokio::test]
-async fn producer_that_starts_twice_at_the_same_time_has_two_epochs() -> Result<()> {
+async fn epochs_differ_when_a_producer_starts_twice_at_one_time() -> Result<()> {
     let folder = TempDir::new()?;
     let Some(clock) = FakeClock::new(&folder, "clock")? else {
         return Ok(());

@@ -23,6 +23,8 @@ mod ledger;
 mod lives;
 mod load;
 mod maintenance;
+mod metrics;
+mod metrics_page;
 mod mongods;
 mod newest_wins;
 mod night;

@@ -1,6 +1,6 @@
 //! Who may read the streams, and what strangers can do to whoever may: TLS, tokens, limits by address.
 
-mod certificates;
+pub(crate) mod certificates;
 
 use std::{net::SocketAddr, path::Path, process::Stdio, sync::Arc};
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use prometheus::Registry;
+use cookiesync::process::metrics::Registry;
 use serde_json::Value;
 use tempfile::TempDir;
 

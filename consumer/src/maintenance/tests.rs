@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use cookiesync::process::metrics::Registry;
 use futures_util::FutureExt;
 use jiff::Timestamp;
-use prometheus::Registry;
 use tokio::time::timeout;
 
 use super::*;
@@ -118,6 +118,7 @@ struct Setting {
     store: Arc<FakeStore>,
     clock: ManualClock,
     metrics: Metrics,
+    registry: Registry,
     positions: Arc<Positions>,
 }
 
@@ -125,19 +126,25 @@ fn at(time: &str) -> Timestamp {
     format!("2026-03-{time}:00Z").parse().unwrap()
 }
 
+/// Where a producer stands that is to be forgotten.
+fn gone() -> Cursor {
+    Cursor {
+        producer: "gone".into(),
+        epoch: 1,
+        sequence: 1,
+        complete: false,
+    }
+}
+
 impl Setting {
     fn new(store: FakeStore, now: &str) -> Self {
-        let cursor = Cursor {
-            producer: "gone".into(),
-            epoch: 1,
-            sequence: 1,
-            complete: false,
-        };
+        let registry = Registry::new();
         Self {
             store: Arc::new(store),
             clock: ManualClock::new(at(now)),
-            metrics: Metrics::register(&Registry::new()).unwrap(),
-            positions: Arc::new(Positions::new(vec![cursor])),
+            metrics: Metrics::register(&registry).unwrap(),
+            registry,
+            positions: Arc::new(Positions::new(vec![gone()])),
         }
     }
 
@@ -185,8 +192,14 @@ fn told_last(store: &FakeStore, open: bool) -> bool {
 async fn clock_walks_through_a_night() {
     let night = Setting::new(FakeStore::default(), "10T00:30");
     let metrics = &night.metrics.maintenance;
-    let series = &night.metrics.sink.cursor_sequence;
-    series.with_label_values(&["gone"]).set(1);
+    let is_shown = || {
+        let families = night.registry.gather();
+        families
+            .iter()
+            .any(|family| family.name() == "consumer_cursor_sequence")
+    };
+    night.metrics.sink.producers.durable(&gone());
+    assert!(is_shown());
     let day = async {
         night.until(|store| told_last(store, false)).await;
         night.clock.set(at("10T01:00"));
@@ -233,8 +246,14 @@ async fn clock_walks_through_a_night() {
     assert_eq!(metrics.errors.get(), 0);
     assert!(metrics.expired.get() >= 10);
     assert!(night.positions.cursors().is_empty());
-    let renewed = series.with_label_values(&["gone"]);
-    assert_eq!(renewed.get(), 0, "the series was dropped");
+    assert!(!is_shown(), "the series was dropped");
+    for last_run in ["expiry", "compaction"] {
+        let name = format!("consumer_{last_run}_last_run_unix_seconds");
+        let families = night.registry.gather();
+        let family = families.iter().find(|family| family.name() == name);
+        let ended = family.unwrap().get_metric()[0].get_gauge().get_value();
+        assert!(ended > 0.0, "{name}");
+    }
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ use crate::{
     dead_letters::DeadLetters,
     health::Health,
     ledger::Settled,
-    metrics::{self, gauge_value},
+    metrics,
     store::{Answer, Store, StoreError, Written},
     suppression::Suppression,
 };
@@ -107,7 +107,7 @@ impl Writer {
         self.until_done(|store| store.ping()).await?;
         let cursors = self.until_done(|store| store.load_cursors()).await?;
         for cursor in &cursors {
-            self.show(cursor);
+            self.metrics.producers.durable(cursor);
         }
         Ok(cursors)
     }
@@ -256,14 +256,12 @@ impl Writer {
         metrics.flush_seconds.observe(took.as_secs_f64());
         let cookies = u32::try_from(batch.len()).unwrap_or(u32::MAX);
         metrics.batch_cookies.observe(f64::from(cookies));
-        metrics
-            .stored_seconds
-            .observe(batch.accepted().map(|(accepted, cookies)| {
-                let age = Duration::from_micros(now.saturating_sub(accepted));
-                (age, cookies)
-            }));
+        for (accepted, cookies) in batch.accepted() {
+            let age = Duration::from_micros(now.saturating_sub(accepted));
+            metrics.stored_seconds.observe(age, cookies);
+        }
         for cursor in batch.cursors() {
-            self.show(cursor);
+            metrics.producers.durable(cursor);
         }
         for end in batch.goodbyes() {
             metrics.goodbyes.inc();
@@ -286,13 +284,6 @@ impl Writer {
             lock(&self.suppression).record(batch, written, first, RECORDED_AT_ONCE);
             yield_now().await;
         }
-    }
-
-    fn show(&self, cursor: &Cursor) {
-        self.metrics
-            .cursor_sequence
-            .with_label_values(&[&cursor.producer])
-            .set(gauge_value(cursor.sequence));
     }
 
     /// Repeats what the store cannot do now, after growing delays.

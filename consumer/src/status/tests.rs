@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use prometheus::Registry;
+use cookiesync::process::metrics::Registry;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::batch::Counts;
+use crate::batch::{Counts, Cursor};
 use crate::ledger::Settled;
 
 fn config() -> Config {
@@ -50,9 +50,13 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
         stale: 0,
         rejected: 2,
     });
-    sink.cursor_sequence.with_label_values(&["p"]).set(7);
-    sink.stored_seconds
-        .observe([(Duration::from_millis(120), 7)]);
+    sink.producers.durable(&Cursor {
+        producer: "p".into(),
+        epoch: 5,
+        sequence: 7,
+        complete: false,
+    });
+    sink.stored_seconds.observe(Duration::from_millis(120), 7);
     metrics.subscription.lives_proved.inc();
     metrics.subscription.lost_producer_ended.inc_by(3);
     tokio::time::advance(Duration::from_secs(2)).await;

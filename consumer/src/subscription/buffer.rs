@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use cookiesync::wire::ChunkRef;
+use cookiesync::{process::metrics::PeakGauge, wire::ChunkRef};
 use prometheus::IntGauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -38,6 +38,7 @@ pub struct BufferWriter {
     room: Arc<Semaphore>,
     bytes_max: usize,
     used: IntGauge,
+    peak: PeakGauge,
     ledger: Ledger,
 }
 
@@ -69,6 +70,7 @@ pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWrite
         room: Arc::new(Semaphore::new(bytes_max)),
         bytes_max,
         used: metrics.buffer_bytes.clone(),
+        peak: metrics.buffer_bytes_peak.clone(),
         ledger: metrics.ledger.clone(),
     };
     let reader = BufferReader {
@@ -101,6 +103,7 @@ impl BufferWriter {
             self.ledger.received(chunk.header().count.into());
         }
         self.used.add(gauge_value(bytes as u64));
+        self.peak.note();
         slot.send(Held {
             item,
             bytes,
@@ -133,7 +136,7 @@ impl BufferReader {
 mod tests {
     use std::time::Duration;
 
-    use prometheus::Registry;
+    use cookiesync::process::metrics::Registry;
     use tokio::time::timeout;
 
     use super::*;

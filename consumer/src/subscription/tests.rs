@@ -1,6 +1,6 @@
 //! A subscription against a listener that is no producer.
 
-use prometheus::Registry;
+use cookiesync::process::metrics::Registry;
 use tokio::net::TcpListener;
 
 use super::*;

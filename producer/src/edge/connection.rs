@@ -14,8 +14,20 @@
 //!   bytes would destroy the answer on its way.
 //!
 //! Timeouts come from the watched accept loop.
+//!
+//! # What time costs
+//!
+//! Latency is taken once for all requests that one read brought, with two readings of the monotonic clock: after
+//! the read, and after the answers are written. The first stands in for a reading of the time of day for the date
+//! of the answers, which is now looked at ten times a second. So, counted, a burst costs one reading of a clock and two
+//! atomic additions more than without. Estimated at 25 ns and 5 ns each, not measured, that is 0.5 % of the 7 µs of a
+//! request that comes alone, and 0.1 % of 32 that come together. What DSPs' cookies cost is said at
+//! [`dsps`](super::dsps).
 
-use std::{io, time::Duration, time::SystemTime};
+use std::{
+    io,
+    time::{Duration, Instant, SystemTime},
+};
 
 use cookiesync::process::listen::{Activity, ByteStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Edge,
+    dsps::Tally,
     head::{self, HEAD_BYTES_MAX, Refusal},
     response::{Answers, Manner, Outcome},
 };
@@ -40,6 +53,9 @@ const WRITE_BYTES_MAX: usize = 32 * 1024;
 /// How much, and for how long, a client may go on sending after its connection was given up.
 const LINGER_BYTES_MAX: u64 = 4 << 20;
 const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How old the time of day in an answer may be, beside its being cut to seconds.
+const DATE_AGE_MAX: Duration = Duration::from_millis(100);
 
 /// What follows the answers to what was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +75,8 @@ pub(super) struct Connection {
     output: Vec<u8>,
     burst: Burst,
     answers: Answers,
+    /// When the answers were last told the time of day.
+    dated: Option<Instant>,
 }
 
 /// Why a connection ends before its client ends it.
@@ -80,6 +98,7 @@ impl Connection {
         stopping: &CancellationToken,
     ) -> Result<(), Broken> {
         let mut next = Next::Read;
+        let mut read_at = Instant::now();
         while next != Next::Close {
             if next == Next::Read {
                 self.make_room();
@@ -92,13 +111,17 @@ impl Connection {
                 if read == 0 {
                     return Ok(());
                 }
+                read_at = Instant::now();
             }
             let is_leaving = edge.leaving.is_cancelled() || stopping.is_cancelled();
-            next = self.answer(edge, activity, is_leaving)?;
-            // The promise first, then the word.
-            edge.append(&mut self.burst)?;
+            self.set_date(read_at);
+            let requests;
+            (next, requests) = self.answer(edge, activity, is_leaving)?;
             stream.write_all(&self.output).await?;
             self.output.clear();
+            if requests > 0 {
+                edge.metrics.seconds.observe(read_at.elapsed(), requests);
+            }
         }
         linger(stream).await?;
         Ok(())
@@ -119,10 +142,25 @@ impl Connection {
         }
     }
 
-    /// Answers every whole request in the input, and keeps the rest.
-    fn answer(&mut self, edge: &Edge, activity: &Activity, leaving: bool) -> Result<Next, Closed> {
-        self.answers.set_time(SystemTime::now());
-        let mut consumed = 0;
+    /// Looks at the time of day when it was looked at too long before `now`.
+    fn set_date(&mut self, now: Instant) {
+        let is_old = |dated: Instant| now.saturating_duration_since(dated) >= DATE_AGE_MAX;
+        if self.dated.is_none_or(is_old) {
+            self.answers.set_time(SystemTime::now());
+            self.dated = Some(now);
+        }
+    }
+
+    /// Answers every whole request in the input, and keeps the rest; what was accepted is then in the log. Returns
+    /// how many there were.
+    fn answer(
+        &mut self,
+        edge: &Edge,
+        activity: &Activity,
+        leaving: bool,
+    ) -> Result<(Next, u64), Closed> {
+        let mut tally = Tally::default();
+        let (mut consumed, mut requests) = (0, 0);
         let mut next = Next::Read;
         while next == Next::Read && consumed < self.input.len() {
             let mut room = head::headers();
@@ -135,7 +173,8 @@ impl Connection {
                         head: head.method == "HEAD",
                         close: head.close || leaving,
                     };
-                    (edge.handle(&head, lines, &mut self.burst)?, manner)
+                    let outcome = edge.handle(&head, lines, &mut self.burst, &mut tally)?;
+                    (outcome, manner)
                 }
                 Err(refusal) => {
                     let manner = Manner {
@@ -145,6 +184,7 @@ impl Connection {
                     (refused(refusal), manner)
                 }
             };
+            requests += 1;
             edge.metrics.count(outcome);
             self.answers.write(outcome, manner, &mut self.output);
             if manner.close {
@@ -154,7 +194,9 @@ impl Connection {
             }
         }
         self.input.drain(..consumed);
-        Ok(next)
+        // The promise first, then the word.
+        edge.append(&mut self.burst, &mut tally)?;
+        Ok((next, requests))
     }
 }
 

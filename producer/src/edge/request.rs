@@ -127,6 +127,20 @@ pub fn parse<'a>(
     })
 }
 
+/// The DSP of a query that was rejected for something else; `None` when it is not readable or not the only one.
+#[must_use]
+pub fn dsp_id(query: &str) -> Option<u32> {
+    let mut given = query
+        .split('&')
+        .filter_map(|parameter| parameter.strip_prefix("d="));
+    let encoded = given.next()?;
+    let mut scratch = [0; DSP_ID_DIGITS_MAX];
+    match given.next() {
+        None => parse_dsp_id(encoded, &mut scratch).ok(),
+        Some(_) => None,
+    }
+}
+
 fn query_parameters(query: &str) -> Result<(&str, &str), Rejection> {
     let (mut dsp_id, mut buyer_uid) = (None, None);
     let mut rest = query;

@@ -54,6 +54,8 @@ pub struct Reader {
     position: Sequence,
     queue_cookies_max: u64,
     catching_up: bool,
+    /// How far behind it was before the last delivery, in cookies.
+    lag: u64,
     /// The beat at which something was delivered last.
     beat: u64,
 }
@@ -73,6 +75,7 @@ impl Reader {
             position,
             queue_cookies_max,
             catching_up,
+            lag: 0,
             beat,
         }
     }
@@ -81,6 +84,12 @@ impl Reader {
     #[must_use]
     pub fn position(&self) -> Sequence {
         self.position
+    }
+
+    /// How far behind the head it was when it took the last delivery, what that brought included, in cookies.
+    #[must_use]
+    pub fn lag(&self) -> u64 {
+        self.lag
     }
 
     /// Waits for the next delivery. Dropping the future loses nothing.
@@ -101,6 +110,8 @@ impl Reader {
     }
 
     fn take(&mut self, head: Head) -> Option<Delivery> {
+        // A reader may begin at what is sealed and not yet told.
+        self.lag = head.next.saturating_sub(self.position);
         if self.position < head.next {
             self.beat = head.beat;
             return Some(self.advance(head.next));
@@ -126,8 +137,7 @@ impl Reader {
     }
 
     fn advance(&mut self, next: Sequence) -> Delivery {
-        let lag = next - self.position;
-        if lag <= self.queue_cookies_max {
+        if self.lag <= self.queue_cookies_max {
             self.catching_up = false;
         } else if !self.catching_up {
             // To where a chunk begins: a reader that stays slow still gets shared bytes.

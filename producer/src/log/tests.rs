@@ -238,6 +238,47 @@ fn chunk_is_sealed_when_the_next_cookie_may_not_fit() {
 }
 
 #[test]
+fn chunk_is_counted_by_why_it_was_sealed() {
+    let log = Log::new(CONFIG);
+    let reasons = || {
+        let stats = log.stats();
+        let sealed = [
+            stats.sealed_by_size,
+            stats.sealed_by_age,
+            stats.sealed_by_drain,
+        ];
+        assert_eq!(sealed.iter().sum::<u64>(), stats.chunks as u64);
+        sealed
+    };
+    append(&log, 1).unwrap();
+    log.seal_due(Instant::now() + 3 * CONFIG.chunk_age);
+    assert_eq!(reasons(), [0, 1, 0]);
+    let mut appended = 1;
+    while log.stats().sealed_by_size == 0 {
+        appended += 1;
+        append(&log, appended).unwrap();
+    }
+    assert_eq!(reasons(), [1, 1, 0]);
+    log.close();
+    assert_eq!(reasons(), [1, 1, 1], "what was open at the end");
+}
+
+#[test]
+fn age_of_what_is_sealed_from_a_position_on_is_that_of_its_oldest() {
+    let log = Log::new(CONFIG);
+    for cookie in 1..=2 {
+        append(&log, cookie).unwrap();
+        seal(&log);
+    }
+    append(&log, 3).unwrap();
+    let [first, second, open] = *log.ages([1, 2, 3]) else {
+        panic!("one age for each");
+    };
+    assert!(first > second && second > Duration::ZERO);
+    assert_eq!(open, Duration::ZERO, "nothing is sealed from there on");
+}
+
+#[test]
 fn full_burst_of_the_largest_cookies_fits_the_smallest_chunk() {
     let log = Log::new(CONFIG);
     let mut burst = Burst::default();

@@ -32,6 +32,7 @@ pub(super) struct Open {
     pub(super) sealed_bytes: u64,
     pub(super) sealed_by_size: u64,
     pub(super) sealed_by_age: u64,
+    pub(super) sealed_by_drain: u64,
 }
 
 impl Open {
@@ -48,6 +49,7 @@ impl Open {
             sealed_bytes: 0,
             sealed_by_size: 0,
             sealed_by_age: 0,
+            sealed_by_drain: 0,
         }
     }
 
@@ -199,9 +201,7 @@ impl Log {
     pub fn close(&self) {
         let mut open = self.shared.open();
         open.closed = true;
-        if open.count > 0 {
-            open.sealed_by_age += 1;
-        }
+        open.sealed_by_drain += u64::from(open.count > 0);
         self.seal(&mut open);
         let next = open.next_sequence();
         let mut progress = open.progress.take();

@@ -10,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cookiesync::process::{reload::Reloaded, token};
+use cookiesync::process::{metrics::Registry, reload::Reloaded, token};
 use http::{HeaderMap, Request, header::AUTHORIZATION};
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, Opts};
 use tonic::Status;
 
 /// What may be called without a token.

@@ -41,7 +41,7 @@ impl Admission {
 mod tests {
     use std::{net::Ipv4Addr, time::Duration};
 
-    use prometheus::Registry;
+    use cookiesync::process::metrics::Registry;
     use tonic::Code;
 
     use super::{super::rates::Calls, *};

@@ -5,7 +5,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use cookiesync::process::metrics::Registry;
+use prometheus::{IntCounter, IntCounterVec, Opts};
 use tokio::time::{Duration, Instant};
 use tonic::Status;
 

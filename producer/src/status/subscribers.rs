@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::{
         log::{Config, Delivery, GapReason, Log},
-        streams::subscribers::{Lease, Subscribers, TooManySubscribers},
+        streams::subscribers::{Lease, Start, Subscribers, TooManySubscribers},
     };
 
     fn stats(next: u64) -> Stats {
@@ -185,7 +185,9 @@ mod tests {
     }
 
     fn join(subscribers: &Subscribers, name: &str) -> Lease {
-        let joined = subscribers.join(Call::Subscribe, name, |_| Ok::<_, TooManySubscribers>(1));
+        let joined = subscribers.join(Call::Subscribe, name, |_| {
+            Start::fresh::<TooManySubscribers>(1)
+        });
         joined.unwrap()
     }
 
@@ -195,7 +197,7 @@ mod tests {
             last: 7,
             reason: GapReason::QueueBound,
         };
-        lease.record(&gap, 0);
+        lease.record(&gap, 0, 7);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! A producer without ports, and what its page says of it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use cookiesync::wire::CookieRef;
-use prometheus::{IntCounterVec, Opts, Registry};
+use cookiesync::{process::metrics::Registry, wire::CookieRef};
+use prometheus::{IntCounterVec, Opts};
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     edge, log, metrics,
     readiness::Accepting,
-    streams::subscribers::{Call, TooManySubscribers},
+    streams::subscribers::{Call, Start, TooManySubscribers},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -98,9 +98,9 @@ async fn figures_come_from_the_log_the_subscribers_and_the_metrics() {
     requests.with_label_values(&["accepted"]).inc_by(10);
     requests.with_label_values(&["b_missing"]).inc_by(2);
     requests.with_label_values(&["d_missing"]).inc_by(0);
-    let joined = scene
-        .subscribers
-        .join(Call::Subscribe, "node", |_| Ok::<_, TooManySubscribers>(1));
+    let joined = scene.subscribers.join(Call::Subscribe, "node", |_| {
+        Start::fresh::<TooManySubscribers>(1)
+    });
     let _lease = joined.unwrap();
     tokio::time::advance(Duration::from_secs(2)).await;
     scene.sample();
@@ -173,13 +173,17 @@ async fn dsps_are_shown_where_they_are_counted_those_with_most_first() {
 #[ignore = "measures"]
 async fn cost_of_a_sample_with_a_hundred_subscribers() {
     let mut scene = Scene::new();
-    let registered = edge::Metrics::register(&scene.registry).unwrap();
+    let shown = edge::dsps::Shown {
+        named: BTreeSet::new(),
+        max: 100,
+    };
+    let registered = edge::Metrics::register(&scene.registry, &shown).unwrap();
     let leases: Vec<_> = (0..100)
         .map(|number| {
             let name = format!("node-{number}.exchange.example");
-            let joined = scene
-                .subscribers
-                .join(Call::Subscribe, &name, |_| Ok::<_, TooManySubscribers>(1));
+            let joined = scene.subscribers.join(Call::Subscribe, &name, |_| {
+                Start::fresh::<TooManySubscribers>(1)
+            });
             joined.unwrap()
         })
         .collect();

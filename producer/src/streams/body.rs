@@ -72,8 +72,8 @@ impl Session {
                     Delivery::Gap { .. } | Delivery::Idle { .. } | Delivery::End { .. } => None,
                 },
             };
-            self.lease
-                .record(&delivery, data.as_ref().map_or(0, Bytes::len));
+            let bytes = data.as_ref().map_or(0, Bytes::len);
+            self.lease.record(&delivery, bytes, self.reader.lag());
             match (data, &delivery) {
                 (Some(goodbye), Delivery::End { .. }) => break Step::Last(goodbye, draining()),
                 (None, Delivery::End { .. }) => break Step::End(draining()),

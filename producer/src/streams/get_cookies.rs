@@ -9,14 +9,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use cookiesync::{v1::GetCookiesRequest, wire};
+use cookiesync::{
+    v1::{GetCookiesRequest, StartPosition},
+    wire,
+};
 use tonic::Status;
 
 use super::{
     Inner, OpenError,
     body::{Form, StreamBody},
     check_name,
-    subscribe::rewound,
+    subscribe::by_name,
     subscribers::Call,
 };
 use crate::log::{Chunk, Sequence};
@@ -28,15 +31,16 @@ const CHUNKS_KEPT: usize = 64;
 /// Opens a stream as `request` asks: at the newest cookie, or where the host's queue stands.
 pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<StreamBody, Status> {
     check_name(&request.host, "host")?;
-    let span = streams.log.span();
+    let mut span = streams.log.span();
     let mut first = span.next;
     let lease = streams
         .subscribers
         .join(Call::GetCookies, &request.host, |remembered| {
-            if let Some(queue) = remembered {
-                first = rewound(streams, queue);
-            }
-            Ok::<_, OpenError>(first)
+            // Not before what is remembered: see `Subscribe`.
+            span = streams.log.span();
+            let start = by_name(streams, StartPosition::Newest, span, remembered);
+            first = start.first;
+            Ok::<_, OpenError>(start.into())
         })?;
     tracing::info!(
         subscriber = request.host,

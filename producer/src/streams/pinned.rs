@@ -18,7 +18,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use prometheus::{IntGauge, Registry};
+use cookiesync::process::metrics::Registry;
+use prometheus::IntGauge;
 use tokio::{
     sync::Notify,
     time::{Duration, Instant},

@@ -10,7 +10,7 @@ use super::{
     Inner, OpenError,
     body::{Form, StreamBody},
     check_name,
-    subscribers::{Call, Remembered},
+    subscribers::{self, Call, Remembered},
 };
 use crate::log::{Sequence, Span};
 
@@ -29,7 +29,7 @@ pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<Stream
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
-            Ok::<_, OpenError>(chosen.first)
+            Ok::<_, OpenError>(chosen.into())
         })?;
     let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {
@@ -69,11 +69,20 @@ fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<&'a Cursor>
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Start {
-    first: Sequence,
-    outcome: ResumeOutcome,
+pub(super) struct Start {
+    pub(super) first: Sequence,
+    pub(super) outcome: ResumeOutcome,
     /// A cursor is met for as far back as the log reaches, whatever the queue's bound.
     catching_up: bool,
+}
+
+impl From<Start> for subscribers::Start {
+    fn from(start: Start) -> Self {
+        Self {
+            first: start.first,
+            outcome: start.outcome,
+        }
+    }
 }
 
 fn choose(
@@ -85,10 +94,21 @@ fn choose(
     if let Some(cursor) = own_cursor(request, &streams.config.producer_id) {
         return at_cursor(cursor, streams.log.epoch(), span);
     }
+    let start = request.start();
+    Ok(by_name(streams, start, span, remembered))
+}
+
+/// Where a stream begins that has no cursor: where its queue stands, or where it asks to when there is none.
+pub(super) fn by_name(
+    streams: &Inner,
+    start: StartPosition,
+    span: Span,
+    remembered: Option<Remembered>,
+) -> Start {
     if let Some(queue) = remembered {
         let first = rewound(streams, queue);
         let behind_bound = span.next - first > streams.config.queue_cookies_max;
-        return Ok(Start {
+        return Start {
             first,
             outcome: if first < span.oldest || behind_bound {
                 ResumeOutcome::ResumedWithGap
@@ -96,17 +116,17 @@ fn choose(
                 ResumeOutcome::Resumed
             },
             catching_up: false,
-        });
+        };
     }
-    let (first, catching_up) = match request.start() {
+    let (first, catching_up) = match start {
         StartPosition::Newest => (span.next, false),
         StartPosition::Oldest => (span.oldest, true),
     };
-    Ok(Start {
+    Start {
         first,
         outcome: ResumeOutcome::Fresh,
         catching_up,
-    })
+    }
 }
 
 fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError> {
@@ -137,7 +157,7 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
 
 /// Where a queue that is known only by its name goes on: before its position, by what its client may not have
 /// got of what it was sent.
-pub(super) fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
+fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
     let bytes = streams.config.rewind_bytes;
     streams
         .log

@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cookiesync::{process::metrics::Peak, v1::ResumeOutcome};
 use tokio_util::sync::CancellationToken;
 
 use self::account::Account;
@@ -42,6 +43,26 @@ impl Call {
             Self::GetCookies => "get_cookies",
             Self::Subscribe => "subscribe",
         }
+    }
+}
+
+/// How a stream can be met, in the order in which a [`Snapshot`] counts it.
+pub const RESUMES: [ResumeOutcome; 4] = [
+    ResumeOutcome::Fresh,
+    ResumeOutcome::Resumed,
+    ResumeOutcome::ResumedWithGap,
+    ResumeOutcome::NewEpoch,
+];
+
+/// The value of the metric label.
+#[must_use]
+pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
+    match outcome {
+        ResumeOutcome::Unspecified => "unspecified",
+        ResumeOutcome::Fresh => "fresh",
+        ResumeOutcome::Resumed => "resumed",
+        ResumeOutcome::ResumedWithGap => "resumed_with_gap",
+        ResumeOutcome::NewEpoch => "new_epoch",
     }
 }
 
@@ -74,6 +95,10 @@ struct Queue {
 struct State {
     connection: Connection,
     account: Account,
+    /// Streams by how they were met.
+    resumes: [u64; RESUMES.len()],
+    /// How far behind it was, in cookies.
+    lag: Peak,
 }
 
 #[derive(Debug)]
@@ -99,6 +124,10 @@ pub struct Snapshot {
     pub high_water: Sequence,
     /// What it counts.
     pub totals: Totals,
+    /// Its streams by how they were met: see [`RESUMES`].
+    pub resumes: [u64; RESUMES.len()],
+    /// The greatest lag since the scrape before the last, in sealed cookies: see [`Peak`].
+    pub lag_max: u64,
     /// Bytes handed to its streams that their connections have not let go.
     pub pinned_bytes: u64,
     /// Streams cut off for what their connections held.
@@ -116,6 +145,26 @@ impl Snapshot {
     #[must_use]
     pub fn queued(&self, appended: u64) -> u64 {
         appended + 1 - self.high_water
+    }
+}
+
+/// Where a stream begins, and how that meets what was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// The first sequence it speaks of.
+    pub first: Sequence,
+    /// How the subscriber was met.
+    pub outcome: ResumeOutcome,
+}
+
+#[cfg(test)]
+impl Start {
+    /// At `first`, of a subscriber that nothing was known of.
+    pub(crate) fn fresh<E>(first: Sequence) -> Result<Self, E> {
+        Ok(Self {
+            first,
+            outcome: ResumeOutcome::Fresh,
+        })
     }
 }
 
@@ -151,7 +200,7 @@ impl Subscribers {
         &self,
         call: Call,
         name: &str,
-        start: impl FnOnce(Option<Remembered>) -> Result<Sequence, E>,
+        start: impl FnOnce(Option<Remembered>) -> Result<Start, E>,
     ) -> Result<Lease, E> {
         let mut queues = self.queues();
         let now = Instant::now();
@@ -201,6 +250,15 @@ impl Subscribers {
         all
     }
 
+    /// Ends an interval of the greatest lags, at a scrape, while the log's next sealed sequence is at least `next`.
+    pub fn end_interval(&self, next: Sequence) {
+        for queue in self.queues().values() {
+            let mut state = queue.state();
+            let lag = next.saturating_sub(state.account.position());
+            state.lag.end(lag);
+        }
+    }
+
     fn queues(&self) -> MutexGuard<'_, HashMap<(Call, String), Arc<Queue>>> {
         let queues = self.shared.queues.lock();
         queues.unwrap_or_else(PoisonError::into_inner)
@@ -231,14 +289,16 @@ fn forget_longest_ended(
 }
 
 impl Queue {
-    fn new(pinned: pinned::Account, connection: Connection, began: Sequence) -> Self {
-        let mut account = Account::new(began);
-        account.begin(began);
+    fn new(pinned: pinned::Account, connection: Connection, began: Start) -> Self {
+        let mut state = State {
+            connection,
+            account: Account::new(began.first),
+            resumes: [0; RESUMES.len()],
+            lag: Peak::default(),
+        };
+        state.begin(began);
         Self {
-            state: Mutex::new(State {
-                connection,
-                account,
-            }),
+            state: Mutex::new(state),
             pinned: Arc::new(pinned),
         }
     }
@@ -253,13 +313,13 @@ impl Queue {
 
     /// Gives the queue to another stream, which begins at `began`; the one that had it learns so before the lock is
     /// released, so that its [`Lease`] does not end the new one's, nor counts what that one will.
-    fn supersede(&self, by: Connection, began: Sequence) {
+    fn supersede(&self, by: Connection, began: Start) {
         let mut state = self.state();
         if let Connection::Streaming { superseded } = &state.connection {
             superseded.cancel();
         }
         state.connection = by;
-        state.account.begin(began);
+        state.begin(began);
     }
 
     fn snapshot(&self, call: Call, name: &str) -> Snapshot {
@@ -272,8 +332,21 @@ impl Queue {
             joined: state.account.joined(),
             high_water: state.account.high_water(),
             totals: state.account.totals,
+            resumes: state.resumes,
+            lag_max: state.lag.get(),
             pinned_bytes: self.pinned.bytes(),
             cuts: self.pinned.cuts(),
+        }
+    }
+}
+
+impl State {
+    /// A stream begins.
+    fn begin(&mut self, began: Start) {
+        self.account.begin(began.first);
+        let outcome = RESUMES.iter().position(|it| *it == began.outcome);
+        if let Some(outcome) = outcome {
+            self.resumes[outcome] += 1;
         }
     }
 }
@@ -296,14 +369,16 @@ impl Lease {
         &self.queue.pinned
     }
 
-    /// Notes what was taken out of the log, and how many `bytes` it is on the wire.
-    pub fn record(&self, delivery: &Delivery, bytes: usize) {
+    /// Notes what was taken out of the log, how many `bytes` it is on the wire, and how far behind the stream was before,
+    /// in cookies.
+    pub fn record(&self, delivery: &Delivery, bytes: usize, lag: u64) {
         let mut state = self.queue.state();
-        let account = &mut state.account;
-        account.totals.bytes += bytes as u64;
+        state.account.totals.bytes += bytes as u64;
         if self.superseded.is_cancelled() {
             return;
         }
+        state.lag.note(lag);
+        let account = &mut state.account;
         match delivery {
             Delivery::Chunk { chunk, first } => account.deliver(*first, chunk.last()),
             Delivery::Gap {
@@ -328,112 +403,4 @@ impl Drop for Lease {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::log::GapReason;
-
-    const HOUR: Duration = Duration::from_secs(3600);
-
-    fn join(
-        subscribers: &Subscribers,
-        name: &str,
-        first: Sequence,
-    ) -> Result<Lease, TooManySubscribers> {
-        subscribers.join(Call::Subscribe, name, |_| Ok(first))
-    }
-
-    fn gap(first: Sequence, last: Sequence) -> Delivery {
-        Delivery::Gap {
-            first,
-            last,
-            reason: GapReason::LogMovedOn,
-        }
-    }
-
-    fn only(subscribers: &Subscribers) -> Snapshot {
-        let mut all = subscribers.snapshot();
-        assert_eq!(all.len(), 1);
-        all.remove(0)
-    }
-
-    #[test]
-    fn what_is_passed_again_counts_once() {
-        let subscribers = Subscribers::new(HOUR, 10);
-        let lease = join(&subscribers, "a", 5).unwrap();
-        lease.record(&gap(5, 14), 0);
-        drop(lease);
-        let lease = join(&subscribers, "a", 10).unwrap();
-        lease.record(&gap(10, 19), 0);
-        lease.record(&gap(20, 20), 0);
-        let snapshot = only(&subscribers);
-        let totals = snapshot.totals;
-        assert_eq!((totals.lost_log_moved_on, snapshot.position), (16, 21));
-        assert_eq!(totals.streams, 2);
-    }
-
-    #[test]
-    fn newest_stream_has_the_queue_and_the_older_one_cannot_touch_it() {
-        let subscribers = Subscribers::new(HOUR, 10);
-        let older = join(&subscribers, "a", 1).unwrap();
-        let newer = join(&subscribers, "a", 1).unwrap();
-        assert!(older.superseded.is_cancelled());
-        older.record(&gap(1, 5), 7);
-        assert_eq!(only(&subscribers).position, 1);
-        assert_eq!(only(&subscribers).totals.bytes, 7, "they still go out");
-        drop(older);
-        assert!(only(&subscribers).connected);
-        drop(newer);
-        assert!(!only(&subscribers).connected);
-    }
-
-    #[test]
-    fn refused_stream_leaves_the_one_that_runs() {
-        let subscribers = Subscribers::new(HOUR, 10);
-        let lease = join(&subscribers, "a", 1).unwrap();
-        let refused = subscribers.join(Call::Subscribe, "a", |_| Err(TooManySubscribers));
-        assert_eq!(refused.err(), Some(TooManySubscribers));
-        assert!(!lease.superseded.is_cancelled());
-    }
-
-    #[test]
-    fn same_name_is_another_queue_for_the_other_call() {
-        let subscribers = Subscribers::new(HOUR, 10);
-        let lease = join(&subscribers, "a", 1).unwrap();
-        let other = subscribers.join(Call::GetCookies, "a", |remembered| {
-            assert_eq!(remembered, None);
-            Ok::<_, TooManySubscribers>(1)
-        });
-        assert!(other.is_ok());
-        assert!(!lease.superseded.is_cancelled());
-    }
-
-    #[test]
-    fn departed_subscriber_is_remembered_and_then_forgotten() {
-        let subscribers = Subscribers::new(HOUR, 10);
-        drop(join(&subscribers, "a", 7).unwrap());
-        subscribers.sweep();
-        let mut found = None;
-        let lease = subscribers.join(Call::Subscribe, "a", |remembered| {
-            found = remembered;
-            Ok::<_, TooManySubscribers>(7)
-        });
-        assert_eq!(found.map(|queue| queue.position), Some(7));
-        drop(lease);
-
-        let forgetful = Subscribers::new(Duration::ZERO, 10);
-        drop(join(&forgetful, "a", 7).unwrap());
-        forgetful.sweep();
-        assert!(forgetful.snapshot().is_empty());
-    }
-
-    #[test]
-    fn full_house_makes_room_at_the_cost_of_the_longest_gone() {
-        let subscribers = Subscribers::new(HOUR, 2);
-        drop(join(&subscribers, "gone", 1).unwrap());
-        let _here = join(&subscribers, "here", 1).unwrap();
-        let _new = join(&subscribers, "new", 1).unwrap();
-        let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
-        assert_eq!(names, ["here", "new"]);
-        assert!(join(&subscribers, "more", 1).is_err());
-    }
-}
+mod tests;

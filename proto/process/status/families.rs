@@ -2,10 +2,9 @@
 //!
 //! What is not there reads as nothing: zero, or no rows.
 
-use prometheus::{
-    Registry,
-    proto::{Metric, MetricFamily, MetricType},
-};
+use prometheus::proto::{Metric, MetricFamily, MetricType};
+
+use crate::process::metrics::Registry;
 
 /// All metrics of a process at one moment.
 #[derive(Debug, Clone, Default)]

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, Opts};
 use rustls::{
     ServerConfig,
     server::{NoServerSessionStorage, WebPkiClientVerifier},
@@ -14,6 +14,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use super::{HTTP2, pem, provider};
 use crate::process::{
     listen::{ByteStream, addresses::Addresses},
+    metrics::Registry,
     reload::{NamedFile, Reloaded, Source},
 };
 

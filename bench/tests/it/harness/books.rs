@@ -8,8 +8,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use bench::{ledger, scrape::Samples};
 
-/// Reads a process's books once more before it is killed, and fails the test when they do not balance. One that does not
-/// answer any more has none.
+use crate::metrics_page;
+
+/// Reads a process's books once more before it is killed, and fails the test when they do not balance, or tell what is
+/// not documented. One that does not answer any more has none.
 pub(super) struct LastBooks {
     pub(super) admin: String,
 }
@@ -20,7 +22,7 @@ impl Drop for LastBooks {
             return;
         }
         if let Ok(samples) = blocking_metrics(&self.admin)
-            && let Err(error) = ledger::check(&samples)
+            && let Err(error) = ledger::check(&samples).and(metrics_page::check(&samples))
         {
             panic!("http://{}/metrics: {error:#}", self.admin);
         }

@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 /// Signs certificates for the loopback address.
-pub(super) struct Authority {
+pub(crate) struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    pub(super) fn new(name: &str) -> Result<Self> {
+    pub(crate) fn new(name: &str) -> Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -23,12 +23,12 @@ impl Authority {
     }
 
     /// Writes the authority's certificate to `name` in a folder; returns the path.
-    pub(super) fn write(&self, folder: &Path, name: &str) -> Result<String> {
+    pub(crate) fn write(&self, folder: &Path, name: &str) -> Result<String> {
         write(folder, name, &self.pem)
     }
 
     /// Writes a new certificate and its key; returns the paths.
-    pub(super) fn write_identity(&self, folder: &Path, name: &str) -> Result<(String, String)> {
+    pub(crate) fn write_identity(&self, folder: &Path, name: &str) -> Result<(String, String)> {
         let key = KeyPair::generate()?;
         let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
         let mut params = CertificateParams::new(names)?;
@@ -42,7 +42,7 @@ impl Authority {
 }
 
 /// Writes a file in one step, as whoever replaces files under a running process should.
-pub(super) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
+pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
     let path = folder.join(name);
     let new = folder.join(format!("{name}.new"));
     fs::write(&new, text)?;

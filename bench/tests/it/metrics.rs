@@ -1,0 +1,179 @@
+//! What metrics tell of things that are over when somebody looks.
+
+use anyhow::{Result, ensure};
+use bench::scrape::{Samples, names};
+use tempfile::TempDir;
+
+use crate::{
+    harness::{Consumer, PATIENCE, Producer, request, wait_until},
+    http_client::HttpConnection,
+    stream_client::{CookieStream, Subscription, from_cursor, from_newest},
+};
+
+const DSP_COOKIES: &str = "producer_dsp_cookies_total";
+const RESUMES: &str = "producer_subscriber_resumes_total";
+
+/// A subscriber's figure.
+fn of_node(samples: &Samples, name: &str) -> u64 {
+    samples.count(name, &[("subscriber", "node"), ("call", "subscribe")])
+}
+
+#[tokio::test]
+async fn lag_that_is_gone_is_seen_by_the_next_scrape() -> Result<()> {
+    const COOKIES: u64 = 5_000;
+    const MAX: &str = "producer_subscriber_lag_cookies_max";
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--rewind-bytes", "0"]).await?;
+    drop(Subscription::open(&producer.grpc, from_newest("node")).await?);
+    producer.accept_load(1, COOKIES).await?;
+    let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    stream.read_to(COOKIES).await?;
+    let samples = producer.metrics().await?;
+    assert_eq!(of_node(&samples, names::LAG), 0);
+    let seen = of_node(&samples, MAX);
+    ensure!((1..=COOKIES).contains(&seen), "{seen}");
+    let samples = producer.metrics().await?;
+    assert_eq!(of_node(&samples, MAX), seen, "to a second scraper");
+    assert_eq!(of_node(&producer.metrics().await?, MAX), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn lag_in_seconds_is_the_age_of_what_was_not_sent() -> Result<()> {
+    const SECONDS: &str = "producer_subscriber_lag_seconds";
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--rewind-bytes", "0"]).await?;
+    drop(Subscription::open(&producer.grpc, from_newest("node")).await?);
+    producer.accept_load(1, 1).await?;
+    wait_until(PATIENCE, "the lag grows", async || {
+        let lag = producer.metrics().await?.sum(SECONDS, &[]);
+        Ok(lag.is_some_and(|lag| lag > 0.1))
+    })
+    .await?;
+    let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    stream.read_to(1).await?;
+    assert_eq!(producer.metrics().await?.sum(SECONDS, &[]), Some(0.0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
+    let folder = TempDir::new()?;
+    let flags = ["--dsps", "17", "--dsps-shown", "2"];
+    let producer = Producer::start(&folder, &flags).await?;
+    for dsp in [42, 99, 17, 100, 17] {
+        producer.accept("alice", dsp, "a").await?;
+    }
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    let bad = [
+        "/?d=17&b=x HTTP/1.1\r\n",
+        "/?d=17&b= HTTP/1.1\r\nCookie: uid=u\r\n",
+        "/?d=101&b= HTTP/1.1\r\nCookie: uid=u\r\n",
+        "/?b=x HTTP/1.1\r\nCookie: uid=u\r\n",
+        "/?d=x&b=x HTTP/1.1\r\nCookie: uid=u\r\n",
+    ];
+    let burst: String = bad.map(|it| format!("GET {it}Host: x\r\n\r\n")).concat();
+    connection
+        .send(format!("{burst}{}", request("bob", 42, "b")).as_bytes())
+        .await?;
+    for _ in bad {
+        assert_eq!(connection.answer().await?.status, 400);
+    }
+    assert_eq!(connection.answer().await?.status, 200);
+
+    let samples = producer.metrics().await?;
+    for (dsp, outcome, count) in [
+        ("17", "accepted", 2),
+        ("42", "accepted", 2),
+        ("other", "accepted", 2),
+        ("17", "uid_missing", 1),
+        ("17", "b_empty", 1),
+        ("other", "b_empty", 1),
+        ("none", "d_missing", 1),
+        ("none", "d_invalid", 1),
+    ] {
+        let labels = [("dsp", dsp), ("outcome", outcome)];
+        assert_eq!(
+            samples.sum(DSP_COOKIES, &labels),
+            Some(f64::from(count)),
+            "{labels:?}"
+        );
+    }
+    for outcome in samples.by_label(names::EDGE_REQUESTS, "outcome") {
+        let (outcome, requests) = (&*outcome.0, outcome.1);
+        let by_dsp = samples.count(DSP_COOKIES, &[("outcome", outcome)]);
+        assert_eq!(by_dsp, requests, "{outcome}");
+    }
+    let seconds = samples.histogram("producer_edge_request_seconds").count();
+    assert!(
+        (seconds - 11.0).abs() < 0.5,
+        "{seconds} requests were timed"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn streams_are_counted_by_how_they_were_met() -> Result<()> {
+    let folder = TempDir::new()?;
+    let flags = ["--log-bytes", "1MiB", "--rewind-bytes", "0"];
+    let producer = Producer::start(&folder, &flags).await?;
+    let stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    let hello = stream.hello.clone();
+    drop(stream);
+    let again = Subscription::open(&producer.grpc, from_newest("node")).await?;
+    drop(again);
+    let mut other = hello.clone();
+    other.epoch -= 1;
+    drop(Subscription::open(&producer.grpc, from_cursor("node", &other, 7)).await?);
+    producer.accept_load(1, 30_000).await?;
+    wait_until(PATIENCE, "the log has moved on", async || {
+        let kept = producer.metrics().await?.count("producer_log_cookies", &[]);
+        Ok((1..30_000).contains(&kept))
+    })
+    .await?;
+    drop(Subscription::open(&producer.grpc, from_cursor("node", &hello, 0)).await?);
+    drop(CookieStream::open(&producer.grpc, "node").await?);
+
+    let samples = producer.metrics().await?;
+    for outcome in ["fresh", "resumed", "new_epoch", "resumed_with_gap"] {
+        let count = |call| samples.count(RESUMES, &[("call", call), ("outcome", outcome)]);
+        assert_eq!(count("subscribe"), 1, "{outcome}");
+        assert_eq!(
+            count("get_cookies"),
+            u64::from(outcome == "fresh"),
+            "{outcome}"
+        );
+    }
+    assert_eq!(of_node(&samples, names::STREAMS), 4);
+    Ok(())
+}
+
+#[tokio::test]
+async fn consumer_tells_of_each_producer_how_it_stands() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--id", "one"]).await?;
+    producer.accept_load(1, 1_000).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], "none", &[]).await?;
+    consumer.wait_settled(1_000).await?;
+    let one = [("producer", "one")];
+    wait_until(PATIENCE, "all is durable", async || {
+        let lag = consumer.metrics().await?;
+        Ok(lag.sum("consumer_producer_lag_cookies", &one) == Some(0.0))
+    })
+    .await?;
+    let samples = consumer.metrics().await?;
+    let of_one = |name| samples.sum(name, &one);
+    assert_eq!(of_one("consumer_producer_connected"), Some(1.0));
+    assert_eq!(samples.count("consumer_cursor_sequence", &one), 1_000);
+    let skew = of_one("consumer_clock_skew_seconds");
+    ensure!(
+        skew.is_some_and(|skew| skew > 0.0),
+        "one clock, and some delay: {skew:?}"
+    );
+    drop(producer);
+    wait_until(PATIENCE, "the producer is missed", async || {
+        let samples = consumer.metrics().await?;
+        Ok(samples.sum("consumer_producer_connected", &one) == Some(0.0))
+    })
+    .await
+}

@@ -1,0 +1,150 @@
+//! What the page of metrics says that no registry knows: its groups, labels that can be anything, and notes.
+
+/// What is registered by one source file, of names that begin with `prefix`; the first group that fits takes it.
+pub(super) struct Group {
+    pub(super) title: &'static str,
+    pub(super) file: &'static str,
+    pub(super) prefix: &'static str,
+}
+
+const fn group(title: &'static str, file: &'static str, prefix: &'static str) -> Group {
+    Group {
+        title,
+        file,
+        prefix,
+    }
+}
+
+pub(super) const GROUPS: &[Group] = &[
+    group("Requests", "producer/src/edge/metrics.rs", ""),
+    group("Cookies by DSP", "producer/src/edge/dsps.rs", ""),
+    group(
+        "Subscribers",
+        "producer/src/metrics.rs",
+        "producer_subscriber_",
+    ),
+    group("Log", "producer/src/metrics.rs", ""),
+    group(
+        "What connections hold",
+        "producer/src/streams/pinned.rs",
+        "",
+    ),
+    group("Calls refused", "producer/src/server/rates.rs", ""),
+    group("Tokens", "producer/src/security/guard.rs", ""),
+    group("Record of lives", "producer/src/lives.rs", ""),
+    group("What became of cookies", "consumer/src/ledger.rs", ""),
+    group("Each producer", "consumer/src/metrics/producers.rs", ""),
+    group("Streams", "consumer/src/metrics/subscription.rs", ""),
+    group("Store", "consumer/src/metrics/sink.rs", ""),
+    group("Night", "consumer/src/metrics/maintenance.rs", ""),
+    group("Connections", "proto/process/listen.rs", ""),
+    group("TLS handshakes", "proto/process/tls/server.rs", ""),
+    group("Certificates and tokens", "proto/process/reload.rs", ""),
+    group("Status page", "proto/process/status.rs", ""),
+    group("Process", "proto/process/metrics.rs", ""),
+];
+
+/// The values of a label, of one metric or of all.
+pub(super) struct Label {
+    pub(super) metric: &'static str,
+    pub(super) label: &'static str,
+    pub(super) values: &'static str,
+}
+
+const fn label(metric: &'static str, label: &'static str, values: &'static str) -> Label {
+    Label {
+        metric,
+        label,
+        values,
+    }
+}
+
+pub(super) const LABELS: &[Label] = &[
+    label("", "subscriber", "its name"),
+    label("", "producer", "its id"),
+    label("", "address", "IP address and port of a producer"),
+    label("", "version", "of the program"),
+    label("", "commit", "it was built from, or `unknown`"),
+    label("", "dsp", "a DSP's number, `other`, `none`"),
+    label(
+        "producer_dsp_cookies_total",
+        "outcome",
+        "`accepted`, or a rejection as in `producer_edge_requests_total`",
+    ),
+];
+
+/// By metric.
+pub(super) const NOTES: &[(&str, &str)] = &[
+    (
+        "producer_edge_request_seconds",
+        "Measured once for all requests that one read brought, from then until their answers are handed to the system: each of \
+         them counts with that time. What waits unread is not in it, nor is the network. Requests whose client left before \
+         its answer are left out.",
+    ),
+    (
+        "producer_dsp_cookies_total",
+        "DSPs of `--dsps` have a series from the start, others as they first come, until there are `--dsps-shown`; the rest is \
+         `other`. `none` are requests whose DSP is not readable. The sum over DSPs of an outcome is that of \
+         `producer_edge_requests_total`.",
+    ),
+    (
+        "producer_log_reach_seconds",
+        "Also the age of the oldest cookie in the log.",
+    ),
+    (
+        "producer_log_chunks_sealed_total",
+        "Mostly `size` under load, mostly `age` without; `drain` is what was open when the process was told to stop.",
+    ),
+    (
+        "producer_subscriber_lag_cookies_max",
+        "Each scrape begins an interval, and this is the greatest of the last two: so two that scrape equally often both see \
+         every peak, and one alone sees it twice.",
+    ),
+    (
+        "producer_subscriber_lag_seconds",
+        "0 when the stream has all that is sealed.",
+    ),
+    (
+        "producer_subscriber_resumes_total",
+        "`fresh`: nothing was known of it. `resumed`: exactly where it stood, or a little before. `resumed_with_gap`: something \
+         after that is gone. `new_epoch`: its cursor is of another life of this producer.",
+    ),
+    (
+        "producer_subscriber_appended_cookies_total",
+        "Holds in every scrape.",
+    ),
+    ("consumer_received_total", "Holds in every scrape."),
+    (
+        "consumer_producer_connected",
+        "Shown while an address leads to the producer; at most 256 producers are shown.",
+    ),
+    (
+        "consumer_producer_lag_cookies",
+        "What the producer has got since the stream began, and not sent yet, only it knows: see \
+         `producer_subscriber_lag_cookies`.",
+    ),
+    (
+        "consumer_clock_skew_seconds",
+        "Received minus accepted holds both the difference of the two clocks and the delay, so the least of it is an upper bound of \
+         the difference, too great by the least delay: 0.01 to 0.03 with default settings and equal clocks. Negative means \
+         that the producer's clock is ahead, by at least that much. Much greater means that it is behind, that the stream is \
+         catching up, or that the producer's clock was set back (its times never decrease). Unknown, and not shown, \
+         when nothing came for two minutes.",
+    ),
+    (
+        "consumer_buffer_bytes_max",
+        "See `producer_subscriber_lag_cookies_max` for the intervals.",
+    ),
+    (
+        "consumer_compaction_seconds",
+        "Its count is that of collections compacted.",
+    ),
+    (
+        "consumer_expired_total",
+        "In MongoDB all deletions on the server in the window.",
+    ),
+    (
+        "process_cpu_seconds_total",
+        "In whole seconds: take rates over a minute or more.",
+    ),
+];

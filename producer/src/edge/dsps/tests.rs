@@ -1,0 +1,134 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn dsps(named: &[u32], max: usize) -> Dsps {
+    let shown = Shown {
+        named: named.iter().copied().collect(),
+        max,
+    };
+    Dsps::register(&Registry::new(), &shown).unwrap()
+}
+
+fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
+    let mut tally = Tally::default();
+    for dsp_id in dsp_ids {
+        if tally.is_full() {
+            dsps.add(&mut tally);
+        }
+        tally.accepted(dsp_id);
+    }
+    dsps.add(&mut tally);
+}
+
+/// All series, as `dsp outcome`.
+fn series(dsps: &Dsps) -> BTreeMap<String, u64> {
+    let families = dsps.collect();
+    let metrics = families[0].get_metric().iter().map(|metric| {
+        let labels: Vec<_> = metric.get_label().iter().map(|it| it.value()).collect();
+        #[expect(clippy::cast_possible_truncation, reason = "small counts")]
+        let value = metric.get_counter().get_value() as u64;
+        (labels.join(" "), value)
+    });
+    metrics.collect()
+}
+
+#[track_caller]
+fn check(dsps: &Dsps, expected: &[(&str, u64)]) {
+    let expected = expected
+        .iter()
+        .map(|&(series, count)| (series.to_owned(), count))
+        .collect();
+    assert_eq!(series(dsps), expected);
+}
+
+#[test]
+fn dsps_that_come_first_have_a_series_and_the_rest_is_other() {
+    let dsps = dsps(&[], 2);
+    accept(&dsps, [17, 42, 17, 99, 1_000_000, 17, 42]);
+    let expected = [
+        ("17 accepted", 3),
+        ("42 accepted", 2),
+        ("other accepted", 2),
+    ];
+    check(&dsps, &expected);
+}
+
+#[test]
+fn dsps_of_the_settings_have_a_series_before_they_come_and_keep_it() {
+    let dsps = dsps(&[5, 6], 2);
+    accept(&dsps, 100..200);
+    accept(&dsps, [6]);
+    let expected = [
+        ("5 accepted", 0),
+        ("6 accepted", 1),
+        ("other accepted", 100),
+    ];
+    check(&dsps, &expected);
+}
+
+#[test]
+fn what_is_named_counts_though_fewer_are_to_be_shown() {
+    let dsps = dsps(&[1, 2, 3], 0);
+    accept(&dsps, 1..=4);
+    let one_each = ["1 accepted", "2 accepted", "3 accepted", "other accepted"];
+    check(&dsps, &one_each.map(|series| (series, 1)));
+}
+
+#[test]
+fn rejections_count_for_their_dsp_by_reason() {
+    let dsps = dsps(&[], 8);
+    let mut tally = Tally::default();
+    tally.rejected(Some(17), Rejection::UserMissing);
+    tally.rejected(Some(17), Rejection::UserMissing);
+    tally.rejected(None, Rejection::DspMissing);
+    dsps.add(&mut tally);
+    assert!(!tally.is_full() && tally.len == 0);
+    check(
+        &dsps,
+        &[
+            ("17 accepted", 0),
+            ("17 uid_missing", 2),
+            ("none d_missing", 1),
+            ("other accepted", 0),
+        ],
+    );
+}
+
+#[test]
+fn nothing_is_lost_when_threads_count_at_once_and_compete_for_places() {
+    const THREADS: u32 = 8;
+    let dsps = dsps(&[], 16);
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let dsps = dsps.clone();
+            scope.spawn(move || {
+                for round in 0..200 {
+                    accept(&dsps, (0..50).map(|i| 1 + (i + round + thread) % 40));
+                }
+            });
+        }
+    });
+    let series = series(&dsps);
+    assert_eq!(series.len(), 16 + 1, "{series:?}");
+    assert_eq!(series.values().sum::<u64>(), u64::from(THREADS) * 200 * 50);
+}
+
+#[test]
+fn place_of_a_dsp_is_found_again_however_full_the_table_is() {
+    let shown = Shown {
+        named: BTreeSet::new(),
+        max: SHOWN_MAX,
+    };
+    let names = Names::new(&shown);
+    let dsp_ids = || (1..=1024).map(|i: u32| i.wrapping_mul(2_654_435_761).max(1));
+    let places: Vec<_> = dsp_ids().map(|dsp_id| names.place(dsp_id)).collect();
+    let distinct: BTreeSet<_> = places.iter().collect();
+    assert_eq!(distinct.len(), SHOWN_MAX);
+    assert!(
+        dsp_ids()
+            .zip(&places)
+            .all(|(dsp_id, place)| names.place(dsp_id) == *place)
+    );
+    assert_eq!(names.place(u32::MAX), OTHER);
+}

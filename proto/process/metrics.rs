@@ -1,0 +1,241 @@
+//! What every process's metrics have in common: a registry that knows what is in it, the process itself, and
+//! the kinds of metrics that the `prometheus` crate lacks.
+//!
+//! That crate's registry shows only what has a value; a metric of which no label exists yet is invisible. The
+//! [`Registry`] here also lists those, with their types and labels, so that `docs/metrics.md` can be written from it
+//! and nothing be forgotten. It is a type of its own so that nothing can be registered past it.
+
+mod family;
+mod latency;
+mod peak;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    panic::Location,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use prometheus::{
+    IntGaugeVec, Opts, Result,
+    core::{Collector, Desc},
+    process_collector::ProcessCollector,
+    proto::{MetricFamily, MetricType},
+};
+
+pub use self::{
+    family::Family,
+    latency::Latency,
+    peak::{Peak, PeakGauge},
+};
+
+/// The commit this was built from; see `build.rs`.
+const COMMIT: &str = env!("COOKIESYNC_COMMIT");
+
+/// Where metrics are registered; clones share it.
+#[derive(Clone, Default)]
+pub struct Registry {
+    registry: prometheus::Registry,
+    /// What is collected for a scrape alone.
+    for_scrapes: prometheus::Registry,
+    at_scrapes: Arc<Mutex<Vec<AtScrape>>>,
+    registered: Arc<Mutex<Vec<Registered>>>,
+}
+
+/// What is done after each scrape.
+type AtScrape = Box<dyn Fn() + Send + Sync>;
+
+/// A collector, and the source file that registered it.
+struct Registered {
+    collector: Arc<dyn Collector>,
+    file: &'static str,
+}
+
+/// What is known of a metric without a scrape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// Its name.
+    pub name: String,
+    /// What it says.
+    pub help: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// Its labels by name, each with the values that there are now.
+    pub labels: BTreeMap<String, BTreeSet<String>>,
+    /// The source file that registered it.
+    pub file: &'static str,
+}
+
+/// A collector collects what it did not announce, or the other way round.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}: {name} is announced or collected, but not both")]
+pub struct Undescribed {
+    name: String,
+    file: &'static str,
+}
+
+impl Registry {
+    /// An empty registry.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a collector, which must announce each metric it may ever collect, and collect each of them even when it has no
+    /// value.
+    ///
+    /// # Errors
+    /// When a name is taken.
+    #[track_caller]
+    pub fn register(&self, collector: Box<dyn Collector>) -> Result<()> {
+        self.register_in(&self.registry, collector)
+    }
+
+    /// The same for what costs too much to be collected for more than a scrape.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    #[track_caller]
+    pub fn register_for_scrapes(&self, collector: Box<dyn Collector>) -> Result<()> {
+        self.register_in(&self.for_scrapes, collector)
+    }
+
+    #[track_caller]
+    fn register_in(
+        &self,
+        registry: &prometheus::Registry,
+        collector: Box<dyn Collector>,
+    ) -> Result<()> {
+        let collector: Arc<dyn Collector> = Arc::from(collector);
+        let file = Location::caller().file();
+        registry.register(Box::new(Shared(Arc::clone(&collector))))?;
+        locked(&self.registered).push(Registered { collector, file });
+        Ok(())
+    }
+
+    /// Lets `act` be called after each scrape, for what tells of the time between two of them.
+    pub fn at_scrapes(&self, act: impl Fn() + Send + Sync + 'static) {
+        locked(&self.at_scrapes).push(Box::new(act));
+    }
+
+    /// All that has a value, but for what is collected for scrapes alone. It can be looked at at any time: no scrape
+    /// tells anything else for it.
+    #[must_use]
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
+    }
+
+    /// All that has a value, for somebody who comes back for what there is then.
+    #[must_use]
+    pub fn scrape(&self) -> Vec<MetricFamily> {
+        let mut families = self.registry.gather();
+        families.extend(self.for_scrapes.gather());
+        for act in &*locked(&self.at_scrapes) {
+            act();
+        }
+        families
+    }
+
+    /// All that is registered, in the order of registration, whether it has a value or not.
+    ///
+    /// # Errors
+    /// When a collector breaks the promise of [`register`](Self::register).
+    pub fn described(&self) -> std::result::Result<Vec<Described>, Undescribed> {
+        let mut all = Vec::new();
+        for it in &*locked(&self.registered) {
+            it.describe(&mut all)?;
+        }
+        Ok(all)
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.registry.fmt(formatter)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registered {
+    fn describe(&self, all: &mut Vec<Described>) -> std::result::Result<(), Undescribed> {
+        let undescribed = |name: &str| Undescribed {
+            name: name.to_owned(),
+            file: self.file,
+        };
+        let mut families: BTreeMap<_, _> = self
+            .collector
+            .collect()
+            .into_iter()
+            .map(|family| (family.name().to_owned(), family))
+            .collect();
+        for desc in self.collector.desc() {
+            let family = families.remove(&desc.fq_name);
+            let family = family.ok_or_else(|| undescribed(&desc.fq_name))?;
+            all.push(described(desc, &family, self.file));
+        }
+        families
+            .keys()
+            .next()
+            .map_or(Ok(()), |name| Err(undescribed(name)))
+    }
+}
+
+fn described(desc: &Desc, family: &MetricFamily, file: &'static str) -> Described {
+    let fixed = desc.const_label_pairs.iter().map(|pair| pair.name());
+    let names = fixed.chain(desc.variable_labels.iter().map(String::as_str));
+    let mut labels: BTreeMap<_, _> = names
+        .map(|name| (name.to_owned(), BTreeSet::new()))
+        .collect();
+    for pair in family.get_metric().iter().flat_map(|it| it.get_label()) {
+        let values = labels.entry(pair.name().to_owned()).or_default();
+        values.insert(pair.value().to_owned());
+    }
+    Described {
+        name: desc.fq_name.clone(),
+        help: desc.help.clone(),
+        kind: match family.get_field_type() {
+            MetricType::COUNTER => "counter",
+            MetricType::HISTOGRAM => "histogram",
+            _ => "gauge",
+        },
+        labels,
+        file,
+    }
+}
+
+/// One collector in two places.
+struct Shared(Arc<dyn Collector>);
+
+impl Collector for Shared {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.0.collect()
+    }
+}
+
+/// Registers what the process `<process>` uses of the machine, and `<process>_build_info`.
+///
+/// # Errors
+/// When a name is taken.
+pub fn register_process(registry: &Registry, process: &str, version: &str) -> Result<()> {
+    // It counts the open files one by one.
+    registry.register_for_scrapes(Box::new(ProcessCollector::for_self()))?;
+    let build = IntGaugeVec::new(
+        Opts::new(
+            format!("{process}_build_info"),
+            "Always 1; the labels say what runs.",
+        ),
+        &["version", "commit"],
+    )?;
+    build.with_label_values(&[version, COMMIT]).set(1);
+    registry.register(Box::new(build))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! A histogram of seconds for many equal observations at once.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use prometheus::{
+    Result,
+    core::{Atomic, AtomicF64, Collector, Desc},
+    proto::{Bucket, Histogram, Metric, MetricFamily, MetricType},
+};
+
+use super::Registry;
+
+/// A histogram of seconds that takes many equal observations at once, which `prometheus::Histogram` cannot: the
+/// requests of a burst, or the cookies of a chunk, share their times. Clones share it.
+///
+/// An observation costs two atomic additions, however many it stands for. A scrape that comes between the two shows the
+/// sum without the last of them; the counts of its buckets always add up.
+#[derive(Debug, Clone)]
+pub struct Latency {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    desc: Desc,
+    /// Upper bounds of all buckets but the last.
+    bounds: &'static [f64],
+    /// Observations in each bucket alone.
+    counts: Vec<AtomicU64>,
+    sum: AtomicF64,
+}
+
+impl Latency {
+    /// Registers one with buckets up to these `bounds`, in seconds and rising, and one beyond.
+    ///
+    /// # Errors
+    /// When the name is taken.
+    #[track_caller]
+    pub fn register(
+        registry: &Registry,
+        name: &str,
+        help: &str,
+        bounds: &'static [f64],
+    ) -> Result<Self> {
+        let shared = Shared {
+            desc: Desc::new(name.to_owned(), help.to_owned(), Vec::new(), HashMap::new())?,
+            bounds,
+            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
+            sum: AtomicF64::new(0.0),
+        };
+        let latency = Self {
+            shared: Arc::new(shared),
+        };
+        registry.register(Box::new(latency.clone()))?;
+        Ok(latency)
+    }
+
+    /// Adds `count` observations of the same time.
+    pub fn observe(&self, time: Duration, count: u64) {
+        let shared = &*self.shared;
+        let seconds = time.as_secs_f64();
+        let bucket = shared.bounds.partition_point(|bound| *bound < seconds);
+        shared.counts[bucket].fetch_add(count, Ordering::Relaxed);
+        shared.sum.inc_by(seconds * as_f64(count));
+    }
+}
+
+/// Exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+impl Collector for Latency {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.shared.desc]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let shared = &*self.shared;
+        let sum = shared.sum.get();
+        let mut cumulative = 0;
+        let mut counts = shared.counts.iter().map(|count| {
+            cumulative += count.load(Ordering::Relaxed);
+            cumulative
+        });
+        let bounded = shared.bounds.iter().zip(&mut counts);
+        let buckets = bounded.map(|(bound, count)| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(count);
+            bucket
+        });
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(buckets.collect());
+        histogram.set_sample_count(counts.next().unwrap_or(0));
+        histogram.set_sample_sum(sum);
+        let mut metric = Metric::default();
+        metric.set_histogram(histogram);
+        let mut family = MetricFamily::default();
+        family.set_name(shared.desc.fq_name.clone());
+        family.set_help(shared.desc.help.clone());
+        family.set_field_type(MetricType::HISTOGRAM);
+        family.set_metric(vec![metric]);
+        vec![family]
+    }
+}

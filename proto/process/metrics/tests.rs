@@ -1,0 +1,101 @@
+use std::time::Duration;
+
+use prometheus::{Encoder, IntCounter, IntCounterVec, TextEncoder};
+
+use super::*;
+
+fn names(registry: &Registry) -> Vec<String> {
+    let described = registry.described().unwrap();
+    described.into_iter().map(|it| it.name).collect()
+}
+
+#[test]
+fn metric_without_a_value_is_described_and_not_scraped() {
+    let registry = Registry::new();
+    let opts = Opts::new("a_total", "Counts.");
+    let counters = IntCounterVec::new(opts, &["reason"]).unwrap();
+    registry.register(Box::new(counters.clone())).unwrap();
+    assert!(registry.gather().is_empty());
+    let described = &registry.described().unwrap()[0];
+    assert_eq!((described.kind, &*described.help), ("counter", "Counts."));
+    assert!(described.labels["reason"].is_empty());
+    assert!(described.file.ends_with("metrics/tests.rs"));
+
+    counters.with_label_values(&["full"]).inc();
+    assert_eq!(registry.gather().len(), 1);
+    let described = &registry.described().unwrap()[0];
+    assert!(described.labels["reason"].contains("full"));
+}
+
+#[test]
+fn name_that_is_taken_is_described_once() {
+    let registry = Registry::new();
+    let counter = IntCounter::new("a_total", "Counts.").unwrap();
+    assert!(registry.register(Box::new(counter.clone())).is_ok());
+    assert!(registry.register(Box::new(counter)).is_err());
+    assert_eq!(names(&registry), ["a_total"]);
+}
+
+/// Announces one metric and collects another.
+struct Liar(Desc);
+
+impl Collector for Liar {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.0]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        vec![Family::gauge("another", "Other.", &[]).with([([], 1.0)])]
+    }
+}
+
+#[test]
+fn collector_that_collects_something_else_is_found() {
+    let registry = Registry::new();
+    let desc = Family::gauge("one", "One.", &[]).desc().unwrap();
+    registry.register(Box::new(Liar(desc))).unwrap();
+    let error = registry.described().unwrap_err().to_string();
+    assert!(error.contains("one"), "{error}");
+}
+
+#[test]
+fn process_tells_what_it_uses_and_what_it_is() {
+    let registry = Registry::new();
+    register_process(&registry, "some", "1.2.3").unwrap();
+    let names = names(&registry);
+    for name in [
+        "process_cpu_seconds_total",
+        "process_resident_memory_bytes",
+        "process_open_fds",
+        "process_start_time_seconds",
+        "some_build_info",
+    ] {
+        assert!(names.iter().any(|it| it == name), "{name}: {names:?}");
+    }
+    let described = registry.described().unwrap();
+    let build = &described.last().unwrap().labels;
+    assert!(build["version"].contains("1.2.3"));
+    assert!(build["commit"].iter().all(|commit| !commit.is_empty()));
+}
+
+#[test]
+fn latency_counts_all_that_an_observation_stands_for() {
+    let registry = Registry::new();
+    let latency = Latency::register(&registry, "a_seconds", "Time.", &[0.001, 0.1]).unwrap();
+    latency.observe(Duration::from_millis(1), 3);
+    latency.observe(Duration::from_millis(50), 40);
+    latency.observe(Duration::from_secs(100), 2);
+    let mut text = Vec::new();
+    let encoder = TextEncoder::new();
+    encoder.encode(&registry.gather(), &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    for line in [
+        "a_seconds_bucket{le=\"0.001\"} 3",
+        "a_seconds_bucket{le=\"0.1\"} 43",
+        "a_seconds_bucket{le=\"+Inf\"} 45",
+        "a_seconds_sum 202.003",
+        "a_seconds_count 45",
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+}
