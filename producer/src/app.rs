@@ -23,7 +23,7 @@ use crate::{
     readiness::{Accepting, Readiness},
     server::Server,
     status::{self, ProducerStatus},
-    streams::{self, Streams, pinned::Pinned, subscribers::Subscribers},
+    streams::{self, Streams, pinned::Pinned, refusals::Refusals, subscribers::Subscribers},
 };
 
 /// How often queues of departed subscribers are looked for.
@@ -138,6 +138,7 @@ impl App {
                 lives,
             },
             Pinned::register(&registry, config.pinned_bytes_max as u64)?,
+            Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
         let app = Self {

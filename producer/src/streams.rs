@@ -10,6 +10,7 @@
 mod body;
 mod get_cookies;
 pub mod pinned;
+pub mod refusals;
 mod subscribe;
 pub mod subscribers;
 
@@ -38,6 +39,7 @@ use self::{
     body::{Form, Session, StreamBody},
     get_cookies::CookieMessages,
     pinned::Pinned,
+    refusals::Refusals,
     subscribers::{Lease, Subscribers, TooManySubscribers},
 };
 use crate::{lives::Lives, log::Log};
@@ -54,6 +56,7 @@ struct Inner {
     subscribers: Subscribers,
     config: Config,
     pinned: Pinned,
+    refusals: Refusals,
     cookie_messages: Arc<CookieMessages>,
 }
 
@@ -74,19 +77,26 @@ pub struct Config {
 impl Streams {
     /// Streams out of `log`, whose connections hold no more than `pinned` allows.
     #[must_use]
-    pub fn new(log: Log, subscribers: Subscribers, config: Config, pinned: Pinned) -> Self {
+    pub fn new(
+        log: Log,
+        subscribers: Subscribers,
+        config: Config,
+        pinned: Pinned,
+        refusals: Refusals,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 log,
                 subscribers,
                 config,
                 pinned,
+                refusals,
                 cookie_messages: Arc::default(),
             }),
         }
     }
 
-    async fn open(self, request: Request<Body>) -> Result<StreamBody, Status> {
+    async fn open(&self, request: Request<Body>) -> Result<StreamBody, Status> {
         match request.uri().path() {
             "/cookiesync.v1.CookieStreamer/Subscribe" => {
                 let request = read_request(request).await?;
@@ -137,7 +147,10 @@ impl Service<Request<Body>> for Streams {
                     );
                     response
                 }
-                Err(status) => status.into_http(),
+                Err(status) => {
+                    streams.inner.refusals.count(&status);
+                    status.into_http()
+                }
             })
         })
     }

@@ -145,6 +145,13 @@ async fn streams_are_counted_by_how_they_were_met() -> Result<()> {
         );
     }
     assert_eq!(of_node(&samples, names::STREAMS), 4);
+
+    let future = from_cursor("node", &hello, u64::MAX);
+    ensure!(Subscription::open(&producer.grpc, future).await.is_err());
+    let samples = producer.metrics().await?;
+    let refused = |code| samples.count("producer_streams_refused_total", &[("code", code)]);
+    assert_eq!(refused("invalid_argument"), 1);
+    assert_eq!(refused("resource_exhausted"), 0);
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use tonic::{Code, Status, body::Body};
 use tower::Service;
 
 use self::client::{Client, Reads};
-use super::{Config, Streams, pinned::Pinned, subscribers::Subscribers};
+use super::{Config, Streams, pinned::Pinned, refusals::Refusals, subscribers::Subscribers};
 use crate::{
     lives::{self, State},
     log::{self, Burst, Log, tests::seal},
@@ -61,9 +61,10 @@ impl Life {
             lives,
         };
         let pinned = Pinned::register(&registry, u64::MAX).unwrap();
+        let refusals = Refusals::register(&registry).unwrap();
         Self {
             epoch,
-            streams: Streams::new(log.clone(), subscribers, config, pinned),
+            streams: Streams::new(log.clone(), subscribers, config, pinned, refusals),
             log,
             bounds,
             appended: Vec::new(),

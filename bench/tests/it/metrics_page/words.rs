@@ -30,6 +30,7 @@ pub(super) const GROUPS: &[Group] = &[
         "",
     ),
     group("Calls refused", "producer/src/server/rates.rs", ""),
+    group("Streams refused", "producer/src/streams/refusals.rs", ""),
     group("Tokens", "producer/src/security/guard.rs", ""),
     group("Record of lives", "producer/src/lives.rs", ""),
     group("What became of cookies", "consumer/src/ledger.rs", ""),

@@ -1,0 +1,48 @@
+//! Calls for a stream that were answered with an error instead.
+
+use cookiesync::process::metrics::Registry;
+use prometheus::{IntCounter, IntCounterVec, Opts};
+use tonic::{Code, Status};
+
+/// The codes of all errors that a call for a stream can be answered with, and the values of the label.
+const CODES: [(Code, &str); 4] = [
+    (Code::InvalidArgument, "invalid_argument"),
+    (Code::ResourceExhausted, "resource_exhausted"),
+    (Code::DeadlineExceeded, "deadline_exceeded"),
+    (Code::Unimplemented, "unimplemented"),
+];
+
+/// Counts them by the code of the answer.
+#[derive(Debug)]
+pub struct Refusals {
+    by_code: [IntCounter; CODES.len()],
+    other: IntCounter,
+}
+
+impl Refusals {
+    /// Registers `producer_streams_refused_total{code}`.
+    ///
+    /// # Errors
+    /// When a metric of that name is registered already.
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let refused = IntCounterVec::new(
+            Opts::new(
+                "producer_streams_refused_total",
+                "Calls for a stream that were answered with an error, by its gRPC code.",
+            ),
+            &["code"],
+        )?;
+        registry.register(Box::new(refused.clone()))?;
+        Ok(Self {
+            by_code: CODES.map(|(_, label)| refused.with_label_values(&[label])),
+            other: refused.with_label_values(&["other"]),
+        })
+    }
+
+    /// Counts one.
+    pub(super) fn count(&self, status: &Status) {
+        let known = CODES.iter().position(|(code, _)| *code == status.code());
+        known.map_or(&self.other, |at| &self.by_code[at]).inc();
+        tracing::debug!(code = ?status.code(), why = status.message(), "a stream was refused");
+    }
+}
