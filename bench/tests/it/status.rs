@@ -245,18 +245,12 @@ async fn not_ready_is_explained_part_by_part() -> Result<()> {
         "{said}"
     );
     // The page's figures are a sample, up to a second older.
-    wait_until(PATIENCE, "the page says so as well", async || {
-        Ok(status(&consumer.admin).await?["reasons"] == said["reasons"])
+    wait_until(PATIENCE, "the page says so as well, and why", async || {
+        let shown = status(&consumer.admin).await?;
+        let why = shown["producers"][0]["why"].as_str();
+        Ok(shown["reasons"] == said["reasons"] && why.is_some_and(|why| !why.is_empty()))
     })
-    .await?;
-    let shown = status(&consumer.admin).await?;
-    ensure!(
-        shown["producers"][0]["why"]
-            .as_str()
-            .is_some_and(|why| !why.is_empty()),
-        "{shown}"
-    );
-    Ok(())
+    .await
 }
 
 #[tokio::test]
