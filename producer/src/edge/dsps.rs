@@ -9,10 +9,11 @@
 //!
 //! # What it costs
 //!
-//! Counted, not measured: a burst clears a [`Tally`] of 512 bytes, a request costs one write into it. When the burst
+//! A burst clears a [`Tally`] of 512 bytes, a request costs one write into it. When the burst
 //! is in the log, one lock is taken that, but for a scrape, rarely another thread wants, and under it a lookup and an addition
 //! are made for each request. Counters that all threads share would have been simpler, but there are as many of them as
-//! DSPs, and each addition would wait for the memory of another processor.
+//! DSPs, and each addition would wait for the memory of another processor. What it takes in time is said at
+//! [`connection`](super::connection).
 
 use std::{
     cell::Cell,
