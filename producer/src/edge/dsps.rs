@@ -13,7 +13,7 @@
 //! is in the log, one lock is taken that, but for a scrape, rarely another thread wants, and under it a lookup and an addition
 //! are made for each request. Counters that all threads share would have been simpler, but there are as many of them as
 //! DSPs, and each addition would wait for the memory of another processor. What it takes in time is said at
-//! [`connection`](super::connection).
+//! `edge/connection.rs`.
 
 use std::{
     cell::Cell,
