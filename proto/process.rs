@@ -2,7 +2,9 @@
 //! metrics, the clock.
 
 pub mod admin;
+pub mod debug;
 pub mod listen;
+pub mod logging;
 pub mod metrics;
 pub mod reload;
 pub mod settings;
@@ -15,25 +17,9 @@ use std::{future::Future, io, time::SystemTime};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
 /// Exit code after a second signal: the work was not finished.
 const EXIT_INTERRUPTED: i32 = 130;
-
-/// Sends log lines to standard error, filtered by `RUST_LOG` (default `info`).
-///
-/// Call it once, from `main`; a second call does nothing.
-pub fn init_logging() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let initialized = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-        .try_init();
-    if initialized.is_err() {
-        tracing::debug!("logging was set up before");
-    }
-}
 
 /// Raises the number of files this process may open as far as the system allows; returns that number.
 #[must_use]

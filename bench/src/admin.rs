@@ -55,18 +55,35 @@ impl HttpClient {
     /// # Errors
     /// When no whole answer comes in time; the connection is then of no use any more.
     pub async fn get(&mut self, path_and_query: &str, headers: &[(&str, &str)]) -> Result<Answer> {
-        timeout(ANSWER_TIMEOUT, self.exchange(path_and_query, headers))
-            .await
-            .unwrap_or_else(|_| bail!("no answer in time"))
-            .with_context(|| format!("GET http://{}{path_and_query}", self.address))
+        self.ask("GET", path_and_query, headers, "").await
     }
 
-    async fn exchange(&mut self, path: &str, headers: &[(&str, &str)]) -> Result<Answer> {
-        let mut request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
+    async fn ask(
+        &mut self,
+        method: &str,
+        path_and_query: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Result<Answer> {
+        let mut request = format!(
+            "{method} {path_and_query} HTTP/1.1\r\nHost: {}\r\n",
+            self.address
+        );
         for (name, value) in headers {
             request.push_str(&format!("{name}: {value}\r\n"));
         }
+        if !body.is_empty() {
+            request.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        }
         request.push_str("\r\n");
+        request.push_str(body);
+        timeout(ANSWER_TIMEOUT, self.exchange(request))
+            .await
+            .unwrap_or_else(|_| bail!("no answer in time"))
+            .with_context(|| format!("{method} http://{}{path_and_query}", self.address))
+    }
+
+    async fn exchange(&mut self, request: String) -> Result<Answer> {
         self.stream.write_all(request.as_bytes()).await?;
 
         let status_line = self.line().await?;
@@ -149,6 +166,17 @@ pub async fn readiness(address: &str) -> Result<Result<(), String>> {
             answer.body
         ),
     }
+}
+
+/// PUTs `body` to one path over a connection of its own.
+///
+/// # Errors
+/// When no whole answer comes in time.
+pub async fn put(address: &str, path: &str, body: &str) -> Result<Answer> {
+    HttpClient::connect(address)
+        .await?
+        .ask("PUT", path, &[], body)
+        .await
 }
 
 /// Sends one sync request to the edge at `address`. The ids go into the request as they are.

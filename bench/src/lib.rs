@@ -39,8 +39,11 @@ pub mod subscribe;
 pub mod traffic;
 pub mod verify;
 
-use anyhow::Result;
-use clap::{Parser, Subcommand};
+use std::{ffi::OsString, process::ExitCode};
+
+use anyhow::{Context as _, Result};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use cookiesync::process::settings::instead::{self, AboutArgs};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -48,10 +51,38 @@ use crate::report::leave;
 
 /// Measures cookiesync, and shows it at work.
 #[derive(Debug, Parser)]
-#[command(name = "bench", version)]
+#[command(name = "bench", version, arg_required_else_help = true, after_long_help = EXAMPLES)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+    #[command(flatten)]
+    about: AboutArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  What this machine takes, step by step, into a mongod of its own, with every store read in the end:
+    bench e2e
+
+  20,000 requests a second for a minute, whether or not answers come:
+    bench load --url http://127.0.0.1:8080/ -l 20000 --duration 1m
+
+  Each scenario explains its own flags:
+    bench load --help";
+
+impl Cli {
+    /// Reads a command line, the program's name first.
+    ///
+    /// # Errors
+    /// With the code to exit with, after everything was printed, when no scenario is to run.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, ExitCode> {
+        let command = Self::command();
+        let matches = command.clone().get_matches_from(arguments);
+        if let Some(answer) = instead::about(&command, &matches) {
+            return Err(instead::print(answer));
+        }
+        Ok(Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -80,7 +111,10 @@ enum Command {
 /// # Errors
 /// When the scenario could not do its work.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
-    match cli.command {
+    let command = cli
+        .command
+        .context("name a scenario: bench --help lists them")?;
+    match command {
         Command::Load(args) => {
             let folder = args.report.prepare("load")?;
             let outcome = load::run_from(&args, &stop).await?;

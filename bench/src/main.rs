@@ -4,7 +4,6 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use bench::Cli;
-use clap::Parser;
 use cookiesync::process::raise_open_files;
 use tokio::{
     runtime::Builder,
@@ -15,7 +14,10 @@ use tokio_util::sync::CancellationToken;
 const EXIT_INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::read(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     let finished = try_main(cli);
     finished.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -23,6 +23,7 @@ pub use self::{
 
 /// Where the report of a run goes.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Report")]
 pub struct ReportArgs {
     /// Folder for the report: new, or empty [default: bench-reports/ and the scenario with the time].
     #[arg(long, value_name = "DIR", conflicts_with = "no_report")]

@@ -7,6 +7,7 @@
 //!
 //! Each stage of the pipeline runs under a watch: one that ends before it was told to ends the process.
 
+mod live;
 mod watch;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
@@ -19,19 +20,20 @@ use cookiesync::{
         listen::{self, Listener},
         metrics::Registry,
         reload,
+        settings::renewal,
         status::{Board, page::Page},
     },
 };
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::live::Live;
 use self::watch::{Failed, Watch};
 use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
     health::Health,
-    lookup,
-    maintenance::{self, Schedule},
+    lookup, maintenance,
     metrics::Metrics,
     sink::{Failure, Pipeline, Stops},
     status::{self, ConsumerStatus},
@@ -49,7 +51,8 @@ const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct App {
     admin_address: SocketAddr,
-    drain_timeout: Duration,
+    live: Live,
+    renewals: renewal::Metrics,
     /// The tasks that carry data, and the ones that do not.
     pipeline: TaskTracker,
     services: TaskTracker,
@@ -107,7 +110,8 @@ impl App {
         let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
-            drain_timeout: config.drain_timeout,
+            live: Live::new(&config),
+            renewals: renewal::Metrics::register(&registry, "consumer").context("metrics")?,
             pipeline: TaskTracker::new(),
             services: TaskTracker::new(),
             stop_reading: CancellationToken::new(),
@@ -118,7 +122,13 @@ impl App {
             store,
         };
         let health = Arc::new(Health::default());
-        let sources = status::Sources::of(&config, &metrics, &health, &app.stop_reading);
+        let sources = status::Sources::of(
+            &config,
+            app.live.night.subscribe(),
+            &metrics,
+            &health,
+            &app.stop_reading,
+        );
         let board = Board::register(
             &registry,
             "consumer",
@@ -132,6 +142,7 @@ impl App {
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
             board,
+            debug_endpoints: config.common.debug_endpoints,
         });
         app.services.spawn(admin::serve(
             listener,
@@ -149,6 +160,18 @@ impl App {
         let watch = app.watch();
         app.pipeline.spawn(watch.run("the writer", pipeline));
         Ok(app)
+    }
+
+    /// What may change while it runs.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.live.clone()
+    }
+
+    /// Counts how often its settings are read again.
+    #[must_use]
+    pub fn renewals(&self) -> renewal::Metrics {
+        self.renewals.clone()
     }
 
     /// Where the admin port listens.
@@ -173,7 +196,7 @@ impl App {
     /// have it.
     pub async fn drain(self) -> anyhow::Result<()> {
         let began = Instant::now();
-        let pipeline_time = pipeline_time(self.drain_timeout);
+        let pipeline_time = pipeline_time(*self.live.drain_timeout.borrow());
         self.stop_reading.cancel();
         self.pipeline.close();
         if timeout_at(began + pipeline_time / 2, self.pipeline.wait())
@@ -246,6 +269,7 @@ impl App {
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
         let watch = self.watch();
         let store = Arc::clone(&self.store);
+        let night = self.live.night.subscribe();
         async move {
             let cursors = tokio::select! {
                 // Nothing was received yet, so nothing is lost.
@@ -256,12 +280,7 @@ impl App {
             let positions = Arc::new(Positions::new(cursors));
             let maintenance = maintenance::run(
                 store,
-                Schedule {
-                    expiry: config.expiry_window,
-                    compaction: config.compaction_window,
-                    time_zone: config.time_zone.clone(),
-                    cursors_kept: config.ttls.longest(),
-                },
+                night,
                 Clock::System,
                 Arc::clone(&positions),
                 metrics.clone(),
@@ -326,6 +345,7 @@ struct Pages {
     health: Arc<Health>,
     draining: CancellationToken,
     board: Board,
+    debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
@@ -335,6 +355,10 @@ impl admin::Pages for Pages {
 
     fn board(&self) -> &Board {
         &self.board
+    }
+
+    fn debug_endpoints(&self) -> bool {
+        self.debug_endpoints
     }
 
     fn page<'a>(

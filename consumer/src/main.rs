@@ -2,18 +2,30 @@
 
 use std::process::ExitCode;
 
-use consumer::{Config, app::App};
-use cookiesync::process::{drain_on_signals, init_logging, metrics::Registry, raise_open_files};
+use consumer::{Config, app::App, config::Args};
+use cookiesync::process::{
+    drain_on_signals, logging,
+    metrics::Registry,
+    raise_open_files,
+    settings::{
+        Loaded, instead,
+        renewal::{Hangups, Renewal},
+    },
+};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 fn main() -> ExitCode {
-    let config = Config::load(std::env::args_os()).unwrap_or_else(|error| error.exit());
-    init_logging();
+    let settings = match instead::begin::<Args>(std::env::args_os()) {
+        Ok(settings) => settings,
+        Err(code) => return code,
+    };
+    let common = &settings.config.common;
+    logging::init(&common.log_filter, common.log_format);
     let result = Runtime::new()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
-            let result = runtime.block_on(run(config));
+            let result = runtime.block_on(run(settings));
             // What the store still does in the background must not hold up the end.
             runtime.shutdown_background();
             result
@@ -27,13 +39,13 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
     let files = raise_open_files();
-    tracing::info!(%config, files, "starting");
+    tracing::info!(config = %settings.config, files, "starting");
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
     let signals = drain_on_signals(drain.clone(), stopped.clone())?;
     let work = async {
-        let worked = work(drain, config).await;
+        let worked = work(drain, settings).await;
         stopped.cancel();
         worked
     };
@@ -41,15 +53,23 @@ async fn run(config: Config) -> anyhow::Result<()> {
     worked
 }
 
-async fn work(drain: CancellationToken, config: Config) -> anyhow::Result<()> {
+async fn work(drain: CancellationToken, settings: Loaded<Args>) -> anyhow::Result<()> {
+    let (hangups, renewal) = (Hangups::install()?, Renewal::of(&settings));
     let app = tokio::select! {
         // Opening a large store may take long; nothing was received yet.
         () = drain.cancelled() => return Ok(()),
-        app = App::start(config, Registry::new()) => app?,
+        app = App::start(settings.config, Registry::new()) => app?,
     };
-    tokio::select! {
-        () = drain.cancelled() => app.drain().await,
-        error = app.failed() => {
+    let (live, metrics) = (app.live(), app.renewals());
+    let apply = move |config: &Config| live.apply(config);
+    let renewing = renewal.run::<Args>(hangups, metrics, apply, drain.clone());
+    let failed = tokio::select! {
+        ((), ()) = async { tokio::join!(renewing, drain.cancelled()) } => None,
+        error = app.failed() => Some(error),
+    };
+    match failed {
+        None => app.drain().await,
+        Some(error) => {
             app.stop_at_once().await;
             Err(error)
         }

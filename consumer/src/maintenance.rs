@@ -8,7 +8,10 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::{Zoned, tz::TimeZone};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -33,7 +36,7 @@ const COMPACTION_INTERVAL: Duration = Duration::from_secs(20 * 3600);
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// When the store may do what.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// When expired cookies are deleted.
     pub expiry: Window,
@@ -56,26 +59,43 @@ impl Schedule {
     }
 }
 
-/// Runs the night's work until `stop`.
+/// Runs the night's work until `stop`. When its hours change, what runs is told to stop, and the night begins anew.
 pub async fn run(
     store: Arc<dyn Store>,
-    schedule: Schedule,
+    mut schedule: watch::Receiver<Schedule>,
     clock: Clock,
     positions: Arc<Positions>,
     metrics: Metrics,
     stop: CancellationToken,
 ) {
-    let night = Night {
-        store,
-        schedule,
-        clock,
-        positions,
-        metrics: metrics.maintenance,
-        sink: metrics.sink,
-        subscription: metrics.subscription,
-        stop,
-    };
-    tokio::join!(night.expiries(), night.compactions());
+    while !stop.is_cancelled() {
+        let stop = stop.child_token();
+        let night = Night {
+            store: Arc::clone(&store),
+            schedule: schedule.borrow_and_update().clone(),
+            clock: clock.clone(),
+            positions: Arc::clone(&positions),
+            metrics: metrics.maintenance.clone(),
+            sink: metrics.sink.clone(),
+            subscription: metrics.subscription.clone(),
+            stop: stop.clone(),
+        };
+        let works = async { tokio::join!(night.expiries(), night.compactions()) };
+        let changes = async {
+            // Without anybody to change them, they hold.
+            if schedule.changed().await.is_ok() {
+                stop.cancel();
+            }
+        };
+        let mut works = std::pin::pin!(works);
+        tokio::select! {
+            biased;
+            _ = works.as_mut() => {}
+            () = changes => {
+                works.await;
+            }
+        }
+    }
 }
 
 struct Night {

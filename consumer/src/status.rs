@@ -21,16 +21,17 @@ use cookiesync::process::{
     unix_seconds,
 };
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::{Config, StoreConfig},
     health::{Health, LinkFigures},
+    maintenance::Schedule,
     metrics::Metrics,
 };
 pub use cookies::{Count, Ledger, Lives};
-pub use night::{Night, NightWindow, Windows};
+pub use night::{Night, NightWindow};
 
 /// The page.
 pub const PAGE: &str = include_str!("status/page.html");
@@ -169,17 +170,18 @@ struct History<'a> {
 pub struct Sources {
     name: String,
     store: StoreConfig,
-    windows: Windows,
+    schedule: watch::Receiver<Schedule>,
     health: Arc<Health>,
     metrics: Metrics,
     draining: CancellationToken,
 }
 
 impl Sources {
-    /// Those of a consumer with these settings.
+    /// Those of a consumer with these settings, and the hours that hold now.
     #[must_use]
     pub fn of(
         config: &Config,
+        schedule: watch::Receiver<Schedule>,
         metrics: &Metrics,
         health: &Arc<Health>,
         draining: &CancellationToken,
@@ -187,11 +189,7 @@ impl Sources {
         Self {
             name: config.name.clone(),
             store: config.store.clone(),
-            windows: Windows {
-                expiry: config.expiry_window,
-                compaction: config.compaction_window,
-                time_zone: config.time_zone.clone(),
-            },
+            schedule,
             health: Arc::clone(health),
             metrics: metrics.clone(),
             draining: draining.clone(),
@@ -314,7 +312,7 @@ impl Subject for ConsumerStatus {
             ledger,
             lost: cookies::lost(families),
             lives: Lives::of(&self.sources.metrics.subscription),
-            night: self.sources.windows.now(),
+            night: Night::now(&self.sources.schedule.borrow()),
         });
     }
 

@@ -1,21 +1,25 @@
 //! Puts the parts together, and takes them apart in the order the data flows.
 
+mod live;
+
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cookiesync::process::{
     self,
     admin::{self, Answer, Pages, ready::Part},
-    listen::{self, Limits, Listener, Stage},
+    listen::{self, Listener, Stage},
     metrics::Registry,
+    settings::renewal,
     status::{Board, page::Page},
 };
 use tokio::{net::TcpListener, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+pub use self::live::Live;
 use crate::{
-    config::Config,
+    config::{Config, Drain},
     edge::{self, Edge},
     epoch, lives,
     log::{self, Log},
@@ -49,8 +53,8 @@ pub struct App {
     streams: Stage,
     admin: Stage,
     draining: CancellationToken,
-    drain_delay: Duration,
-    drain_timeout: Duration,
+    live: Live,
+    renewals: renewal::Metrics,
     health: HealthReporter,
     registry: Registry,
 }
@@ -123,7 +127,7 @@ impl App {
         metrics::register(&registry, &log, &subscribers)?;
         tracing::info!(?config, "settings");
         tracing::info!(
-            %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
+            producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
             "producer started"
         );
         config.security.say(addresses.grpc);
@@ -144,13 +148,13 @@ impl App {
         let app = Self {
             addresses,
             log,
+            live: Live::new(&config, subscribers.clone()),
+            renewals: renewal::Metrics::register(&registry, "producer")?,
             subscribers,
             edge: Stage::default(),
             streams: Stage::default(),
             admin: Stage::default(),
             draining: CancellationToken::new(),
-            drain_delay: config.drain_delay,
-            drain_timeout: config.drain_timeout,
             health: server.health(),
             registry: registry.clone(),
         };
@@ -166,7 +170,7 @@ impl App {
             subscribers: app.subscribers.clone(),
             readiness: Arc::clone(&readiness),
         });
-        app.start_admin(ports.admin, registry, readiness, status)?;
+        app.start_admin(ports.admin, &config, readiness, status)?;
         Ok(app)
     }
 
@@ -183,10 +187,7 @@ impl App {
             self.draining.clone(),
         );
         let connections = listen::Metrics::register(registry, "producer", "http")?;
-        let limits = Limits {
-            connections_max: affordable_connections(config),
-            ..config.http_limits
-        };
+        let limits = self.live.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
         Ok(Accepting {
             address: self.addresses.http,
@@ -206,8 +207,7 @@ impl App {
         let server = server.behind(config.security.open(registry, stage)?);
         let accepting = stage.tasks.spawn(server.serve(
             listener,
-            config.grpc_connections_max,
-            config.grpc_connections_per_address_max,
+            self.live.grpc.subscribe(),
             connections,
             stage.clone(),
         ));
@@ -231,16 +231,22 @@ impl App {
     fn start_admin(
         &self,
         listener: impl Listener,
-        registry: Registry,
+        config: &Config,
         readiness: Arc<Readiness>,
         status: ProducerStatus,
     ) -> anyhow::Result<()> {
-        let connections = listen::Metrics::register(&registry, "producer", "admin")?;
+        let registry = &self.registry;
+        let connections = listen::Metrics::register(registry, "producer", "admin")?;
         let stage = &self.admin;
         let (page, stop) = (Page::new(status::PAGE), stage.stop.clone());
-        let board = Board::register(&registry, "producer", page, Box::new(status), stop)?;
+        let board = Board::register(registry, "producer", page, Box::new(status), stop)?;
         stage.tasks.spawn(board.clone().run());
-        let pages = Arc::new(AdminPages { readiness, board });
+        let pages = Arc::new(AdminPages {
+            readiness,
+            board,
+            debug_endpoints: config.common.debug_endpoints,
+        });
+        let registry = registry.clone();
         let serving = admin::serve(listener, registry, connections, pages, stage.clone());
         stage.tasks.spawn(serving);
         Ok(())
@@ -250,6 +256,18 @@ impl App {
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// What may change while it runs.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.live.clone()
+    }
+
+    /// Counts how often its settings are read again.
+    #[must_use]
+    pub fn renewals(&self) -> renewal::Metrics {
+        self.renewals.clone()
     }
 
     /// All its metrics.
@@ -272,14 +290,15 @@ impl App {
             .health
             .set_service_status("", ServingStatus::NotServing);
         overall.await;
-        tokio::time::sleep(self.drain_delay).await;
-        let end = Instant::now() + self.drain_timeout;
-        let edge_grace = EDGE_GRACE.min(self.drain_timeout / 4);
+        let Drain { delay, timeout } = *self.live.drain.borrow();
+        tokio::time::sleep(delay).await;
+        let end = Instant::now() + timeout;
+        let edge_grace = EDGE_GRACE.min(timeout / 4);
         if !self.edge.drain(Instant::now() + edge_grace).await {
             tracing::info!("cut off HTTP clients that did not finish");
         }
         self.log.close();
-        let admin_grace = ADMIN_GRACE.min(self.drain_timeout / 4);
+        let admin_grace = ADMIN_GRACE.min(timeout / 4);
         let behind = self.drain_streams(end - admin_grace).await;
         let appended = self.log.stats().appended;
         self.admin.drain(end).await;
@@ -288,7 +307,7 @@ impl App {
             return Ok(());
         }
         Err(DrainTimeout {
-            within: self.drain_timeout,
+            within: timeout,
             behind,
         })
     }
@@ -364,6 +383,7 @@ fn default_id(grpc: SocketAddr) -> String {
 struct AdminPages {
     readiness: Arc<Readiness>,
     board: Board,
+    debug_endpoints: bool,
 }
 
 impl Pages for AdminPages {
@@ -373,6 +393,10 @@ impl Pages for AdminPages {
 
     fn board(&self) -> &Board {
         &self.board
+    }
+
+    fn debug_endpoints(&self) -> bool {
+        self.debug_endpoints
     }
 
     fn page<'a>(&'a self, _: &'a str) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {

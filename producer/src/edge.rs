@@ -13,7 +13,7 @@ pub mod response;
 
 use std::sync::Arc;
 
-use cookiesync::process::listen::{self, Limits, Listener, Stage};
+use cookiesync::process::listen::{self, Listener, LiveLimits, Stage};
 use httparse::Header;
 use tokio_util::sync::CancellationToken;
 
@@ -53,7 +53,7 @@ impl Edge {
     pub async fn serve(
         self,
         listener: impl Listener,
-        limits: Limits,
+        limits: impl Into<LiveLimits>,
         metrics: listen::Metrics,
         stage: Stage,
     ) {

@@ -2,18 +2,31 @@
 
 use std::process::ExitCode;
 
-use cookiesync::process::{drain_on_signals, init_logging};
-use producer::{app::App, config::Config};
+use cookiesync::process::{
+    drain_on_signals, logging,
+    settings::{
+        Loaded, instead,
+        renewal::{Hangups, Renewal},
+    },
+};
+use producer::{
+    app::App,
+    config::{Args, Config},
+};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 fn main() -> ExitCode {
-    let config = Config::load(std::env::args_os()).unwrap_or_else(|error| error.exit());
-    init_logging();
+    let settings = match instead::begin::<Args>(std::env::args_os()) {
+        Ok(settings) => settings,
+        Err(code) => return code,
+    };
+    let common = &settings.config.common;
+    logging::init(&common.log_filter, common.log_format);
     let result = Runtime::new()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
-            let result = runtime.block_on(run(config));
+            let result = runtime.block_on(run(settings));
             // A file system that hangs must not hold up the end.
             runtime.shutdown_background();
             result
@@ -27,23 +40,24 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
     let signals = drain_on_signals(drain.clone(), stopped.clone())?;
     let work = async {
-        let app = App::start(config).await?;
-        drain.cancelled().await;
-        let drained = app.drain().await;
+        let worked = work(settings, drain).await;
         stopped.cancel();
-        anyhow::Ok(drained?)
+        worked
     };
-    let (worked, ()) = tokio::join!(
-        async {
-            let worked = work.await;
-            stopped.cancel();
-            worked
-        },
-        signals
-    );
+    let (worked, ()) = tokio::join!(work, signals);
     worked
+}
+
+async fn work(settings: Loaded<Args>, drain: CancellationToken) -> anyhow::Result<()> {
+    let (hangups, renewal) = (Hangups::install()?, Renewal::of(&settings));
+    let app = App::start(settings.config).await?;
+    let (live, metrics) = (app.live(), app.renewals());
+    let apply = move |config: &Config| live.apply(config);
+    let renewing = renewal.run::<Args>(hangups, metrics, apply, drain.clone());
+    tokio::join!(renewing, drain.cancelled());
+    Ok(app.drain().await?)
 }

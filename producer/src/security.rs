@@ -20,13 +20,14 @@ use guard::Guard;
 
 /// The settings as they are written; what is empty is not set.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Who may read")]
 pub struct SecurityArgs {
-    /// PEM file with the certificate for the gRPC port and those that lead to its authority: connections must
-    /// then be TLS. Looked at again every few seconds, as are the next three
+    /// PEM file with the certificate for the gRPC port: connections must then be TLS
+    ///
+    /// After it those that lead to its authority. It is looked at again every few seconds, as are the next three.
     #[arg(
         long,
         value_name = "FILE",
-        env = "PRODUCER_TLS_CERT",
         default_value = "",
         hide_default_value = true
     )]
@@ -36,7 +37,6 @@ pub struct SecurityArgs {
     #[arg(
         long,
         value_name = "FILE",
-        env = "PRODUCER_TLS_KEY",
         default_value = "",
         hide_default_value = true
     )]
@@ -46,17 +46,17 @@ pub struct SecurityArgs {
     #[arg(
         long,
         value_name = "FILE",
-        env = "PRODUCER_TLS_CLIENT_CA",
         default_value = "",
         hide_default_value = true
     )]
     tls_client_ca: String,
 
-    /// File with tokens, one a line, each 16 to 512 bytes: gRPC calls, but for health checks, must then bear one
+    /// File with tokens, one a line: gRPC calls must then bear one
+    ///
+    /// Each has 16 to 512 bytes. Health checks need none.
     #[arg(
         long,
         value_name = "FILE",
-        env = "PRODUCER_TOKEN_FILE",
         default_value = "",
         hide_default_value = true
     )]

@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 
 use cookiesync::{
     process::{
-        listen::{self, Limits, Listener, Stage, WatchedStream},
+        listen::{self, Limits, Listener, LiveLimits, Stage, WatchedStream},
         metrics::Registry,
     },
     v1,
@@ -28,6 +28,18 @@ const QUESTION_BYTES_MAX: usize = 4 * 1024;
 
 /// A connection without any call is closed after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What the gRPC port grants its clients.
+#[must_use]
+pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option<usize>) -> Limits {
+    Limits {
+        connections_max,
+        connections_per_address_max,
+        request_timeout: None,
+        idle_timeout: IDLE_TIMEOUT,
+        write_timeout: None,
+    }
+}
 
 /// The services of one producer.
 #[derive(Debug, Clone)]
@@ -90,18 +102,10 @@ impl Server {
     pub async fn serve(
         self,
         listener: impl Listener,
-        connections_max: usize,
-        connections_per_address_max: Option<usize>,
+        limits: impl Into<LiveLimits>,
         metrics: listen::Metrics,
         stage: Stage,
     ) {
-        let limits = Limits {
-            connections_max,
-            connections_per_address_max,
-            request_timeout: None,
-            idle_timeout: IDLE_TIMEOUT,
-            write_timeout: None,
-        };
         let (tasks, stopping) = (stage.tasks.clone(), stage.stop.clone());
         let serve = move |stream: WatchedStream<_>, activity| {
             let peer = stream.peer();

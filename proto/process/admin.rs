@@ -1,9 +1,10 @@
 //! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and what a process adds to them.
 //!
-//! It only ever answers GET and HEAD, and changes nothing. It asks nobody who they are, so what is open to it is open to
-//! every program of the machine, and what a browser of that machine can be made to do counts, too:
+//! It only ever answers GET and HEAD, and changes nothing; except for [`debug`], which is off unless asked for. It asks
+//! nobody who they are, so what is open to it is open to every program of the machine, and what a browser of that machine
+//! can be made to do counts, too:
 //!
-//! - A page of another origin can send requests here but not read the answers: no answer allows that (CORS).
+//! - A page of another origin can send requests here but not read the answers: no answer allows that (CORS), nor a PUT.
 //! - One whose name was made to lead to this machine (DNS rebinding) could: so a port on loopback answers only who calls it
 //!   by a loopback name. Elsewhere the port is open to whoever reaches it, and a name proves nothing.
 
@@ -20,12 +21,13 @@ use std::{
 };
 
 use super::{
+    debug,
     listen::{self, InProgress, Limits, Listener, Stage},
     metrics::Registry,
     status::Board,
 };
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -58,6 +60,11 @@ pub trait Pages: Send + Sync + 'static {
     /// What `/`, `/status.json` and `/status/events` show.
     fn board(&self) -> &Board;
 
+    /// Whether `/log-filter` and `/debug/pprof/` are there, which change the process or cost it time.
+    fn debug_endpoints(&self) -> bool {
+        false
+    }
+
     /// Answers a path that is none of the port's own; `None` for "not found".
     fn page<'a>(
         &'a self,
@@ -86,7 +93,7 @@ pub async fn serve(
             let service = service_fn(|request: Request<Incoming>| {
                 let (port, in_progress) = (Arc::clone(&port), activity.long_request());
                 async move {
-                    let answer = port.answer(&request).await;
+                    let answer = port.answer(request).await;
                     Ok::<_, Infallible>(answer.map(|body| Held {
                         body,
                         _in_progress: in_progress,
@@ -152,7 +159,16 @@ struct Port {
 }
 
 impl Port {
-    async fn answer<B>(&self, request: &Request<B>) -> Answer {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        if self.answers_loopback_names_alone && !is_called_by_a_loopback_name(&request) {
+            return text(
+                StatusCode::MISDIRECTED_REQUEST,
+                "this port answers to localhost and loopback addresses alone\n",
+            );
+        }
+        if let Some(page) = debug::Page::at(request.uri().path()) {
+            return debug::answer(self.pages.debug_endpoints(), page, request).await;
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");
             answer
@@ -160,16 +176,10 @@ impl Port {
                 .insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
-        if self.answers_loopback_names_alone && !is_called_by_a_loopback_name(request) {
-            return text(
-                StatusCode::MISDIRECTED_REQUEST,
-                "this port answers to localhost and loopback addresses alone\n",
-            );
-        }
         match request.uri().path() {
             "/" => self.pages.board().page(),
             "/status.json" => self.pages.board().json(),
-            "/status/events" => self.pages.board().events(request),
+            "/status/events" => self.pages.board().events(&request),
             "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => ready::answer(&self.pages.parts()),
             "/metrics" => self.metrics(),
@@ -188,6 +198,13 @@ impl Port {
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }
     }
+}
+
+/// Whether a browser says that it asks for a page of another site, which could not read the answer but would make the process
+/// work for it.
+pub(super) fn is_of_another_site(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site");
+    site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 /// Whether the client means this machine, by a name that only this machine can have. A client that says no name is no

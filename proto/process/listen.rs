@@ -6,6 +6,7 @@
 //! between `n` and `1.5 n` seconds.
 
 pub mod addresses;
+mod limits;
 mod stream;
 
 use std::{
@@ -23,13 +24,13 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, MissedTickBehavior, interval_at, sleep, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::metrics::Registry;
 use addresses::{Addresses, Place};
+pub use limits::{Limits, LiveLimits};
 pub use stream::WatchedStream;
 
 /// How long the accept loop rests after the system refused it a connection (usually: no file left).
@@ -109,24 +110,6 @@ impl Stage {
 
 /// How often a draining connection looks whether its requests are done.
 const QUIET_LOOK: Duration = Duration::from_millis(10);
-
-/// What a port grants its clients.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Most connections at once; further ones are closed as soon as they are accepted.
-    pub connections_max: usize,
-    /// Most of them from one address; IPv6 addresses count by their first 64 bits. `None` for no bound but the
-    /// one above: behind a load balancer, all come from one address.
-    pub connections_per_address_max: Option<usize>,
-    /// Longest time from the first byte of a request to its last header byte. A request that begins in the same
-    /// read as the end of another has the idle timeout instead. `None` for protocols that say more than requests.
-    pub request_timeout: Option<Duration>,
-    /// Longest time without any request in progress.
-    pub idle_timeout: Duration,
-    /// Longest time that written bytes may wait for the client to read; `None` for ports whose protocol has
-    /// its own flow control.
-    pub write_timeout: Option<Duration>,
-}
 
 /// Counters of one port.
 #[derive(Debug, Clone)]
@@ -209,7 +192,7 @@ pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 /// connection in an orderly way when the stage stops. Its future is dropped when a limit is exceeded.
 pub async fn accept<L, S, F>(
     mut listener: L,
-    limits: Limits,
+    limits: impl Into<LiveLimits>,
     metrics: Metrics,
     stage: Stage,
     serve: S,
@@ -218,8 +201,9 @@ pub async fn accept<L, S, F>(
     S: Fn(WatchedStream<L::Stream>, Arc<Activity>) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(limits.connections_max));
-    let addresses = limits.connections_per_address_max.map(Addresses::new);
+    let limits = limits.into();
+    let open = Open::default();
+    let addresses = Addresses::default();
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
@@ -241,14 +225,13 @@ pub async fn accept<L, S, F>(
             tracing::info!("accepting connections again");
             failing = false;
         }
-        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+        let granted = limits.now();
+        let Some(permit) = open.enter(granted.connections_max) else {
             metrics.refused.inc();
             continue;
         };
-        let Some(place) = addresses
-            .as_ref()
-            .map_or(Some(None), |addresses| addresses.enter(peer).map(Some))
-        else {
+        let each_max = granted.connections_per_address_max.unwrap_or(usize::MAX);
+        let Some(place) = addresses.enter_up_to(each_max, peer) else {
             metrics.refused_address.inc();
             continue;
         };
@@ -268,7 +251,7 @@ pub async fn accept<L, S, F>(
         stage.tasks.spawn(run(
             served,
             activity,
-            limits,
+            limits.clone(),
             metrics.clone(),
             admission,
             cut,
@@ -278,14 +261,38 @@ pub async fn accept<L, S, F>(
 
 /// What a connection holds of the port's limits.
 struct Admission {
-    _permit: OwnedSemaphorePermit,
-    _place: Option<Place>,
+    _permit: Permit,
+    _place: Place,
+}
+
+/// How many connections there are.
+#[derive(Default)]
+struct Open(Arc<AtomicUsize>);
+
+/// One of them, until it is dropped.
+struct Permit(Arc<AtomicUsize>);
+
+impl Open {
+    /// `None` when there are `most` already. Only the accept loop adds any, so none comes between the two steps.
+    fn enter(&self, most: usize) -> Option<Permit> {
+        if self.0.load(Ordering::Relaxed) >= most {
+            return None;
+        }
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Some(Permit(Arc::clone(&self.0)))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 async fn run(
     served: impl Future<Output = ()>,
     activity: Arc<Activity>,
-    limits: Limits,
+    limits: LiveLimits,
     metrics: Metrics,
     admission: Admission,
     cut_now: CancellationToken,
@@ -294,7 +301,7 @@ async fn run(
     tokio::select! {
         biased;
         () = served => {}
-        cut = activity.watch(limits) => metrics.cut(cut),
+        cut = activity.watch(&limits) => metrics.cut(cut),
         () = cut_now.cancelled() => metrics.cut(Cut::Drained),
     }
     metrics.connections.dec();
@@ -346,18 +353,17 @@ impl Activity {
         }
     }
 
-    async fn watch(&self, limits: Limits) -> Cut {
-        let tick = [limits.request_timeout, limits.write_timeout]
-            .into_iter()
-            .flatten()
-            .fold(limits.idle_timeout, Duration::min)
-            / 2;
-        let mut ticks = interval_at(Instant::now() + tick, tick);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn watch(&self, limits: &LiveLimits) -> Cut {
         let mut watcher = Watcher::new(Instant::now());
         loop {
-            let now = ticks.tick().await;
-            if let Some(cut) = watcher.look(self, now, &limits) {
+            let granted = limits.now();
+            let tick = [granted.request_timeout, granted.write_timeout]
+                .into_iter()
+                .flatten()
+                .fold(granted.idle_timeout, Duration::min)
+                / 2;
+            sleep(tick).await;
+            if let Some(cut) = watcher.look(self, Instant::now(), &limits.now()) {
                 return cut;
             }
         }

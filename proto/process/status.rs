@@ -23,7 +23,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use prometheus::{IntCounter, IntGauge};
 use tokio::{
@@ -38,7 +38,7 @@ use self::{
     page::Page,
 };
 use super::{
-    admin::{Answer, json, streamed, text},
+    admin::{self, Answer, json, streamed, text},
     metrics::Registry,
 };
 
@@ -167,7 +167,7 @@ impl Board {
     /// A stream of samples, the first with the history.
     pub(super) fn events<B>(&self, request: &Request<B>) -> Answer {
         let shared = &*self.shared;
-        if is_of_another_site(request.headers()) {
+        if admin::is_of_another_site(request.headers()) {
             let word = "pages of other sites see nothing here\n";
             return text(StatusCode::FORBIDDEN, word);
         }
@@ -203,13 +203,6 @@ impl Shared {
     fn subject(&self) -> MutexGuard<'_, Box<dyn Subject>> {
         self.subject.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether a browser says that it asks for a page of another site, which could not read the answer but would take a viewer's
-/// place.
-fn is_of_another_site(headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site");
-    site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 #[cfg(test)]

@@ -124,6 +124,7 @@ pub struct LoadArgs {
 
 /// Which cookies a load consists of.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Traffic")]
 pub struct TrafficArgs {
     /// Seed of the cookies: the same seed, connections and counts send the same cookies [default: random].
     #[arg(long)]

@@ -10,6 +10,7 @@ use crate::e2e::values::parse_time;
 
 /// Which faults strike, and how often.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Faults")]
 pub struct FaultArgs {
     /// Mean time between two faults of a kind that is named without one.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]

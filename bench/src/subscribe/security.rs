@@ -16,6 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 
 /// What the producer wants to see, and whom to trust; files are read once, at the start.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "TLS and tokens")]
 pub struct SecurityArgs {
     /// PEM file with the authorities that may sign the certificate of an https:// producer.
     #[arg(

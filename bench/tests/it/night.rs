@@ -18,7 +18,7 @@ use mongodb::{
     Client, Collection, Database,
     bson::{Bson, DateTime, Document, doc},
 };
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{PATIENCE, wait_until};
@@ -71,7 +71,7 @@ impl Night {
         let mut task = JoinSet::new();
         task.spawn(maintenance::run(
             Arc::new(store),
-            schedule,
+            watch::channel(schedule).1,
             Clock::Manual(clock.clone()),
             Arc::new(Positions::new(Vec::new())),
             metrics.clone(),

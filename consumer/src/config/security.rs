@@ -9,13 +9,14 @@ use super::ProducerUrl;
 
 /// The settings as they are written; what is empty is not set.
 #[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "What it shows producers")]
 pub(super) struct SecurityArgs {
-    /// PEM file with the authorities that may sign the certificate of an https:// producer. Looked at again every
-    /// few seconds, as are the next two and the token
+    /// PEM file with the authorities that may sign the certificate of an https:// producer
+    ///
+    /// It is looked at again every few seconds, as are the next two and the token.
     #[arg(
         long,
         value_name = "FILE",
-        env = "CONSUMER_TLS_CA",
         default_value = "",
         hide_default_value = true
     )]
@@ -25,7 +26,6 @@ pub(super) struct SecurityArgs {
     #[arg(
         long,
         value_name = "FILE",
-        env = "CONSUMER_TLS_CERT",
         default_value = "",
         hide_default_value = true
     )]
@@ -35,7 +35,6 @@ pub(super) struct SecurityArgs {
     #[arg(
         long,
         value_name = "FILE",
-        env = "CONSUMER_TLS_KEY",
         default_value = "",
         hide_default_value = true
     )]
@@ -45,7 +44,6 @@ pub(super) struct SecurityArgs {
     #[arg(
         long,
         value_name = "NAME",
-        env = "CONSUMER_TLS_SERVER_NAME",
         default_value = "",
         hide_default_value = true
     )]
@@ -55,7 +53,6 @@ pub(super) struct SecurityArgs {
     #[arg(
         long,
         value_name = "FILE",
-        env = "CONSUMER_TOKEN_FILE",
         default_value = "",
         hide_default_value = true
     )]

@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use cookiesync::process::settings::unclassified;
+
 use super::*;
 
 fn load(arguments: &[&str]) -> Result<Config, String> {
@@ -41,6 +43,11 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.compaction_window.to_string(), "03:00-06:00");
     assert_eq!(config.drain_timeout, Duration::from_secs(10));
     assert!(!config.name.is_empty());
+}
+
+#[test]
+fn every_setting_says_what_becomes_of_a_change() {
+    assert_eq!(unclassified::<Args>(), Vec::<String>::new());
 }
 
 #[test]
@@ -86,6 +93,9 @@ fn all_mistakes_are_reported_at_once() {
         "--compaction-window=",
         "--time-zone=Mars/Base",
         "--drain-timeout=soon",
+        "--log-filter=inof",
+        "--log-format=xml",
+        "--debug-endpoints=perhaps",
     ];
     let mistakes = load(&[&[config.as_str()], &arguments[..]].concat()).unwrap_err();
     let flags = arguments.map(|argument| argument.split_once('=').unwrap().0);

@@ -160,7 +160,7 @@ impl Setting {
         let stop = CancellationToken::new();
         let night = run(
             Arc::clone(&self.store) as Arc<dyn Store>,
-            schedule,
+            watch::channel(schedule).1,
             Clock::Manual(self.clock.clone()),
             Arc::clone(&self.positions),
             self.metrics.clone(),

@@ -1,20 +1,9 @@
 //! When the store may expire and compact next, where the node is.
 
-use jiff::{Timestamp, Zoned, tz::TimeZone};
+use jiff::{Timestamp, Zoned};
 use serde::Serialize;
 
-use crate::window::Window;
-
-/// The settings of the night.
-#[derive(Debug, Clone)]
-pub struct Windows {
-    /// When expired cookies are deleted.
-    pub expiry: Window,
-    /// When the store is compacted.
-    pub compaction: Window,
-    /// Where these hours are.
-    pub time_zone: TimeZone,
-}
+use crate::{maintenance::Schedule, window::Window};
 
 /// The night as it is now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -42,17 +31,21 @@ pub struct NightWindow {
     pub next_change_local_time: Option<String>,
 }
 
-impl Windows {
-    pub(super) fn now(&self) -> Night {
-        self.at(&Timestamp::now().to_zoned(self.time_zone.clone()))
+impl Night {
+    pub(super) fn now(schedule: &Schedule) -> Self {
+        Self::at(
+            schedule,
+            &Timestamp::now().to_zoned(schedule.time_zone.clone()),
+        )
     }
 
-    fn at(&self, now: &Zoned) -> Night {
-        Night {
-            time_zone: self.time_zone.iana_name().unwrap_or("system").to_owned(),
+    fn at(schedule: &Schedule, now: &Zoned) -> Self {
+        let zone = schedule.time_zone.iana_name().unwrap_or("system");
+        Self {
+            time_zone: zone.to_owned(),
             local_time: local(now),
-            expiry: NightWindow::at(self.expiry, now),
-            compaction: NightWindow::at(self.compaction, now),
+            expiry: NightWindow::at(schedule.expiry, now),
+            compaction: NightWindow::at(schedule.compaction, now),
         }
     }
 }
@@ -75,17 +68,22 @@ fn local(time: &Zoned) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use jiff::tz::TimeZone;
+
     use super::*;
 
     #[test]
     fn next_change_is_told_in_the_nodes_own_time() {
-        let windows = Windows {
+        let schedule = Schedule {
             expiry: "01:00-03:00".parse().unwrap(),
             compaction: Window::Never,
             time_zone: TimeZone::get("Europe/Berlin").unwrap(),
+            cursors_kept: Duration::ZERO,
         };
         let now: Zoned = "2026-03-10T02:30:00[Europe/Berlin]".parse().unwrap();
-        let night = windows.at(&now);
+        let night = Night::at(&schedule, &now);
         assert_eq!(night.time_zone, "Europe/Berlin");
         assert_eq!(night.local_time, "2026-03-10 02:30");
         let expiry = NightWindow {

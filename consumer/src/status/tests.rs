@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cookiesync::process::metrics::Registry;
+use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
 use super::*;
@@ -25,7 +26,14 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     let registry = Registry::new();
     let metrics = Metrics::register(&registry).unwrap();
     let (health, draining) = (Arc::new(Health::default()), CancellationToken::new());
-    let sources = Sources::of(&config(), &metrics, &health, &draining);
+    let night = watch::Sender::new(Schedule {
+        expiry: "01:00-03:00".parse().unwrap(),
+        compaction: "03:00-06:00".parse().unwrap(),
+        time_zone: TimeZone::UTC,
+        cursors_kept: Duration::ZERO,
+    });
+    let hours = night.subscribe();
+    let sources = Sources::of(&config(), hours, &metrics, &health, &draining);
     let mut status = ConsumerStatus::new(sources);
     let whole = |status: &ConsumerStatus, with_history| -> Value {
         serde_json::from_slice(&status.json(with_history).unwrap()).unwrap()
@@ -94,12 +102,16 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
         ("/lost", json!([{"what": "producer_ended", "count": 3}])),
         ("/lives/proved", json!(1)),
         ("/night/expiry/hours", json!("01:00-03:00")),
+        ("/night/time_zone", json!("UTC")),
         ("/history/received_per_second", json!([0.0, 5.0])),
     ] {
         assert_eq!(said.pointer(path), Some(&expected), "{path}");
     }
     assert_eq!(whole(&status, false).get("history"), None);
+    night.send_modify(|night| night.expiry = "02:00-04:00".parse().unwrap());
     draining.cancel();
     status.sample(&Families::gather(&registry), Instant::now());
-    assert_eq!(whole(&status, false)["draining"], true);
+    let after = whole(&status, false);
+    assert_eq!(after["draining"], true);
+    assert_eq!(after["night"]["expiry"]["hours"], "02:00-04:00");
 }

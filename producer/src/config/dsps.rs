@@ -8,23 +8,18 @@ use crate::edge::dsps::{SHOWN_MAX, Shown};
 
 /// The settings as they are written.
 #[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Metrics")]
 pub(super) struct DspsArgs {
-    /// DSPs that have metrics of their own from the start, like 17,42; others get them as they come
-    #[arg(
-        long,
-        value_name = "IDS",
-        env = "PRODUCER_DSPS",
-        default_value = "",
-        hide_default_value = true
-    )]
-    dsps: String,
+    /// DSPs that have metrics of their own from the start, repeatable or comma-separated; others get them as they come
+    #[arg(long, value_name = "DSP", value_delimiter = ',')]
+    dsps: Vec<String>,
 
     /// Most DSPs that have metrics of their own; the rest is counted together, as `other`
     #[arg(
         long,
         value_name = "COUNT",
-        env = "PRODUCER_DSPS_SHOWN",
-        default_value = "64"
+        default_value = "64",
+        hide_short_help = true
     )]
     dsps_shown: String,
 }
@@ -33,7 +28,7 @@ impl DspsArgs {
     /// Notes all that is wrong.
     pub(super) fn check(&self, mistakes: &mut Mistakes) -> Shown {
         let max = number(mistakes, "--dsps-shown", &self.dsps_shown, (0, SHOWN_MAX));
-        let parts = self.dsps.split(',').map(str::trim);
+        let parts = self.dsps.iter().map(|part| part.trim());
         let named: BTreeSet<_> = parts
             .filter(|part| !part.is_empty())
             .filter_map(|part| mistakes.good("--dsps", parse_dsp(part)))

@@ -1,5 +1,7 @@
 //! The settings as operators write them, right and wrong.
 
+use cookiesync::{limits, process::settings::unclassified};
+
 use super::*;
 
 fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
@@ -18,10 +20,15 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
     assert_eq!(config.pinned_bytes_max, 256 << 20);
     assert_eq!(config.subscriber_retention, Duration::from_secs(60));
-    assert_eq!(config.drain_timeout, Duration::from_secs(10));
+    assert_eq!(config.drain.timeout, Duration::from_secs(10));
     assert_eq!(config.http_limits.connections_per_address_max, None);
     assert_eq!(config.grpc_connections_per_address_max, Some(1024));
-    assert_eq!(config.drain_delay, Duration::ZERO);
+    assert_eq!(config.drain.delay, Duration::ZERO);
+}
+
+#[test]
+fn every_setting_says_what_becomes_of_a_change() {
+    assert_eq!(unclassified::<Args>(), Vec::<String>::new());
 }
 
 #[test]
@@ -53,6 +60,9 @@ fn all_mistakes_are_reported_at_once() {
         "--tls-client-ca=/no/such/authority.pem",
         "--token-file=/no/such/tokens",
         "--drain-delay=soon",
+        "--log-filter=inof",
+        "--log-format=xml",
+        "--debug-endpoints=perhaps",
     ];
     let error = load(&arguments).unwrap_err().to_string();
     for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {

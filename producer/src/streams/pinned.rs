@@ -55,6 +55,12 @@ impl Account {
         }
     }
 
+    /// Whose it is: the name and the call of its queue, for the log.
+    #[must_use]
+    pub(crate) fn name(&self) -> (&str, &'static str) {
+        (&self.subscriber, self.call.label())
+    }
+
     /// Bytes handed to its streams that their connections have not let go.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -10,6 +10,7 @@
 //! not, because the newer stream begins where its own client stands, and counts them when it passes them.
 
 mod account;
+mod losing;
 
 use std::{
     collections::HashMap,
@@ -20,8 +21,8 @@ use std::{
 use cookiesync::{process::metrics::Peak, v1::ResumeOutcome};
 use tokio_util::sync::CancellationToken;
 
-use self::account::Account;
 pub use self::account::Totals;
+use self::{account::Account, losing::Losing};
 use super::pinned;
 use crate::log::{Delivery, Sequence};
 
@@ -80,6 +81,12 @@ pub struct Subscribers {
 #[derive(Debug)]
 struct Shared {
     queues: Mutex<HashMap<(Call, String), Arc<Queue>>>,
+    terms: Mutex<Terms>,
+}
+
+/// How long queues are remembered, and how many there are.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
     retention: Duration,
     subscribers_max: usize,
 }
@@ -99,6 +106,7 @@ struct State {
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
     lag: Peak,
+    losing: Losing,
 }
 
 #[derive(Debug)]
@@ -184,10 +192,26 @@ impl Subscribers {
         Self {
             shared: Arc::new(Shared {
                 queues: Mutex::default(),
-                retention,
-                subscribers_max,
+                terms: Mutex::new(Terms {
+                    retention,
+                    subscribers_max,
+                }),
             }),
         }
+    }
+
+    /// Changes how many there may be, and how long each is remembered, from now on; no stream ends for it.
+    pub fn keep(&self, retention: Duration, subscribers_max: usize) {
+        let terms = self.shared.terms.lock();
+        *terms.unwrap_or_else(PoisonError::into_inner) = Terms {
+            retention,
+            subscribers_max,
+        };
+    }
+
+    fn terms(&self) -> Terms {
+        let terms = self.shared.terms.lock();
+        *terms.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the queue of that name, making it if needed and ending the stream that has it.
@@ -218,7 +242,7 @@ impl Subscribers {
                 queue
             }
             None => {
-                if queues.len() >= self.shared.subscribers_max {
+                if queues.len() >= self.terms().subscribers_max {
                     forget_longest_ended(&mut queues)?;
                 }
                 let queue = Arc::new(Queue::new(
@@ -265,9 +289,10 @@ impl Subscribers {
     }
 
     fn forget(&self, queues: &mut HashMap<(Call, String), Arc<Queue>>, now: Instant) {
+        let retention = self.terms().retention;
         queues.retain(|_, queue| match queue.state().connection {
             Connection::Streaming { .. } => true,
-            Connection::Ended { since } => now - since < self.shared.retention,
+            Connection::Ended { since } => now - since < retention,
         });
     }
 }
@@ -295,6 +320,7 @@ impl Queue {
             account: Account::new(began.first),
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
+            losing: Losing::default(),
         };
         state.begin(began);
         Self {
@@ -378,15 +404,19 @@ impl Lease {
             return;
         }
         state.lag.note(lag);
-        let account = &mut state.account;
         match delivery {
-            Delivery::Chunk { chunk, first } => account.deliver(*first, chunk.last()),
+            Delivery::Chunk { chunk, first } => state.account.deliver(*first, chunk.last()),
             Delivery::Gap {
                 first,
                 last,
                 reason,
-            } => account.lose(*first, *last, *reason),
+            } => state.account.lose(*first, *last, *reason),
             Delivery::Idle { .. } | Delivery::End { .. } => {}
+        }
+        let news = state.losing.note(delivery, Instant::now);
+        drop(state);
+        if let Some(news) = news {
+            news.say(self.queue.pinned.name(), delivery);
         }
     }
 }
@@ -394,11 +424,15 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.queue.state();
-        if !self.superseded.is_cancelled() {
-            state.connection = Connection::Ended {
-                since: Instant::now(),
-            };
+        if self.superseded.is_cancelled() {
+            return;
         }
+        state.connection = Connection::Ended {
+            since: Instant::now(),
+        };
+        drop(state);
+        let (subscriber, call) = self.queue.pinned.name();
+        tracing::info!(subscriber, call, "subscriber disconnected");
     }
 }
 

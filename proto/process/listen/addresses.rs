@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Counts connections by address.
+/// Counts connections by address. By default each is granted as many as there are.
 #[derive(Debug, Clone)]
 pub struct Addresses {
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
@@ -21,6 +21,12 @@ pub struct Addresses {
 pub struct Place {
     addresses: Addresses,
     network: IpAddr,
+}
+
+impl Default for Addresses {
+    fn default() -> Self {
+        Self::new(usize::MAX)
+    }
 }
 
 impl Addresses {
@@ -36,10 +42,16 @@ impl Addresses {
     /// A place for one more connection from `address`; `None` when it has all it may.
     #[must_use]
     pub fn enter(&self, address: IpAddr) -> Option<Place> {
+        self.enter_up_to(self.each_max, address)
+    }
+
+    /// The same where each address has `each_max` from now on, at least one.
+    #[must_use]
+    pub fn enter_up_to(&self, each_max: usize, address: IpAddr) -> Option<Place> {
         let network = network(address);
         let mut open = self.open();
         let count = open.entry(network).or_insert(0);
-        if *count >= self.each_max {
+        if *count >= each_max.max(1) {
             return None;
         }
         *count += 1;

@@ -41,6 +41,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("Connections", "proto/process/listen.rs", ""),
     group("TLS handshakes", "proto/process/tls/server.rs", ""),
     group("Certificates and tokens", "proto/process/reload.rs", ""),
+    group("Settings", "proto/process/settings/renewal.rs", ""),
     group("Status page", "proto/process/status.rs", ""),
     group("Process", "proto/process/metrics.rs", ""),
 ];

@@ -1,3 +1,5 @@
+//! Queues that are joined, left, taken over and forgotten.
+
 use super::*;
 use crate::log::GapReason;
 

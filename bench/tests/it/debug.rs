@@ -1,0 +1,140 @@
+//! Profiles of a running process, and that nobody takes one who was not let.
+
+use anyhow::{Context, Result, bail, ensure};
+use bench::{admin, load};
+use prost::Message;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{PATIENCE, Producer, in_time, wait_until};
+
+/// What is looked at of a profile in the form of pprof.
+#[derive(Message)]
+struct Profile {
+    #[prost(message, repeated, tag = "2")]
+    sample: Vec<Sample>,
+    #[prost(string, repeated, tag = "6")]
+    string_table: Vec<String>,
+}
+
+#[derive(Message)]
+struct Sample {
+    #[prost(uint64, repeated, tag = "1")]
+    location_id: Vec<u64>,
+    #[prost(int64, repeated, tag = "2")]
+    value: Vec<i64>,
+}
+
+/// The status and the bytes of an answer that may be no text.
+async fn get(address: &str, path: &str) -> Result<(u16, Vec<u8>)> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    let end = answer
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .context("no whole head")?;
+    let status = std::str::from_utf8(&answer[..end])?
+        .split(' ')
+        .nth(1)
+        .context("no status")?;
+    Ok((status.parse()?, answer[end + 4..].to_vec()))
+}
+
+/// Takes a profile, after those that others take.
+async fn profile(address: &str, query: &str) -> Result<Vec<u8>> {
+    let path = format!("/debug/pprof/profile?{query}");
+    loop {
+        match get(address, &path).await? {
+            (200, body) => return Ok(body),
+            (429, _) => {}
+            (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn profiles_and_the_filter_are_off_unless_asked_for_and_say_how() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    for path in [
+        "/log-filter",
+        "/debug/pprof/profile",
+        "/debug/pprof/heap",
+        "/debug",
+    ] {
+        let answer = admin::get(&producer.admin, path).await?;
+        ensure!(
+            answer.status == 404 && answer.body.contains("--debug-endpoints"),
+            "{path}: {answer:?}"
+        );
+    }
+    let answer = admin::put(&producer.admin, "/log-filter", "off").await?;
+    assert_eq!(answer.status, 404);
+    Ok(())
+}
+
+#[tokio::test]
+async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &["--debug-endpoints"]).await?;
+    let (plan, stop) = (producer.load(1)?, CancellationToken::new());
+    let profiling = async {
+        wait_until(PATIENCE, "the load has begun", async || {
+            Ok(producer.appended().await? > 0)
+        })
+        .await?;
+        for (path, status) in [
+            ("/debug/pprof/profile?seconds=61", 400),
+            ("/debug/pprof/nothing", 404),
+            // The rest of the line is a header.
+            (
+                "/debug/pprof/profile HTTP/1.1\r\nSec-Fetch-Site: cross-site\r\nX: ",
+                403,
+            ),
+        ] {
+            assert_eq!(get(&producer.admin, path).await?.0, status, "{path}");
+        }
+        let refused = wait_until(PATIENCE, "a second one is refused", async || {
+            let (status, _) = get(&producer.admin, "/debug/pprof/profile?seconds=1").await?;
+            Ok(status == 429)
+        });
+        let (svg, refused) =
+            tokio::join!(profile(&producer.admin, "seconds=2&format=svg"), refused);
+        refused?;
+        let svg = String::from_utf8(svg?)?;
+        ensure!(
+            svg.starts_with("<svg") && svg.contains("producer::edge"),
+            "{svg}"
+        );
+
+        let bytes = profile(&producer.admin, "seconds=2").await?;
+        let profile = Profile::decode(&bytes[..])?;
+        let is_whole = |sample: &Sample| !sample.location_id.is_empty() && sample.value[0] > 0;
+        ensure!(!profile.sample.is_empty() && profile.sample.iter().all(is_whole));
+        let names = &profile.string_table;
+        ensure!(
+            names.iter().any(|name| name.contains("producer::edge")),
+            "{names:?}"
+        );
+        anyhow::Ok(())
+    };
+    let both = async {
+        let profiling = async {
+            let profiled = profiling.await;
+            stop.cancel();
+            profiled
+        };
+        tokio::join!(load::run(&plan, &stop), profiling)
+    };
+    let (loaded, profiled) = in_time("the profiles", both).await?;
+    profiled?;
+    ensure!(loaded?.is_faultless());
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! What programs say about themselves instead of running: settings, checks, probes, completions, manual pages.
+
+use anyhow::{Result, ensure};
+use bench::programs::free_address;
+use tempfile::TempDir;
+
+use crate::harness::{Consumer, Ended, Producer, embedded, programs, run_to_end};
+
+/// Fails unless a program ended with `code` and its words contain all of these.
+fn check(ended: &Ended, code: i32, said: &[&str]) -> Result<()> {
+    let Ended { code: found, words } = ended;
+    ensure!(
+        *found == Some(code),
+        "{found:?} instead of {code}:\n{words}"
+    );
+    for part in said {
+        ensure!(words.contains(part), "{part} is missing in:\n{words}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn short_help_is_short_and_long_help_has_groups_and_examples() -> Result<()> {
+    let programs = programs().await?;
+    for (program, heading, expert) in [
+        (&programs.producer, "What it keeps:", "--rewind-bytes"),
+        (&programs.consumer, "Where cookies go:", "--batch-cookies"),
+    ] {
+        let short = run_to_end(program, &["-h"], &[]).await?;
+        check(&short, 0, &[heading, "--help tells more"])?;
+        ensure!(!short.words.contains(expert), "{}", short.words);
+        let long = run_to_end(program, &["--help"], &[]).await?;
+        check(
+            &long,
+            0,
+            &[heading, expert, "Examples:", "Instead of running:"],
+        )?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn printed_settings_say_where_they_are_from_and_are_a_file() -> Result<()> {
+    let programs = programs().await?;
+    let folder = TempDir::new()?;
+    let file = folder.path().join("producer.toml");
+    std::fs::write(&file, "log_bytes = '2GiB'\n")?;
+    let config = format!("--config={}", file.display());
+    let args = [&*config, "--chunk-age=20ms", "--print-config"];
+    let environment = [("PRODUCER_QUEUE_COOKIES", "7")];
+    let printed = run_to_end(&programs.producer, &args, &environment).await?;
+    let said = [
+        "log_bytes = \"2GiB\"  # file",
+        "chunk_age = \"20ms\"  # flag",
+        "queue_cookies = \"7\"  # environment PRODUCER_QUEUE_COOKIES",
+        "heartbeat = \"1s\"  # default",
+    ];
+    check(&printed, 0, &said)?;
+    std::fs::write(&file, &printed.words)?;
+    let again = run_to_end(&programs.producer, &[&config, "--print-config"], &[]).await?;
+    check(&again, 0, &["queue_cookies = \"7\"  # file"])?;
+
+    let args = ["--store=mongodb://user:secret@host/", "--print-config"];
+    let printed = run_to_end(&programs.consumer, &args, &[]).await?;
+    check(&printed, 0, &["# store = \"mongodb://***@host/\""])?;
+    ensure!(!printed.words.contains("secret@"), "{}", printed.words);
+    Ok(())
+}
+
+#[tokio::test]
+async fn checked_settings_are_good_or_all_that_is_wrong_is_said() -> Result<()> {
+    let programs = programs().await?;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let admin = format!("--admin={}", taken.local_addr()?);
+    for program in [&programs.producer, &programs.consumer] {
+        let good = run_to_end(program, &["--check-config", &admin], &[]).await?;
+        check(&good, 0, &["the settings are good"])?;
+        let args = [
+            "--check-config",
+            "--token-file=/no/such/token",
+            "--drain-timeout=soon",
+            "--log-filter=inof",
+        ];
+        let wrong = run_to_end(program, &args, &[]).await?;
+        check(
+            &wrong,
+            2,
+            &["--token-file", "--drain-timeout", "--log-filter"],
+        )?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn probe_says_whether_the_process_with_these_settings_is_ready() -> Result<()> {
+    let programs = programs().await?;
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let admin = format!("--admin={}", producer.admin);
+    let ready = run_to_end(&programs.producer, &["--probe", &admin], &[]).await?;
+    check(&ready, 0, &["ready"])?;
+
+    let store = embedded(&folder.path().join("store"));
+    let nowhere = format!("http://{}", free_address()?);
+    let consumer = Consumer::spawn(&folder, "node", &[&nowhere], &store, &[]).await?;
+    consumer.wait_not_ready("no producer").await?;
+    let environment = [("CONSUMER_ADMIN", &*consumer.admin)];
+    // A mistake elsewhere must not make a container that works look broken.
+    let args = ["--probe", "--token-file=/no/such/token"];
+    let unready = run_to_end(&programs.consumer, &args, &environment).await?;
+    check(&unready, 1, &["503", "no producer"])?;
+
+    let nobody = format!("--admin={}", free_address()?);
+    let gone = run_to_end(&programs.producer, &["--probe", &nobody], &[]).await?;
+    check(&gone, 1, &["refused"])
+}
+
+#[tokio::test]
+async fn completions_and_manual_pages_come_from_the_program() -> Result<()> {
+    let programs = programs().await?;
+    for program in [&programs.producer, &programs.consumer] {
+        for (shell, part) in [
+            ("bash", "complete -F"),
+            ("zsh", "#compdef"),
+            ("fish", "complete -c"),
+        ] {
+            let script = run_to_end(program, &["--completions", shell], &[]).await?;
+            check(&script, 0, &[part, "log-filter"])?;
+        }
+        let unknown = run_to_end(program, &["--completions", "tcl"], &[]).await?;
+        check(&unknown, 2, &["\"tcl\"", "bash", "zsh", "fish"])?;
+        let page = run_to_end(program, &["--man"], &[]).await?;
+        check(&page, 0, &[".TH", "log\\-filter"])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! New settings for running processes.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bench::{admin, programs::Process};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::harness::{Addresses, Consumer, PATIENCE, Producer, embedded, wait_until};
+
+/// Waits until the process has read its settings so often with this outcome.
+async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
+    let name = format!("{process}_config_reloads_total");
+    let what = format!("{address} has read its settings {times} times: {outcome}");
+    wait_until(PATIENCE, &what, async || {
+        let read = admin::metrics(address)
+            .await?
+            .count(&name, &[("outcome", outcome)]);
+        Ok(read >= times)
+    })
+    .await
+}
+
+fn said(process: &Process, part: &str) -> Result<()> {
+    let lines = process.last_lines(50);
+    ensure!(lines.contains(part), "{part} is missing in:\n{lines}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("producer.toml");
+    std::fs::write(&file, "http_connections = 100\n")?;
+    let config = format!("--config={}", file.display());
+    let addresses = Addresses::free()?;
+    let mut producer = Producer::start_at(&folder, &addresses, &[&config]).await?;
+    let _one = std::net::TcpStream::connect(&producer.http)?;
+
+    std::fs::write(
+        &file,
+        "http_connections = 1\nlog_bytes = '2GiB'\nhttp = '127.0.0.1:1'\n",
+    )?;
+    wait_read(&producer.admin, "producer", "needs_restart", 1).await?;
+    said(&producer.process, "--http-connections")?;
+    // The address is a flag here, which wins, so that it does not differ.
+    said(&producer.process, "needs_restart=\"--log-bytes\"")?;
+    let refused = |metrics: &bench::scrape::Samples| {
+        metrics.count(
+            "producer_http_connections_cut_total",
+            &[("reason", "too_many")],
+        )
+    };
+    ensure!(refused(&producer.metrics().await?) == 0);
+    let _two = std::net::TcpStream::connect(&producer.http)?;
+    wait_until(PATIENCE, "the second connection is refused", async || {
+        Ok(refused(&producer.metrics().await?) == 1)
+    })
+    .await?;
+
+    std::fs::write(&file, "http_connections = none\nlog_byte = 1\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    std::fs::write(&file, "http_connections = 2\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "done", 1).await
+}
+
+#[tokio::test]
+async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    consumer.process.signal(Signal::HUP)?;
+    wait_read(&consumer.admin, "consumer", "done", 1).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    consumer.wait_settled(1).await
+}
+
+#[tokio::test]
+async fn log_filter_follows_the_file_and_the_admin_port_until_a_hangup() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("producer.toml");
+    std::fs::write(&file, "log_filter = 'info'\n")?;
+    let config = format!("--config={}", file.display());
+    let mut producer = Producer::start(&folder, &[&config, "--debug-endpoints"]).await?;
+    let filter =
+        async || Ok::<_, anyhow::Error>(admin::get(&producer.admin, "/log-filter").await?.body);
+    assert_eq!(filter().await?, "info\n");
+    std::fs::write(&file, "log_filter = 'info,producer=debug'\n")?;
+    wait_until(PATIENCE, "the filter follows the file", async || {
+        Ok(filter().await? == "info,producer=debug\n")
+    })
+    .await?;
+
+    let put = async |body: &str| admin::put(&producer.admin, "/log-filter", body).await;
+    let answer = put("warn\n").await?;
+    assert_eq!((answer.status, &*answer.body), (200, "warn\n"));
+    for (wrong, why) in [
+        ("inof", "is no level"),
+        ("", "a filter is"),
+        (&*"x".repeat(2000), "1024"),
+    ] {
+        let answer = put(wrong).await?;
+        ensure!(
+            answer.status == 400 && answer.body.contains(why),
+            "{answer:?}"
+        );
+    }
+    assert_eq!(filter().await?, "warn\n");
+    producer.process.signal(Signal::HUP)?;
+    wait_until(
+        Duration::from_secs(10),
+        "a signal brings it back",
+        async || Ok(filter().await? == "info,producer=debug\n"),
+    )
+    .await
+}

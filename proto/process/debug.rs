@@ -1,0 +1,119 @@
+//! What the admin port offers only with `--debug-endpoints`, because it changes the process or costs it time: the filter
+//! of the log, and profiles.
+
+mod profile;
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+
+use super::{
+    admin::{self, Answer, text},
+    logging::{self, FILTER_BYTES_MAX, Filter},
+};
+
+/// Where the log's filter is read and changed.
+const LOG_FILTER: &str = "/log-filter";
+
+/// Where profiles are taken.
+const PROFILES: &str = "/debug/pprof/";
+
+/// One of these.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Page {
+    /// The log's filter.
+    LogFilter,
+    /// A profile of the processor's time.
+    Profile,
+    /// One of memory.
+    Heap,
+    /// Nothing, but in this part.
+    None,
+}
+
+impl Page {
+    /// The one at `path`.
+    pub(super) fn at(path: &str) -> Option<Self> {
+        if path == LOG_FILTER {
+            return Some(Self::LogFilter);
+        }
+        match path.strip_prefix(PROFILES) {
+            Some("profile") => Some(Self::Profile),
+            Some("heap") => Some(Self::Heap),
+            Some(_) => Some(Self::None),
+            None => path.starts_with("/debug").then_some(Self::None),
+        }
+    }
+}
+
+/// Answers a request for one of these pages.
+pub(super) async fn answer(enabled: bool, page: Page, request: Request<Incoming>) -> Answer {
+    if !enabled {
+        return text(
+            StatusCode::NOT_FOUND,
+            "this is off: start the process with --debug-endpoints\n",
+        );
+    }
+    if admin::is_of_another_site(request.headers()) {
+        let word = "pages of other sites see nothing here\n";
+        return text(StatusCode::FORBIDDEN, word);
+    }
+    match page {
+        Page::LogFilter => log_filter(request).await,
+        Page::Profile => match *request.method() {
+            Method::GET => profile::answer(request.uri().clone()).await,
+            _ => method_not_allowed("GET"),
+        },
+        Page::Heap => text(
+            StatusCode::NOT_IMPLEMENTED,
+            "the allocator is the system's, which keeps no profile: heaptrack, or valgrind --tool=massif, make one\n",
+        ),
+        Page::None => text(
+            StatusCode::NOT_FOUND,
+            "there are /debug/pprof/profile?seconds=10 (and &format=svg) and /log-filter\n",
+        ),
+    }
+}
+
+async fn log_filter(request: Request<Incoming>) -> Answer {
+    match *request.method() {
+        Method::GET => match logging::filter() {
+            Some(filter) => text(StatusCode::OK, format!("{filter}\n")),
+            None => text(StatusCode::NOT_FOUND, "this process keeps no log\n"),
+        },
+        Method::PUT => {
+            // A line's end is no part of the filter.
+            let body = Limited::new(request.into_body(), FILTER_BYTES_MAX + 2);
+            match body.collect().await {
+                Ok(body) => put_filter(&body.to_bytes()),
+                Err(error) => text(
+                    StatusCode::BAD_REQUEST,
+                    format!("a filter of at most {FILTER_BYTES_MAX} bytes is wanted ({error})\n"),
+                ),
+            }
+        }
+        _ => method_not_allowed("GET, PUT"),
+    }
+}
+
+fn put_filter(body: &Bytes) -> Answer {
+    let filter = std::str::from_utf8(body)
+        .map_err(|_| "is no text".to_owned())
+        .and_then(|body| body.parse::<Filter>());
+    match filter {
+        Ok(filter) if logging::set_filter(&filter) => {
+            tracing::info!(%filter, "the log filter was changed by the admin port");
+            text(StatusCode::OK, format!("{filter}\n"))
+        }
+        Ok(_) => text(StatusCode::NOT_FOUND, "this process keeps no log\n"),
+        Err(wrong) => text(StatusCode::BAD_REQUEST, format!("{wrong}\n")),
+    }
+}
+
+fn method_not_allowed(allowed: &'static str) -> Answer {
+    let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed}\n"));
+    let allowed = header::HeaderValue::from_static(allowed);
+    answer.headers_mut().insert(header::ALLOW, allowed);
+    answer
+}

@@ -1,0 +1,134 @@
+//! A profile as a picture: each function is a bar over the one that called it, as wide as the time spent in it and in what
+//! it called. The whole name, and the share, show under the pointer.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use super::Stack;
+
+const WIDTH: f64 = 1600.0;
+const ROW: f64 = 17.0;
+
+/// Narrower bars than this, in pixels, are left out.
+const NARROW: f64 = 0.4;
+
+/// Width of a letter, in pixels.
+const LETTER: f64 = 6.6;
+
+/// What was found above a function, by name.
+#[derive(Default)]
+struct Node {
+    samples: u64,
+    above: BTreeMap<String, Node>,
+}
+
+impl Node {
+    fn add(&mut self, stack: &Stack) {
+        let mut node = self;
+        node.samples += stack.samples;
+        let functions = stack.lines.iter().rev().map(|line| &line.function);
+        for name in std::iter::once(&stack.thread).chain(functions) {
+            node = node.above.entry(name.clone()).or_default();
+            node.samples += stack.samples;
+        }
+    }
+
+    fn height(&self) -> u32 {
+        1 + self.above.values().map(Self::height).max().unwrap_or(0)
+    }
+}
+
+/// The picture of all stacks.
+pub(super) fn svg(stacks: &[Stack]) -> String {
+    let mut root = Node::default();
+    stacks.iter().for_each(|stack| root.add(stack));
+    let height = f64::from(root.height()) * ROW + 4.0;
+    let mut picture = Picture {
+        svg: format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"monospace\" \
+             font-size=\"11\">\n"
+        ),
+        all: root.samples.max(1),
+    };
+    picture.draw("all", &root, 0.0, height - ROW - 2.0);
+    picture.svg.push_str("</svg>\n");
+    picture.svg
+}
+
+struct Picture {
+    svg: String,
+    all: u64,
+}
+
+impl Picture {
+    /// Draws a function and what is above it; the recursion is as deep as the deepest stack, which has a bound.
+    fn draw(&mut self, name: &str, node: &Node, mut x: f64, y: f64) {
+        let share = self.share(node);
+        let width = share * WIDTH;
+        if width < NARROW {
+            return;
+        }
+        let mut room = width / LETTER - 1.0;
+        let label = name.chars().take_while(|_| {
+            room -= 1.0;
+            room > 0.0
+        });
+        let label: String = label.collect();
+        let written = writeln!(
+            self.svg,
+            "<g><title>{} ({} samples, {:.1} %)</title><rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" \
+             height=\"{:.1}\" rx=\"1\" fill=\"hsl({},75%,65%)\"/><text x=\"{:.1}\" y=\"{:.1}\">{}</text></g>",
+            escaped(name),
+            node.samples,
+            100.0 * share,
+            (width - 0.5).max(NARROW),
+            ROW - 1.0,
+            hue(name),
+            x + 2.0,
+            y + 12.0,
+            escaped(&label),
+        );
+        written.expect("a string takes all that is written");
+        for (name, above) in &node.above {
+            self.draw(name, above, x, y - ROW);
+            x += self.share(above) * WIDTH;
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a picture")]
+    fn share(&self, node: &Node) -> f64 {
+        node.samples as f64 / self.all as f64
+    }
+}
+
+/// A warm colour, the same for the same name.
+fn hue(name: &str) -> u32 {
+    let sum = |sum: u32, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte));
+    name.bytes().fold(7, sum) % 55
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::debug::profile::tests::stack;
+
+    #[test]
+    fn bar_is_as_wide_as_its_share_and_names_are_escaped() {
+        let stacks = [stack(&["inner<T>", "outer"], 3), stack(&["other"], 1)];
+        let svg = svg(&stacks);
+        assert!(svg.contains("inner&lt;T&gt; (3 samples, 75.0 %)"), "{svg}");
+        assert!(svg.contains("other (1 samples, 25.0 %)"), "{svg}");
+        assert!(svg.contains("width=\"1199.5\""), "{svg}");
+        assert!(!svg.contains("<T>"));
+    }
+
+    #[test]
+    fn profile_without_samples_is_a_picture_too() {
+        assert!(svg(&[]).ends_with("</svg>\n"));
+    }
+}

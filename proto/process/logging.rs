@@ -1,0 +1,196 @@
+//! The log: one line for each event on standard error, as text or as JSON, through a filter that may change while the
+//! process runs.
+
+use std::{
+    fmt, io,
+    str::FromStr,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use tracing_subscriber::{
+    EnvFilter, Layer as _, Registry, layer::SubscriberExt as _, reload,
+    util::SubscriberInitExt as _,
+};
+
+use super::settings::Mistakes;
+
+/// Longest filter, in bytes.
+pub const FILTER_BYTES_MAX: usize = 1024;
+
+/// The variable that every Rust program takes for its filter.
+const VARIABLE: &str = "RUST_LOG";
+
+/// The filter of this process's log.
+static LOG: OnceLock<Log> = OnceLock::new();
+
+struct Log {
+    handle: reload::Handle<EnvFilter, Registry>,
+    current: Mutex<Filter>,
+}
+
+/// What is logged: levels, for all or by part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter(String);
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self("info".to_owned())
+    }
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl FromStr for Filter {
+    type Err = String;
+
+    /// Reads what `RUST_LOG` may hold. A word that stands alone must be a level: taken for a part of the program, a
+    /// misspelt level would silence everything else.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err("a filter is a level, or levels by part: info,consumer=debug".to_owned());
+        }
+        if text.len() > FILTER_BYTES_MAX {
+            return Err(format!("is longer than {FILTER_BYTES_MAX} bytes"));
+        }
+        // Spans' fields may hold commas; this program has none.
+        let words = text
+            .split(',')
+            .filter(|word| !text.contains('[') && !word.contains('='));
+        for word in words {
+            if word
+                .trim()
+                .parse::<tracing_subscriber::filter::LevelFilter>()
+                .is_err()
+            {
+                return Err(format!(
+                    "{word:?} is no level (error, warn, info, debug, trace, off); a part is written with one: \
+                     {word}=debug"
+                ));
+            }
+        }
+        match EnvFilter::try_new(text) {
+            Ok(_) => Ok(Self(text.to_owned())),
+            Err(error) => Err(format!("{text:?} is no filter ({error})")),
+        }
+    }
+}
+
+impl Filter {
+    fn layer(&self) -> EnvFilter {
+        EnvFilter::new(&self.0)
+    }
+}
+
+/// How a line is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(format!("{text:?} is neither text nor json")),
+        }
+    }
+}
+
+/// The filter of a process that names none: `RUST_LOG`, or `info`. Notes when the variable holds no filter.
+pub fn default_filter(mistakes: &mut Mistakes) -> Filter {
+    match std::env::var(VARIABLE) {
+        Ok(text) if !text.is_empty() => mistakes.check(VARIABLE, text.parse()),
+        _ => Filter::default(),
+    }
+}
+
+/// Sends log lines to standard error.
+///
+/// Call it once, from `main`; a second call does nothing.
+pub fn init(filter: &Filter, format: Format) {
+    let (layer, handle) = reload::Layer::new(filter.layer());
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match format {
+        Format::Text => lines
+            .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+            .boxed(),
+        Format::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let initialized = tracing_subscriber::registry()
+        .with(layer)
+        .with(lines)
+        .try_init();
+    if initialized.is_err() {
+        tracing::debug!("logging was set up before");
+        return;
+    }
+    let current = Mutex::new(filter.clone());
+    LOG.get_or_init(|| Log { handle, current });
+}
+
+/// The filter that holds now; `None` when this process has set up no log.
+#[must_use]
+pub fn filter() -> Option<Filter> {
+    let current = LOG.get()?.current.lock();
+    Some(current.unwrap_or_else(PoisonError::into_inner).clone())
+}
+
+/// Changes what is logged from now on. False when this process has set up no log.
+pub fn set_filter(filter: &Filter) -> bool {
+    let Some(log) = LOG.get() else {
+        return false;
+    };
+    let mut current = log.current.lock().unwrap_or_else(PoisonError::into_inner);
+    if log.handle.reload(filter.layer()).is_err() {
+        return false;
+    }
+    current.clone_from(filter);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_wrong(text: &str, said: &str) {
+        let error = text.parse::<Filter>().unwrap_err();
+        assert!(error.contains(said), "{said} is missing in {error}");
+    }
+
+    #[test]
+    fn filter_is_a_level_or_levels_by_part() {
+        for good in [
+            "info",
+            "off",
+            "WARN",
+            "info,consumer=debug",
+            "consumer::sink=trace",
+            " debug\n",
+        ] {
+            let filter: Filter = good.parse().unwrap();
+            assert_eq!(filter.to_string(), good.trim());
+        }
+    }
+
+    #[test]
+    fn misspelt_level_and_what_is_no_filter_are_refused() {
+        check_wrong("", "a filter is a level");
+        check_wrong("inof", "\"inof\" is no level");
+        check_wrong("consumer", "consumer=debug");
+        check_wrong("consumer=loud", "is no filter");
+        check_wrong(&"x".repeat(FILTER_BYTES_MAX + 1), "longer than");
+    }
+}

@@ -1,0 +1,113 @@
+//! Files changed in every way, looked at without waiting.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{
+    super::tests::{Args, Config, TestFile},
+    *,
+};
+
+/// A process that runs with a file, and how often and with what it was told to change.
+struct Running {
+    file: TestFile,
+    renewal: Renewal,
+    applied: AtomicU32,
+}
+
+impl Running {
+    fn with(text: &str, arguments: &[&str]) -> Self {
+        let file = TestFile::new(text);
+        let renewal = Renewal::of(&file.load(arguments).unwrap());
+        Self {
+            file,
+            renewal,
+            applied: AtomicU32::new(0),
+        }
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(&self.file.0, text).unwrap();
+    }
+
+    fn look(&mut self, asked: bool) -> News {
+        let applied = &self.applied;
+        let apply = |config: &Config| applied.store(config.three, Ordering::Relaxed);
+        self.renewal.look::<Args>(asked, apply)
+    }
+
+    /// What was applied last; 0 for nothing.
+    fn three(&self) -> u32 {
+        self.applied.load(Ordering::Relaxed)
+    }
+}
+
+fn renewed(changed: &[&str], needs_restart: &[&str]) -> News {
+    let owned = |flags: &[&str]| flags.iter().map(ToString::to_string).collect();
+    News::Renewed {
+        changed: owned(changed),
+        needs_restart: owned(needs_restart),
+    }
+}
+
+#[test]
+fn what_can_change_does_and_exactly_what_cannot_is_said() {
+    let mut running = Running::with("three = 4\none = 'x'", &[]);
+    assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
+    running.write("three = 5\none = 'x'");
+    assert_eq!(running.look(false), renewed(&["--three"], &[]));
+    assert_eq!(running.three(), 5);
+    assert_eq!(running.look(false), News::Nothing);
+
+    running.write("three = 6\none = 'y'");
+    assert_eq!(running.look(false), renewed(&["--three"], &["--one"]));
+    assert_eq!((running.look(false), running.three()), (News::Nothing, 6));
+    assert_eq!(
+        running.look(true),
+        renewed(&[], &["--one"]),
+        "it still runs with another"
+    );
+    running.write("three = 6\none = 'x'");
+    assert_eq!(running.look(false), renewed(&[], &[]));
+}
+
+#[test]
+fn file_with_a_mistake_changes_nothing_and_is_said_once() {
+    let mut running = Running::with("three = 4", &[]);
+    running.write("three = 5\none = 'wrong'\nfive = 1");
+    assert_eq!(
+        running.look(false),
+        News::Nothing,
+        "it may be half of a change"
+    );
+    let News::Broken(why) = running.look(false) else {
+        panic!("broken twice and not said");
+    };
+    assert!(
+        why.contains("--one: wrong") && why.contains("unknown key five"),
+        "{why}"
+    );
+    assert!(!why.contains('\n'), "{why}");
+    assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
+    fs::remove_file(&running.file.0).unwrap();
+    assert_eq!(running.look(false), News::Nothing);
+    assert!(matches!(running.look(false), News::Broken(_)));
+    assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
+    running.write("three = 7");
+    assert_eq!(running.look(false), renewed(&["--three"], &[]));
+    assert_eq!(running.three(), 7);
+}
+
+#[test]
+fn signal_is_answered_at_once_and_flags_win_over_the_file() {
+    let mut running = Running::with("three = 4", &["--three=5"]);
+    running.write("three = 6\ntwo = ['x']");
+    assert_eq!(running.look(true), renewed(&[], &["--two"]));
+    assert_eq!(running.three(), 5);
+    running.write("three = many");
+    assert!(matches!(running.look(true), News::Broken(_)));
+    assert!(
+        matches!(running.look(true), News::Broken(_)),
+        "asked again, it says so again"
+    );
+    assert_eq!(running.look(false), News::Nothing);
+}
