@@ -26,6 +26,10 @@ COPY --from=build --chown=65532:65532 /state /var/lib/cookiesync
 WORKDIR /var/lib/cookiesync
 USER 65532:65532
 STOPSIGNAL SIGTERM
+# There is no shell or curl to ask with, but the program that runs asks itself: ready, or why not, at the address of its settings. So
+# give `--admin` as PRODUCER_ADMIN or CONSUMER_ADMIN, which it sees here too. With `bench`, and with --init, which puts another
+# program there: --no-healthcheck.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/proc/1/exe", "--probe"]
 # producer: sync requests, gRPC, admin; consumer: admin. The admin ports are on loopback until `--admin 0.0.0.0:…`.
 EXPOSE 8080 7676 9090 9091
 
