@@ -15,12 +15,18 @@ use cookiesync::process::{
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
+#[global_allocator]
+static ALLOCATOR: heap::Allocator = heap::Allocator;
+
 fn main() -> ExitCode {
     let settings = match instead::begin::<Args>(std::env::args_os()) {
         Ok(settings) => settings,
         Err(code) => return code,
     };
     let common = &settings.config.common;
+    if common.debug_endpoints {
+        heap::start();
+    }
     logging::init(&common.log_filter, common.log_format);
     let result = Runtime::new()
         .map_err(anyhow::Error::from)

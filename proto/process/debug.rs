@@ -1,7 +1,9 @@
 //! What the admin port offers only with `--debug-endpoints`, because it changes the process or costs it time: the filter
 //! of the log, and profiles.
 
-mod profile;
+mod cpu;
+mod heap;
+mod stacks;
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
@@ -62,16 +64,16 @@ pub(super) async fn answer(enabled: bool, page: Page, request: Request<Incoming>
     match page {
         Page::LogFilter => log_filter(request).await,
         Page::Profile => match *request.method() {
-            Method::GET => profile::answer(request.uri().clone()).await,
+            Method::GET => cpu::answer(request.uri().clone()).await,
             _ => method_not_allowed("GET"),
         },
-        Page::Heap => text(
-            StatusCode::NOT_IMPLEMENTED,
-            "the allocator is the system's, which keeps no profile: heaptrack, or valgrind --tool=massif, make one\n",
-        ),
+        Page::Heap => match *request.method() {
+            Method::GET => heap::answer(request.uri().clone()).await,
+            _ => method_not_allowed("GET"),
+        },
         Page::None => text(
             StatusCode::NOT_FOUND,
-            "there are /debug/pprof/profile?seconds=10 (and &format=svg) and /log-filter\n",
+            "there are /debug/pprof/profile?seconds=10, /debug/pprof/heap, each with format=svg for a picture, and /log-filter\n",
         ),
     }
 }

@@ -123,6 +123,20 @@ async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<(
             names.iter().any(|name| name.contains("producer::edge")),
             "{names:?}"
         );
+
+        let heap = get(&producer.admin, "/debug/pprof/heap").await?;
+        let profile = Profile::decode(&heap.1[..])?;
+        let names = &profile.string_table;
+        ensure!(
+            heap.0 == 200 && names.iter().any(|name| name == "inuse_space"),
+            "{names:?}"
+        );
+        ensure!(
+            names.iter().any(|name| name.contains("producer::")),
+            "{names:?}"
+        );
+        let svg = get(&producer.admin, "/debug/pprof/heap?format=svg").await?;
+        ensure!(svg.0 == 200 && svg.1.starts_with(b"<svg"));
         anyhow::Ok(())
     };
     let both = async {

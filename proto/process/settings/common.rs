@@ -41,8 +41,8 @@ pub struct CommonArgs {
 
     /// Whether the admin port may profile the process and change its log filter
     ///
-    /// It then answers /debug/pprof/profile, and /log-filter to GET and PUT. Whoever reaches the port can slow the
-    /// process down with these, or silence its log.
+    /// It then answers /debug/pprof/profile and /debug/pprof/heap, and /log-filter to GET and PUT. Whoever reaches the port
+    /// can slow the process down with these, or silence its log. The heap is sampled from the start.
     #[arg(
         long,
         value_name = "true|false",

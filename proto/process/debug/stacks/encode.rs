@@ -1,10 +1,10 @@
 //! A profile in the form of `pprof`: the fields of its `profile.proto` that are used here, by their numbers there.
 
-use std::{collections::HashMap, hash::Hash, time::Duration};
+use std::{borrow::Cow, collections::HashMap, hash::Hash};
 
 use prost::Message;
 
-use super::{FREQUENCY, Stack};
+use super::Profile as Measured;
 
 #[derive(Clone, PartialEq, Message)]
 struct Profile {
@@ -115,7 +115,7 @@ impl Strings {
 }
 
 /// The profile's bytes.
-pub(super) fn profile(stacks: &[Stack], duration: Duration) -> Vec<u8> {
+pub(super) fn profile(measured: &Measured) -> Vec<u8> {
     let mut strings = Strings {
         numbers: Numbers(HashMap::new()),
         table: Vec::new(),
@@ -123,18 +123,15 @@ pub(super) fn profile(stacks: &[Stack], duration: Duration) -> Vec<u8> {
     // The first of the table is empty, always.
     strings.of("");
     let (mut locations, mut functions) = (Numbers(HashMap::new()), Numbers(HashMap::new()));
-    let period = 1_000_000_000 / u64::from(FREQUENCY.unsigned_abs());
+    let mut kind = |(kind, unit)| strings.kind(kind, unit);
     let mut profile = Profile {
-        sample_type: vec![
-            strings.kind("samples", "count"),
-            strings.kind("cpu", "nanoseconds"),
-        ],
-        period_type: Some(strings.kind("cpu", "nanoseconds")),
-        period: signed(period),
-        duration_nanos: i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX),
+        sample_type: measured.sample_types.map(&mut kind).to_vec(),
+        period_type: Some(kind(measured.period_type)),
+        period: signed(measured.period),
+        duration_nanos: i64::try_from(measured.duration.as_nanos()).unwrap_or(i64::MAX),
         ..Profile::default()
     };
-    for stack in stacks {
+    for stack in &measured.stacks {
         let mut ids = Vec::with_capacity(stack.lines.len());
         for line in &stack.lines {
             let (location, is_new) = locations.of(line);
@@ -146,11 +143,10 @@ pub(super) fn profile(stacks: &[Stack], duration: Duration) -> Vec<u8> {
             let (function, is_new) = functions.of((&line.function, &line.file));
             let function_id = function as u64 + 1;
             if is_new {
-                let name = strings.of(&line.function);
                 profile.function.push(Function {
                     id: function_id,
-                    name,
-                    system_name: name,
+                    name: strings.of(&plain(&line.function)),
+                    system_name: strings.of(&line.function),
                     filename: strings.of(&line.file),
                 });
             }
@@ -163,17 +159,43 @@ pub(super) fn profile(stacks: &[Stack], duration: Duration) -> Vec<u8> {
                 line: vec![line],
             });
         }
+        let mut label = |key, text: &str| Label {
+            key: strings.of(key),
+            text: strings.of(text),
+        };
         profile.sample.push(Sample {
             location_id: ids,
-            value: vec![signed(stack.samples), signed(stack.samples * period)],
-            label: vec![Label {
-                key: strings.of("thread"),
-                text: strings.of(&stack.thread),
-            }],
+            value: stack.values.map(signed).to_vec(),
+            label: stack
+                .thread
+                .iter()
+                .map(|thread| label("thread", thread))
+                .collect(),
         });
     }
     profile.string_table = strings.table;
     profile.encode_to_vec()
+}
+
+/// `<A as B>::c` as `A::c`: pprof takes what stands in angle brackets for parameters of a type, and leaves it out.
+fn plain(name: &str) -> Cow<'_, str> {
+    let Some(inner) = name.strip_prefix('<') else {
+        return name.into();
+    };
+    let mut depth = 1;
+    let end = inner.find(|letter| {
+        match letter {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            _ => {}
+        }
+        depth == 0
+    });
+    let Some((kind, rest)) = end.and_then(|end| inner.split_at_checked(end)) else {
+        return name.into();
+    };
+    let kind = kind.split(" as ").next().unwrap_or(kind);
+    format!("{kind}{}", &rest[1..]).into()
 }
 
 fn signed(number: u64) -> i64 {
@@ -183,7 +205,7 @@ fn signed(number: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::debug::profile::tests::stack;
+    use crate::process::debug::stacks::tests::profile as measured;
 
     fn name(profile: &Profile, location: u64) -> &str {
         let at = |number: u64| usize::try_from(number).unwrap();
@@ -194,8 +216,7 @@ mod tests {
 
     #[test]
     fn every_sample_leads_to_the_names_of_its_functions() {
-        let stacks = [stack(&["inner", "outer"], 3), stack(&["outer"], 1)];
-        let bytes = profile(&stacks, Duration::from_secs(2));
+        let bytes = profile(&measured(&[(&["inner", "outer"], 3), (&["outer"], 1)]));
         let profile = Profile::decode(&bytes[..]).unwrap();
         let names = |sample: &Sample| -> Vec<String> {
             let ids = sample.location_id.iter();
@@ -203,9 +224,29 @@ mod tests {
         };
         assert_eq!(names(&profile.sample[0]), ["inner", "outer"]);
         assert_eq!(names(&profile.sample[1]), ["outer"]);
-        assert_eq!(profile.sample[0].value, [3, 3 * profile.period]);
+        assert_eq!(profile.sample[0].value, [3, 3000]);
         assert_eq!(profile.string_table[0], "");
         assert_eq!(profile.function.len(), 2, "each is there once");
         assert_eq!(profile.duration_nanos, 2_000_000_000);
+    }
+
+    #[test]
+    fn method_of_a_trait_is_named_by_its_type() {
+        for (name, said) in [
+            (
+                "<tokio::net::Stream as core::fmt::Debug>::fmt",
+                "tokio::net::Stream::fmt",
+            ),
+            (
+                "<a::B<c::D> as e::F<g>>::h::{{closure}}",
+                "a::B<c::D>::h::{{closure}}",
+            ),
+            ("<a::B>::c", "a::B::c"),
+            ("a::b", "a::b"),
+            ("<a", "<a"),
+            ("<a>", "a"),
+        ] {
+            assert_eq!(plain(name), said);
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use super::Stack;
+use super::{Profile, Stack};
 
 const WIDTH: f64 = 1600.0;
 const ROW: f64 = 17.0;
@@ -17,18 +17,18 @@ const LETTER: f64 = 6.6;
 /// What was found above a function, by name.
 #[derive(Default)]
 struct Node {
-    samples: u64,
+    amount: u64,
     above: BTreeMap<String, Node>,
 }
 
 impl Node {
     fn add(&mut self, stack: &Stack) {
         let mut node = self;
-        node.samples += stack.samples;
+        node.amount += stack.values[1];
         let functions = stack.lines.iter().rev().map(|line| &line.function);
-        for name in std::iter::once(&stack.thread).chain(functions) {
+        for name in stack.thread.iter().chain(functions) {
             node = node.above.entry(name.clone()).or_default();
-            node.samples += stack.samples;
+            node.amount += stack.values[1];
         }
     }
 
@@ -38,16 +38,17 @@ impl Node {
 }
 
 /// The picture of all stacks.
-pub(super) fn svg(stacks: &[Stack]) -> String {
+pub(super) fn svg(profile: &Profile) -> String {
     let mut root = Node::default();
-    stacks.iter().for_each(|stack| root.add(stack));
+    profile.stacks.iter().for_each(|stack| root.add(stack));
     let height = f64::from(root.height()) * ROW + 4.0;
     let mut picture = Picture {
         svg: format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"monospace\" \
              font-size=\"11\">\n"
         ),
-        all: root.samples.max(1),
+        all: root.amount.max(1),
+        unit: profile.sample_types[1].1,
     };
     picture.draw("all", &root, 0.0, height - ROW - 2.0);
     picture.svg.push_str("</svg>\n");
@@ -57,6 +58,7 @@ pub(super) fn svg(stacks: &[Stack]) -> String {
 struct Picture {
     svg: String,
     all: u64,
+    unit: &'static str,
 }
 
 impl Picture {
@@ -75,10 +77,10 @@ impl Picture {
         let label: String = label.collect();
         let written = writeln!(
             self.svg,
-            "<g><title>{} ({} samples, {:.1} %)</title><rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" \
+            "<g><title>{} ({}, {:.1} %)</title><rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" \
              height=\"{:.1}\" rx=\"1\" fill=\"hsl({},75%,65%)\"/><text x=\"{:.1}\" y=\"{:.1}\">{}</text></g>",
             escaped(name),
-            node.samples,
+            self.amount(node),
             100.0 * share,
             (width - 0.5).max(NARROW),
             ROW - 1.0,
@@ -95,8 +97,17 @@ impl Picture {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a picture")]
+    fn amount(&self, node: &Node) -> String {
+        match self.unit {
+            "nanoseconds" => format!("{:.2} s", node.amount as f64 / 1e9),
+            "bytes" => format!("{:.1} MiB", node.amount as f64 / f64::from(1 << 20)),
+            unit => format!("{} {unit}", node.amount),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a picture")]
     fn share(&self, node: &Node) -> f64 {
-        node.samples as f64 / self.all as f64
+        node.amount as f64 / self.all as f64
     }
 }
 
@@ -115,20 +126,23 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::debug::profile::tests::stack;
+    use crate::process::debug::stacks::tests::profile;
 
     #[test]
     fn bar_is_as_wide_as_its_share_and_names_are_escaped() {
-        let stacks = [stack(&["inner<T>", "outer"], 3), stack(&["other"], 1)];
-        let svg = svg(&stacks);
-        assert!(svg.contains("inner&lt;T&gt; (3 samples, 75.0 %)"), "{svg}");
-        assert!(svg.contains("other (1 samples, 25.0 %)"), "{svg}");
+        let millions = 1_000_000;
+        let svg = svg(&profile(&[
+            (&["inner<T>", "outer"], 3 * millions),
+            (&["other"], millions),
+        ]));
+        assert!(svg.contains("inner&lt;T&gt; (3.00 s, 75.0 %)"), "{svg}");
+        assert!(svg.contains("other (1.00 s, 25.0 %)"), "{svg}");
         assert!(svg.contains("width=\"1199.5\""), "{svg}");
         assert!(!svg.contains("<T>"));
     }
 
     #[test]
     fn profile_without_samples_is_a_picture_too() {
-        assert!(svg(&[]).ends_with("</svg>\n"));
+        assert!(svg(&profile(&[])).ends_with("</svg>\n"));
     }
 }
