@@ -13,9 +13,11 @@
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
+# The commit, for <process>_build_info: --build-arg REVISION=$(git rev-parse HEAD)
+ARG REVISION=unknown
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/src/target,sharing=locked \
-    deploy/build-static /out
+    COOKIESYNC_COMMIT=$REVISION deploy/build-static /out
 RUN mkdir /state
 
 # Has /etc/passwd, time zones (for `consumer --time-zone`) and authorities' certificates, and nothing that runs.

@@ -107,12 +107,12 @@ pub struct Producer {
     pub epoch: u64,
     /// The newest sequence received, or declared lost.
     pub received_sequence: u64,
-    /// The newest sequence that is durable: the cursor.
-    pub stored_sequence: u64,
-    /// How far the cursor is behind what was received, in cookies.
+    /// The newest sequence of this life that is durable: the cursor. None before the first.
+    pub stored_sequence: Option<u64>,
+    /// Cookies that the producer is known to have and that are not durable here: `consumer_producer_lag_cookies`.
     pub lag_cookies: u64,
     /// How old the newest cookies were when they came.
-    pub lag_seconds: Option<f64>,
+    pub newest_age_seconds: Option<f64>,
     /// How long ago anything came; heartbeats count.
     pub silent_seconds: Option<f64>,
 }
@@ -247,6 +247,31 @@ impl ConsumerStatus {
         }
     }
 
+    fn producers(&self, links: Vec<LinkFigures>, families: &Families) -> Vec<Producer> {
+        let lags = families.by_label("consumer_producer_lag_cookies", "producer");
+        let lag = |id: &str| lags.iter().find(|(of, _)| *of == id).map(|&(_, lag)| lag);
+        let durable = |id: &str, epoch| self.sources.metrics.sink.producers.durable_in(id, epoch);
+        let seconds = |time: std::time::Duration| short(time.as_secs_f64());
+        let shown = links.into_iter().take(PRODUCERS_MAX);
+        let rows = shown.map(|link| {
+            let id = link.producer.as_deref();
+            Producer {
+                address: link.address,
+                origin: link.origin,
+                producer: id.map(str::to_owned),
+                connected: link.is_connected,
+                why: link.why_not,
+                epoch: link.epoch,
+                received_sequence: link.sequence,
+                stored_sequence: id.and_then(|id| durable(id, link.epoch)),
+                lag_cookies: id.and_then(lag).unwrap_or(0),
+                newest_age_seconds: link.age.map(seconds),
+                silent_seconds: link.silent.map(seconds),
+            }
+        });
+        rows.collect()
+    }
+
     fn batches(&mut self, families: &Families, now: Instant) -> Batches {
         let count = self.sources.metrics.sink.batches.get();
         let cookies = families.histogram("consumer_batch_cookies");
@@ -296,7 +321,7 @@ impl Subject for ConsumerStatus {
             reasons: readiness.reasons,
             producers_total: links.len(),
             producers_connected: links.iter().filter(|link| link.is_connected).count(),
-            producers: producers(links, families),
+            producers: self.producers(links, families),
             received_per_second,
             written_per_second,
             received_seconds: self
@@ -327,34 +352,6 @@ impl Subject for ConsumerStatus {
             history,
         })
     }
-}
-
-fn producers(links: Vec<LinkFigures>, families: &Families) -> Vec<Producer> {
-    let cursors = families.by_label("consumer_cursor_sequence", "producer");
-    let stored = |producer: Option<&str>| {
-        let mut cursors = cursors.iter();
-        let found = cursors.find(|(id, _)| Some(*id) == producer);
-        found.map_or(0, |&(_, sequence)| sequence)
-    };
-    let seconds = |time: std::time::Duration| short(time.as_secs_f64());
-    let shown = links.into_iter().take(PRODUCERS_MAX);
-    let rows = shown.map(|link| {
-        let stored_sequence = stored(link.producer.as_deref());
-        Producer {
-            address: link.address,
-            origin: link.origin,
-            producer: link.producer.as_deref().map(str::to_owned),
-            connected: link.is_connected,
-            why: link.why_not,
-            epoch: link.epoch,
-            received_sequence: link.sequence,
-            stored_sequence,
-            lag_cookies: link.sequence.saturating_sub(stored_sequence),
-            lag_seconds: link.age.map(seconds),
-            silent_seconds: link.silent.map(seconds),
-        }
-    });
-    rows.collect()
 }
 
 #[cfg(test)]

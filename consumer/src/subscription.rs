@@ -140,7 +140,7 @@ impl Drop for Subscription {
         let address = self.address.to_string();
         let connected = &self.context.metrics.connected_by_address;
         if connected.remove_label_values(&[&address]).is_err() {
-            tracing::trace!(address, "never was connected");
+            tracing::trace!(address, "another subscription of this address ended first");
         }
         self.context.health.unlisted(&self.link);
     }
@@ -159,6 +159,8 @@ impl Subscription {
     ) -> Self {
         let origin = producer.to_string();
         let link = context.health.listed(address, &origin);
+        let connected = &context.metrics.connected_by_address;
+        connected.with_label_values(&[&address.to_string()]).set(0);
         Self {
             context,
             origin,

@@ -124,7 +124,7 @@ impl App {
         };
         let log = Log::with_progress(log_config, Some(Box::new(life)));
         let subscribers = Subscribers::new(config.subscriber_retention, config.subscribers_max);
-        metrics::register(&registry, &log, &subscribers)?;
+        metrics::register(&registry, &log, &subscribers, config.queue_cookies_max)?;
         tracing::info!(?config, "settings");
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,

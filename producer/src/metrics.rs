@@ -11,13 +11,14 @@ mod subscribers;
 
 use cookiesync::process::metrics::{Registry, register_process};
 use prometheus::{
+    IntGauge,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
 
 use crate::{log::Log, streams::subscribers::Subscribers};
 
-/// Registers everything that is not counted by the part it belongs to.
+/// Registers everything that is not counted by the part it belongs to; a subscriber may be `queue_cookies_max` behind.
 ///
 /// # Errors
 /// When a name is taken.
@@ -25,7 +26,14 @@ pub fn register(
     registry: &Registry,
     log: &Log,
     subscribers: &Subscribers,
+    queue_cookies_max: u64,
 ) -> prometheus::Result<()> {
+    let limit = IntGauge::new(
+        "producer_subscriber_limit_cookies",
+        "How far a subscriber may be behind before its oldest cookies are lost, though the log may hold more.",
+    )?;
+    limit.set(i64::try_from(queue_cookies_max).unwrap_or(i64::MAX));
+    registry.register(Box::new(limit))?;
     let families = log::families().chain(subscribers::families());
     let (queues, at_scrapes) = (subscribers.clone(), log.clone());
     registry.at_scrapes(move || queues.end_interval(at_scrapes.span().next));

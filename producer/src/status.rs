@@ -75,7 +75,7 @@ pub struct Status {
     pub subscribers_connected: usize,
     /// The subscribers, by call and name; when there are more than [`SUBSCRIBERS_MAX`], those furthest behind.
     pub subscribers: Vec<Subscriber>,
-    /// The DSPs with most cookies, if they are counted.
+    /// The DSPs with most cookies.
     pub dsps: Vec<Dsp>,
 }
 
@@ -92,7 +92,7 @@ pub struct Edge {
     pub refused_per_second: f64,
     /// Requests by outcome, those that happened.
     pub outcomes: Vec<Count>,
-    /// Seconds a request takes, of the last ten seconds, if that is measured.
+    /// Seconds a request takes, of the last ten seconds, if there was one.
     pub latency_seconds: Option<Quantiles>,
 }
 
@@ -217,7 +217,7 @@ impl ProducerStatus {
         let accepted = accepted.map_or(0, |&(_, count)| count);
         let all: u64 = outcomes.iter().map(|&(_, count)| count).sum();
         let refused = all - accepted;
-        let latency = families.histogram_like("producer_edge_", "_seconds");
+        let latency = families.histogram("producer_edge_request_seconds");
         Edge {
             accepted,
             accepted_per_second: self.accepted.look(accepted, now),

@@ -143,6 +143,15 @@ impl Producers {
         producers.retain(|_, entry| entry.is_shown());
     }
 
+    /// The newest sequence of this life of a producer that is durable here, if any is.
+    #[must_use]
+    pub fn durable_in(&self, producer: &str, epoch: u64) -> Option<u64> {
+        match self.lock().get(producer)?.durable {
+            Some((durable, sequence)) if durable == epoch => Some(sequence),
+            _ => None,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Producer>> {
         let producers = self.shared.producers.lock();
         producers.unwrap_or_else(PoisonError::into_inner)

@@ -58,12 +58,15 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
         stale: 0,
         rejected: 2,
     });
-    sink.producers.durable(&Cursor {
+    let cursor = |epoch, sequence| Cursor {
         producer: "p".into(),
-        epoch: 5,
-        sequence: 7,
+        epoch,
+        sequence,
         complete: false,
-    });
+    };
+    let followed = metrics.subscription.producers.follow(&"p".into());
+    followed.connected(&cursor(5, 0), 11);
+    sink.producers.durable(&cursor(5, 7));
     sink.stored_seconds.observe(Duration::from_millis(120), 7);
     metrics.subscription.lives_proved.inc();
     metrics.subscription.lost_producer_ended.inc_by(3);
@@ -75,7 +78,7 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     assert!(!text.contains("secret"), "{text}");
     let producer = json!({
         "address": "127.0.0.1:7676", "origin": "http://p:7676", "producer": "p", "connected": true, "why": null,
-        "epoch": 5, "received_sequence": 10, "stored_sequence": 7, "lag_cookies": 3, "lag_seconds": 0.012,
+        "epoch": 5, "received_sequence": 10, "stored_sequence": 7, "lag_cookies": 3, "newest_age_seconds": 0.012,
         "silent_seconds": 2.0,
     });
     let ledger = json!({
@@ -114,4 +117,16 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     let after = whole(&status, false);
     assert_eq!(after["draining"], true);
     assert_eq!(after["night"]["expiry"]["hours"], "02:00-04:00");
+
+    // Another life: what of the one before is durable says nothing of it.
+    followed.connected(&cursor(6, 0), 3);
+    let _next_life = link.connected(&"p".into(), 6, 0);
+    link.received(2, None);
+    status.sample(&Families::gather(&registry), Instant::now());
+    let said = whole(&status, false);
+    let said = &said["producers"][0];
+    assert_eq!(
+        (&said["stored_sequence"], &said["lag_cookies"]),
+        (&json!(null), &json!(2))
+    );
 }

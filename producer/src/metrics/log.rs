@@ -49,7 +49,7 @@ const FIGURES: &[Figure] = &[
     (
         Family::gauge(
             "producer_log_reach_seconds",
-            "Age of the oldest chunk held: how long a subscriber may be away and miss nothing.",
+            "Age of the oldest chunk held: how long a subscriber may be away and miss nothing, unless its bound is less.",
             &[],
         ),
         |stats| stats.reach.as_secs_f64(),

@@ -36,7 +36,7 @@ impl Scene {
         });
         let subscribers = Subscribers::new(HOUR, 1000);
         let registry = Registry::new();
-        metrics::register(&registry, &log, &subscribers).unwrap();
+        metrics::register(&registry, &log, &subscribers, 1_000).unwrap();
         let draining = CancellationToken::new();
         let tasks = TaskTracker::new();
         let accepting = || Accepting {

@@ -75,16 +75,6 @@ impl Families {
         self.get(name).and_then(sum_of_histograms)
     }
 
-    /// The first histogram whose name begins and ends like this.
-    #[must_use]
-    pub fn histogram_like(&self, prefix: &str, suffix: &str) -> Option<Buckets> {
-        let is_like = |family: &&MetricFamily| {
-            family.name().starts_with(prefix) && family.name().ends_with(suffix)
-        };
-        let mut alike = self.0.iter().filter(is_like);
-        alike.find_map(sum_of_histograms)
-    }
-
     fn get(&self, name: &str) -> Option<&MetricFamily> {
         self.0.iter().find(|family| family.name() == name)
     }
@@ -169,8 +159,6 @@ mod tests {
             sum: 7.0,
         };
         assert_eq!(families.histogram("edge_seconds"), Some(expected.clone()));
-        assert_eq!(families.histogram_like("edge_", "_seconds"), Some(expected));
-        assert_eq!(families.histogram_like("requests_", "_total"), None);
         assert_eq!(families.count("nothing"), 0);
         assert!(families.by_label("nothing", "dsp").is_empty());
     }
