@@ -3,9 +3,9 @@
 //! All types here are the JSON of `/status.json`: names stay, times are in seconds, sizes in bytes, rates a second and
 //! over the last second. Of lists that outsiders can make long only the first are shown.
 //!
-//! Cost: a sample with 100 subscribers takes SAMPLE_COST of one core's second, two thirds of it for gathering the
-//! metrics, which a scrape does as well (`cargo bench -p producer status`). The history keeps 1.2 KiB for each
-//! subscriber.
+//! Cost: a sample with 100 subscribers takes 0.7 ms of one core's second, 0.6 of it for gathering the metrics, which a scrape
+//! does as well; who watches gets 26 KB a second, and 211 KB at first. A test that is ignored,
+//! `cost_of_a_sample_with_a_hundred_subscribers`, measures it in release mode.
 
 mod subscribers;
 
