@@ -34,6 +34,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use prometheus::{Encoder, TextEncoder};
 use ready::Part;
+use tokio_util::sync::CancellationToken;
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
@@ -85,10 +86,10 @@ pub async fn serve(
         registry,
         pages,
         answers_loopback_names_alone: listener.local_addr().is_ok_and(is_loopback),
+        stopping: stage.stop.clone(),
     });
-    let stopping = stage.stop.clone();
     listen::accept(listener, LIMITS, metrics, stage, move |stream, activity| {
-        let (port, stopping) = (Arc::clone(&port), stopping.clone());
+        let port = Arc::clone(&port);
         async move {
             let service = service_fn(|request: Request<Incoming>| {
                 let (port, in_progress) = (Arc::clone(&port), activity.long_request());
@@ -106,7 +107,7 @@ pub async fn serve(
             let mut connection = std::pin::pin!(connection);
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
-                () = stopping.cancelled() => {
+                () = port.stopping.cancelled() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
@@ -156,6 +157,7 @@ struct Port {
     registry: Registry,
     pages: Arc<dyn Pages>,
     answers_loopback_names_alone: bool,
+    stopping: CancellationToken,
 }
 
 impl Port {
@@ -167,7 +169,8 @@ impl Port {
             );
         }
         if let Some(page) = debug::Page::at(request.uri().path()) {
-            return debug::answer(self.pages.debug_endpoints(), page, request).await;
+            let (enabled, stop) = (self.pages.debug_endpoints(), self.stopping.clone());
+            return debug::answer(enabled, page, request, stop).await;
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     admin::{self, Answer, text},
@@ -49,8 +50,13 @@ impl Page {
     }
 }
 
-/// Answers a request for one of these pages.
-pub(super) async fn answer(enabled: bool, page: Page, request: Request<Incoming>) -> Answer {
+/// Answers a request for one of these pages; what takes its time ends at once when `stop` says so.
+pub(super) async fn answer(
+    enabled: bool,
+    page: Page,
+    request: Request<Incoming>,
+    stop: CancellationToken,
+) -> Answer {
     if !enabled {
         return text(
             StatusCode::NOT_FOUND,
@@ -64,7 +70,7 @@ pub(super) async fn answer(enabled: bool, page: Page, request: Request<Incoming>
     match page {
         Page::LogFilter => log_filter(request).await,
         Page::Profile => match *request.method() {
-            Method::GET => cpu::answer(request.uri().clone()).await,
+            Method::GET => cpu::answer(request.uri().clone(), stop).await,
             _ => method_not_allowed("GET"),
         },
         Page::Heap => match *request.method() {

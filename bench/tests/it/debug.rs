@@ -1,7 +1,9 @@
 //! Profiles of a running process, and that nobody takes one who was not let.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, bail, ensure};
-use bench::{admin, load};
+use bench::{admin, load, programs::Process};
 use prost::Message;
 use tempfile::TempDir;
 use tokio::{
@@ -10,7 +12,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{PATIENCE, Producer, in_time, wait_until};
+use crate::harness::{Addresses, PATIENCE, Producer, expect_exit, in_time, programs, wait_until};
 
 /// What is looked at of a profile in the form of pprof.
 #[derive(Message)]
@@ -117,7 +119,11 @@ async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<(
         let bytes = profile(&producer.admin, "seconds=2").await?;
         let profile = Profile::decode(&bytes[..])?;
         let is_whole = |sample: &Sample| !sample.location_id.is_empty() && sample.value[0] > 0;
-        ensure!(!profile.sample.is_empty() && profile.sample.iter().all(is_whole));
+        ensure!(
+            !profile.sample.is_empty() && profile.sample.iter().all(is_whole),
+            "{:?}",
+            profile.sample
+        );
         let names = &profile.string_table;
         ensure!(
             names.iter().any(|name| name.contains("producer::edge")),
@@ -150,5 +156,76 @@ async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<(
     let (loaded, profiled) = in_time("the profiles", both).await?;
     profiled?;
     ensure!(loaded?.is_faultless());
+    Ok(())
+}
+
+#[tokio::test]
+async fn profile_without_a_folder_for_its_file_says_which_one_it_wants() -> Result<()> {
+    let folder = TempDir::new()?;
+    let addresses = Addresses::free()?;
+    let state = folder.path().display().to_string();
+    let args = [
+        "--debug-endpoints",
+        "--http",
+        &addresses.http,
+        "--grpc",
+        &addresses.grpc,
+        "--admin",
+        &addresses.admin,
+        "--state",
+        &state,
+    ];
+    let process = Process::start_with(
+        "the producer",
+        &programs().await?.producer,
+        &args.map(str::to_owned),
+        Some(("TMPDIR", "/no/such")),
+        &folder.path().join("producer.log"),
+    )?;
+    let mut producer = Producer::of(process, &addresses);
+    producer.wait_ready().await?;
+    for _ in 0..2 {
+        let (status, body) = get(&producer.admin, "/debug/pprof/profile?seconds=1").await?;
+        let body = String::from_utf8(body)?;
+        ensure!(
+            status == 500 && body.contains("/no/such") && body.contains("TMPDIR"),
+            "{status}: {body}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn profile_does_not_hold_up_the_drain() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &["--debug-endpoints"]).await?;
+    let admin = producer.admin.clone();
+    let profile = async {
+        loop {
+            let answer = get(&admin, "/debug/pprof/profile?seconds=60").await?;
+            if answer.0 != 429 {
+                return anyhow::Ok(answer);
+            }
+        }
+    };
+    let draining = async {
+        wait_until(PATIENCE, "a profile is being taken", async || {
+            Ok(get(&admin, "/debug/pprof/profile?seconds=1").await?.0 == 429)
+        })
+        .await?;
+        let begun = Instant::now();
+        let status = producer.process.stop(PATIENCE).await?;
+        expect_exit(&producer.process, status, 0)?;
+        anyhow::Ok(begun.elapsed())
+    };
+    let (profile, drained) = tokio::join!(profile, draining);
+    let (status, body) = profile?;
+    ensure!(
+        status == 503,
+        "{status}: {}",
+        String::from_utf8_lossy(&body)
+    );
+    // Far below the time of a drain that is given up.
+    ensure!(drained? < Duration::from_secs(2));
     Ok(())
 }

@@ -6,14 +6,19 @@
 //! none: its unwinder takes no lock, since all it looks up is in the program's own headers. (Tried on such a program with three
 //! threads that allocate, sampled 1,000 times a second for 20 s while its heap was sampled, too.)
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    env,
+    sync::mpsc::{Receiver, RecvTimeoutError, sync_channel},
+    time::Duration,
+};
 
+use anyhow::Context as _;
 use http::{StatusCode, Uri};
 use pprof::{Frames, ProfilerGuardBuilder};
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::sleep,
-};
+use tempfile::NamedTempFile;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
 
 use super::stacks::{Format, Line, Profile, Stack};
 use crate::process::admin::{Answer, text};
@@ -77,8 +82,8 @@ impl Wanted {
     }
 }
 
-/// Takes a profile as the query asks, and answers when it is done.
-pub(super) async fn answer(uri: Uri) -> Answer {
+/// Takes a profile as the query asks, and answers when it is done, or at once when `stop` says so.
+pub(super) async fn answer(uri: Uri, stop: CancellationToken) -> Answer {
     let wanted = match Wanted::read(uri.query().unwrap_or_default()) {
         Ok(wanted) => wanted,
         Err(wrong) => return text(StatusCode::BAD_REQUEST, format!("{wrong}\n")),
@@ -90,34 +95,57 @@ pub(super) async fn answer(uri: Uri) -> Answer {
         );
     };
     tracing::info!(seconds = wanted.seconds, "a profile is taken");
-    match take(wanted, taken).await {
+    // Dropped with this future, when the process stops or nobody waits for the profile any more.
+    let (_waiting, gone) = sync_channel(0);
+    // From its beginning to its end, whoever waits: both take milliseconds, and so does finding names.
+    let taking = tokio::task::spawn_blocking(move || take(wanted, &gone, taken));
+    let Some(made) = stop.run_until_cancelled(taking).await else {
+        let word = "the process stops: the profile was given up\n";
+        return text(StatusCode::SERVICE_UNAVAILABLE, word);
+    };
+    match made.map_err(anyhow::Error::from).flatten() {
         Ok(answer) => answer,
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}\n")),
     }
 }
 
-/// The profile. Whoever asked may be gone before it is made: the next one waits for that.
-async fn take(wanted: Wanted, taken: SemaphorePermit<'static>) -> anyhow::Result<Answer> {
+/// The profile; an error as soon as whoever asked is `gone`. The next one can be taken when this one has ended.
+fn take(
+    wanted: Wanted,
+    gone: &Receiver<Infallible>,
+    _taken: SemaphorePermit<'static>,
+) -> anyhow::Result<Answer> {
+    can_make_files()?;
     let guard = ProfilerGuardBuilder::default()
         .frequency(FREQUENCY)
         .blocklist(&UNTOUCHED)
         .build()?;
-    sleep(Duration::from_secs(wanted.seconds)).await;
-    // Finding names reads the program's own file, which takes long enough to be in others' way.
-    tokio::task::spawn_blocking(move || {
-        let report = guard.report().build()?;
-        drop(guard);
-        drop(taken);
-        let profile = Profile {
-            sample_types: [("samples", "count"), ("cpu", "nanoseconds")],
-            period_type: ("cpu", "nanoseconds"),
-            period: PERIOD,
-            duration: Duration::from_secs(wanted.seconds),
-            stacks: report.data.iter().map(stack).collect(),
-        };
-        anyhow::Ok(profile.answer(wanted.format))
-    })
-    .await?
+    let duration = Duration::from_secs(wanted.seconds);
+    if gone.recv_timeout(duration) != Err(RecvTimeoutError::Timeout) {
+        anyhow::bail!("nobody waits for the profile");
+    }
+    let report = guard.report().build()?;
+    drop(guard);
+    let profile = Profile {
+        sample_types: [("samples", "count"), ("cpu", "nanoseconds")],
+        period_type: ("cpu", "nanoseconds"),
+        period: PERIOD,
+        duration,
+        stacks: report.data.iter().map(stack).collect(),
+    };
+    Ok(profile.answer(wanted.format))
+}
+
+/// The profiler keeps what it has no room for in a file, and when it cannot make that file once, it never tries again.
+fn can_make_files() -> anyhow::Result<()> {
+    let file = NamedTempFile::new().with_context(|| {
+        let folder = env::temp_dir();
+        format!(
+            "a profile needs a temporary file in {}, the folder that TMPDIR names, or else /tmp",
+            folder.display()
+        )
+    })?;
+    Ok(file.close()?)
 }
 
 fn stack((frames, samples): (&Frames, &isize)) -> Stack {
