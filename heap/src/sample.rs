@@ -10,6 +10,8 @@ use std::{
     },
 };
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
 /// Bytes between two drawn ones, on average: as in Go.
 pub const INTERVAL: u32 = 512 << 10;
 
@@ -115,9 +117,17 @@ impl Thread {
         if self.is_here.replace(true) {
             return None;
         }
-        let done = work();
-        self.is_here.set(false);
-        Some(done)
+        let _here = Here(&self.is_here);
+        Some(work())
+    }
+}
+
+/// Says at its end, however that comes about, that this module is left.
+struct Here<'a>(&'a Cell<bool>);
+
+impl Drop for Here<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
     }
 }
 
@@ -157,13 +167,16 @@ fn remember(address: usize, bytes: usize) {
         depth += 1;
         depth < FRAMES_MAX
     };
-    #[expect(
-        unsafe_code,
-        reason = "the safe one waits for whoever looks up names, which takes long"
-    )]
-    // SAFETY: only on Windows may no two threads do this at once.
-    unsafe {
-        backtrace::trace_unsynchronized(note);
+    {
+        let _unprofiled = Unprofiled::begin();
+        #[expect(
+            unsafe_code,
+            reason = "the safe one waits for whoever looks up names, which takes long"
+        )]
+        // SAFETY: only on Windows may no two threads do this at once.
+        unsafe {
+            backtrace::trace_unsynchronized(note);
+        }
     }
     let drawn = Drawn {
         bytes,
@@ -172,6 +185,28 @@ fn remember(address: usize, bytes: usize) {
     let mut in_use = in_use_now();
     if in_use.insert(address, drawn).is_none() {
         REMEMBERED[slot(address)].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// While this lives, its thread is not sampled by a profiler of the processor's time, which walks stacks from a signal: the
+/// unwinder may hold a lock that such a walk would wait for, for ever, on the same thread.
+///
+/// Neither call can fail: no system refuses these arguments.
+struct Unprofiled(Option<SigSet>);
+
+impl Unprofiled {
+    fn begin() -> Self {
+        let mut profiling = SigSet::empty();
+        profiling.add(Signal::SIGPROF);
+        Self(profiling.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
+    }
+}
+
+impl Drop for Unprofiled {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            before.thread_set_mask().ok();
+        }
     }
 }
 
@@ -190,25 +225,13 @@ fn slot(address: usize) -> usize {
 
 /// What is in use, by stack, the most bytes first. Takes as long as looking up the names of all functions.
 #[must_use]
-pub fn in_use() -> Vec<Usage> {
-    THREAD
-        .with(|thread| thread.apart(by_stack))
-        .unwrap_or_default()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "an estimate")]
 #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
 #[expect(clippy::cast_sign_loss, reason = "a sum of sizes")]
-fn by_stack() -> Vec<Usage> {
-    let mut stacks = BTreeMap::<Box<[usize]>, (f64, f64)>::new();
-    for drawn in in_use_now().values() {
-        // How many there are for each that is drawn.
-        let weight = 1.0 / -(-(drawn.bytes as f64) / f64::from(INTERVAL)).exp_m1();
-        let (objects, bytes) = stacks.entry(drawn.stack.clone()).or_default();
-        *objects += weight;
-        *bytes += weight * drawn.bytes as f64;
-    }
+pub fn in_use() -> Vec<Usage> {
+    let stacks = THREAD.with(|thread| thread.apart(by_stack));
+    // Not apart: what is looked up stays in a cache, which is part of the heap, and frees what it had before.
     let mut usages: Vec<_> = stacks
+        .unwrap_or_default()
         .into_iter()
         .map(|(stack, (objects, bytes))| Usage {
             stack: named(&stack),
@@ -218,6 +241,22 @@ fn by_stack() -> Vec<Usage> {
         .collect();
     usages.sort_by_key(|usage| std::cmp::Reverse(usage.bytes));
     usages
+}
+
+/// Objects and bytes of each stack, as estimated.
+type ByStack = BTreeMap<Box<[usize]>, (f64, f64)>;
+
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn by_stack() -> ByStack {
+    let mut stacks = ByStack::new();
+    for drawn in in_use_now().values() {
+        // How many there are for each that is drawn.
+        let weight = 1.0 / -(-(drawn.bytes as f64) / f64::from(INTERVAL)).exp_m1();
+        let (objects, bytes) = stacks.entry(drawn.stack.clone()).or_default();
+        *objects += weight;
+        *bytes += weight * drawn.bytes as f64;
+    }
+    stacks
 }
 
 /// The functions of a stack from the one on that wanted memory: without those of this crate, of the allocator's interface, and
