@@ -31,7 +31,7 @@ use clap::{
 
 pub use self::{
     common::{Common, CommonArgs},
-    effective::{Effective, Setting, Source, without_secret},
+    effective::{Effective, Setting, Source, lacks_secret, without_secret},
     mistakes::Mistakes,
     values::{
         TIME_MAX, address, boolean, bytes, number, optional_number, size, time, time_within, within,

@@ -62,8 +62,17 @@ async fn printed_settings_say_where_they_are_from_and_are_a_file() -> Result<()>
 
     let args = ["--store=mongodb://user:secret@host/", "--print-config"];
     let printed = run_to_end(&programs.consumer, &args, &[]).await?;
-    check(&printed, 0, &["# store = \"mongodb://***@host/\""])?;
+    check(&printed, 0, &["\nstore = \"mongodb://***@host/\""])?;
     ensure!(!printed.words.contains("secret@"), "{}", printed.words);
+    let file = folder.path().join("consumer.toml");
+    std::fs::write(&file, &printed.words)?;
+    let config = format!("--config={}", file.display());
+    let args = [&*config, "--check-config"];
+    let refused = run_to_end(&programs.consumer, &args, &[]).await?;
+    check(&refused, 2, &["--store", "secret was left out"])?;
+    let environment = [("CONSUMER_STORE", "mongodb://user:secret@host/")];
+    let whole = run_to_end(&programs.consumer, &args, &environment).await?;
+    check(&whole, 0, &["the settings are good"])?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cookiesync::limits::SUBSCRIBER_NAME_BYTES_MAX;
+use cookiesync::{limits::SUBSCRIBER_NAME_BYTES_MAX, process::settings::lacks_secret};
 use http::Uri;
 use jiff::tz::TimeZone;
 
@@ -49,6 +49,12 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
         };
     }
     if text.starts_with("mongodb://") || text.starts_with("mongodb+srv://") {
+        if lacks_secret(text) {
+            return Err(
+                "its secret was left out when it was printed: write it here, or give it as CONSUMER_STORE"
+                    .to_owned(),
+            );
+        }
         return store::mongodb::check_uri(text).map(|()| StoreConfig::Mongodb(text.to_owned()));
     }
     if text == "none" {

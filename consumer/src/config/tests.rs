@@ -136,6 +136,21 @@ fn credentials_are_never_printed() {
 }
 
 #[test]
+fn connection_string_that_was_printed_without_its_secret_is_refused() {
+    for store in [
+        "mongodb://***@host/",
+        "mongodb://host/?***",
+        "mongodb+srv://***@host/db?***",
+    ] {
+        let wrong = load(&[&format!("--store={store}")]).unwrap_err();
+        assert!(
+            wrong.contains("--store: its secret was left out"),
+            "{wrong}"
+        );
+    }
+}
+
+#[test]
 fn mistake_in_the_form_of_a_file_does_not_show_the_line() {
     let file = file("name = 'node'\nstore = \"mongodb://user:secret@host\n");
     let mistake = load(&[&format!("--config={}", file.path().display())]).unwrap_err();

@@ -133,7 +133,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// As a file that gives the same settings. What holds a secret is shown without it, as a comment.
+/// As a file that gives the same settings, but for secrets: what holds one is shown without it, in a form that
+/// [`lacks_secret`] knows and that is refused, so that nothing else is used in its place.
 impl fmt::Display for Effective {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "# The settings of {}", self.program)?;
@@ -172,14 +173,9 @@ impl fmt::Display for Setting {
                 .next()
                 .unwrap_or_else(|| "\"\"".to_owned())
         };
-        let comment = if is_whole { "" } else { "# " };
-        write!(
-            formatter,
-            "{comment}{} = {value}  # {}",
-            self.id, self.source
-        )?;
+        write!(formatter, "{} = {value}  # {}", self.id, self.source)?;
         if !is_whole {
-            formatter.write_str("; its secret is not shown")?;
+            formatter.write_str("; its secret is left out: write it here")?;
         } else if !self.is_set() {
             formatter.write_str("; not set")?;
         }
@@ -201,4 +197,10 @@ pub fn without_secret(text: &str) -> String {
         Some((_, hosts)) => format!("{scheme}://***@{hosts}{options}"),
         None => format!("{scheme}://{rest}{options}"),
     }
+}
+
+/// Whether this is a URL or connection string some of which [`without_secret`] has left out.
+#[must_use]
+pub fn lacks_secret(text: &str) -> bool {
+    text.contains("://***@") || text.ends_with("?***")
 }

@@ -211,19 +211,28 @@ fn printed_settings_are_a_file_that_gives_the_same_and_says_where_from() {
 }
 
 #[test]
-fn printed_settings_hold_no_secret_and_are_a_file_all_the_same() {
-    let url = "mongodb://user:secret@host/?token=secret";
-    let loaded = TestFile::new("").load(&["--one", url]).unwrap();
-    let printed = loaded.effective.to_string();
-    assert!(
-        !printed.contains("secret@") && !printed.contains("token"),
-        "{printed}"
-    );
-    assert!(
-        printed.contains("# one = \"mongodb://***@host/?***\""),
-        "{printed}"
-    );
-    assert_eq!(TestFile::new(&printed).load(&[]).unwrap().config.one, "a");
+fn printed_settings_hold_no_secret_and_say_so_where_one_was() {
+    for (url, shown) in [
+        (
+            "mongodb://user:secret@host/?token=secret",
+            "mongodb://***@host/?***",
+        ),
+        ("mongodb://user:secret@host/db", "mongodb://***@host/db"),
+        ("mongodb://host/?token=secret", "mongodb://host/?***"),
+    ] {
+        let loaded = TestFile::new("").load(&["--one", url]).unwrap();
+        let printed = loaded.effective.to_string();
+        assert!(
+            !printed.contains("secret@") && !printed.contains("token"),
+            "{printed}"
+        );
+        let line = format!("\none = \"{shown}\"  # flag; its secret is left out");
+        assert!(printed.contains(&line), "{printed}");
+        let again = TestFile::new(&printed).load(&[]).unwrap().config.one;
+        assert_eq!(again, shown, "nothing else takes its place");
+        assert!(lacks_secret(&again) && !lacks_secret(url), "{again}");
+    }
+    assert!(!lacks_secret("mongodb://host/db"));
 }
 
 #[test]
