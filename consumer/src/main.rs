@@ -46,12 +46,13 @@ fn main() -> ExitCode {
 }
 
 async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
+    let hangups = Hangups::install()?;
     let files = raise_open_files();
     tracing::info!(config = %settings.config, files, "starting");
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
     let signals = drain_on_signals(drain.clone(), stopped.clone())?;
     let work = async {
-        let worked = work(drain, settings).await;
+        let worked = work(drain, hangups, settings).await;
         stopped.cancel();
         worked
     };
@@ -59,8 +60,12 @@ async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
     worked
 }
 
-async fn work(drain: CancellationToken, settings: Loaded<Args>) -> anyhow::Result<()> {
-    let (hangups, renewal) = (Hangups::install()?, Renewal::of(&settings));
+async fn work(
+    drain: CancellationToken,
+    hangups: Hangups,
+    settings: Loaded<Args>,
+) -> anyhow::Result<()> {
+    let renewal = Renewal::of(&settings);
     let app = tokio::select! {
         // Opening a large store may take long; nothing was received yet.
         () = drain.cancelled() => return Ok(()),

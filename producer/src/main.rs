@@ -47,10 +47,11 @@ fn main() -> ExitCode {
 }
 
 async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
+    let hangups = Hangups::install()?;
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
     let signals = drain_on_signals(drain.clone(), stopped.clone())?;
     let work = async {
-        let worked = work(settings, drain).await;
+        let worked = work(settings, hangups, drain).await;
         stopped.cancel();
         worked
     };
@@ -58,8 +59,12 @@ async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
     worked
 }
 
-async fn work(settings: Loaded<Args>, drain: CancellationToken) -> anyhow::Result<()> {
-    let (hangups, renewal) = (Hangups::install()?, Renewal::of(&settings));
+async fn work(
+    settings: Loaded<Args>,
+    hangups: Hangups,
+    drain: CancellationToken,
+) -> anyhow::Result<()> {
+    let renewal = Renewal::of(&settings);
     let app = App::start(settings.config).await?;
     let (live, metrics) = (app.live(), app.renewals());
     let apply = move |config: &Config| live.apply(config);

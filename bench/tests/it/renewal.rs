@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bench::{admin, programs::Process};
-use rustix::process::Signal;
+use rustix::{
+    fs::{CWD, FileType, Mode, mknodat},
+    process::Signal,
+};
 use tempfile::TempDir;
 
 use crate::harness::{Addresses, Consumer, PATIENCE, Producer, embedded, wait_until};
@@ -77,6 +80,28 @@ async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
     wait_read(&consumer.admin, "consumer", "done", 1).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_settled(1).await
+}
+
+#[tokio::test]
+async fn hangup_does_not_wait_for_a_pipe_that_the_settings_came_from() -> Result<()> {
+    let folder = TempDir::new()?;
+    let pipe = folder.path().join("settings");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    let config = format!("--config={}", pipe.display());
+    // Opening it waits for the other side.
+    let writing = tokio::task::spawn_blocking(move || std::fs::write(pipe, "log_filter = 'warn'"));
+    let flags = [&*config, "--debug-endpoints"];
+    let mut producer = Producer::start(&folder, &flags).await?;
+    writing.await??;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    said(
+        &producer.process,
+        "is no regular file, and cannot be read again",
+    )?;
+    let filter = admin::get(&producer.admin, "/log-filter").await?;
+    assert_eq!(filter.body, "warn\n");
+    producer.accept("alice", 17, "a-1").await
 }
 
 #[tokio::test]

@@ -4,7 +4,8 @@
 //! it needs a restart, and lists exactly the settings that differ from those the process runs with. A file with any
 //! mistake changes nothing and is said once. As with certificates, a file may be found half written: what is broken at one
 //! look is read again at the next before it is said; a signal is an order, and what is wrong then is said at once. What
-//! is broken is tried again at each look, since the mistake may be in another file, which the settings name.
+//! is broken is tried again at each look, since the mistake may be in another file, which the settings name. What is no
+//! regular file, such as a pipe, can be read once only: a signal then changes nothing, and that is said.
 
 use std::{
     ffi::OsString,
@@ -87,7 +88,8 @@ impl Metrics {
     }
 }
 
-/// The signal that asks for it. Installed before anything else, so that none that comes early ends the process.
+/// The signal that asks for it. A process installs it before all else that it does with its settings, such as opening a store:
+/// only one that comes earlier, while these are read, ends it.
 #[derive(Debug)]
 pub struct Hangups(Signal);
 
@@ -105,9 +107,7 @@ impl Renewal {
     /// For a process that runs with these settings.
     #[must_use]
     pub fn of<A: Settings>(loaded: &Loaded<A>) -> Self {
-        // What is no regular file can be read once only, or never ends.
-        let is_watched = |file: &PathBuf| fs::metadata(file).is_ok_and(|found| found.is_file());
-        let file = loaded.file.clone().filter(is_watched);
+        let file = loaded.file.clone();
         Self {
             arguments: loaded.arguments.clone(),
             fingerprint: fingerprint(file.as_deref()),
@@ -138,12 +138,24 @@ impl Renewal {
                 let news = self.look::<A>(asked, apply);
                 (self, news)
             });
-            // Only a panic or the end of the runtime is an error here.
-            let Some(Ok((renewal, news))) = stop.run_until_cancelled(looking).await else {
+            let Some(looked) = stop.run_until_cancelled(looking).await else {
                 return;
             };
-            self = renewal;
-            say(&news, &metrics);
+            match looked {
+                Ok((renewal, news)) => {
+                    self = renewal;
+                    say(&news, &metrics);
+                }
+                // A panic, or the end of the runtime.
+                Err(error) => {
+                    metrics.count("failed");
+                    tracing::error!(
+                        %error,
+                        "reading the settings again went wrong: a change needs a restart from now on"
+                    );
+                    return;
+                }
+            }
         }
     }
 
@@ -154,7 +166,7 @@ impl Renewal {
             return News::Nothing;
         }
         self.fingerprint = fingerprint;
-        match load::<A>(self.arguments.iter().cloned()) {
+        match self.read::<A>() {
             Ok(loaded) => {
                 self.broken = Broken::Not;
                 apply(&loaded.config);
@@ -168,11 +180,22 @@ impl Renewal {
                 News::Nothing
             }
             Err(_) if !asked && self.broken == Broken::Said => News::Nothing,
-            Err(error) => {
+            Err(why) => {
                 self.broken = Broken::Said;
-                News::Broken(one_line(&error.to_string()))
+                News::Broken(why)
             }
         }
+    }
+
+    /// The newest settings, or why they cannot be used.
+    fn read<A: Settings>(&self) -> Result<Loaded<A>, String> {
+        if let Some(file) = self.file.as_deref().filter(|file| is_read_once(file)) {
+            let file = file.display();
+            return Err(format!(
+                "--config: {file} is no regular file, and cannot be read again"
+            ));
+        }
+        load::<A>(self.arguments.iter().cloned()).map_err(|error| one_line(&error.to_string()))
     }
 
     fn renewed<A: Settings>(&mut self, loaded: &Loaded<A>) -> News {
@@ -231,8 +254,15 @@ fn say(news: &News, metrics: &Metrics) {
 /// Tells one content from another; the same for every file that cannot be read.
 fn fingerprint(file: Option<&Path>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    file.map(|file| file::read(file).ok()).hash(&mut hasher);
+    let file = file.filter(|file| !is_read_once(file));
+    let content = file.and_then(|file| file::read(file).ok());
+    content.hash(&mut hasher);
     hasher.finish()
+}
+
+/// Whether this is something like a pipe: empty when it is read again, or never at its end.
+fn is_read_once(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|found| !found.is_file())
 }
 
 /// A list of mistakes as one line of the log.

@@ -1,6 +1,9 @@
 //! Files changed in every way, looked at without waiting.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::{
+    os::unix::fs::symlink,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use super::{
     super::tests::{Args, Config, TestFile},
@@ -110,4 +113,38 @@ fn signal_is_answered_at_once_and_flags_win_over_the_file() {
         "asked again, it says so again"
     );
     assert_eq!(running.look(false), News::Nothing);
+}
+
+#[test]
+fn what_is_no_regular_file_is_not_read_again_and_a_signal_is_told_so() {
+    let mut running = Running::with("three = 4", &[]);
+    fs::remove_file(&running.file.0).unwrap();
+    symlink("/dev/null", &running.file.0).unwrap();
+    let loaded = running.file.load(&[]).unwrap();
+    running.renewal = Renewal::of(&loaded);
+    assert_eq!(running.look(false), News::Nothing);
+    for _ in 0..2 {
+        let News::Broken(why) = running.look(true) else {
+            panic!("it was read again");
+        };
+        assert!(why.contains("is no regular file"), "{why}");
+        assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
+    }
+}
+
+#[tokio::test]
+async fn panic_of_a_look_is_counted() {
+    let running = Running::with("three = 4", &[]);
+    running.write("three = 5");
+    let metrics = Metrics::register(&Registry::new(), "test").unwrap();
+    let failed = metrics.reloads.with_label_values(&["failed"]);
+    let apply = |_: &Config| panic!("as it should");
+    let hangups = Hangups::install().unwrap();
+    let stop = CancellationToken::new();
+    tokio::time::pause();
+    running
+        .renewal
+        .run::<Args>(hangups, metrics, apply, stop)
+        .await;
+    assert_eq!(failed.get(), 1);
 }
