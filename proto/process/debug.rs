@@ -5,10 +5,14 @@ mod cpu;
 mod heap;
 mod stacks;
 
+use std::{error::Error, time::Duration};
+
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
+use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -18,6 +22,9 @@ use super::{
 
 /// Where the log's filter is read and changed.
 const LOG_FILTER: &str = "/log-filter";
+
+/// Longest wait for a whole filter: it is one packet.
+const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where profiles are taken.
 const PROFILES: &str = "/debug/pprof/";
@@ -84,7 +91,11 @@ pub(super) async fn answer(
     }
 }
 
-async fn log_filter(request: Request<Incoming>) -> Answer {
+async fn log_filter<B>(request: Request<B>) -> Answer
+where
+    B: Body,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
     match *request.method() {
         Method::GET => match logging::filter() {
             Some(filter) => text(StatusCode::OK, format!("{filter}\n")),
@@ -93,9 +104,13 @@ async fn log_filter(request: Request<Incoming>) -> Answer {
         Method::PUT => {
             // A line's end is no part of the filter.
             let body = Limited::new(request.into_body(), FILTER_BYTES_MAX + 2);
-            match body.collect().await {
-                Ok(body) => put_filter(&body.to_bytes()),
-                Err(error) => text(
+            match timeout(FILTER_TIMEOUT, body.collect()).await {
+                Ok(Ok(body)) => put_filter(&body.to_bytes()),
+                Err(_) => text(
+                    StatusCode::REQUEST_TIMEOUT,
+                    format!("the filter was not there within {FILTER_TIMEOUT:?}\n"),
+                ),
+                Ok(Err(error)) => text(
                     StatusCode::BAD_REQUEST,
                     format!("a filter of at most {FILTER_BYTES_MAX} bytes is wanted ({error})\n"),
                 ),
@@ -124,4 +139,39 @@ fn method_not_allowed(allowed: &'static str) -> Answer {
     let allowed = header::HeaderValue::from_static(allowed);
     answer.headers_mut().insert(header::ALLOW, allowed);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        pin::Pin,
+        task::{Context, Poll},
+    };
+
+    use http_body::Frame;
+
+    use super::*;
+
+    /// Of which nothing ever comes.
+    struct Silent;
+
+    impl Body for Silent {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn filter_that_does_not_come_is_not_waited_for() {
+        let request = Request::put(LOG_FILTER).body(Silent).unwrap();
+        let answer = log_filter(request).await;
+        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
+    }
 }

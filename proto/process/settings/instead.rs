@@ -29,14 +29,16 @@ pub struct InsteadArgs {
     #[arg(long)]
     print_config: bool,
 
-    /// Check all settings, and the files they name, and say what is wrong
+    /// Check all settings, with the certificates, keys and tokens in the files they name, and say what is wrong
+    ///
+    /// Whether folders can be written, addresses are free and others can be reached shows only when it runs.
     #[arg(long)]
     check_config: bool,
 
     /// Ask the process that has these settings whether it is ready: for health checks of containers
     ///
     /// Asks /readyz at the address of --admin, for three seconds at most. The exit code is 0 when it is ready, otherwise
-    /// 1, and the reason is printed.
+    /// 1, and the reason is printed; 2 when the command line cannot be read.
     #[arg(long)]
     probe: bool,
 
