@@ -162,8 +162,17 @@ fn stack((frames, samples): (&Frames, &isize)) -> Stack {
         lines.collect::<Vec<_>>()
     });
     let samples = u64::try_from(*samples).unwrap_or(0);
+    let mut lines: Vec<_> = calls.skip_while(|call| is_walk(call)).flatten().collect();
+    if lines.is_empty() {
+        // The walk ended where it began. The time was spent all the same.
+        lines.push(Line {
+            function: "(unknown)".to_owned(),
+            file: String::new(),
+            number: 0,
+        });
+    }
     Stack {
-        lines: calls.skip_while(|call| is_walk(call)).flatten().collect(),
+        lines,
         thread: Some(frames.thread_name.clone()),
         values: [samples, samples * PERIOD],
     }
