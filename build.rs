@@ -1,28 +1,27 @@
-//! Compiles `proto/` into `OUT_DIR`: client code and message types, and the descriptor set that gRPC
-//! reflection serves. Needs no installed `protoc`. Finds out which commit this is.
+//! Finds out which commit this is, and in which profile it is built: what a program says of itself.
 
 use std::{
     env,
-    error::Error,
-    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use prost::Message;
-
-fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=proto/cookiesync");
+fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-env=COOKIESYNC_COMMIT={}", commit());
-    let out_dir = PathBuf::from(env::var("OUT_DIR")?);
-    let descriptors = protox::compile(["cookiesync/v1/cookiesync.proto"], ["proto"])?;
-    fs::write(out_dir.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure()
-        .build_server(false)
-        .bytes(".")
-        .compile_fds(descriptors)?;
-    Ok(())
+    println!("cargo:rustc-env=COOKIESYNC_PROFILE={}", profile());
+}
+
+/// The profile's name, `dev`, `release` or `dist`: the folder of cargo's that this is built in, which is the only place where a
+/// build script finds it.
+fn profile() -> String {
+    let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    // …/PROFILE/build/PACKAGE-HASH/out
+    let folder = out_dir.ancestors().nth(3).and_then(Path::file_name);
+    match folder.map(|name| name.to_string_lossy()) {
+        Some(name) if name != "debug" => name.into_owned(),
+        _ => "dev".to_owned(),
+    }
 }
 
 /// The commit: what `COOKIESYNC_COMMIT` says, or else git, or else `unknown`.

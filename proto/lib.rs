@@ -45,11 +45,13 @@
 //! through the generated types in [`v1`].
 
 pub mod client;
+#[cfg(test)]
+mod generated;
 pub mod limits;
 pub mod process;
 pub mod wire;
 
-/// Types and client generated from `proto/cookiesync/v1/cookiesync.proto`.
+/// Types and client generated from `proto/cookiesync/v1/cookiesync.proto`; a test keeps them to it.
 #[allow(
     clippy::all,
     clippy::pedantic,
@@ -58,8 +60,8 @@ pub mod wire;
     reason = "generated code"
 )]
 pub mod v1 {
-    tonic::include_proto!("cookiesync.v1");
+    include!("generated/cookiesync.v1.rs");
 
     /// The compiled descriptor set, as gRPC reflection serves it.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+    pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 }

@@ -18,6 +18,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+/// The commit this was built from, or `unknown`; see `build.rs`.
+pub const COMMIT: &str = env!("COOKIESYNC_COMMIT");
+
+/// The profile of cargo in which this was built: `dist` is what ships, and what every published figure was measured with.
+pub const PROFILE: &str = env!("COOKIESYNC_PROFILE");
+
+/// What a program says of itself: `0.1.0 (dist)`.
+pub const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("COOKIESYNC_PROFILE"),
+    ")"
+);
+
 /// Exit code after a second signal: the work was not finished.
 const EXIT_INTERRUPTED: i32 = 130;
 

@@ -31,7 +31,7 @@ pub use self::{
 use crate::{
     admin,
     observe::{Role, Target},
-    programs::{Process, Profile, Programs, free_address},
+    programs::{Process, Programs, free_address},
     scrape::names,
 };
 
@@ -110,8 +110,7 @@ impl Cluster {
     /// When something is not to be found or does not start.
     pub async fn start(args: &ClusterArgs, mut say: impl FnMut(&str)) -> Result<Self> {
         say("looking for the programs");
-        let profile = Profile::of_this_program();
-        let programs = tokio::task::spawn_blocking(move || Programs::find(profile)).await??;
+        let programs = tokio::task::spawn_blocking(Programs::find).await??;
         let folder = Folder::new(args.keep)?;
         let network = if args.own_network {
             say("making a network for each node");

@@ -65,7 +65,7 @@ pub struct Outcome {
 /// Compares, and writes a report of its own when one is wanted.
 ///
 /// # Errors
-/// When one of the two cannot be read, or they are of different scenarios.
+/// When one of the two cannot be read, or they are of different scenarios, or of programs built with different profiles.
 pub fn run(args: &CompareArgs) -> Result<Outcome> {
     let [a, b] = [Report::read(&args.a)?, Report::read(&args.b)?];
     ensure!(
@@ -76,6 +76,15 @@ pub fn run(args: &CompareArgs) -> Result<Outcome> {
         args.b.display(),
         b.scenario
     );
+    for (program, profile) in a.environment.profiles() {
+        let mut of_b = b.environment.profiles();
+        if let Some((_, other)) = of_b.find(|(name, _)| *name == program) {
+            ensure!(
+                profile == other,
+                "only builds of the same profile can be compared: {program} is a {profile} build in A, a {other} build in B"
+            );
+        }
+    }
     let folder = args.report.prepare("compare")?;
     let outcome = compare(&a, &b, args.noise);
     leave(folder, || report::report(&outcome, &a, &b))?;

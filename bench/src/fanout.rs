@@ -28,12 +28,7 @@ pub use self::{
     outcome::{Outcome, Share, StepOutcome},
     sampler::Sample,
 };
-use crate::{
-    load::parse_rate,
-    programs::{Profile, Programs},
-    report::ReportArgs,
-    subscribe::Call,
-};
+use crate::{load::parse_rate, programs::Programs, report::ReportArgs, subscribe::Call};
 
 /// Streams that one reading process can be expected to open: each has a connection.
 const SUBSCRIBERS_MAX: usize = 10_000;
@@ -120,8 +115,7 @@ pub async fn run(
     mut progress: impl FnMut(&str),
 ) -> Result<Outcome> {
     args.check()?;
-    let profile = Profile::of_this_program();
-    let programs = tokio::task::spawn_blocking(move || Programs::find(profile)).await?;
+    let programs = tokio::task::spawn_blocking(Programs::find).await?;
     let mut outcome = Outcome::new(args.rate.map(NonZeroU64::get));
     if stop.is_cancelled() {
         // The same Ctrl-C may have ended cargo.

@@ -1,4 +1,4 @@
-//! Load, readers, a demonstration and the measuring between them: what shows that the system keeps its word.
+//! Load, readers and the measuring between them: what shows that the system keeps its word.
 //!
 //! One file is one scenario; each is a function that takes its arguments and a token that ends it early, and
 //! returns an outcome that can be printed or compared:
@@ -10,34 +10,29 @@
 //! - [`soak`] does so at one rate for long, with faults, and verifies likewise;
 //! - [`fanout`] says what each further subscriber costs;
 //! - [`compare`] puts two reports side by side and says what changed beyond noise;
-//! - [`peers`] compares ours with NATS, Redis and RabbitMQ;
-//! - [`demo`] runs the real programs together and shows what they do.
+//! - [`peers`] compares ours with NATS, Redis and RabbitMQ.
 //!
 //! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
-//! ([`traffic`]), the real processes ([`programs`], [`mongod`], [`cluster`]), their admin ports ([`admin`], [`scrape`],
-//! [`observe`]), whether their books balance ([`ledger`]), what a store must hold ([`verify`]), and what is left behind ([`report`]).
+//! ([`traffic`]), the real processes together ([`cluster`]; each by itself and its admin port: [`launcher`]) and what they use
+//! and say meanwhile ([`observe`]), what a store must hold ([`verify`]), and what is left behind ([`report`]).
 
-pub mod admin;
 pub mod cluster;
 pub mod compare;
 pub mod cpu;
-pub mod demo;
 pub mod e2e;
 pub mod fanout;
-pub mod ledger;
 pub mod load;
 pub mod memory;
-pub mod mongod;
 pub mod observe;
 pub mod peers;
-pub mod programs;
 pub mod report;
-pub mod scrape;
 pub mod soak;
 pub mod store;
 pub mod subscribe;
 pub mod traffic;
 pub mod verify;
+
+pub use launcher::{admin, ledger, mongod, programs, scrape};
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -47,11 +42,11 @@ use cookiesync::process::settings::instead::{self, AboutArgs};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::report::leave;
+use crate::report::{Environment, leave};
 
-/// Measures cookiesync, and shows it at work.
+/// Measures cookiesync.
 #[derive(Debug, Parser)]
-#[command(name = "bench", version, arg_required_else_help = true, after_long_help = EXAMPLES)]
+#[command(name = "bench", version = cookiesync::process::VERSION, arg_required_else_help = true, after_long_help = EXAMPLES)]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -94,7 +89,6 @@ enum Command {
     Soak(Box<soak::SoakArgs>),
     Fanout(fanout::FanoutArgs),
     Compare(compare::CompareArgs),
-    Demo(demo::DemoArgs),
     Peers(peers::PeersArgs),
     /// The subscribers of one step of `peers`.
     #[command(hide = true)]
@@ -118,7 +112,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Load(args) => {
             let folder = args.report.prepare("load")?;
             let outcome = load::run_from(&args, &stop).await?;
-            print(args.json, &outcome, load::Outcome::summary)?;
+            print_measured(args.json, &outcome, load::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
@@ -126,31 +120,31 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let folder = args.report.prepare("subscribe")?;
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let outcome = subscribe::run(&args, &stop, opened).await?;
-            print(args.json, &outcome, subscribe::Outcome::summary)?;
+            print_measured(args.json, &outcome, subscribe::Outcome::summary)?;
             leave(folder, || args.report_of(&outcome))?;
             Ok(outcome.is_faultless() && args.is_met_by(&outcome))
         }
         Command::Store(args) => {
             let folder = args.report.prepare("store")?;
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, store::Outcome::summary)?;
+            print_measured(args.json, &outcome, store::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
-            print(args.json, &outcome, e2e::Outcome::summary)?;
+            print_measured(args.json, &outcome, e2e::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Soak(args) => {
             let outcome = soak::run(&args, &stop).await?;
-            print(args.json, &outcome, soak::Outcome::summary)?;
+            print_measured(args.json, &outcome, soak::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Fanout(args) => {
             let folder = args.report.prepare("fanout")?;
             let outcome = fanout::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, fanout::Outcome::summary)?;
+            print_measured(args.json, &outcome, fanout::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
@@ -162,14 +156,26 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Peers(args) => {
             let folder = args.report.prepare("peers")?;
             let outcome = peers::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, peers::Outcome::summary)?;
+            print_measured(args.json, &outcome, peers::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::PeersReader(args) => peers::read(&args, &stop).await.map(|()| true),
         Command::PeersPublisher(args) => peers::publish(&args, &stop).await.map(|()| true),
-        Command::Demo(args) => demo::run(&args, &stop).await.map(|()| true),
     }
+}
+
+/// Prints what a scenario found, and on standard error what is to be said of the builds it was found with.
+fn print_measured<T: Serialize>(
+    json: bool,
+    outcome: &T,
+    summary: impl Fn(&T) -> String,
+) -> Result<()> {
+    print(json, outcome, summary)?;
+    if let Some(warning) = Environment::of_this_run().profile_warning() {
+        eprintln!("warning: {warning}");
+    }
+    Ok(())
 }
 
 fn print<T: Serialize>(json: bool, outcome: &T, summary: impl Fn(&T) -> String) -> Result<()> {

@@ -5,20 +5,27 @@
 //! system accounts them. What is lost is counted by subscribers, not asked of the server: from sequences in the messages, which
 //! tell what came again; without them in ours at 1 a message, where a cookie that came twice could hide one that
 //! did not come.
+//!
+//! The clients of other systems are in builds with the feature `peers` alone.
+
+#![cfg_attr(
+    not(feature = "peers"),
+    allow(dead_code, reason = "what only the clients of others use")
+)]
 
 mod broker;
 mod child;
 mod message;
-mod nats;
+#[cfg(feature = "peers")]
+mod others;
+#[cfg(not(feature = "peers"))]
+#[path = "peers/no_others.rs"]
+mod others;
 mod ours;
 mod outcome;
 mod peer;
 mod publisher;
-mod rabbitmq;
 mod reader;
-mod redis_pubsub;
-mod redis_server;
-mod redis_streams;
 mod report;
 mod scene;
 mod seen;
@@ -56,6 +63,8 @@ const BATCH_MAX: u32 = 10_000;
 const TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Compares ours with NATS, Redis pub/sub, Redis Streams and RabbitMQ, as far as they are installed.
+///
+/// Their clients are in builds with `--features bench/peers`; others measure ours alone.
 ///
 /// It starts `nats-server`, `redis-server` and `rabbitmq-server` from the PATH on loopback ports of its own, with
 /// nothing on disk, and ends them. The exit code is 1 when ours lost a cookie without counting it as lost to the bound

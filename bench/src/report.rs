@@ -18,8 +18,9 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     environment::Environment,
     folder::{ReportFolder, leave},
-    numbers::{Percentiles, duration, grouped, micros_each, micros_histogram, per_second, rate},
+    numbers::{Percentiles, micros_each, micros_histogram},
 };
+pub use launcher::numbers::{duration, grouped, per_second, rate};
 
 /// Where the report of a run goes.
 #[derive(Debug, Clone, Default, Args)]

@@ -23,14 +23,13 @@ use prometheus::{
     proto::{MetricFamily, MetricType},
 };
 
+use super::{COMMIT, PROFILE};
+
 pub use self::{
     family::Family,
     latency::Latency,
     peak::{Peak, PeakGauge},
 };
-
-/// The commit this was built from; see `build.rs`.
-const COMMIT: &str = env!("COOKIESYNC_COMMIT");
 
 /// Where metrics are registered; clones share it.
 #[derive(Clone, Default)]
@@ -231,9 +230,9 @@ pub fn register_process(registry: &Registry, process: &str, version: &str) -> Re
             format!("{process}_build_info"),
             "Always 1; the labels say what runs.",
         ),
-        &["version", "commit"],
+        &["version", "commit", "profile"],
     )?;
-    build.with_label_values(&[version, COMMIT]).set(1);
+    build.with_label_values(&[version, COMMIT, PROFILE]).set(1);
     registry.register(Box::new(build))
 }
 

@@ -18,7 +18,6 @@ pub(super) fn of(a: &Environment, b: &Environment) -> Vec<String> {
         }
     };
     differ("different arguments", &arguments(a), &arguments(b));
-    differ("different profiles", &a.profile, &b.profile);
     differ("different processors", &a.cpu, &b.cpu);
     differ(
         "different numbers of cores",
@@ -29,10 +28,8 @@ pub(super) fn of(a: &Environment, b: &Environment) -> Vec<String> {
     differ("different memory", &mebibytes(a), &mebibytes(b));
     differ("different systems", &a.system, &b.system);
     differ("different programs", &programs(a), &programs(b));
-    if a.is_unoptimized() || b.is_unoptimized() {
-        warnings
-            .push("an unoptimized build (profile dev) says nothing about performance".to_owned());
-    }
+    // Both are of the same.
+    warnings.extend(a.profile_warning());
     warnings
 }
 
@@ -80,7 +77,7 @@ mod tests {
     fn environment(command: &str) -> Environment {
         Environment {
             command: command.split(' ').map(str::to_owned).collect(),
-            profile: "release".to_owned(),
+            profile: "dist".to_owned(),
             cores: 2,
             ..Environment::default()
         }
@@ -95,13 +92,13 @@ mod tests {
 
     #[test]
     fn what_matters_is_named() {
-        let a = environment("bench load -l 7");
+        let mut a = environment("bench load -l 7");
+        a.profile = "dev".to_owned();
         let mut b = environment("bench load -l 8");
-        b.profile = "dev".to_owned();
         b.cores = 4;
         b.programs.push(("mongod".to_owned(), "6.0".to_owned()));
         let warnings = of(&a, &b);
-        let named = ["load -l 8", "dev", "cores", "mongod 6.0", "unoptimized"];
+        let named = ["load -l 8", "cores", "mongod 6.0", "bench is a dev build"];
         assert_eq!(warnings.len(), named.len(), "{warnings:?}");
         for (warning, word) in warnings.iter().zip(named) {
             assert!(warning.contains(word), "{warning}");

@@ -14,12 +14,12 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{nats, ours, peer::Peer, rabbitmq, redis_server};
+use super::{others, ours, peer::Peer};
 use crate::{
     admin,
     cpu::CpuTime,
     memory::Memory,
-    programs::{Process, Profile, Programs},
+    programs::{Process, Programs},
     scrape::names,
 };
 
@@ -47,7 +47,7 @@ impl Found {
     pub(super) fn of(peer: Peer) -> Result<Result<Self, String>> {
         let name = match peer {
             Peer::Ours => {
-                let program = Programs::find(Profile::of_this_program())?.producer;
+                let program = Programs::find()?.producer;
                 let version = version(&program, "--version");
                 return Ok(Ok(Self { program, version }));
             }
@@ -55,6 +55,9 @@ impl Found {
             Peer::RedisPubsub | Peer::RedisStreams => "redis-server",
             Peer::Rabbitmq => "rabbitmq-server",
         };
+        if let Some(why) = others::LEFT_OUT {
+            return Ok(Err(why.to_owned()));
+        }
         let missing = |name: &str| Ok(Err(format!("{name} is not on the PATH")));
         let Some(program) = find(name) else {
             return missing(name);
@@ -79,9 +82,7 @@ impl Found {
         let program = self.program.as_path();
         match peer {
             Peer::Ours => ours::start(program, folder, keep).await,
-            Peer::Nats => nats::start(program, folder).await,
-            Peer::RedisPubsub | Peer::RedisStreams => redis_server::start(program, folder).await,
-            Peer::Rabbitmq => rabbitmq::start(program, folder).await,
+            _ => others::start(peer, program, folder).await,
         }
     }
 }

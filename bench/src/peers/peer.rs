@@ -3,7 +3,11 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::{message::LANES, ours, publisher::burst, redis_streams};
+use super::{
+    message::{COOKIE_BYTES_MAX, LANES},
+    ours,
+    publisher::burst,
+};
 use crate::load::Plan;
 
 /// A system that can carry cookies from one to many.
@@ -23,6 +27,12 @@ pub enum Peer {
     /// A fanout exchange of RabbitMQ: `rabbitmq-server`.
     Rabbitmq,
 }
+
+/// Most that one XREAD asks for: 123 entries of 500 cookies.
+const READ_BYTES: usize = 4 * 1024 * 1024;
+
+/// Most entries that one XREAD asks for.
+const READ_ENTRIES: usize = 1_000;
 
 impl Peer {
     /// All of them, in the order in which they are reported.
@@ -102,7 +112,7 @@ impl Peer {
             }
             (Self::RedisStreams, _) => format!(
                 "XADD of {batch}, {lanes}; on each a pipeline of up to {burst} under way; XREAD of up to {}",
-                redis_streams::entries(batch)
+                xread_entries(batch)
             ),
             (Self::Rabbitmq, _) => {
                 format!(
@@ -149,6 +159,11 @@ impl Peer {
     }
 }
 
+/// Entries of `batch` cookies that one XREAD asks for.
+pub(super) fn xread_entries(batch: u32) -> usize {
+    (READ_BYTES / (batch as usize * COOKIE_BYTES_MAX)).clamp(1, READ_ENTRIES)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +175,10 @@ mod tests {
         assert_eq!(Peer::Nats.batches(&all), [1, 100, 500]);
         assert_eq!(Peer::Ours.packing(100), "in chunks");
         assert_eq!(Peer::Nats.packing(100), "100 a message");
+    }
+
+    #[test]
+    fn an_xread_asks_for_many_entries() {
+        assert_eq!([1, 500, 10_000].map(xread_entries), [1_000, 123, 6]);
     }
 }

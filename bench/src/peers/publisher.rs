@@ -14,9 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     message::{COOKIE_BYTES_MAX, LANES, Messages},
-    nats, ours,
+    others, ours,
     peer::Peer,
-    rabbitmq, redis_pubsub, redis_streams,
 };
 use crate::{cpu::CpuTime, traffic::Traffic};
 
@@ -85,25 +84,16 @@ pub(super) trait Publish: Send + 'static {
 /// # Errors
 /// When the peer cannot be reached or breaks off.
 pub async fn run(args: &PublisherArgs, stop: &CancellationToken) -> Result<()> {
-    let PublisherArgs {
-        to, batch, keep, ..
-    } = args;
     let line = match args.peer {
         Peer::Ours => ours::publish(args, stop).await?,
-        Peer::Nats => publish(args, || nats::Publisher::connect(to), stop).await?,
-        Peer::RedisPubsub => publish(args, || redis_pubsub::publisher(to), stop).await?,
-        Peer::RedisStreams => {
-            let connect = || redis_streams::publisher(to, *keep, *batch);
-            publish(args, connect, stop).await?
-        }
-        Peer::Rabbitmq => publish(args, || rabbitmq::Publisher::connect(to), stop).await?,
+        _ => others::publish(args, stop).await?,
     };
     println!("{}", serde_json::to_string(&line)?);
     Ok(())
 }
 
 /// Publishes over [`LANES`] connections, each with its task, so that one sends while another waits.
-async fn publish<P: Publish>(
+pub(super) async fn publish<P: Publish>(
     args: &PublisherArgs,
     connect: impl AsyncFn() -> Result<P>,
     stop: &CancellationToken,

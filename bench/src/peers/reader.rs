@@ -14,9 +14,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    nats, ours,
+    others, ours,
     peer::Peer,
-    rabbitmq, redis_pubsub, redis_streams,
     seen::{ReaderLine, Seen},
 };
 use crate::cpu::CpuTime;
@@ -91,7 +90,8 @@ pub async fn run(args: &ReaderArgs, stop: &CancellationToken) -> Result<()> {
     Ok(write()?)
 }
 
-type Opened = mpsc::Sender<Result<()>>;
+/// Told once the first connection is open, or why it is not.
+pub(super) type Opened = mpsc::Sender<Result<()>>;
 
 /// Spawns subscriber `number` of the peer.
 fn start(
@@ -101,29 +101,17 @@ fn start(
     opened: Opened,
     running: &mut JoinSet<()>,
 ) {
-    let (at, keep, batch) = (args.at.clone(), args.keep, args.batch);
-    match args.peer {
-        Peer::Ours => {
-            let name = format!("bench-{}-{number}", std::process::id());
-            let reader = ours::Reader::new(at, name, batch == 1);
-            running.spawn(follow(reader, seen, opened))
-        }
-        Peer::Nats => {
-            let reader = nats::Reader::new(at, Arc::clone(&seen));
-            running.spawn(follow(reader, seen, opened))
-        }
-        Peer::RedisPubsub => running.spawn(follow(redis_pubsub::Reader::new(at), seen, opened)),
-        Peer::RedisStreams => {
-            running.spawn(follow(redis_streams::Reader::new(at, batch), seen, opened))
-        }
-        Peer::Rabbitmq => {
-            running.spawn(follow(rabbitmq::Reader::new(at, keep, batch), seen, opened))
-        }
-    };
+    if args.peer != Peer::Ours {
+        others::read(args, seen, opened, running);
+        return;
+    }
+    let name = format!("bench-{}-{number}", std::process::id());
+    let reader = ours::Reader::new(args.at.clone(), name, args.batch == 1);
+    running.spawn(follow(reader, seen, opened));
 }
 
 /// Reads, and opens again what ended.
-async fn follow(mut reader: impl Subscribe + Send, seen: Arc<Seen>, opened: Opened) {
+pub(super) async fn follow(mut reader: impl Subscribe + Send, seen: Arc<Seen>, opened: Opened) {
     let first = reader.open().await;
     let mut is_open = first.is_ok();
     // When nobody listens any more, the process ends.

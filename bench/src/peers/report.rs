@@ -42,9 +42,10 @@ impl Outcome {
             ),
         ];
         let versions = self.peers.iter().filter(|peer| peer.skipped.is_none());
-        report.environment.programs = versions
-            .map(|peer| (peer.peer.name().to_owned(), peer.version.clone()))
-            .collect();
+        report
+            .environment
+            .programs
+            .extend(versions.map(|peer| (peer.peer.name().to_owned(), peer.version.clone())));
         report.with_outcome(self)
     }
 }

@@ -2,13 +2,18 @@
 
 use std::{env, fs, sync::OnceLock, thread};
 
+use cookiesync::process::PROFILE;
 use jiff::Timestamp;
+use launcher::programs::found;
 use serde::{Deserialize, Serialize};
 
 /// When this run began its work.
 static STARTED_AT: OnceLock<Timestamp> = OnceLock::new();
 
 const UNKNOWN: &str = "unknown";
+
+/// The profile of what ships.
+const SHIPS: &str = "dist";
 
 /// What one needs to know to repeat a run, or to doubt it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +26,7 @@ pub struct Environment {
     pub version: String,
     /// The git revision it was built from, with `-dirty` for changes that were not committed; `unknown` where there was none.
     pub revision: String,
-    /// `release`, or `dev` for a build whose figures say nothing.
+    /// The profile this program was built with: `dist`, or one whose figures say little of what ships.
     pub profile: String,
     /// Processor model.
     pub cpu: String,
@@ -31,39 +36,56 @@ pub struct Environment {
     pub memory_bytes: u64,
     /// Operating system and kernel.
     pub system: String,
-    /// Versions of other programs that took part, by name: `mongod`, `redis-server`.
+    /// Versions of other programs that took part, by name, and of ours with the profile they were built with: `mongod`,
+    /// `producer`.
     pub programs: Vec<(String, String)>,
 }
 
 impl Environment {
-    /// That of this process, which began its run when it took the report's folder; without other programs.
+    /// That of this process, which began its run when it took the report's folder, and of the programs of ours that it found.
     #[must_use]
     pub fn of_this_run() -> Self {
         let started_at = STARTED_AT.get_or_init(Timestamp::now);
-        let profile = if cfg!(debug_assertions) {
-            "dev"
-        } else {
-            "release"
-        };
         let command = env::args_os().map(|word| redacted(&word.to_string_lossy()));
         Self {
             started_at: started_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             command: command.collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             revision: env!("BENCH_REVISION").to_owned(),
-            profile: profile.to_owned(),
+            profile: PROFILE.to_owned(),
             cpu: cpu(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory_bytes(),
             system: system(),
-            programs: Vec::new(),
+            programs: found(),
         }
     }
 
-    /// True for a build whose figures say nothing.
+    /// The profile of each program of ours that took part, this one's first.
+    pub fn profiles(&self) -> impl Iterator<Item = (&str, &str)> {
+        let of_others = self.programs.iter().filter_map(|(name, version)| {
+            let profile = version.strip_suffix(')')?.rsplit_once('(')?.1;
+            Some((name.as_str(), profile))
+        });
+        [("bench", self.profile.as_str())]
+            .into_iter()
+            .chain(of_others)
+    }
+
+    /// What to say of programs that are not built as those that ship; `None` when all are.
     #[must_use]
-    pub fn is_unoptimized(&self) -> bool {
-        self.profile == "dev"
+    pub fn profile_warning(&self) -> Option<String> {
+        let others: Vec<_> = self
+            .profiles()
+            .filter(|(_, profile)| *profile != SHIPS)
+            .map(|(program, profile)| format!("{program} is a {profile} build"))
+            .collect();
+        (!others.is_empty()).then(|| {
+            format!(
+                "{}: its figures say little of what ships, which is built by cargo build --profile {SHIPS}",
+                others.join(", ")
+            )
+        })
     }
 }
 
@@ -150,7 +172,28 @@ mod tests {
         assert!(environment.memory_bytes > 1 << 20);
         assert!(environment.started_at.ends_with('Z'), "{environment:?}");
         assert!(!environment.revision.is_empty());
-        assert_eq!(environment.is_unoptimized(), cfg!(debug_assertions));
+        let is_unoptimized = environment.profile == "dev";
+        assert_eq!(is_unoptimized, cfg!(debug_assertions));
+    }
+
+    #[test]
+    fn programs_that_are_not_built_as_what_ships_are_named() {
+        let mut environment = Environment {
+            profile: "dist".to_owned(),
+            programs: [("mongod", "6.0.5"), ("producer", "0.1.0 (dist)")]
+                .map(|(name, version)| (name.to_owned(), version.to_owned()))
+                .to_vec(),
+            ..Environment::default()
+        };
+        assert_eq!(environment.profile_warning(), None);
+        let of_producer = ("producer", "dist");
+        assert!(environment.profiles().eq([("bench", "dist"), of_producer]));
+        environment.programs[1].1 = "0.1.0 (release)".to_owned();
+        let warning = environment.profile_warning().unwrap();
+        assert!(
+            warning.starts_with("producer is a release build: "),
+            "{warning}"
+        );
     }
 
     #[test]

@@ -19,9 +19,6 @@ const LINE_LETTERS: usize = 30;
 /// Needed in a file of its own, not inside a page.
 const SVG_NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
 
-/// Said where it applies, above all else.
-const UNOPTIMIZED: &str = "Measured with an unoptimized build (profile dev): these figures say nothing about performance.";
-
 /// The whole page.
 ///
 /// # Errors
@@ -78,8 +75,8 @@ fn sentence(text: &str) -> String {
 
 fn verdict(report: &Report) -> Markup {
     html! {
-        @if report.environment.is_unoptimized() {
-            p.warning { (UNOPTIMIZED) }
+        @if let Some(warning) = report.environment.profile_warning() {
+            p.warning { (sentence(&warning)) }
         }
         @if report.faults.is_empty() {
             p.good { "Nothing was found to be wrong." }

@@ -267,7 +267,7 @@ fn outcome_that_is_no_json_is_a_fault() {
 }
 
 /// A page to look at, of a given report if there is one:
-/// `BENCH_SAMPLE_PAGE=FILE BENCH_SAMPLE_REPORT=DIR cargo test -p bench --lib sample`.
+/// `BENCH_SAMPLE_PAGE=FILE BENCH_SAMPLE_REPORT=DIR cargo test --lib sample`.
 #[test]
 fn sample_page_is_written_when_asked_for() -> TestResult {
     if let Some(file) = std::env::var_os("BENCH_SAMPLE_PAGE") {

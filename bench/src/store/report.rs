@@ -19,9 +19,10 @@ impl Outcome {
         report.findings = self.findings();
         report.faults.clone_from(&self.faults);
         let mongod = self.mongod_version.iter();
-        report.environment.programs = mongod
-            .map(|version| ("mongod".to_owned(), version.clone()))
-            .collect();
+        report
+            .environment
+            .programs
+            .extend(mongod.map(|version| ("mongod".to_owned(), version.clone())));
         report.figures = self.ways.iter().flat_map(WayOutcome::figures).collect();
         report.tables = vec![self.ways_table(), self.counts_table()];
         report.plots = self.plots();

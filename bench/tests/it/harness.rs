@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::programs::{Process, Profile, Programs};
+use bench::programs::{Process, Programs};
 use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) use self::{
@@ -33,7 +33,7 @@ pub(crate) const DRAIN_PATIENCE: Duration = Duration::from_secs(12);
 pub(crate) async fn programs() -> Result<&'static Programs> {
     static PROGRAMS: OnceLock<Result<Programs>> = OnceLock::new();
     tokio::task::spawn_blocking(|| {
-        let found = PROGRAMS.get_or_init(|| Programs::find(Profile::of_this_program()));
+        let found = PROGRAMS.get_or_init(Programs::find);
         found.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
     })
     .await?

@@ -38,7 +38,7 @@ generated from the code: do not edit it. After a change of metrics, or of what i
 `bench/tests/it/metrics_page/words.rs`, run
 
 ```sh
-UPDATE_DOCS=1 cargo test -p bench --test it metrics_page
+UPDATE_DOCS=1 cargo test --test it metrics_page
 ```
 
 A metric whose labels have fixed values shows each of them from the start, with 0; one with a label that can be anything

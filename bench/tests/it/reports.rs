@@ -31,6 +31,8 @@ fn write(
     };
     let mut report = Report::new(scenario, "Made up");
     report.environment.command = vec!["bench".to_owned(), scenario.to_owned()];
+    // As if this process had not found them meanwhile.
+    report.environment.programs.clear();
     report.faults = faults.iter().map(|fault| (*fault).to_owned()).collect();
     report.figures = vec![
         Figure::new("rate", "/s", rate, Better::Higher).with_samples([
@@ -112,9 +114,16 @@ async fn what_cannot_be_compared_is_refused() -> Result<()> {
         .display()
         .to_string();
     let nothing = parent.path().display().to_string();
+    let optimized = parent.path().join("optimized");
+    fs::create_dir(&optimized)?;
+    let report = fs::read_to_string(Path::new(&load).join("report.json"))?;
+    let report = report.replace("\"profile\": \"dev\"", "\"profile\": \"dist\"");
+    fs::write(optimized.join("report.json"), report)?;
+    let optimized = optimized.display().to_string();
     for (args, word) in [
         ([load.as_str(), store.as_str()], "same scenario"),
         ([&load, &nothing], "report.json"),
+        ([&load, &optimized], "dev build in A, a dist build in B"),
         ([&load, "--noise=-1"], "--noise"),
     ] {
         let ended = bench(&["compare", args[0], args[1], "--no-report"]).await?;

@@ -60,7 +60,7 @@ Examples:
 /// Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with
 /// underscores); the flag wins, then the environment, then the file.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "producer", version, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
+#[command(name = "producer", version = cookiesync::process::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     pub(super) listening: ListeningArgs,

@@ -67,6 +67,7 @@ pub(super) const LABELS: &[Label] = &[
     label("", "address", "IP address and port of a producer"),
     label("", "version", "of the program"),
     label("", "commit", "it was built from, or `unknown`"),
+    label("", "profile", "of the build: `dist` is what ships"),
     label("", "dsp", "a DSP's number, `other`, `none`"),
     label(
         "producer_dsp_cookies_total",

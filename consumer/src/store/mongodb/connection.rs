@@ -53,6 +53,12 @@ pub enum WriteConcern {
 /// # Errors
 /// With what is wrong, without repeating user and password.
 pub fn check_uri(uri: &str) -> Result<(), String> {
+    if let Some(what) = left_out(uri) {
+        return Err(format!(
+            "this consumer was built without {what}: images and releases have it, and so has a build with \
+             `--features consumer/full`"
+        ));
+    }
     let Err(error) = ConnectionString::parse(uri) else {
         return Ok(());
     };
@@ -71,6 +77,26 @@ pub fn check_uri(uri: &str) -> Result<(), String> {
     } else {
         why
     })
+}
+
+/// What a connection string asks for that only the feature `full` brings: the libraries for it take an eighth of a first build.
+fn left_out(uri: &str) -> Option<&'static str> {
+    if cfg!(feature = "full") {
+        return None;
+    }
+    if uri.starts_with("mongodb+srv://") {
+        return Some("the lookup of SRV records, which mongodb+srv:// needs");
+    }
+    let (_, options) = uri.split_once('?')?;
+    let options = options
+        .split('&')
+        .filter_map(|option| option.split_once('='));
+    let mut compressors = options
+        .filter(|(name, _)| name.eq_ignore_ascii_case("compressors"))
+        .flat_map(|(_, names)| names.split(','));
+    compressors
+        .any(|name| name.eq_ignore_ascii_case("zstd"))
+        .then_some("zstd (zlib and snappy are there)")
 }
 
 impl Connection {

@@ -20,7 +20,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use bench::{
+use launcher::{
     ledger,
     scrape::{Samples, names},
 };

@@ -19,7 +19,7 @@ use lapin::{
 };
 use tokio_stream::StreamExt;
 
-use super::{
+use crate::peers::{
     broker::{Broker, accept, find},
     publisher::Publish,
     reader::Subscribe,

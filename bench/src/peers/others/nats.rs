@@ -7,7 +7,7 @@ use async_nats::{Client, ConnectOptions, Event, Subscriber};
 use bytes::Bytes;
 use tokio_stream::StreamExt;
 
-use super::{
+use crate::peers::{
     broker::{Broker, accept},
     publisher::Publish,
     reader::Subscribe,

@@ -1,19 +1,18 @@
 //! The live line: what both processes counted since the last look.
 
 use anyhow::Result;
-use tokio::time::Instant;
-
-use crate::{
+use launcher::{
     admin,
-    report::{duration, grouped, per_second, rate},
+    numbers::{duration, grouped, per_second, rate},
     scrape::{Buckets, names},
 };
+use tokio::time::Instant;
 
 /// Lines between two headings.
 const HEADING_EVERY: u64 = 20;
 
 /// Two admin ports, and what they said last.
-pub(super) struct Live {
+pub(crate) struct Live {
     producer: String,
     consumer: String,
     last: Option<Counts>,
@@ -29,7 +28,7 @@ struct Counts {
 }
 
 impl Live {
-    pub(super) fn new(producer: String, consumer: String) -> Self {
+    pub(crate) fn new(producer: String, consumer: String) -> Self {
         Self {
             producer,
             consumer,
@@ -39,7 +38,7 @@ impl Live {
     }
 
     /// What happened since the last call, on one line; `None` the first time.
-    pub(super) async fn line(&mut self) -> Result<Option<String>> {
+    pub(crate) async fn line(&mut self) -> Result<Option<String>> {
         let now = self.counts().await?;
         let line = self.last.as_ref().map(|last| {
             let heading = if self.lines.is_multiple_of(HEADING_EVERY) {

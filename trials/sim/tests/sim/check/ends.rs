@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use anyhow::{Context as _, ensure};
-use bench::scrape::names;
+use launcher::scrape::names;
 
 use super::{Missing, counted_ends, counted_lost, describe, life_of, of_all_lives};
 use crate::{

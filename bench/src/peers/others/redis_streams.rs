@@ -4,21 +4,11 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use redis::{Value, aio::MultiplexedConnection, cmd};
 
-use super::{
-    message::COOKIE_BYTES_MAX,
-    reader::Subscribe,
-    redis_server::{self, Publisher},
-    seen::Seen,
-};
+use super::redis_server::{self, Publisher};
+use crate::peers::{peer::xread_entries, reader::Subscribe, seen::Seen};
 
 const STREAM: &str = "cookies";
 const FIELD: &str = "c";
-
-/// Most that one XREAD asks for: 123 entries of 500 cookies.
-const READ_BYTES: usize = 4 * 1024 * 1024;
-
-/// Most entries that one XREAD asks for.
-const READ_ENTRIES: usize = 1_000;
 
 /// How long an XREAD waits for something to come.
 const BLOCK_MILLIS: u32 = 1_000;
@@ -59,7 +49,7 @@ impl Reader {
             server,
             connection: None,
             position: BEGINNING.into(),
-            entries: entries(batch),
+            entries: xread_entries(batch),
         }
     }
 
@@ -87,11 +77,6 @@ impl Reader {
     }
 }
 
-/// Entries of `batch` cookies that one XREAD asks for.
-pub(super) fn entries(batch: u32) -> usize {
-    (READ_BYTES / (batch as usize * COOKIE_BYTES_MAX)).clamp(1, READ_ENTRIES)
-}
-
 fn pair(value: Value) -> Result<[Value; 2]> {
     match value {
         Value::Array(values) => values
@@ -117,15 +102,5 @@ impl Subscribe for Reader {
             let answer = read.query_async(&mut connection).await?;
             self.entries(answer, seen)?;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_xread_asks_for_many_entries() {
-        assert_eq!([1, 500, 10_000].map(entries), [1_000, 123, 6]);
     }
 }

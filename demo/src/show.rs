@@ -1,31 +1,26 @@
-//! `bench demo`: the real programs together on one machine, one sync on its way through them, and a live line.
+//! Builds and starts the programs, shows one sync on its way through them, and then what there is to see.
 //!
-//! Every port is checked before anything is started. The processes are stopped in the direction of the data,
-//! the producer first, so what was accepted is stored when the demonstration ends.
-
-mod live;
+//! Every port is checked before anything is built or started. The processes are stopped in the direction of the data,
+//! the load first and then the producer, so what was accepted is stored when the demonstration ends.
 
 use std::{
-    fs, io,
-    net::{SocketAddr, TcpListener},
-    num::{NonZeroU64, NonZeroUsize},
+    fs,
+    num::NonZeroU64,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep},
+use launcher::{
+    admin,
+    programs::{self, Process, target_dir},
 };
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-use self::live::Live;
 use crate::{
-    admin, load,
-    programs::{Process, Profile, Programs, target_dir},
-    traffic::Traffic,
+    args::{Args, reachable},
+    live::Live,
 };
 
 const USER_ID: &str = "alice";
@@ -38,58 +33,22 @@ const LOOKUP_INTERVAL: Duration = Duration::from_millis(10);
 /// Longer than a process may take to drain.
 const STOP_PATIENCE: Duration = Duration::from_secs(12);
 
+/// The longest that a load can be told.
+const LOAD_DURATION: &str = "30d";
+
+const HOW_TO_MEASURE: &str = "this build is quick to make, not to run; what is measured: cargo build --profile dist, then target/dist/bench e2e";
+
 /// Says that a folder is the demonstration's, whose data may be removed.
 const MARKER: &str = ".cookiesync-demo";
-
-/// Builds and starts a producer and a consumer, and shows a sync on its way through them, until Ctrl-C.
-#[derive(Debug, Clone, Args)]
-pub struct DemoArgs {
-    /// Add a load of this many sync requests a second, and show a line about it each second.
-    #[arg(long, value_name = "RATE")]
-    pub load: Option<NonZeroU64>,
-    /// Where the producer takes sync requests.
-    #[arg(long, default_value = "127.0.0.1:8080")]
-    pub http: SocketAddr,
-    /// Where the producer serves gRPC streams.
-    #[arg(long, default_value = "127.0.0.1:7676")]
-    pub grpc: SocketAddr,
-    /// The producer's admin port: metrics, health.
-    #[arg(long, default_value = "127.0.0.1:9090")]
-    pub producer_admin: SocketAddr,
-    /// The consumer's admin port: lookup, metrics, health.
-    #[arg(long, default_value = "127.0.0.1:9091")]
-    pub consumer_admin: SocketAddr,
-    /// Folder for the store and the logs; the previous demonstration's are removed [default: target/demo].
-    #[arg(long)]
-    pub dir: Option<PathBuf>,
-}
-
-impl DemoArgs {
-    fn addresses(&self) -> [(SocketAddr, &'static str, &'static str); 4] {
-        [
-            (self.http, "--http", "sync requests"),
-            (self.grpc, "--grpc", "gRPC streams"),
-            (
-                self.producer_admin,
-                "--producer-admin",
-                "the producer's admin port",
-            ),
-            (
-                self.consumer_admin,
-                "--consumer-admin",
-                "the consumer's admin port",
-            ),
-        ]
-    }
-}
 
 /// Runs the demonstration until `stop`.
 ///
 /// # Errors
 /// When a port is taken, the programs cannot be built, or one of them does not do its work.
-pub async fn run(args: &DemoArgs, stop: &CancellationToken) -> Result<()> {
-    check_ports(args)?;
-    let programs = tokio::task::spawn_blocking(|| Programs::find(Profile::Release)).await?;
+pub(crate) async fn run(args: &Args, stop: &CancellationToken) -> Result<()> {
+    args.check_ports()?;
+    let with_load = args.load.is_some();
+    let programs = tokio::task::spawn_blocking(move || Programs::find(with_load)).await?;
     if stop.is_cancelled() {
         // The same Ctrl-C has ended cargo.
         return Ok(());
@@ -101,42 +60,40 @@ pub async fn run(args: &DemoArgs, stop: &CancellationToken) -> Result<()> {
         .unwrap_or_else(|| target_dir().join("demo"));
     prepare(&folder)?;
     // Again, since a build can take minutes.
-    check_ports(args)?;
+    args.check_ports()?;
 
     let mut demo = Demo::start(args, &programs, &folder)?;
     let shown = tokio::select! {
-        shown = demo.show(args, &folder, stop) => shown,
+        shown = demo.show(args, &programs, &folder) => shown,
         () = stop.cancelled() => Ok(()),
     };
     shown?;
     demo.stop().await
 }
 
-/// Every taken port in one message, each with the flag that moves it.
-fn check_ports(args: &DemoArgs) -> Result<()> {
-    let addresses = args.addresses();
-    let mut problems = Vec::new();
-    for (index, (address, flag, what)) in addresses.iter().enumerate() {
-        let twice = addresses[..index].iter().find(|other| other.0 == *address);
-        if let Some((_, other, _)) = twice {
-            problems.push(format!("{address} is given to both {other} and {flag}"));
-            continue;
-        }
-        match TcpListener::bind(address) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => problems.push(format!(
-                "{address}, for {what}, is taken by another process: move it with {flag} {}",
-                SocketAddr::new(address.ip(), address.port().wrapping_add(10_000))
-            )),
-            Err(error) => problems.push(format!(
-                "{address}, for {what}, cannot be used ({error}): choose another with {flag}"
-            )),
-        }
-    }
-    if problems.is_empty() {
-        Ok(())
-    } else {
-        bail!("nothing was started\n  {}", problems.join("\n  "))
+/// Where the programs are.
+struct Programs {
+    producer: PathBuf,
+    consumer: PathBuf,
+    /// Sends the load, if there is one.
+    bench: Option<PathBuf>,
+}
+
+impl Programs {
+    fn find(with_load: bool) -> Result<Self> {
+        // In one go, so that cargo builds them side by side.
+        let (producer, consumer, bench) = if with_load {
+            let [producer, consumer, bench] = programs::find(["producer", "consumer", "bench"])?;
+            (producer, consumer, Some(bench))
+        } else {
+            let [producer, consumer] = programs::find(["producer", "consumer"])?;
+            (producer, consumer, None)
+        };
+        Ok(Self {
+            producer,
+            consumer,
+            bench,
+        })
     }
 }
 
@@ -160,10 +117,11 @@ fn prepare(folder: &Path) -> Result<()> {
 struct Demo {
     producer: Process,
     consumer: Process,
+    load: Option<Process>,
 }
 
 impl Demo {
-    fn start(args: &DemoArgs, programs: &Programs, folder: &Path) -> Result<Self> {
+    fn start(args: &Args, programs: &Programs, folder: &Path) -> Result<Self> {
         let producer = flags([
             ("--http", args.http.to_string()),
             ("--grpc", args.grpc.to_string()),
@@ -175,31 +133,40 @@ impl Demo {
             ("--name", "demo".to_owned()),
             ("--store", format!("embedded:{}", store.display())),
             ("--admin", args.consumer_admin.to_string()),
+            (
+                "--dead-letters",
+                folder.join("dead-letters.jsonl").display().to_string(),
+            ),
         ]);
-        let log = |name: &str| folder.join(format!("{name}.log"));
         Ok(Self {
-            producer: Process::start(
-                "the producer",
-                &programs.producer,
-                &producer,
-                &log("producer"),
-            )?,
-            consumer: Process::start(
-                "the consumer",
-                &programs.consumer,
-                &consumer,
-                &log("consumer"),
-            )?,
+            producer: start("producer", &programs.producer, &producer, folder)?,
+            consumer: start("consumer", &programs.consumer, &consumer, folder)?,
+            load: None,
         })
     }
 
-    /// Waits for both, sends one sync, shows its lookup, and then what there is to see until `stop`.
-    async fn show(
+    /// Starts what sends `rate` requests a second.
+    fn start_load(
         &mut self,
-        args: &DemoArgs,
+        args: &Args,
+        rate: NonZeroU64,
+        program: &Path,
         folder: &Path,
-        stop: &CancellationToken,
     ) -> Result<()> {
+        let mut load = vec!["load".to_owned(), "--no-report".to_owned()];
+        load.extend(flags([
+            ("--url", format!("http://{}/", reachable(args.http))),
+            ("--rate", rate.to_string()),
+            ("--duration", LOAD_DURATION.to_owned()),
+            ("--connections", "8".to_owned()),
+            ("--threads", "1".to_owned()),
+        ]));
+        self.load = Some(start("load", program, &load, folder)?);
+        Ok(())
+    }
+
+    /// Waits for both, sends one sync, shows its lookup, and then what there is to see for as long as nothing fails.
+    async fn show(&mut self, args: &Args, programs: &Programs, folder: &Path) -> Result<()> {
         let producer_admin = reachable(args.producer_admin).to_string();
         let consumer_admin = reachable(args.consumer_admin).to_string();
         self.producer
@@ -218,13 +185,12 @@ impl Demo {
         );
         self.send_one(args, &consumer_admin).await?;
         print_what_to_try(args);
-
-        let load_stop = stop.child_token();
-        let mut load = JoinSet::new();
-        if let Some(rate) = args.load {
-            let plan = load_plan(args, rate)?;
+        if cfg!(debug_assertions) {
+            println!("{HOW_TO_MEASURE}");
+        }
+        if let Some((rate, bench)) = args.load.zip(programs.bench.as_ref()) {
             println!("sending {rate} requests a second; Ctrl-C stops everything\n");
-            load.spawn(async move { load::run(&plan, &load_stop).await });
+            self.start_load(args, rate, bench, folder)?;
         } else {
             println!("running until Ctrl-C; `--load 20000` adds load");
         }
@@ -232,29 +198,23 @@ impl Demo {
         let mut ticks = interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {
+            ticks.tick().await;
+            self.check()?;
+            if args.load.is_none() {
+                continue;
+            }
+            match live.line().await {
+                Ok(Some(line)) => println!("{line}"),
+                Ok(None) => {}
+                Err(error) => {
                     self.check()?;
-                    if args.load.is_some() {
-                        match live.line().await {
-                            Ok(Some(line)) => println!("{line}"),
-                            Ok(None) => {}
-                            Err(error) => {
-                                self.check()?;
-                                eprintln!("no figures: {error:#}");
-                            }
-                        }
-                    }
-                }
-                Some(ended) = load.join_next() => {
-                    self.check()?;
-                    ended??;
+                    eprintln!("no figures: {error:#}");
                 }
             }
         }
     }
 
-    async fn send_one(&self, args: &DemoArgs, consumer_admin: &str) -> Result<()> {
+    async fn send_one(&self, args: &Args, consumer_admin: &str) -> Result<()> {
         let edge = reachable(args.http).to_string();
         println!("GET http://{edge}/?d={DSP_ID}&b={BUYER_UID}   Cookie: uid={USER_ID}");
         let answer = admin::sync(&edge, USER_ID, DSP_ID, BUYER_UID).await?;
@@ -288,12 +248,17 @@ impl Demo {
 
     fn check(&mut self) -> Result<()> {
         self.producer.check()?;
-        self.consumer.check()
+        self.consumer.check()?;
+        self.load.as_mut().map_or(Ok(()), Process::check)
     }
 
     async fn stop(mut self) -> Result<()> {
         self.check()?;
         println!("\nstopping");
+        if let Some(load) = &mut self.load {
+            // Its answers are not what is shown here, so how it ends does not matter.
+            load.stop(STOP_PATIENCE).await?;
+        }
         for process in [&mut self.producer, &mut self.consumer] {
             let status = process.stop(STOP_PATIENCE).await?;
             if !status.success() {
@@ -308,6 +273,12 @@ impl Demo {
     }
 }
 
+/// Starts a program with its output in a file of its name.
+fn start(name: &str, program: &Path, flags: &[String], folder: &Path) -> Result<Process> {
+    let log = folder.join(format!("{name}.log"));
+    Process::start(&format!("the {name}"), program, flags, &log)
+}
+
 fn flags<const N: usize>(flags: [(&str, String); N]) -> Vec<String> {
     flags
         .into_iter()
@@ -315,27 +286,7 @@ fn flags<const N: usize>(flags: [(&str, String); N]) -> Vec<String> {
         .collect()
 }
 
-/// Where to reach what listens on `address`: the loopback address when that is all of them.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address {
-            SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
-}
-
-fn load_plan(args: &DemoArgs, rate: NonZeroU64) -> Result<load::Plan> {
-    let url = format!("http://{}/", reachable(args.http)).parse()?;
-    Ok(load::Plan {
-        connections: NonZeroUsize::MIN.saturating_add(7),
-        threads: NonZeroUsize::MIN,
-        ..load::Plan::new(url, Traffic::new(fastrand::u64(..), None)).rate(rate)
-    })
-}
-
-fn print_what_to_try(args: &DemoArgs) {
+fn print_what_to_try(args: &Args) {
     let (edge, producer, consumer) = (
         reachable(args.http),
         reachable(args.producer_admin),

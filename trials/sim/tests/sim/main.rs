@@ -5,8 +5,8 @@
 //! others, or for one of them again with all it logs:
 //!
 //! ```sh
-//! SIM_SEEDS=1100..9999 cargo test -p bench --test sim seeds -- --test-threads=1
-//! SIM_SEED=17 RUST_LOG=debug cargo test -p bench --test sim seeds -- --nocapture
+//! SIM_SEEDS=1100..9999 cargo test --test sim seeds -- --test-threads=1
+//! SIM_SEED=17 RUST_LOG=debug cargo test --test sim seeds -- --nocapture
 //! ```
 //!
 //! **Why this way.** The programs run on tokio, hyper, h2 and tonic, whose behaviour under faults is half of what is to
@@ -207,7 +207,7 @@ fn read(pipe: &mut impl Read) -> Vec<u8> {
 fn report(what: &str, output: &Output) {
     let printed = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    println!("failed; again: {what} cargo test -p bench --test sim seeds -- --nocapture");
+    println!("failed; again: {what} cargo test --test sim seeds -- --nocapture");
     println!("{printed}{errors}");
 }
 

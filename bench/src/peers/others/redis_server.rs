@@ -7,7 +7,7 @@ use bytes::Bytes;
 use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, aio::MultiplexedConnection};
 use tokio::task::JoinSet;
 
-use super::{
+use crate::peers::{
     broker::{Broker, accept},
     publisher::{BURST_BYTES, Publish},
 };

@@ -10,7 +10,7 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -24,36 +24,13 @@ use crate::admin;
 /// Names the folder that holds the programs, instead of building them.
 pub const BIN_DIR_VARIABLE: &str = "COOKIESYNC_BIN_DIR";
 
-const PROGRAMS: [&str; 2] = ["producer", "consumer"];
-
 /// Beginnings of the variables in which cargo describes the package whose program it runs.
-const OWN_PACKAGE: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"];
+const OWN_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
 
 /// Beginnings of the variables that the programs take for flags.
 const OWN_VARIABLES: [&str; 2] = ["PRODUCER_", "CONSUMER_"];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// How the programs are built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Profile {
-    /// Quick to build, slow to run.
-    Dev,
-    /// Optimized.
-    Release,
-}
-
-impl Profile {
-    /// The one this program itself was built with.
-    #[must_use]
-    pub fn of_this_program() -> Self {
-        if cfg!(debug_assertions) {
-            Self::Dev
-        } else {
-            Self::Release
-        }
-    }
-}
 
 /// Where the `producer` and `consumer` programs are.
 #[derive(Debug, Clone)]
@@ -65,85 +42,120 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds the programs: in `$COOKIESYNC_BIN_DIR`; or, when this runs under cargo, by building them with it;
-    /// or beside this program. Blocks while cargo builds.
+    /// [Finds](find) both.
     ///
     /// # Errors
-    /// When they cannot be built or are not there.
-    pub fn find(profile: Profile) -> Result<Self> {
-        if let Some(folder) = env::var_os(BIN_DIR_VARIABLE) {
-            return Self::in_folder(Path::new(&folder))
-                .with_context(|| format!("in ${BIN_DIR_VARIABLE}"));
-        }
-        if let (Some(cargo), Some(package)) =
-            (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR"))
-        {
-            return Self::build(&cargo, Path::new(&package), profile);
-        }
-        let own = env::current_exe().context("where is this program?")?;
-        let folder = own.parent().context("this program lies in no folder")?;
-        Self::in_folder(folder).context("beside this program")
+    /// As [`find`].
+    pub fn find() -> Result<Self> {
+        let [producer, consumer] = find(["producer", "consumer"])?;
+        Ok(Self { producer, consumer })
     }
+}
 
-    fn in_folder(folder: &Path) -> Result<Self> {
-        let [producer, consumer] = PROGRAMS.map(|name| {
-            let program = folder.join(name);
-            if program.is_file() {
-                Ok(program)
-            } else {
-                bail!("there is no program {}", program.display())
-            }
-        });
-        Ok(Self {
-            producer: producer?,
-            consumer: consumer?,
-        })
+/// The programs that were found, by name, each once.
+static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+
+/// The programs that this process has found so far, by name, each with what it says of its version: `0.1.0 (dist)`.
+#[must_use]
+pub fn found() -> Vec<(String, String)> {
+    let found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    let version = |program: &PathBuf| {
+        let said = Command::new(program).arg("--version").output().ok()?.stdout;
+        let said = String::from_utf8(said).ok()?;
+        let (_name, version) = said.trim().split_once(' ')?;
+        Some(version.to_owned())
+    };
+    found
+        .iter()
+        .map(|(name, program)| (name.clone(), version(program).unwrap_or_default()))
+        .collect()
+}
+
+/// Finds programs of this workspace: in `$COOKIESYNC_BIN_DIR`; or, when this runs under cargo, by building them with it in the
+/// profile of this program; or beside this program. Blocks while cargo builds.
+///
+/// # Errors
+/// When they cannot be built or are not there.
+pub fn find<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
+    let programs = find_or_build(names)?;
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    found.extend(names.map(str::to_owned).into_iter().zip(programs.clone()));
+    Ok(programs)
+}
+
+fn find_or_build<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
+    if let Some(folder) = env::var_os(BIN_DIR_VARIABLE) {
+        return in_folder(names, Path::new(&folder))
+            .with_context(|| format!("in ${BIN_DIR_VARIABLE}"));
     }
+    if let (Some(cargo), Some(package)) = (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR"))
+    {
+        return build(names, &cargo, Path::new(&package));
+    }
+    let own = env::current_exe().context("where is this program?")?;
+    let folder = own.parent().context("this program lies in no folder")?;
+    in_folder(names, folder).context("beside this program")
+}
 
-    /// Builds from the workspace's root, so that what cargo itself has built there is not built again with
-    /// other features.
-    fn build(cargo: &OsStr, package: &Path, profile: Profile) -> Result<Self> {
-        let root = package
-            .parent()
-            .context("this package is no workspace member")?;
-        let mut command = Command::new(cargo);
-        command
-            .current_dir(root)
-            .args(["build", "--message-format=json-render-diagnostics"])
-            .stderr(Stdio::inherit());
-        for name in PROGRAMS {
-            command.args(["--bin", name]);
+fn in_folder<const N: usize>(names: [&str; N], folder: &Path) -> Result<[PathBuf; N]> {
+    let programs = names.map(|name| folder.join(name));
+    match programs.iter().find(|program| !program.is_file()) {
+        None => Ok(programs),
+        Some(program) => bail!("there is no program {}", program.display()),
+    }
+}
+
+/// Builds from the workspace's root and for all of it, so that what cargo has built there is not built again with other
+/// features.
+fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Result<[PathBuf; N]> {
+    let root = package
+        .parent()
+        .context("this package is no workspace member")?;
+    let mut command = Command::new(cargo);
+    command
+        .current_dir(root)
+        .args(["build", "--message-format=json-render-diagnostics"])
+        .args(["--profile", &own_profile()])
+        .arg("--target-dir")
+        .arg(target_dir())
+        .stderr(Stdio::inherit());
+    for name in names {
+        command.args(["--bin", name]);
+    }
+    // What cargo tells this program of its own package would make build scripts that look at it run again,
+    // and everything after them (ring, then all of TLS) be compiled again.
+    for (variable, _) in env::vars_os() {
+        let name = variable.to_string_lossy();
+        if OWN_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(&variable);
         }
-        // What cargo tells this program of its own package would make build scripts that look at it run again,
-        // and everything after them (ring, then all of TLS) be compiled again.
-        for (variable, _) in env::vars_os() {
-            let name = variable.to_string_lossy();
-            if OWN_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
-                command.env_remove(&variable);
-            }
-        }
-        if profile == Profile::Release {
-            command.arg("--release");
-        }
-        let output = command.output().context("cannot run cargo")?;
-        if !output.status.success() {
-            bail!("cargo could not build the programs ({})", output.status);
-        }
-        let mut built: BTreeMap<String, PathBuf> = output
-            .stdout
-            .split(|byte| *byte == b'\n')
-            .filter_map(|line| serde_json::from_slice::<Artifact>(line).ok())
-            .filter_map(|artifact| Some((artifact.target.name, artifact.executable?)))
-            .collect();
-        let [producer, consumer] = PROGRAMS.map(|name| {
-            built
-                .remove(name)
-                .with_context(|| format!("cargo built no program {name}"))
-        });
-        Ok(Self {
-            producer: producer?,
-            consumer: consumer?,
-        })
+    }
+    let output = command.output().context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!("cargo could not build the programs ({})", output.status);
+    }
+    let built: BTreeMap<String, PathBuf> = output
+        .stdout
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice::<Artifact>(line).ok())
+        .filter_map(|artifact| Some((artifact.target.name, artifact.executable?)))
+        .collect();
+    match names.iter().find(|name| !built.contains_key(**name)) {
+        None => Ok(names.map(|name| built[name].clone())),
+        Some(name) => bail!("cargo built no program {name}"),
+    }
+}
+
+/// The profile in which cargo built this program: the folder below its target folder says which.
+fn own_profile() -> String {
+    let own = env::current_exe().unwrap_or_default();
+    let folder = own.strip_prefix(target_dir()).ok();
+    let mut folders = folder.into_iter().flat_map(Path::components);
+    // A cross-compiled program lies one deeper, below the name of its system, and that has dashes.
+    let profile = folders.find(|folder| !folder.as_os_str().to_string_lossy().contains('-'));
+    match profile.map(|folder| folder.as_os_str().to_string_lossy()) {
+        Some(profile) if profile != "debug" => profile.into_owned(),
+        _ => "dev".to_owned(),
     }
 }
 
@@ -176,9 +188,7 @@ pub fn target_dir() -> PathBuf {
 /// When no port is free.
 pub fn free_address() -> Result<SocketAddr> {
     static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
-    let mut taken = TAKEN
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     for _ in 0..1_000 {
         let port = fastrand::u16(12_000..32_000);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));

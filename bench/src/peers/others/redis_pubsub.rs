@@ -5,7 +5,8 @@ use bytes::Bytes;
 use redis::{Client, aio::PubSub};
 use tokio_stream::StreamExt;
 
-use super::{reader::Subscribe, redis_server::Publisher, seen::Seen};
+use super::redis_server::Publisher;
+use crate::peers::{reader::Subscribe, seen::Seen};
 
 const CHANNEL: &str = "cookies";
 

@@ -1,0 +1,33 @@
+//! Stands in for `others` in a build without the feature `peers`: their clients cost a quarter of the time that bench takes
+//! to build.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::{Result, bail};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    broker::Broker,
+    peer::Peer,
+    publisher::{PublisherArgs, PublisherLine},
+    reader::{Opened, ReaderArgs},
+    seen::Seen,
+};
+
+const WHY: &str =
+    "this bench was built without its client: cargo build --profile dist --features bench/peers";
+
+/// Why none of them can be measured.
+pub(super) const LEFT_OUT: Option<&str> = Some(WHY);
+
+pub(super) async fn start(_: Peer, _: &Path, _: &Path) -> Result<Broker> {
+    bail!(WHY)
+}
+
+pub(super) async fn publish(_: &PublisherArgs, _: &CancellationToken) -> Result<PublisherLine> {
+    bail!(WHY)
+}
+
+/// Subscribes to nothing: the one who waits for `opened` sees that nobody ever will.
+pub(super) fn read(_: &ReaderArgs, _: Arc<Seen>, _: Opened, _: &mut JoinSet<()>) {}
