@@ -1,6 +1,6 @@
 //! What each part of the consumer costs on the way of a cookie, without sockets and without a store.
 //!
-//! `cargo bench -p consumer` measures time; `.ci/instructions` counts instructions of the very same functions, those
+//! `cargo bench --bench parts` measures time; `.ci/instructions` counts instructions of the very same functions, those
 //! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};

@@ -1,6 +1,6 @@
 //! What each part of the producer costs on the way of a cookie, without sockets and without waiting.
 //!
-//! `cargo bench -p producer` measures time; `.ci/instructions` counts instructions of the very same functions, those
+//! `cargo bench --bench parts` measures time; `.ci/instructions` counts instructions of the very same functions, those
 //! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
 
 use std::{

@@ -8,6 +8,7 @@
 mod family;
 mod latency;
 mod peak;
+mod usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,10 +20,10 @@ use std::{
 use prometheus::{
     IntGaugeVec, Opts, Result,
     core::{Collector, Desc},
-    process_collector::ProcessCollector,
     proto::{MetricFamily, MetricType},
 };
 
+use self::usage::ProcessUsage;
 use super::{COMMIT, PROFILE};
 
 pub use self::{
@@ -224,7 +225,7 @@ impl Collector for Shared {
 /// When a name is taken.
 pub fn register_process(registry: &Registry, process: &str, version: &str) -> Result<()> {
     // It counts the open files one by one.
-    registry.register_for_scrapes(Box::new(ProcessCollector::for_self()))?;
+    registry.register_for_scrapes(Box::new(ProcessUsage::new()?))?;
     let build = IntGaugeVec::new(
         Opts::new(
             format!("{process}_build_info"),

@@ -18,10 +18,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
+    sync::SemaphorePermit,
     time::timeout,
 };
 
-use crate::harness::{programs, wait_until};
+use crate::harness::{machine, programs, wait_until};
 
 /// For a whole run, on a busy machine.
 const RUN_PATIENCE: Duration = Duration::from_secs(180);
@@ -30,6 +31,7 @@ const RUN_PATIENCE: Duration = Duration::from_secs(180);
 pub(crate) struct Run {
     folder: TempDir,
     child: Child,
+    _machine: SemaphorePermit<'static>,
 }
 
 /// How a run ended.
@@ -41,6 +43,7 @@ pub(crate) struct Ended {
 
 impl Run {
     pub(crate) async fn start(args: &[&str]) -> Result<Self> {
+        let machine = machine().await;
         let folder = tempfile::tempdir()?;
         let temporary = folder.path().join("tmp");
         fs::create_dir(&temporary)?;
@@ -56,7 +59,11 @@ impl Run {
             .stderr(fs::File::create(folder.path().join("words"))?)
             .kill_on_drop(true)
             .spawn()?;
-        Ok(Self { folder, child })
+        Ok(Self {
+            folder,
+            child,
+            _machine: machine,
+        })
     }
 
     fn words(&self) -> String {

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::{PATIENCE, programs, run_to_end, wait_until};
+use crate::harness::{PATIENCE, machine, programs, run_to_end, wait_until};
 
 const BENCH: &str = env!("CARGO_BIN_EXE_bench");
 
@@ -22,6 +22,7 @@ async fn bin_dir() -> Result<String> {
 
 #[tokio::test]
 async fn fanout_accounts_for_every_cookie_of_both_calls() -> Result<()> {
+    let _machine = machine().await;
     let parent = TempDir::new()?;
     let folder = parent.path().join("report");
     let report = format!("--report={}", folder.display());

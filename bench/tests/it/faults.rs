@@ -16,7 +16,9 @@ use tokio::time::sleep;
 use crate::{
     documents::Documents,
     e2e::Run,
-    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, newest, numbered, wait_until},
+    harness::{
+        Consumer, PATIENCE, Producer, accept_all, embedded, machine, newest, numbered, wait_until,
+    },
     wrapped::{consumer_in, producer_at},
 };
 
@@ -152,6 +154,7 @@ async fn network_is_gone_with_whoever_made_it() -> Result<()> {
 /// Stops and continues every process there is, one after the other, under a load.
 #[tokio::test]
 async fn frozen_processes_of_all_kinds_lose_nothing() -> Result<()> {
+    let _machine = machine().await;
     let folder = TempDir::new()?;
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let mut producer = Producer::start(&folder, &[]).await?;
@@ -192,6 +195,7 @@ const SEED_VARIABLE: &str = "FAULTS_SEED";
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_of_all_kinds_at_random_moments_lose_only_what_a_killed_producer_had() -> Result<()>
 {
+    let _machine = machine().await;
     let seed = env::var(SEED_VARIABLE).unwrap_or_else(|_| "5".to_owned());
     eprintln!("seed {seed}; ${SEED_VARIABLE} names another");
     let mut args = vec![

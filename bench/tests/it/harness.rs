@@ -15,7 +15,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use bench::programs::{Process, Programs};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::{Instant, sleep, timeout},
+};
 
 pub(crate) use self::{
     consumer::{Consumer, embedded},
@@ -37,6 +40,13 @@ pub(crate) async fn programs() -> Result<&'static Programs> {
         found.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
     })
     .await?
+}
+
+/// One at a time of the tests that load the machine: hold it meanwhile. Most tests wait, so several run side by side; what loads both
+/// cores would then measure, and be late for, others of its kind.
+pub(crate) async fn machine() -> SemaphorePermit<'static> {
+    static MACHINE: Semaphore = Semaphore::const_new(1);
+    MACHINE.acquire().await.expect("it is never closed")
 }
 
 /// Waits until `condition` is true.

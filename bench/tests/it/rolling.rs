@@ -18,7 +18,7 @@ use tokio::{net::TcpStream, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{
-    Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until,
+    Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, machine, wait_until,
 };
 
 /// As shipped.
@@ -145,6 +145,7 @@ async fn expect_proof(consumer: &Consumer) -> Result<()> {
 
 #[tokio::test]
 async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -> Result<()> {
+    let _machine = machine().await;
     let folder = TempDir::new()?;
     let mut one = Producer::start(&folder, &FLAGS).await?;
     let mut other = Producer::start(&folder, &FLAGS).await?;

@@ -146,8 +146,4 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "consumer_expired_total",
         "In MongoDB all deletions on the server in the window.",
     ),
-    (
-        "process_cpu_seconds_total",
-        "In whole seconds: take rates over a minute or more.",
-    ),
 ];
