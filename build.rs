@@ -17,7 +17,8 @@ fn main() {
 fn profile() -> String {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     // …/PROFILE/build/PACKAGE-HASH/out
-    let folder = out_dir.ancestors().nth(3).and_then(Path::file_name);
+    let build = out_dir.ancestors().find(|folder| folder.ends_with("build"));
+    let folder = build.and_then(Path::parent).and_then(Path::file_name);
     match folder.map(|name| name.to_string_lossy()) {
         Some(name) if name != "debug" => name.into_owned(),
         _ => "dev".to_owned(),

@@ -3,12 +3,13 @@
 use std::{path::Path, process::Command};
 
 /// What the programs are made of: a change there can make the revision `-dirty`.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "src",
     "Cargo.toml",
     "../Cargo.lock",
     "../Cargo.toml",
     "../consumer/src",
+    "../launcher/src",
     "../producer/src",
     "../proto",
 ];

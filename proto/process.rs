@@ -75,6 +75,7 @@ pub fn drain_on_signals(
             signals += 1;
             if signals > 1 {
                 tracing::warn!("second signal, stopping at once");
+                logging::flush();
                 std::process::exit(EXIT_INTERRUPTED);
             }
             tracing::info!("draining; a second signal stops at once");

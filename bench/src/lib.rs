@@ -108,11 +108,16 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     let command = cli
         .command
         .context("name a scenario: bench --help lists them")?;
+    if !matches!(command, Command::Compare(_))
+        && let Some(warning) = Environment::of_this_run().profile_warning()
+    {
+        eprintln!("warning: {warning}");
+    }
     match command {
         Command::Load(args) => {
             let folder = args.report.prepare("load")?;
             let outcome = load::run_from(&args, &stop).await?;
-            print_measured(args.json, &outcome, load::Outcome::summary)?;
+            print(args.json, &outcome, load::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
@@ -120,31 +125,31 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let folder = args.report.prepare("subscribe")?;
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let outcome = subscribe::run(&args, &stop, opened).await?;
-            print_measured(args.json, &outcome, subscribe::Outcome::summary)?;
+            print(args.json, &outcome, subscribe::Outcome::summary)?;
             leave(folder, || args.report_of(&outcome))?;
             Ok(outcome.is_faultless() && args.is_met_by(&outcome))
         }
         Command::Store(args) => {
             let folder = args.report.prepare("store")?;
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print_measured(args.json, &outcome, store::Outcome::summary)?;
+            print(args.json, &outcome, store::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
-            print_measured(args.json, &outcome, e2e::Outcome::summary)?;
+            print(args.json, &outcome, e2e::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Soak(args) => {
             let outcome = soak::run(&args, &stop).await?;
-            print_measured(args.json, &outcome, soak::Outcome::summary)?;
+            print(args.json, &outcome, soak::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Fanout(args) => {
             let folder = args.report.prepare("fanout")?;
             let outcome = fanout::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print_measured(args.json, &outcome, fanout::Outcome::summary)?;
+            print(args.json, &outcome, fanout::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
@@ -156,26 +161,13 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Peers(args) => {
             let folder = args.report.prepare("peers")?;
             let outcome = peers::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print_measured(args.json, &outcome, peers::Outcome::summary)?;
+            print(args.json, &outcome, peers::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::PeersReader(args) => peers::read(&args, &stop).await.map(|()| true),
         Command::PeersPublisher(args) => peers::publish(&args, &stop).await.map(|()| true),
     }
-}
-
-/// Prints what a scenario found, and on standard error what is to be said of the builds it was found with.
-fn print_measured<T: Serialize>(
-    json: bool,
-    outcome: &T,
-    summary: impl Fn(&T) -> String,
-) -> Result<()> {
-    print(json, outcome, summary)?;
-    if let Some(warning) = Environment::of_this_run().profile_warning() {
-        eprintln!("warning: {warning}");
-    }
-    Ok(())
 }
 
 fn print<T: Serialize>(json: bool, outcome: &T, summary: impl Fn(&T) -> String) -> Result<()> {

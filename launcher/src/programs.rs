@@ -52,23 +52,24 @@ impl Programs {
     }
 }
 
-/// The programs that were found, by name, each once.
-static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+/// The programs that were found, by name, each with its version.
+static FOUND: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 
 /// The programs that this process has found so far, by name, each with what it says of its version: `0.1.0 (dist)`.
 #[must_use]
 pub fn found() -> Vec<(String, String)> {
     let found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-    let version = |program: &PathBuf| {
-        let said = Command::new(program).arg("--version").output().ok()?.stdout;
-        let said = String::from_utf8(said).ok()?;
-        let (_name, version) = said.trim().split_once(' ')?;
-        Some(version.to_owned())
-    };
-    found
-        .iter()
-        .map(|(name, program)| (name.clone(), version(program).unwrap_or_default()))
-        .collect()
+    found.clone().into_iter().collect()
+}
+
+/// What a program says of its version; nothing when it says none.
+fn version(program: &Path) -> String {
+    let output = Command::new(program).arg("--version").output();
+    let said = output.map(|output| output.stdout).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    said.trim()
+        .split_once(' ')
+        .map_or_else(String::new, |(_name, version)| version.to_owned())
 }
 
 /// Finds programs of this workspace: in `$COOKIESYNC_BIN_DIR`; or, when this runs under cargo, by building them with it in the
@@ -78,8 +79,11 @@ pub fn found() -> Vec<(String, String)> {
 /// When they cannot be built or are not there.
 pub fn find<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
     let programs = find_or_build(names)?;
-    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-    found.extend(names.map(str::to_owned).into_iter().zip(programs.clone()));
+    for (name, program) in names.into_iter().zip(&programs) {
+        let version = version(program);
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        found.insert(name.to_owned(), version);
+    }
     Ok(programs)
 }
 
@@ -174,8 +178,10 @@ struct Target {
 #[must_use]
 pub fn target_dir() -> PathBuf {
     let own = env::current_exe().unwrap_or_default();
+    // One for another system has a tag of its own, inside.
     own.ancestors()
-        .find(|folder| folder.join("CACHEDIR.TAG").is_file())
+        .filter(|folder| folder.join("CACHEDIR.TAG").is_file())
+        .last()
         .map_or_else(|| PathBuf::from("target"), Path::to_path_buf)
 }
 

@@ -1,10 +1,11 @@
 //! Puts the parts together, and takes them apart in the order the data flows.
 
+mod files;
 mod live;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use cookiesync::process::{
     self,
     admin::{self, Answer, Pages, ready::Part},
@@ -17,6 +18,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+use self::files::FILES_MIN;
 pub use self::live::Live;
 use crate::{
     config::{Config, Drain},
@@ -39,9 +41,6 @@ const EDGE_GRACE: Duration = Duration::from_millis(2500);
 
 /// The last part of the drain, in which the admin port still answers.
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
-
-/// Files that are neither HTTP nor gRPC connections.
-const OTHER_FILES: u64 = 512;
 
 /// A running producer.
 #[derive(Debug)]
@@ -97,8 +96,14 @@ impl App {
     /// Binds all ports, then starts to serve.
     ///
     /// # Errors
-    /// With the address and the flag, when a port cannot be bound.
+    /// With the address and the flag, when a port cannot be bound; or when the system allows too few open files.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
+        let files = process::raise_open_files();
+        ensure!(
+            files >= FILES_MIN,
+            "the system allows this process {files} open files, and a producer needs {FILES_MIN} at least, one for each \
+             connection: raise the limit (ulimit -n, or LimitNOFILE= of its unit)"
+        );
         Self::start_on(Ports::bind(&config)?, config).await
     }
 
@@ -332,22 +337,6 @@ impl App {
             _ = self.streams.drain(deadline + Duration::from_secs(1)) => Vec::new(),
         }
     }
-}
-
-/// As many HTTP connections as configured, or as the system leaves files for.
-fn affordable_connections(config: &Config) -> usize {
-    let wanted = config.http_limits.connections_max;
-    let others = config.grpc_connections_max as u64 + OTHER_FILES;
-    let files = process::raise_open_files();
-    let affordable = usize::try_from(files.saturating_sub(others)).unwrap_or(usize::MAX);
-    if affordable < wanted {
-        tracing::warn!(
-            files,
-            http_connections = affordable.max(1),
-            "the system allows too few open files for the configured connections"
-        );
-    }
-    wanted.min(affordable.max(1))
 }
 
 impl Ports<TcpListener> {

@@ -28,7 +28,13 @@ fn main() -> ExitCode {
     if common.debug_endpoints {
         heap::start();
     }
-    logging::init(&common.log_filter, common.log_format);
+    let _flush = match logging::init(&common.log_filter, common.log_format) {
+        Ok(flush) => flush,
+        Err(error) => {
+            eprintln!("error: there is no thread for the log: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let result = Runtime::new()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {

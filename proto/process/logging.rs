@@ -1,10 +1,13 @@
 //! The log: one line for each event on standard error, as text or as JSON, through a filter that may change while the
-//! process runs.
+//! process runs. Nobody waits for its reader: see `logging/lines.rs`.
+
+mod lines;
 
 use std::{
     fmt, io,
     str::FromStr,
     sync::{Mutex, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use tracing_subscriber::{
@@ -12,6 +15,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
+use self::lines::Lines;
 use super::settings::Mistakes;
 
 /// Longest filter, in bytes.
@@ -26,6 +30,27 @@ static LOG: OnceLock<Log> = OnceLock::new();
 struct Log {
     handle: reload::Handle<EnvFilter, Registry>,
     current: Mutex<Filter>,
+    lines: Lines,
+}
+
+/// How long the end of a process may wait for its last lines to be read.
+const FLUSH_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Waits for the last lines of a process when it is dropped, but not for a reader that hangs.
+#[derive(Debug)]
+pub struct Flush(());
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        flush();
+    }
+}
+
+/// Waits until what was logged is written, but not for a reader that hangs. Blocks the thread.
+pub fn flush() {
+    if let Some(log) = LOG.get() {
+        log.lines.flush(FLUSH_PATIENCE);
+    }
 }
 
 /// What is logged: levels, for all or by part.
@@ -116,28 +141,43 @@ pub fn default_filter(mistakes: &mut Mistakes) -> Filter {
     }
 }
 
-/// Sends log lines to standard error.
+/// Sends log lines to standard error, the last of them when what this returns is dropped.
 ///
 /// Call it once, from `main`; a second call does nothing.
-pub fn init(filter: &Filter, format: Format) {
+///
+/// # Errors
+/// When the system starts no thread.
+pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
     let (layer, handle) = reload::Layer::new(filter.layer());
-    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
-    let lines = match format {
-        Format::Text => lines
+    let lines = Lines::start(io::stderr())?;
+    let written = tracing_subscriber::fmt::layer().with_writer(lines.clone());
+    let written = match format {
+        Format::Text => written
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
             .boxed(),
-        Format::Json => lines.json().flatten_event(true).boxed(),
+        Format::Json => written.json().flatten_event(true).boxed(),
     };
     let initialized = tracing_subscriber::registry()
         .with(layer)
-        .with(lines)
+        .with(written)
         .try_init();
     if initialized.is_err() {
         tracing::debug!("logging was set up before");
-        return;
+        return Ok(Flush(()));
     }
     let current = Mutex::new(filter.clone());
-    LOG.get_or_init(|| Log { handle, current });
+    LOG.get_or_init(|| Log {
+        handle,
+        current,
+        lines,
+    });
+    Ok(Flush(()))
+}
+
+/// Log lines that were dropped so far because standard error was not read.
+#[must_use]
+pub fn dropped_lines() -> u64 {
+    LOG.get().map_or(0, |log| log.lines.dropped())
 }
 
 /// The filter that holds now; `None` when this process has set up no log.

@@ -219,13 +219,13 @@ impl Collector for Shared {
     }
 }
 
-/// Registers what the process `<process>` uses of the machine, and `<process>_build_info`.
+/// Registers what the process `<process>` uses of the machine, `<process>_build_info`, and `<process>_log_lines_dropped_total`.
 ///
 /// # Errors
 /// When a name is taken.
 pub fn register_process(registry: &Registry, process: &str, version: &str) -> Result<()> {
     // It counts the open files one by one.
-    registry.register_for_scrapes(Box::new(ProcessUsage::new()?))?;
+    registry.register_for_scrapes(Box::new(ProcessUsage::new(process)?))?;
     let build = IntGaugeVec::new(
         Opts::new(
             format!("{process}_build_info"),

@@ -82,7 +82,7 @@ impl Environment {
             .collect();
         (!others.is_empty()).then(|| {
             format!(
-                "{}: its figures say little of what ships, which is built by cargo build --profile {SHIPS}",
+                "{}: figures say little of what ships, which is built by cargo build --profile {SHIPS}",
                 others.join(", ")
             )
         })

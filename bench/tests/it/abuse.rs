@@ -1,7 +1,12 @@
 //! HTTP clients that behave ill cost nobody else an answer: beside each of these tests, a good client's every
 //! request is answered.
 
-use std::time::Duration;
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use bench::{load, scrape::names};
@@ -10,8 +15,10 @@ use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    harness::{PATIENCE, Producer, request, wait_until},
+    harness::{Addresses, PATIENCE, Producer, programs, request, run_to_end, wait_until},
     http_client::HttpConnection,
+    stream_client::CookieStream,
+    wrapped,
 };
 
 /// Runs `abuse` beside a good client, whose requests alone may reach the log.
@@ -204,4 +211,70 @@ async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()>
         Ok(())
     };
     beside_a_good_client(&producer, abuse).await
+}
+
+#[tokio::test]
+async fn log_that_nobody_reads_stops_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let pipe = folder.path().join("stderr");
+    ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
+    // Open for reading, and never read.
+    let _reader = File::options().read(true).write(true).open(&pipe)?;
+    let into_pipe = |program: &Path, args: &[String]| {
+        let script = format!("exec \"$0\" \"$@\" 2>'{}'", pipe.display());
+        let shell = ["-c".to_owned(), script, program.display().to_string()];
+        (PathBuf::from("/bin/sh"), [&shell[..], args].concat())
+    };
+    let addresses = Addresses::free()?;
+    let flags = ["--log-filter", "trace"];
+    let producer = wrapped::producer(&folder, &addresses, &flags, &into_pipe).await?;
+    let flooded = wait_until(PATIENCE, "the log is more than anybody keeps", async || {
+        for number in 0..20 {
+            CookieStream::open(&producer.grpc, &format!("reader-{number}")).await?;
+        }
+        let metrics = producer.metrics().await?;
+        Ok(metrics.count("producer_log_lines_dropped_total", &[]) > 0)
+    });
+    Box::pin(beside_a_good_client(&producer, flooded)).await
+}
+
+/// Makes a program run with so many open files.
+fn with_files(files: u64) -> impl Fn(&Path, &[String]) -> (PathBuf, Vec<String>) {
+    move |program, args| {
+        let script = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
+        let shell = ["-c".to_owned(), script, program.display().to_string()];
+        (PathBuf::from("/bin/sh"), [&shell[..], args].concat())
+    }
+}
+
+#[tokio::test]
+async fn few_open_files_are_shared_by_both_ports_and_too_few_are_refused() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (shell, args) = with_files(100)(&programs().await?.producer, &[]);
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let ended = run_to_end(&shell, &args, &[]).await?;
+    ensure!(ended.code == Some(1), "{:?}: {}", ended.code, ended.words);
+    ensure!(ended.words.contains("100 open files"), "{}", ended.words);
+
+    let producer = wrapped::producer(&folder, &Addresses::free()?, &[], &with_files(256)).await?;
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        idle.push(HttpConnection::open(&producer.http).await?);
+    }
+    wait_until(PATIENCE, "HTTP has its share and no more", async || {
+        let metrics = producer.metrics().await?;
+        Ok(metrics.count(names::HTTP_CONNECTIONS, &[]) >= 100)
+    })
+    .await?;
+    let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
+    drop(idle);
+    producer.accept("alice", 17, "a-1").await?;
+    stream.read().await?;
+    ensure!(
+        stream
+            .cookies
+            .iter()
+            .any(|cookie| cookie.user_id == "alice")
+    );
+    Ok(())
 }

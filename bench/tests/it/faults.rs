@@ -195,7 +195,6 @@ const SEED_VARIABLE: &str = "FAULTS_SEED";
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_of_all_kinds_at_random_moments_lose_only_what_a_killed_producer_had() -> Result<()>
 {
-    let _machine = machine().await;
     let seed = env::var(SEED_VARIABLE).unwrap_or_else(|_| "5".to_owned());
     eprintln!("seed {seed}; ${SEED_VARIABLE} names another");
     let mut args = vec![

@@ -32,6 +32,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a process may take to drain.
 pub(crate) const DRAIN_PATIENCE: Duration = Duration::from_secs(12);
 
+/// How long all tests before it may hold the machine.
+const MACHINE_PATIENCE: Duration = Duration::from_secs(900);
+
 /// The programs, found or built once for all tests of this process.
 pub(crate) async fn programs() -> Result<&'static Programs> {
     static PROGRAMS: OnceLock<Result<Programs>> = OnceLock::new();
@@ -46,7 +49,9 @@ pub(crate) async fn programs() -> Result<&'static Programs> {
 /// cores would then measure, and be late for, others of its kind.
 pub(crate) async fn machine() -> SemaphorePermit<'static> {
     static MACHINE: Semaphore = Semaphore::const_new(1);
-    MACHINE.acquire().await.expect("it is never closed")
+    let waited = timeout(MACHINE_PATIENCE, MACHINE.acquire()).await;
+    let held = waited.expect("who holds the machine does not ask for it again");
+    held.expect("it is never closed")
 }
 
 /// Waits until `condition` is true.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, PATIENCE, Producer, accept_all, newest, wait_until},
+    harness::{Consumer, PATIENCE, Producer, accept_all, machine, newest, wait_until},
     mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
 };
 
@@ -87,7 +87,7 @@ async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on() -> Result<
 
 /// The same at the rate of a small exchange, away for twenty seconds. For release builds of the programs.
 #[tokio::test]
-#[ignore = "takes a minute and release builds"]
+#[ignore = "takes a minute and dist builds"]
 async fn mongod_killed_for_long_under_20_000_a_second_misses_nothing() -> Result<()> {
     let folder = TempDir::new()?;
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
@@ -354,6 +354,7 @@ impl Drop for SmallDisk {
 
 #[tokio::test]
 async fn full_disk_misses_nothing_once_there_is_room_again() -> Result<()> {
+    let _machine = machine().await;
     let folder = TempDir::new()?;
     let Some(disk) = SmallDisk::mount(folder.path().join("mongod/data"), "512m")? else {
         eprintln!("skipped: a file system cannot be mounted here");

@@ -151,6 +151,26 @@ fn connection_string_that_was_printed_without_its_secret_is_refused() {
 }
 
 #[test]
+fn connection_string_that_needs_what_was_left_out_is_refused_with_how_to_get_it() {
+    for (store, what) in [
+        ("mongodb+srv://host/", Some("SRV")),
+        ("mongodb://host/?compressors=snappy,zstd", Some("zstd")),
+        ("mongodb://host/?w=1&Compressors=ZSTD", Some("zstd")),
+        ("mongodb://host/zstd?compressors=zlib", None),
+    ] {
+        let loaded = load(&[&format!("--store={store}")]);
+        match what.filter(|_| !cfg!(feature = "full")) {
+            None => assert!(loaded.is_ok(), "{store}: {loaded:?}"),
+            Some(what) => {
+                let wrong = loaded.unwrap_err();
+                assert!(wrong.contains(what), "{store}: {wrong}");
+                assert!(wrong.contains("consumer/full"), "{store}: {wrong}");
+            }
+        }
+    }
+}
+
+#[test]
 fn mistake_in_the_form_of_a_file_does_not_show_the_line() {
     let file = file("name = 'node'\nstore = \"mongodb://user:secret@host\n");
     let mistake = load(&[&format!("--config={}", file.path().display())]).unwrap_err();

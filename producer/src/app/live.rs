@@ -3,7 +3,7 @@
 use cookiesync::process::listen::Limits;
 use tokio::sync::watch;
 
-use super::affordable_connections;
+use super::files::Affordable;
 use crate::{
     config::{Config, Drain},
     server,
@@ -22,9 +22,10 @@ pub struct Live {
 impl Live {
     /// What `config` says.
     pub(super) fn new(config: &Config, subscribers: Subscribers) -> Self {
+        let affordable = Affordable::now(config);
         Self {
-            http: watch::Sender::new(http_limits(config)),
-            grpc: watch::Sender::new(grpc_limits(config)),
+            http: watch::Sender::new(http_limits(config, affordable)),
+            grpc: watch::Sender::new(grpc_limits(config, affordable)),
             drain: watch::Sender::new(config.drain),
             subscribers,
         }
@@ -32,8 +33,9 @@ impl Live {
 
     /// Takes into use what of `config` may change.
     pub fn apply(&self, config: &Config) {
-        self.http.send_replace(http_limits(config));
-        self.grpc.send_replace(grpc_limits(config));
+        let affordable = Affordable::now(config);
+        self.http.send_replace(http_limits(config, affordable));
+        self.grpc.send_replace(grpc_limits(config, affordable));
         self.drain.send_replace(config.drain);
         self.subscribers
             .keep(config.subscriber_retention, config.subscribers_max);
@@ -41,18 +43,16 @@ impl Live {
 }
 
 /// What the edge grants, as far as the system leaves files for it.
-fn http_limits(config: &Config) -> Limits {
+fn http_limits(config: &Config, affordable: Affordable) -> Limits {
     Limits {
-        connections_max: affordable_connections(config),
+        connections_max: affordable.http,
         ..config.http_limits
     }
 }
 
-fn grpc_limits(config: &Config) -> Limits {
-    server::limits(
-        config.grpc_connections_max,
-        config.grpc_connections_per_address_max,
-    )
+/// The same for streams.
+fn grpc_limits(config: &Config, affordable: Affordable) -> Limits {
+    server::limits(affordable.grpc, config.grpc_connections_per_address_max)
 }
 
 #[cfg(test)]

@@ -10,6 +10,10 @@
 //!   written; a finished answer never waits for a request of which only a part has arrived.
 //! - A request with a body is answered without reading the body, and its connection closed.
 //! - A client that does not read its answers is not asked for more requests.
+//! - After 64 requests others have their turn, whatever this connection still holds: tokio would let a task whose reads and
+//!   writes are always ready go on for 128 of them, each of which may be hundreds of requests. Sixteen clients that sent without
+//!   pause thereby took an honest one beside them from 1.5 ms to 3 s.
+//! - When it is to be closed, requests that were sent together are all answered; the last of these answers says so.
 //! - Before closing on a client that still sends, what it sends is read for a while: closing with unread
 //!   bytes would destroy the answer on its way.
 //!
@@ -30,7 +34,10 @@ use std::{
 };
 
 use cookiesync::process::listen::{Activity, ByteStream};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    task::yield_now,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -49,6 +56,9 @@ const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
 
 /// Answers of this size are written before further requests are looked at.
 const WRITE_BYTES_MAX: usize = 32 * 1024;
+
+/// Requests after which others have their turn.
+const TURN_REQUESTS_MAX: u64 = 64;
 
 /// How much, and for how long, a client may go on sending after its connection was given up.
 const LINGER_BYTES_MAX: u64 = 4 << 20;
@@ -99,6 +109,7 @@ impl Connection {
     ) -> Result<(), Broken> {
         let mut next = Next::Read;
         let mut read_at = Instant::now();
+        let mut turn = 0;
         while next != Next::Close {
             if next == Next::Read {
                 self.make_room();
@@ -121,6 +132,11 @@ impl Connection {
             self.output.clear();
             if requests > 0 {
                 edge.metrics.seconds.observe(read_at.elapsed(), requests);
+            }
+            turn += requests;
+            if turn >= TURN_REQUESTS_MAX {
+                turn = 0;
+                yield_now().await;
             }
         }
         linger(stream).await?;
@@ -151,8 +167,8 @@ impl Connection {
         }
     }
 
-    /// Answers every whole request in the input, and keeps the rest; what was accepted is then in the log. Returns
-    /// how many there were.
+    /// Answers the whole requests in the input, as many as one turn has, and keeps the rest; what was accepted is then in the
+    /// log. Returns how many it answered.
     fn answer(
         &mut self,
         edge: &Edge,
@@ -171,7 +187,7 @@ impl Connection {
                     consumed += head.length;
                     let manner = Manner {
                         head: head.method == "HEAD",
-                        close: head.close || leaving,
+                        close: head.close || (leaving && consumed == self.input.len()),
                     };
                     let outcome = edge.handle(&head, lines, &mut self.burst, &mut tally)?;
                     (outcome, manner)
@@ -189,7 +205,7 @@ impl Connection {
             self.answers.write(outcome, manner, &mut self.output);
             if manner.close {
                 next = Next::Close;
-            } else if self.output.len() >= WRITE_BYTES_MAX {
+            } else if self.output.len() >= WRITE_BYTES_MAX || requests >= TURN_REQUESTS_MAX {
                 next = Next::Answer;
             }
         }
@@ -217,3 +233,6 @@ async fn linger(mut stream: impl ByteStream) -> io::Result<()> {
         Err(_) => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

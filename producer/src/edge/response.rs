@@ -54,6 +54,8 @@ impl Outcome {
 }
 
 /// Writes answers, with the date header made once a second.
+///
+/// None may be kept: a browser or a proxy that answered the repeat of a sync itself would keep it from us.
 #[derive(Debug, Default)]
 pub struct Answers {
     second: Option<Duration>,
@@ -105,7 +107,7 @@ impl Answers {
             "content-type: text/plain; charset=utf-8\r\n"
         };
         let head = format!(
-            "HTTP/1.1 {}\r\n{content_type}content-length: {}\r\n{close}{}\r\n",
+            "HTTP/1.1 {}\r\n{content_type}content-length: {}\r\ncache-control: no-store\r\n{close}{}\r\n",
             outcome.status_line(),
             body.len(),
             self.date,
@@ -133,21 +135,23 @@ mod tests {
     #[test]
     fn answers_are_what_http_says() {
         let date = "date: Tue, 14 Nov 2023 22:13:20 GMT\r\n";
+        let none = "content-length: 0\r\ncache-control: no-store\r\n";
         check(
             Outcome::Accepted,
             false,
             false,
-            &format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{date}\r\n"),
+            &format!("HTTP/1.1 200 OK\r\n{none}{date}\r\n"),
         );
         check(
             Outcome::Accepted,
             true,
             true,
-            &format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n{date}\r\n"),
+            &format!("HTTP/1.1 200 OK\r\n{none}connection: close\r\n{date}\r\n"),
         );
         let allow = format!(
             "HTTP/1.1 405 Method Not Allowed\r\nallow: GET, HEAD\r\n\
-             content-type: text/plain; charset=utf-8\r\ncontent-length: 16\r\n{date}\r\n"
+             content-type: text/plain; charset=utf-8\r\ncontent-length: 16\r\n\
+             cache-control: no-store\r\n{date}\r\n"
         );
         check(Outcome::MethodNotAllowed, true, false, &allow);
         let with_body = format!("{allow}use GET or HEAD\n");

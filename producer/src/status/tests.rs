@@ -168,7 +168,7 @@ async fn dsps_are_shown_where_they_are_counted_those_with_most_first() {
     );
 }
 
-/// What the module's doc says; run it in release mode with `--nocapture`.
+/// What the module's doc says; run it in the dist profile with `--nocapture`.
 #[tokio::test]
 #[ignore = "measures"]
 async fn cost_of_a_sample_with_a_hundred_subscribers() {

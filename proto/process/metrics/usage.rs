@@ -6,7 +6,7 @@
 use std::fs;
 
 use prometheus::{
-    Counter, IntGauge, Result,
+    Counter, IntCounter, IntGauge, Result,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -14,6 +14,8 @@ use rustix::{
     param::{clock_ticks_per_second, page_size},
     process::{Resource, getrlimit},
 };
+
+use crate::process::logging::dropped_lines;
 
 /// Collects what this process uses; where `/proc` does not tell, what it told last.
 #[derive(Debug)]
@@ -25,6 +27,7 @@ pub(super) struct ProcessUsage {
     resident_memory: IntGauge,
     started: IntGauge,
     threads: IntGauge,
+    dropped_log_lines: IntCounter,
 }
 
 /// What `/proc/self/stat` tells.
@@ -40,7 +43,8 @@ struct Stat {
 }
 
 impl ProcessUsage {
-    pub(super) fn new() -> Result<Self> {
+    /// That of the process `<process>`.
+    pub(super) fn new(process: &str) -> Result<Self> {
         let usage = Self {
             cpu: Counter::new(
                 "process_cpu_seconds_total",
@@ -64,6 +68,10 @@ impl ProcessUsage {
                 "Start time of the process since unix epoch in seconds.",
             )?,
             threads: IntGauge::new("process_threads", "Number of OS threads in the process.")?,
+            dropped_log_lines: IntCounter::new(
+                format!("{process}_log_lines_dropped_total"),
+                "Log lines that were dropped because standard error was not read.",
+            )?,
         };
         if let Some((stat, booted)) = Stat::read().zip(booted()) {
             usage
@@ -73,7 +81,7 @@ impl ProcessUsage {
         Ok(usage)
     }
 
-    fn all(&self) -> [&dyn Collector; 7] {
+    fn all(&self) -> [&dyn Collector; 8] {
         [
             &self.cpu,
             &self.open_files,
@@ -82,6 +90,7 @@ impl ProcessUsage {
             &self.resident_memory,
             &self.started,
             &self.threads,
+            &self.dropped_log_lines,
         ]
     }
 
@@ -101,6 +110,9 @@ impl ProcessUsage {
             let open = files.count().saturating_sub(1);
             self.open_files.set(i64::try_from(open).unwrap_or(i64::MAX));
         }
+        let dropped = dropped_lines();
+        self.dropped_log_lines
+            .inc_by(dropped.saturating_sub(self.dropped_log_lines.get()));
         if let Some(most) = getrlimit(Resource::Nofile).current {
             self.open_files_max.set(whole(most));
         }
@@ -176,7 +188,7 @@ mod tests {
 
     #[test]
     fn this_process_is_seen_to_work() {
-        let usage = ProcessUsage::new().unwrap();
+        let usage = ProcessUsage::new("some").unwrap();
         usage.look();
         let (cpu, open) = (usage.cpu.get(), usage.open_files.get());
         let files: Vec<_> = (0..10).map(|_| fs::File::open("/proc/self/stat")).collect();

@@ -1,0 +1,85 @@
+//! How many connections the system leaves open files for: each is one.
+
+use cookiesync::process;
+
+use super::Config;
+
+/// With fewer, a producer would take requests and have no room for those who read them.
+pub(super) const FILES_MIN: u64 = 256;
+
+/// Files that are neither HTTP nor gRPC connections, where there are many.
+const OTHER_FILES: u64 = 512;
+
+/// Connections of the two ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Affordable {
+    pub(super) http: usize,
+    pub(super) grpc: usize,
+}
+
+impl Affordable {
+    /// As many as configured; or three quarters of so many `files`, shared in the proportion in which they are wanted, but at
+    /// least a quarter of these for each port that wants so many.
+    pub(super) fn of(config: &Config, files: u64) -> Self {
+        Self::share(
+            config.http_limits.connections_max,
+            config.grpc_connections_max,
+            files,
+        )
+    }
+
+    /// As [`of`](Self::of), of the files that the system allows this process.
+    pub(super) fn now(config: &Config) -> Self {
+        let files = process::raise_open_files();
+        let affordable = Self::of(config, files);
+        let Self { http, grpc } = affordable;
+        if http < config.http_limits.connections_max || grpc < config.grpc_connections_max {
+            tracing::warn!(
+                files,
+                http_connections = http,
+                grpc_connections = grpc,
+                "the system allows too few open files for the configured connections"
+            );
+        }
+        affordable
+    }
+
+    fn share(http: usize, grpc: usize, files: u64) -> Self {
+        let spare = files.saturating_sub(OTHER_FILES.min(files / 4));
+        let spare = usize::try_from(spare).unwrap_or(usize::MAX);
+        let wanted = http.saturating_add(grpc);
+        if wanted <= spare {
+            return Self { http, grpc };
+        }
+        let part = spare as u128 * grpc as u128 / wanted as u128;
+        let part = usize::try_from(part).unwrap_or(spare);
+        let grpc = grpc.min(part.clamp(spare / 4, spare - spare / 4));
+        Self {
+            http: http.min(spare - grpc),
+            grpc,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(wanted: (usize, usize), files: u64, expected: (usize, usize)) {
+        let Affordable { http, grpc } = Affordable::share(wanted.0, wanted.1, files);
+        assert_eq!((http, grpc), expected);
+    }
+
+    #[test]
+    fn both_ports_have_their_share_of_the_files() {
+        check((20_000, 2_048), 1 << 20, (20_000, 2_048));
+        check((20_000, 2_048), u64::MAX, (20_000, 2_048));
+        check((20_000, 2_048), 22_560, (20_000, 2_048));
+        check((1_000, 1_000), 1_512, (567, 567));
+        check((20_000, 2_048), 1_024, (576, 192));
+        check((20_000, 10), FILES_MIN, (182, 10));
+        check((10, 20_000), FILES_MIN, (10, 144));
+        check((usize::MAX, usize::MAX), 1_024, (192, 576));
+    }
+}
