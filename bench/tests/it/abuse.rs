@@ -268,7 +268,11 @@ async fn few_open_files_are_shared_by_both_ports_and_too_few_are_refused() -> Re
     .await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     drop(idle);
-    producer.accept("alice", 17, "a-1").await?;
+    // Until these are gone others are turned away.
+    wait_until(PATIENCE, "there is room again", async || {
+        Ok(producer.accept("alice", 17, "a-1").await.is_ok())
+    })
+    .await?;
     stream.read().await?;
     ensure!(
         stream

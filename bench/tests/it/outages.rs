@@ -377,6 +377,12 @@ async fn full_disk_misses_nothing_once_there_is_room_again() -> Result<()> {
     consumer.wait_ready().await?;
     let mut known = newest(&plan.traffic, 300_000);
     known.extend(newest(&producer.load(8)?.traffic, 1_000));
+    // Half a minute of work for a build that is not optimised.
+    wait_until(4 * PATIENCE, "all is written", async || {
+        let metrics = consumer.metrics().await?;
+        Ok(metrics.count(names::WRITTEN, &[]) >= known.len() as u64)
+    })
+    .await?;
     let documents = Documents::connect(&mongod.uri()).await?;
     documents.wait_exactly(&known).await?;
     assert_eq!(consumer.lost().await?, 0);

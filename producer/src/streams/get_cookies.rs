@@ -42,12 +42,14 @@ pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<Strea
             first = start.first;
             Ok::<_, OpenError>(start.into())
         })?;
-    tracing::info!(
-        subscriber = request.host,
-        first_sequence = first,
-        next_sequence = span.next,
-        "reading cookies"
-    );
+    if lease.is_announced() {
+        tracing::info!(
+            subscriber = request.host,
+            first_sequence = first,
+            next_sequence = span.next,
+            "reading cookies"
+        );
+    }
     let form = Form::Cookies(Arc::clone(&streams.cookie_messages));
     Ok(StreamBody::new(streams.session(lease, first, false, form)))
 }

@@ -41,13 +41,15 @@ pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<Stream
         outcome: start.outcome.into(),
         tail: tail(streams, request, start.outcome),
     };
-    tracing::info!(
-        subscriber = request.subscriber,
-        outcome = start.outcome.as_str_name(),
-        first_sequence = start.first,
-        next_sequence = span.next,
-        "subscribed"
-    );
+    if lease.is_announced() {
+        tracing::info!(
+            subscriber = request.subscriber,
+            outcome = start.outcome.as_str_name(),
+            first_sequence = start.first,
+            next_sequence = span.next,
+            "subscribed"
+        );
+    }
     let form = Form::Events(hello);
     let session = streams.session(lease, start.first, start.catching_up, form);
     Ok(StreamBody::new(session))

@@ -10,6 +10,7 @@
 //! not, because the newer stream begins where its own client stands, and counts them when it passes them.
 
 mod account;
+mod announced;
 mod losing;
 
 use std::{
@@ -82,6 +83,7 @@ pub struct Subscribers {
 struct Shared {
     queues: Mutex<HashMap<(Call, String), Arc<Queue>>>,
     terms: Mutex<Terms>,
+    announced: Mutex<announced::OfAll>,
 }
 
 /// How long queues are remembered, and how many there are.
@@ -107,6 +109,7 @@ struct State {
     /// How far behind it was, in cookies.
     lag: Peak,
     losing: Losing,
+    announced: announced::OfName,
 }
 
 #[derive(Debug)]
@@ -196,6 +199,7 @@ impl Subscribers {
                     retention,
                     subscribers_max,
                 }),
+                announced: Mutex::default(),
             }),
         }
     }
@@ -254,7 +258,23 @@ impl Subscribers {
                 queue
             }
         };
-        Ok(Lease { queue, superseded })
+        let is_announced = self.announce(&queue, now);
+        Ok(Lease {
+            queue,
+            superseded,
+            is_announced,
+        })
+    }
+
+    /// Whether the stream that has just taken this queue is named in the log.
+    fn announce(&self, queue: &Queue, now: Instant) -> bool {
+        let all = self.shared.announced.lock();
+        let mut all = all.unwrap_or_else(PoisonError::into_inner);
+        let admitted = all.admit(&mut queue.state().announced, now);
+        if let Some(streams) = admitted.filter(|left_out| *left_out > 0) {
+            tracing::info!(streams, "more streams were opened than are named here");
+        }
+        admitted.is_some()
     }
 
     /// Forgets the queues whose streams ended too long ago.
@@ -321,6 +341,7 @@ impl Queue {
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
             losing: Losing::default(),
+            announced: announced::OfName::default(),
         };
         state.begin(began);
         Self {
@@ -382,9 +403,16 @@ impl State {
 pub struct Lease {
     queue: Arc<Queue>,
     superseded: CancellationToken,
+    is_announced: bool,
 }
 
 impl Lease {
+    /// Whether the log names this stream: it does not name very many.
+    #[must_use]
+    pub fn is_announced(&self) -> bool {
+        self.is_announced
+    }
+
     /// Waits until another stream of the same name has taken the queue.
     pub async fn superseded(&self) {
         self.superseded.cancelled().await;
@@ -431,8 +459,10 @@ impl Drop for Lease {
             since: Instant::now(),
         };
         drop(state);
-        let (subscriber, call) = self.queue.pinned.name();
-        tracing::info!(subscriber, call, "subscriber disconnected");
+        if self.is_announced {
+            let (subscriber, call) = self.queue.pinned.name();
+            tracing::info!(subscriber, call, "subscriber disconnected");
+        }
     }
 }
 
