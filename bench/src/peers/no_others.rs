@@ -1,5 +1,4 @@
-//! Stands in for `others` in a build without the feature `peers`: their clients cost a quarter of the time that bench takes
-//! to build.
+//! Stands in for `others` in a build without the feature `peers`: their clients take longer to build than bench itself.
 
 use std::{path::Path, sync::Arc};
 

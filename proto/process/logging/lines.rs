@@ -1,6 +1,6 @@
 //! Lines on their way to standard error: a bounded buffer, and a thread that empties it.
 //!
-//! Whoever logs never waits. A standard error that nobody reads (a pipe whose reader hangs, a terminal that was stopped) would
+//! Logging never waits. A standard error that nobody reads (a pipe whose reader hangs, a terminal that was stopped) would
 //! otherwise stop, line by line, every thread of the runtime, and with them HTTP. What finds no room is dropped and counted, and
 //! told in one line when the reader goes on.
 

@@ -79,7 +79,7 @@ pub fn check_uri(uri: &str) -> Result<(), String> {
     })
 }
 
-/// What a connection string asks for that only the feature `full` brings: the libraries for it take an eighth of a first build.
+/// What a connection string asks for that only the feature `full` brings: the libraries for it take a fifteenth of a first build.
 fn left_out(uri: &str) -> Option<&'static str> {
     if cfg!(feature = "full") {
         return None;
