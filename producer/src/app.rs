@@ -14,7 +14,10 @@ use cookiesync::process::{
     settings::renewal,
     status::{Board, page::Page},
 };
-use tokio::{net::TcpListener, time::Instant};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout_at},
+};
 use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -23,7 +26,8 @@ pub use self::live::Live;
 use crate::{
     config::{Config, Drain},
     edge::{self, Edge},
-    epoch, lives,
+    epoch,
+    lives::{self, Lives},
     log::{self, Log},
     metrics,
     readiness::{Accepting, Readiness},
@@ -47,6 +51,7 @@ const ADMIN_GRACE: Duration = Duration::from_millis(500);
 pub struct App {
     addresses: Addresses,
     log: Log,
+    lives: Lives,
     subscribers: Subscribers,
     edge: Stage,
     streams: Stage,
@@ -144,7 +149,7 @@ impl App {
                 producer_id: producer_id.clone(),
                 queue_cookies_max: config.queue_cookies_max,
                 rewind_bytes: config.rewind_bytes,
-                lives,
+                lives: lives.clone(),
             },
             Pinned::register(&registry, config.pinned_bytes_max as u64)?,
             Refusals::register(&registry)?,
@@ -153,6 +158,7 @@ impl App {
         let app = Self {
             addresses,
             log,
+            lives,
             live: Live::new(&config, subscribers.clone()),
             renewals: renewal::Metrics::register(&registry, "producer")?,
             subscribers,
@@ -306,7 +312,10 @@ impl App {
         let admin_grace = ADMIN_GRACE.min(timeout / 4);
         let behind = self.drain_streams(end - admin_grace).await;
         let appended = self.log.stats().appended;
-        self.admin.drain(end).await;
+        let (_, recorded) = tokio::join!(self.admin.drain(end), timeout_at(end, self.lives.over()));
+        if recorded.is_err() {
+            tracing::warn!("the record of this producer's lives is not written in time");
+        }
         if behind.is_empty() {
             tracing::info!(appended, "drained");
             return Ok(());

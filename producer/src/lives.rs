@@ -3,7 +3,7 @@
 //! # How it works
 //!
 //! A life is one run of the process, named by its epoch. A small record in a file keeps the last 16 of them,
-//! and where each ended. It lies in memory (`/dev/shm`): it survives the process however that ends, not the machine, and
+//! and where each ended. Best it lies in memory (`/dev/shm`): it survives the process however that ends, not the machine, and
 //! neither would what it speaks of. While a life runs, its entry says that no sequence is *beyond* some number:
 //!
 //! - Before a cookie may get a sequence beyond it, the number is raised, by `AHEAD_COOKIES` more than needed.
@@ -19,8 +19,19 @@
 //! What a subscriber will never get is then the rest of the life that its cursor is from, and all of the lives since, which it
 //! has not seen. That is told only when every one of those lives is known.
 //!
+//! # A record on a disk
+//!
+//! A disk may stop answering at any moment. What stands on it then is what the next life reads, however far the log got
+//! meanwhile. So of a life that runs a disk can hold no number that is true, unless each append that goes beyond it waits for the
+//! disk; writing ahead from a thread only makes the wrong moment rarer. Therefore the disk first says `no bound`, before the
+//! first cookie, and is not written again until the log is closed. What changes meanwhile is in a second file, of one entry,
+//! in `/dev/shm`. The next life takes the number from there if it is of the same epoch and the same start of the machine, and
+//! otherwise knows no bound: a container's own `/dev/shm` ends with it.
+//!
 //! # Constraints
 //!
+//! - An append writes to memory alone, and never waits for a disk. The beginning waits for it, and so may the
+//!   process's end, though not its drain.
 //! - Rather no bound than a wrong one. A record that is damaged is thrown away. A write that fails empties the
 //!   record. A life that ended with the machine before it was final counts as unknown. A process that cannot get the
 //!   record, because another of the same name runs, leaves a mark in it: lives up to now are not believed.
@@ -30,14 +41,17 @@
 //!
 //! # Cost
 //!
-//! One `pwrite` of 48 bytes each `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age, under the log's
+//! One `pwrite` of 48 bytes to memory each `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age, under the log's
 //! lock.
 
 mod file;
+mod life;
 mod record;
 
 use std::{
+    ffi::OsStr,
     io,
+    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -45,11 +59,12 @@ use std::{
 use cookiesync::process::metrics::Registry;
 use cookiesync::v1::{Cursor, Tail};
 use prometheus::IntGauge;
+use tokio_util::sync::CancellationToken;
 
-use crate::log::{Progress, Sequence};
-
+pub use self::life::Life;
 use self::{
-    file::{RecordFile, Unusable},
+    file::{RecordFile, Unusable, is_in_memory},
+    life::{Kept, Slot},
     record::{BootId, End, Entry, LIVES_MAX},
 };
 
@@ -83,27 +98,44 @@ pub struct Lives {
 struct Former {
     epoch: u64,
     entries: Vec<Entry>,
-    file: Option<Arc<RecordFile>>,
-    recorded: IntGauge,
+    /// In memory: carries the mark of a process that could not get the record.
+    bound: Option<Arc<RecordFile>>,
+    over: CancellationToken,
 }
 
-/// The life that runs: keeps its entry in the record true. Does nothing when there is no record.
-#[derive(Debug, Default)]
-pub struct Life {
-    record: Option<Kept>,
-}
-
+/// The files of one producer.
 #[derive(Debug)]
-struct Kept {
-    file: Arc<RecordFile>,
-    index: usize,
+struct Places {
+    record: PathBuf,
+    /// Where the bound of the life that runs is, when the record is not in memory.
+    bound: Option<PathBuf>,
+}
+
+impl Places {
+    fn of(folder: &Path, id: &str) -> Result<Self, Unusable> {
+        let memory = Path::new(DEFAULT_FOLDER);
+        let bound = match (is_in_memory(folder), is_in_memory(memory)) {
+            (true, _) => None,
+            (false, true) => Some(memory.join(bound_name(folder, id))),
+            (false, false) => return Err(Unusable::NoMemory),
+        };
+        let record = folder.join(record_name(id));
+        Ok(Self { record, bound })
+    }
+}
+
+/// What was found of former lives, and the life that begins, the last of the entries.
+#[derive(Debug)]
+struct Begun {
+    record: RecordFile,
+    bound: Option<RecordFile>,
+    former: Vec<Entry>,
     entry: Entry,
-    recorded: IntGauge,
 }
 
 /// Begins a life of the producer `id` at `now`, in microseconds since the Unix epoch.
 ///
-/// Touches a small file once, and never waits for another process.
+/// Touches small files once, and never waits for another process.
 ///
 /// # Errors
 /// When the metric is registered already.
@@ -119,17 +151,18 @@ pub fn begin(
     )?;
     registry.register(Box::new(recorded.clone()))?;
     let Some(folder) = folder(state) else {
-        forget(&Path::new(DEFAULT_FOLDER).join(file_name(id)));
+        forget(&Path::new(DEFAULT_FOLDER).join(record_name(id)));
         tracing::info!("no record of this producer's lives is kept");
-        return Ok((Lives::new(now, Vec::new(), None, recorded), Life::default()));
+        return Ok(unrecorded(now));
     };
-    let path = folder.join(file_name(id));
-    Ok(match open(&path, now) {
-        Ok((file, entries)) => {
+    let begun = Places::of(&folder, id).and_then(|places| open(&places, now));
+    Ok(match begun {
+        Ok(begun) => {
             recorded.set(1);
-            recorded_life(file, entries, now, recorded)
+            begun.recorded(recorded)
         }
         Err(why) => {
+            let path = folder.join(record_name(id));
             // One that is locked was marked.
             if !matches!(why, Unusable::Locked) {
                 forget(&path);
@@ -139,9 +172,13 @@ pub fn begin(
                 %why,
                 "no record of this producer's lives is kept: after a crash nobody can say how much was lost"
             );
-            (Lives::new(now, Vec::new(), None, recorded), Life::default())
+            unrecorded(now)
         }
     })
+}
+
+fn unrecorded(epoch: u64) -> (Lives, Life) {
+    (Lives::new(epoch, Vec::new(), None), Life::default())
 }
 
 /// Removes a record in which the life that begins will not be: the next would be told that there was none.
@@ -168,81 +205,130 @@ fn folder(state: &State) -> Option<PathBuf> {
     }
 }
 
-/// Takes the record and adds the life that begins, the last of the entries.
-fn open(path: &Path, now: u64) -> Result<(RecordFile, Vec<Entry>), Unusable> {
-    let file = RecordFile::open(path)?;
-    if let Err(error) = file.lock() {
-        let newest = file
-            .read()?
-            .ok()
-            .and_then(|entries| entries.last().copied());
-        let disowned = newest.map_or(now, |entry| entry.epoch.max(now));
-        file.set_mark(disowned.max(file.mark()?))?;
-        return Err(error);
-    }
-    let mut entries = match file.read()? {
-        Ok(entries) => entries,
-        Err(damaged) => {
-            tracing::warn!(path = %path.display(), %damaged, "nothing is known of this producer's former lives");
-            file.clear()?;
-            Vec::new()
-        }
+/// Takes the files and adds the life that begins.
+fn open(places: &Places, now: u64) -> Result<Begun, Unusable> {
+    let record = RecordFile::open(&places.record)?;
+    let bound = match &places.bound {
+        None => None,
+        Some(path) => Some(RecordFile::open(path)?),
     };
+    // What is in memory first: it is where the process that has them looks.
+    for file in bound.iter().chain([&record]) {
+        if let Err(error) = file.lock() {
+            for file in bound.iter().chain([&record]) {
+                mark(file, now)?;
+            }
+            return Err(error);
+        }
+    }
     let boot = boot_id();
-    for entry in &mut entries {
+    let last = match &bound {
+        None => None,
+        Some(file) => read(file)?.pop(),
+    };
+    let mut former = read(&record)?;
+    believe(&mut former, last, boot);
+    let floor = record.mark().unwrap_or(0);
+    let newest = former.last().map_or(floor, |entry| entry.epoch.max(floor));
+    let entry = Entry {
+        epoch: now.max(newest.saturating_add(1)),
+        end: End::AtMost(0),
+        boot: boot.unwrap_or_default(),
+    };
+    former.drain(..(former.len() + 1).saturating_sub(LIVES_MAX));
+    let end = match bound {
+        None => entry.end,
+        Some(_) => End::Unknown,
+    };
+    let begins = Entry { end, ..entry };
+    let all: Vec<_> = former.iter().copied().chain([begins]).collect();
+    // The record before the file that it was completed from.
+    if let Err(error) = record.write(&all) {
+        disown(&record);
+        return Err(error.into());
+    }
+    if let Some(bound) = &bound {
+        bound.write(&[entry])?;
+    }
+    Ok(Begun {
+        record,
+        bound,
+        former,
+        entry,
+    })
+}
+
+/// Leaves the mark that lives up to now, also the one that runs, are not to be believed.
+fn mark(file: &RecordFile, now: u64) -> io::Result<()> {
+    let newest = file
+        .read()?
+        .ok()
+        .and_then(|entries| entries.last().copied());
+    let disowned = newest.map_or(now, |entry| entry.epoch.max(now));
+    file.set_mark(disowned.max(file.mark().unwrap_or(0)))
+}
+
+/// The lives that a file tells of; one that is damaged is emptied.
+fn read(file: &RecordFile) -> io::Result<Vec<Entry>> {
+    match file.read()? {
+        Ok(entries) => Ok(entries),
+        Err(damaged) => {
+            tracing::warn!(path = %file.path().display(), %damaged, "nothing is known of this producer's former lives");
+            file.clear()?;
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// What is believed of former lives now that the machine runs since `boot`: `last`, which was in memory, completes
+/// the one of its epoch.
+fn believe(former: &mut [Entry], last: Option<Entry>, boot: Option<BootId>) {
+    for entry in former {
+        if entry.end == End::Unknown
+            && let Some(last) = last.filter(|last| last.epoch == entry.epoch)
+        {
+            *entry = last;
+        }
         let is_of_this_boot = boot == Some(entry.boot);
         if matches!(entry.end, End::AtMost(_)) && !is_of_this_boot {
             entry.end = End::Unknown;
         }
     }
-    let mark = file.mark().unwrap_or(0);
-    let newest = entries.last().map_or(mark, |entry| entry.epoch.max(mark));
-    entries.push(Entry {
-        epoch: now.max(newest.saturating_add(1)),
-        end: End::AtMost(0),
-        boot: boot.unwrap_or_default(),
-    });
-    entries.drain(..entries.len().saturating_sub(LIVES_MAX));
-    if let Err(error) = file.write(&entries) {
-        disown(&file);
-        return Err(error.into());
-    }
-    Ok((file, entries))
 }
 
-fn recorded_life(
-    file: RecordFile,
-    mut entries: Vec<Entry>,
-    now: u64,
-    recorded: IntGauge,
-) -> (Lives, Life) {
-    let file = Arc::new(file);
-    let Some(entry) = entries.pop() else {
-        return (Lives::new(now, entries, None, recorded), Life::default());
-    };
-    let life = Life {
-        record: Some(Kept {
-            file: Arc::clone(&file),
-            index: entries.len(),
-            entry,
-            recorded: recorded.clone(),
-        }),
-    };
-    (Lives::new(entry.epoch, entries, Some(file), recorded), life)
+impl Begun {
+    fn recorded(self, recorded: IntGauge) -> (Lives, Life) {
+        let slot = |file, index| Slot {
+            file: Arc::new(file),
+            index,
+        };
+        let in_record = slot(self.record, self.former.len());
+        let (bound, record) = match self.bound {
+            None => (in_record, None),
+            Some(file) => (slot(file, 0), Some(in_record)),
+        };
+        let file = Arc::clone(&bound.file);
+        let lives = Lives::new(self.entry.epoch, self.former, Some(file));
+        let life = Life {
+            kept: Some(Kept {
+                entry: self.entry,
+                bound,
+                record,
+                recorded,
+            }),
+            _over: Some(lives.shared.over.clone().drop_guard()),
+        };
+        (lives, life)
+    }
 }
 
 impl Lives {
-    fn new(
-        epoch: u64,
-        entries: Vec<Entry>,
-        file: Option<Arc<RecordFile>>,
-        recorded: IntGauge,
-    ) -> Self {
+    fn new(epoch: u64, entries: Vec<Entry>, bound: Option<Arc<RecordFile>>) -> Self {
         let former = Former {
             epoch,
             entries,
-            file,
-            recorded,
+            bound,
+            over: CancellationToken::new(),
         };
         Self {
             shared: Arc::new(former),
@@ -259,11 +345,17 @@ impl Lives {
     #[must_use]
     pub fn tail(&self, cursor: &Cursor) -> Option<Tail> {
         let former = &*self.shared;
-        let file = former.file.as_ref()?;
-        if former.recorded.get() == 0 || file.mark().ok()? >= cursor.epoch {
+        if former.bound.as_ref()?.mark().ok()? >= cursor.epoch {
             return None;
         }
         tail_of(&former.entries, cursor)
+    }
+
+    /// Waits until nothing more is written of the life that runs: it was closed, and the disk has its end.
+    pub async fn over(&self) {
+        if self.shared.bound.is_some() {
+            self.shared.over.cancelled().await;
+        }
     }
 }
 
@@ -288,59 +380,6 @@ fn tail_of(entries: &[Entry], cursor: &Cursor) -> Option<Tail> {
     Some(Tail { cookies_max, exact })
 }
 
-impl Progress for Life {
-    fn reserve(&mut self, last: Sequence) -> Sequence {
-        let end = last.saturating_add(AHEAD_COOKIES);
-        self.note(End::AtMost(end));
-        self.unless_unrecorded(end)
-    }
-
-    fn settle(&mut self, last: Sequence) -> Sequence {
-        self.note(End::AtMost(last));
-        self.unless_unrecorded(last)
-    }
-
-    fn end(&mut self, last: Sequence) {
-        self.note(End::Exact(last));
-    }
-
-    fn close(self: Box<Self>) {
-        if let Some(kept) = self.record
-            && let Err(error) = kept.file.sync()
-        {
-            tracing::warn!(path = %kept.file.path().display(), %error, "the record of this producer's lives is not safe");
-        }
-    }
-}
-
-impl Life {
-    /// Without a record there is nothing to be told any more.
-    fn unless_unrecorded(&self, end: Sequence) -> Sequence {
-        if self.record.is_some() {
-            end
-        } else {
-            Sequence::MAX
-        }
-    }
-
-    fn note(&mut self, end: End) {
-        let Some(kept) = &mut self.record else {
-            return;
-        };
-        kept.entry.end = end;
-        if let Err(error) = kept.file.write_one(kept.index, &kept.entry) {
-            kept.recorded.set(0);
-            tracing::warn!(
-                path = %kept.file.path().display(),
-                %error,
-                "the record of this producer's lives cannot be written: after a crash nobody can say how much was lost"
-            );
-            disown(&kept.file);
-            self.record = None;
-        }
-    }
-}
-
 fn disown(file: &RecordFile) {
     if let Err(error) = file.disown() {
         tracing::error!(
@@ -351,8 +390,19 @@ fn disown(file: &RecordFile) {
     }
 }
 
-/// Names the file of a producer: readable, and another one for each name.
-fn file_name(id: &str) -> String {
+/// Names the record of a producer.
+fn record_name(id: &str) -> String {
+    file_name("producer", id, id.as_bytes())
+}
+
+/// Names what belongs to a record in another folder.
+fn bound_name(folder: &Path, id: &str) -> String {
+    let whole = [folder.as_os_str(), OsStr::new(id)].map(OsStr::as_bytes);
+    file_name("bound", id, &whole.join(&0))
+}
+
+/// Names a file of a producer: readable, and another one for each that is hashed.
+fn file_name(kind: &str, id: &str, hashed: &[u8]) -> String {
     let shown: String = id
         .chars()
         .map(|c| {
@@ -364,10 +414,7 @@ fn file_name(id: &str) -> String {
         })
         .take(SHOWN_BYTES_MAX)
         .collect();
-    format!(
-        "cookiesync-producer-{shown}-{:016x}",
-        record::fnv(id.as_bytes())
-    )
+    format!("cookiesync-{kind}-{shown}-{:016x}", record::fnv(hashed))
 }
 
 /// Tells this start of the machine from others; `None` when the system does not say.

@@ -1,13 +1,19 @@
 //! What consumers know of how a producer's life ended: nothing was lost, exactly so many are, at most so many, or nothing;
 //! and that it is true.
 
-use std::{fs, path::Path};
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 use bench::{
     load,
     scrape::{Samples, names},
 };
+use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +24,57 @@ use crate::{
         Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until,
     },
 };
+
+/// A disk of its own for `--state`, which can be made to hang: whoever writes to it then waits, and cannot be killed.
+struct Disk {
+    folder: PathBuf,
+}
+
+impl Disk {
+    /// `None` where this may not be mounted.
+    fn mount(within: &TempDir) -> Result<Option<Self>> {
+        let [image, folder] = ["image", "disk"].map(|name| within.path().join(name));
+        File::create(&image)?.set_len(8 << 20)?;
+        fs::create_dir(&folder)?;
+        let [q, o, lo] = ["-qF", "-o", "loop"].map(OsStr::new);
+        let is_mounted = does("mkfs.ext4", &[q, image.as_ref()])
+            && does("mount", &[o, lo, image.as_ref(), folder.as_ref()]);
+        Ok(is_mounted.then_some(Self { folder }))
+    }
+
+    /// Until what is returned is dropped.
+    fn hang(&self) -> Result<Hanging<'_>> {
+        ensure!(does("fsfreeze", &["-f".as_ref(), self.folder.as_ref()]));
+        Ok(Hanging(self))
+    }
+
+    fn flags(&self) -> Vec<&str> {
+        vec!["--state", self.folder.to_str().unwrap_or_default()]
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if !does("umount", &["-l".as_ref(), self.folder.as_ref()]) {
+            eprintln!("cannot unmount {}", self.folder.display());
+        }
+    }
+}
+
+struct Hanging<'a>(&'a Disk);
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        if !does("fsfreeze", &["-u".as_ref(), self.0.folder.as_ref()]) {
+            eprintln!("{} hangs", self.0.folder.display());
+        }
+    }
+}
+
+fn does(program: &str, args: &[&OsStr]) -> bool {
+    let output = Command::new(program).args(args).output();
+    output.is_ok_and(|output| output.status.success())
+}
 
 /// A producer and a consumer that has its first cookie.
 struct Pair {
@@ -223,6 +280,61 @@ async fn lives_that_were_missed_wholly_are_counted() -> Result<()> {
     let metrics = pair.expect("bounded", "cookies_max=50").await?;
     let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
     assert_eq!((bound, metrics.count(names::UNKNOWN_TAILS, &[])), (50, 1));
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn disk_that_hangs_keeps_no_request_waiting_and_the_bound_is_true() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(disk) = Disk::mount(&folder)? else {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return Ok(());
+    };
+    let mut pair = Pair::start(&disk.flags()).await?;
+    pair.stop_consumer().await?;
+    let hanging = disk.hang()?;
+    pair.producer.accept_numbers(1..=5_000).await?;
+    pair.producer.process.kill()?;
+    drop(hanging);
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair.expect("bounded", "cookies_max=").await?;
+    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
+    let most = 5_000 + producer::lives::AHEAD_COOKIES;
+    ensure!((5_000..=most).contains(&bound), "{bound}");
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn disk_that_hangs_holds_up_no_drain_and_the_end_is_exact() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(disk) = Disk::mount(&folder)? else {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return Ok(());
+    };
+    let mut flags = disk.flags();
+    flags.extend(["--drain-timeout", "2s"]);
+    let mut pair = Pair::start(&flags).await?;
+    pair.stop_consumer().await?;
+    pair.producer.accept_numbers(1..=50).await?;
+    let hanging = disk.hang()?;
+    pair.producer.process.signal(Signal::TERM)?;
+    // The last line: from here on it waits for the disk alone.
+    wait_until(PATIENCE, "it has drained", async || {
+        Ok(pair.producer.process.last_lines(1).contains("drained"))
+    })
+    .await?;
+    let words = pair.producer.process.last_lines(2);
+    ensure!(words.contains("is not written in time"), "{words}");
+    drop(hanging);
+    let status = pair.producer.process.wait(PATIENCE).await?;
+    expect_exit(&pair.producer.process, status, 0)?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let said = "exactly so many cookies after this sequence are lost";
+    let metrics = pair.expect("lost", said).await?;
+    let reason = [("reason", "producer_ended")];
+    assert_eq!(metrics.count(names::LOST, &reason), 50);
     pair.goes_on().await
 }
 

@@ -11,9 +11,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::{fs::OFlags, process::geteuid};
+use rustix::{
+    fs::{FsWord, OFlags, statfs},
+    process::geteuid,
+};
 
 use super::record::{self, Damaged, Entry, MAGIC, MARK_AT, RECORD_BYTES, SLOTS_AT};
+
+/// What Linux calls the file system that is in memory, `/dev/shm` and `/run` usually.
+const TMPFS: FsWord = 0x0102_1994;
+
+/// Whether writing to a file in `folder` waits for no disk.
+pub(super) fn is_in_memory(folder: &Path) -> bool {
+    statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
+}
 
 /// A file that may hold a record.
 #[derive(Debug)]
@@ -31,6 +42,8 @@ pub(super) enum Unusable {
     Foreign,
     #[error("another process of this name keeps it")]
     Locked,
+    #[error("it is on a disk, and there is no /dev/shm in memory for what changes all the time")]
+    NoMemory,
 }
 
 impl RecordFile {
@@ -113,10 +126,15 @@ impl RecordFile {
         self.set_mark(0)
     }
 
+    /// Removes it; what is open stays so.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
+
     /// Sees to it that nobody believes what the file says.
     pub(super) fn disown(&self) -> io::Result<()> {
         let emptied = self.file.set_len(0);
-        let removed = std::fs::remove_file(&self.path);
+        let removed = self.remove();
         emptied.or(removed)
     }
 
