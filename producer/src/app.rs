@@ -155,11 +155,12 @@ impl App {
             Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
+        let edge = edge::Metrics::register(&registry, &config.dsps)?;
         let app = Self {
             addresses,
             log,
             lives,
-            live: Live::new(&config, subscribers.clone()),
+            live: Live::new(&config, subscribers.clone(), edge.dsps()),
             renewals: renewal::Metrics::register(&registry, "producer")?,
             subscribers,
             edge: Stage::default(),
@@ -171,7 +172,7 @@ impl App {
         };
         let readiness = Arc::new(Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, &config, &registry)?,
+            http: app.start_edge(ports.http, &config, edge)?,
             grpc: app.start_streams(ports.grpc, &config, server, &registry)?,
         });
         let status = ProducerStatus::new(status::Sources {
@@ -189,15 +190,10 @@ impl App {
         &self,
         listener: impl Listener,
         config: &Config,
-        registry: &Registry,
+        metrics: edge::Metrics,
     ) -> anyhow::Result<Accepting> {
-        let edge = Edge::new(
-            self.log.clone(),
-            config.ids,
-            edge::Metrics::register(registry, &config.dsps)?,
-            self.draining.clone(),
-        );
-        let connections = listen::Metrics::register(registry, "producer", "http")?;
+        let edge = Edge::new(self.log.clone(), config.ids, metrics, self.draining.clone());
+        let connections = listen::Metrics::register(&self.registry, "producer", "http")?;
         let limits = self.live.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
         Ok(Accepting {

@@ -51,7 +51,7 @@ pub struct Config {
     pub heartbeat: Duration,
     /// Longest ids.
     pub ids: IdLimits,
-    /// DSPs with metrics of their own.
+    /// DSPs that are known.
     pub dsps: Shown,
     /// What the edge grants its clients.
     pub http_limits: Limits,

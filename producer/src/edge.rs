@@ -22,7 +22,7 @@ use self::{
     connection::Connection,
     dsps::Tally,
     head::Head,
-    request::{IdLimits, Scratch},
+    request::{IdLimits, Rejection, Scratch},
     response::Outcome,
 };
 use crate::log::{Burst, Closed, Log};
@@ -91,14 +91,20 @@ impl Edge {
         }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(lines);
+        let dsps = &self.metrics.dsps;
         let cookie = match request::parse(head.query, cookies, &self.ids, &mut scratch) {
             Ok(cookie) => cookie,
             Err(rejection) => {
-                tally.rejected(request::dsp_id(head.query), rejection);
+                tally.rejected(dsps.place(request::dsp_id(head.query)), rejection);
                 return Ok(Outcome::Rejected(rejection));
             }
         };
-        tally.accepted(cookie.dsp_id);
+        let place = dsps.place(Some(cookie.dsp_id));
+        if dsps.refuses(place, cookie.dsp_id) {
+            tally.rejected(place, Rejection::DspUnknown);
+            return Ok(Outcome::Rejected(Rejection::DspUnknown));
+        }
+        tally.accepted(place);
         burst.push(&cookie);
         Ok(Outcome::Accepted)
     }

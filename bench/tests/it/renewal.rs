@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bench::{admin, programs::Process};
+use bench::{admin, programs::Process, scrape::names};
 use rustix::{
     fs::{CWD, FileType, Mode, mknodat},
     process::Signal,
@@ -68,6 +68,58 @@ async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Resul
     std::fs::write(&file, "http_connections = 2\n")?;
     producer.process.signal(Signal::HUP)?;
     wait_read(&producer.admin, "producer", "done", 1).await
+}
+
+#[tokio::test]
+async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("producer.toml");
+    std::fs::write(&file, "dsps = ['17']\n")?;
+    let config = format!("--config={}", file.display());
+    let mut producer = Producer::start(&folder, &[&config]).await?;
+    producer.accept("alice", 17, "a").await?;
+    producer.accept("alice", 99, "a").await?;
+
+    std::fs::write(&file, "dsps = ['17']\nunknown_dsps = 'refuse'\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "done", 1).await?;
+    producer.accept("alice", 17, "b").await?;
+    let refused = admin::sync(&producer.http, "alice", 99, "b").await?;
+    let why = "parameter d (the DSP id) is not a DSP that is known here\n";
+    assert_eq!((refused.status, &*refused.body), (400, why));
+
+    std::fs::write(&file, "dsps = ['17', '99']\nunknown_dsps = 'refuse'\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "done", 2).await?;
+    producer.accept("alice", 99, "c").await?;
+
+    std::fs::write(&file, "unknown_dsps = 'refuse'\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    said(&producer.process, "--unknown-dsps: to refuse needs --dsps")?;
+    producer.accept("alice", 99, "d").await?;
+    let refused = admin::sync(&producer.http, "alice", 5, "d").await?;
+    assert_eq!(refused.status, 400);
+
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count(names::APPENDED, &[]), 5);
+    let unknown = ("outcome", "unknown_dsp");
+    assert_eq!(metrics.count(names::EDGE_REQUESTS, &[unknown]), 2);
+    for (dsp, outcome, count) in [
+        ("17", "accepted", 2),
+        ("99", "accepted", 2),
+        ("other", "accepted", 1),
+        ("other", "unknown_dsp", 2),
+    ] {
+        let labels = [("dsp", dsp), ("outcome", outcome)];
+        let counted = metrics.count("producer_dsp_cookies_total", &labels);
+        assert_eq!(counted, count, "{labels:?}");
+    }
+    wait_until(PATIENCE, "the status page says so", async || {
+        let status = admin::get(&producer.admin, "/status.json").await?.body;
+        Ok(status.contains(r#"{"what":"unknown_dsp","count":2}"#))
+    })
+    .await
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use super::files::Affordable;
 use crate::{
     config::{Config, Drain},
+    edge::dsps::Dsps,
     server,
     streams::subscribers::Subscribers,
 };
@@ -17,17 +18,19 @@ pub struct Live {
     pub(super) grpc: watch::Sender<Limits>,
     pub(super) drain: watch::Sender<Drain>,
     subscribers: Subscribers,
+    dsps: Dsps,
 }
 
 impl Live {
     /// What `config` says.
-    pub(super) fn new(config: &Config, subscribers: Subscribers) -> Self {
+    pub(super) fn new(config: &Config, subscribers: Subscribers, dsps: Dsps) -> Self {
         let affordable = Affordable::now(config);
         Self {
             http: watch::Sender::new(http_limits(config, affordable)),
             grpc: watch::Sender::new(grpc_limits(config, affordable)),
             drain: watch::Sender::new(config.drain),
             subscribers,
+            dsps,
         }
     }
 
@@ -39,6 +42,7 @@ impl Live {
         self.drain.send_replace(config.drain);
         self.subscribers
             .keep(config.subscriber_retention, config.subscribers_max);
+        self.dsps.show(&config.dsps);
     }
 }
 
@@ -59,27 +63,34 @@ fn grpc_limits(config: &Config, affordable: Affordable) -> Limits {
 mod tests {
     use std::time::Duration;
 
-    use cookiesync::process::settings::{Change, Settings as _};
+    use cookiesync::process::{
+        metrics::Registry,
+        settings::{Change, Settings as _},
+    };
 
     use super::*;
     use crate::config::Args;
 
     fn config(flag: Option<String>) -> Config {
-        let arguments = ["producer".to_owned()].into_iter().chain(flag);
+        // Without a list nothing can be refused.
+        let always = ["producer", "--dsps=5"].map(ToOwned::to_owned);
+        let arguments = always.into_iter().chain(flag);
         Config::load(arguments.map(Into::into)).unwrap()
     }
 
     fn live() -> Live {
+        let config = config(None);
         let subscribers = Subscribers::new(Duration::from_secs(60), 1024);
-        Live::new(&config(None), subscribers)
+        let dsps = Dsps::register(&Registry::new(), &config.dsps).unwrap();
+        Live::new(&config, subscribers, dsps)
     }
 
     fn holds(live: &Live) -> String {
         let limits = (*live.http.borrow(), *live.grpc.borrow());
+        let drain = *live.drain.borrow();
         format!(
-            "{limits:?} {:?} {:?}",
-            *live.drain.borrow(),
-            live.subscribers
+            "{limits:?} {drain:?} {:?} {:?}",
+            live.subscribers, live.dsps
         )
     }
 
@@ -92,7 +103,11 @@ mod tests {
             let is_time = ["timeout", "delay", "retention"]
                 .into_iter()
                 .any(|part| id.contains(part));
-            let value = if is_time { "7s" } else { "7" };
+            let value = match *id {
+                "unknown_dsps" => "refuse",
+                _ if is_time => "7s",
+                _ => "7",
+            };
             let flag = format!("--{}={value}", id.replace('_', "-"));
             let live = live();
             let before = holds(&live);

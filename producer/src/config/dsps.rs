@@ -1,4 +1,4 @@
-//! The settings of which DSPs have metrics of their own.
+//! The settings of which DSPs there are, which of them have metrics of their own, and what becomes of others.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,19 @@ use crate::edge::dsps::{SHOWN_MAX, Shown};
 
 /// The settings as they are written.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Metrics")]
+#[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
-    /// DSPs that have metrics of their own from the start, repeatable or comma-separated; others get them as they come
+    /// DSPs that are known and have metrics of their own, repeatable or comma-separated; others are counted as `other`
+    ///
+    /// Without any, those that come first have metrics of their own.
     #[arg(long, value_name = "DSP", value_delimiter = ',')]
     dsps: Vec<String>,
+
+    /// What becomes of cookies of DSPs that --dsps does not name: accept, or refuse with 400
+    ///
+    /// To refuse needs a list.
+    #[arg(long, value_name = "accept|refuse", default_value = "accept")]
+    unknown_dsps: String,
 
     /// Most DSPs that have metrics of their own; the rest is counted together, as `other`
     #[arg(
@@ -39,7 +47,24 @@ impl DspsArgs {
                 named.len()
             ));
         }
-        Shown { named, max }
+        let refuses_others = mistakes.check("--unknown-dsps", parse_unknown(&self.unknown_dsps));
+        if refuses_others && self.dsps.iter().all(|part| part.trim().is_empty()) {
+            mistakes
+                .add("--unknown-dsps: to refuse needs --dsps, or every request would be refused");
+        }
+        Shown {
+            named,
+            max,
+            refuses_others,
+        }
+    }
+}
+
+fn parse_unknown(text: &str) -> Result<bool, String> {
+    match text {
+        "accept" => Ok(false),
+        "refuse" => Ok(true),
+        _ => Err(format!("{text:?} is neither accept nor refuse")),
     }
 }
 

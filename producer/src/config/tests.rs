@@ -55,6 +55,7 @@ fn all_mistakes_are_reported_at_once() {
         "--heartbeat=11s",
         "--http-connections-per-address=0",
         "--grpc-connections-per-address=many",
+        "--unknown-dsps=ignore",
         "--tls-cert=/no/such/certificate.pem",
         "--tls-key=/no/such/key.pem",
         "--tls-client-ca=/no/such/authority.pem",
@@ -67,6 +68,24 @@ fn all_mistakes_are_reported_at_once() {
     let error = load(&arguments).unwrap_err().to_string();
     for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {
         assert!(error.contains(flag), "{flag} is missing in: {error}");
+    }
+}
+
+#[test]
+fn unknown_dsps_are_refused_with_a_list_alone() {
+    for (flags, refuses) in [
+        (&["--dsps=17"][..], Some(false)),
+        (&["--dsps=17,18", "--unknown-dsps=refuse"], Some(true)),
+        (&["--unknown-dsps=accept"], Some(false)),
+        (&["--unknown-dsps=refuse"], None),
+        (&["--unknown-dsps=refuse", "--dsps="], None),
+        (&["--unknown-dsps=Refuse", "--dsps=17"], None),
+    ] {
+        match (load(flags), refuses) {
+            (Ok(config), Some(refuses)) => assert_eq!(config.dsps.refuses_others, refuses),
+            (Err(error), None) => assert!(error.to_string().contains("--unknown-dsps: ")),
+            (loaded, _) => panic!("{flags:?}: {loaded:?}"),
+        }
     }
 }
 

@@ -66,6 +66,12 @@ impl Metrics {
         })
     }
 
+    /// Which DSPs are known.
+    #[must_use]
+    pub fn dsps(&self) -> Dsps {
+        self.dsps.clone()
+    }
+
     /// Counts one outcome, but for what is counted when it is in the log.
     pub(super) fn count(&self, outcome: Outcome) {
         match outcome {

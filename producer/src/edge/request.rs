@@ -81,6 +81,8 @@ rejections! {
     DspRepeated, "d_repeated", "parameter d (the DSP id) is given more than once\n";
     /// `d` is no decimal from 1 to 4294967295.
     DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal from 1 to 4294967295\n";
+    /// The DSP is not on the list of the settings, which say that such are refused; found by the edge.
+    DspUnknown, "unknown_dsp", "parameter d (the DSP id) is not a DSP that is known here\n";
     /// There is no parameter `b`.
     BuyerMissing, "b_missing", "parameter b (the buyer uid) is missing\n";
     /// `b` occurs more than once.

@@ -176,6 +176,7 @@ async fn cost_of_a_sample_with_a_hundred_subscribers() {
     let shown = edge::dsps::Shown {
         named: BTreeSet::new(),
         max: 100,
+        refuses_others: false,
     };
     let registered = edge::Metrics::register(&scene.registry, &shown).unwrap();
     let leases: Vec<_> = (0..100)

@@ -31,6 +31,7 @@ fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), B
     let shown = Shown {
         named: BTreeSet::new(),
         max: 2,
+        refuses_others: false,
     };
     let metrics = Metrics::register(&Registry::new(), &shown).unwrap();
     let edge = Edge::new(log, IdLimits::default(), metrics, leaving);

@@ -2,12 +2,16 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-fn dsps(named: &[u32], max: usize) -> Dsps {
-    let shown = Shown {
+fn shown(named: &[u32], max: usize, refuses_others: bool) -> Shown {
+    Shown {
         named: named.iter().copied().collect(),
         max,
-    };
-    Dsps::register(&Registry::new(), &shown).unwrap()
+        refuses_others,
+    }
+}
+
+fn dsps(named: &[u32], max: usize) -> Dsps {
+    Dsps::register(&Registry::new(), &shown(named, max, false)).unwrap()
 }
 
 fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
@@ -16,7 +20,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
         if tally.is_full() {
             dsps.add(&mut tally);
         }
-        tally.accepted(dsp_id);
+        tally.accepted(dsps.place(Some(dsp_id)));
     }
     dsps.add(&mut tally);
 }
@@ -55,8 +59,8 @@ fn dsps_that_come_first_have_a_series_and_the_rest_is_other() {
 }
 
 #[test]
-fn dsps_of_the_settings_have_a_series_before_they_come_and_keep_it() {
-    let dsps = dsps(&[5, 6], 2);
+fn dsps_of_the_settings_have_a_series_before_they_come_and_others_have_none() {
+    let dsps = dsps(&[5, 6], 64);
     accept(&dsps, 100..200);
     accept(&dsps, [6]);
     let expected = [
@@ -79,9 +83,9 @@ fn what_is_named_counts_though_fewer_are_to_be_shown() {
 fn rejections_count_for_their_dsp_by_reason() {
     let dsps = dsps(&[], 8);
     let mut tally = Tally::default();
-    tally.rejected(Some(17), Rejection::UserMissing);
-    tally.rejected(Some(17), Rejection::UserMissing);
-    tally.rejected(None, Rejection::DspMissing);
+    tally.rejected(dsps.place(Some(17)), Rejection::UserMissing);
+    tally.rejected(dsps.place(Some(17)), Rejection::UserMissing);
+    tally.rejected(dsps.place(None), Rejection::DspMissing);
     dsps.add(&mut tally);
     assert!(!tally.is_full() && tally.len == 0);
     check(
@@ -116,14 +120,10 @@ fn nothing_is_lost_when_threads_count_at_once_and_compete_for_places() {
 
 #[test]
 fn place_of_a_dsp_is_found_again_however_full_the_table_is() {
-    let shown = Shown {
-        named: BTreeSet::new(),
-        max: SHOWN_MAX,
-    };
-    let names = Names::new(&shown);
+    let names = Names::new(&shown(&[], SHOWN_MAX, false));
     let dsp_ids = || (1..=1024).map(|i: u32| i.wrapping_mul(2_654_435_761).max(1));
     let places: Vec<_> = dsp_ids().map(|dsp_id| names.place(dsp_id)).collect();
-    let distinct: BTreeSet<_> = places.iter().collect();
+    let distinct: BTreeSet<_> = places.iter().map(|Place(place)| place).collect();
     assert_eq!(distinct.len(), SHOWN_MAX);
     assert!(
         dsp_ids()
@@ -131,4 +131,64 @@ fn place_of_a_dsp_is_found_again_however_full_the_table_is() {
             .all(|(dsp_id, place)| names.place(dsp_id) == *place)
     );
     assert_eq!(names.place(u32::MAX), OTHER);
+}
+
+/// Of these DSPs those that are refused.
+#[track_caller]
+fn check_refused(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
+    let is_refused = |&dsp_id: &u32| dsps.refuses(dsps.place(Some(dsp_id)), dsp_id);
+    let refused: Vec<_> = dsp_ids.iter().copied().filter(is_refused).collect();
+    assert_eq!(refused, expected);
+}
+
+#[test]
+fn others_are_refused_with_a_list_that_says_so_and_only_then() {
+    let all = [1, 2, 3, u32::MAX];
+    let dsps = dsps(&[], 2);
+    check_refused(&dsps, &all, &[]);
+    dsps.show(&shown(&[1, 3], 2, false));
+    check_refused(&dsps, &all, &[]);
+    dsps.show(&shown(&[1, 3], 2, true));
+    check_refused(&dsps, &all, &[2, u32::MAX]);
+    dsps.show(&shown(&[2], 2, true));
+    check_refused(&dsps, &all, &[1, 3, u32::MAX]);
+    dsps.show(&shown(&[], 2, false));
+    check_refused(&dsps, &all, &[]);
+}
+
+#[test]
+fn dsp_that_leaves_the_list_keeps_its_series_and_counts_as_other() {
+    let dsps = dsps(&[1, 2], 4);
+    accept(&dsps, [1, 2, 3]);
+    dsps.show(&shown(&[2, 3], 4, false));
+    accept(&dsps, [1, 2, 3]);
+    let expected = [
+        ("1 accepted", 1),
+        ("2 accepted", 2),
+        ("3 accepted", 1),
+        ("other accepted", 2),
+    ];
+    check(&dsps, &expected);
+    dsps.show(&shown(&[1], 4, false));
+    accept(&dsps, [1, 2, 3]);
+    let expected = [
+        ("1 accepted", 2),
+        ("2 accepted", 2),
+        ("3 accepted", 1),
+        ("other accepted", 4),
+    ];
+    check(&dsps, &expected);
+}
+
+#[test]
+fn list_for_which_there_is_no_room_changes_nothing() {
+    let dsps = dsps(&[1, 2], 2);
+    for first in [10, 20] {
+        dsps.show(&shown(&[first, first + 1], 2, true));
+    }
+    check_refused(&dsps, &[1, 10, 20], &[1, 10]);
+    dsps.show(&shown(&[30], 2, false));
+    check_refused(&dsps, &[1, 10, 20, 30], &[1, 10, 30]);
+    dsps.show(&shown(&[1, 10], 2, true));
+    check_refused(&dsps, &[1, 10, 20, 30], &[20, 30]);
 }
