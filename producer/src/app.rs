@@ -29,7 +29,7 @@ use crate::{
     epoch,
     lives::{self, Lives},
     log::{self, Log},
-    metrics,
+    memory, metrics,
     readiness::{Accepting, Readiness},
     server::Server,
     status::{self, ProducerStatus},
@@ -138,6 +138,7 @@ impl App {
         tracing::info!(?config, "settings");
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
+            memory_bytes_max = memory::bytes_max(&config),
             "producer started"
         );
         config.security.say(addresses.grpc);

@@ -17,6 +17,7 @@ use cookiesync::process::listen::{self, Listener, LiveLimits, Stage};
 use httparse::Header;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::connection::CONNECTION_BYTES;
 pub use self::metrics::Metrics;
 use self::{
     connection::Connection,

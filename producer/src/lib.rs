@@ -4,7 +4,7 @@
 //! chunk, and seals the chunk when it is full or a few milliseconds old; [`streams`] is woken and hands the
 //! chunk's bytes to each subscriber's HTTP/2 stream, which [`server`] writes to its connection. [`app`] puts
 //! these together; [`config`], [`security`] and [`metrics`] serve them; [`readiness`] and [`status`] say how they are. [`lives`] records how far the log got, for a subscriber that
-//! comes back after this process has ended.
+//! comes back after this process has ended. [`memory`] sums up what all of them may hold.
 
 pub mod app;
 pub mod config;
@@ -13,6 +13,7 @@ mod epoch;
 pub mod lives;
 mod locks;
 pub mod log;
+pub mod memory;
 pub mod metrics;
 pub mod readiness;
 pub mod security;

@@ -127,6 +127,11 @@ impl Security {
         Ok(door)
     }
 
+    /// Whether connections are TLS.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// Says once what an operator should know of a gRPC port at `address`.
     pub fn say(&self, address: SocketAddr) {
         match self.exposure(address) {

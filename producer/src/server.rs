@@ -2,6 +2,7 @@
 //! streams.
 
 mod admission;
+mod budget;
 mod call;
 mod connection;
 mod pipe;
@@ -19,8 +20,11 @@ use cookiesync::{
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
-pub(crate) use self::connection::SEND_BUFFER_BYTES;
 use self::{admission::Admission, connection::Connection, rates::Calls};
+pub(crate) use self::{
+    budget::BYTES_MAX as CALLS_BYTES_MAX,
+    connection::{CONNECTION_BYTES, SEND_BUFFER_BYTES, TLS_BYTES},
+};
 use crate::{security::Door, streams::Streams};
 
 /// Longest message of health checks and reflection: the name of a service or of a symbol.

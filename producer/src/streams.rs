@@ -5,7 +5,7 @@
 //! reference count and a share of a system call. The body takes a chunk out of the log only when HTTP/2 asks
 //! for it: what is taken is beyond the reach of drop-oldest.
 //!
-//! Everything else of gRPC is tonic's: request decoding, status mapping, health, reflection.
+//! The rest of gRPC is tonic's: status mapping, health, reflection.
 
 mod body;
 mod get_cookies;
@@ -16,7 +16,7 @@ pub mod subscribers;
 
 use std::{
     convert::Infallible,
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -25,16 +25,13 @@ use std::{
 
 use cookiesync::limits::{REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
 use http::{HeaderValue, Request, Response, header};
+use http_body::Body as _;
 use prost::Message;
 use tokio::time::timeout;
-use tonic::{
-    Status, Streaming,
-    body::Body,
-    codec::{DecodeBuf, Decoder},
-    server::NamedService,
-};
+use tonic::{Status, body::Body, server::NamedService};
 use tower::Service;
 
+pub(crate) use self::get_cookies::CHUNKS_KEPT;
 use self::{
     body::{Form, Session, StreamBody},
     get_cookies::CookieMessages,
@@ -156,30 +153,67 @@ impl Service<Request<Body>> for Streams {
     }
 }
 
-/// How long a client may take to send the message of its request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a subscriber takes beside the log and what is pinned: its queue, its metrics, and its stream.
+pub(crate) const SUBSCRIBER_BYTES: usize = 16 * 1024;
 
-/// Reads the one message of a server-streaming call.
-async fn read_request<M: Message + Default + 'static>(request: Request<Body>) -> Result<M, Status> {
-    let decoder = MessageDecoder(std::marker::PhantomData);
-    let body = request.into_body();
-    let mut messages = Streaming::new_request(decoder, body, None, Some(REQUEST_BYTES_MAX));
-    timeout(REQUEST_TIMEOUT, messages.message())
+/// How long a client may take to send the message of its request.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes before a message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// Reads the one message of a server-streaming call, to the end of the request: what would still come would lie in memory for as long
+/// as the stream.
+///
+/// tonic's reader would set a buffer aside before anything has come, and all that the client says it will send as soon as it
+/// says so.
+async fn read_request<M: Message + Default>(request: Request<Body>) -> Result<M, Status> {
+    let bytes = timeout(REQUEST_TIMEOUT, read_message(request.into_body()))
         .await
-        .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??
-        .ok_or_else(|| Status::invalid_argument("the request has no message"))
+        .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??;
+    M::decode(&*bytes)
+        .map_err(|error| Status::invalid_argument(format!("malformed request: {error}")))
 }
 
-struct MessageDecoder<M>(std::marker::PhantomData<M>);
+async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        // Nobody asks for trailers.
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
+        bytes.extend_from_slice(&data);
+        if bytes.len() > message_end(&bytes)? {
+            return Err(Status::invalid_argument(
+                "the request has more than one message",
+            ));
+        }
+    }
+    if bytes.is_empty() {
+        return Err(Status::invalid_argument("the request has no message"));
+    }
+    if bytes.len() < message_end(&bytes)? {
+        return Err(Status::invalid_argument(
+            "the request's message is not whole",
+        ));
+    }
+    bytes.drain(..PREFIX_BYTES);
+    Ok(bytes)
+}
 
-impl<M: Message + Default> Decoder for MessageDecoder<M> {
-    type Item = M;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<M>, Status> {
-        M::decode(buffer)
-            .map(Some)
-            .map_err(|error| Status::invalid_argument(format!("malformed request: {error}")))
+/// Where the message ends that begins with `bytes`; at least where its prefix does.
+fn message_end(bytes: &[u8]) -> Result<usize, Status> {
+    let Some(&[compressed, a, b, c, d]) = bytes.first_chunk::<PREFIX_BYTES>() else {
+        return Ok(PREFIX_BYTES);
+    };
+    if compressed != 0 {
+        return Err(Status::unimplemented("the request's message is compressed"));
+    }
+    match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
+        Ok(length) if length <= REQUEST_BYTES_MAX => Ok(PREFIX_BYTES + length),
+        _ => Err(Status::out_of_range(format!(
+            "the request's message is longer than {REQUEST_BYTES_MAX} bytes"
+        ))),
     }
 }
 

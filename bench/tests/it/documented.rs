@@ -1,27 +1,64 @@
 //! docs/configuration.md is what the code says.
 
-use std::{env, fs, path::Path};
+use std::{env, fmt::Write as _, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use cookiesync::process::settings::reference::tables;
+use producer::{config::Config, memory};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 
-/// The page with what stands between the marks of `program` replaced.
-fn with_tables(page: &str, program: &str, tables: &str) -> Result<String> {
-    let begin = format!("<!-- settings of the {program}: made from the code -->\n");
-    let end = format!("<!-- end of the settings of the {program} -->\n");
+/// The page with what stands between the marks of `what` replaced.
+fn with_tables(page: &str, what: &str, tables: &str) -> Result<String> {
+    let begin = format!("<!-- {what}: made from the code -->\n");
+    let end = format!("<!-- end of the {what} -->\n");
     let (before, rest) = page.split_once(&begin).with_context(|| begin.clone())?;
     let (_, after) = rest.split_once(&end).with_context(|| end.clone())?;
     Ok(format!("{before}{begin}{tables}\n{end}{after}"))
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What each part of a producer takes with the default settings, and their sum.
+fn memory_table() -> Result<String> {
+    let config = Config::load(["producer".into()])?;
+    let mut table = "| what | bound | MiB, with the defaults |\n|---|---|---|\n".to_owned();
+    for part in memory::parts(&config) {
+        let mib = part.bytes.div_ceil(MIB);
+        writeln!(table, "| {} | {} | {mib} |", part.what, part.bound)?;
+    }
+    let mib = memory::bytes_max(&config).div_ceil(MIB);
+    write!(table, "| **all** | | **{mib}** |")?;
+    Ok(table)
+}
+
+#[test]
+fn deployed_producers_have_the_memory_that_they_may_take() -> Result<()> {
+    let mib = memory::bytes_max(&Config::load(["producer".into()])?).div_ceil(MIB);
+    for (file, before) in [
+        ("deploy/kubernetes/base/producer.yaml", "limits: {memory: "),
+        ("deploy/systemd/cookiesync-producer.service", "MemoryHigh="),
+        ("docker-compose.yml", "mem_limit: "),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+        let text = fs::read_to_string(path)?;
+        let (_, limit) = text.split_once(before).context(file)?;
+        let digits = limit.find(|next: char| !next.is_ascii_digit());
+        let limit: u64 = limit[..digits.context(file)?].parse()?;
+        ensure!(limit >= mib, "{file}: {limit} MiB, of {mib}");
+    }
+    Ok(())
 }
 
 /// `UPDATE_DOCS=1` writes the page anew.
 #[test]
 fn configuration_page_is_what_the_code_says() -> Result<()> {
     let page = fs::read_to_string(PAGE)?;
-    let made = with_tables(&page, "producer", &tables::<producer::config::Args>())?;
-    let made = with_tables(&made, "consumer", &tables::<consumer::config::Args>())?;
+    let producer = tables::<producer::config::Args>();
+    let consumer = tables::<consumer::config::Args>();
+    let made = with_tables(&page, "settings of the producer", &producer)?;
+    let made = with_tables(&made, "settings of the consumer", &consumer)?;
+    let made = with_tables(&made, "memory of the producer", &memory_table()?)?;
     if env::var_os("UPDATE_DOCS").is_some_and(|value| value == "1") {
         fs::write(PAGE, made)?;
         return Ok(());

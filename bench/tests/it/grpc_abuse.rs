@@ -1,15 +1,28 @@
 //! gRPC clients that behave ill are refused or cut off, and cost no subscriber a cookie: beside each, a good one reads.
 
+use std::{
+    ffi::OsString,
+    future::{pending, poll_fn},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
+use cookiesync::process::raise_open_files;
 use h2::{Reason, client::SendRequest};
 use http::Request;
+use producer::{config::Config, memory};
 use tempfile::TempDir;
-use tokio::{net::TcpStream, task::JoinSet};
+use tokio::{net::TcpStream, task::JoinSet, time::sleep};
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::{
-    harness::{PATIENCE, Producer, in_time, wait_until},
+    harness::{PATIENCE, Producer, accept_all, in_time, machine, wait_until},
     stream_client::{Subscription, from_newest},
 };
 
@@ -184,4 +197,158 @@ async fn calls_at_once_on_one_connection_are_bounded() -> Result<()> {
     .await?;
     drop((open, calls, connection));
     good.goes_on(&producer).await
+}
+
+/// Opens a call, says that its message has 512 KiB, and sends as much of it as it may but for the last byte; until it is answered.
+async fn leave_unfinished(address: &str, calls: SendRequest<Bytes>) -> Result<()> {
+    const FRAME: Bytes = Bytes::from_static(&[0; 16 << 10]);
+    let mut left = 512 << 10;
+    let mut calls = calls.ready().await?;
+    let request = Request::post(format!("{address}/cookiesync.v1.CookieStreamer/Subscribe"));
+    let (answer, mut body) = calls.send_request(request.body(())?, false)?;
+    body.send_data(Bytes::from_static(&[0, 0, 8, 0, 0]), false)?;
+    let sending = async {
+        while left > 1 {
+            body.reserve_capacity(FRAME.len().min(left - 1));
+            let room = poll_fn(|context| body.poll_capacity(context)).await;
+            let room = room.context("it is over")??.min(left - 1);
+            body.send_data(FRAME.slice(..room.min(FRAME.len())), false)?;
+            left -= room.min(FRAME.len());
+        }
+        pending::<Result<()>>().await
+    };
+    tokio::select! {
+        answer = answer => answer.map(drop).map_err(Into::into),
+        sent = sending => sent,
+    }
+}
+
+/// Holds a connection with four such calls, and opens each again a second after it was ended; counts those.
+async fn hold_hostile(address: String, ended: Arc<AtomicU64>) {
+    let (_, socket) = address.split_at("http://".len());
+    loop {
+        let Ok(stream) = TcpStream::connect(socket).await else {
+            continue;
+        };
+        let Ok((calls, connection)) = h2::client::handshake(stream).await else {
+            continue;
+        };
+        let call = async || {
+            while leave_unfinished(&address, calls.clone()).await.is_ok() {
+                ended.fetch_add(1, Ordering::Relaxed);
+                sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let four = async { tokio::join!(call(), call(), call(), call()) };
+        tokio::select! {
+            _ = connection => {}
+            _ = four => {}
+        }
+    }
+}
+
+/// What was seen of a producer under attack.
+#[derive(Debug, Default)]
+struct Worst {
+    memory_bytes: u64,
+    calls_bytes: u64,
+    subscribed: u64,
+    refused: u64,
+}
+
+/// Subscribes anew and looks at the producer's memory until `stop`.
+async fn watch(producer: &Producer, stop: &CancellationToken) -> Result<Worst> {
+    let mut worst = Worst::default();
+    while !stop.is_cancelled() {
+        let metrics = producer.metrics().await?;
+        let memory = metrics.count("process_resident_memory_bytes", &[]);
+        worst.memory_bytes = worst.memory_bytes.max(memory);
+        let calls = metrics.count("producer_grpc_calls_bytes", &[]);
+        worst.calls_bytes = worst.calls_bytes.max(calls);
+        match Subscription::open(&producer.grpc, from_newest("anew")).await {
+            Ok(_) => worst.subscribed += 1,
+            Err(_) => worst.refused += 1,
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    Ok(worst)
+}
+
+/// So many connections leave four requests unfinished each for so long; beside them 20,000 cookies a second come.
+async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()> {
+    const RATE: u64 = 20_000;
+    let _machine = machine().await;
+    let files = raise_open_files();
+    ensure!(
+        files > 512 + connections as u64,
+        "{files} open files are too few"
+    );
+    let folder = TempDir::new()?;
+    let grpc = (connections + 8).to_string();
+    let flags = [
+        ["--grpc-connections", &grpc],
+        ["--grpc-connections-per-address", &grpc],
+        ["--http-connections", "64"],
+        ["--log-bytes", "32MiB"],
+        ["--pinned-bytes", "16MiB"],
+    ];
+    let flags = flags.concat();
+    let arguments = ["producer"].iter().chain(&flags).map(OsString::from);
+    let bound = memory::bytes_max(&Config::load(arguments)?);
+    let producer = Producer::start(&folder, &flags).await?;
+    let mut good = Subscription::open(&producer.grpc, from_newest("good")).await?;
+
+    let ended = Arc::<AtomicU64>::default();
+    let mut hostile = JoinSet::new();
+    for _ in 0..connections {
+        hostile.spawn(hold_hostile(producer.grpc.clone(), Arc::clone(&ended)));
+    }
+    wait_until(PATIENCE, "all are connected", async || {
+        let open = producer.metrics().await?.count(CONNECTIONS, &[]);
+        Ok(open > connections as u64)
+    })
+    .await?;
+    let plan = producer.ordered_load(1, RATE, RATE * seconds)?;
+    let stop = CancellationToken::new();
+    let loading = async {
+        let loaded = accept_all(&plan).await;
+        let read = good.read_to(RATE * seconds).await;
+        stop.cancel();
+        loaded?;
+        read
+    };
+    let (loaded, worst) = tokio::join!(loading, watch(&producer, &stop));
+    let worst = worst?;
+    let metrics = producer.metrics().await?;
+    let refused = |reason| metrics.count(REFUSED, &[("reason", reason)]);
+    println!(
+        "{connections} connections, {seconds} s: {worst:?}, of {bound} bytes; {} calls ended, early {}, refused for bytes {}, \
+         for their number {}",
+        ended.load(Ordering::Relaxed),
+        refused("hurried"),
+        refused("bytes"),
+        refused("all") + refused("connection"),
+    );
+    loaded?;
+    assert_eq!(good.lost(), 0);
+    ensure!(worst.memory_bytes <= bound, "{worst:?}, of {bound}");
+    ensure!(worst.calls_bytes <= 16 << 20, "{worst:?}");
+    ensure!(
+        refused("hurried") + refused("bytes") > 0,
+        "nothing was short"
+    );
+    ensure!(worst.subscribed > 0, "{worst:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn unfinished_requests_together_hold_what_is_stated() -> Result<()> {
+    bear_unfinished_requests(300, 5).await
+}
+
+/// `cargo test --release --test it -- --ignored --nocapture hold_what_is_stated_for_a_minute`
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute and all of a machine"]
+async fn unfinished_requests_of_2048_connections_hold_what_is_stated_for_a_minute() -> Result<()> {
+    bear_unfinished_requests(2_048, 60).await
 }

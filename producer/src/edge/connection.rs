@@ -57,6 +57,9 @@ const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
 /// Answers of this size are written before further requests are looked at.
 const WRITE_BYTES_MAX: usize = 32 * 1024;
 
+/// What a busy connection holds, all in all: it fills neither of these buffers while the other is full.
+pub(crate) const CONNECTION_BYTES: usize = READ_BYTES_MAX + WRITE_BYTES_MAX;
+
 /// Requests after which others have their turn.
 const TURN_REQUESTS_MAX: u64 = 64;
 

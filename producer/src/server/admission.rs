@@ -1,5 +1,5 @@
-//! Which calls are answered: those within their connection's rate, with a token where one is asked for, and within the
-//! rate of all; in this order, so that whoever has no token takes nothing from whoever has one.
+//! Which calls are answered: those within their connection's rate, with a token where one is asked for, within the
+//! rate of all and the budget of bytes; in this order, so that whoever has no token takes nothing from whoever has one.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -7,7 +7,10 @@ use http::Request;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::rates::ConnectionCalls;
+use super::{
+    budget::{Grant, Kind, Share},
+    rates::ConnectionCalls,
+};
 use crate::security::guard::Guard;
 
 /// What stands between the calls of one connection and the services.
@@ -19,16 +22,22 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Whether the call is answered.
+    /// What a call holds that is answered.
     ///
     /// # Errors
     /// What to answer instead.
-    pub(super) fn admit<B>(&mut self, request: &Request<B>, now: Instant) -> Result<(), Status> {
+    pub(super) fn admit<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
         self.calls.admit_own(now)?;
         if let Some(guard) = &self.guard {
             guard.admit(request, self.peer)?;
         }
-        self.calls.admit_among_all(now)
+        self.calls.admit_among_all(now)?;
+        self.calls.admit_bytes(Kind::of(request.uri().path()), now)
+    }
+
+    /// What of the budget of bytes is for this connection's calls.
+    pub(super) fn share(&self) -> Share {
+        self.calls.share()
     }
 
     /// Whether the client goes on whatever it is told.

@@ -28,10 +28,18 @@ pub(crate) const SEND_BUFFER_BYTES: usize = 256 * 1024;
 /// Most calls at once on one connection.
 const CALLS_MAX: u32 = 64;
 
-/// Most bytes of a request's headers, and of what a client may send unasked: the largest request is read in steps.
+/// Most bytes of a request's headers, and of what a client may send unasked: the largest request is read in steps. HTTP/2
+/// gives each connection 65,535 bytes before it can be told of less.
 const HEADERS_BYTES_MAX: u32 = 16 * 1024;
-const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
-const CONNECTION_WINDOW_BYTES: u32 = 256 * 1024;
+const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 65_535;
+
+/// What a connection may hold beside its calls and streams: the window, and another as much for HTTP/2's buffers of both directions,
+/// the headers it is reading, its tables, and its task.
+pub(crate) const CONNECTION_BYTES: usize = 128 * 1024;
+
+/// What TLS may hold beside: what is not yet decrypted, or not yet sent.
+pub(crate) const TLS_BYTES: usize = 128 * 1024;
 
 /// Calls that a client has reset before they were accepted, resets that it has made us send by breaking the protocol, and
 /// ended calls that are remembered for frames still on their way: beyond the first two numbers the connection is closed with
@@ -137,15 +145,17 @@ impl Connection {
         close: &CancellationToken,
     ) {
         let in_progress = self.activity.long_request();
-        if let Err(status) = self.admission.admit(&request, Instant::now()) {
-            return call::refuse(respond, status);
-        }
+        let grant = match self.admission.admit(&request, Instant::now()) {
+            Ok(grant) => grant,
+            Err(status) => return call::refuse(respond, status),
+        };
         let around = Surroundings {
             routes: self.routes.clone(),
+            share: self.admission.share(),
             stopping: self.stopping.clone(),
             close: close.clone(),
         };
-        let running = call::run(request, respond, around, in_progress);
+        let running = call::run(call::bare(request), respond, around, grant, in_progress);
         self.tasks.spawn(running);
     }
 }

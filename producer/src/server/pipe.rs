@@ -53,14 +53,16 @@ pub(super) enum Ended {
 
 type Cancelled = Pin<Box<WaitForCancellationFutureOwned>>;
 
+/// When a response is to end early, and how.
+pub(super) type Until = Pin<Box<dyn Future<Output = Status> + Send>>;
+
 /// One response on its way.
 pub(super) struct Pipe {
     body: tonic::body::Body,
     out: SendStream<Data>,
     hold: Option<Arc<Hold>>,
     cut: Option<Cancelled>,
-    /// What ends it early, and how.
-    until: Option<(Cancelled, Status)>,
+    until: Option<Until>,
 }
 
 impl Pipe {
@@ -82,9 +84,9 @@ impl Pipe {
         }
     }
 
-    /// Ends with `status` as soon as `until` is done, if the body has not ended before.
-    pub(super) fn until(mut self, until: Cancelled, status: Status) -> Self {
-        self.until = Some((until, status));
+    /// Ends with the status of `until` as soon as there is one, if the body has not ended before.
+    pub(super) fn until(mut self, until: Until) -> Self {
+        self.until = Some(until);
         self
     }
 
@@ -105,10 +107,9 @@ impl Pipe {
                 self.cut = None;
                 return Poll::Ready(Ended::Cut);
             }
-            if let Some((until, status)) = &mut self.until
-                && until.as_mut().poll(context).is_ready()
+            if let Some(until) = &mut self.until
+                && let Poll::Ready(status) = until.as_mut().poll(context)
             {
-                let status = status.clone();
                 return Poll::Ready(self.trailers(&status));
             }
             if !ready!(self.poll_room(context)) {

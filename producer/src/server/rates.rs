@@ -1,4 +1,4 @@
-//! How many calls are answered: a token bucket for each connection, and one for all.
+//! How many calls are answered: a token bucket for each connection, and one for all; and as many as their budget of bytes allows.
 //!
 //! A call costs a task and a look at every queue, so whoever opens and ends them as fast as a machine can would take
 //! the CPU of the streams that run. A subscriber opens one call for hours; a health check, one a second.
@@ -6,9 +6,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cookiesync::process::metrics::Registry;
-use prometheus::{IntCounter, IntCounterVec, Opts};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
 use tokio::time::{Duration, Instant};
 use tonic::Status;
+
+use super::budget::{Budget, Grant, Kind, Share};
 
 /// Calls a second on one connection, and at once after a while without any.
 const CONNECTION: Rate = Rate {
@@ -60,16 +62,17 @@ impl Bucket {
     }
 }
 
-/// The rate of all calls, and how many were refused; clones share them.
+/// The rate of all calls, what they may hold, and how many were refused; clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
     all: Arc<Mutex<Bucket>>,
+    budget: Budget,
     refused_connection: IntCounter,
     refused_all: IntCounter,
 }
 
 impl Calls {
-    /// Registers `producer_grpc_calls_refused_total{reason}`.
+    /// Registers `producer_grpc_calls_refused_total{reason}` and `producer_grpc_calls_bytes`.
     ///
     /// # Errors
     /// When a metric of that name is registered already.
@@ -77,13 +80,20 @@ impl Calls {
         let refused = IntCounterVec::new(
             Opts::new(
                 "producer_grpc_calls_refused_total",
-                "Calls refused because there were too many a second, on their connection or in all.",
+                "Calls refused because there were too many a second or they held too much.",
             ),
             &["reason"],
         )?;
+        let bytes = IntGauge::new(
+            "producer_grpc_calls_bytes",
+            "Bytes charged to calls that are not streams, unfinished requests among them; 16 MiB at most.",
+        )?;
         registry.register(Box::new(refused.clone()))?;
+        registry.register(Box::new(bytes.clone()))?;
+        let of_budget = |reason| refused.with_label_values(&[reason]);
         Ok(Self {
             all: Arc::new(Mutex::new(Bucket::full(ALL, Instant::now()))),
+            budget: Budget::new(bytes, of_budget("bytes"), of_budget("hurried")),
             refused_connection: refused.with_label_values(&["connection"]),
             refused_all: refused.with_label_values(&["all"]),
         })
@@ -93,6 +103,7 @@ impl Calls {
     pub(super) fn of_connection(&self) -> ConnectionCalls {
         ConnectionCalls {
             calls: self.clone(),
+            share: self.budget.share(),
             own: Bucket::full(CONNECTION, Instant::now()),
             refused: 0,
         }
@@ -103,6 +114,7 @@ impl Calls {
 #[derive(Debug)]
 pub(super) struct ConnectionCalls {
     calls: Calls,
+    share: Share,
     own: Bucket,
     refused: u32,
 }
@@ -139,6 +151,22 @@ impl ConnectionCalls {
         self.refused += 1;
         self.calls.refused_all.inc();
         Err(Status::resource_exhausted("too many calls"))
+    }
+
+    /// What a call of this kind holds.
+    ///
+    /// # Errors
+    /// What to answer instead.
+    pub(super) fn admit_bytes(&mut self, kind: Kind, now: Instant) -> Result<Grant, Status> {
+        self.share.open(kind, now).ok_or_else(|| {
+            self.refused += 1;
+            Status::resource_exhausted("all unfinished calls together hold too much")
+        })
+    }
+
+    /// What of the budget is for its calls.
+    pub(super) fn share(&self) -> Share {
+        self.share.clone()
     }
 
     /// Whether the client goes on whatever it is told.

@@ -26,7 +26,7 @@ use crate::log::{Chunk, Sequence};
 
 /// Most chunks whose messages are kept: 4 MiB at the default chunk size, 64 MiB at the largest; enough for
 /// streams that run within a tenth of a second of each other at a million cookies a second.
-const CHUNKS_KEPT: usize = 64;
+pub(crate) const CHUNKS_KEPT: usize = 64;
 
 /// Opens a stream as `request` asks: at the newest cookie, or where the host's queue stands.
 pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<StreamBody, Status> {

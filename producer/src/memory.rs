@@ -1,0 +1,86 @@
+//! The most memory a producer takes: the bounds of its parts, each enforced where its figure is from, and their sum.
+//!
+//! It is what the process holds at its worst on all ports at once. Not in it is what operators alone make it hold, by profiles
+//! (`--debug-endpoints`) and at the admin port, and what the kernel holds for sockets, which a container is charged for too.
+
+use crate::{config::Config, edge, server, streams};
+
+/// What a producer takes without any connection or cookie: the program, its threads, its metrics, and what the allocator keeps.
+const PROCESS_BYTES: u64 = 64 << 20;
+
+/// One part, and what it takes at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// What it is.
+    pub what: &'static str,
+    /// What bounds it.
+    pub bound: &'static str,
+    /// Most bytes.
+    pub bytes: u64,
+}
+
+/// All parts of a producer with these settings.
+#[must_use]
+pub fn parts(config: &Config) -> [Part; 8] {
+    let part = |what, bound, count: usize, each: usize| Part {
+        what,
+        bound,
+        bytes: (count as u64).saturating_mul(each as u64),
+    };
+    let grpc_connection = if config.security.is_encrypted() {
+        server::CONNECTION_BYTES + server::TLS_BYTES
+    } else {
+        server::CONNECTION_BYTES
+    };
+    [
+        part("cookies", "`--log-bytes`", 1, config.log_bytes_max),
+        part(
+            "what slow readers hold beside the log",
+            "`--pinned-bytes`",
+            1,
+            config.pinned_bytes_max,
+        ),
+        part(
+            "HTTP connections",
+            "`--http-connections`, 64 KiB each",
+            config.http_limits.connections_max,
+            edge::CONNECTION_BYTES,
+        ),
+        part(
+            "gRPC connections",
+            "`--grpc-connections`, 128 KiB each, 256 KiB with TLS",
+            config.grpc_connections_max,
+            grpc_connection,
+        ),
+        part(
+            "calls that are not streams, unfinished requests among them",
+            "16 MiB, over all connections",
+            1,
+            server::CALLS_BYTES_MAX,
+        ),
+        part(
+            "subscribers, connected or remembered",
+            "`--subscribers`, 16 KiB each",
+            config.subscribers_max,
+            streams::SUBSCRIBER_BYTES,
+        ),
+        part(
+            "messages of `GetCookies`",
+            "64 times `--chunk-bytes`",
+            streams::CHUNKS_KEPT,
+            config.chunk_bytes,
+        ),
+        Part {
+            what: "the process itself",
+            bound: "64 MiB",
+            bytes: PROCESS_BYTES,
+        },
+    ]
+}
+
+/// Their sum.
+#[must_use]
+pub fn bytes_max(config: &Config) -> u64 {
+    let parts = parts(config).into_iter().map(|part| part.bytes);
+    parts.fold(0, u64::saturating_add)
+}

@@ -1,0 +1,305 @@
+//! What calls hold in memory until they are streams: one budget of bytes for all connections.
+//!
+//! Half of the budget is for calls, each of which is charged for what it costs whatever it sends; the other half is for what
+//! comes of requests beyond a small part, of which one connection has a share. So large requests keep no ordinary one out, which is
+//! charged as a call alone. All is given back when the call is over, or has become a stream: streams are bounded by
+//! `--subscribers` and `--pinned-bytes`.
+//!
+//! A half that runs short gives its holders less time, from `PATIENCE` when it is half full down to `HURRY` when nine tenths
+//! are taken: whoever asks for bytes ends those that have held some for longer. All connections together make 2,000 calls a
+//! second, and as many of them as come within the shortest time fit: so calls that are never finished keep no other out
+//! for longer than their first burst. What finds no room even so is refused.
+//!
+//! Cost: a lock when a call begins and ends, and for each frame of a large request.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use cookiesync::limits::REQUEST_BYTES_MAX;
+use prometheus::{IntCounter, IntGauge};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::streams::REQUEST_TIMEOUT;
+
+/// Most bytes that all calls hold until they are streams.
+pub(crate) const BYTES_MAX: usize = 16 << 20;
+
+/// Most bytes of each half.
+const HALF_BYTES_MAX: usize = BYTES_MAX / 2;
+
+/// How much of the requests' half one connection may hold: what the largest request is charged.
+const SHARE_BYTES_MAX: usize = COPIES * REQUEST_BYTES_MAX;
+
+/// Bytes of a request that its call's charge covers: a name and some dozens of cursors.
+const SMALL_REQUEST_BYTES: usize = 2 * 1024;
+
+/// Bytes of a request count twice: what collects them may be half empty.
+const COPIES: usize = 2;
+
+/// How long a call may hold bytes of a half that is half full, and of one that is nearly full.
+const PATIENCE: Duration = REQUEST_TIMEOUT;
+const HURRY: Duration = Duration::from_millis(500);
+
+/// The kinds of calls, which cost differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// To become a stream, or what is left of one.
+    Stream,
+    /// A question after the health, which may be answered for hours.
+    Health,
+    /// Reflection, whose client may let questions and answers wait; or no call at all.
+    Other,
+}
+
+impl Kind {
+    /// The kind of the call at this path.
+    pub(super) fn of(path: &str) -> Self {
+        if path.starts_with("/cookiesync.v1.CookieStreamer/") {
+            Self::Stream
+        } else if path.starts_with("/grpc.health.v1.Health/") {
+            Self::Health
+        } else {
+            Self::Other
+        }
+    }
+
+    /// What such a call takes of the calls' half: what HTTP/2, its task and timers need, and the small part of its request; and
+    /// what tonic sets aside for questions and answers.
+    fn call_bytes(self) -> usize {
+        match self {
+            Self::Stream => 8 * 1024,
+            Self::Health | Self::Other => 32 * 1024,
+        }
+    }
+
+    /// What it takes of the requests' half, whatever comes.
+    fn request_bytes(self) -> usize {
+        match self {
+            Self::Stream | Self::Health => 0,
+            Self::Other => 512 * 1024,
+        }
+    }
+}
+
+/// The budget of one producer; clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Budget {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    bytes: IntGauge,
+    refused: IntCounter,
+    hurried: IntCounter,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: Half,
+    requests: Half,
+    opened: u64,
+}
+
+#[derive(Debug, Default)]
+struct Half {
+    taken: usize,
+    /// Who holds some and was not told to end, the oldest first.
+    holders: BTreeMap<u64, Holder>,
+}
+
+#[derive(Debug, Clone)]
+struct Holder {
+    since: Instant,
+    end: CancellationToken,
+}
+
+impl Budget {
+    /// An empty one. `bytes` shows what is taken, `refused` counts what found no room, `hurried` the calls that were ended early.
+    pub(super) fn new(bytes: IntGauge, refused: IntCounter, hurried: IntCounter) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                state: Mutex::default(),
+                bytes,
+                refused,
+                hurried,
+            }),
+        }
+    }
+
+    /// The budget for the calls of one more connection.
+    pub(super) fn share(&self) -> Share {
+        Share {
+            shared: Arc::clone(&self.shared),
+            request_bytes: Arc::default(),
+        }
+    }
+}
+
+/// The budget as one connection has it; clones are of the same connection.
+#[derive(Debug, Clone)]
+pub(super) struct Share {
+    shared: Arc<Shared>,
+    /// Changed under the lock of the budget alone.
+    request_bytes: Arc<AtomicUsize>,
+}
+
+impl Share {
+    /// Charges a new call; `None` when there is no room.
+    pub(super) fn open(&self, kind: Kind, now: Instant) -> Option<Grant> {
+        let mut state = self.shared.state();
+        let id = state.opened;
+        state.opened += 1;
+        let holder = Holder {
+            since: now,
+            end: CancellationToken::new(),
+        };
+        let call_bytes = kind.call_bytes();
+        if !self
+            .shared
+            .take(&mut state.calls, id, &holder, call_bytes, now)
+        {
+            return None;
+        }
+        self.shared.show(&state);
+        drop(state);
+        let grant = Grant {
+            share: self.clone(),
+            id,
+            holder,
+            call_bytes,
+            received: AtomicUsize::new(0),
+            request_bytes: AtomicUsize::new(0),
+        };
+        grant.take(kind.request_bytes(), now).then_some(grant)
+    }
+}
+
+/// What one call holds, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Grant {
+    share: Share,
+    id: u64,
+    holder: Holder,
+    call_bytes: usize,
+    received: AtomicUsize,
+    request_bytes: AtomicUsize,
+}
+
+impl Grant {
+    /// Charges so many more bytes of the request; false when there is no room, and the call is to end.
+    pub(super) fn receive(&self, bytes: usize, now: Instant) -> bool {
+        let before = self.received.fetch_add(bytes, Ordering::Relaxed);
+        let beyond = |received: usize| received.saturating_sub(SMALL_REQUEST_BYTES);
+        self.take(COPIES * (beyond(before + bytes) - beyond(before)), now)
+    }
+
+    /// Cancelled when the call is to end, since others need what it has held for long enough.
+    pub(super) fn end(&self) -> &CancellationToken {
+        &self.holder.end
+    }
+
+    /// Takes so much of the requests' half.
+    fn take(&self, bytes: usize, now: Instant) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        let Share {
+            shared,
+            request_bytes,
+        } = &self.share;
+        let mut state = shared.state();
+        if request_bytes.load(Ordering::Relaxed) + bytes > SHARE_BYTES_MAX {
+            shared.refused.inc();
+            return false;
+        }
+        let is_there = shared.take(&mut state.requests, self.id, &self.holder, bytes, now);
+        if is_there {
+            request_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.request_bytes.fetch_add(bytes, Ordering::Relaxed);
+            shared.show(&state);
+        }
+        is_there
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        let shared = &self.share.shared;
+        let request_bytes = *self.request_bytes.get_mut();
+        let mut state = shared.state();
+        state.calls.give_back(self.id, self.call_bytes);
+        state.requests.give_back(self.id, request_bytes);
+        self.share
+            .request_bytes
+            .fetch_sub(request_bytes, Ordering::Relaxed);
+        shared.show(&state);
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show(&self, state: &State) {
+        let bytes = i64::try_from(state.calls.taken + state.requests.taken);
+        self.bytes.set(bytes.expect("it is within the budget"));
+    }
+
+    /// Takes `bytes` of `half` for `holder`; false when there is no room.
+    fn take(&self, half: &mut Half, id: u64, holder: &Holder, bytes: usize, now: Instant) -> bool {
+        let taken = half.taken + bytes;
+        self.hurried.inc_by(half.end_older(patience(taken), now));
+        if taken > HALF_BYTES_MAX {
+            self.refused.inc();
+            return false;
+        }
+        half.taken = taken;
+        if !holder.end.is_cancelled() {
+            half.holders.entry(id).or_insert_with(|| holder.clone());
+        }
+        true
+    }
+}
+
+impl Half {
+    /// Ends all that are as old as `patience`; returns how many were not told before.
+    fn end_older(&mut self, patience: Duration, now: Instant) -> u64 {
+        let mut ended = 0;
+        while let Some(oldest) = self.holders.first_entry()
+            && now.saturating_duration_since(oldest.get().since) >= patience
+        {
+            let end = oldest.remove().end;
+            ended += u64::from(!end.is_cancelled());
+            end.cancel();
+        }
+        ended
+    }
+
+    fn give_back(&mut self, id: u64, bytes: usize) {
+        self.holders.remove(&id);
+        self.taken -= bytes;
+    }
+}
+
+/// How long a call may hold bytes of a half of which so many are taken.
+fn patience(taken: usize) -> Duration {
+    let percent = taken * 100 / HALF_BYTES_MAX;
+    match u32::try_from(percent.clamp(50, 90) - 50) {
+        // Nobody is in anybody's way: the calls' own deadlines hold.
+        Ok(0) | Err(_) => Duration::MAX,
+        Ok(short) => PATIENCE - (PATIENCE - HURRY) * short / 40,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+use super::*;
+
+const CALLS_MAX: usize = HALF_BYTES_MAX / (8 * 1024);
+
+struct Scene {
+    budget: Budget,
+    began: Instant,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let count = || IntCounter::new("count", "count").unwrap();
+        Self {
+            budget: Budget::new(IntGauge::new("bytes", "bytes").unwrap(), count(), count()),
+            began: Instant::now(),
+        }
+    }
+
+    fn at(&self, millis: u64) -> Instant {
+        self.began + Duration::from_millis(millis)
+    }
+
+    /// A call on a connection of its own.
+    fn call(&self, millis: u64) -> Option<Grant> {
+        self.budget.share().open(Kind::Stream, self.at(millis))
+    }
+
+    /// So many of them; all must find room.
+    fn calls(&self, count: usize, millis: u64) -> Vec<Grant> {
+        (0..count).map(|_| self.call(millis).unwrap()).collect()
+    }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(self.budget.shared.bytes.get()).unwrap()
+    }
+}
+
+fn ended(calls: &[Grant]) -> usize {
+    let ended = calls.iter().filter(|call| call.end().is_cancelled());
+    ended.count()
+}
+
+#[track_caller]
+fn check_patience(percent: usize, expected: Duration) {
+    let taken = (HALF_BYTES_MAX * percent).div_ceil(100);
+    assert_eq!(patience(taken), expected, "{percent}");
+}
+
+#[test]
+fn time_grows_short_with_the_budget() {
+    check_patience(0, Duration::MAX);
+    check_patience(50, Duration::MAX);
+    check_patience(70, (PATIENCE + HURRY) / 2);
+    check_patience(90, HURRY);
+    check_patience(200, HURRY);
+}
+
+#[test]
+fn all_connections_together_hold_no_more_than_the_budget() {
+    let scene = Scene::new();
+    let calls = scene.calls(CALLS_MAX, 0);
+    assert_eq!(scene.bytes(), HALF_BYTES_MAX);
+    assert!(scene.call(0).is_none());
+    let received = |call: &&Grant| call.receive(REQUEST_BYTES_MAX, scene.at(0));
+    assert_eq!(calls.iter().filter(received).count(), 8);
+    assert!(scene.bytes() <= BYTES_MAX, "{}", scene.bytes());
+    let refused = scene.budget.shared.refused.get();
+    assert_eq!(refused, (1 + CALLS_MAX - 8) as u64);
+    drop(calls);
+    assert_eq!(scene.bytes(), 0);
+    assert!(scene.call(0).is_some());
+}
+
+#[test]
+fn large_requests_keep_no_small_one_out() {
+    let scene = Scene::new();
+    let large = scene.calls(8, 0);
+    let received = |call: &Grant| call.receive(REQUEST_BYTES_MAX, scene.at(0));
+    assert!(large.iter().all(received));
+    let small = scene.calls(CALLS_MAX - 8, 0);
+    let received = |call: &Grant| call.receive(SMALL_REQUEST_BYTES, scene.at(0));
+    assert!(small.iter().all(received));
+}
+
+#[test]
+fn one_connection_has_a_share() {
+    let scene = Scene::new();
+    let now = scene.at(0);
+    let greedy = scene.budget.share();
+    let first = greedy.open(Kind::Stream, now).unwrap();
+    // In frames, as it comes.
+    assert!((0..32).all(|_| first.receive(REQUEST_BYTES_MAX / 32, now)));
+    let second = greedy.open(Kind::Stream, now).unwrap();
+    assert!(second.receive(SMALL_REQUEST_BYTES, now));
+    assert!(!second.receive(SMALL_REQUEST_BYTES + 1, now));
+    let other = scene.call(0).unwrap();
+    assert!(other.receive(REQUEST_BYTES_MAX, now));
+    drop(first);
+    assert!(second.receive(REQUEST_BYTES_MAX / 2, now));
+}
+
+#[test]
+fn calls_that_nobody_is_kept_out_by_are_left_alone() {
+    let scene = Scene::new();
+    let calls = scene.calls(CALLS_MAX / 2 - 1, 0);
+    let hour = scene.call(3_600_000);
+    assert!(hour.is_some());
+    assert_eq!(ended(&calls), 0);
+}
+
+#[test]
+fn oldest_are_ended_when_others_need_room() {
+    let scene = Scene::new();
+    let older = scene.calls(CALLS_MAX / 2, 0);
+    let younger = scene.calls(CALLS_MAX / 5, 3_000);
+    assert_eq!(ended(&older), 0);
+    let asking = scene.call(6_000).unwrap();
+    assert_eq!((ended(&older), ended(&younger)), (older.len(), 0));
+    // They count until they are gone, and are not told twice.
+    let another = scene.call(6_000).unwrap();
+    assert_eq!(scene.bytes(), (older.len() + younger.len() + 2) * 8 * 1024);
+    drop(older);
+    let last = scene.call(3_600_000).unwrap();
+    assert_eq!(ended(&younger), 0);
+    let told = scene.budget.shared.hurried.get();
+    assert_eq!(told, (CALLS_MAX / 2) as u64);
+    drop((asking, another, last));
+}
+
+#[test]
+fn those_with_large_requests_alone_make_room_for_large_ones() {
+    let scene = Scene::new();
+    let small = scene.calls(10, 0);
+    let large = scene.calls(7, 0);
+    let receive = |call: &Grant, millis| call.receive(REQUEST_BYTES_MAX, scene.at(millis));
+    assert!(large.iter().all(|call| receive(call, 0)));
+    let late = scene.call(1_000).unwrap();
+    assert!(receive(&late, 1_000));
+    assert_eq!((ended(&small), ended(&large)), (0, 7));
+    assert!(!late.end().is_cancelled());
+}
+
+/// What all connections together may make is a burst, and then a rate; none of it is ever finished, and the requests' half is full.
+#[test]
+fn calls_that_are_never_finished_keep_nobody_out_after_their_burst() {
+    let scene = Scene::new();
+    let large = scene.calls(8, 0);
+    let received = |call: &Grant| call.receive(REQUEST_BYTES_MAX, scene.at(0));
+    assert!(large.iter().all(received));
+    let mut held = Vec::new();
+    for millis in 0..2_000 {
+        // Who is told to end is gone a millisecond later.
+        held.retain(|call: &Grant| !call.end().is_cancelled());
+        let attempts = if millis == 0 { 8_000 } else { 2 };
+        held.extend((0..attempts).filter_map(|_| scene.call(millis)));
+        let is_let_in = scene.call(millis).is_some();
+        assert!(is_let_in || millis <= 501, "{millis} ms: {}", held.len());
+    }
+}
