@@ -40,15 +40,22 @@ pub const SMALL_FRAME_BYTES: usize = 256;
 /// Largest message a receiver must accept: a chunk of [`CHUNK_BYTES_MAX`] and the largest cookie, rounded up.
 pub const MESSAGE_BYTES_MAX: usize = 2 * CHUNK_BYTES_MAX;
 
-/// HTTP/2 flow-control windows our own receivers announce, in bytes.
+/// Largest HTTP/2 flow-control windows our own receivers announce, in bytes.
 ///
 /// Large and fixed: an adaptive window lets h2's small-frame budget shrink with it, and a reader that pauses
 /// for 20 ms is then cut off.
 pub const RECEIVE_WINDOW_BYTES: u32 = 32 * 1024 * 1024;
 
-/// How far before its position a queue that is found by its name alone starts again: all that can be on its way
-/// to a client with our own windows when a connection breaks, in its window and in what waits to be sent.
-pub const REWIND_BYTES_DEFAULT: usize = RECEIVE_WINDOW_BYTES as usize + 2 * CHUNK_BYTES_MAX;
+/// All that can be on its way to a client with windows of this size when a connection breaks, in the window and in
+/// what waits to be sent.
+#[must_use]
+pub const fn in_flight_bytes_max(window_bytes: u32) -> usize {
+    window_bytes as usize + 2 * CHUNK_BYTES_MAX
+}
+
+/// How far before its position a queue that is found by its name alone starts again, at most: as far as the largest of
+/// our own windows needs.
+pub const REWIND_BYTES_DEFAULT: usize = in_flight_bytes_max(RECEIVE_WINDOW_BYTES);
 
 /// Largest HTTP/2 frame our own receivers announce; the receiver decides the bytes per system call.
 pub const RECEIVE_FRAME_BYTES: u32 = 1024 * 1024;

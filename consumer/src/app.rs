@@ -292,6 +292,7 @@ impl App {
             }));
             let context = subscription::Context {
                 name: config.name,
+                producers_expected: config.producers_expected,
                 network,
                 security: config.security,
                 positions,

@@ -46,6 +46,8 @@ pub enum StoreConfig {
 pub struct Config {
     /// Producers to read from; never empty.
     pub producers: Vec<ProducerUrl>,
+    /// At least so many of them share what is kept for receiving; more do when more are found.
+    pub producers_expected: usize,
     /// How to reach them.
     pub security: Security,
     /// The name of this consumer's queue on every producer.
@@ -130,10 +132,11 @@ impl fmt::Display for Config {
         let producers: Vec<_> = self.producers.iter().map(ToString::to_string).collect();
         write!(
             f,
-            "producer={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
+            "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
              refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} mongodb_prefix={} \
              mongodb_layout={} mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
             producers.join(","),
+            self.producers_expected,
             self.security.tls.is_some(),
             self.security.token.is_some(),
             self.name,

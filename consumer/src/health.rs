@@ -73,6 +73,12 @@ impl Health {
         }
     }
 
+    /// How many addresses are subscribed to.
+    #[must_use]
+    pub fn listed_count(&self) -> usize {
+        self.links().len()
+    }
+
     /// How the producers are, by address.
     #[must_use]
     pub fn producers(&self) -> Vec<LinkFigures> {

@@ -58,6 +58,8 @@ const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Context {
     /// The name of our queue on every producer.
     pub name: String,
+    /// At least so many producers share what is kept for receiving.
+    pub producers_expected: usize,
     /// The way to the producers.
     pub network: Arc<dyn Network>,
     /// What they want to see of us, and we of them.

@@ -64,8 +64,9 @@ pub struct Config {
     pub producer_id: String,
     /// Most cookies a subscriber may be behind.
     pub queue_cookies_max: u64,
-    /// How far before its position a queue that is found by name alone starts again: what can be on the way
-    /// to a client, in its windows and in the buffers of two kernels, when a connection breaks.
+    /// How far before its position a queue that is found by name alone starts again, at most: what can be on the way
+    /// to a client, in its windows and in the buffers of two kernels, when a connection breaks. Less where its client
+    /// told of a smaller window.
     pub rewind_bytes: usize,
     /// What is known of this producer's former lives.
     pub lives: Lives,

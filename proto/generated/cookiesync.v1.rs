@@ -54,6 +54,10 @@ pub struct SubscribeRequest {
     /// Used only when there is neither a cursor for this producer nor a remembered queue.
     #[prost(enumeration = "StartPosition", tag = "3")]
     pub start: i32,
+    /// The HTTP/2 window of this stream, in bytes: how much of it may be on its way unread. A remembered queue without
+    /// a cursor starts no further before its position than that takes. 0 when it is not told.
+    #[prost(uint32, tag = "4")]
+    pub window_bytes: u32,
 }
 /// What a subscriber will never get of lives of this producer that have ended: the rest of its cursor's life, and all of
 /// every life since that the cursor's owner has not seen. Lives are those of one name on one machine; a producer that does not

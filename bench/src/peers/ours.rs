@@ -131,6 +131,7 @@ impl Subscribe for Reader {
             subscriber: self.name.clone(),
             cursors: self.cursor.iter().cloned().collect(),
             start: StartPosition::Newest.into(),
+            window_bytes: 0,
         };
         let mut stream = client::subscribe(channel, request).await?.into_inner();
         let first = stream.message().await?.context("no hello")?;

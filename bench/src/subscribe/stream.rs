@@ -186,6 +186,7 @@ impl Stream {
             subscriber: self.name.clone(),
             cursors: cursors.collect(),
             start: cookiesync::v1::StartPosition::from(self.args.start).into(),
+            window_bytes: 0,
         });
         let mut messages = client::subscribe(channel, request).await?.into_inner();
         let message = messages

@@ -47,4 +47,5 @@ mod store;
 mod stream_client;
 mod subscribe;
 mod syncs;
+mod windows;
 mod wrapped;

@@ -46,8 +46,8 @@ pub(crate) enum Next {
 pub(crate) fn from_oldest(name: &str) -> SubscribeRequest {
     SubscribeRequest {
         subscriber: name.to_owned(),
-        cursors: Vec::new(),
         start: StartPosition::Oldest.into(),
+        ..SubscribeRequest::default()
     }
 }
 

@@ -10,6 +10,8 @@ use super::security::SecurityArgs;
 /// What becomes of changes; every setting is here once.
 pub(super) const CHANGES: &[(&str, Change)] = &[
     ("producer", Change::Restart),
+    // A window is fixed when its stream connects.
+    ("producers_expected", Change::Restart),
     ("name", Change::Restart),
     ("tls_ca", Change::Contents),
     ("tls_cert", Change::Contents),
@@ -90,6 +92,18 @@ pub(super) struct ReadingArgs {
         default_value = "http://127.0.0.1:7676"
     )]
     pub(super) producer: Vec<String>,
+
+    /// Most producers there will be: they share 96 MiB of receive windows [default: as many as are found]
+    ///
+    /// Each window is 1 to 32 MiB, fixed when its stream connects, so streams that are open keep theirs when more producers
+    /// are found than were expected.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(super) producers_expected: String,
 
     /// Name of this consumer's queue on every producer, no other consumer's [default: the host name]
     #[arg(

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use cookiesync::process::settings::{
-    Change, Common, Mistakes, Settings, address, number, size, time,
+    Change, Common, Mistakes, Settings, address, number, optional_number, size, time,
 };
 use jiff::tz::TimeZone;
 
@@ -31,10 +31,14 @@ impl Settings for Args {
 
     fn check(&self, m: &mut Mistakes) -> Config {
         let producers = self.reading.producers(m);
+        let expected = &self.reading.producers_expected;
+        let expected = optional_number(m, "--producers-expected", expected, (1, u32::MAX));
         let storing = &self.storing;
         let mongodb = &self.mongodb;
         Config {
             security: self.security.check(m, &producers),
+            // Each name is looked up in its own time, and has at least one address.
+            producers_expected: expected.map_or(producers.len(), |expected| expected as usize),
             producers,
             name: self.reading.name(m),
             store: storing.store(m),

@@ -27,6 +27,7 @@ fn check_producers(config: &Config, expected: &[&str]) {
 fn defaults_are_the_documented_ones() {
     let config = load(&[]).unwrap();
     check_producers(&config, &["http://127.0.0.1:7676"]);
+    assert_eq!(config.producers_expected, 1);
     assert_eq!(config.store, StoreConfig::Embedded("./data".into()));
     assert_eq!(config.flush_interval, Duration::from_millis(200));
     assert_eq!(config.admin, "127.0.0.1:9091".parse().unwrap());
@@ -70,6 +71,9 @@ fn producers_are_repeatable_and_comma_separated() {
     let two = "--producer=http://a:1,http://b:2";
     let config = load(&[two, "--producer", "http://[::1]:3"]).unwrap();
     check_producers(&config, &["http://a:1", "http://b:2", "http://[::1]:3"]);
+    assert_eq!(config.producers_expected, 3);
+    let config = load(&[two, "--producers-expected=8"]).unwrap();
+    assert_eq!(config.producers_expected, 8);
 }
 
 #[test]
@@ -78,6 +82,7 @@ fn all_mistakes_are_reported_at_once() {
     let config = format!("--config={}", file.path().display());
     let arguments = [
         "--producer=ftp://a,http://b:1",
+        "--producers-expected=0",
         "--store=mangodb://user:secret@host",
         "--batch-cookies=0",
         "--buffer-bytes=1KiB",

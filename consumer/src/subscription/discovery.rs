@@ -69,6 +69,7 @@ impl Subscriptions {
     fn set(&mut self, name: &Name) {
         // A subscription that ended, in whatever way, has dropped its receiver.
         self.open.retain(|_, listed| !listed.is_closed());
+        let mut new = Vec::new();
         for &address in &name.addresses {
             self.open.entry(address).or_insert_with(|| {
                 let (listed, is_listed) = watch::channel(true);
@@ -80,9 +81,13 @@ impl Subscriptions {
                     is_listed,
                     self.stop.clone(),
                 );
-                self.tracker.spawn(subscription.run());
+                new.push(subscription);
                 listed
             });
+        }
+        // Each counts all that are listed, with which it shares the windows.
+        for subscription in new {
+            self.tracker.spawn(subscription.run());
         }
         self.addresses
             .insert(name.url.clone(), name.addresses.clone());

@@ -2,6 +2,7 @@
 
 use cookiesync::{
     client::{self, Way},
+    limits::RECEIVE_WINDOW_BYTES,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
     wire::Received,
 };
@@ -9,6 +10,19 @@ use tonic::Streaming;
 
 use super::{Ended, Subscription, sequence::Violation};
 use crate::batch::Cursor;
+
+/// Bytes of all windows together: what the producers may have sent and this process has not looked at. For three
+/// producers, the usual number, the largest there are.
+const WINDOWS_BYTES: u32 = 3 * RECEIVE_WINDOW_BYTES;
+
+/// Smallest window of a stream, however many there are: a second of 10,000 cookies even then.
+const WINDOW_BYTES_MIN: u32 = 1 << 20;
+
+/// The window of each of so many streams.
+fn window_bytes(streams: usize) -> u32 {
+    let streams = u32::try_from(streams).unwrap_or(u32::MAX).max(1);
+    (WINDOWS_BYTES / streams).clamp(WINDOW_BYTES_MIN, RECEIVE_WINDOW_BYTES)
+}
 
 impl Subscription {
     /// Connects and receives the producer's `Hello`.
@@ -28,8 +42,15 @@ impl Subscription {
         let origin = self.origin.parse().map_err(|_| {
             Ended::Unreachable(format!("`{}` is no origin of requests", self.origin))
         })?;
+        let (expected, listed) = (
+            self.context.producers_expected,
+            self.context.health.listed_count(),
+        );
+        let window_bytes = window_bytes(expected.max(listed));
         let endpoint = client::endpoint(format!("http://{}", self.address))
             .map_err(unreachable)?
+            .initial_stream_window_size(window_bytes)
+            .initial_connection_window_size(window_bytes)
             .origin(origin);
         let host = (self.producer.host.as_str(), self.producer.https);
         let (network, security) = (&self.context.network, &self.context.security);
@@ -38,6 +59,7 @@ impl Subscription {
             subscriber: self.context.name.clone(),
             cursors: cursors.iter().map(wire_cursor).collect(),
             start: StartPosition::Oldest.into(),
+            window_bytes,
         };
         let opened = async {
             let channel = way.connect(&endpoint).await.map_err(unreachable)?;
@@ -74,4 +96,25 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_share_a_budget_and_are_neither_too_small_nor_larger_than_producers_rewind() {
+        for (streams, mebibytes) in [
+            (0, 32),
+            (1, 32),
+            (3, 32),
+            (4, 24),
+            (8, 12),
+            (96, 1),
+            (1_000, 1),
+            (usize::MAX, 1),
+        ] {
+            assert_eq!(window_bytes(streams), mebibytes << 20, "{streams}");
+        }
+    }
 }

@@ -14,6 +14,7 @@ async fn listener_that_never_says_hello_is_given_up() {
     let (buffer, _reader) = buffer::buffer(1 << 20, &metrics);
     let context = Context {
         name: "c".to_owned(),
+        producers_expected: 1,
         network: Arc::new(cookiesync::client::Tcp),
         security: Security::default(),
         positions: Arc::default(),

@@ -149,7 +149,9 @@ pub(super) struct KeepingArgs {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub(super) subscriber_retention: String,
 
-    /// How much a subscriber that comes back without a cursor gets again: what may have been on its way
+    /// How much a subscriber that comes back without a cursor gets again, at most: what may have been on its way
+    ///
+    /// Less where it told how large its window was.
     #[arg(
         long,
         value_name = "BYTES",

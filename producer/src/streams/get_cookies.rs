@@ -40,7 +40,7 @@ pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<Strea
             span = streams.log.span();
             let start = by_name(streams, StartPosition::Newest, span, remembered);
             first = start.first;
-            Ok::<_, OpenError>(start.into())
+            Ok::<_, OpenError>(start.of_window(0))
         })?;
     if lease.is_announced() {
         tracing::info!(

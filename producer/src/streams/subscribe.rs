@@ -1,7 +1,7 @@
 //! `Subscribe`: where a stream begins, and what its `Hello` says of that.
 
 use cookiesync::{
-    limits::CURSORS_MAX,
+    limits::{CURSORS_MAX, in_flight_bytes_max},
     v1::{Cursor, Hello, ResumeOutcome, StartPosition, SubscribeRequest, Tail},
 };
 use tonic::Status;
@@ -29,7 +29,7 @@ pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<Stream
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
-            Ok::<_, OpenError>(chosen.into())
+            Ok::<_, OpenError>(chosen.of_window(request.window_bytes))
         })?;
     let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {
@@ -78,11 +78,13 @@ pub(super) struct Start {
     catching_up: bool,
 }
 
-impl From<Start> for subscribers::Start {
-    fn from(start: Start) -> Self {
-        Self {
-            first: start.first,
-            outcome: start.outcome,
+impl Start {
+    /// The start of a stream whose client told of this window; 0 for none.
+    pub(super) fn of_window(self, window_bytes: u32) -> subscribers::Start {
+        subscribers::Start {
+            first: self.first,
+            outcome: self.outcome,
+            window_bytes,
         }
     }
 }
@@ -160,14 +162,24 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
 /// Where a queue that is known only by its name goes on: before its position, by what its client may not have
 /// got of what it was sent.
 fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
-    let bytes = streams.config.rewind_bytes;
+    let bytes = rewind_bytes(streams.config.rewind_bytes, queue.window_bytes);
     streams
         .log
         .rewind(queue.position, bytes, queue.stream_began)
 }
 
+/// What a client with this window, 0 for unknown, may not have got: never more than `most`, whatever it told.
+fn rewind_bytes(most: usize, window_bytes: u32) -> usize {
+    match window_bytes {
+        0 => most,
+        window_bytes => most.min(in_flight_bytes_max(window_bytes)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use cookiesync::limits::{RECEIVE_WINDOW_BYTES, REWIND_BYTES_DEFAULT};
+
     use super::*;
 
     const SPAN: Span = Span {
@@ -185,6 +197,16 @@ mod tests {
         let start = at_cursor(&cursor, 7, SPAN).ok();
         let start = start.map(|start| (start.first, start.outcome));
         assert_eq!(start, expected, "{epoch} {sequence}");
+    }
+
+    #[test]
+    fn rewind_follows_the_window_that_was_told_and_exceeds_the_bound_for_nobody() {
+        let most = REWIND_BYTES_DEFAULT;
+        assert_eq!(rewind_bytes(most, 0), most);
+        assert_eq!(rewind_bytes(most, RECEIVE_WINDOW_BYTES), most);
+        assert_eq!(rewind_bytes(most, 1 << 20), 3 << 20);
+        assert_eq!(rewind_bytes(most, u32::MAX), most);
+        assert_eq!(rewind_bytes(0, 1 << 20), 0);
     }
 
     #[test]

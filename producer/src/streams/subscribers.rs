@@ -104,6 +104,8 @@ struct Queue {
 struct State {
     connection: Connection,
     account: Account,
+    /// Of the present or latest stream: see [`Start::window_bytes`].
+    window_bytes: u32,
     /// Streams by how they were met.
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
@@ -166,6 +168,8 @@ pub struct Start {
     pub first: Sequence,
     /// How the subscriber was met.
     pub outcome: ResumeOutcome,
+    /// The window that its client told of, in bytes; 0 for none.
+    pub window_bytes: u32,
 }
 
 #[cfg(test)]
@@ -175,6 +179,7 @@ impl Start {
         Ok(Self {
             first,
             outcome: ResumeOutcome::Fresh,
+            window_bytes: 0,
         })
     }
 }
@@ -186,6 +191,8 @@ pub struct Remembered {
     pub position: Sequence,
     /// The first sequence its latest stream spoke of.
     pub stream_began: Sequence,
+    /// The window of that stream, as its client told, in bytes; 0 for none.
+    pub window_bytes: u32,
 }
 
 impl Subscribers {
@@ -338,6 +345,7 @@ impl Queue {
         let mut state = State {
             connection,
             account: Account::new(began.first),
+            window_bytes: began.window_bytes,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
             losing: Losing::default(),
@@ -355,7 +363,12 @@ impl Queue {
     }
 
     fn remembered(&self) -> Remembered {
-        self.state().account.remembered()
+        let state = self.state();
+        Remembered {
+            position: state.account.position(),
+            stream_began: state.account.stream_began(),
+            window_bytes: state.window_bytes,
+        }
     }
 
     /// Gives the queue to another stream, which begins at `began`; the one that had it learns so before the lock is
@@ -391,6 +404,7 @@ impl State {
     /// A stream begins.
     fn begin(&mut self, began: Start) {
         self.account.begin(began.first);
+        self.window_bytes = began.window_bytes;
         let outcome = RESUMES.iter().position(|it| *it == began.outcome);
         if let Some(outcome) = outcome {
             self.resumes[outcome] += 1;

@@ -37,7 +37,6 @@
 
 use std::collections::VecDeque;
 
-use super::Remembered;
 use crate::log::{GapReason, Sequence};
 
 /// Most ranges of lost sequences that are kept: 16 KiB a queue. A queue gets more only by more than that many separate losses.
@@ -159,12 +158,9 @@ impl Account {
         self.high_water
     }
 
-    /// What is remembered of the queue.
-    pub(super) fn remembered(&self) -> Remembered {
-        Remembered {
-            position: self.position,
-            stream_began: self.stream_began,
-        }
+    /// The first sequence the present or latest stream spoke of.
+    pub(super) fn stream_began(&self) -> Sequence {
+        self.stream_began
     }
 }
 

@@ -9,6 +9,7 @@ fn fresh(first: Sequence) -> Start {
     Start {
         first,
         outcome: ResumeOutcome::Fresh,
+        window_bytes: 0,
     }
 }
 
@@ -147,7 +148,10 @@ fn streams_are_counted_by_how_they_were_met() {
         ResumeOutcome::NewEpoch,
         ResumeOutcome::Resumed,
     ] {
-        let start = Start { first: 1, outcome };
+        let start = Start {
+            outcome,
+            ..fresh(1)
+        };
         let joined = subscribers.join(Call::Subscribe, "a", |_| Ok::<_, TooManySubscribers>(start));
         assert!(joined.is_ok());
     }

@@ -124,6 +124,7 @@ impl Client {
                 .into_iter()
                 .collect(),
             start: i32::from(oldest),
+            window_bytes: 0,
         }
     }
 

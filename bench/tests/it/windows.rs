@@ -1,0 +1,136 @@
+//! What producers may send before the consumer has looked at it: windows that share one budget, so that its memory is the
+//! documented one with however many producers, and whatever its store does.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use bench::{
+    load,
+    memory::Memory,
+    mongod::Mongod,
+    scrape::{Samples, names},
+};
+use tempfile::TempDir;
+
+use crate::harness::{Consumer, PATIENCE, Producer, accept_all, machine, wait_until};
+
+/// What README.md says a consumer takes at most beside `--refresh-bytes`.
+const DOCUMENTED_BYTES: u64 = 384 << 20;
+
+const PRODUCERS: u64 = 8;
+
+/// Cookies of which the consumer knows what became: stored, left out, or lost.
+fn settled(metrics: &Samples) -> u64 {
+    let fates = [
+        names::WRITTEN,
+        names::SUPERSEDED,
+        names::STALE,
+        names::SUPPRESSED,
+        names::FAILED,
+        names::LOST,
+    ];
+    fates.iter().map(|name| metrics.count(name, &[])).sum()
+}
+
+async fn wait_settled(consumer: &Consumer, cookies: u64, patience: Duration) -> Result<()> {
+    wait_until(patience, "the fate of every cookie is known", async || {
+        let settled = settled(&consumer.metrics().await?);
+        ensure!(settled <= cookies, "{settled} of {cookies}");
+        Ok(settled == cookies)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn window_of_one_of_many_producers_is_small_and_holds_it_back() -> Result<()> {
+    const COOKIES: u64 = 100_000;
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    // Chunks larger than a window pass as well.
+    let producer = Producer::start(&folder, &["--chunk-bytes", "1MiB"]).await?;
+    let flags = ["--producers-expected", "1000", "--buffer-bytes", "64KiB"];
+    let more = ["--batch-cookies", "1000", "--refresh-interval", "0s"];
+    let flags = [flags, more].concat();
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    mongod.stop()?;
+    producer.accept_load(1, COOKIES).await?;
+    let sent = async || {
+        let metrics = producer.metrics().await?;
+        anyhow::Ok(metrics.count(names::SENT_BYTES, &[("subscriber", "node")]))
+    };
+    wait_until(PATIENCE, "the window is full", async || {
+        Ok(sent().await? > 1 << 20)
+    })
+    .await?;
+    consumer.wait_not_ready("store: ").await?;
+    // One window, three batches and the buffer of one chunk or less each, and what waits to be sent.
+    let sent = sent().await?;
+    ensure!(sent < 5 << 20, "{sent} bytes were sent");
+    mongod.cont()?;
+    consumer.wait_settled(COOKIES).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+/// Eight producers at so many a second each for so long, while mongod is frozen; then all of it is stored or counted.
+async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Result<()> {
+    let _machine = machine().await;
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let mut producers = Vec::new();
+    for _ in 0..PRODUCERS {
+        producers.push(Producer::start(&folder, &[]).await?);
+    }
+    let all: Vec<_> = producers.iter().collect();
+    // The table of repeats is documented apart.
+    let flags = ["--refresh-interval", "0s"];
+    let consumer = Consumer::start(&folder, "node", &all, &mongod.uri(), &flags).await?;
+    for (seed, producer) in (100..).zip(&producers) {
+        producer.accept_load(seed, 100).await?;
+    }
+    wait_settled(&consumer, 100 * PRODUCERS, PATIENCE).await?;
+    mongod.stop()?;
+    let requests = rate * PRODUCERS * time.as_secs();
+    let urls = producers
+        .iter()
+        .map(|producer| producer.load(1)?.urls.pop().context("a URL"));
+    let plan = load::Plan {
+        urls: urls.collect::<Result<_>>()?,
+        connections: usize::try_from(PRODUCERS)?.try_into()?,
+        requests: Some(requests),
+        keeps_history: false,
+        ..producers[0].load(1)?
+    };
+    accept_all(&plan.rate(NonZeroU64::new(rate * PRODUCERS).context("no rate")?)).await?;
+    consumer.wait_not_ready("store: ").await?;
+    let process = consumer.process.id();
+    let peak = || {
+        Memory::of(process)
+            .context("it has ended")
+            .map(|memory| memory.peak_bytes)
+    };
+    let frozen = peak()?;
+    mongod.cont()?;
+    let accepted = requests + 100 * PRODUCERS;
+    wait_settled(&consumer, accepted, PATIENCE + 20 * time).await?;
+    let (peak, lost) = (peak()?, consumer.lost().await?);
+    println!(
+        "{requests} cookies, {lost} lost, peak {} MiB frozen, {} MiB in all",
+        frozen >> 20,
+        peak >> 20
+    );
+    ensure!(peak <= DOCUMENTED_BYTES, "{peak} bytes");
+    Ok(())
+}
+
+#[tokio::test]
+async fn eight_producers_and_a_frozen_mongod_take_the_documented_memory() -> Result<()> {
+    eight_producers_and_a_frozen_mongod(2_500, Duration::from_secs(10)).await
+}
+
+#[tokio::test]
+#[ignore = "takes minutes and dist builds"]
+async fn eight_producers_at_30_000_a_second_and_a_frozen_mongod_take_the_documented_memory()
+-> Result<()> {
+    eight_producers_and_a_frozen_mongod(30_000, Duration::from_secs(20)).await
+}
