@@ -354,6 +354,10 @@ impl admin::Pages for Pages {
         status::parts(&self.health, &self.draining)
     }
 
+    fn needs_restart(&self) -> Option<String> {
+        self.health.needs_restart()
+    }
+
     fn board(&self) -> &Board {
         &self.board
     }

@@ -1,4 +1,5 @@
-//! Whether this process can do its work, and how its producers are: what `/readyz` and the status page tell.
+//! Whether this process can do its work, whether only a restart can help, and how its producers are: what `/readyz`,
+//! `/healthz` and the status page tell.
 
 mod link;
 
@@ -18,16 +19,26 @@ pub use link::{Connected, Link, LinkFigures};
 /// What is known about the store and the producers. The sink and the subscriptions report here.
 #[derive(Debug)]
 pub struct Health {
-    store_down: Mutex<Option<String>>,
+    store_down: Mutex<Option<Down>>,
     cursors_loaded: AtomicBool,
     /// One for each address that is subscribed to.
     links: Mutex<BTreeMap<SocketAddr, Arc<Link>>>,
 }
 
+/// Why the store does not work.
+#[derive(Debug)]
+struct Down {
+    why: String,
+    needs_restart: bool,
+}
+
 impl Default for Health {
     fn default() -> Self {
         Self {
-            store_down: Mutex::new(Some("not opened yet".to_owned())),
+            store_down: Mutex::new(Some(Down {
+                why: "not opened yet".to_owned(),
+                needs_restart: false,
+            })),
             cursors_loaded: AtomicBool::new(false),
             links: Mutex::default(),
         }
@@ -40,15 +51,34 @@ impl Health {
         *self.store() = None;
     }
 
-    /// Notes why the store does not work.
+    /// Notes why the store does not work, and that it may by itself later.
     pub fn store_fails(&self, why: String) {
-        *self.store() = Some(why);
+        *self.store() = Some(Down {
+            why,
+            needs_restart: false,
+        });
+    }
+
+    /// Notes why the store does not work, and that only a restart of this process is likely to change that.
+    pub fn store_needs_restart(&self, why: String) {
+        *self.store() = Some(Down {
+            why,
+            needs_restart: true,
+        });
     }
 
     /// Why the store does not work, if it does not.
     #[must_use]
     pub fn store_down(&self) -> Option<String> {
-        self.store().clone()
+        self.store().as_ref().map(|down| down.why.clone())
+    }
+
+    /// Why only a restart can help, if so.
+    #[must_use]
+    pub fn needs_restart(&self) -> Option<String> {
+        let store = self.store();
+        let down = store.as_ref().filter(|down| down.needs_restart)?;
+        Some(format!("store: {}", down.why))
     }
 
     /// Notes that it is known where the store stands, so that producers can be subscribed to.
@@ -108,7 +138,7 @@ impl Health {
         ]
     }
 
-    fn store(&self) -> MutexGuard<'_, Option<String>> {
+    fn store(&self) -> MutexGuard<'_, Option<Down>> {
         self.store_down
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -152,7 +182,12 @@ mod tests {
         assert_eq!(health.parts()[2].state, "1 of 2 connected");
         health.store_fails("gone\naway".to_owned());
         check(&health, &[("store", "gone away")]);
+        assert_eq!(health.needs_restart(), None);
+        health.store_needs_restart("hangs".to_owned());
+        check(&health, &[("store", "hangs")]);
+        assert_eq!(health.needs_restart().as_deref(), Some("store: hangs"));
         health.store_works();
+        assert_eq!(health.needs_restart(), None);
         health.unlisted(&other);
         assert_eq!(health.parts()[2].state, "1 of 1 connected");
         drop(connected);

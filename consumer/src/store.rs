@@ -175,6 +175,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         stop: &'a CancellationToken,
     ) -> Answer<'a, Expired>;
 
+    /// How long it may take to answer before it is likely to never answer again in this process; `None` where each answer
+    /// has a deadline of its own.
+    fn hangs_after(&self) -> Option<Duration> {
+        None
+    }
+
     /// Deletes cursors that were last committed before `before`, in microseconds since the Unix epoch; returns
     /// their producers.
     ///

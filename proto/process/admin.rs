@@ -58,6 +58,11 @@ pub trait Pages: Send + Sync + 'static {
     /// The parts that must work for the process to do its work.
     fn parts(&self) -> Vec<Part>;
 
+    /// Why only a restart can help, if so: `/healthz` then fails.
+    fn needs_restart(&self) -> Option<String> {
+        None
+    }
+
     /// What `/`, `/status.json` and `/status/events` show.
     fn board(&self) -> &Board;
 
@@ -183,7 +188,10 @@ impl Port {
             "/" => self.pages.board().page(),
             "/status.json" => self.pages.board().json(),
             "/status/events" => self.pages.board().events(&request),
-            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/healthz" => match self.pages.needs_restart() {
+                None => text(StatusCode::OK, "ok\n"),
+                Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+            },
             "/readyz" => ready::answer(&self.pages.parts()),
             "/metrics" => self.metrics(),
             path => match self.pages.page(path).await {

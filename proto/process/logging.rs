@@ -1,6 +1,8 @@
 //! The log: one line for each event on standard error, as text or as JSON, through a filter that may change while the
-//! process runs. Nobody waits for its reader: see `logging/lines.rs`.
+//! process runs. Nobody waits for its reader: see `logging/lines.rs`. What libraries report is in it: see
+//! `logging/libraries.rs`.
 
+mod libraries;
 mod lines;
 
 use std::{
@@ -10,10 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tracing_subscriber::{
-    EnvFilter, Layer as _, Registry, layer::SubscriberExt as _, reload,
-    util::SubscriberInitExt as _,
-};
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, layer::SubscriberExt as _, reload};
 
 use self::lines::Lines;
 use super::settings::Mistakes;
@@ -157,14 +156,14 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
             .boxed(),
         Format::Json => written.json().flatten_event(true).boxed(),
     };
-    let initialized = tracing_subscriber::registry()
-        .with(layer)
-        .with(written)
-        .try_init();
-    if initialized.is_err() {
+    let log = tracing_subscriber::registry().with(layer).with(written);
+    // Not `try_init`: where its feature `tracing-log` is on, which depends on what is built together, it takes in all that
+    // libraries say.
+    if tracing::subscriber::set_global_default(log).is_err() {
         tracing::debug!("logging was set up before");
         return Ok(Flush(()));
     }
+    libraries::take_in();
     let current = Mutex::new(filter.clone());
     LOG.get_or_init(|| Log {
         handle,

@@ -33,6 +33,11 @@ async fn embedded_store_without_room_ends_the_consumer_which_misses_nothing_when
     expect_exit(&consumer.process, status, 1)?;
     let words = consumer.process.last_lines(3);
     ensure!(words.contains("No space left on device"), "{words}");
+    let words = consumer.process.last_lines(20);
+    ensure!(
+        words.contains("a library reports an error of=\"fjall"),
+        "{words}"
+    );
     // Without room it does not begin to read either, and says so.
     consumer.process.start_again()?;
     let status = consumer.process.wait(PATIENCE).await?;

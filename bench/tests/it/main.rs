@@ -15,6 +15,7 @@ mod edge;
 mod examples;
 mod fanout;
 mod faults;
+mod frozen_disk;
 mod full_disk;
 mod get_cookies;
 mod grpc_abuse;

@@ -37,6 +37,7 @@ use crate::{
 struct FakeStore {
     failures: AtomicU32,
     slow: Duration,
+    hangs_after: Option<Duration>,
     broken: bool,
     /// Refuses the first cookie of every batch for ever.
     picky: bool,
@@ -115,6 +116,10 @@ impl Store for FakeStore {
             complete: true,
         };
         std::future::ready(Ok(nothing)).boxed()
+    }
+
+    fn hangs_after(&self) -> Option<Duration> {
+        self.hangs_after
     }
 
     fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
@@ -294,6 +299,27 @@ async fn store_that_does_not_answer_is_reported_while_it_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn store_that_hangs_needs_a_restart_unless_it_answers_after_all() {
+    let store = FakeStore {
+        slow: Duration::from_secs(60),
+        hangs_after: Some(Duration::from_secs(30)),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    sleep(Duration::from_secs(29)).await;
+    assert_eq!(sink.health.needs_restart(), None);
+    sleep(Duration::from_secs(2)).await;
+    let why = "no answer for 30s: it hangs, and may go on only after a restart";
+    assert_eq!(sink.health.store_down().as_deref(), Some(why));
+    assert_eq!(sink.health.needs_restart(), Some(format!("store: {why}")));
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    assert_eq!(sink.health.needs_restart(), None);
+    assert_eq!(settled(&sink.metrics).written, 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn time_far_ahead_is_cut_down_and_counted() {
     let sink = start(FakeStore::default(), LIMITS);
     for (sequence, accepted) in [(1, u64::MAX), (2, unix_micros()), (3, u64::MAX)] {
@@ -334,6 +360,8 @@ async fn broken_store_ends_the_writer() {
     push(&sink, 1).await;
     let ended = sink.ended.await.unwrap();
     assert!(matches!(ended, Err(Failure::Broken(_))), "{ended:?}");
+    let restart = sink.health.needs_restart();
+    assert_eq!(restart.as_deref(), Some("store: for good"));
 }
 
 #[tokio::test(start_paused = true)]

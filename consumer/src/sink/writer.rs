@@ -319,15 +319,24 @@ impl Writer {
         }
     }
 
-    /// Reports the store as failing when it does not answer soon, and waits on.
+    /// Reports the store as failing when it does not answer soon, and as in need of a restart when it seems to hang; and
+    /// waits on.
     async fn patiently<T>(&mut self, mut asked: Answer<'_, T>) -> Result<T, StoreError> {
-        match timeout(PATIENCE, &mut asked).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                self.is_failing(format!("no answer for {PATIENCE:?}"));
-                asked.await
-            }
+        if let Ok(answer) = timeout(PATIENCE, &mut asked).await {
+            return answer;
         }
+        self.is_failing(format!("no answer for {PATIENCE:?}"));
+        if let Some(hangs_after) = self.store.hangs_after() {
+            if let Ok(answer) = timeout(hangs_after.saturating_sub(PATIENCE), &mut asked).await {
+                return answer;
+            }
+            let why = format!(
+                "no answer for {hangs_after:?}: it hangs, and may go on only after a restart"
+            );
+            tracing::error!(why, "the store hangs, waiting on");
+            self.health.store_needs_restart(why);
+        }
+        asked.await
     }
 
     fn is_failing(&mut self, why: String) {
@@ -354,7 +363,10 @@ impl Writer {
         self.is_failing(error.to_string());
         match error {
             StoreError::Unavailable(_) => Ok(()),
-            StoreError::Broken(why) => Err(Failure::Broken(why.clone())),
+            StoreError::Broken(why) => {
+                self.health.store_needs_restart(why.clone());
+                Err(Failure::Broken(why.clone()))
+            }
         }
     }
 }

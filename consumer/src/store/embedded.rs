@@ -9,7 +9,9 @@
 //! filters answer in memory when there is nothing.
 //!
 //! Data, the newest time and the cursors are one atomic write, synced to the disk before [`Store::write`] returns. A
-//! failed sync breaks the store for good: what the disk then holds is known only after opening it again.
+//! failed sync breaks the store for good: what the disk then holds is known only after opening it again. So does a failure of
+//! fjall's threads, which flush and compact: found by the next ping, or by a write that waits for them and would wait for
+//! ever.
 //!
 //! Expiry: a lookup never returns a cookie older than the time to live. From the disk an expired cookie goes when
 //! a compaction that runs anyway comes across it, so expiry adds no work by day or night. An open expiry window
@@ -26,6 +28,7 @@ use std::{
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use cookiesync::{
@@ -36,6 +39,7 @@ use fjall::{
     Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
     compaction::{Leveled, filter::Factory},
 };
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Store, StoreError, Written};
@@ -51,6 +55,13 @@ const CACHE_BYTES: u64 = 64 << 20;
 
 /// Bytes of write-ahead log before memory is forced out to files.
 const JOURNAL_BYTES_MAX: u64 = 512 << 20;
+
+/// How often a write that takes long looks whether fjall still works.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// fjall holds a write up until a full memtable is on the disk. 64 MiB take that long at 2 MiB/s: a disk that is slower
+/// than that keeps up with no producer.
+const HANGS_AFTER: Duration = Duration::from_secs(30);
 
 const COOKIES: &str = "cookies";
 const META: &str = "meta";
@@ -154,6 +165,18 @@ impl EmbeddedStore {
             }
         })
     }
+
+    /// What `work` comes to, unless fjall stops for good meanwhile.
+    async fn while_it_works<T>(&self, mut work: Answer<'_, T>) -> Result<T, StoreError> {
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = sleep(LOOK_INTERVAL) => {}
+            }
+            self.ping().await?;
+        }
+    }
 }
 
 impl Store for EmbeddedStore {
@@ -162,7 +185,8 @@ impl Store for EmbeddedStore {
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
-        self.run(move |inner| inner.write(&batch))
+        let writing = self.run(move |inner| inner.write(&batch));
+        Box::pin(self.while_it_works(writing))
     }
 
     fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, BuyerUids> {
@@ -171,7 +195,12 @@ impl Store for EmbeddedStore {
     }
 
     fn ping(&self) -> Answer<'_, ()> {
-        self.run(|inner| inner.meta.contains_key(LAYOUT_KEY).map(|_| ()))
+        // Nothing waits to be handed to the system; but this tells when fjall has stopped.
+        self.run(|inner| inner.database.persist(PersistMode::Buffer))
+    }
+
+    fn hangs_after(&self) -> Option<Duration> {
+        Some(HANGS_AFTER)
     }
 
     fn expire<'a>(

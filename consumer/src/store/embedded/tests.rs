@@ -3,6 +3,7 @@
 use std::{ops::ControlFlow, time::Duration};
 
 use tempfile::TempDir;
+use tokio::time::timeout;
 
 use super::*;
 use crate::batch::tests::{batch, chunk};
@@ -81,6 +82,32 @@ async fn data_and_cursors_and_newest_wins_survive_reopening() {
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
     assert_eq!(late.stale, [0]);
     check(&store.lookup("u").await.unwrap(), &[(1, "kept")]);
+}
+
+#[tokio::test]
+async fn store_whose_threads_failed_is_broken_for_a_ping_and_for_a_write_that_waits_for_them() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder).await;
+    store.ping().await.unwrap();
+    // A file of the tree can no longer be made; what is open stays so.
+    std::fs::remove_dir_all(folder.path().join("keyspaces")).unwrap();
+    let user = "u".repeat(USER_ID_BYTES_MAX);
+    let buyer = "b".repeat(BUYER_UID_BYTES_MAX);
+    let cookies: Vec<_> = (1..6_000).map(|dsp| (&*user, dsp, &*buyer)).collect();
+    write(&store, NOW, &cookies).await;
+    let broken = async {
+        loop {
+            if let Err(error) = store.ping().await {
+                return error;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let broken = timeout(Duration::from_secs(10), broken).await.unwrap();
+    assert!(matches!(&broken, StoreError::Broken(why) if why.contains("opened anew")));
+    let waits: Answer<'_, ()> = Box::pin(std::future::pending());
+    let ended = timeout(Duration::from_secs(10), store.while_it_works(waits)).await;
+    assert_eq!(ended.unwrap(), Err(broken));
 }
 
 #[tokio::test]

@@ -1,0 +1,92 @@
+//! The embedded store on a disk that answers nothing any more, as one that fails or a volume that was cut off.
+//!
+//! No deadline can end such a write, and it may yet come back: so the consumer waits, and says by `/readyz` that it is not
+//! ready, and by `/healthz` that a restart may help.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+use bench::admin;
+use tempfile::TempDir;
+
+use crate::harness::{Consumer, PATIENCE, Producer, embedded, wait_until};
+
+/// A file system in a file; gone with the test.
+struct Disk(PathBuf);
+
+fn succeeds(program: &str, args: &[&str]) -> Result<bool> {
+    let output = Command::new(program).args(args).output();
+    Ok(output
+        .with_context(|| format!("there is no {program}"))?
+        .status
+        .success())
+}
+
+impl Disk {
+    /// `None` where this may not be mounted.
+    fn mount(folder: &TempDir) -> Result<Option<Self>> {
+        let (image, disk) = (folder.path().join("image"), folder.path().join("disk"));
+        std::fs::File::create(&image)?.set_len(256 << 20)?;
+        std::fs::create_dir(&disk)?;
+        let [image, place] = [&image, &disk].map(|path| path.display().to_string());
+        let mounted = succeeds("mkfs.ext4", &["-q", &image]).unwrap_or(false)
+            && succeeds("mount", &["-o", "loop", &image, &place])?;
+        Ok(mounted.then_some(Self(disk)))
+    }
+
+    fn freeze(&self, how: &str) -> Result<()> {
+        let place = self.0.display().to_string();
+        ensure!(
+            succeeds("fsfreeze", &[how, &place])?,
+            "fsfreeze {how} fails"
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // It may be frozen still.
+        let place = self.0.display().to_string();
+        let thawed = succeeds("fsfreeze", &["--unfreeze", &place]).is_ok();
+        if !thawed || !succeeds("umount", &["-l", &place]).unwrap_or(false) {
+            eprintln!("cannot unmount {place}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(disk) = Disk::mount(&folder)? else {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return Ok(());
+    };
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&disk.0.join("store"));
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    producer.accept_load(41, 1_000).await?;
+    consumer.wait_settled(1_000).await?;
+    disk.freeze("--freeze")?;
+    producer.accept_load(42, 1_000).await?;
+    consumer.wait_not_ready("store: no answer for 5s").await?;
+    assert_eq!(admin::get(&consumer.admin, "/healthz").await?.status, 200);
+    wait_until(2 * PATIENCE, "only a restart helps", async || {
+        Ok(admin::get(&consumer.admin, "/healthz").await?.status == 503)
+    })
+    .await?;
+    let health = admin::get(&consumer.admin, "/healthz").await?.body;
+    ensure!(health.starts_with("store: no answer for 30s: "), "{health}");
+    consumer
+        .wait_not_ready("store: no answer for 30s: ")
+        .await?;
+    let words = consumer.process.last_lines(5);
+    ensure!(words.contains("the store hangs, waiting on"), "{words}");
+
+    disk.freeze("--unfreeze")?;
+    consumer.wait_ready().await?;
+    assert_eq!(admin::get(&consumer.admin, "/healthz").await?.body, "ok\n");
+    consumer.wait_settled(2_000).await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
