@@ -305,14 +305,14 @@ impl StoreArgs {
                 config.store = StoreConfig::Embedded(folder.data());
                 name = EMBEDDED;
             }
-            let consumed = Consumed::start("store-consumer", config).await?;
+            let consumed = Consumed::start("store-consumer", config, self.dsps).await?;
             return Ok(vec![Way::consumed(name, consumed, Layout::One)]);
         };
-        let consumed = Consumed::start("store-consumer", config.clone()).await?;
+        let consumed = Consumed::start("store-consumer", config.clone(), self.dsps).await?;
         let mut ways = vec![Way::consumed(ONE, consumed, Layout::One)];
         if self.layout == Layout::Split256 {
             let config = self.config(SPLIT, Layout::Split256)?;
-            let consumed = Consumed::start("store-split256", config).await?;
+            let consumed = Consumed::start("store-split256", config, self.dsps).await?;
             ways.push(Way::consumed(SPLIT, consumed, Layout::Split256));
         }
         let plan = |way| Plan {

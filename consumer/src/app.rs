@@ -30,8 +30,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use self::live::Live;
 use self::watch::{Failed, Watch};
 use crate::{
+    aside,
     clock::Clock,
-    config::{Config, ProducerUrl},
+    config::{Config, ProducerUrl, StoreConfig},
     health::Health,
     lookup, maintenance,
     metrics::Metrics,
@@ -69,6 +70,8 @@ pub struct App {
 pub struct Surroundings<L> {
     /// Where cookies go.
     pub store: Arc<dyn Store>,
+    /// Where those go that the store does not take of one DSP alone, if it may fail so.
+    pub aside: Option<aside::Folder>,
     /// The admin port.
     pub admin: L,
     /// The way to the producers.
@@ -82,9 +85,17 @@ impl App {
     /// When the store can never work, the port is taken, or the registry has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = store::open(&config).await?;
+        let aside = match config.store {
+            StoreConfig::Mongodb(_) => {
+                let folder = config.set_aside.clone();
+                Some(aside::Folder::open(folder, config.set_aside_bytes_max).await?)
+            }
+            StoreConfig::Embedded(_) | StoreConfig::Discard => None,
+        };
         let admin = listen::bind(config.admin, "--admin")?;
         let surroundings = Surroundings {
             store,
+            aside,
             admin,
             network: Arc::new(Tcp),
         };
@@ -102,6 +113,7 @@ impl App {
     ) -> anyhow::Result<Self> {
         let Surroundings {
             store,
+            aside,
             admin: listener,
             network,
         } = surroundings;
@@ -156,7 +168,7 @@ impl App {
         say_plain_tokens(&config);
         let (services, stop) = (&app.services, &app.stop_services);
         config.security.watch(&credentials, services, stop);
-        let pipeline = app.pipeline(config, network, metrics, health);
+        let pipeline = app.pipeline(config, aside, network, metrics, health);
         let watch = app.watch();
         app.pipeline.spawn(watch.run("the writer", pipeline));
         Ok(app)
@@ -251,6 +263,7 @@ impl App {
     fn pipeline(
         &self,
         config: Config,
+        aside: Option<aside::Folder>,
         network: Arc<dyn Network>,
         metrics: Metrics,
         health: Arc<Health>,
@@ -258,6 +271,7 @@ impl App {
         let (buffer, mut pipeline) = Pipeline::new(
             &config,
             Arc::clone(&self.store),
+            aside,
             Arc::clone(&health),
             &metrics,
             Stops {
@@ -277,6 +291,13 @@ impl App {
                 cursors = pipeline.load_cursors() => cursors?,
             };
             health.cursors_loaded();
+            if let Some(retries) = pipeline.take_retries() {
+                let stop = stop_services.clone();
+                services.spawn(watch.clone().run("what tries again", async {
+                    retries.run(stop).await;
+                    Ok(())
+                }));
+            }
             let positions = Arc::new(Positions::new(cursors));
             let maintenance = maintenance::run(
                 store,

@@ -14,6 +14,8 @@ use cookiesync::{
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
 
+use crate::places::Place;
+
 /// Where this consumer stands on one producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor {
@@ -63,6 +65,8 @@ pub enum Verdict {
     LeaveOut,
     /// It need not be written: it is older than what is stored, or than a repeat of that.
     Stale,
+    /// Its DSP has no place in the store.
+    Refuse,
     /// It is to be written.
     Take {
         /// Whether the store is known to have had a cookie of its pair.
@@ -110,6 +114,7 @@ pub struct Batch {
     hasher: RandomState,
     cursors: Vec<Cursor>,
     goodbyes: Vec<Cursor>,
+    places: Vec<Place>,
     accepted: Vec<(u64, u32)>,
     cookies_max: usize,
     bytes: usize,
@@ -132,6 +137,8 @@ pub struct Counts {
     pub superseded: u64,
     /// Cookies that are not what the contract says.
     pub malformed: u64,
+    /// Cookies of DSPs that have no place in the store.
+    pub refused: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -158,6 +165,7 @@ impl Batch {
             hasher: RandomState::default(),
             cursors: Vec::new(),
             goodbyes: Vec::new(),
+            places: Vec::new(),
             accepted: Vec::new(),
             cookies_max,
             bytes: 0,
@@ -261,6 +269,17 @@ impl Batch {
         order.into_iter().map(|(_, at)| at)
     }
 
+    /// What is to be recorded of the places of DSPs, with the cursors.
+    #[must_use]
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Takes what is to be recorded of the places of DSPs.
+    pub fn set_places(&mut self, places: Vec<Place>) {
+        self.places = places;
+    }
+
     /// The ends of producers' lives that were reached with everything before them, also of those that have begun another
     /// life since. With the batch, all of it is stored.
     #[must_use]
@@ -292,6 +311,12 @@ impl Batch {
         self.push_judged(producer, chunk, accepted_max, &mut TakeAll);
     }
 
+    /// Takes the cookies of a chunk that is part of no stream, and so moves no cursor.
+    pub fn push_chunk(&mut self, chunk: &ChunkRef) {
+        let accepted = chunk.header().accepted_unix_micros;
+        self.take(chunk, accepted, &mut TakeAll);
+    }
+
     /// Like [`push`](Self::push), but takes only the cookies that `judge` wants.
     pub fn push_judged(
         &mut self,
@@ -301,7 +326,17 @@ impl Batch {
         judge: &mut impl Judge,
     ) {
         let header = *chunk.header();
-        let accepted = header.accepted_unix_micros.min(accepted_max);
+        self.take(chunk, header.accepted_unix_micros.min(accepted_max), judge);
+        self.advance(&Cursor {
+            producer: Arc::clone(producer),
+            epoch: header.epoch,
+            sequence: header.last_sequence(),
+            complete: false,
+        });
+    }
+
+    fn take(&mut self, chunk: &ChunkRef, accepted: u64, judge: &mut impl Judge) {
+        let header = *chunk.header();
         let count = header.count as usize;
         // A chunk may hold fewer cookies than it says: the count is not trusted for an allocation.
         let likely = count.min(chunk.body().len() / COOKIE_BYTES_MIN);
@@ -325,6 +360,7 @@ impl Batch {
             match judge.verdict(&lent(cookie, accepted), mark) {
                 Verdict::LeaveOut => self.counts.suppressed += 1,
                 Verdict::Stale => self.counts.stale += 1,
+                Verdict::Refuse => self.counts.refused += 1,
                 Verdict::Take { is_known } => {
                     let entry = self.entry(chunk_at, accepted, cookie);
                     self.put(
@@ -342,12 +378,6 @@ impl Batch {
         self.counts.received += received;
         self.counts.malformed += received - u64::from(good);
         self.accepted.push((accepted, good));
-        self.advance(&Cursor {
-            producer: Arc::clone(producer),
-            epoch: header.epoch,
-            sequence: header.last_sequence(),
-            complete: false,
-        });
     }
 
     /// Makes room at once for what the batch will likely hold, so that the table seldom grows: an eighth more than

@@ -8,7 +8,9 @@ mod check;
 mod parse;
 mod security;
 
-use std::{ffi::OsString, fmt, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, time::Duration,
+};
 
 use cookiesync::{
     client::security::Security,
@@ -72,6 +74,14 @@ pub struct Config {
     pub dead_letters: PathBuf,
     /// Most bytes of the dead letters kept.
     pub dead_letter_bytes_max: usize,
+    /// Where cookies go that the store does not take of one DSP alone.
+    pub set_aside: PathBuf,
+    /// Most bytes of these.
+    pub set_aside_bytes_max: usize,
+    /// DSPs that always have a place in the store.
+    pub dsps: BTreeSet<u32>,
+    /// Most others that get one by being seen.
+    pub dsps_max: usize,
     /// What every MongoDB database's name begins with.
     pub mongodb_prefix: String,
     /// How cookies are spread over MongoDB collections.
@@ -133,7 +143,7 @@ impl fmt::Display for Config {
         write!(
             f,
             "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
-             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} mongodb_prefix={} \
+             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} set_aside={} set_aside_bytes={} dsps={} dsps_max={} mongodb_prefix={} \
              mongodb_layout={} mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
             producers.join(","),
             self.producers_expected,
@@ -150,6 +160,10 @@ impl fmt::Display for Config {
             self.refresh_bytes_max,
             self.dead_letters.display(),
             self.dead_letter_bytes_max,
+            self.set_aside.display(),
+            self.set_aside_bytes_max,
+            self.dsps.len(),
+            self.dsps_max,
             self.mongodb_prefix,
             self.mongodb_layout,
             self.mongodb_writers,

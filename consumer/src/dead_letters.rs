@@ -23,6 +23,7 @@ use std::{
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::{
+    sync::Mutex,
     task::{JoinHandle, spawn_blocking},
     time::timeout,
 };
@@ -41,9 +42,12 @@ const BLOCK_BYTES: usize = 16 << 10;
 /// The users' ids are not for everybody.
 const MODE: u32 = 0o640;
 
-/// Writes the letters of one consumer.
+/// Writes the letters of one consumer; clones share them.
+#[derive(Debug, Clone)]
+pub struct DeadLetters(Arc<Mutex<Letters>>);
+
 #[derive(Debug)]
-pub struct DeadLetters {
+struct Letters {
     files: Arc<Files>,
     metrics: metrics::DeadLetters,
     /// What took longer than it was waited for.
@@ -84,7 +88,7 @@ impl DeadLetters {
     pub fn new(file: PathBuf, bytes_max: usize, metrics: metrics::DeadLetters) -> Self {
         let mut older = file.clone().into_os_string();
         older.push(".1");
-        Self {
+        let letters = Letters {
             files: Arc::new(Files {
                 newest: file,
                 older: older.into(),
@@ -94,11 +98,18 @@ impl DeadLetters {
             hangs: None,
             has_begun: false,
             is_failing: false,
-        }
+        };
+        Self(Arc::new(Mutex::new(letters)))
     }
 
     /// Sets aside what of `batch` was refused. Returns when that is done, or cannot be.
-    pub async fn write(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
+    pub async fn write(&self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
+        self.0.lock().await.write(batch, rejected).await;
+    }
+}
+
+impl Letters {
+    async fn write(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
         if rejected.is_empty() {
             return;
         }

@@ -21,6 +21,8 @@ pub use link::{Connected, Link, LinkFigures};
 pub struct Health {
     store_down: Mutex<Option<Down>>,
     cursors_loaded: AtomicBool,
+    /// DSPs whose place in the store does not work, and why.
+    failing_dsps: Mutex<BTreeMap<u32, String>>,
     /// One for each address that is subscribed to.
     links: Mutex<BTreeMap<SocketAddr, Arc<Link>>>,
 }
@@ -40,10 +42,14 @@ impl Default for Health {
                 needs_restart: false,
             })),
             cursors_loaded: AtomicBool::new(false),
+            failing_dsps: Mutex::default(),
             links: Mutex::default(),
         }
     }
 }
+
+/// Most DSPs that are named as failing.
+const DSPS_NAMED_MAX: usize = 5;
 
 impl Health {
     /// Notes that the store works.
@@ -79,6 +85,54 @@ impl Health {
         let store = self.store();
         let down = store.as_ref().filter(|down| down.needs_restart)?;
         Some(format!("store: {}", down.why))
+    }
+
+    /// Notes, and says once, that a DSP's place in the store does not work.
+    pub fn dsp_fails(&self, dsp_id: u32, why: &str) {
+        let before = self.dsps().insert(dsp_id, why.to_owned());
+        if before.is_none() {
+            tracing::warn!(
+                dsp_id,
+                why,
+                "the store does not take the cookies of a DSP: they are set aside"
+            );
+        }
+    }
+
+    /// Notes that a DSP's place in the store works.
+    pub fn dsp_works(&self, dsp_id: u32) {
+        if self.dsps().remove(&dsp_id).is_some() {
+            tracing::info!(dsp_id, "the store takes the cookies of a DSP again");
+        }
+    }
+
+    /// The DSPs whose place in the store does not work, and why.
+    #[must_use]
+    pub fn failing_dsps(&self) -> BTreeMap<u32, String> {
+        self.dsps().clone()
+    }
+
+    /// That they fail is not the node's trouble: it is told, but the node is ready.
+    fn dsps_state(&self) -> String {
+        let failing = self.dsps();
+        if failing.is_empty() {
+            return "all work".to_owned();
+        }
+        let named = failing.iter().take(DSPS_NAMED_MAX);
+        let named: Vec<_> = named
+            .map(|(dsp_id, why)| format!("{dsp_id} ({why})"))
+            .collect();
+        let more = match failing.len() - named.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("set aside: {}{more}", named.join(", "))
+    }
+
+    fn dsps(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+        self.failing_dsps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that it is known where the store stands, so that producers can be subscribed to.
@@ -134,6 +188,7 @@ impl Health {
         vec![
             Part::new("store", store),
             Part::new("cursors", cursors),
+            Part::new("dsps", Ok(self.dsps_state())),
             Part::new("producers", producers),
         ]
     }
@@ -179,7 +234,7 @@ mod tests {
         );
         let connected = one.connected(&"p".into(), 7, 0);
         check(&health, &[]);
-        assert_eq!(health.parts()[2].state, "1 of 2 connected");
+        assert_eq!(health.parts()[3].state, "1 of 2 connected");
         health.store_fails("gone\naway".to_owned());
         check(&health, &[("store", "gone away")]);
         assert_eq!(health.needs_restart(), None);
@@ -188,8 +243,17 @@ mod tests {
         assert_eq!(health.needs_restart().as_deref(), Some("store: hangs"));
         health.store_works();
         assert_eq!(health.needs_restart(), None);
+        for dsp_id in 1..=7 {
+            health.dsp_fails(dsp_id, "no right");
+        }
+        health.dsp_works(1);
+        check(&health, &[]);
+        assert_eq!(
+            health.parts()[2].state,
+            "set aside: 2 (no right), 3 (no right), 4 (no right), 5 (no right), 6 (no right) and 1 more"
+        );
         health.unlisted(&other);
-        assert_eq!(health.parts()[2].state, "1 of 1 connected");
+        assert_eq!(health.parts()[3].state, "1 of 1 connected");
         drop(connected);
         check(
             &health,

@@ -5,8 +5,12 @@
 //! has exactly one:
 //!
 //! ```text
-//! received = written + superseded + suppressed + stale + failed (malformed, rejected) + left out + waiting
+//! received + found = written + superseded + suppressed + stale + failed (malformed, rejected, unreadable, no place) + left out
+//!                    + waiting + set aside
 //! ```
+//!
+//! A cookie that is *set aside* on disk, because the store does not take those of its DSP now, has no fate yet either. It
+//! gets one when it is tried again with success, maybe by the next process, which has *found* it.
 //!
 //! The fates of a batch are all known at once, when it is *durable*: what was superseded or suppressed in a batch that
 //! never was has not been replaced by anything. A failed write or commit, and every repetition, changes nothing here. What
@@ -50,6 +54,10 @@ struct Shared {
     failed: IntCounterVec,
     malformed: IntCounter,
     rejected: IntCounter,
+    unreadable: IntCounter,
+    refused: IntCounter,
+    found: IntCounter,
+    set_aside: IntGauge,
     left_out: IntCounter,
     waiting: IntGauge,
     /// Whether a mistake in it was said.
@@ -67,6 +75,23 @@ pub struct Settled {
     pub stale: u64,
     /// Cookies that the store refused for ever.
     pub rejected: u64,
+    /// Cookies that were [set aside](Ledger::set_aside) meanwhile.
+    pub set_aside: u64,
+}
+
+/// What became of cookies that were set aside.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Retried {
+    /// Cookies that are in the store now.
+    pub written: u64,
+    /// Cookies that were replaced by a newer one that was set aside.
+    pub superseded: u64,
+    /// Cookies that were older than what the store has.
+    pub stale: u64,
+    /// Cookies that the store refused for ever.
+    pub rejected: u64,
+    /// Cookies that could not be read any more.
+    pub unreadable: u64,
 }
 
 /// The figures at one moment.
@@ -86,6 +111,14 @@ pub struct Figures {
     pub malformed: u64,
     /// Cookies that the store refused for ever.
     pub rejected: u64,
+    /// Cookies that were set aside and could not be read any more.
+    pub unreadable: u64,
+    /// Cookies of DSPs that have no place in the store.
+    pub refused: u64,
+    /// Cookies that a process before this one had set aside.
+    pub found: u64,
+    /// Cookies of DSPs whose place in the store does not work, on disk.
+    pub set_aside: u64,
     /// Cookies that a drain had no time for.
     pub left_out: u64,
     /// Cookies whose fate is not known yet.
@@ -111,7 +144,7 @@ impl Ledger {
                 entries: Mutex::new(()),
                 received: counter(
                     "consumer_received_total",
-                    "Cookies received: the sum of written, superseded, suppressed, stale, failed, left out and waiting.",
+                    "Cookies received: with those found, the sum of written, superseded, suppressed, stale, failed, left out, waiting and set aside.",
                 )?,
                 written: counter(
                     "consumer_written_total",
@@ -131,7 +164,17 @@ impl Ledger {
                 )?,
                 malformed: failed.with_label_values(&["malformed"]),
                 rejected: failed.with_label_values(&["rejected"]),
+                refused: failed.with_label_values(&["no_place"]),
+                unreadable: failed.with_label_values(&["unreadable"]),
                 failed,
+                found: counter(
+                    "consumer_aside_found_total",
+                    "Cookies found at the start that were set aside before.",
+                )?,
+                set_aside: IntGauge::with_opts(Opts::new(
+                    "consumer_aside_cookies",
+                    "Cookies set aside on disk, because the store does not take those of their DSP now.",
+                ))?,
                 left_out: counter(
                     "consumer_left_out_total",
                     "Cookies received that a drain had no time to store: they come again if the producers still have them.",
@@ -174,6 +217,7 @@ impl Ledger {
             written,
             stale,
             rejected,
+            set_aside,
         } = *batch;
         let shared = &*self.shared;
         let _entry = shared.entry();
@@ -182,8 +226,43 @@ impl Ledger {
         shared.suppressed.inc_by(counts.suppressed);
         shared.stale.inc_by(counts.stale + stale);
         shared.malformed.inc_by(counts.malformed);
+        shared.refused.inc_by(counts.refused);
         shared.rejected.inc_by(rejected);
-        shared.wait_no_more(counts.received);
+        shared.wait_no_more(counts.received - set_aside);
+    }
+
+    /// So many that wait were set aside; to be called before anybody can try them again.
+    pub fn set_aside(&self, cookies: u64) {
+        let _entry = self.shared.entry();
+        self.shared.set_aside.add(gauge_value(cookies));
+        self.shared.wait_no_more(cookies);
+    }
+
+    /// So many cookies were set aside before this process began.
+    pub fn found(&self, cookies: u64) {
+        let _entry = self.shared.entry();
+        self.shared.found.inc_by(cookies);
+        self.shared.set_aside.add(gauge_value(cookies));
+    }
+
+    /// Cookies that were set aside are so no more.
+    pub fn retried(&self, cookies: &Retried) {
+        let Retried {
+            written,
+            superseded,
+            stale,
+            rejected,
+            unreadable,
+        } = *cookies;
+        let shared = &*self.shared;
+        let _entry = shared.entry();
+        shared.written.inc_by(written);
+        shared.superseded.inc_by(superseded);
+        shared.stale.inc_by(stale);
+        shared.rejected.inc_by(rejected);
+        shared.unreadable.inc_by(unreadable);
+        let all = written + superseded + stale + rejected + unreadable;
+        shared.set_aside.sub(gauge_value(all));
     }
 
     /// All of it.
@@ -199,6 +278,10 @@ impl Ledger {
             stale: shared.stale.get(),
             malformed: shared.malformed.get(),
             rejected: shared.rejected.get(),
+            unreadable: shared.unreadable.get(),
+            refused: shared.refused.get(),
+            found: shared.found.get(),
+            set_aside: u64::try_from(shared.set_aside.get()).unwrap_or(0),
             left_out: shared.left_out.get(),
             waiting: u64::try_from(shared.waiting.get()).unwrap_or(0),
         }
@@ -209,14 +292,20 @@ impl Figures {
     /// Cookies whose fate is known.
     #[must_use]
     pub fn settled(&self) -> u64 {
-        let failed = self.malformed + self.rejected;
+        let failed = self.malformed + self.rejected + self.unreadable + self.refused;
         self.written + self.superseded + self.suppressed + self.stale + failed + self.left_out
     }
 
-    /// Whether every cookie that was received has one fate, or waits.
+    /// Cookies that this process has, or had, to do with and whose fate is known, or will be.
+    #[must_use]
+    pub fn explained(&self) -> u64 {
+        self.settled() + self.waiting + self.set_aside
+    }
+
+    /// Whether every cookie that was received or found has one fate, or waits, or is set aside.
     #[must_use]
     pub fn add_up(&self) -> bool {
-        self.received == self.settled() + self.waiting
+        self.received + self.found == self.explained()
     }
 }
 
@@ -239,7 +328,7 @@ impl Shared {
         debug_assert!(cookies <= waiting, "{cookies} of {waiting} settled");
     }
 
-    fn families(&self) -> [&dyn Collector; 8] {
+    fn families(&self) -> [&dyn Collector; 10] {
         [
             &self.received,
             &self.written,
@@ -247,6 +336,8 @@ impl Shared {
             &self.suppressed,
             &self.stale,
             &self.failed,
+            &self.found,
+            &self.set_aside,
             &self.left_out,
             &self.waiting,
         ]
@@ -280,12 +371,14 @@ mod tests {
             stale: 2,
             superseded: 3,
             malformed: 4,
+            refused: 1,
         };
         Settled {
             counts,
             written,
             stale: 5,
             rejected: 6,
+            set_aside: 7,
         }
     }
 
@@ -294,11 +387,32 @@ mod tests {
         let ledger = Ledger::new().unwrap();
         ledger.received(121);
         assert_eq!(ledger.figures().waiting, 121);
-        ledger.settled(&settled(100, 79));
+        ledger.set_aside(7);
+        ledger.settled(&settled(100, 71));
         ledger.left_out(20);
         let figures = ledger.figures();
-        assert_eq!((figures.written, figures.stale), (79, 7));
+        assert_eq!((figures.written, figures.stale), (71, 7));
         assert_eq!((figures.left_out, figures.waiting), (20, 1));
+        assert!(figures.add_up(), "{figures:?}");
+    }
+
+    #[test]
+    fn cookie_that_is_set_aside_gets_its_fate_later() {
+        let ledger = Ledger::new().unwrap();
+        ledger.found(3);
+        ledger.received(100);
+        ledger.set_aside(7);
+        ledger.settled(&settled(100, 71));
+        assert_eq!(ledger.figures().set_aside, 10);
+        ledger.retried(&Retried {
+            written: 4,
+            superseded: 1,
+            stale: 1,
+            rejected: 1,
+            unreadable: 1,
+        });
+        let figures = ledger.figures();
+        assert_eq!((figures.written, figures.set_aside), (75, 2));
         assert!(figures.add_up(), "{figures:?}");
     }
 
@@ -306,7 +420,8 @@ mod tests {
     fn cookie_that_a_batch_forgets_shows() {
         let ledger = Ledger::new().unwrap();
         ledger.received(100);
-        ledger.settled(&settled(100, 78));
+        ledger.set_aside(7);
+        ledger.settled(&settled(100, 70));
         assert!(!ledger.figures().add_up());
     }
 
@@ -325,7 +440,7 @@ mod tests {
         ledger.register(&registry).unwrap();
         ledger.received(3);
         let families = registry.gather();
-        assert_eq!(families.len(), 8);
+        assert_eq!(families.len(), 10);
         assert!(ledger.register(&registry).is_err());
     }
 }

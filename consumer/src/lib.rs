@@ -11,8 +11,10 @@
 //!   buffer that is bounded in bytes. When the buffer is full reading stops, and HTTP/2 flow control holds the
 //!   stream: the producer's queue takes the strain, never this process.
 //! - [`batch`] keeps the newest cookie of each (user, DSP) pair, without copying a byte of it.
+//! - [`places`] knows which DSPs' cookies are taken at all.
 //! - [`sink`] collects a batch while the one before is written, retries what the store refuses, and hands over
-//!   the cursors with the data. [`dead_letters`] keeps what the store refuses for ever.
+//!   the cursors with the data. [`dead_letters`] keeps what the store refuses for ever, and
+//!   [`aside`] what it does not take of one DSP alone, until it does.
 //! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
 //!   *store* stands. A batch written twice changes nothing.
 //! - [`ledger`] knows what became of every cookie received; at any time it adds up.
@@ -33,11 +35,13 @@ pub mod app;
 pub mod subscription;
 
 pub mod batch;
+pub mod places;
 
 pub mod suppression;
 
 pub mod sink;
 
+pub mod aside;
 pub mod dead_letters;
 
 pub mod store;

@@ -1,4 +1,7 @@
 //! `GET /v1/users/<user id>`: what the store knows of a user, as JSON.
+//!
+//! Where some DSPs cannot be asked, the others' answer is given and these are named; where nobody knows the user and some
+//! cannot be asked, it is not known whether the user is.
 
 use cookiesync::{
     limits::USER_ID_BYTES_MAX,
@@ -11,7 +14,7 @@ use serde_json::json as object;
 
 use crate::{
     batch::is_user_id,
-    store::{BuyerUids, Store},
+    store::{BuyerUids, Found, Store},
 };
 
 const PREFIX: &str = "/v1/users/";
@@ -20,6 +23,9 @@ const PREFIX: &str = "/v1/users/";
 struct User<'a> {
     user_id: &'a str,
     buyer_uids: BuyerUids,
+    /// DSPs that may know the user and could not be asked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unavailable: Vec<u32>,
 }
 
 /// Answers a path of the admin port; `None` when it is none of a user.
@@ -36,22 +42,29 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Answer> {
         }
     };
     Some(match store.lookup(&user_id).await {
-        Ok(buyer_uids) if buyer_uids.is_empty() => answer(
-            StatusCode::NOT_FOUND,
-            &object!({ "error": "unknown user", "user_id": user_id }),
-        ),
-        Ok(buyer_uids) => {
+        Ok(found) if !found.buyer_uids.is_empty() => {
             let user = User {
                 user_id: &user_id,
-                buyer_uids,
+                buyer_uids: found.buyer_uids,
+                unavailable: found.unavailable,
             };
             answer(StatusCode::OK, &user)
         }
-        Err(error) => answer(
-            StatusCode::SERVICE_UNAVAILABLE,
-            &object!({ "error": format!("the store cannot be read: {error}") }),
+        Ok(Found { why: Some(why), .. }) => unreadable(&why),
+        Ok(_) => answer(
+            StatusCode::NOT_FOUND,
+            &object!({ "error": "unknown user", "user_id": user_id }),
         ),
+        Err(error) => unreadable(&error.to_string()),
     })
+}
+
+fn unreadable(why: &str) -> Answer {
+    let error = format!("the store cannot be read: {why}");
+    answer(
+        StatusCode::SERVICE_UNAVAILABLE,
+        &object!({ "error": error }),
+    )
 }
 
 fn is_valid(user_id: &str) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! Counters move once a chunk or a batch, never once a cookie.
 
+mod aside;
 mod maintenance;
 mod producers;
 mod sink;
@@ -13,6 +14,7 @@ use prometheus::{
 };
 
 pub use self::{
+    aside::Aside,
     maintenance::{Maintenance, Run},
     producers::{Followed, Producers},
     sink::{DeadLetters, Sink},
@@ -27,6 +29,8 @@ pub struct Metrics {
     pub subscription: Subscription,
     /// What the sink counts.
     pub sink: Sink,
+    /// What is counted of cookies that are set aside.
+    pub aside: Aside,
     /// What maintenance counts.
     pub maintenance: Maintenance,
 }
@@ -44,7 +48,8 @@ impl Metrics {
         let producers = Producers::register(registry)?;
         Ok(Self {
             subscription: Subscription::register(&names, ledger.clone(), producers.clone())?,
-            sink: Sink::register(&names, ledger, producers)?,
+            sink: Sink::register(&names, ledger.clone(), producers)?,
+            aside: Aside::register(&names, ledger)?,
             maintenance: Maintenance::register(&names)?,
         })
     }

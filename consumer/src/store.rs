@@ -17,6 +17,7 @@ use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
     config::{Config, StoreConfig},
+    places::Place,
 };
 
 /// What a store answers, in time.
@@ -33,13 +34,15 @@ pub enum StoreError {
     Broken(String),
 }
 
-/// What became of the cookies of a batch: those named here, and all others are now in the store.
+/// What became of the cookies of a batch: of those named here; all others are now in the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Written {
     /// Older than what the store has of their pair, as indices of the batch.
     pub stale: Vec<u32>,
     /// Refused for ever, each by itself.
     pub rejected: Vec<Rejected>,
+    /// Not taken now, because something is wrong with the place of their DSP alone.
+    pub not_taken: Vec<NotTaken>,
     /// What the store wants to see again when the batch is committed.
     pub receipt: Receipt,
 }
@@ -47,6 +50,17 @@ pub struct Written {
 /// Proof of where a batch was written. Stores that need none leave it empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Receipt(pub [u8; 12]);
+
+/// Cookies of one DSP that the store does not take now, but may take later: by [`Store::retry`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotTaken {
+    /// Whose.
+    pub dsp_id: u32,
+    /// What is wrong; nothing where its place is still to be made.
+    pub why: Option<Arc<str>>,
+    /// Their indices in the batch.
+    pub indices: Vec<u32>,
+}
 
 /// A cookie that can never be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,10 +72,36 @@ pub struct Rejected {
 }
 
 impl Written {
+    /// Adds cookies of a DSP that are not taken.
+    pub fn not_taken(&mut self, dsp_id: u32, why: Option<Arc<str>>, mut indices: Vec<u32>) {
+        let mut others = self.not_taken.iter_mut();
+        match others.find(|other| other.dsp_id == dsp_id) {
+            Some(other) => {
+                other.indices.append(&mut indices);
+                other.why = why.or(other.why.take());
+            }
+            None => self.not_taken.push(NotTaken {
+                dsp_id,
+                why,
+                indices,
+            }),
+        }
+    }
+
+    /// The indices of cookies that are not in the store, nor is anything newer: those refused and those not taken.
+    pub fn not_stored(&self) -> impl Iterator<Item = u32> {
+        let rejected = self.rejected.iter().map(|rejected| rejected.index);
+        let not_taken = self.not_taken.iter().flat_map(|it| &it.indices);
+        rejected.chain(not_taken.copied())
+    }
+
     /// Adds what became of other cookies of the same batch.
     pub fn merge(&mut self, mut other: Self) {
         self.stale.append(&mut other.stale);
         self.rejected.append(&mut other.rejected);
+        for other in other.not_taken {
+            self.not_taken(other.dsp_id, other.why, other.indices);
+        }
     }
 }
 
@@ -120,6 +160,26 @@ impl Compacted {
 /// All that a store knows of one user: DSP to buyer uid.
 pub type BuyerUids = BTreeMap<u32, String>;
 
+/// What a lookup found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// What the user's DSPs call it.
+    pub buyer_uids: BuyerUids,
+    /// DSPs that may know the user, but whose place could not be read.
+    pub unavailable: Vec<u32>,
+    /// Why the first of these could not.
+    pub why: Option<String>,
+}
+
+impl From<BuyerUids> for Found {
+    fn from(buyer_uids: BuyerUids) -> Self {
+        Self {
+            buyer_uids,
+            ..Self::default()
+        }
+    }
+}
+
 /// A place for cookies that survives the process.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The cursors of the newest batches, one a producer.
@@ -127,6 +187,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When the store cannot be read.
     fn load_cursors(&self) -> Answer<'_, Vec<Cursor>>;
+
+    /// The DSPs of which cookies may be stored, and when the newest of each was accepted.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    fn load_places(&self) -> Answer<'_, Vec<Place>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
 
     /// Brings in the cookies of `batch`: bidders can read them now. They are durable, and with them the cursors, once
     /// the batch is [committed](Self::commit) as well.
@@ -136,11 +204,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// milliseconds in MongoDB. Idempotent: after an error any part of the cookies may be stored, and the same batch
     /// may be written again. Called by one task at a time.
     ///
+    /// What is wrong with the place of one DSP keeps no other from being stored: its cookies come back as
+    /// [not taken](Written::not_taken).
+    ///
     /// # Errors
-    /// When not everything was brought in.
+    /// When something else was not brought in.
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written>;
 
-    /// Makes the cookies of a batch that was written durable, and after them its cursors. In the order of batches;
+    /// Makes the cookies of a batch that was written durable, and after them its cursors and places. In the order of batches;
     /// the next may be written meanwhile. A store that has done so in [`write`](Self::write) need not.
     ///
     /// # Errors
@@ -149,11 +220,31 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The buyer uids of a user, who may have none. An expired cookie is not returned, deleted or not.
+    /// Brings in cookies of one DSP that were not taken before, all of `batch`, and makes them durable; makes the DSP's place
+    /// if it has none. Without a cookie, asks whether some could be written. May be called beside [`write`](Self::write),
+    /// and for several DSPs at once.
+    ///
+    /// # Errors
+    /// When not all were brought in.
+    fn retry(&self, _dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, Written> {
+        Box::pin(async move {
+            let written = self.write(Arc::clone(&batch)).await?;
+            self.commit(&batch, written.receipt).await?;
+            Ok(written)
+        })
+    }
+
+    /// Whether a DSP's cookies can be stored without making a place for them first.
+    fn has_place(&self, _dsp_id: u32) -> bool {
+        true
+    }
+
+    /// The buyer uids of a user, who may have none. An expired cookie is not returned, deleted or not. A DSP whose place
+    /// cannot be read is named, and keeps no other from being found.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, BuyerUids>;
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found>;
 
     /// Checks that the store could be written now, as far as that shows without writing. Cheap.
     ///
@@ -213,6 +304,7 @@ pub async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             layout: config.mongodb_layout,
             writers: config.mongodb_writers,
             ttls: config.ttls.clone(),
+            dsps: config.dsps.clone(),
         })),
         StoreConfig::Discard => Arc::new(discard::DiscardStore::default()),
     })

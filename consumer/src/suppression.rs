@@ -97,9 +97,8 @@ impl Suppression {
         if self.buckets.is_empty() {
             return;
         }
-        let (stale, rejected) = (&written.stale, &written.rejected);
-        let stale: HashSet<u32> = stale.iter().copied().collect();
-        let rejected: HashSet<u32> = rejected.iter().map(|rejected| rejected.index).collect();
+        let stale: HashSet<u32> = written.stale.iter().copied().collect();
+        let not_stored: HashSet<u32> = written.not_stored().collect();
         let indexed = (0..).zip(batch.marks()).skip(first).take(count);
         for (index, [pair, value]) in indexed {
             let bucket = self.bucket(pair);
@@ -109,7 +108,7 @@ impl Suppression {
                 // One of a later batch has taken its place, or another pair.
                 continue;
             };
-            if rejected.contains(&index) {
+            if not_stored.contains(&index) {
                 put(bucket, at, None);
             } else if !stale.contains(&index) {
                 let value = value & !GENERATION | STORED;

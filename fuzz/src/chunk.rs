@@ -78,12 +78,13 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, walked: usize) {
         stale,
         superseded,
         malformed,
+        refused,
     } = batch.counts();
     let said = u64::from(chunk.header().count);
     assert!((said..=said.max(walked as u64)).contains(&received));
     assert_eq!(
         received,
-        suppressed + stale + superseded + malformed + batch.len() as u64
+        suppressed + stale + superseded + malformed + refused + batch.len() as u64
     );
     assert!(batch.len() <= walked);
     for cookie in batch.cookies() {

@@ -100,7 +100,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// Checks a consumer: received = written + superseded + suppressed + stale + failed + left out + waiting.
+/// Checks a consumer: received + found = written + superseded + suppressed + stale + failed + left out + waiting + set aside.
 ///
 /// # Errors
 /// With all terms, when one is missing or the sum is wrong.
@@ -113,8 +113,10 @@ pub fn check_consumer(samples: &Samples) -> Result<()> {
         names::FAILED,
         names::LEFT_OUT,
         names::WAITING,
+        names::ASIDE,
     ];
     let received = term(samples, names::RECEIVED, &[])?;
+    let found = term(samples, names::ASIDE_FOUND, &[])?;
     let (mut sum, mut shown) = (0.0, Vec::new());
     let mut is_sound = true;
     for name in terms {
@@ -124,8 +126,8 @@ pub fn check_consumer(samples: &Samples) -> Result<()> {
         shown.push(format!("{name} {value}"));
     }
     ensure!(
-        is_sound && exact(received, sum),
-        "the ledger does not add up: {} {received} = {sum} = {}",
+        is_sound && exact(received + found, sum),
+        "the ledger does not add up: {} {received} + found {found} = {sum} = {}",
         names::RECEIVED,
         shown.join(" + ")
     );

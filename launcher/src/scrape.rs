@@ -48,6 +48,10 @@ pub mod names {
     pub const LEFT_OUT: &str = "consumer_left_out_total";
     /// Consumer: cookies received whose fate is not durable yet.
     pub const WAITING: &str = "consumer_waiting_cookies";
+    /// Consumer: cookies set aside by a process before.
+    pub const ASIDE_FOUND: &str = "consumer_aside_found_total";
+    /// Consumer: cookies set aside now.
+    pub const ASIDE: &str = "consumer_aside_cookies";
     /// Consumer: letters for cookies that the store refused for ever, by outcome.
     pub const DEAD_LETTERS: &str = "consumer_dead_letters_total";
     /// Consumer: whether the store works.

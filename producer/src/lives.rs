@@ -114,6 +114,9 @@ struct Places {
 impl Places {
     fn of(folder: &Path, id: &str) -> Result<Self, Unusable> {
         let memory = Path::new(DEFAULT_FOLDER);
+        // Two processes may call different folders by the same relative name.
+        let absolute = folder.canonicalize();
+        let folder = absolute.as_deref().unwrap_or(folder);
         let bound = match (is_in_memory(folder), is_in_memory(memory)) {
             (true, _) => None,
             (false, true) => Some(memory.join(bound_name(folder, id))),

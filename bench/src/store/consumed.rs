@@ -3,6 +3,7 @@
 //! It runs on threads of its own, so that their CPU time is the consumer's and nothing else's.
 
 use std::{
+    num::NonZeroU32,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,6 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use consumer::{
     Config,
+    batch::Batch,
     health::Health,
     metrics::Metrics,
     sink::{Failure, Pipeline, Stops},
@@ -78,8 +80,12 @@ impl Counts {
 }
 
 impl Consumed {
-    /// Opens the store and starts the sink, as the consumer does, on threads called `name`.
-    pub(super) async fn start(name: &'static str, config: Config) -> Result<Self> {
+    /// Opens the store, with places for so many DSPs, and starts the sink, as the consumer does, on threads called `name`.
+    pub(super) async fn start(
+        name: &'static str,
+        config: Config,
+        dsps: NonZeroU32,
+    ) -> Result<Self> {
         let threads = OwnThreads::start(name)?;
         let registry = Registry::new();
         let metrics = Metrics::register(&registry).context("metrics")?;
@@ -87,9 +93,13 @@ impl Consumed {
             let store = Arc::new(TimedStore::new(store::open(&config).await?));
             let asked = timeout(START_PATIENCE, store.load_cursors()).await;
             asked.map_err(|_| anyhow!("the store does not answer"))??;
+            for dsp_id in 1..=dsps.get() {
+                store.retry(dsp_id, Arc::new(Batch::new(1, 1))).await?;
+            }
             let (buffer, mut pipeline) = Pipeline::new(
                 &config,
                 Arc::clone(&store) as Arc<dyn Store>,
+                None,
                 Arc::new(Health::default()),
                 &metrics,
                 Stops::default(),
@@ -211,7 +221,7 @@ impl Finished {
     pub(super) async fn wrong(&self, expected: &[Expected]) -> Result<u64> {
         let mut wrong = 0;
         for pair in expected {
-            let known = self.store.lookup(&pair.user_id).await?;
+            let known = self.store.lookup(&pair.user_id).await?.buyer_uids;
             wrong += u64::from(known.get(&pair.dsp_id) != Some(&pair.buyer_uid));
         }
         Ok(wrong)

@@ -7,9 +7,7 @@ use std::{
 
 use consumer::{
     batch::{Batch, Cursor},
-    store::{
-        Answer, BuyerUids, Compacted, Compaction, Expired, Receipt, Store, StoreError, Written,
-    },
+    store::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written},
 };
 use futures_util::FutureExt;
 use hdrhistogram::Histogram;
@@ -117,7 +115,15 @@ impl Store for TimedStore {
         self.inner.commit(batch, receipt)
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, BuyerUids> {
+    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, Written> {
+        self.inner.retry(dsp_id, batch)
+    }
+
+    fn has_place(&self, dsp_id: u32) -> bool {
+        self.inner.has_place(dsp_id)
+    }
+
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
         self.inner.lookup(user_id)
     }
 

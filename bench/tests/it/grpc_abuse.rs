@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    future::{pending, poll_fn},
+    future::poll_fn,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -199,28 +199,30 @@ async fn calls_at_once_on_one_connection_are_bounded() -> Result<()> {
     good.goes_on(&producer).await
 }
 
-/// Opens a call, says that its message has 512 KiB, and sends as much of it as it may but for the last byte; until it is answered.
-async fn leave_unfinished(address: &str, calls: SendRequest<Bytes>) -> Result<()> {
+/// Opens a call, says that its message has 512 KiB, and sends as much of it as it may but for the last byte; until it is ended.
+async fn leave_unfinished(address: &str, calls: SendRequest<Bytes>) -> Result<(), h2::Error> {
     const FRAME: Bytes = Bytes::from_static(&[0; 16 << 10]);
-    let mut left = 512 << 10;
     let mut calls = calls.ready().await?;
     let request = Request::post(format!("{address}/cookiesync.v1.CookieStreamer/Subscribe"));
-    let (answer, mut body) = calls.send_request(request.body(())?, false)?;
-    body.send_data(Bytes::from_static(&[0, 0, 8, 0, 0]), false)?;
+    let request = request.body(()).expect("it is a request");
+    let (answer, mut body) = calls.send_request(request, false)?;
     let sending = async {
-        while left > 1 {
-            body.reserve_capacity(FRAME.len().min(left - 1));
-            let room = poll_fn(|context| body.poll_capacity(context)).await;
-            let room = room.context("it is over")??.min(left - 1);
-            body.send_data(FRAME.slice(..room.min(FRAME.len())), false)?;
-            left -= room.min(FRAME.len());
+        body.send_data(Bytes::from_static(&[0, 0, 8, 0, 0]), false)?;
+        let mut left = (512 << 10) - 1;
+        while left > 0 {
+            body.reserve_capacity(FRAME.len().min(left));
+            let Some(room) = poll_fn(|context| body.poll_capacity(context)).await else {
+                break;
+            };
+            let bytes = room?.min(FRAME.len()).min(left);
+            body.send_data(FRAME.slice(..bytes), false)?;
+            left -= bytes;
         }
-        pending::<Result<()>>().await
+        Ok::<_, h2::Error>(())
     };
-    tokio::select! {
-        answer = answer => answer.map(drop).map_err(Into::into),
-        sent = sending => sent,
-    }
+    // It may be refused before all is sent. How it is ended makes no difference.
+    let (_sent, _answer) = tokio::join!(sending, answer);
+    Ok(())
 }
 
 /// Holds a connection with four such calls, and opens each again a second after it was ended; counts those.
@@ -303,7 +305,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
     for _ in 0..connections {
         hostile.spawn(hold_hostile(producer.grpc.clone(), Arc::clone(&ended)));
     }
-    wait_until(PATIENCE, "all are connected", async || {
+    wait_until(2 * PATIENCE, "all are connected", async || {
         let open = producer.metrics().await?.count(CONNECTIONS, &[]);
         Ok(open > connections as u64)
     })
@@ -311,11 +313,16 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
     let plan = producer.ordered_load(1, RATE, RATE * seconds)?;
     let stop = CancellationToken::new();
     let loading = async {
-        let loaded = accept_all(&plan).await;
-        let read = good.read_to(RATE * seconds).await;
+        let reading = async {
+            for second in 1..=seconds {
+                good.read_to(RATE * second).await?;
+                good.cookies.clear();
+            }
+            Ok(())
+        };
+        let loaded = tokio::try_join!(accept_all(&plan), reading);
         stop.cancel();
-        loaded?;
-        read
+        loaded
     };
     let (loaded, worst) = tokio::join!(loading, watch(&producer, &stop));
     let worst = worst?;

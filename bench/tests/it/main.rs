@@ -48,5 +48,6 @@ mod store;
 mod stream_client;
 mod subscribe;
 mod syncs;
+mod tenants;
 mod windows;
 mod wrapped;

@@ -44,6 +44,7 @@ fn options(uri: String, layout: Layout) -> Options {
         layout,
         writers: 3,
         ttls: Ttls::new(Duration::from_secs(u32::MAX.into()), BTreeMap::new()),
+        dsps: BTreeSet::new(),
     }
 }
 
@@ -163,12 +164,21 @@ async fn stored(client: &Client, dsps: u32) -> Result<Model> {
     Ok(model)
 }
 
+/// A store in which DSPs up to this one have their places.
+async fn store(mongod: &Mongod, layout: Layout, dsps: u32) -> Result<MongodbStore> {
+    let store = MongodbStore::new(options(mongod.uri(), layout));
+    for dsp in 1..=dsps {
+        store.retry(dsp, Arc::new(Batch::new(1, 1))).await?;
+    }
+    Ok(store)
+}
+
 /// Random batches, some of them twice, with right and wrong hints, while documents vanish.
 async fn check_against_model(layout: Layout, dsps: u32, rounds: u64, seed: u64) -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
-    let store = MongodbStore::new(options(mongod.uri(), layout));
+    let store = store(&mongod, layout, dsps).await?;
     let mut model = Model::default();
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 0..rounds {
@@ -251,7 +261,7 @@ async fn refused_cookies_are_named_and_hold_up_no_other() -> Result<()> {
     database
         .run_command(doc! { "createIndexes": "cookies", "indexes": [unique] })
         .await?;
-    let store = MongodbStore::new(options(mongod.uri(), Layout::One));
+    let store = store(&mongod, Layout::One, 7).await?;
     let sync =
         |user: &str, buyer_uid: &str, seconds| (user.to_owned(), 7, buyer_uid.to_owned(), seconds);
     for known in [false, true] {
@@ -311,9 +321,12 @@ async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win()
         .await
     };
     connected(2).await?;
+    // Its DSP is known from here on, and what follows is not set aside until it is.
+    one.accept("carol", 17, "first").await?;
+    consumer.wait_settled(1).await?;
     one.accept("alice", 17, "first").await?;
     one.accept("bob", 17, "first").await?;
-    consumer.wait_settled(2).await?;
+    consumer.wait_settled(3).await?;
 
     between.cut().await;
     connected(1).await?;
@@ -325,18 +338,18 @@ async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win()
     .await?;
     one.accept("alice", 17, "changed").await?;
     one.accept("bob", 17, "first").await?;
-    consumer.wait_settled(4).await?;
+    consumer.wait_settled(5).await?;
     between.mend().await?;
-    consumer.wait_settled(6).await?;
+    consumer.wait_settled(7).await?;
 
     let documents = Documents::connect(&mongod.uri()).await?;
-    let known = [("alice", "changed"), ("bob", "first")]
+    let known = [("alice", "changed"), ("bob", "first"), ("carol", "first")]
         .map(|(user, uid)| (user.to_owned(), [(17, uid.to_owned())].into()));
     assert_eq!(documents.known().await?, Known::from(known));
     let metrics = consumer.metrics().await?;
     let counts = [names::WRITTEN, names::SUPPRESSED, names::STALE];
     let counts = counts.map(|name| metrics.count(name, &[]));
-    assert_eq!(counts, [3, 1, 2]);
+    assert_eq!(counts, [4, 1, 2]);
     Ok(())
 }
 
@@ -351,7 +364,7 @@ async fn document_of_another_form_is_replaced() -> Result<()> {
         doc! { "_id": "b", "b": "old", "t": DateTime::MIN },
     ];
     cookies.insert_many(other).await?;
-    let store = MongodbStore::new(options(mongod.uri(), Layout::One));
+    let store = store(&mongod, Layout::One, 7).await?;
     let syncs = ["a", "b"].map(|user| (user.to_owned(), 7, "new".to_owned(), 1));
     let written = store.write(batch(&syncs, || false)?).await?;
     ensure!(
@@ -365,7 +378,7 @@ async fn document_of_another_form_is_replaced() -> Result<()> {
             .values()
             .all(|value| *value == ("new".to_owned(), 1))
     );
-    let known = store.lookup("a").await.context("lookup")?;
+    let known = store.lookup("a").await.context("lookup")?.buyer_uids;
     assert_eq!(known[&7], "new");
     Ok(())
 }

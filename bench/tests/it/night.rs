@@ -1,6 +1,6 @@
 //! The consumer's night on a real `mongod`, by a clock that a test sets.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use bench::mongod::Mongod;
@@ -58,6 +58,7 @@ impl Night {
             layout,
             writers: 4,
             ttls: Ttls::new(TTL, [(SHORT_DSP, DAY)].into()),
+            dsps: BTreeSet::new(),
         });
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,

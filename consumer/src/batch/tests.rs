@@ -264,7 +264,8 @@ fn malformed_cookies_are_counted_and_skipped() {
             suppressed: 0,
             stale: 0,
             superseded: 0,
-            malformed: 7
+            malformed: 7,
+            refused: 0,
         }
     );
     assert_eq!(batch.accepted().collect::<Vec<_>>(), [(5, 1)]);

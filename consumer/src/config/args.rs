@@ -25,6 +25,10 @@ pub(super) const CHANGES: &[(&str, Change)] = &[
     ("buffer_bytes", Change::Restart),
     ("dead_letters", Change::Restart),
     ("dead_letter_bytes", Change::Restart),
+    ("set_aside", Change::Restart),
+    ("set_aside_bytes", Change::Restart),
+    ("dsps", Change::Restart),
+    ("dsps_max", Change::Restart),
     // What is stored already depends on them.
     ("ttl", Change::Restart),
     ("dsp_ttl", Change::Restart),
@@ -161,6 +165,34 @@ pub(super) struct StoringArgs {
         hide_short_help = true
     )]
     pub(super) dead_letter_bytes: String,
+
+    /// Folder for cookies that MongoDB does not take of one DSP alone, until it does [default: the file of --dead-letters and
+    /// `.aside`]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "",
+        hide_default_value = true,
+        hide_short_help = true
+    )]
+    pub(super) set_aside: String,
+
+    /// Most bytes of that folder: one DSP alone gets half of it, and what has no room becomes a dead letter
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "256MiB",
+        hide_short_help = true
+    )]
+    pub(super) set_aside_bytes: String,
+
+    /// DSPs that always have a place in the store, repeatable or comma-separated
+    #[arg(long, value_name = "DSP", value_delimiter = ',')]
+    pub(super) dsps: Vec<String>,
+
+    /// Most other DSPs that get a place by being seen, until their cookies have expired; cookies of more are refused
+    #[arg(long, value_name = "COUNT", default_value = "512")]
+    pub(super) dsps_max: String,
 }
 
 #[derive(Debug, Clone, clap::Args)]

@@ -1,6 +1,10 @@
 //! From what is written to what is meant, with all mistakes at once.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
 use cookiesync::process::settings::{
     Change, Common, Mistakes, Settings, address, number, optional_number, size, time,
@@ -11,7 +15,8 @@ use super::{
     Args, Config, ProducerUrl, StoreConfig,
     args::{self, KeepingArgs, NightArgs, ReadingArgs, StoringArgs},
     parse::{
-        parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store, parse_time_zone,
+        parse_dsp, parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store,
+        parse_time_zone,
     },
 };
 use crate::{store::mongodb::Layout, ttl::Ttls, window::Window};
@@ -21,6 +26,12 @@ const REFRESH_BYTES: (usize, usize) = (64 << 10, 1 << 40);
 
 /// Room for many letters of the largest size at least.
 const DEAD_LETTER_BYTES: (usize, usize) = (64 << 10, 1 << 40);
+
+/// Far more than anybody trades with.
+const DSPS_MAX: usize = 100_000;
+
+/// Room for a batch of a DSP at least; the upper bound is far beyond any use.
+const SET_ASIDE_BYTES: (usize, usize) = (1 << 20, 1 << 40);
 
 /// Room for one chunk at least; the upper bound is far beyond any use.
 const BUFFER_BYTES: (usize, usize) = (64 << 10, 16 << 30);
@@ -76,6 +87,15 @@ impl Settings for Args {
                 &storing.dead_letter_bytes,
                 DEAD_LETTER_BYTES,
             ),
+            set_aside: storing.set_aside(),
+            set_aside_bytes_max: size(
+                m,
+                "--set-aside-bytes",
+                &storing.set_aside_bytes,
+                SET_ASIDE_BYTES,
+            ),
+            dsps: storing.dsps(m),
+            dsps_max: number(m, "--dsps-max", &storing.dsps_max, (0, DSPS_MAX)),
             mongodb_prefix: m.check("--mongodb-prefix", parse_prefix(&mongodb.mongodb_prefix)),
             mongodb_layout: m
                 .good("--mongodb-layout", mongodb.mongodb_layout.parse::<Layout>())
@@ -121,6 +141,23 @@ impl StoringArgs {
     fn store(&self, m: &mut Mistakes) -> StoreConfig {
         m.good("--store", parse_store(&self.store.0))
             .unwrap_or(StoreConfig::Discard)
+    }
+
+    fn dsps(&self, m: &mut Mistakes) -> BTreeSet<u32> {
+        let parts = self.dsps.iter().map(|part| part.trim());
+        let parts = parts.filter(|part| !part.is_empty());
+        parts
+            .filter_map(|part| m.good("--dsps", parse_dsp(part)))
+            .collect()
+    }
+
+    fn set_aside(&self) -> PathBuf {
+        if self.set_aside.is_empty() {
+            let mut folder = self.dead_letters.clone().into_os_string();
+            folder.push(".aside");
+            return folder.into();
+        }
+        PathBuf::from(&self.set_aside)
     }
 }
 

@@ -64,6 +64,11 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
     Err("expected embedded:DIR, mongodb://…, mongodb+srv://… or none".to_owned())
 }
 
+pub(super) fn parse_dsp(text: &str) -> Result<u32, String> {
+    let parsed = text.parse().ok().filter(|dsp_id| *dsp_id > 0);
+    parsed.ok_or_else(|| format!("`{text}` is not a DSP: a decimal from 1 to 4294967295"))
+}
+
 /// The number of a DSP, and the text of its time to live.
 pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, &str), String> {
     let parts = text.split_once('=');

@@ -9,10 +9,11 @@ use tempfile::TempDir;
 use super::*;
 use crate::{batch::tests::chunk, metrics::Metrics};
 
-fn letters(folder: &TempDir, bytes_max: usize) -> DeadLetters {
+fn letters(folder: &TempDir, bytes_max: usize) -> Letters {
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let file = folder.path().join("letters.jsonl");
-    DeadLetters::new(file, bytes_max, metrics.sink.dead_letters)
+    let letters = DeadLetters::new(file, bytes_max, metrics.sink.dead_letters);
+    Arc::into_inner(letters.0).unwrap().into_inner()
 }
 
 fn batch(users: &[&str]) -> Arc<Batch> {
@@ -33,7 +34,7 @@ fn rejected(batch: &Batch, reason: &str) -> Vec<Rejected> {
     rejected.collect()
 }
 
-async fn write(letters: &mut DeadLetters, users: &[&str], reason: &str) {
+async fn write(letters: &mut Letters, users: &[&str], reason: &str) {
     let batch = batch(users);
     letters.write(&batch, rejected(&batch, reason)).await;
 }

@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     batch::{Batch, Cursor},
     clock::ManualClock,
-    store::{Answer, BuyerUids, Expired, Written},
+    store::{Answer, Expired, Found, Written},
 };
 
 /// What a store was told, in order.
@@ -65,8 +65,8 @@ impl Store for FakeStore {
         done(Written::default())
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, BuyerUids> {
-        done(BuyerUids::new())
+    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, Found> {
+        done(Found::default())
     }
 
     fn ping(&self) -> Answer<'_, ()> {

@@ -27,6 +27,10 @@ pub struct Sink {
     pub store_errors: IntCounter,
     /// Whether the store works.
     pub store_up: IntGauge,
+    /// DSPs that are not listed and have a place in the store.
+    pub places: IntGauge,
+    /// How many may get one.
+    pub places_max: IntGauge,
     /// Goodbyes of producers of which everything is durable.
     pub goodbyes: IntCounter,
     /// How each producer stands; shared with the subscriptions.
@@ -72,6 +76,14 @@ impl Sink {
             )?,
             store_errors: names.counter("store_errors_total", "Failed attempts to use the store.")?,
             store_up: names.gauge("store_up", "1 while the store works.")?,
+            places: names.gauge(
+                "dsp_places",
+                "DSPs that are not listed in --dsps and have a place in the store.",
+            )?,
+            places_max: names.gauge(
+                "dsp_places_limit",
+                "Most DSPs that get a place by being seen: --dsps-max. Cookies of others are refused.",
+            )?,
             goodbyes: names.counter(
                 "producer_goodbyes_total",
                 "Producers that said goodbye and of which everything before that is stored, or was declared lost.",

@@ -11,9 +11,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, HandOver, Limits, lock};
 use crate::{
-    batch::Batch,
+    batch::{Batch, BatchCookie, Judge, Mark, Verdict},
     clock::SteadyClock,
-    metrics,
+    metrics::{self, gauge_value},
+    places::{Place, Places},
     subscription::buffer::{BufferReader, Item},
     suppression::Suppression,
 };
@@ -37,6 +38,34 @@ pub struct Collector {
     ahead: HashSet<Arc<str>>,
     /// What producers' clocks are held against.
     steady: SteadyClock,
+    places: Places,
+}
+
+/// Refuses the cookies of DSPs without a place, and judges the others by what is stored.
+struct Gate<'a> {
+    places: &'a mut Places,
+    suppression: &'a mut Suppression,
+}
+
+impl Judge for Gate<'_> {
+    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
+        self.suppression.mark(cookie)
+    }
+
+    fn announce(&mut self, marks: &[Mark]) {
+        self.suppression.announce(marks);
+    }
+
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict {
+        if self
+            .places
+            .admits(cookie.dsp_id, cookie.accepted_unix_micros)
+        {
+            self.suppression.verdict(cookie, mark)
+        } else {
+            Verdict::Refuse
+        }
+    }
 }
 
 impl Collector {
@@ -45,6 +74,7 @@ impl Collector {
     pub fn new(
         limits: Limits,
         suppression: Arc<Mutex<Suppression>>,
+        places: Places,
         metrics: metrics::Sink,
         hurry: CancellationToken,
     ) -> Self {
@@ -55,6 +85,7 @@ impl Collector {
             hurry,
             ahead: HashSet::new(),
             steady: SteadyClock::new(unix_micros(), Instant::now()),
+            places,
         }
     }
 
@@ -80,6 +111,7 @@ impl Collector {
                 idle = hand_over.idle(), if is_due => {
                     due_at = None;
                     let next = batch.next();
+                    self.record_places(&mut batch);
                     lock(&self.suppression).next_batch();
                     hand_over.give(std::mem::replace(&mut batch, next), idle).await?;
                 }
@@ -96,6 +128,7 @@ impl Collector {
             }
         }
         if !batch.is_empty() {
+            self.record_places(&mut batch);
             let idle = hand_over.idle().await;
             hand_over.give(batch, idle).await?;
         }
@@ -109,10 +142,31 @@ impl Collector {
                 let latest = now.saturating_add(AHEAD_MICROS_MAX);
                 self.check_clock(&producer, &chunk, latest);
                 let mut suppression = lock(&self.suppression);
-                batch.push_judged(&producer, &chunk, latest, &mut *suppression);
+                let mut gate = Gate {
+                    places: &mut self.places,
+                    suppression: &mut suppression,
+                };
+                batch.push_judged(&producer, &chunk, latest, &mut gate);
             }
             Item::Cursor(cursor) => batch.advance(&cursor),
         }
+    }
+
+    /// Takes in what the store holds.
+    pub fn load_places(&mut self, held: &[Place]) {
+        self.places.load(held);
+        self.show_places();
+    }
+
+    fn record_places(&mut self, batch: &mut Batch) {
+        batch.set_places(self.places.to_record());
+        self.show_places();
+    }
+
+    fn show_places(&self) {
+        let (taken, max) = self.places.taken();
+        self.metrics.places.set(gauge_value(taken as u64));
+        self.metrics.places_max.set(gauge_value(max as u64));
     }
 
     /// Counts and says that a producer's clock is ahead: its cookies would win against all others until then.

@@ -9,11 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{BATCH_BYTES_MAX, Batches, Collector, Failure, HandOver, Limits, Writer, hand_over};
 use crate::{
+    aside::{self, Aside, Retries},
     batch::Cursor,
     config::Config,
     dead_letters::DeadLetters,
     health::Health,
     metrics::Metrics,
+    places::Places,
     store::Store,
     subscription::buffer::{self, BufferReader, BufferWriter},
     suppression::Suppression,
@@ -36,15 +38,17 @@ pub struct Pipeline {
     hand_over: HandOver,
     batches: Batches,
     writer: Writer,
+    retries: Option<Retries>,
 }
 
 impl Pipeline {
     /// A sink into `store`, and the buffer that it takes from. It ends in order when all writers of the buffer are
-    /// dropped.
+    /// dropped. A store that may fail for one DSP alone needs a folder to set its cookies aside.
     #[must_use]
     pub fn new(
         config: &Config,
         store: Arc<dyn Store>,
+        aside: Option<aside::Folder>,
         health: Arc<Health>,
         metrics: &Metrics,
         stops: Stops,
@@ -62,10 +66,25 @@ impl Pipeline {
         );
         let suppression = Arc::new(Mutex::new(suppression));
         let (hand_over, batches) = hand_over();
+        let dead_letters = DeadLetters::new(
+            config.dead_letters.clone(),
+            config.dead_letter_bytes_max,
+            metrics.sink.dead_letters.clone(),
+        );
+        let aside = aside.map(|folder| Aside::new(folder, metrics.aside.clone()));
+        let retries = aside.clone().map(|aside| {
+            Retries::new(
+                aside,
+                Arc::clone(&store),
+                Arc::clone(&health),
+                dead_letters.clone(),
+            )
+        });
         let pipeline = Self {
             collector: Collector::new(
                 limits,
                 Arc::clone(&suppression),
+                Places::new(config.dsps.clone(), config.dsps_max, config.ttls.clone()),
                 metrics.sink.clone(),
                 stops.hurry,
             ),
@@ -77,13 +96,11 @@ impl Pipeline {
                 suppression,
                 health,
                 metrics.sink.clone(),
-                DeadLetters::new(
-                    config.dead_letters.clone(),
-                    config.dead_letter_bytes_max,
-                    metrics.sink.dead_letters.clone(),
-                ),
+                dead_letters,
+                aside,
                 stops.at_once,
             ),
+            retries,
         };
         (buffer, pipeline)
     }
@@ -93,7 +110,14 @@ impl Pipeline {
     /// # Errors
     /// When the store is broken, or it is told to stop.
     pub async fn load_cursors(&mut self) -> Result<Vec<Cursor>, Failure> {
-        self.writer.load_cursors().await
+        let (cursors, places) = self.writer.load().await?;
+        self.collector.load_places(&places);
+        Ok(cursors)
+    }
+
+    /// The task that tries again what was set aside, if anything may be; to be run once the cursors are loaded.
+    pub fn take_retries(&mut self) -> Option<Retries> {
+        self.retries.take()
     }
 
     /// The two tasks, collector and writer, to be run at the same time.

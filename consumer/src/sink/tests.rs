@@ -3,7 +3,7 @@
 mod newest;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -24,8 +24,9 @@ use crate::{
     health::Health,
     ledger::Figures,
     metrics::Metrics,
+    places::Places,
     store::{
-        Answer, BuyerUids, Compacted, Compaction, Expired, Receipt, Rejected, Store, StoreError,
+        Answer, Compacted, Compaction, Expired, Found, Receipt, Rejected, Store, StoreError,
         Written,
     },
     subscription::buffer::{self, BufferWriter, Item},
@@ -96,8 +97,8 @@ impl Store for FakeStore {
         std::future::ready(answer).boxed()
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, BuyerUids> {
-        std::future::ready(Ok(BuyerUids::new())).boxed()
+    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, Found> {
+        std::future::ready(Ok(Found::default())).boxed()
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -146,6 +147,11 @@ fn suppression() -> Arc<Mutex<Suppression>> {
     Arc::new(Mutex::new(Suppression::new(HOUR, 1 << 20, ttls)))
 }
 
+fn places() -> Places {
+    let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
+    Places::new(BTreeSet::new(), 512, ttls)
+}
+
 fn start(store: FakeStore, limits: Limits) -> Sink {
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (store, health) = (Arc::new(store), Arc::new(Health::default()));
@@ -160,11 +166,18 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
         Arc::clone(&health),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
+        None,
         CancellationToken::new(),
     );
     let tasks = TaskTracker::new();
     let hurry = CancellationToken::new();
-    let collector = Collector::new(limits, suppression, metrics.sink.clone(), hurry.clone());
+    let collector = Collector::new(
+        limits,
+        suppression,
+        places(),
+        metrics.sink.clone(),
+        hurry.clone(),
+    );
     tasks.spawn(collector.run(reader, hand_over));
     let ended = tasks.spawn(writer.run(batches));
     Sink {
@@ -445,9 +458,10 @@ async fn store_that_can_be_read_but_not_written_does_not_count_as_working() {
         health,
         metrics.sink.clone(),
         letters,
+        None,
         stop,
     );
-    let loaded = writer.load_cursors();
+    let loaded = writer.load();
     tokio::pin!(loaded);
     while metrics.sink.store_errors.get() < 3 {
         assert!(

@@ -17,12 +17,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Batches, Failure, lock};
 use crate::{
+    aside::Aside,
     backoff::Backoff,
     batch::{Batch, Cursor},
     dead_letters::DeadLetters,
     health::Health,
     ledger::Settled,
     metrics,
+    places::Place,
     store::{Answer, Store, StoreError, Written},
     suppression::Suppression,
 };
@@ -47,6 +49,8 @@ pub struct Writer {
     health: Arc<Health>,
     metrics: metrics::Sink,
     dead_letters: DeadLetters,
+    /// Of a store that may fail for one DSP alone.
+    aside: Option<Aside>,
     stop: CancellationToken,
     /// Why the store does not work, as far as it was logged; empty while it works.
     reasons: Vec<String>,
@@ -86,6 +90,7 @@ impl Writer {
         health: Arc<Health>,
         metrics: metrics::Sink,
         dead_letters: DeadLetters,
+        aside: Option<Aside>,
         stop: CancellationToken,
     ) -> Self {
         Self {
@@ -94,22 +99,24 @@ impl Writer {
             health,
             metrics,
             dead_letters,
+            aside,
             stop,
             reasons: Vec::new(),
         }
     }
 
-    /// Waits for the store, until it can be written, and reads where it stands.
+    /// Waits for the store, until it can be written, and reads where it stands, and of which DSPs it has cookies.
     ///
     /// # Errors
     /// When the store is broken, or at `stop`.
-    pub async fn load_cursors(&mut self) -> Result<Vec<Cursor>, Failure> {
+    pub async fn load(&mut self) -> Result<(Vec<Cursor>, Vec<Place>), Failure> {
         self.until_done(|store| store.ping()).await?;
         let cursors = self.until_done(|store| store.load_cursors()).await?;
         for cursor in &cursors {
             self.metrics.producers.durable(cursor);
         }
-        Ok(cursors)
+        let places = self.until_done(|store| store.load_places()).await?;
+        Ok((cursors, places))
     }
 
     /// Writes and commits batches until there are no more.
@@ -203,10 +210,19 @@ impl Writer {
             })
             .await?;
         let before = std::mem::replace(&mut done.written, written);
-        let has_letter: HashSet<u32> = before.rejected.iter().map(|it| it.index).collect();
-        let mut rejected = done.written.rejected.clone();
-        rejected.retain(|it| !has_letter.contains(&it.index));
-        self.dead_letters.write(&batch, rejected).await;
+        // What was set aside or has a letter has its fate, wherever else it is now.
+        let has_fate: HashSet<u32> = before.not_stored().collect();
+        let after = &mut done.written;
+        after.stale.retain(|index| !has_fate.contains(index));
+        after.rejected.retain(|it| !has_fate.contains(&it.index));
+        for it in &mut after.not_taken {
+            it.indices.retain(|index| !has_fate.contains(index));
+        }
+        self.put_elsewhere(&batch, after).await;
+        after.merge(Written {
+            stale: Vec::new(),
+            ..before
+        });
         Ok(())
     }
 
@@ -220,15 +236,14 @@ impl Writer {
         if let Some(attempt) = &attempt {
             self.note(attempt.as_ref().err())?;
         }
-        let written = match attempt {
+        let mut written = match attempt {
             Some(Ok(written)) => written,
             _ => {
                 self.until_done(|store| store.write(Arc::clone(&batch)))
                     .await?
             }
         };
-        let rejected = written.rejected.clone();
-        self.dead_letters.write(&batch, rejected).await;
+        self.put_elsewhere(&batch, &mut written).await;
         self.record(&batch, &written).await;
         drop(idle);
         Ok(Done {
@@ -238,18 +253,44 @@ impl Writer {
         })
     }
 
+    /// Sets aside what was not taken, and writes letters for what was refused, or has no room aside.
+    async fn put_elsewhere(&self, batch: &Arc<Batch>, written: &mut Written) {
+        for it in &written.not_taken {
+            if let Some(why) = &it.why {
+                self.health.dsp_fails(it.dsp_id, why);
+            }
+        }
+        if !written.not_taken.is_empty()
+            && let Some(aside) = &self.aside
+        {
+            let what = written.not_taken.iter();
+            let what = what.map(|it| (it.dsp_id, it.indices.clone())).collect();
+            let no_room = aside.put(batch, what).await;
+            let refused: HashSet<u32> = no_room.iter().map(|it| it.index).collect();
+            for it in &mut written.not_taken {
+                it.indices.retain(|index| !refused.contains(index));
+            }
+            written.rejected.extend(no_room);
+        }
+        let rejected = written.rejected.clone();
+        self.dead_letters.write(batch, rejected).await;
+    }
+
     /// Counts a batch that is durable.
     fn stored(&self, done: &Done) {
         let (batch, metrics) = (&done.batch, &self.metrics);
         let now = unix_micros();
         let stale = done.written.stale.len() as u64;
         let rejected = done.written.rejected.len() as u64;
-        let written = batch.len() as u64 - stale - rejected;
+        let not_taken = done.written.not_taken.iter();
+        let set_aside = not_taken.map(|it| it.indices.len() as u64).sum();
+        let written = batch.len() as u64 - stale - rejected - set_aside;
         metrics.ledger.settled(&Settled {
             counts: batch.counts(),
             written,
             stale,
             rejected,
+            set_aside,
         });
         metrics.batches.inc();
         let took = done.began.elapsed();
@@ -273,7 +314,7 @@ impl Writer {
                 "producer said goodbye and all it sent is stored"
             );
         }
-        tracing::debug!(cookies, ?took, stale, rejected, "batch stored");
+        tracing::debug!(cookies, ?took, stale, rejected, set_aside, "batch stored");
     }
 
     /// Lets the suppression table know what was stored, in parts: so that neither the collector waits for long for the

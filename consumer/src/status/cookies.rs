@@ -22,17 +22,25 @@ pub struct Ledger {
     pub malformed: u64,
     /// Refused by the store for ever, and put into the dead letters.
     pub dead_lettered: u64,
+    /// Found at the start, set aside by a process before.
+    pub found: u64,
+    /// Of DSPs whose place in the store does not work, on disk until it does.
+    pub set_aside: u64,
+    /// Set aside, and not readable any more.
+    pub unreadable: u64,
+    /// Of DSPs that have no place in the store.
+    pub no_place: u64,
     /// Left out by a drain that had no time for them.
     pub left_out: u64,
     /// Not durable yet.
     pub waiting: u64,
-    /// Received less all of the others: always 0, or there is a mistake in this program.
+    /// Received and found, less all of the others: always 0, or there is a mistake in this program.
     pub unexplained: i64,
 }
 
 impl Ledger {
     pub(super) fn of(figures: Figures) -> Self {
-        let explained = figures.settled() + figures.waiting;
+        let (all, explained) = (figures.received + figures.found, figures.explained());
         Self {
             received: figures.received,
             written: figures.written,
@@ -41,12 +49,13 @@ impl Ledger {
             stale: figures.stale,
             malformed: figures.malformed,
             dead_lettered: figures.rejected,
+            found: figures.found,
+            set_aside: figures.set_aside,
+            unreadable: figures.unreadable,
+            no_place: figures.refused,
             left_out: figures.left_out,
             waiting: figures.waiting,
-            unexplained: figures
-                .received
-                .cast_signed()
-                .wrapping_sub(explained.cast_signed()),
+            unexplained: all.cast_signed().wrapping_sub(explained.cast_signed()),
         }
     }
 }

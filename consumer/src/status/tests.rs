@@ -57,6 +57,7 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
         written: 4,
         stale: 0,
         rejected: 2,
+        set_aside: 0,
     });
     let cursor = |epoch, sequence| Cursor {
         producer: "p".into(),
@@ -83,7 +84,7 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     });
     let ledger = json!({
         "received": 10, "written": 4, "suppressed": 0, "superseded": 1, "stale": 0, "malformed": 0,
-        "dead_lettered": 2, "left_out": 0, "waiting": 3, "unexplained": 0,
+        "dead_lettered": 2, "found": 0, "set_aside": 0, "unreadable": 0, "no_place": 0, "left_out": 0, "waiting": 3, "unexplained": 0,
     });
     for (path, expected) in [
         ("/process", json!("consumer")),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Store, Written};
+use super::{Answer, Compacted, Compaction, Expired, Found, Store, Written};
 use crate::batch::{Batch, Cursor};
 
 /// Remembers cursors for the life of the process, and nothing else.
@@ -29,8 +29,8 @@ impl Store for DiscardStore {
         std::future::ready(Ok(Written::default())).boxed()
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, BuyerUids> {
-        std::future::ready(Ok(BuyerUids::new())).boxed()
+    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, Found> {
+        std::future::ready(Ok(Found::default())).boxed()
     }
 
     fn ping(&self) -> Answer<'_, ()> {

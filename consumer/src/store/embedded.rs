@@ -25,6 +25,7 @@ mod expiry;
 mod recent;
 
 use std::{
+    collections::BTreeMap,
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -42,9 +43,10 @@ use fjall::{
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Store, StoreError, Written};
+use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Found, Store, StoreError, Written};
 use crate::{
     batch::{Batch, BatchCookie, Cursor},
+    places::Place,
     ttl::Ttls,
 };
 use expiry::Expiry;
@@ -70,6 +72,9 @@ const NEWEST_KEY: &[u8] = b"newest";
 const LAYOUT_KEY: &[u8] = b"layout";
 const LAYOUT: &[u8] = b"1";
 const CURSOR_PREFIX: &[u8] = b"cursor/";
+const PLACE_PREFIX: &[u8] = b"place/";
+/// There once places are recorded.
+const PLACES_KEY: &[u8] = b"places";
 
 /// Cookies in a folder.
 #[derive(Debug)]
@@ -184,14 +189,18 @@ impl Store for EmbeddedStore {
         self.run(Inner::load_cursors)
     }
 
+    fn load_places(&self) -> Answer<'_, Vec<Place>> {
+        self.run(Inner::load_places)
+    }
+
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
         let writing = self.run(move |inner| inner.write(&batch));
         Box::pin(self.while_it_works(writing))
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, BuyerUids> {
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
         let user_id = user_id.to_owned();
-        self.run(move |inner| inner.lookup(&user_id))
+        self.run(move |inner| inner.lookup(&user_id).map(Found::from))
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -287,10 +296,33 @@ impl Inner {
         Ok(cursors)
     }
 
+    /// The places recorded; in a store of a version that recorded none, those of all cookies, which are read for that.
+    fn load_places(&self) -> fjall::Result<Vec<Place>> {
+        let mut places = BTreeMap::new();
+        for pair in self.meta.prefix(PLACE_PREFIX) {
+            let (key, value) = pair.into_inner()?;
+            places.extend(dsp_of(&key).zip(be_u64(&value)));
+        }
+        if !self.meta.contains_key(PLACES_KEY)? {
+            for pair in self.cookies.iter() {
+                let (key, value) = pair.into_inner()?;
+                if let Some((dsp_id, accepted)) = dsp_of(&key).zip(be_u64(&value)) {
+                    let newest: &mut u64 = places.entry(dsp_id).or_default();
+                    *newest = accepted.max(*newest);
+                }
+            }
+            for (dsp_id, newest) in &places {
+                self.meta.insert(place_key(*dsp_id), newest.to_be_bytes())?;
+            }
+            self.meta.insert(PLACES_KEY, [])?;
+        }
+        Ok(places.into_iter().collect())
+    }
+
     fn write(&self, batch: &Batch) -> fjall::Result<Written> {
         let mut recent = self.recent();
         let newest = recent.newest();
-        let capacity = batch.len() + batch.cursors().len() + 1;
+        let capacity = batch.len() + batch.cursors().len() + batch.places().len() + 1;
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
             .durability(Some(PersistMode::SyncData));
         let mut done = Written::default();
@@ -307,6 +339,9 @@ impl Inner {
             recent.written(pair, accepted);
             put_value(&mut value, &cookie);
             writes.insert(&self.cookies, key.as_slice(), &value);
+        }
+        for (dsp_id, newest) in batch.places() {
+            writes.insert(&self.meta, place_key(*dsp_id), newest.to_be_bytes());
         }
         for cursor in batch.cursors() {
             let (key, value) = encode_cursor(cursor, (self.tuning.now_unix_micros)());
@@ -423,6 +458,10 @@ fn put_value(value: &mut Vec<u8>, cookie: &BatchCookie<'_>) {
 
 fn be_u64(bytes: &[u8]) -> Option<u64> {
     bytes.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+fn place_key(dsp_id: u32) -> Vec<u8> {
+    [PLACE_PREFIX, &dsp_id.to_be_bytes()].concat()
 }
 
 fn encode_cursor(cursor: &Cursor, committed_unix_micros: u64) -> (Vec<u8>, Vec<u8>) {

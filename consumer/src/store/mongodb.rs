@@ -15,13 +15,16 @@
 //! a `collMod` of our own index, so other data on the same server is not touched. See `mongodb/expiry.rs`, and
 //! `mongodb/compaction.rs` for what gives the space back.
 //!
-//! Every command has a deadline, also those that see to an index: it is then repeated, which changes nothing.
-//! Only `compact` may take as long as its window.
+//! Every command has a deadline: it is then repeated, which changes nothing. Only `compact` may take as long as its window,
+//! and the making of an index as long as it takes.
+//!
+//! A DSP's trouble is its own: see `mongodb/round.rs`.
 //!
 //! No error of this store contains the credentials of its connection string.
 //!
 //! Cursors: see `mongodb/cursors.rs`.
 
+mod breakers;
 mod bson;
 pub mod command;
 mod compaction;
@@ -32,6 +35,8 @@ mod expiry;
 mod layout;
 mod lookup;
 mod order;
+mod places;
+mod round;
 mod secrets;
 mod write;
 
@@ -48,15 +53,15 @@ use mongodb::{
     bson::{Bson, DateTime},
 };
 use tokio::sync::OnceCell;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    Answer, BuyerUids, Compacted, Compaction, Expired, Receipt, Store, StoreError, Written,
-};
+use super::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written};
 use crate::{
     batch::{Batch, Cursor},
+    places::Place,
     ttl::Ttls,
 };
+use breakers::Breakers;
 use connection::{Connection, in_time};
 pub use connection::{WriteConcern, check_uri};
 pub use layout::{Layout, LayoutError};
@@ -67,20 +72,30 @@ use secrets::Secrets;
 const NEVER_SECONDS: i64 = i32::MAX as i64;
 
 const NAMESPACE_NOT_FOUND: i32 = 26;
-const INDEX_OPTIONS_CONFLICT: i32 = 85;
 const INVALID_OPTIONS: i32 = 72;
 
 /// Cookies in a mongod, or whatever the URI leads to.
 #[derive(Debug)]
 pub struct MongodbStore {
+    inner: Arc<Inner>,
+}
+
+/// Shared with tasks that wait for a database of one DSP.
+#[derive(Debug)]
+struct Inner {
     options: Options,
     secrets: Secrets,
     connected: OnceCell<Connection>,
+    /// For lookups alone.
+    lookups: OnceCell<Connection>,
     dsps: Mutex<Dsps>,
     /// Which life of which server took the latest commit.
     server: Mutex<Option<Receipt>>,
     /// By DSP.
     orders: Mutex<BTreeMap<u32, Order>>,
+    breakers: Breakers,
+    /// What waits for an answer of one database: at most one command of each.
+    tasks: TaskTracker,
     expiry: expiry::State,
     compaction: compaction::State,
 }
@@ -100,6 +115,8 @@ pub struct Options {
     pub writers: usize,
     /// How long cookies live.
     pub ttls: Ttls,
+    /// DSPs that keep their databases, be they empty.
+    pub dsps: BTreeSet<u32>,
 }
 
 impl fmt::Debug for Options {
@@ -114,28 +131,44 @@ impl fmt::Debug for Options {
 
 #[derive(Debug, Default)]
 struct Dsps {
-    /// Collections whose index this process has seen to.
-    prepared: BTreeSet<(u32, u8)>,
+    /// Those that were there at the start, and those that this process made a place for.
+    places: BTreeSet<u32>,
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
+}
+
+impl Dsps {
+    /// Notes that there is a database of this DSP.
+    fn has_place(&mut self, dsp_id: u32) {
+        self.places.insert(dsp_id);
+        self.listed.insert(dsp_id);
+    }
 }
 
 impl MongodbStore {
     /// A store that connects when it is first used.
     #[must_use]
     pub fn new(options: Options) -> Self {
-        Self {
+        let inner = Inner {
             secrets: Secrets::of(&options.uri),
             options,
             connected: OnceCell::new(),
+            lookups: OnceCell::new(),
             dsps: Mutex::default(),
             server: Mutex::default(),
             orders: Mutex::default(),
+            breakers: Breakers::default(),
+            tasks: TaskTracker::new(),
             expiry: expiry::State::default(),
             compaction: compaction::State::default(),
+        };
+        Self {
+            inner: Arc::new(inner),
         }
     }
+}
 
+impl Inner {
     async fn connection(&self) -> Result<&Connection, StoreError> {
         self.connected
             // The names in it may have to be looked up.
@@ -147,6 +180,11 @@ impl MongodbStore {
     fn database(&self, connection: &Connection, dsp_id: u32) -> Database {
         let name = format!("{}{dsp_id}", self.options.prefix);
         connection.client.database(&name)
+    }
+
+    /// Whether a DSP has a database.
+    fn has_place(&self, dsp_id: u32) -> bool {
+        self.dsps().places.contains(&dsp_id)
     }
 
     fn dsps(&self) -> MutexGuard<'_, Dsps> {
@@ -191,39 +229,59 @@ fn number(value: &Bson) -> Option<u64> {
 
 impl Store for MongodbStore {
     fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        self.answer(self.read_cursors())
+        self.inner.answer(self.inner.read_cursors())
+    }
+
+    fn load_places(&self) -> Answer<'_, Vec<Place>> {
+        self.inner.answer(self.inner.read_places())
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
-        self.answer(self.write_batch(batch))
+        self.inner
+            .answer(Arc::clone(&self.inner).write_batch(batch))
+    }
+
+    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, Written> {
+        let retried = Arc::clone(&self.inner).retry_dsp(dsp_id, batch);
+        self.inner.answer(retried)
+    }
+
+    fn has_place(&self, dsp_id: u32) -> bool {
+        self.inner.has_place(dsp_id)
     }
 
     fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
-        self.answer(self.commit_batch(batch, receipt))
+        self.inner.answer(self.inner.commit_batch(batch, receipt))
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, BuyerUids> {
-        self.answer(self.find_user(user_id))
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
+        self.inner.answer(self.inner.find_user(user_id))
     }
 
     fn ping(&self) -> Answer<'_, ()> {
-        self.answer(self.check_writable())
+        self.inner.answer(self.inner.check_writable())
     }
 
     fn expire<'a>(
         &'a self,
         open: bool,
-        _now: u64,
+        now: u64,
         stop: &'a CancellationToken,
     ) -> Answer<'a, Expired> {
-        self.answer(self.set_expiry(open, stop))
+        self.inner.answer(async move {
+            let expired = self.inner.set_expiry(open, stop).await?;
+            if open {
+                self.inner.remove_empty(now, stop).await?;
+            }
+            Ok(expired)
+        })
     }
 
     fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
-        self.answer(self.delete_cursors(before))
+        self.inner.answer(self.inner.delete_cursors(before))
     }
 
     fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, Compacted> {
-        self.answer(self.compact_all(compaction))
+        self.inner.answer(self.inner.compact_all(compaction))
     }
 }

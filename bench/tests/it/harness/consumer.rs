@@ -49,7 +49,10 @@ impl Consumer {
         flags: &[&str],
     ) -> Result<Self> {
         let admin = free_address()?.to_string();
+        let aside = folder.path().join(format!("{name}-aside"));
+        let aside = aside.display().to_string();
         let mut args = owned(&["--admin", &admin, "--name", name, "--store", store]);
+        args.extend(owned(&["--set-aside", &aside]));
         for producer in producers {
             args.extend(owned(&["--producer", producer]));
         }
@@ -84,6 +87,16 @@ impl Consumer {
             let readiness = admin::readiness(&self.admin).await.ok();
             Ok(readiness
                 .is_some_and(|readiness| readiness.is_err_and(|reasons| reasons.contains(why))))
+        })
+        .await
+    }
+
+    /// Waits until it is ready and says this of one of its parts.
+    pub(crate) async fn wait_ready_and_says(&self, what: &str) -> Result<()> {
+        let wanted = format!("{} is ready and says {what:?}", self.admin);
+        wait_until(PATIENCE, &wanted, async || {
+            let answer = admin::get(&self.admin, "/readyz").await?;
+            Ok(answer.status == 200 && answer.body.contains(what))
         })
         .await
     }

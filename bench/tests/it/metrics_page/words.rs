@@ -34,6 +34,11 @@ pub(super) const GROUPS: &[Group] = &[
     group("Tokens", "producer/src/security/guard.rs", ""),
     group("Record of lives", "producer/src/lives.rs", ""),
     group("What became of cookies", "consumer/src/ledger.rs", ""),
+    group(
+        "DSPs and what is set aside",
+        "consumer/src/metrics/aside.rs",
+        "",
+    ),
     group("Each producer", "consumer/src/metrics/producers.rs", ""),
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),

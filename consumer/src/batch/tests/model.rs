@@ -116,9 +116,10 @@ struct Moody {
 
 impl Moody {
     fn mood(dsp_id: u32, buyer_uid: &[u8]) -> Verdict {
-        match (u32::from(*buyer_uid.last().unwrap()) + dsp_id) % 5 {
+        match (u32::from(*buyer_uid.last().unwrap()) + dsp_id) % 6 {
             0 => Verdict::LeaveOut,
             1 => Verdict::Stale,
+            5 => Verdict::Refuse,
             mood => Verdict::Take {
                 is_known: mood == 2,
             },
@@ -169,6 +170,7 @@ impl Model {
                 (Some(_), _) => self.counts.malformed += 1,
                 (None, Verdict::LeaveOut) => self.counts.suppressed += 1,
                 (None, Verdict::Stale) => self.counts.stale += 1,
+                (None, Verdict::Refuse) => self.counts.refused += 1,
                 (None, Verdict::Take { is_known }) => {
                     self.take(cookie, chunk.accepted.min(CLOCK), is_known);
                 }
@@ -200,7 +202,11 @@ impl Model {
     fn check(&self, batch: &Batch) {
         assert_eq!(batch.counts(), self.counts);
         let counts = self.counts;
-        let out = counts.suppressed + counts.stale + counts.superseded + counts.malformed;
+        let out = counts.suppressed
+            + counts.stale
+            + counts.superseded
+            + counts.malformed
+            + counts.refused;
         assert_eq!(
             counts.received,
             out + batch.len() as u64,

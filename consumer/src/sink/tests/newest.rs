@@ -78,6 +78,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         Arc::new(Health::default()),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
+        None,
         CancellationToken::new(),
     );
     let limits = Limits {
@@ -86,7 +87,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         bytes_max: 1 << 20,
     };
     let hurry = CancellationToken::new();
-    let collector = Collector::new(limits, suppression, metrics.sink.clone(), hurry);
+    let collector = Collector::new(limits, suppression, places(), metrics.sink.clone(), hurry);
     let tasks = TaskTracker::new();
     let collecting = tasks.spawn(collector.run(reader, hand_over));
     let writing = tasks.spawn(writer.run(batches));

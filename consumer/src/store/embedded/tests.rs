@@ -57,12 +57,12 @@ async fn newer_wins_and_an_older_replay_changes_nothing() {
     .await;
     assert_eq!(replayed.stale.len(), 1);
     check(
-        &store.lookup("u").await.unwrap(),
+        &store.lookup("u").await.unwrap().buyer_uids,
         &[(1, "newer"), (300, "b")],
     );
-    check(&store.lookup("v").await.unwrap(), &[(1, "c")]);
+    check(&store.lookup("v").await.unwrap().buyer_uids, &[(1, "c")]);
     write(&store, NOW + 200, &[("u", 1, "same time, later")]).await;
-    let found = store.lookup("u").await.unwrap();
+    let found = store.lookup("u").await.unwrap().buyer_uids;
     check(&found, &[(1, "same time, later"), (300, "b")]);
 }
 
@@ -81,7 +81,7 @@ async fn data_and_cursors_and_newest_wins_survive_reopening() {
     assert_eq!(store.load_cursors().await.unwrap(), written.cursors());
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
     assert_eq!(late.stale, [0]);
-    check(&store.lookup("u").await.unwrap(), &[(1, "kept")]);
+    check(&store.lookup("u").await.unwrap().buyer_uids, &[(1, "kept")]);
 }
 
 #[tokio::test]
@@ -122,9 +122,12 @@ async fn lookup_finds_whole_user_ids_only() {
     ];
     write(&store, NOW + 1, &cookies).await;
     for (user_id, _, buyer_uid) in cookies {
-        check(&store.lookup(user_id).await.unwrap(), &[(1, buyer_uid)]);
+        check(
+            &store.lookup(user_id).await.unwrap().buyer_uids,
+            &[(1, buyer_uid)],
+        );
     }
-    check(&store.lookup("abcd").await.unwrap(), &[]);
+    check(&store.lookup("abcd").await.unwrap().buyer_uids, &[]);
 }
 
 #[tokio::test]
@@ -134,7 +137,10 @@ async fn expired_cookie_is_not_returned_even_where_nothing_deletes_it() {
     let (expired, alive) = (NOW - 61 * SECOND, NOW - 59 * SECOND);
     write(&store, expired, &[("u", 1, "expired")]).await;
     write(&store, alive, &[("u", 2, "alive")]).await;
-    check(&store.lookup("u").await.unwrap(), &[(2, "alive")]);
+    check(
+        &store.lookup("u").await.unwrap().buyer_uids,
+        &[(2, "alive")],
+    );
 }
 
 const GENERATION: usize = 5_000;
@@ -230,8 +236,11 @@ async fn late_cookie_of_a_pair_written_lately_is_stale() {
     write(&store, NOW + 5, &[("u", 1, "newer")]).await;
     let late = write(&store, NOW + 4, &[("u", 1, "late"), ("v", 1, "x")]).await;
     assert_eq!(late.stale.len(), 1);
-    check(&store.lookup("u").await.unwrap(), &[(1, "newer")]);
-    check(&store.lookup("v").await.unwrap(), &[(1, "x")]);
+    check(
+        &store.lookup("u").await.unwrap().buyer_uids,
+        &[(1, "newer")],
+    );
+    check(&store.lookup("v").await.unwrap().buyer_uids, &[(1, "x")]);
 }
 
 #[tokio::test]

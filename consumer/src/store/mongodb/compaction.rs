@@ -29,8 +29,8 @@ use mongodb::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    MongodbStore, NAMESPACE_NOT_FOUND,
-    connection::{Connection, answered, code, in_time, unavailable},
+    Inner, NAMESPACE_NOT_FOUND,
+    connection::{Connection, Failure, answered, code, in_time, unavailable},
     date, lock, number,
 };
 use crate::store::{Compacted, CompactedCollection, Compaction, StoreError};
@@ -98,7 +98,7 @@ impl Drop for Running<'_> {
     }
 }
 
-impl MongodbStore {
+impl Inner {
     pub(super) async fn compact_all(
         &self,
         compaction: Compaction<'_>,
@@ -106,7 +106,8 @@ impl MongodbStore {
         let connection = self.connection().await?;
         let mut done = Compacted::NOTHING;
         let mut failed = None;
-        for (dsp_id, collection, last) in self.to_compact(connection, compaction.since).await? {
+        let to_compact = self.to_compact(connection, compaction.since, &mut failed);
+        for (dsp_id, collection, last) in to_compact.await? {
             if compaction.stop.is_cancelled() {
                 done.complete = false;
                 return Ok(done);
@@ -144,6 +145,7 @@ impl MongodbStore {
         &self,
         connection: &Connection,
         since: u64,
+        failed: &mut Option<StoreError>,
     ) -> Result<Vec<(u32, String, Option<Last>)>, StoreError> {
         let records = self.records(connection);
         let records = records.find(doc! {}).into_future();
@@ -153,7 +155,15 @@ impl MongodbStore {
         let mut found = Vec::new();
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
-            for collection in self.collections(&database).await? {
+            let collections = match self.collections(&database).await {
+                Ok(collections) => collections,
+                Err(Failure::Server(error)) => return Err(error),
+                Err(Failure::Dsp(why)) => {
+                    failed.get_or_insert(StoreError::Unavailable(why));
+                    continue;
+                }
+            };
+            for collection in collections {
                 let namespace = format!("{}.{collection}", database.name());
                 let last = records.get(&*namespace).copied();
                 if last.is_none_or(|last| last.at_millis < since) {
@@ -219,7 +229,7 @@ enum Outcome {
 
 /// The compaction of one collection.
 struct One<'a> {
-    store: &'a MongodbStore,
+    store: &'a Inner,
     connection: &'a Connection,
     namespace: String,
     database: Database,

@@ -20,12 +20,15 @@ use crate::store::StoreError;
 /// How long a server may be looked for, so that its absence shows soon.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Most connections, if the URI does not say. Each DSP whose database hangs may hold one for as long as a command may take; the
+/// driver's ten would be gone with ten of them.
+const CONNECTIONS_MAX: u32 = 100;
+
 /// How long a command may take before it counts as failed; it is then repeated, which changes nothing.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What older servers say for `INDEX_OPTIONS_CONFLICT`.
-const INDEX_KEY_CONFLICT: i32 = 86;
-
+/// Clones share their connections.
+#[derive(Clone)]
 pub(super) struct Connection {
     pub(super) client: Client,
     /// `None` leaves it to the server's default.
@@ -109,6 +112,7 @@ impl Connection {
             .server_selection_timeout
             .get_or_insert(SELECTION_TIMEOUT);
         options.connect_timeout.get_or_insert(SELECTION_TIMEOUT);
+        options.max_pool_size.get_or_insert(CONNECTIONS_MAX);
         let concern = options.write_concern.as_ref();
         let concern = concern
             .and_then(|concern| concern.w.clone())
@@ -146,6 +150,16 @@ pub(super) struct WriteError {
 }
 
 impl WriteError {
+    /// Who is to blame for it, where it is not the one document.
+    pub(super) fn failure(&self) -> Failure {
+        let why = format!("write refused with code {}: {}", self.code, self.message);
+        if is_of_dsp(self.code, &self.message) {
+            Failure::Dsp(why)
+        } else {
+            Failure::Server(StoreError::Unavailable(why))
+        }
+    }
+
     /// Whether it says something about the one document and would come again.
     pub(super) fn is_final(&self) -> bool {
         self.code == DUPLICATE || REJECTED.contains(&self.code)
@@ -196,12 +210,57 @@ pub(super) fn write_errors(
     }))
 }
 
-/// Runs a raw command.
-pub(super) async fn run(
-    database: &Database,
-    command: RawDocumentBuf,
-) -> Result<Document, StoreError> {
-    in_time(database.run_raw_command(command).into_future()).await
+/// Why cookies of one DSP were not written.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// It would be the same with those of any other.
+    Server(StoreError),
+    /// Something is wrong with this DSP's database, or with what we may do there.
+    Dsp(String),
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Server(error)
+    }
+}
+
+/// Who was to blame is of no interest where there is no DSP.
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Server(error) => error,
+            Failure::Dsp(why) => Self::Unavailable(why),
+        }
+    }
+}
+
+/// Codes of errors that have nothing to do with the database they come from: not reached, authentication, not a primary,
+/// starting, stepping down or shutting down, disk full, not acknowledged by others.
+const OF_SERVER: [i32; 22] = [
+    6, 7, 11, 18, 64, 79, 89, 91, 100, 175, 189, 317, 391, 9001, 10_058, 10_107, 11_600, 11_602,
+    13_435, 13_436, 14_031, 8000,
+];
+
+/// Runs a raw command in a database.
+pub(super) async fn run(database: &Database, command: RawDocumentBuf) -> Result<Document, Failure> {
+    let answer = answered(database.run_raw_command(command).into_future()).await?;
+    answer.map_err(|error| failure(&error))
+}
+
+/// Who is to blame for an error.
+pub(super) fn failure(error: &Error) -> Failure {
+    let why = errors::explain(error);
+    match code(error) {
+        Some(code) if is_of_dsp(code, &error.to_string()) => Failure::Dsp(why),
+        _ => Failure::Server(StoreError::Unavailable(why)),
+    }
+}
+
+fn is_of_dsp(code: i32, message: &str) -> bool {
+    // Who is not known to the server may do nothing anywhere.
+    let is_nobody = code == 13 && !message.contains("not authorized on ");
+    !is_nobody && !OF_SERVER.contains(&code)
 }
 
 pub(super) async fn in_time<T>(
@@ -231,9 +290,6 @@ pub(super) fn unavailable(error: &Error) -> StoreError {
 
 pub(super) fn code(error: &Error) -> Option<i32> {
     match &*error.kind {
-        ErrorKind::Command(error) if error.code == INDEX_KEY_CONFLICT => {
-            Some(super::INDEX_OPTIONS_CONFLICT)
-        }
         ErrorKind::Command(error) => Some(error.code),
         _ => None,
     }

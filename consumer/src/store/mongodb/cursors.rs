@@ -1,16 +1,17 @@
 //! Where the consumer stands, in the database it writes to: database `cookiesync`, collection `cursors`,
 //! `{_id: {c: <consumer>, p: <producer>}, epoch, sequence, complete, at: <date committed>}`.
 
-use std::{future::IntoFuture, sync::Arc};
+use std::{future::IntoFuture, sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
     bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
 };
+use tokio::time::timeout;
 
 use super::{
-    MongodbStore,
+    Inner,
     connection::{Connection, WriteConcern, in_time, run, write_errors},
     date, errors, lock,
 };
@@ -23,10 +24,13 @@ use crate::{
 const DATABASE: &str = "cookiesync";
 const COLLECTION: &str = "cursors";
 
+/// How soon a server answers that works.
+pub(super) const WORKS_WITHIN: Duration = Duration::from_secs(1);
+
 /// How long a check waits for the acknowledgment of others.
 const ACKNOWLEDGED_MILLIS: i32 = 3_000;
 
-impl MongodbStore {
+impl Inner {
     /// Commits the cursors of a batch that was written to the server of `receipt`. A server that was started anew
     /// since may not have all of the batch: its journal has, from the commit on, what was acknowledged by itself.
     pub(super) async fn commit_batch(
@@ -36,6 +40,9 @@ impl MongodbStore {
     ) -> Result<(), StoreError> {
         let connection = self.connection().await?;
         self.check_server(connection, receipt).await?;
+        if !batch.places().is_empty() {
+            self.record_places(connection, batch.places()).await?;
+        }
         if !batch.cursors().is_empty() {
             self.commit_cursors(connection, batch.cursors()).await?;
         }
@@ -55,7 +62,7 @@ impl MongodbStore {
         }
     }
 
-    async fn check_server(
+    pub(super) async fn check_server(
         &self,
         connection: &Connection,
         expected: Receipt,
@@ -113,9 +120,29 @@ impl MongodbStore {
     /// writes (`fsyncLock`), or cannot acknowledge them, shows itself.
     pub(super) async fn check_writable(&self) -> Result<(), StoreError> {
         let connection = self.connection().await?;
+        self.write_nothing(connection, doc! { "wtimeout": ACKNOWLEDGED_MILLIS })
+            .await
+    }
+
+    /// Whether the server can be written soon, so that what fails is a matter of one database.
+    pub(super) async fn works_elsewhere(&self) -> bool {
+        let check = timeout(WORKS_WITHIN, self.check_writable()).await;
+        check.is_ok_and(|check| check.is_ok())
+    }
+
+    /// Returns when all that was acknowledged before is in the journal.
+    pub(super) async fn journal(&self, connection: &Connection) -> Result<(), StoreError> {
+        self.write_nothing(connection, doc! { "j": true }).await
+    }
+
+    async fn write_nothing(
+        &self,
+        connection: &Connection,
+        more_concern: Document,
+    ) -> Result<(), StoreError> {
         let concern = connection.concern.as_ref().map(WriteConcern::document);
         let mut concern = concern.unwrap_or_default();
-        concern.insert("wtimeout", ACKNOWLEDGED_MILLIS);
+        concern.extend(more_concern);
         let nobody = doc! { "_id": { "c": &self.options.name, "p": Bson::MinKey } };
         let command = doc! {
             "update": COLLECTION,

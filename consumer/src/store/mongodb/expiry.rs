@@ -17,7 +17,7 @@ use std::{
     collections::BTreeMap,
     future::IntoFuture,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -28,19 +28,21 @@ use mongodb::{
     bson::{Bson, Document, doc},
     error::Error,
 };
-use tokio::sync::RwLock;
+use tokio::{sync::RwLock, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    INDEX_OPTIONS_CONFLICT, INVALID_OPTIONS, MongodbStore, NAMESPACE_NOT_FOUND, NEVER_SECONDS,
-    command::Place,
-    connection::{Connection, answered, code, unavailable},
+    INVALID_OPTIONS, Inner, NAMESPACE_NOT_FOUND, NEVER_SECONDS,
+    connection::{Connection, Failure, answered, code, failure, unavailable},
     lock, number,
 };
 use crate::store::{Expired, StoreError};
 
 /// How long the server may wait for a lock before it gives a change up, and lets writes go on.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the making of an index is waited for before all else goes on.
+const BUILD_PATIENCE: Duration = Duration::from_secs(2);
 
 const NAME: &str = "t_1";
 
@@ -66,6 +68,8 @@ pub(super) struct State {
     counting: Mutex<Counting>,
     /// Deletions not reported yet.
     deleted: AtomicU64,
+    /// The collection whose index is being made; at most one.
+    building: Arc<Mutex<Option<String>>>,
 }
 
 /// Deletions count from the first look at an open window to the second at a shut one, so that a pass of the TTL
@@ -94,36 +98,29 @@ enum Todo {
     Create,
 }
 
-impl MongodbStore {
-    /// Sees to the index of a collection before the first write of this process.
-    pub(super) async fn prepare(
+impl Inner {
+    /// Makes the collections of a DSP with their indexes, which makes its database. Of one that is there already the index
+    /// is left to the next look: of millions of documents it takes minutes.
+    pub(super) async fn make_place(
         &self,
         connection: &Connection,
-        place: Place,
-    ) -> Result<(), StoreError> {
-        if self.dsps().prepared.contains(&place) {
-            return Ok(());
-        }
-        let (dsp_id, part) = place;
-        let collection = self.options.layout.collection(part);
+        dsp_id: u32,
+    ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
-        let open = self.expiry.open.read().await;
-        let seconds = self.expire_after_seconds(dsp_id, *open);
-        match answered(create_index(&database, &collection, seconds)).await? {
-            Ok(()) => {}
-            // With other options; the next look repairs it.
-            Err(error) if code(&error) == Some(INDEX_OPTIONS_CONFLICT) => {}
-            // The next look tries again; the cookies of other collections need not wait for this one. What
-            // concerns the writing as well, that will say.
-            Err(error) if code(&error).is_some() => {
-                let why = unavailable(&error).to_string();
-                tracing::warn!(dsp_id, collection = &*collection, why, "no index on t yet");
+        self.note_made(connection, dsp_id, &database).await?;
+        for collection in self.options.layout.collections() {
+            let open = self.expiry.open.read().await;
+            match list_indexes(&database, &collection).await? {
+                Ok(_) => {}
+                Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {
+                    let seconds = self.expire_after_seconds(dsp_id, *open);
+                    let made = answered(create_index(&database, &collection, seconds)).await?;
+                    made.map_err(|error| failure(&error))?;
+                }
+                Err(error) => return Err(failure(&error)),
             }
-            Err(error) => return Err(unavailable(&error)),
         }
-        let mut dsps = self.dsps();
-        dsps.prepared.insert(place);
-        dsps.listed.insert(dsp_id);
+        self.dsps().has_place(dsp_id);
         Ok(())
     }
 
@@ -150,12 +147,28 @@ impl MongodbStore {
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
             let seconds = self.expire_after_seconds(dsp_id, open);
-            for collection in self.collections(&database).await? {
+            let collections = match self.collections(&database).await {
+                Ok(collections) => collections,
+                Err(Failure::Server(error)) => return Err(error),
+                Err(Failure::Dsp(why)) => {
+                    failed.get_or_insert(StoreError::Unavailable(why));
+                    continue;
+                }
+            };
+            for collection in collections {
                 if stop.is_cancelled() {
                     return Ok(self.expired(false));
                 }
                 let look = self.look_at(connection, &database, &collection, open, seconds);
-                match look.await? {
+                let looked = match look.await {
+                    Ok(looked) => looked,
+                    Err(error) if self.works_elsewhere().await => {
+                        failed.get_or_insert(error);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                match looked {
                     Ok(done) => complete &= done,
                     Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
                     // It may concern this collection alone.
@@ -203,21 +216,77 @@ impl MongodbStore {
         let plan = plan(&indexes, seconds);
         let done = if plan == Plan::default() {
             true
-        } else if self
-            .is_compacting(connection, database.name(), collection)
-            .await?
+        } else if self.is_building(database.name(), collection)
+            || self
+                .is_compacting(connection, database.name(), collection)
+                .await?
         {
             false
         } else {
-            match carry_out(database, collection, plan, seconds).await? {
-                Ok(()) => true,
-                Err(error) => return Ok(Err(error)),
+            let create = plan.todo == Todo::Create;
+            if let Err(error) = carry_out(database, collection, plan, seconds).await? {
+                return Ok(Err(error));
+            }
+            if create {
+                match self.build_index(database, collection, seconds).await? {
+                    Ok(done) => done,
+                    Err(error) => return Ok(Err(error)),
+                }
+            } else {
+                true
             }
         };
         if !open {
             self.count(database, collection, false).await?;
         }
         Ok(Ok(done))
+    }
+
+    fn is_building(&self, database: &str, collection: &str) -> bool {
+        let building = lock(&self.expiry.building);
+        building.as_deref() == Some(&*format!("{database}.{collection}"))
+    }
+
+    /// Has the index of a collection made, beside everything else and without a deadline: of many millions of documents it
+    /// takes minutes, in which the server goes on taking writes, and lookups leave out what has expired. One at a time;
+    /// false when it is not done yet.
+    async fn build_index(
+        &self,
+        database: &Database,
+        collection: &str,
+        seconds: i64,
+    ) -> Result<Result<bool, Error>, StoreError> {
+        let building = Arc::clone(&self.expiry.building);
+        let namespace = format!("{}.{collection}", database.name());
+        {
+            let mut building = lock(&building);
+            if building.is_some() {
+                return Ok(Ok(false));
+            }
+            *building = Some(namespace.clone());
+        }
+        tracing::info!(collection = namespace, "the index on t is being made");
+        let (database, collection) = (database.clone(), collection.to_owned());
+        let mut task = self.tasks.spawn(async move {
+            let began = tokio::time::Instant::now();
+            let made = create_index(&database, &collection, seconds).await;
+            *lock(&building) = None;
+            match &made {
+                Ok(()) => {
+                    tracing::info!(collection = namespace, took = ?began.elapsed(), "the index on t is made");
+                }
+                Err(error) => {
+                    let why = unavailable(error);
+                    tracing::warn!(collection = namespace, %why, "the index on t was not made, trying again");
+                }
+            }
+            made
+        });
+        match timeout(BUILD_PATIENCE, &mut task).await {
+            Ok(Ok(made)) => Ok(made.map(|()| true)),
+            Ok(Err(error)) => Err(StoreError::Broken(format!("a task failed: {error}"))),
+            Err(_) => Ok(Ok(false)),
+        }
     }
 
     /// Adds what was deleted since the last look, if deletions count now.
@@ -345,8 +414,8 @@ async fn carry_out(
             drop_index(database, collection, name).await?;
         }
         match &plan.todo {
-            Todo::Nothing => Ok(()),
-            Todo::Create => create_index(database, collection, seconds).await,
+            // What has to be made is not waited for here.
+            Todo::Nothing | Todo::Create => Ok(()),
             Todo::Change(name) => {
                 let millis = i64::try_from(CHANGE_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
                 let change = doc! {

@@ -69,6 +69,15 @@ impl Layout {
         }
     }
 
+    /// The names of all collections.
+    pub fn collections(self) -> impl Iterator<Item = Cow<'static, str>> {
+        let last = match self {
+            Self::One => 0,
+            Self::Split256 => u8::MAX,
+        };
+        (0..=last).map(move |part| self.collection(part))
+    }
+
     /// Whether a collection of this name is one of ours.
     #[must_use]
     pub fn is_ours(self, collection: &str) -> bool {

@@ -7,25 +7,30 @@ use std::{
 };
 
 use cookiesync::process::unix_micros;
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use mongodb::{
     Database,
     bson::{RawDocumentBuf, doc},
 };
 
 use super::{
-    MongodbStore,
-    connection::{Connection, in_time},
-    date,
+    Inner,
+    connection::{Connection, Failure, answered, failure, in_time},
+    date, errors,
 };
-use crate::store::{BuyerUids, StoreError};
+use tokio::time::timeout;
+
+use crate::store::{Found, StoreError};
 
 /// How long the list of DSPs is believed when it is only for a lookup.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
-impl MongodbStore {
-    pub(super) async fn find_user(&self, user_id: &str) -> Result<BuyerUids, StoreError> {
-        let connection = self.connection().await?;
+/// How long one DSP's database is waited for.
+const LOOKUP_PATIENCE: Duration = Duration::from_secs(1);
+
+impl Inner {
+    pub(super) async fn find_user(&self, user_id: &str) -> Result<Found, StoreError> {
+        let connection = self.lookups().await?;
         let (now, layout) = (unix_micros(), self.options.layout);
         let name = layout.collection(layout.part(user_id.as_bytes()));
         let dsps = self.list(connection, LIST_AGE_MAX).await?;
@@ -35,13 +40,37 @@ impl MongodbStore {
             let before = date(self.options.ttls.expired_before(dsp_id, now));
             async move {
                 let alive = doc! { "_id": user_id, "t": { "$gte": before } };
-                let found = in_time(collection.find_one(alive).into_future()).await?;
-                let buyer_uid =
-                    found.and_then(|document| Some(document.get_str("b").ok()?.to_owned()));
-                Ok::<_, StoreError>(buyer_uid.map(|buyer_uid| (dsp_id, buyer_uid)))
+                let found = timeout(LOOKUP_PATIENCE, collection.find_one(alive).into_future());
+                let found = match found.await {
+                    Ok(Ok(found)) => Ok(found),
+                    Ok(Err(error)) => Err(errors::explain(&error)),
+                    Err(_) => Err(format!("no answer for {LOOKUP_PATIENCE:?}")),
+                };
+                (dsp_id, found)
             }
         });
-        Ok(try_join_all(finds).await?.into_iter().flatten().collect())
+        let mut all = Found::default();
+        for (dsp_id, found) in join_all(finds).await {
+            match found {
+                Ok(document) => {
+                    let buyer_uid = document.as_ref().and_then(|it| it.get_str("b").ok());
+                    all.buyer_uids
+                        .extend(buyer_uid.map(|buyer_uid| (dsp_id, buyer_uid.to_owned())));
+                }
+                Err(why) => {
+                    all.unavailable.push(dsp_id);
+                    all.why.get_or_insert(self.secrets.hide(why));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Connections that no write waits for, nor they for one.
+    async fn lookups(&self) -> Result<&Connection, StoreError> {
+        self.lookups
+            .get_or_try_init(|| in_time(Connection::new(&self.options.uri)))
+            .await
     }
 
     /// The DSPs that have a database, from a list that is at most so old.
@@ -60,8 +89,8 @@ impl MongodbStore {
         let found = names.iter().filter_map(|name| self.dsp_of(name));
         let mut dsps = self.dsps();
         dsps.listed = found.collect();
-        let prepared: Vec<u32> = dsps.prepared.iter().map(|(dsp_id, _)| *dsp_id).collect();
-        dsps.listed.extend(prepared);
+        let places = dsps.places.clone();
+        dsps.listed.extend(places);
         dsps.listed_at = Some(Instant::now());
         Ok(dsps.listed.clone())
     }
@@ -74,10 +103,11 @@ impl MongodbStore {
     }
 
     /// Our collections in a DSP's database; none in one that only has such a name.
-    pub(super) async fn collections(&self, database: &Database) -> Result<Vec<String>, StoreError> {
+    pub(super) async fn collections(&self, database: &Database) -> Result<Vec<String>, Failure> {
         let names = database.list_collection_names();
         let names = names.filter(doc! { "type": "collection" });
-        let mut names = in_time(names.into_future()).await?;
+        let names = answered(names.into_future()).await?;
+        let mut names = names.map_err(|error| failure(&error))?;
         names.retain(|name| self.options.layout.is_ours(name));
         names.sort_unstable();
         Ok(names)

@@ -8,25 +8,27 @@
 //! 4. Whatever did not go as expected (a document that vanished or appeared meanwhile, or one that is refused) is
 //!    *upserted*, each on its own.
 //!
+//! Collections are written side by side by a [round](super::round), which keeps one DSP's trouble from the others.
+//!
 //! Newest wins in the server: no command of ours replaces a newer `t`, whenever it is executed. So a command
 //! that was given up (its server was paused, say) does no harm when it runs after all, and the same cookies may be
 //! written again. The commands of one collection run one after the other, those of several at once.
 
-use std::{collections::HashMap, sync::Arc};
-
-use futures_util::{
-    FutureExt, TryStreamExt,
-    stream::{self, StreamExt},
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
 };
-use mongodb::bson::{Bson, Document, RawDocumentBuf};
+
+use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
 use super::{
-    MongodbStore,
+    Inner,
     bson::millis,
     command::{self, Kind, Place},
-    connection::{Connection, WriteError, run, write_errors},
+    connection::{Connection, Failure, WriteError, run, write_errors},
     lock, number,
     order::Order,
+    round::{Answered, Round},
 };
 use crate::{
     batch::Batch,
@@ -36,34 +38,92 @@ use crate::{
 /// Cookies from which on encoding them would hold up other tasks for too long.
 const ENCODED_HERE_MAX: usize = 2_000;
 
-impl MongodbStore {
-    pub(super) async fn write_batch(&self, batch: Arc<Batch>) -> Result<Written, StoreError> {
+impl Inner {
+    pub(super) async fn write_batch(
+        self: Arc<Self>,
+        batch: Arc<Batch>,
+    ) -> Result<Written, StoreError> {
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
-        let (sorted, layout) = (Arc::clone(&batch), self.options.layout);
-        let writes: Vec<_> = computed(move || command::by_place(&sorted, layout))
-            .await?
-            .into_iter()
-            .map(|(place, indices)| {
-                let writing = Writing {
-                    store: self,
-                    connection,
-                    batch: &batch,
-                    place,
-                    done: Written::default(),
-                };
-                writing.write(indices).boxed()
-            })
-            .collect();
-        let mut writes = stream::iter(writes).buffer_unordered(self.options.writers);
-        let mut total = Written {
-            receipt,
-            ..Written::default()
+        let by_place = self.by_place(&batch).await?;
+        let round = Round::new(&self, connection, &batch);
+        let written = round.run(by_place).await?;
+        Ok(Written { receipt, ..written })
+    }
+
+    /// Brings in cookies of one DSP, whatever its breaker says, and makes them durable.
+    pub(super) async fn retry_dsp(
+        self: Arc<Self>,
+        dsp_id: u32,
+        batch: Arc<Batch>,
+    ) -> Result<Written, StoreError> {
+        if !self.breakers.may_try(dsp_id) {
+            let why = "no answer yet to what was sent before";
+            return Err(StoreError::Unavailable(why.to_owned()));
+        }
+        let connection = self.connection().await?;
+        let receipt = self.server(connection).await?;
+        let written = match self.retry_places(connection, dsp_id, &batch).await {
+            Ok(written) => written,
+            Err(Failure::Server(error)) => return Err(error),
+            Err(Failure::Dsp(why)) => {
+                self.trip(dsp_id, &why);
+                return Err(StoreError::Unavailable(why));
+            }
         };
-        while let Some(written) = writes.try_next().await? {
-            total.merge(written);
+        self.journal(connection).await?;
+        self.check_server(connection, receipt).await?;
+        self.breakers.reset(dsp_id);
+        Ok(written)
+    }
+
+    async fn retry_places(
+        self: &Arc<Self>,
+        connection: &Connection,
+        dsp_id: u32,
+        batch: &Arc<Batch>,
+    ) -> Result<Written, Failure> {
+        let by_place = self.by_place(batch).await?;
+        if !self.has_place(dsp_id) {
+            self.make_place(connection, dsp_id).await?;
+        }
+        if by_place.is_empty() {
+            return self.probe(connection, dsp_id).await;
+        }
+        let mut total = Written::default();
+        for (place, indices) in by_place {
+            let writing = Writing::new(
+                Arc::clone(self),
+                connection.clone(),
+                Arc::clone(batch),
+                place,
+                Answered::now(),
+            );
+            total.merge(writing.write(indices).await?);
         }
         Ok(total)
+    }
+
+    /// Writes into a DSP's collection what changes nothing.
+    async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<Written, Failure> {
+        let collection = self.options.layout.collection(0);
+        let nobody = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
+        let command = doc! { "update": &*collection, "updates": [nobody] };
+        let command = RawDocumentBuf::try_from(&command)
+            .map_err(|error| StoreError::Broken(error.to_string()))?;
+        run(&self.database(connection, dsp_id), command).await?;
+        Ok(Written::default())
+    }
+
+    async fn by_place(&self, batch: &Arc<Batch>) -> Result<BTreeMap<Place, Vec<u32>>, StoreError> {
+        let (batch, layout) = (Arc::clone(batch), self.options.layout);
+        computed(move || command::by_place(&batch, layout)).await
+    }
+
+    /// Notes what is wrong with a DSP's database, with the credentials taken out.
+    pub(super) fn trip(&self, dsp_id: u32, why: &str) -> Arc<str> {
+        let why = self.secrets.hide(why.to_owned());
+        self.breakers.trip(dsp_id, &why)
     }
 
     fn looks_first(&self, (dsp_id, _): Place) -> bool {
@@ -79,17 +139,35 @@ impl MongodbStore {
 }
 
 /// Brings the cookies of one batch into one collection.
-struct Writing<'a> {
-    store: &'a MongodbStore,
-    connection: &'a Connection,
-    batch: &'a Arc<Batch>,
+pub(super) struct Writing {
+    store: Arc<Inner>,
+    connection: Connection,
+    batch: Arc<Batch>,
     place: Place,
+    answered: Answered,
     done: Written,
 }
 
-impl Writing<'_> {
-    async fn write(mut self, indices: Vec<u32>) -> Result<Written, StoreError> {
-        self.store.prepare(self.connection, self.place).await?;
+impl Writing {
+    pub(super) fn new(
+        store: Arc<Inner>,
+        connection: Connection,
+        batch: Arc<Batch>,
+        place: Place,
+        answered: Answered,
+    ) -> Self {
+        Self {
+            store,
+            connection,
+            batch,
+            place,
+            answered,
+            done: Written::default(),
+        }
+    }
+
+    /// Brings in the cookies at these indices, which are all of this place.
+    pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<Written, Failure> {
         let is_known = |index: &u32| self.batch.cookie(*index as usize).is_known;
         let (mut to_replace, new): (Vec<_>, Vec<_>) = indices.into_iter().partition(is_known);
         let mut rest = Vec::new();
@@ -113,7 +191,7 @@ impl Writing<'_> {
     }
 
     /// Inserts cookies; returns those whose user is there already.
-    async fn insert(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, StoreError> {
+    async fn insert(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
         let mut repeats = Vec::new();
         while !cookies.is_empty() {
             let (now, answer) = self.run(Kind::Insert, &mut cookies).await?;
@@ -128,7 +206,7 @@ impl Writing<'_> {
     }
 
     /// Looks for cookies; returns those that are there with a time not after theirs, and those that are not there.
-    async fn look(&mut self, mut cookies: Vec<u32>) -> Result<(Vec<u32>, Vec<u32>), StoreError> {
+    async fn look(&mut self, mut cookies: Vec<u32>) -> Result<(Vec<u32>, Vec<u32>), Failure> {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         while !cookies.is_empty() {
             let (now, answer) = self.run(Kind::Look, &mut cookies).await?;
@@ -148,7 +226,7 @@ impl Writing<'_> {
     }
 
     /// Replaces cookies that should be there; returns those that may not have been, or could not be replaced.
-    async fn replace(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, StoreError> {
+    async fn replace(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
         let mut rest = Vec::new();
         while !cookies.is_empty() {
             let (now, answer) = self.run(Kind::Replace, &mut cookies).await?;
@@ -167,7 +245,7 @@ impl Writing<'_> {
     }
 
     /// Replaces or inserts cookies, each on its own.
-    async fn upsert(&mut self, mut cookies: Vec<u32>) -> Result<(), StoreError> {
+    async fn upsert(&mut self, mut cookies: Vec<u32>) -> Result<(), Failure> {
         while !cookies.is_empty() {
             let (now, answer) = self.run(Kind::Upsert, &mut cookies).await?;
             for error in write_errors(&answer)? {
@@ -181,17 +259,15 @@ impl Writing<'_> {
     }
 
     /// Notes a cookie that can never be stored; any other error fails the batch, to be repeated.
-    fn reject(&mut self, error: &WriteError, index: Option<&u32>) -> Result<(), StoreError> {
-        let reason = format!("code {}: {}", error.code, error.message);
+    fn reject(&mut self, error: &WriteError, index: Option<&u32>) -> Result<(), Failure> {
         match index {
             Some(index) if error.is_final() => {
                 let index = *index;
+                let reason = format!("code {}: {}", error.code, error.message);
                 self.done.rejected.push(Rejected { index, reason });
                 Ok(())
             }
-            _ => Err(StoreError::Unavailable(format!(
-                "write refused with {reason}"
-            ))),
+            _ => Err(error.failure()),
         }
     }
 
@@ -201,14 +277,14 @@ impl Writing<'_> {
         &self,
         kind: Kind,
         cookies: &mut Vec<u32>,
-    ) -> Result<(Vec<u32>, Document), StoreError> {
+    ) -> Result<(Vec<u32>, Document), Failure> {
         let mut now = std::mem::take(cookies);
-        let (batch, concern) = (Arc::clone(self.batch), self.connection.concern.clone());
+        let (batch, concern) = (Arc::clone(&self.batch), self.connection.concern.clone());
         let (dsp_id, part) = self.place;
         let collection = self.store.options.layout.collection(part);
         let many = now.len() > ENCODED_HERE_MAX;
         let encode = move || {
-            let later = now.split_off(kind.fitting(&batch, &now));
+            let later = now.split_off(now.len().min(kind.cookies_max()));
             let command = kind.encode(&batch, &now, &collection, concern.as_ref());
             (now, later, command)
         };
@@ -218,8 +294,10 @@ impl Writing<'_> {
             encode()
         };
         *cookies = later;
-        let database = self.store.database(self.connection, dsp_id);
-        Ok((now, run(&database, command).await?))
+        let database = self.store.database(&self.connection, dsp_id);
+        let answer = run(&database, command).await?;
+        self.answered.again();
+        Ok((now, answer))
     }
 }
 

@@ -106,6 +106,7 @@ pub(crate) async fn consume(
     let (stop, registry) = seat.begin();
     said::begin(&seat.name, &store.0.lock().expect(UNPOISONED).cursors);
     let surroundings = consumer::app::Surroundings {
+        aside: None,
         store: Arc::new(store),
         admin: SimListener::bind(ADMIN).await?,
         network: Arc::new(SimNetwork),

@@ -216,7 +216,9 @@ fn run_here(plan: Plan) {
     println!("\n{plan}");
     let seed = plan.seed;
     // What producers record outlives them, but not the run; a run knows no path, which would differ each time.
-    let records = TempDir::new().expect("there is a folder for temporary files");
+    // Records of lives belong in memory.
+    let records = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new());
+    let records = records.expect("there is a folder for temporary files");
     env::set_current_dir(&records).expect("it was just made");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
     said::listen();

@@ -12,9 +12,7 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
-    store::{
-        Answer, BuyerUids, Compacted, Compaction, Expired, Receipt, Store, StoreError, Written,
-    },
+    store::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written},
 };
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -256,7 +254,7 @@ impl Store for SimStore {
         Box::pin(self.commit_parts(batch, receipt))
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, BuyerUids> {
+    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, Found> {
         // Nobody asks here: what is stored is read from the disk.
         let why = "this store is not for reading".to_owned();
         Box::pin(std::future::ready(Err(StoreError::Unavailable(why))))

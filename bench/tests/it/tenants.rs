@@ -1,0 +1,298 @@
+//! One DSP's trouble, or anybody's who makes DSPs up, is not another's: it is named, bounded, and nothing is lost by it.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Result, ensure};
+use bench::{admin, mongod::Mongod, scrape::names};
+use consumer::{
+    batch::Batch,
+    store::{
+        Store,
+        mongodb::{Layout, MongodbStore, Options},
+    },
+    ttl::Ttls,
+};
+use cookiesync::process::unix_micros;
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    harness::{Consumer, PATIENCE, Producer, embedded, wait_until},
+    mongods::{command, create_root, failing},
+};
+
+const FAILING: &str = "consumer_dsp_failing";
+
+/// Waits until so many cookies are set aside.
+async fn wait_aside(consumer: &Consumer, cookies: u64) -> Result<()> {
+    let what = format!("{cookies} cookies are set aside");
+    wait_until(PATIENCE, &what, async || {
+        Ok(consumer.metrics().await?.count(names::ASIDE, &[]) == cookies)
+    })
+    .await
+}
+
+/// Whether the consumer's metrics name this DSP as failing.
+async fn is_failing(consumer: &Consumer, dsp: &str) -> Result<bool> {
+    let metrics = consumer.metrics().await?;
+    Ok(metrics.sum(FAILING, &[("dsp", dsp)]) == Some(1.0))
+}
+
+#[tokio::test]
+async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start_with(&folder.path().join("mongod"), &["--auth"]).await?;
+    create_root(&mongod.uri(), "boss", "boss-secret").await?;
+    let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address());
+    let rights = |dbs: &[&str]| -> Vec<Document> {
+        let roles = dbs.iter();
+        roles
+            .map(|db| doc! { "role": "readWrite", "db": *db })
+            .collect()
+    };
+    let roles = rights(&["cookiesync", "17"]);
+    let user = doc! { "createUser": "exchange", "pwd": "secret", "roles": roles };
+    command(&boss, user).await?;
+    let store = format!(
+        "mongodb://exchange:secret@{}/?authSource=admin",
+        mongod.address()
+    );
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+
+    producer.accept("alice", 999, "kept").await?;
+    producer.accept("alice", 17, "a-17").await?;
+    consumer
+        .wait_ready_and_says("set aside: 999 (not authorized to")
+        .await?;
+    wait_aside(&consumer, 1).await?;
+    for number in 0..20 {
+        producer
+            .accept(&format!("user-{number}"), 17, "flows")
+            .await?;
+    }
+    producer.accept("bob", 999, "kept-too").await?;
+    consumer
+        .wait_known("user-19", json!({"17": "flows"}))
+        .await?;
+    wait_aside(&consumer, 2).await?;
+    ensure!(is_failing(&consumer, "999").await?);
+
+    consumer.process.kill()?;
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    // Those that were tried with success may be found again, with others beside them.
+    let found = consumer.metrics().await?.count(names::ASIDE_FOUND, &[]);
+    ensure!(found >= 2, "{found} found");
+    consumer
+        .wait_ready_and_says("set aside: 999 (not authorized to")
+        .await?;
+    let roles = rights(&["cookiesync", "17", "999"]);
+    command(&boss, doc! { "updateUser": "exchange", "roles": roles }).await?;
+    consumer
+        .wait_known("bob", json!({"999": "kept-too"}))
+        .await?;
+    consumer
+        .wait_known("alice", json!({"17": "a-17", "999": "kept"}))
+        .await?;
+    wait_aside(&consumer, 0).await?;
+    consumer.wait_ready_and_says("all work").await?;
+    ensure!(!is_failing(&consumer, "999").await?);
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
+    client.database("55").run_command(view).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    for dsp_id in [17, 44, 55] {
+        producer.accept("alice", dsp_id, "first").await?;
+    }
+    consumer
+        .wait_known("alice", json!({"17": "first", "44": "first"}))
+        .await?;
+    consumer.wait_ready_and_says("set aside: 55 (").await?;
+
+    let hang = doc! {
+        "configureFailPoint": "failCommand",
+        "mode": "alwaysOn",
+        "data": {
+            "failCommands": ["insert", "update", "find"],
+            "namespace": "44.cookies",
+            "blockConnection": true,
+            "blockTimeMS": 20_000,
+        },
+    };
+    command(&mongod.uri(), hang).await?;
+    producer.accept("bob", 44, "late").await?;
+    producer.accept("bob", 17, "now").await?;
+    consumer.wait_ready_and_says("44 (no answer for 1s").await?;
+    for number in 0..20 {
+        let user = format!("user-{number}");
+        producer.accept(&user, 17, "flows").await?;
+        producer.accept(&user, 44, "waits").await?;
+    }
+    // A lookup has what can be read, and names what cannot.
+    let partly = r#""buyer_uids":{"17":"flows"},"unavailable":[44]"#;
+    wait_until(PATIENCE, "the others are found", async || {
+        let answer = admin::get(&consumer.admin, "/v1/users/user-19").await?;
+        Ok(answer.status == 200 && answer.body.contains(partly))
+    })
+    .await?;
+
+    let off = doc! { "configureFailPoint": "failCommand", "mode": "off" };
+    command(&mongod.uri(), off).await?;
+    client
+        .database("55")
+        .run_command(doc! { "drop": "cookies" })
+        .await?;
+    consumer
+        .wait_known("user-19", json!({"17": "flows", "44": "waits"}))
+        .await?;
+    let all = json!({"17": "first", "44": "first", "55": "first"});
+    consumer.wait_known("alice", all).await?;
+    consumer.wait_ready_and_says("all work").await?;
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn invented_dsps_get_no_more_places_than_there_are() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let flags = ["--dsps", "17", "--dsps-max", "20"];
+    for store in [mongod.uri(), embedded(folder.path())] {
+        let producer = Producer::start(&folder, &[]).await?;
+        let name = store.split(':').next().unwrap_or_default().to_owned();
+        let mut consumer = Consumer::start(&folder, &name, &[&producer], &store, &flags).await?;
+        for dsp_id in 1_001..=1_100 {
+            producer.accept("mallory", dsp_id, "made-up").await?;
+        }
+        producer.accept("alice", 17, "real").await?;
+        consumer.wait_known("alice", json!({"17": "real"})).await?;
+        let refused = [("reason", "no_place")];
+        wait_until(PATIENCE, "80 cookies are refused", async || {
+            let metrics = consumer.metrics().await?;
+            Ok(metrics.count(names::FAILED, &refused) == 80)
+        })
+        .await?;
+        wait_aside(&consumer, 0).await?;
+        // Those that have a place keep it, also after a restart, and no other gets one.
+        consumer.process.kill()?;
+        consumer.process.start_again()?;
+        consumer.wait_ready().await?;
+        producer.accept("bob", 1_001, "has-a-place").await?;
+        producer.accept("bob", 1_100, "has-none").await?;
+        consumer
+            .wait_known("bob", json!({"1001": "has-a-place"}))
+            .await?;
+        let metrics = consumer.metrics().await?;
+        assert_eq!(metrics.count("consumer_dsp_places", &[]), 20);
+        assert_eq!(consumer.lost().await?, 0);
+    }
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let databases = client.list_database_names().await?;
+    let dsps = databases.iter().filter(|name| name.parse::<u32>().is_ok());
+    assert_eq!(dsps.count(), 21, "{databases:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let cookies = client.database("17").collection::<Document>("cookies");
+    cookies.insert_one(doc! { "_id": "old", "b": "b" }).await?;
+    // As with millions of documents, it does not end.
+    let hang = |mode: &str| {
+        doc! { "configureFailPoint": "hangAfterStartingIndexBuild", "mode": mode }
+    };
+    command(&mongod.uri(), hang("alwaysOn")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    producer.accept("alice", 17, "flows").await?;
+    consumer.wait_known("alice", json!({"17": "flows"})).await?;
+    let is_there = async || {
+        let names = cookies.list_index_names().await?;
+        anyhow::Ok(names.contains(&"t_1".to_owned()))
+    };
+    command(&mongod.uri(), hang("off")).await?;
+    wait_until(PATIENCE, "the index is there", async || is_there().await).await?;
+    wait_until(PATIENCE, "that is said", async || {
+        let log = consumer.process.last_lines(usize::MAX);
+        Ok(log.contains("the index on t is made"))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn empty_database_that_we_made_is_removed_at_night_and_no_other_is() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let store = MongodbStore::new(Options {
+        uri: mongod.uri(),
+        name: "node".to_owned(),
+        prefix: String::new(),
+        layout: Layout::One,
+        writers: 4,
+        ttls: Ttls::new(Duration::from_secs(86_400), [].into()),
+        dsps: [18].into(),
+    });
+    let nothing = || Arc::new(Batch::new(1, 1));
+    for dsp_id in [17, 18, 19, 20, 21] {
+        store.retry(dsp_id, nothing()).await?;
+    }
+    let cookies = |dsp: &str| client.database(dsp).collection::<Document>("cookies");
+    cookies("19").insert_one(doc! { "_id": "user" }).await?;
+    client.database("20").create_collection("foreign").await?;
+    client.database("22").create_collection("cookies").await?;
+    let now = unix_micros();
+    let mut batch = Batch::new(1, 1);
+    batch.set_places(vec![(17, 1), (18, 1), (19, 1), (20, 1), (21, now), (22, 1)]);
+    let batch = Arc::new(batch);
+    let written = store.write(Arc::clone(&batch)).await?;
+    store.commit(&batch, written.receipt).await?;
+
+    let stop = CancellationToken::new();
+    let dsps = async || {
+        let mut names = client.list_database_names().await?;
+        names.retain(|name| name.parse::<u32>().is_ok());
+        anyhow::Ok(names)
+    };
+    store.expire(false, now, &stop).await?;
+    assert_eq!(dsps().await?, ["17", "18", "19", "20", "21", "22"]);
+    store.expire(true, now, &stop).await?;
+    assert_eq!(dsps().await?, ["18", "19", "20", "21", "22"]);
+    ensure!(!store.has_place(17) && store.has_place(18) && store.has_place(21));
+
+    // What an interrupted removal left is written back, and the database stays.
+    store.retry(17, nothing()).await?;
+    let leaving = client
+        .database("17")
+        .collection::<Document>("cookies_leaving");
+    let late = doc! { "_id": "late", "b": "b", "t": mongodb::bson::DateTime::now() };
+    leaving.insert_one(late).await?;
+    store
+        .commit(&batch, store.write(Arc::clone(&batch)).await?.receipt)
+        .await?;
+    store.expire(true, now, &stop).await?;
+    ensure!(dsps().await?.contains(&"17".to_owned()));
+    let found = cookies("17").find_one(doc! { "_id": "late" }).await?;
+    ensure!(found.is_some(), "it was lost");
+    let names = client.database("17").list_collection_names().await?;
+    assert_eq!(names, ["cookies"]);
+    Ok(())
+}

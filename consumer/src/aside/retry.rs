@@ -1,0 +1,206 @@
+//! Tries the cookies that were set aside again, DSP by DSP, until the store has them.
+//!
+//! A DSP that is new is tried at once, at the pace at which places are made; one that fails, after delays that grow to half
+//! a minute. Each has at most one try at a time, and a few DSPs are tried at once, so that none that hangs holds up the
+//! others for long.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::Aside;
+use crate::{
+    backoff::jittered,
+    batch::Batch,
+    dead_letters::DeadLetters,
+    health::Health,
+    ledger::Retried,
+    store::{Store, StoreError},
+};
+
+/// DSPs that are tried at the same time.
+const TRIED_AT_ONCE: usize = 8;
+
+/// After the first failure, and at most.
+const DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// How often it is looked for DSPs that are due.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Places that are made one right after the other, and then how many a second: a new database keeps mongod from other
+/// work for some milliseconds.
+const NEW_PLACES: (f64, f64) = (32.0, 5.0);
+
+/// The task that tries again.
+#[derive(Debug)]
+pub struct Retries {
+    aside: Aside,
+    store: Arc<dyn Store>,
+    health: Arc<Health>,
+    dead_letters: DeadLetters,
+}
+
+/// When a DSP is tried next.
+#[derive(Debug)]
+struct Due {
+    at: Instant,
+    delay: Duration,
+}
+
+/// What came of trying a DSP.
+type Tried = (u32, Result<(), StoreError>);
+
+impl Retries {
+    /// What is in `aside` into `store`.
+    #[must_use]
+    pub fn new(
+        aside: Aside,
+        store: Arc<dyn Store>,
+        health: Arc<Health>,
+        dead_letters: DeadLetters,
+    ) -> Self {
+        Self {
+            aside,
+            store,
+            health,
+            dead_letters,
+        }
+    }
+
+    /// Tries until `stop` is cancelled; what is set aside then is tried after the next start.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut dues: BTreeMap<u32, Due> = BTreeMap::new();
+        let mut tried: FuturesUnordered<BoxFuture<'_, Tried>> = FuturesUnordered::new();
+        let mut under_way = BTreeSet::new();
+        let mut pace = Pace::new();
+        let mut shown = BTreeSet::new();
+        loop {
+            let now = Instant::now();
+            let mut failing: BTreeSet<u32> = self.health.failing_dsps().into_keys().collect();
+            if shown != failing {
+                self.aside.metrics.fail(&failing);
+                shown.clone_from(&failing);
+            }
+            failing.extend(self.aside.dsps().into_keys());
+            dues.retain(|dsp_id, _| failing.contains(dsp_id));
+            let is_idle = failing.is_empty() && tried.is_empty();
+            for dsp_id in failing {
+                let is_due = dues.get(&dsp_id).is_none_or(|due| due.at <= now);
+                if !is_due || under_way.len() >= TRIED_AT_ONCE || under_way.contains(&dsp_id) {
+                    continue;
+                }
+                if !self.store.has_place(dsp_id) && !pace.take(now) {
+                    continue;
+                }
+                under_way.insert(dsp_id);
+                tried.push(self.try_dsp(dsp_id).boxed());
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some((dsp_id, result)) = tried.next() => {
+                    under_way.remove(&dsp_id);
+                    match result {
+                        Ok(()) => drop(dues.remove(&dsp_id)),
+                        Err(error) => {
+                            self.health.dsp_fails(dsp_id, &error.to_string());
+                            let before = dues.get(&dsp_id).map_or(DELAYS.0, |due| due.delay * 2);
+                            let delay = before.min(DELAYS.1);
+                            dues.insert(dsp_id, Due { at: Instant::now() + jittered(delay), delay });
+                        }
+                    }
+                }
+                () = self.aside.changed(), if is_idle => {}
+                () = sleep_until(now + LOOK_INTERVAL), if !is_idle => {}
+            }
+        }
+    }
+
+    /// Gives the store all that is set aside of a DSP; or, if that is nothing, asks whether it could be written.
+    async fn try_dsp(&self, dsp_id: u32) -> Tried {
+        (dsp_id, self.try_all(dsp_id).await)
+    }
+
+    async fn try_all(&self, dsp_id: u32) -> Result<(), StoreError> {
+        let mut has_tried = false;
+        while let Some(tried) = self.aside.oldest(dsp_id).await {
+            let batch = Arc::clone(&tried.batch);
+            let written = self.store.retry(dsp_id, batch).await?;
+            has_tried = true;
+            self.health.dsp_works(dsp_id);
+            let (stale, rejected) = (written.stale.len() as u64, written.rejected.len() as u64);
+            let tried_now = tried.batch.len() as u64;
+            let retried = Retried {
+                written: tried_now - stale - rejected,
+                superseded: tried.batch.counts().superseded,
+                stale,
+                rejected,
+                unreadable: 0,
+            };
+            self.dead_letters
+                .write(&tried.batch, written.rejected)
+                .await;
+            // What its frames hold in all; none is malformed but by a fault of the disk that its checksum did not find.
+            let unreadable = tried.cookies - tried_now - retried.superseded;
+            self.aside.done(dsp_id, tried.frames).await;
+            self.aside.metrics.ledger.retried(&Retried {
+                unreadable,
+                ..retried
+            });
+        }
+        if !has_tried {
+            let nothing = Arc::new(Batch::new(1, 1));
+            self.store.retry(dsp_id, nothing).await?;
+            self.health.dsp_works(dsp_id);
+        }
+        Ok(())
+    }
+}
+
+/// How many places may be made.
+#[derive(Debug)]
+struct Pace {
+    left: f64,
+    at: Instant,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self {
+            left: NEW_PLACES.0,
+            at: Instant::now(),
+        }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        let (most, per_second) = NEW_PLACES;
+        let passed = (now - self.at).as_secs_f64();
+        self.left = (self.left + passed * per_second).min(most);
+        self.at = now;
+        let may = self.left >= 1.0;
+        if may {
+            self.left -= 1.0;
+        }
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn places_are_made_at_a_pace() {
+        let mut pace = Pace::new();
+        let mut made = |seconds: u64| {
+            let now = Instant::now() + Duration::from_secs(seconds);
+            (0..1000).take_while(|_| pace.take(now)).count()
+        };
+        assert_eq!([made(0), made(0), made(2), made(1000)], [32, 0, 10, 32]);
+    }
+}

@@ -1,0 +1,60 @@
+use cookiesync::process::metrics::Registry;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    batch::tests::{batch, chunk},
+    metrics::Metrics,
+};
+
+async fn open(folder: &TempDir, metrics: &Metrics) -> Aside {
+    let opened = Folder::open(folder.path().join("aside"), 1 << 20).await;
+    Aside::new(opened.unwrap(), metrics.aside.clone())
+}
+
+#[tokio::test]
+async fn cookies_come_back_as_they_were_also_after_a_restart() {
+    let folder = TempDir::new().unwrap();
+    let cookies = [("u1", 7, "a"), ("u2", 9, "b"), ("u3", 7, "ü\"c")];
+    let later = [("u4", 7, "d")];
+    let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies), chunk(4, 2_000, &later)]));
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    {
+        let aside = open(&folder, &metrics).await;
+        metrics.sink.ledger.received(4);
+        let refused = aside.put(&batch, vec![(7, vec![3, 0, 2])]).await;
+        assert_eq!(metrics.sink.ledger.figures().waiting, 1);
+        assert!(refused.is_empty() && aside.dsps() == [(7, 3)].into());
+    }
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let aside = open(&folder, &metrics).await;
+    assert_eq!(metrics.sink.ledger.figures().found, 3);
+    assert!(aside.oldest(9).await.is_none());
+    let tried = aside.oldest(7).await.unwrap();
+    assert_eq!((tried.cookies, tried.batch.cursors()), (3, &[][..]));
+    let mut found: Vec<_> = tried.batch.cookies().collect();
+    found.sort_unstable_by_key(|cookie| cookie.user_id);
+    let wanted = [0, 2, 3].map(|index| batch.cookie(index));
+    assert_eq!(found, wanted);
+    aside.done(7, tried.frames).await;
+    assert!(aside.dsps().is_empty() && aside.oldest(7).await.is_none());
+}
+
+#[tokio::test]
+async fn what_has_no_room_comes_back_with_the_reason() {
+    let folder = TempDir::new().unwrap();
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let aside = open(&folder, &metrics).await;
+    let long = "b".repeat(250);
+    let users: Vec<_> = (0..3_000).map(|user| format!("user-{user}")).collect();
+    let cookies: Vec<_> = users.iter().map(|user| (&**user, 7, &*long)).collect();
+    let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies)]));
+    let refused = aside.put(&batch, vec![(7, (0..3_000).collect())]).await;
+    assert_eq!(refused.len(), 3_000);
+    assert!(
+        refused[0].reason.contains("no room"),
+        "{}",
+        refused[0].reason
+    );
+    assert!(aside.dsps().is_empty());
+}

@@ -1,0 +1,56 @@
+//! What is counted of cookies that are set aside, beside the ledger.
+
+use std::collections::BTreeSet;
+
+use prometheus::{IntGauge, IntGaugeVec, Result};
+
+use super::Names;
+use crate::ledger::Ledger;
+
+/// Most DSPs that are named as failing.
+const FAILING_MAX: usize = 64;
+
+/// What is counted of cookies that are set aside.
+#[derive(Clone, Debug)]
+pub struct Aside {
+    /// How many there are, and what becomes of them.
+    pub ledger: Ledger,
+    /// Bytes that they take.
+    pub bytes: IntGauge,
+    /// Most bytes.
+    pub bytes_max: IntGauge,
+    failing: IntGaugeVec,
+}
+
+impl Aside {
+    /// Shows these as failing, and no others.
+    pub fn fail(&self, dsps: &BTreeSet<u32>) {
+        self.failing.reset();
+        let mut named = dsps.iter();
+        for dsp_id in named.by_ref().take(FAILING_MAX) {
+            let label = dsp_id.to_string();
+            self.failing.with_label_values(&[label.as_str()]).set(1);
+        }
+        let has_more = named.next().is_some();
+        let others = self.failing.with_label_values(&["other"]);
+        others.set(i64::from(has_more));
+    }
+
+    pub(super) fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
+        let aside = Self {
+            ledger,
+            bytes: names.gauge("aside_bytes", "Bytes of what is set aside.")?,
+            bytes_max: names.gauge(
+                "aside_limit_bytes",
+                "Bytes beyond which cookies of a failing DSP become dead letters; one DSP alone gets half.",
+            )?,
+            failing: names.gauges(
+                "dsp_failing",
+                "1 for each DSP whose cookies the store does not take, the first 64; more are one, `other`.",
+                "dsp",
+            )?,
+        };
+        aside.fail(&BTreeSet::new());
+        Ok(aside)
+    }
+}

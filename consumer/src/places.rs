@@ -1,0 +1,207 @@
+//! Which DSPs have a place in the store: those that the operator lists, and a bounded number of others. Pure.
+//!
+//! Anybody can name a DSP at the edge, and each that is stored costs every node a database, or a part of every user's
+//! entry. So a DSP that is not listed gets a place by being seen, as long as there are some; its cookies are refused when
+//! there are none. What the store holds at the start has its place, beyond the bound too. A place is free again when the
+//! newest cookie of its DSP has expired.
+//!
+//! Cost of a cookie: one comparison in a table of a thousand DSPs. Only what is not found there is looked up.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ttl::Ttls;
+
+/// Entries of the table of those seen last; a power of two.
+const SLOTS: usize = 1024;
+
+/// How often it is looked for places that are free again, by the time of cookies.
+const FREED_INTERVAL_MICROS: u64 = 1_000_000;
+
+/// The part of its time to live by which a DSP's newest time may be ahead of what is recorded.
+const RECORDED_PART: u32 = 64;
+
+/// A DSP, and when its newest cookie was accepted, in microseconds since the Unix epoch.
+pub type Place = (u32, u64);
+
+/// The places of one store.
+#[derive(Debug)]
+pub struct Places {
+    listed: BTreeSet<u32>,
+    seen_max: usize,
+    ttls: Ttls,
+    /// Those that are not listed.
+    seen: BTreeMap<u32, Seen>,
+    slots: Box<[Slot]>,
+    looked_at: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    newest: u64,
+    recorded: u64,
+}
+
+/// A DSP that has a place, 0 for none, and the newest time since it is here.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    dsp_id: u32,
+    newest: u64,
+}
+
+impl Places {
+    /// Places for those that are `listed`, and `seen_max` others.
+    #[must_use]
+    pub fn new(listed: BTreeSet<u32>, seen_max: usize, ttls: Ttls) -> Self {
+        Self {
+            listed,
+            seen_max,
+            ttls,
+            seen: BTreeMap::new(),
+            slots: vec![Slot::default(); SLOTS].into(),
+            looked_at: 0,
+        }
+    }
+
+    /// Takes in what the store holds.
+    pub fn load(&mut self, held: &[Place]) {
+        for &(dsp_id, newest) in held {
+            if !self.listed.contains(&dsp_id) {
+                let recorded = newest;
+                self.seen.insert(dsp_id, Seen { newest, recorded });
+            }
+        }
+    }
+
+    /// Whether a DSP has a place, or gets one now, for a cookie accepted at `accepted`.
+    pub fn admits(&mut self, dsp_id: u32, accepted: u64) -> bool {
+        let slot = &mut self.slots[dsp_id as usize % SLOTS];
+        if slot.dsp_id == dsp_id {
+            slot.newest = slot.newest.max(accepted);
+            return true;
+        }
+        self.admits_other(dsp_id, accepted)
+    }
+
+    #[cold]
+    fn admits_other(&mut self, dsp_id: u32, accepted: u64) -> bool {
+        let is_known = self.listed.contains(&dsp_id) || self.seen.contains_key(&dsp_id);
+        if !is_known {
+            if self.seen.len() >= self.seen_max {
+                self.free(accepted);
+            }
+            if self.seen.len() >= self.seen_max {
+                return false;
+            }
+            self.seen.insert(dsp_id, Seen::default());
+        }
+        let slot = &mut self.slots[dsp_id as usize % SLOTS];
+        let before = std::mem::replace(
+            slot,
+            Slot {
+                dsp_id,
+                newest: accepted,
+            },
+        );
+        self.note(before);
+        true
+    }
+
+    /// Frees places whose DSPs' cookies have all expired at `now`.
+    fn free(&mut self, now: u64) {
+        if now < self.looked_at.saturating_add(FREED_INTERVAL_MICROS) {
+            return;
+        }
+        self.looked_at = now;
+        self.note_all();
+        let ttls = &self.ttls;
+        self.seen
+            .retain(|dsp_id, seen| seen.newest >= ttls.expired_before(*dsp_id, now));
+        for slot in &mut self.slots {
+            if !self.listed.contains(&slot.dsp_id) && !self.seen.contains_key(&slot.dsp_id) {
+                *slot = Slot::default();
+            }
+        }
+    }
+
+    fn note(&mut self, slot: Slot) {
+        if let Some(seen) = self.seen.get_mut(&slot.dsp_id) {
+            seen.newest = seen.newest.max(slot.newest);
+        }
+    }
+
+    fn note_all(&mut self) {
+        for at in 0..SLOTS {
+            self.note(self.slots[at]);
+        }
+    }
+
+    /// What is to be recorded in the store: DSPs that got a place, or whose newest time has moved on by a part of their time
+    /// to live. Said once.
+    pub fn to_record(&mut self) -> Vec<Place> {
+        self.note_all();
+        let mut places = Vec::new();
+        for (&dsp_id, seen) in &mut self.seen {
+            let part = self.ttls.of(dsp_id) / RECORDED_PART;
+            let part = u64::try_from(part.as_micros()).unwrap_or(u64::MAX);
+            if seen.newest > seen.recorded.saturating_add(part) {
+                seen.recorded = seen.newest;
+                places.push((dsp_id, seen.newest));
+            }
+        }
+        places
+    }
+
+    /// Places that are taken by DSPs that are not listed, and how many there are.
+    #[must_use]
+    pub fn taken(&self) -> (usize, usize) {
+        (self.seen.len(), self.seen_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const DAY: u64 = 86_400_000_000;
+
+    fn places(listed: &[u32], seen_max: usize) -> Places {
+        let ttls = Ttls::new(Duration::from_secs(86_400), BTreeMap::new());
+        Places::new(listed.iter().copied().collect(), seen_max, ttls)
+    }
+
+    #[test]
+    fn listed_and_held_have_a_place_and_others_while_there_are_some() {
+        let mut places = places(&[1, 2], 2);
+        places.load(&[(7, 10), (2, 10)]);
+        assert!([1, 2, 7, 8].iter().all(|dsp| places.admits(*dsp, 20)));
+        assert!(!places.admits(9, 20) && !places.admits(9 + 1024, 20));
+        assert!(!places.admits(1 + 1024, 20) && places.admits(8, 20));
+        assert_eq!(places.taken(), (2, 2));
+        let held: Vec<_> = (100..200).map(|dsp_id| (dsp_id, 10)).collect();
+        places.load(&held);
+        assert!(places.admits(150, 20) && !places.admits(9, 20));
+        assert_eq!(places.taken(), (102, 2));
+    }
+
+    #[test]
+    fn place_is_free_again_when_its_newest_cookie_has_expired() {
+        let mut places = places(&[], 1);
+        assert!(places.admits(7, DAY) && places.admits(7, 2 * DAY));
+        assert!(!places.admits(8, 3 * DAY));
+        assert!(places.admits(8, 3 * DAY + 2_000_000));
+        assert!(!places.admits(7, 3 * DAY + 2_000_001));
+    }
+
+    #[test]
+    fn newest_time_is_recorded_when_it_is_new_and_then_now_and_then() {
+        let mut places = places(&[1], 10);
+        places.load(&[(7, DAY)]);
+        assert!(places.admits(1, DAY) && places.admits(7, DAY + 5) && places.admits(8, DAY));
+        assert_eq!(places.to_record(), [(8, DAY)]);
+        assert_eq!(places.to_record(), []);
+        assert!(places.admits(8, 2 * DAY) && places.admits(8 + 1024, 2 * DAY));
+        assert_eq!(places.to_record(), [(8, 2 * DAY), (8 + 1024, 2 * DAY)]);
+    }
+}

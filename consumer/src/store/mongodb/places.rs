@@ -1,0 +1,210 @@
+//! Which DSPs have a database, and when the newest cookie of each was accepted: database `cookiesync`, collection `dsps`,
+//! `{_id: <DSP>, t: <date>, made: <whether a consumer made the database>}`. Consumers of one server share it.
+//!
+//! A database that a consumer made, whose cookies have all expired and are deleted, is removed while expiry is open. Only
+//! empty collections of ours are dropped, never a database: it goes with its last collection. No cookie is lost by it: the
+//! collection is renamed first, after which nobody can write there, and what is found in it then is written back.
+
+use std::{collections::BTreeMap, future::IntoFuture, time::Duration};
+
+use cookiesync::process::unix_micros;
+use futures_util::TryStreamExt;
+use mongodb::{
+    Collection, Database,
+    bson::{Document, RawDocumentBuf, doc},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Inner,
+    connection::{Connection, Failure, answered, failure, in_time, run, write_errors},
+    date,
+    layout::Layout,
+};
+use crate::{places::Place, store::StoreError};
+
+const COLLECTION: &str = "dsps";
+
+/// What a collection is called before it is dropped.
+const LEAVING: &str = "cookies_leaving";
+
+impl Inner {
+    /// The DSPs that have a database: with what is recorded of each, or as of now.
+    pub(super) async fn read_places(&self) -> Result<Vec<Place>, StoreError> {
+        let connection = self.connection().await?;
+        let dsps = self.list(connection, Duration::ZERO).await?;
+        self.dsps().places.extend(&dsps);
+        let records = self.dsp_records(connection);
+        let found = records.find(doc! {}).into_future();
+        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        let newest: BTreeMap<u32, u64> = found.iter().filter_map(decode).collect();
+        let now = unix_micros();
+        let places = dsps.into_iter();
+        Ok(places
+            .map(|dsp_id| (dsp_id, newest.get(&dsp_id).copied().unwrap_or(now)))
+            .collect())
+    }
+
+    pub(super) async fn record_places(
+        &self,
+        connection: &Connection,
+        places: &[Place],
+    ) -> Result<(), StoreError> {
+        let updates: Vec<Document> = places
+            .iter()
+            .map(|&(dsp_id, newest)| {
+                doc! {
+                    "q": { "_id": i64::from(dsp_id) },
+                    "u": { "$max": { "t": date(newest) } },
+                    "upsert": true,
+                }
+            })
+            .collect();
+        let command = doc! { "update": COLLECTION, "ordered": false, "updates": updates };
+        let command = RawDocumentBuf::try_from(&command)
+            .map_err(|error| StoreError::Broken(error.to_string()))?;
+        let answer = run(&self.own_database(connection), command).await?;
+        match write_errors(&answer)?.next() {
+            None => Ok(()),
+            Some(error) => Err(error.failure().into()),
+        }
+    }
+
+    /// Notes that a consumer makes the database of a DSP, if there is none yet.
+    pub(super) async fn note_made(
+        &self,
+        connection: &Connection,
+        dsp_id: u32,
+        database: &Database,
+    ) -> Result<(), Failure> {
+        if !names(database).await?.is_empty() {
+            return Ok(());
+        }
+        let made = doc! { "$set": { "made": true } };
+        let records = self.dsp_records(connection);
+        let noted = records.update_one(id(dsp_id), made).upsert(true);
+        in_time(noted.into_future()).await?;
+        Ok(())
+    }
+
+    /// Removes the databases of DSPs whose cookies have all expired at `now` and are deleted.
+    pub(super) async fn remove_empty(
+        &self,
+        now: u64,
+        stop: &CancellationToken,
+    ) -> Result<(), StoreError> {
+        if self.options.layout != Layout::One {
+            return Ok(());
+        }
+        let connection = self.connection().await?;
+        let records = self.dsp_records(connection);
+        let made = records.find(doc! { "made": true }).into_future();
+        let made: Vec<Document> = in_time(async { made.await?.try_collect().await }).await?;
+        for (dsp_id, newest) in made.iter().filter_map(decode) {
+            let is_alive = newest >= self.options.ttls.expired_before(dsp_id, now);
+            if is_alive || self.options.dsps.contains(&dsp_id) || stop.is_cancelled() {
+                continue;
+            }
+            match self.remove_if_empty(connection, dsp_id).await {
+                Ok(()) => {}
+                Err(Failure::Dsp(why)) => {
+                    tracing::warn!(dsp_id, why, "cannot remove the empty database of a DSP");
+                }
+                Err(Failure::Server(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn remove_if_empty(&self, connection: &Connection, dsp_id: u32) -> Result<(), Failure> {
+        let database = self.database(connection, dsp_id);
+        let cookies = self.options.layout.collection(0);
+        let names = names(&database).await?;
+        if names
+            .iter()
+            .any(|name| *name != *cookies && name != LEAVING)
+        {
+            return Ok(());
+        }
+        let has = |name: &str| names.iter().any(|it| it == name);
+        // What a removal that was interrupted has left.
+        if has(LEAVING) {
+            self.drop_leaving(&database, &cookies).await?;
+        }
+        if has(&cookies) {
+            let collection = database.collection::<Document>(&cookies);
+            let one = collection.find_one(doc! {}).into_future();
+            if answered(one)
+                .await?
+                .map_err(|error| failure(&error))?
+                .is_some()
+            {
+                return Ok(());
+            }
+            // From here on its cookies are set aside, and a place is made for them anew.
+            self.dsps().places.remove(&dsp_id);
+            let name = database.name();
+            let rename = doc! {
+                "renameCollection": format!("{name}.{cookies}"),
+                "to": format!("{name}.{LEAVING}"),
+            };
+            let admin = connection.client.database("admin");
+            let renamed = answered(admin.run_command(rename).into_future()).await?;
+            renamed.map_err(|error| failure(&error))?;
+            self.drop_leaving(&database, &cookies).await?;
+        }
+        let records = self.dsp_records(connection);
+        in_time(records.delete_one(id(dsp_id)).into_future()).await?;
+        tracing::info!(dsp_id, "the empty database of a DSP is removed");
+        Ok(())
+    }
+
+    /// Drops the collection that was renamed, after writing back what came into it meanwhile.
+    async fn drop_leaving(&self, database: &Database, cookies: &str) -> Result<(), Failure> {
+        let leaving = database.collection::<Document>(LEAVING);
+        let found = leaving.find(doc! {}).into_future();
+        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        let updates = found.iter().filter_map(|document| {
+            let (user, time) = (document.get("_id")?, document.get("t")?);
+            Some(doc! {
+                "q": { "_id": user, "t": { "$lte": time } },
+                "u": { "$set": document },
+                "upsert": true,
+            })
+        });
+        let updates: Vec<Document> = updates.collect();
+        if !updates.is_empty() {
+            let command = doc! { "update": cookies, "ordered": false, "updates": updates };
+            let command = RawDocumentBuf::try_from(&command)
+                .map_err(|error| StoreError::Broken(error.to_string()))?;
+            for error in write_errors(&run(database, command).await?)? {
+                // There is a newer one.
+                if !error.is_duplicate_id {
+                    return Err(error.failure());
+                }
+            }
+        }
+        let dropped = answered(leaving.drop().into_future()).await?;
+        dropped.map_err(|error| failure(&error))
+    }
+
+    pub(super) fn dsp_records(&self, connection: &Connection) -> Collection<Document> {
+        self.own_database(connection).collection(COLLECTION)
+    }
+}
+
+fn id(dsp_id: u32) -> Document {
+    doc! { "_id": i64::from(dsp_id) }
+}
+
+/// Everything in a database, views too.
+async fn names(database: &Database) -> Result<Vec<String>, Failure> {
+    let names = answered(database.list_collection_names().into_future()).await?;
+    names.map_err(|error| failure(&error))
+}
+
+fn decode(record: &Document) -> Option<Place> {
+    let dsp_id = u32::try_from(record.get_i64("_id").ok()?).ok()?;
+    let newest = record.get_datetime("t").ok()?.timestamp_millis();
+    Some((dsp_id, u64::try_from(newest).ok()?.saturating_mul(1_000)))
+}

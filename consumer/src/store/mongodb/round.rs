@@ -1,0 +1,199 @@
+//! One batch into all its collections, several at once, so that one DSP's trouble is not another's.
+//!
+//! Each collection is written by a task of its own. What fails for a reason of its database, and what has not answered a
+//! second after all others, [trips](super::breakers) its DSP's breaker, and its cookies are not taken. What hangs is left
+//! to its task, which goes on waiting: that is the one command that DSP may have in flight. A hanging task keeps its slot
+//! for no longer than a second while others wait for one.
+//!
+//! Before a silence is taken for one DSP's, the server is asked to write where the cursors are: if it does not answer
+//! either, the trouble is the server's, and everything waits on as it is.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+
+use super::{
+    Inner,
+    command::Place,
+    connection::{Connection, Failure},
+    lock,
+    write::Writing,
+};
+use crate::{
+    batch::Batch,
+    store::{StoreError, Written},
+};
+
+/// How long a collection may give no sign after all others are done, and how long the server may take to show that it
+/// works. A command has at most ten thousand cookies, which take a slow server a third of that.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+
+type Outcome = (Place, Result<Written, Failure>);
+
+/// The writing of one batch.
+pub(super) struct Round<'a> {
+    store: &'a Arc<Inner>,
+    connection: &'a Connection,
+    batch: &'a Arc<Batch>,
+    waiting: VecDeque<(Place, Vec<u32>)>,
+    tasks: FuturesUnordered<JoinHandle<Outcome>>,
+    running: BTreeMap<Place, Running>,
+    done: Written,
+}
+
+struct Running {
+    indices: Vec<u32>,
+    /// When a command was last answered.
+    answered: Answered,
+    stop: tokio::task::AbortHandle,
+}
+
+/// When a collection last gave a sign.
+#[derive(Debug, Clone)]
+pub(super) struct Answered(Arc<Mutex<Instant>>);
+
+impl Answered {
+    pub(super) fn now() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+
+    pub(super) fn again(&self) {
+        *lock(&self.0) = Instant::now();
+    }
+
+    fn silence(&self) -> Duration {
+        lock(&self.0).elapsed()
+    }
+}
+
+impl<'a> Round<'a> {
+    pub(super) fn new(
+        store: &'a Arc<Inner>,
+        connection: &'a Connection,
+        batch: &'a Arc<Batch>,
+    ) -> Self {
+        Self {
+            store,
+            connection,
+            batch,
+            waiting: VecDeque::new(),
+            tasks: FuturesUnordered::new(),
+            running: BTreeMap::new(),
+            done: Written::default(),
+        }
+    }
+
+    /// Writes the cookies of each place.
+    ///
+    /// # Errors
+    /// When the whole server does not work. What runs is then given up: the batch is to be written again.
+    pub(super) async fn run(
+        mut self,
+        by_place: BTreeMap<Place, Vec<u32>>,
+    ) -> Result<Written, StoreError> {
+        self.waiting.extend(by_place);
+        let result = self.run_all().await;
+        for running in self.running.values() {
+            running.stop.abort();
+        }
+        result.map(|()| self.done)
+    }
+
+    async fn run_all(&mut self) -> Result<(), StoreError> {
+        let mut slots = self.store.options.writers;
+        loop {
+            while self.running.len() < slots
+                && let Some((place, indices)) = self.waiting.pop_front()
+            {
+                self.begin(place, indices);
+            }
+            if self.running.is_empty() {
+                return Ok(());
+            }
+            match timeout(SILENCE_MAX, self.tasks.next()).await {
+                Ok(Some(Ok((place, result)))) => self.ended(place, result)?,
+                Ok(Some(Err(error))) => {
+                    return Err(StoreError::Broken(format!("a task failed: {error}")));
+                }
+                Ok(None) => return Ok(()),
+                Err(_) if !self.waiting.is_empty() => slots += 1,
+                Err(_) => self.silent().await?,
+            }
+        }
+    }
+
+    fn begin(&mut self, place: Place, indices: Vec<u32>) {
+        let (dsp_id, _) = place;
+        if let Some(why) = self.store.breakers.tripped(dsp_id) {
+            return self.done.not_taken(dsp_id, Some(why), indices);
+        }
+        if !self.store.has_place(dsp_id) {
+            return self.done.not_taken(dsp_id, None, indices);
+        }
+        let answered = Answered::now();
+        let writing = Writing::new(
+            Arc::clone(self.store),
+            self.connection.clone(),
+            Arc::clone(self.batch),
+            place,
+            answered.clone(),
+        );
+        let to_write = indices.clone();
+        let writing = async move { (place, writing.write(to_write).await) };
+        let task = self.store.tasks.spawn(writing);
+        let stop = task.abort_handle();
+        self.tasks.push(task);
+        let running = Running {
+            indices,
+            answered,
+            stop,
+        };
+        self.running.insert(place, running);
+    }
+
+    fn ended(&mut self, place: Place, result: Result<Written, Failure>) -> Result<(), StoreError> {
+        let Some(running) = self.running.remove(&place) else {
+            return Ok(());
+        };
+        match result {
+            Ok(written) => self.done.merge(written),
+            Err(Failure::Server(error)) => return Err(error),
+            Err(Failure::Dsp(why)) => {
+                let why = self.store.trip(place.0, &why);
+                self.done.not_taken(place.0, Some(why), running.indices);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing ended for a while, and nothing waits for a slot.
+    async fn silent(&mut self) -> Result<(), StoreError> {
+        let is_silent = |running: &Running| running.answered.silence() >= SILENCE_MAX;
+        if !self.running.values().all(is_silent) {
+            return Ok(());
+        }
+        match timeout(SILENCE_MAX, self.store.check_writable()).await {
+            Ok(answer) => answer?,
+            Err(_) => return Ok(()),
+        }
+        for (place, running) in std::mem::take(&mut self.running) {
+            if !is_silent(&running) {
+                self.running.insert(place, running);
+                continue;
+            }
+            let why = format!("no answer for {SILENCE_MAX:?}, while the server answers others");
+            self.store.breakers.give_up(place.0, running.stop);
+            let why = self.store.trip(place.0, &why);
+            self.done.not_taken(place.0, Some(why), running.indices);
+        }
+        Ok(())
+    }
+}
