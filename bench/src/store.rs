@@ -23,7 +23,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
-use consumer::{Config, config::StoreConfig, store::mongodb::Layout};
+use consumer::{Config, config::StoreConfig};
 use cookiesync::process::unix_micros;
 use tokio_util::sync::CancellationToken;
 
@@ -43,14 +43,13 @@ pub use self::{
 use crate::report::{ReportArgs, grouped, rate};
 
 const ONE: &str = "one";
-const SPLIT: &str = "split256";
 const CEILING: &str = "ceiling";
 const UPSERTS: &str = "upserts";
 const EMBEDDED: &str = "embedded";
 const DISCARD: &str = "none";
 
 /// All that have databases of their own.
-const IN_MONGODB: [&str; 4] = [ONE, SPLIT, CEILING, UPSERTS];
+const IN_MONGODB: [&str; 3] = [ONE, CEILING, UPSERTS];
 
 const COOKIES_DEFAULT: u64 = 2_000_000;
 
@@ -89,9 +88,6 @@ pub struct StoreArgs {
     /// MongoDB collections written at once [default: the consumer's].
     #[arg(long)]
     pub writers: Option<NonZeroUsize>,
-    /// Collections of a DSP in MongoDB: with split256 that layout is measured beside the one collection.
-    #[arg(long, default_value_t = Layout::One)]
-    pub layout: Layout,
     /// How long a repeated cookie is not written again [default: the consumer's].
     #[arg(long, value_name = "TIME")]
     pub refresh_interval: Option<String>,
@@ -143,7 +139,7 @@ pub async fn run(
     progress: impl FnMut(&str),
 ) -> Result<Outcome> {
     ensure!(!args.prefix.is_empty(), "--prefix must not be empty");
-    let config = args.config(ONE, Layout::One)?;
+    let config = args.config()?;
     let mut place = Place::default();
     match &config.store {
         StoreConfig::Mongodb(uri) => {
@@ -272,7 +268,7 @@ fn line(
 
 impl StoreArgs {
     /// The consumer's settings: what it would run with, given these.
-    fn config(&self, way: &str, layout: Layout) -> Result<Config> {
+    fn config(&self) -> Result<Config> {
         let Self { prefix, .. } = self;
         let dead_letters = std::env::temp_dir().join("bench-store-dead-letters.jsonl");
         let mut arguments = vec![
@@ -281,8 +277,7 @@ impl StoreArgs {
             format!("--store={}", self.store),
             format!("--batch-cookies={}", self.batch),
             format!("--flush-interval={}", self.flush_interval),
-            format!("--mongodb-prefix={prefix}{way}-"),
-            format!("--mongodb-layout={layout}"),
+            format!("--mongodb-prefix={prefix}{ONE}-"),
             format!("--dead-letters={}", dead_letters.display()),
         ];
         arguments.extend(
@@ -306,15 +301,10 @@ impl StoreArgs {
                 name = EMBEDDED;
             }
             let consumed = Consumed::start("store-consumer", config, self.dsps).await?;
-            return Ok(vec![Way::consumed(name, consumed, Layout::One)]);
+            return Ok(vec![Way::consumed(name, consumed)]);
         };
         let consumed = Consumed::start("store-consumer", config.clone(), self.dsps).await?;
-        let mut ways = vec![Way::consumed(ONE, consumed, Layout::One)];
-        if self.layout == Layout::Split256 {
-            let config = self.config(SPLIT, Layout::Split256)?;
-            let consumed = Consumed::start("store-split256", config, self.dsps).await?;
-            ways.push(Way::consumed(SPLIT, consumed, Layout::Split256));
-        }
+        let mut ways = vec![Way::consumed(ONE, consumed)];
         let plan = |way| Plan {
             uri: uri.clone(),
             prefix: format!("{}{way}-", self.prefix),

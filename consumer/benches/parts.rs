@@ -45,10 +45,7 @@ mod counted {
         batch::{Batch, TakeAll},
         store::{
             Written,
-            mongodb::{
-                Layout,
-                command::{self, Kind},
-            },
+            mongodb::command::{self, Kind},
         },
         suppression::Suppression,
     };
@@ -97,13 +94,13 @@ mod counted {
     /// Orders a batch for MongoDB.
     #[inline(never)]
     pub(super) fn sort(batch: &Batch) {
-        black_box(command::by_place(batch, Layout::One));
+        black_box(command::by_dsp(batch));
     }
 
     /// One command for all of a batch's cookies.
     #[inline(never)]
     pub(super) fn encode(kind: Kind, batch: &Batch, indices: &[u32]) {
-        black_box(kind.encode(batch, indices, "cookies", None));
+        black_box(kind.encode(batch, indices, None));
     }
 }
 

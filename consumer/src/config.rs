@@ -19,7 +19,7 @@ use cookiesync::{
 use jiff::tz::TimeZone;
 
 pub use self::args::Args;
-use crate::{store::mongodb::Layout, ttl::Ttls, window::Window};
+use crate::{ttl::Ttls, window::Window};
 
 /// A producer, or all producers behind a host name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -84,8 +84,6 @@ pub struct Config {
     pub dsps_max: usize,
     /// What every MongoDB database's name begins with.
     pub mongodb_prefix: String,
-    /// How cookies are spread over MongoDB collections.
-    pub mongodb_layout: Layout,
     /// Most MongoDB collections written at once.
     pub mongodb_writers: usize,
     /// When expired cookies are deleted.
@@ -144,7 +142,7 @@ impl fmt::Display for Config {
             f,
             "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
              refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} set_aside={} set_aside_bytes={} dsps={} dsps_max={} mongodb_prefix={} \
-             mongodb_layout={} mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
+             mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
             producers.join(","),
             self.producers_expected,
             self.security.tls.is_some(),
@@ -165,7 +163,6 @@ impl fmt::Display for Config {
             self.dsps.len(),
             self.dsps_max,
             self.mongodb_prefix,
-            self.mongodb_layout,
             self.mongodb_writers,
             self.expiry_window,
             self.compaction_window,

@@ -301,7 +301,6 @@ pub async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             uri: uri.clone(),
             name: config.name.clone(),
             prefix: config.mongodb_prefix.clone(),
-            layout: config.mongodb_layout,
             writers: config.mongodb_writers,
             ttls: config.ttls.clone(),
             dsps: config.dsps.clone(),

@@ -178,7 +178,6 @@ mod tests {
     #[test]
     fn what_cannot_be_verified_is_refused() {
         for (flags, is_good) in [
-            ("--consumer-arg=--mongodb-layout=split256", true),
             ("--consumer-arg=--mongodb-prefix=x-", false),
             ("--own-network", true),
             ("--own-network --store mongodb://127.0.0.1", false),

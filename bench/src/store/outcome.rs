@@ -56,7 +56,7 @@ pub struct Outcome {
 /// What one way took.
 #[derive(Debug, Clone, Serialize)]
 pub struct WayOutcome {
-    /// `one`, `split256`, `embedded` or `none`: the consumer; `ceiling`: bare inserts of new pairs; `upserts`: bare
+    /// `one`, `embedded` or `none`: the consumer; `ceiling`: bare inserts of new pairs; `upserts`: bare
     /// upserts of all.
     pub name: &'static str,
     /// What the warm-up took.

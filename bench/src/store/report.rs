@@ -106,7 +106,7 @@ impl Outcome {
         Table {
             title: "Ways to write".to_owned(),
             note: Some(format!(
-                "one, split256, embedded, none: the consumer. ceiling: bare inserts of new pairs only, counted as such. \
+                "one, embedded, none: the consumer. ceiling: bare inserts of new pairs only, counted as such. \
                  upserts: bare upserts of all. Batches of {}, {repeats}, {} writers, seed {}.",
                 grouped(self.batch_cookies as u64),
                 self.writers,

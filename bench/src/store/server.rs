@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use consumer::store::mongodb::Layout;
+use consumer::store::mongodb::COOKIES;
 use mongodb::{
     Client, Collection,
     bson::{Bson, Document, doc},
@@ -122,40 +122,30 @@ impl Server {
     }
 
     /// The documents of one way.
-    pub(super) async fn count(&self, way: &str, layout: Layout, dsps: u32) -> Result<u64> {
+    pub(super) async fn count(&self, way: &str, dsps: u32) -> Result<u64> {
         let mut count = 0;
         for dsp_id in 1..=dsps {
             let database = self
                 .client
                 .database(&format!("{}{way}-{dsp_id}", self.prefix));
-            for name in database.list_collection_names().await? {
-                if layout.is_ours(&name) {
-                    let collection: Collection<Document> = database.collection(&name);
-                    count += collection.estimated_document_count().await?;
-                }
-            }
+            let collection: Collection<Document> = database.collection(COOKIES);
+            count += collection.estimated_document_count().await?;
         }
         Ok(count)
     }
 
     /// How many of the pairs have another value, or none.
-    pub(super) async fn wrong(
-        &self,
-        way: &str,
-        layout: Layout,
-        expected: &[Expected],
-    ) -> Result<u64> {
-        let mut by_place: BTreeMap<_, Vec<&Expected>> = BTreeMap::new();
+    pub(super) async fn wrong(&self, way: &str, expected: &[Expected]) -> Result<u64> {
+        let mut by_dsp: BTreeMap<_, Vec<&Expected>> = BTreeMap::new();
         for pair in expected {
-            let place = (pair.dsp_id, layout.part(pair.user_id.as_bytes()));
-            by_place.entry(place).or_default().push(pair);
+            by_dsp.entry(pair.dsp_id).or_default().push(pair);
         }
         let mut wrong = 0;
-        for ((dsp_id, part), pairs) in by_place {
+        for (dsp_id, pairs) in by_dsp {
             let database = self
                 .client
                 .database(&format!("{}{way}-{dsp_id}", self.prefix));
-            let collection = database.collection(&layout.collection(part));
+            let collection = database.collection(COOKIES);
             for pairs in pairs.chunks(FIND_MAX) {
                 let found = find(&collection, pairs).await?;
                 let is_wrong =

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use consumer::store::mongodb::Layout;
 use hdrhistogram::Histogram;
 
 use super::{
@@ -22,8 +21,6 @@ use crate::{
 pub(super) struct Way {
     pub(super) name: &'static str,
     work: Work,
-    /// How its documents lie in MongoDB.
-    layout: Layout,
     tally: Tally,
 }
 
@@ -51,19 +48,18 @@ struct Began {
 }
 
 impl Way {
-    pub(super) fn consumed(name: &'static str, consumed: Consumed, layout: Layout) -> Self {
-        Self::new(name, Work::Consumed(Box::new(consumed)), layout)
+    pub(super) fn consumed(name: &'static str, consumed: Consumed) -> Self {
+        Self::new(name, Work::Consumed(Box::new(consumed)))
     }
 
     pub(super) fn bare(name: &'static str, bare: Bare) -> Self {
-        Self::new(name, Work::Bare(Box::new(bare)), Layout::One)
+        Self::new(name, Work::Bare(Box::new(bare)))
     }
 
-    fn new(name: &'static str, work: Work, layout: Layout) -> Self {
+    fn new(name: &'static str, work: Work) -> Self {
         Self {
             name,
             work,
-            layout,
             tally: Tally::default(),
         }
     }
@@ -173,9 +169,9 @@ impl Way {
         }
         let (mut wrong, mut documents) = (embedded_wrong, None);
         if let Some(server) = server {
-            documents = Some(server.count(self.name, self.layout, dsps).await?);
+            documents = Some(server.count(self.name, dsps).await?);
             if has_all_values {
-                wrong = Some(server.wrong(self.name, self.layout, expected).await?);
+                wrong = Some(server.wrong(self.name, expected).await?);
             }
         }
         Ok(outcome(

@@ -4,7 +4,7 @@ use std::{ops::ControlFlow, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 use consumer::{
-    store::{embedded::EmbeddedStore, mongodb::Layout},
+    store::{embedded::EmbeddedStore, mongodb::COOKIES},
     ttl::Ttls,
 };
 use mongodb::{
@@ -24,7 +24,7 @@ const PARTS_AHEAD: usize = 2;
 /// Longer than any run: expiry has no part in this.
 const TTL: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Checks all databases of `uri` that are named `prefix` and a DSP's number, in either layout; `progress` gets the
+/// Checks all databases of `uri` that are named `prefix` and a DSP's number; `progress` gets the
 /// documents read so far.
 ///
 /// # Errors
@@ -45,33 +45,22 @@ pub async fn mongodb(
             continue;
         };
         let database = client.database(&name);
-        for collection in database.list_collection_names().await? {
-            if !holds_cookies(&collection) {
-                continue;
-            }
-            let cookies = database.collection::<RawDocumentBuf>(&collection);
-            let mut found = cookies.find(doc! {}).batch_size(DOCUMENTS_AT_ONCE).await?;
-            while found.advance().await? {
-                let document = found.current();
-                let form = || format!("{name} has a document of another form: {document:?}");
-                let user_id = document.get_str("_id").with_context(form)?;
-                let buyer_uid = document.get_str("b").with_context(form)?;
-                document.get_datetime("t").with_context(form)?;
-                check.take(user_id.as_bytes(), dsp_id, buyer_uid.as_bytes());
-                documents += 1;
-                if documents % u64::from(DOCUMENTS_AT_ONCE) == 0 {
-                    progress(documents);
-                }
+        let cookies = database.collection::<RawDocumentBuf>(COOKIES);
+        let mut found = cookies.find(doc! {}).batch_size(DOCUMENTS_AT_ONCE).await?;
+        while found.advance().await? {
+            let document = found.current();
+            let form = || format!("{name} has a document of another form: {document:?}");
+            let user_id = document.get_str("_id").with_context(form)?;
+            let buyer_uid = document.get_str("b").with_context(form)?;
+            document.get_datetime("t").with_context(form)?;
+            check.take(user_id.as_bytes(), dsp_id, buyer_uid.as_bytes());
+            documents += 1;
+            if documents % u64::from(DOCUMENTS_AT_ONCE) == 0 {
+                progress(documents);
             }
         }
     }
     Ok(check.finish())
-}
-
-/// In either layout.
-fn holds_cookies(collection: &str) -> bool {
-    let is = |layout: Layout| (0..=u8::MAX).any(|part| layout.collection(part) == collection);
-    is(Layout::One) || is(Layout::Split256)
 }
 
 /// A cookie's user id, DSP and buyer uid.
@@ -117,15 +106,4 @@ pub async fn embedded(
     }
     reading.await??;
     Ok(check.finish())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn collections_of_both_layouts_hold_cookies() {
-        assert!(["cookies", "00", "7f", "ff"].into_iter().all(holds_cookies));
-        assert!(!["cursors", "100", "FF", "c"].into_iter().any(holds_cookies));
-    }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bench::{admin, mongod::Mongod};
-use consumer::store::mongodb::Layout;
 use mongodb::bson::doc;
 use serde_json::json;
 use tempfile::TempDir;
@@ -92,7 +91,7 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time() 
     let other = doc! { "expireAfterSeconds": 60 };
     server.make_index("theirs.cookies", "t_1", other).await?;
 
-    let night = Night::start(&mongod, Layout::One, "10T00:30")?;
+    let night = Night::start(&mongod, "10T00:30")?;
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
     server.wait_expiring(&short, NEVER_SECONDS).await?;
     let theirs = async |hour: &str| -> Result<()> {
@@ -158,7 +157,7 @@ async fn index_with_other_options_is_repaired_and_expires_in_the_window() -> Res
         server.write(namespace, "old", TTL + HOUR).await?;
         server.write(namespace, "fresh", HOUR).await?;
     }
-    let night = Night::start(&mongod, Layout::One, "10T00:30")?;
+    let night = Night::start(&mongod, "10T00:30")?;
     for (namespace, ..) in &indexes {
         server.wait_expiring(namespace, NEVER_SECONDS).await?;
         let repaired = server.indexes(namespace).await?;
@@ -194,7 +193,7 @@ async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -
             .await?;
     }
     let before = server.indexes("17.orders").await?;
-    let night = Night::start(&mongod, Layout::One, "10T01:10")?;
+    let night = Night::start(&mongod, "10T01:10")?;
     wait_until(PATIENCE, "the window is open", async || {
         Ok(night.metrics.expiry_open.get() == 1)
     })
@@ -223,33 +222,16 @@ async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -
 }
 
 #[tokio::test]
-async fn all_collections_of_a_split_layout_count_as_ours() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start(folder.path()).await?;
-    server.write("17.00", "old", TTL + HOUR).await?;
-    server.write("17.ff", "old", TTL + HOUR).await?;
-    server.write("17.cookies", "theirs", TTL + HOUR).await?;
-    let night = Night::start(&mongod, Layout::Split256, "10T00:30")?;
-    server.wait_expiring("17.00", NEVER_SECONDS).await?;
-    server.wait_expiring("17.ff", NEVER_SECONDS).await?;
-    night.set("10T02:00");
-    server.wait_names("17.00", &[]).await?;
-    server.wait_names("17.ff", &[]).await?;
-    assert!(server.indexes("17.cookies").await?.is_empty());
-    night.end().await
-}
-
-#[tokio::test]
 async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off() -> Result<()>
 {
     let folder = TempDir::new()?;
     let (mut mongod, server) = Server::start(folder.path()).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    let night = Night::start(&mongod, Layout::One, "10T01:30")?;
+    let night = Night::start(&mongod, "10T01:30")?;
     server.wait_names("17.cookies", &[]).await?;
     night.end().await?;
 
-    let night = Night::start(&mongod, Layout::One, "10T01:40")?;
+    let night = Night::start(&mongod, "10T01:40")?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.wait_names("17.cookies", &[]).await?;
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
@@ -261,7 +243,7 @@ async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_
     server.wait_names("17.cookies", &[]).await?;
     night.end().await?;
 
-    let night = Night::start(&mongod, Layout::One, "10T04:00")?;
+    let night = Night::start(&mongod, "10T04:00")?;
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.wait_monitor().await?;
@@ -275,7 +257,7 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
     let (mongod, server) = Server::start(folder.path()).await?;
     let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     server.write("18.cookies", "fresh", MINUTE).await?;
-    let night = Night::start(&mongod, Layout::One, "10T01:00")?;
+    let night = Night::start(&mongod, "10T01:00")?;
     wait_until(PATIENCE, "all that is old has expired", async || {
         let cookies = server.collection("17.cookies");
         Ok(cookies.count_documents(doc! {}).await? == 60_000 - old)
@@ -311,7 +293,7 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
     let most = doc! { "_id": { "$gt": "2" } };
     server.collection("17.cookies").delete_many(most).await?;
     server.checkpoint().await?;
-    let night = Night::start(&mongod, Layout::One, "10T04:00")?;
+    let night = Night::start(&mongod, "10T04:00")?;
     night.wait_compactions(1).await?;
     assert_eq!(night.collections_compacted(), 0);
     assert_eq!(server.compactions().await?, records);

@@ -14,7 +14,7 @@ use consumer::{
     batch::{Batch, BatchCookie, Judge, Mark, Verdict},
     store::{
         Store, Written,
-        mongodb::{Layout, MongodbStore, Options},
+        mongodb::{COOKIES, MongodbStore, Options},
     },
     ttl::Ttls,
 };
@@ -36,12 +36,11 @@ type Sync = (String, u32, String, u64);
 
 const BEGAN_SECONDS: u64 = 1_700_000_000;
 
-fn options(uri: String, layout: Layout) -> Options {
+fn options(uri: String) -> Options {
     Options {
         uri,
         name: "node".to_owned(),
         prefix: "test-".to_owned(),
-        layout,
         writers: 3,
         ttls: Ttls::new(Duration::from_secs(u32::MAX.into()), BTreeMap::new()),
         dsps: BTreeSet::new(),
@@ -165,8 +164,8 @@ async fn stored(client: &Client, dsps: u32) -> Result<Model> {
 }
 
 /// A store in which DSPs up to this one have their places.
-async fn store(mongod: &Mongod, layout: Layout, dsps: u32) -> Result<MongodbStore> {
-    let store = MongodbStore::new(options(mongod.uri(), layout));
+async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
+    let store = MongodbStore::new(options(mongod.uri()));
     for dsp in 1..=dsps {
         store.retry(dsp, Arc::new(Batch::new(1, 1))).await?;
     }
@@ -174,11 +173,11 @@ async fn store(mongod: &Mongod, layout: Layout, dsps: u32) -> Result<MongodbStor
 }
 
 /// Random batches, some of them twice, with right and wrong hints, while documents vanish.
-async fn check_against_model(layout: Layout, dsps: u32, rounds: u64, seed: u64) -> Result<()> {
+async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
-    let store = store(&mongod, layout, dsps).await?;
+    let store = store(&mongod, dsps).await?;
     let mut model = Model::default();
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 0..rounds {
@@ -220,9 +219,8 @@ async fn check_against_model(layout: Layout, dsps: u32, rounds: u64, seed: u64) 
                 .cloned()
                 .collect();
             for (user, dsp) in vanishing {
-                let name = layout.collection(layout.part(user.as_bytes()));
                 let database = client.database(&format!("test-{dsp}"));
-                let cookies = database.collection::<Document>(&name);
+                let cookies = database.collection::<Document>(COOKIES);
                 cookies.delete_one(doc! { "_id": &user }).await?;
                 model.0.remove(&(user, dsp));
             }
@@ -234,14 +232,8 @@ async fn check_against_model(layout: Layout, dsps: u32, rounds: u64, seed: u64) 
 }
 
 #[tokio::test]
-async fn newest_of_each_pair_stays_in_one_collection() -> Result<()> {
-    check_against_model(Layout::One, 3, 40, 1).await
-}
-
-#[tokio::test]
-async fn newest_of_each_pair_stays_in_256_collections() -> Result<()> {
-    // A collection takes mongod tens of milliseconds to create.
-    check_against_model(Layout::Split256, 1, 6, 2).await
+async fn newest_of_each_pair_stays() -> Result<()> {
+    check_against_model(3, 40, 1).await
 }
 
 #[tokio::test]
@@ -261,7 +253,7 @@ async fn refused_cookies_are_named_and_hold_up_no_other() -> Result<()> {
     database
         .run_command(doc! { "createIndexes": "cookies", "indexes": [unique] })
         .await?;
-    let store = store(&mongod, Layout::One, 7).await?;
+    let store = store(&mongod, 7).await?;
     let sync =
         |user: &str, buyer_uid: &str, seconds| (user.to_owned(), 7, buyer_uid.to_owned(), seconds);
     for known in [false, true] {
@@ -364,7 +356,7 @@ async fn document_of_another_form_is_replaced() -> Result<()> {
         doc! { "_id": "b", "b": "old", "t": DateTime::MIN },
     ];
     cookies.insert_many(other).await?;
-    let store = store(&mongod, Layout::One, 7).await?;
+    let store = store(&mongod, 7).await?;
     let syncs = ["a", "b"].map(|user| (user.to_owned(), 7, "new".to_owned(), 1));
     let written = store.write(batch(&syncs, || false)?).await?;
     ensure!(

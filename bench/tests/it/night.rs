@@ -8,7 +8,7 @@ use consumer::{
     clock::{Clock, ManualClock},
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
-    store::mongodb::{Layout, MongodbStore, Options},
+    store::mongodb::{MongodbStore, Options},
     subscription::positions::Positions,
     ttl::Ttls,
 };
@@ -50,12 +50,11 @@ pub(crate) struct Night {
 
 impl Night {
     /// Starts it with the default windows, 01:00 to 03:00 and 03:00 to 06:00.
-    pub(crate) fn start(mongod: &Mongod, layout: Layout, now: &str) -> Result<Self> {
+    pub(crate) fn start(mongod: &Mongod, now: &str) -> Result<Self> {
         let store = MongodbStore::new(Options {
             uri: mongod.uri(),
             name: "node".to_owned(),
             prefix: String::new(),
-            layout,
             writers: 4,
             ttls: Ttls::new(TTL, [(SHORT_DSP, DAY)].into()),
             dsps: BTreeSet::new(),

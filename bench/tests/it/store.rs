@@ -83,23 +83,15 @@ async fn a_store_in_mongodb_is_measured_beside_its_baselines() -> Result<()> {
 }
 
 #[tokio::test]
-async fn split_collections_are_measured_beside_the_one() -> Result<()> {
+async fn what_was_written_is_kept_on_request() -> Result<()> {
     let folder = TempDir::new()?;
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let flags = ["--dsps=1", "--layout=split256", "--keep"];
-    let report = report(&bench_store(&mongod.uri(), &flags).await?)?;
-    for name in ["one", "split256"] {
-        let way = way(&report, name)?;
-        check_consumed(&report, way);
-        assert_eq!(way["documents"], COOKIES + WARM_UP);
-    }
+    let report = report(&bench_store(&mongod.uri(), &["--dsps=1", "--keep"]).await?)?;
+    check_consumed(&report, way(&report, "one")?);
+    assert_eq!(way(&report, "one")?["documents"], COOKIES + WARM_UP);
     let client = Client::with_uri_str(mongod.uri()).await?;
     let kept = client.list_database_names().await?;
-    for database in [
-        "bench-store-one-1",
-        "bench-store-split256-1",
-        "bench-store-ceiling-1",
-    ] {
+    for database in ["bench-store-one-1", "bench-store-ceiling-1"] {
         assert!(kept.iter().any(|name| name == database), "{kept:?}");
     }
     mongod.process().check()
@@ -141,7 +133,6 @@ async fn absent_mongodb_is_told_in_one_line() -> Result<()> {
 async fn wrong_flags_are_refused_by_name() -> Result<()> {
     for (store, flag, word) in [
         ("none", "--repeat=2", "--repeat"),
-        ("none", "--layout=three", "split256"),
         ("none", "--writers=100", "--mongodb-writers"),
         ("none", "--prefix=a.b", "--mongodb-prefix"),
         ("none", "--prefix=", "--prefix"),

@@ -8,7 +8,7 @@ use consumer::{
     batch::Batch,
     store::{
         Store,
-        mongodb::{Layout, MongodbStore, Options},
+        mongodb::{MongodbStore, Options},
     },
     ttl::Ttls,
 };
@@ -246,7 +246,6 @@ async fn empty_database_that_we_made_is_removed_at_night_and_no_other_is() -> Re
         uri: mongod.uri(),
         name: "node".to_owned(),
         prefix: String::new(),
-        layout: Layout::One,
         writers: 4,
         ttls: Ttls::new(Duration::from_secs(86_400), [].into()),
         dsps: [18].into(),

@@ -35,7 +35,6 @@ pub(super) const CHANGES: &[(&str, Change)] = &[
     ("refresh_interval", Change::Restart),
     ("refresh_bytes", Change::Restart),
     ("mongodb_prefix", Change::Restart),
-    ("mongodb_layout", Change::Restart),
     ("mongodb_writers", Change::Restart),
     ("expiry_window", Change::Reloaded),
     ("compaction_window", Change::Reloaded),
@@ -228,15 +227,6 @@ pub(super) struct MongodbArgs {
         hide_default_value = true
     )]
     pub(super) mongodb_prefix: String,
-
-    /// Collections of a DSP's MongoDB database: one (`cookies`), or split256 (user id modulo 256, in hex)
-    #[arg(
-        long,
-        value_name = "LAYOUT",
-        default_value = "one",
-        hide_short_help = true
-    )]
-    pub(super) mongodb_layout: String,
 
     /// Most MongoDB collections written at once
     #[arg(long, value_name = "COUNT", default_value = "4")]

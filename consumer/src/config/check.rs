@@ -19,7 +19,7 @@ use super::{
         parse_time_zone,
     },
 };
-use crate::{store::mongodb::Layout, ttl::Ttls, window::Window};
+use crate::{ttl::Ttls, window::Window};
 
 /// Room for a thousand users at least; the upper bound is far beyond any use.
 const REFRESH_BYTES: (usize, usize) = (64 << 10, 1 << 40);
@@ -97,9 +97,6 @@ impl Settings for Args {
             dsps: storing.dsps(m),
             dsps_max: number(m, "--dsps-max", &storing.dsps_max, (0, DSPS_MAX)),
             mongodb_prefix: m.check("--mongodb-prefix", parse_prefix(&mongodb.mongodb_prefix)),
-            mongodb_layout: m
-                .good("--mongodb-layout", mongodb.mongodb_layout.parse::<Layout>())
-                .unwrap_or_default(),
             mongodb_writers: number(m, "--mongodb-writers", &mongodb.mongodb_writers, (1, 64)),
             expiry_window: window(m, "--expiry-window", &self.night.expiry_window),
             compaction_window: window(m, "--compaction-window", &self.night.compaction_window),

@@ -36,10 +36,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.refresh_interval, Duration::from_secs(3600));
     assert_eq!(config.refresh_bytes_max, 256 << 20);
     assert_eq!(config.dead_letter_bytes_max, 16 << 20);
-    assert_eq!(
-        (config.mongodb_layout, config.mongodb_writers),
-        (Layout::One, 4)
-    );
+    assert_eq!(config.mongodb_writers, 4);
     assert_eq!(config.expiry_window.to_string(), "01:00-03:00");
     assert_eq!(config.compaction_window.to_string(), "03:00-06:00");
     assert_eq!(config.drain_timeout, Duration::from_secs(10));
@@ -92,7 +89,6 @@ fn all_mistakes_are_reported_at_once() {
         "--refresh-bytes=1",
         "--dead-letter-bytes=1KiB",
         "--mongodb-prefix=a.b",
-        "--mongodb-layout=two",
         "--mongodb-writers=0",
         "--expiry-window=noon",
         "--compaction-window=",

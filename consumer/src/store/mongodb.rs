@@ -32,7 +32,6 @@ mod connection;
 mod cursors;
 mod errors;
 mod expiry;
-mod layout;
 mod lookup;
 mod order;
 mod places;
@@ -64,9 +63,11 @@ use crate::{
 use breakers::Breakers;
 use connection::{Connection, in_time};
 pub use connection::{WriteConcern, check_uri};
-pub use layout::{Layout, LayoutError};
 use order::Order;
 use secrets::Secrets;
+
+/// The collection of a DSP's database that holds its cookies.
+pub const COOKIES: &str = "cookies";
 
 /// "Never" of a TTL index: the most it takes, 68 years.
 const NEVER_SECONDS: i64 = i32::MAX as i64;
@@ -109,8 +110,6 @@ pub struct Options {
     pub name: String,
     /// What every database's name begins with.
     pub prefix: String,
-    /// How cookies are spread over collections.
-    pub layout: Layout,
     /// Most collections written at once.
     pub writers: usize,
     /// How long cookies live.
@@ -124,7 +123,6 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("name", &self.name)
             .field("prefix", &self.prefix)
-            .field("layout", &self.layout)
             .finish_non_exhaustive()
     }
 }

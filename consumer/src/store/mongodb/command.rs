@@ -1,7 +1,7 @@
 //! The commands that write cookies, from a batch's bytes straight to BSON. Pure.
 //!
-//! A command here is one BSON document, so it stays below the server's 16 MiB for a document: ten thousand of the largest
-//! cookies take less than half of that.
+//! A command here is one BSON document, so it stays below the server's 16 MiB for a document: a thousand of the largest
+//! cookies take a twentieth of that.
 //!
 //! Public for the micro-benchmarks; what writes cookies is [`MongodbStore`](super::MongodbStore).
 //!
@@ -13,14 +13,13 @@ use std::collections::BTreeMap;
 use mongodb::bson::RawDocumentBuf;
 
 use super::{
-    WriteConcern,
+    COOKIES, WriteConcern,
     bson::{ARRAY, Bson, DOCUMENT},
-    layout::Layout,
 };
 use crate::batch::{Batch, BatchCookie};
 
-/// Most cookies of one command: few enough that a slow server, which takes 70 µs for each, answers within a second.
-const COOKIES_MAX: usize = 10_000;
+/// Most cookies of one command: more made none cheaper, and with so few even a slow server often gives a sign.
+const COOKIES_MAX: usize = 1_000;
 
 /// The same of a [`Kind::Upsert`]: one that another unique index refuses takes the server some milliseconds.
 const UPSERTS_MAX: usize = 100;
@@ -28,20 +27,16 @@ const UPSERTS_MAX: usize = 100;
 /// Bytes of head and end of a command.
 const HEAD_BYTES: usize = 256;
 
-/// One collection: DSP, and number of the collection in its database.
-pub type Place = (u32, u8);
-
-/// The indices of a batch's cookies by collection, ordered by user within each: neighbours in a collection's
-/// index are then written together. Costs a sort.
+/// The indices of a batch's cookies by DSP, ordered by user within each: neighbours in a collection's index are then
+/// written together. Costs a sort.
 #[must_use]
-pub fn by_place(batch: &Batch, layout: Layout) -> BTreeMap<Place, Vec<u32>> {
-    let mut by_place: BTreeMap<Place, Vec<u32>> = BTreeMap::new();
+pub fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
+    let mut by_dsp: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for index in batch.by_user() {
         let cookie = batch.cookie(index as usize);
-        let place = (cookie.dsp_id, layout.part(cookie.user_id));
-        by_place.entry(place).or_default().push(index);
+        by_dsp.entry(cookie.dsp_id).or_default().push(index);
     }
-    by_place
+    by_dsp
 }
 
 /// What a command does with its cookies.
@@ -109,7 +104,6 @@ impl Kind {
         self,
         batch: &Batch,
         indices: &[u32],
-        collection: &str,
         concern: Option<&WriteConcern>,
     ) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
@@ -117,7 +111,7 @@ impl Kind {
         let groups = indices.len() / REPLACE_GROUP + 1;
         let mut bson = Bson::with_capacity(bytes + groups * GROUP_BYTES + HEAD_BYTES);
         let command = bson.begin();
-        bson.string(self.name(), collection.as_bytes());
+        bson.string(self.name(), COOKIES.as_bytes());
         if self == Self::Look {
             look(&mut bson, cookies);
         } else {

@@ -29,7 +29,7 @@ use mongodb::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Inner, NAMESPACE_NOT_FOUND,
+    COOKIES, Inner, NAMESPACE_NOT_FOUND,
     connection::{Connection, Failure, answered, code, in_time, unavailable},
     date, lock, number,
 };
@@ -107,7 +107,7 @@ impl Inner {
         let mut done = Compacted::NOTHING;
         let mut failed = None;
         let to_compact = self.to_compact(connection, compaction.since, &mut failed);
-        for (dsp_id, collection, last) in to_compact.await? {
+        for (dsp_id, last) in to_compact.await? {
             if compaction.stop.is_cancelled() {
                 done.complete = false;
                 return Ok(done);
@@ -116,9 +116,8 @@ impl Inner {
             let one = One {
                 store: self,
                 connection,
-                namespace: format!("{}.{collection}", database.name()),
+                namespace: format!("{}.{COOKIES}", database.name()),
                 database,
-                collection,
             };
             match one.compact(last, &compaction).await? {
                 Ok(Outcome::Done) => {}
@@ -146,7 +145,7 @@ impl Inner {
         connection: &Connection,
         since: u64,
         failed: &mut Option<StoreError>,
-    ) -> Result<Vec<(u32, String, Option<Last>)>, StoreError> {
+    ) -> Result<Vec<(u32, Option<Last>)>, StoreError> {
         let records = self.records(connection);
         let records = records.find(doc! {}).into_future();
         let records: Vec<Document> = in_time(async { records.await?.try_collect().await }).await?;
@@ -155,23 +154,22 @@ impl Inner {
         let mut found = Vec::new();
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
-            let collections = match self.collections(&database).await {
-                Ok(collections) => collections,
+            match self.has_cookies(&database).await {
+                Ok(true) => {}
+                Ok(false) => continue,
                 Err(Failure::Server(error)) => return Err(error),
                 Err(Failure::Dsp(why)) => {
                     failed.get_or_insert(StoreError::Unavailable(why));
                     continue;
                 }
-            };
-            for collection in collections {
-                let namespace = format!("{}.{collection}", database.name());
-                let last = records.get(&*namespace).copied();
-                if last.is_none_or(|last| last.at_millis < since) {
-                    found.push((dsp_id, collection, last));
-                }
+            }
+            let namespace = format!("{}.{COOKIES}", database.name());
+            let last = records.get(&*namespace).copied();
+            if last.is_none_or(|last| last.at_millis < since) {
+                found.push((dsp_id, last));
             }
         }
-        found.sort_by_key(|(_, _, last)| last.map(|last| last.at_millis));
+        found.sort_by_key(|(_, last)| last.map(|last| last.at_millis));
         Ok(found)
     }
 
@@ -184,15 +182,14 @@ impl Inner {
         &self,
         connection: &Connection,
         database: &str,
-        collection: &str,
     ) -> Result<bool, StoreError> {
         let running = lock(&self.compaction.running).clone();
-        if running.is_some_and(|running| running == format!("{database}.{collection}")) {
+        if running.is_some_and(|running| running == format!("{database}.{COOKIES}")) {
             return Ok(true);
         }
         let found = operations(
             connection,
-            doc! { "command.compact": collection, "command.$db": database },
+            doc! { "command.compact": COOKIES, "command.$db": database },
         );
         Ok(!found.await?.is_empty())
     }
@@ -233,7 +230,6 @@ struct One<'a> {
     connection: &'a Connection,
     namespace: String,
     database: Database,
-    collection: String,
 }
 
 impl One<'_> {
@@ -242,9 +238,7 @@ impl One<'_> {
         last: Option<Last>,
         compaction: &Compaction<'_>,
     ) -> Result<Result<Outcome, Error>, StoreError> {
-        let stats = self
-            .database
-            .run_command(doc! { "collStats": &self.collection });
+        let stats = self.database.run_command(doc! { "collStats": COOKIES });
         let reusable = match answered(stats.into_future()).await? {
             Ok(stats) => reusable(&stats),
             Err(error) => return Ok(Err(error)),
@@ -257,9 +251,9 @@ impl One<'_> {
             );
             return Ok(Ok(Outcome::NotWorthIt));
         }
-        let is_compacting =
-            self.store
-                .is_compacting(self.connection, self.database.name(), &self.collection);
+        let is_compacting = self
+            .store
+            .is_compacting(self.connection, self.database.name());
         if is_compacting.await? {
             return Ok(Ok(Outcome::Running));
         }
@@ -293,7 +287,7 @@ impl One<'_> {
             self.store.options.name, self.namespace
         );
         // The primary of a replica set wants to be forced.
-        let compact = doc! { "compact": &self.collection, "force": true, "comment": &comment };
+        let compact = doc! { "compact": COOKIES, "force": true, "comment": &comment };
         let mut compact = self.database.run_command(compact).into_future();
         tokio::select! {
             biased;

@@ -32,7 +32,7 @@ use tokio::{sync::RwLock, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    INVALID_OPTIONS, Inner, NAMESPACE_NOT_FOUND, NEVER_SECONDS,
+    COOKIES, INVALID_OPTIONS, Inner, NAMESPACE_NOT_FOUND, NEVER_SECONDS,
     connection::{Connection, Failure, answered, code, failure, unavailable},
     lock, number,
 };
@@ -99,7 +99,7 @@ enum Todo {
 }
 
 impl Inner {
-    /// Makes the collections of a DSP with their indexes, which makes its database. Of one that is there already the index
+    /// Makes the collection of a DSP with its index, which makes its database. Of one that is there already the index
     /// is left to the next look: of millions of documents it takes minutes.
     pub(super) async fn make_place(
         &self,
@@ -108,17 +108,15 @@ impl Inner {
     ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
         self.note_made(connection, dsp_id, &database).await?;
-        for collection in self.options.layout.collections() {
-            let open = self.expiry.open.read().await;
-            match list_indexes(&database, &collection).await? {
-                Ok(_) => {}
-                Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {
-                    let seconds = self.expire_after_seconds(dsp_id, *open);
-                    let made = answered(create_index(&database, &collection, seconds)).await?;
-                    made.map_err(|error| failure(&error))?;
-                }
-                Err(error) => return Err(failure(&error)),
+        let open = self.expiry.open.read().await;
+        match list_indexes(&database).await? {
+            Ok(_) => {}
+            Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {
+                let seconds = self.expire_after_seconds(dsp_id, *open);
+                let made = answered(create_index(&database, seconds)).await?;
+                made.map_err(|error| failure(&error))?;
             }
+            Err(error) => return Err(failure(&error)),
         }
         self.dsps().has_place(dsp_id);
         Ok(())
@@ -147,39 +145,38 @@ impl Inner {
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
             let seconds = self.expire_after_seconds(dsp_id, open);
-            let collections = match self.collections(&database).await {
-                Ok(collections) => collections,
+            match self.has_cookies(&database).await {
+                Ok(true) => {}
+                Ok(false) => continue,
                 Err(Failure::Server(error)) => return Err(error),
                 Err(Failure::Dsp(why)) => {
                     failed.get_or_insert(StoreError::Unavailable(why));
                     continue;
                 }
+            }
+            if stop.is_cancelled() {
+                return Ok(self.expired(false));
+            }
+            let look = self.look_at(connection, &database, open, seconds);
+            let looked = match look.await {
+                Ok(looked) => looked,
+                Err(error) if self.works_elsewhere().await => {
+                    failed.get_or_insert(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
-            for collection in collections {
-                if stop.is_cancelled() {
-                    return Ok(self.expired(false));
+            match looked {
+                Ok(done) => complete &= done,
+                Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
+                // It may concern this DSP alone.
+                Err(error) if code(&error).is_some() => {
+                    let name = database.name();
+                    let why = unavailable(&error);
+                    let why = format!("the index of {name}.{COOKIES}: {why}");
+                    failed.get_or_insert(StoreError::Unavailable(why));
                 }
-                let look = self.look_at(connection, &database, &collection, open, seconds);
-                let looked = match look.await {
-                    Ok(looked) => looked,
-                    Err(error) if self.works_elsewhere().await => {
-                        failed.get_or_insert(error);
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                };
-                match looked {
-                    Ok(done) => complete &= done,
-                    Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
-                    // It may concern this collection alone.
-                    Err(error) if code(&error).is_some() => {
-                        let name = database.name();
-                        let why = unavailable(&error);
-                        let why = format!("the index of {name}.{collection}: {why}");
-                        failed.get_or_insert(StoreError::Unavailable(why));
-                    }
-                    Err(error) => return Err(unavailable(&error)),
-                }
+                Err(error) => return Err(unavailable(&error)),
             }
         }
         if let Some(error) = failed {
@@ -201,34 +198,31 @@ impl Inner {
         &self,
         connection: &Connection,
         database: &Database,
-        collection: &str,
         open: bool,
         seconds: i64,
     ) -> Result<Result<bool, Error>, StoreError> {
-        let indexes = match list_indexes(database, collection).await? {
+        let indexes = match list_indexes(database).await? {
             Ok(indexes) => indexes,
             Err(error) => return Ok(Err(error)),
         };
         // Counted before it begins to delete, and after it ends.
         if open {
-            self.count(database, collection, true).await?;
+            self.count(database, true).await?;
         }
         let plan = plan(&indexes, seconds);
         let done = if plan == Plan::default() {
             true
-        } else if self.is_building(database.name(), collection)
-            || self
-                .is_compacting(connection, database.name(), collection)
-                .await?
+        } else if self.is_building(database.name())
+            || self.is_compacting(connection, database.name()).await?
         {
             false
         } else {
             let create = plan.todo == Todo::Create;
-            if let Err(error) = carry_out(database, collection, plan, seconds).await? {
+            if let Err(error) = carry_out(database, plan, seconds).await? {
                 return Ok(Err(error));
             }
             if create {
-                match self.build_index(database, collection, seconds).await? {
+                match self.build_index(database, seconds).await? {
                     Ok(done) => done,
                     Err(error) => return Ok(Err(error)),
                 }
@@ -237,14 +231,14 @@ impl Inner {
             }
         };
         if !open {
-            self.count(database, collection, false).await?;
+            self.count(database, false).await?;
         }
         Ok(Ok(done))
     }
 
-    fn is_building(&self, database: &str, collection: &str) -> bool {
+    fn is_building(&self, database: &str) -> bool {
         let building = lock(&self.expiry.building);
-        building.as_deref() == Some(&*format!("{database}.{collection}"))
+        building.as_deref() == Some(&*format!("{database}.{COOKIES}"))
     }
 
     /// Has the index of a collection made, beside everything else and without a deadline: of many millions of documents it
@@ -253,11 +247,10 @@ impl Inner {
     async fn build_index(
         &self,
         database: &Database,
-        collection: &str,
         seconds: i64,
     ) -> Result<Result<bool, Error>, StoreError> {
         let building = Arc::clone(&self.expiry.building);
-        let namespace = format!("{}.{collection}", database.name());
+        let namespace = format!("{}.{COOKIES}", database.name());
         {
             let mut building = lock(&building);
             if building.is_some() {
@@ -266,10 +259,10 @@ impl Inner {
             *building = Some(namespace.clone());
         }
         tracing::info!(collection = namespace, "the index on t is being made");
-        let (database, collection) = (database.clone(), collection.to_owned());
+        let database = database.clone();
         let mut task = self.tasks.spawn(async move {
             let began = tokio::time::Instant::now();
-            let made = create_index(&database, &collection, seconds).await;
+            let made = create_index(&database, seconds).await;
             *lock(&building) = None;
             match &made {
                 Ok(()) => {
@@ -290,22 +283,17 @@ impl Inner {
     }
 
     /// Adds what was deleted since the last look, if deletions count now.
-    async fn count(
-        &self,
-        database: &Database,
-        collection: &str,
-        open: bool,
-    ) -> Result<(), StoreError> {
+    async fn count(&self, database: &Database, open: bool) -> Result<(), StoreError> {
         if !open && lock(&self.expiry.counting).looks_left == 0 {
             return Ok(());
         }
-        let stats = database.run_command(doc! { "collStats": collection });
+        let stats = database.run_command(doc! { "collStats": COOKIES });
         let stats = answered(stats.into_future()).await?;
         // Where it may not be asked for, nothing is counted.
         let Some(now) = stats.ok().as_ref().and_then(remove_calls) else {
             return Ok(());
         };
-        let name = format!("{}.{collection}", database.name());
+        let name = format!("{}.{COOKIES}", database.name());
         let last = lock(&self.expiry.counting).removals.insert(name, now);
         if let Some(last) = last {
             let deleted = removed(last, now);
@@ -338,12 +326,9 @@ fn remove_calls(stats: &Document) -> Option<u64> {
     number(cursor.get_document("cursor").ok()?.get("remove calls")?)
 }
 
-async fn list_indexes(
-    database: &Database,
-    collection: &str,
-) -> Result<Result<Vec<Document>, Error>, StoreError> {
+async fn list_indexes(database: &Database) -> Result<Result<Vec<Document>, Error>, StoreError> {
     // A collection has at most 64.
-    let command = doc! { "listIndexes": collection, "cursor": { "batchSize": 100 } };
+    let command = doc! { "listIndexes": COOKIES, "cursor": { "batchSize": 100 } };
     let answer = answered(database.run_command(command).into_future()).await?;
     Ok(answer.map(|answer| {
         let cursor = answer.get_document("cursor").ok();
@@ -353,18 +338,18 @@ async fn list_indexes(
     }))
 }
 
-async fn create_index(database: &Database, collection: &str, seconds: i64) -> Result<(), Error> {
+async fn create_index(database: &Database, seconds: i64) -> Result<(), Error> {
     let command = doc! {
-        "createIndexes": collection,
+        "createIndexes": COOKIES,
         "indexes": [{ "key": { "t": 1 }, "name": NAME, "expireAfterSeconds": seconds }],
     };
     database.run_command(command).await.map(|_| ())
 }
 
-async fn drop_index(database: &Database, collection: &str, name: &str) -> Result<(), Error> {
-    let namespace = format!("{}.{collection}", database.name());
+async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {
+    let namespace = format!("{}.{COOKIES}", database.name());
     tracing::info!(collection = namespace, index = name, "index on t dropped");
-    let command = doc! { "dropIndexes": collection, "index": name };
+    let command = doc! { "dropIndexes": COOKIES, "index": name };
     database.run_command(command).await.map(|_| ())
 }
 
@@ -405,13 +390,12 @@ fn plan(indexes: &[Document], seconds: i64) -> Plan {
 
 async fn carry_out(
     database: &Database,
-    collection: &str,
     plan: Plan,
     seconds: i64,
 ) -> Result<Result<(), Error>, StoreError> {
     answered(async {
         for name in &plan.drop {
-            drop_index(database, collection, name).await?;
+            drop_index(database, name).await?;
         }
         match &plan.todo {
             // What has to be made is not waited for here.
@@ -419,15 +403,15 @@ async fn carry_out(
             Todo::Change(name) => {
                 let millis = i64::try_from(CHANGE_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
                 let change = doc! {
-                    "collMod": collection,
+                    "collMod": COOKIES,
                     "index": { "name": name, "expireAfterSeconds": seconds },
                     "maxTimeMS": millis,
                 };
                 match database.run_command(change).await {
                     // Before 5.1, an index that expires nothing cannot be changed.
                     Err(error) if code(&error) == Some(INVALID_OPTIONS) => {
-                        drop_index(database, collection, name).await?;
-                        create_index(database, collection, seconds).await
+                        drop_index(database, name).await?;
+                        create_index(database, seconds).await
                     }
                     changed => changed.map(|_| ()),
                 }

@@ -14,7 +14,7 @@ use mongodb::{
 };
 
 use super::{
-    Inner,
+    COOKIES, Inner,
     connection::{Connection, Failure, answered, failure, in_time},
     date, errors,
 };
@@ -31,12 +31,11 @@ const LOOKUP_PATIENCE: Duration = Duration::from_secs(1);
 impl Inner {
     pub(super) async fn find_user(&self, user_id: &str) -> Result<Found, StoreError> {
         let connection = self.lookups().await?;
-        let (now, layout) = (unix_micros(), self.options.layout);
-        let name = layout.collection(layout.part(user_id.as_bytes()));
+        let now = unix_micros();
         let dsps = self.list(connection, LIST_AGE_MAX).await?;
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);
-            let collection = database.collection::<RawDocumentBuf>(&name);
+            let collection = database.collection::<RawDocumentBuf>(COOKIES);
             let before = date(self.options.ttls.expired_before(dsp_id, now));
             async move {
                 let alive = doc! { "_id": user_id, "t": { "$gte": before } };
@@ -102,14 +101,12 @@ impl Inner {
         (dsp_id > 0 && number == u32::to_string(&dsp_id)).then_some(dsp_id)
     }
 
-    /// Our collections in a DSP's database; none in one that only has such a name.
-    pub(super) async fn collections(&self, database: &Database) -> Result<Vec<String>, Failure> {
+    /// Whether a DSP's database has our collection; one that only has such a name has not.
+    pub(super) async fn has_cookies(&self, database: &Database) -> Result<bool, Failure> {
         let names = database.list_collection_names();
-        let names = names.filter(doc! { "type": "collection" });
+        let names = names.filter(doc! { "type": "collection", "name": COOKIES });
         let names = answered(names.into_future()).await?;
-        let mut names = names.map_err(|error| failure(&error))?;
-        names.retain(|name| self.options.layout.is_ours(name));
-        names.sort_unstable();
-        Ok(names)
+        let names = names.map_err(|error| failure(&error))?;
+        Ok(!names.is_empty())
     }
 }

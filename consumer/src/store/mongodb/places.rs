@@ -16,14 +16,13 @@ use mongodb::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Inner,
+    COOKIES, Inner,
     connection::{Connection, Failure, answered, failure, in_time, run, write_errors},
     date,
-    layout::Layout,
 };
 use crate::{places::Place, store::StoreError};
 
-const COLLECTION: &str = "dsps";
+const RECORDS: &str = "dsps";
 
 /// What a collection is called before it is dropped.
 const LEAVING: &str = "cookies_leaving";
@@ -60,7 +59,7 @@ impl Inner {
                 }
             })
             .collect();
-        let command = doc! { "update": COLLECTION, "ordered": false, "updates": updates };
+        let command = doc! { "update": RECORDS, "ordered": false, "updates": updates };
         let command = RawDocumentBuf::try_from(&command)
             .map_err(|error| StoreError::Broken(error.to_string()))?;
         let answer = run(&self.own_database(connection), command).await?;
@@ -93,9 +92,6 @@ impl Inner {
         now: u64,
         stop: &CancellationToken,
     ) -> Result<(), StoreError> {
-        if self.options.layout != Layout::One {
-            return Ok(());
-        }
         let connection = self.connection().await?;
         let records = self.dsp_records(connection);
         let made = records.find(doc! { "made": true }).into_future();
@@ -118,21 +114,17 @@ impl Inner {
 
     async fn remove_if_empty(&self, connection: &Connection, dsp_id: u32) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
-        let cookies = self.options.layout.collection(0);
         let names = names(&database).await?;
-        if names
-            .iter()
-            .any(|name| *name != *cookies && name != LEAVING)
-        {
+        if names.iter().any(|name| name != COOKIES && name != LEAVING) {
             return Ok(());
         }
         let has = |name: &str| names.iter().any(|it| it == name);
         // What a removal that was interrupted has left.
         if has(LEAVING) {
-            self.drop_leaving(&database, &cookies).await?;
+            self.drop_leaving(&database).await?;
         }
-        if has(&cookies) {
-            let collection = database.collection::<Document>(&cookies);
+        if has(COOKIES) {
+            let collection = database.collection::<Document>(COOKIES);
             let one = collection.find_one(doc! {}).into_future();
             if answered(one)
                 .await?
@@ -145,13 +137,13 @@ impl Inner {
             self.dsps().places.remove(&dsp_id);
             let name = database.name();
             let rename = doc! {
-                "renameCollection": format!("{name}.{cookies}"),
+                "renameCollection": format!("{name}.{COOKIES}"),
                 "to": format!("{name}.{LEAVING}"),
             };
             let admin = connection.client.database("admin");
             let renamed = answered(admin.run_command(rename).into_future()).await?;
             renamed.map_err(|error| failure(&error))?;
-            self.drop_leaving(&database, &cookies).await?;
+            self.drop_leaving(&database).await?;
         }
         let records = self.dsp_records(connection);
         in_time(records.delete_one(id(dsp_id)).into_future()).await?;
@@ -160,7 +152,7 @@ impl Inner {
     }
 
     /// Drops the collection that was renamed, after writing back what came into it meanwhile.
-    async fn drop_leaving(&self, database: &Database, cookies: &str) -> Result<(), Failure> {
+    async fn drop_leaving(&self, database: &Database) -> Result<(), Failure> {
         let leaving = database.collection::<Document>(LEAVING);
         let found = leaving.find(doc! {}).into_future();
         let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
@@ -174,7 +166,7 @@ impl Inner {
         });
         let updates: Vec<Document> = updates.collect();
         if !updates.is_empty() {
-            let command = doc! { "update": cookies, "ordered": false, "updates": updates };
+            let command = doc! { "update": COOKIES, "ordered": false, "updates": updates };
             let command = RawDocumentBuf::try_from(&command)
                 .map_err(|error| StoreError::Broken(error.to_string()))?;
             for error in write_errors(&run(database, command).await?)? {
@@ -189,7 +181,7 @@ impl Inner {
     }
 
     pub(super) fn dsp_records(&self, connection: &Connection) -> Collection<Document> {
-        self.own_database(connection).collection(COLLECTION)
+        self.own_database(connection).collection(RECORDS)
     }
 }
 

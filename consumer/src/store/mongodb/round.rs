@@ -22,7 +22,6 @@ use tokio::{
 
 use super::{
     Inner,
-    command::Place,
     connection::{Connection, Failure},
     lock,
     write::Writing,
@@ -33,19 +32,19 @@ use crate::{
 };
 
 /// How long a collection may give no sign after all others are done, and how long the server may take to show that it
-/// works. A command has at most ten thousand cookies, which take a slow server a third of that.
+/// works. A command has at most a thousand cookies, which take a slow server a tenth of that.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
-type Outcome = (Place, Result<Written, Failure>);
+type Outcome = (u32, Result<Written, Failure>);
 
 /// The writing of one batch.
 pub(super) struct Round<'a> {
     store: &'a Arc<Inner>,
     connection: &'a Connection,
     batch: &'a Arc<Batch>,
-    waiting: VecDeque<(Place, Vec<u32>)>,
+    waiting: VecDeque<(u32, Vec<u32>)>,
     tasks: FuturesUnordered<JoinHandle<Outcome>>,
-    running: BTreeMap<Place, Running>,
+    running: BTreeMap<u32, Running>,
     done: Written,
 }
 
@@ -91,15 +90,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Writes the cookies of each place.
+    /// Writes the cookies of each DSP.
     ///
     /// # Errors
     /// When the whole server does not work. What runs is then given up: the batch is to be written again.
     pub(super) async fn run(
         mut self,
-        by_place: BTreeMap<Place, Vec<u32>>,
+        by_dsp: BTreeMap<u32, Vec<u32>>,
     ) -> Result<Written, StoreError> {
-        self.waiting.extend(by_place);
+        self.waiting.extend(by_dsp);
         let result = self.run_all().await;
         for running in self.running.values() {
             running.stop.abort();
@@ -111,15 +110,15 @@ impl<'a> Round<'a> {
         let mut slots = self.store.options.writers;
         loop {
             while self.running.len() < slots
-                && let Some((place, indices)) = self.waiting.pop_front()
+                && let Some((dsp_id, indices)) = self.waiting.pop_front()
             {
-                self.begin(place, indices);
+                self.begin(dsp_id, indices);
             }
             if self.running.is_empty() {
                 return Ok(());
             }
             match timeout(SILENCE_MAX, self.tasks.next()).await {
-                Ok(Some(Ok((place, result)))) => self.ended(place, result)?,
+                Ok(Some(Ok((dsp_id, result)))) => self.ended(dsp_id, result)?,
                 Ok(Some(Err(error))) => {
                     return Err(StoreError::Broken(format!("a task failed: {error}")));
                 }
@@ -130,8 +129,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn begin(&mut self, place: Place, indices: Vec<u32>) {
-        let (dsp_id, _) = place;
+    fn begin(&mut self, dsp_id: u32, indices: Vec<u32>) {
         if let Some(why) = self.store.breakers.tripped(dsp_id) {
             return self.done.not_taken(dsp_id, Some(why), indices);
         }
@@ -143,11 +141,11 @@ impl<'a> Round<'a> {
             Arc::clone(self.store),
             self.connection.clone(),
             Arc::clone(self.batch),
-            place,
+            dsp_id,
             answered.clone(),
         );
         let to_write = indices.clone();
-        let writing = async move { (place, writing.write(to_write).await) };
+        let writing = async move { (dsp_id, writing.write(to_write).await) };
         let task = self.store.tasks.spawn(writing);
         let stop = task.abort_handle();
         self.tasks.push(task);
@@ -156,19 +154,19 @@ impl<'a> Round<'a> {
             answered,
             stop,
         };
-        self.running.insert(place, running);
+        self.running.insert(dsp_id, running);
     }
 
-    fn ended(&mut self, place: Place, result: Result<Written, Failure>) -> Result<(), StoreError> {
-        let Some(running) = self.running.remove(&place) else {
+    fn ended(&mut self, dsp_id: u32, result: Result<Written, Failure>) -> Result<(), StoreError> {
+        let Some(running) = self.running.remove(&dsp_id) else {
             return Ok(());
         };
         match result {
             Ok(written) => self.done.merge(written),
             Err(Failure::Server(error)) => return Err(error),
             Err(Failure::Dsp(why)) => {
-                let why = self.store.trip(place.0, &why);
-                self.done.not_taken(place.0, Some(why), running.indices);
+                let why = self.store.trip(dsp_id, &why);
+                self.done.not_taken(dsp_id, Some(why), running.indices);
             }
         }
         Ok(())
@@ -184,15 +182,15 @@ impl<'a> Round<'a> {
             Ok(answer) => answer?,
             Err(_) => return Ok(()),
         }
-        for (place, running) in std::mem::take(&mut self.running) {
+        for (dsp_id, running) in std::mem::take(&mut self.running) {
             if !is_silent(&running) {
-                self.running.insert(place, running);
+                self.running.insert(dsp_id, running);
                 continue;
             }
             let why = format!("no answer for {SILENCE_MAX:?}, while the server answers others");
-            self.store.breakers.give_up(place.0, running.stop);
-            let why = self.store.trip(place.0, &why);
-            self.done.not_taken(place.0, Some(why), running.indices);
+            self.store.breakers.give_up(dsp_id, running.stop);
+            let why = self.store.trip(dsp_id, &why);
+            self.done.not_taken(dsp_id, Some(why), running.indices);
         }
         Ok(())
     }

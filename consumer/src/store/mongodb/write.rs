@@ -22,9 +22,9 @@ use std::{
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
 use super::{
-    Inner,
+    COOKIES, Inner,
     bson::millis,
-    command::{self, Kind, Place},
+    command::{self, Kind},
     connection::{Connection, Failure, WriteError, run, write_errors},
     lock, number,
     order::Order,
@@ -35,9 +35,6 @@ use crate::{
     store::{Rejected, StoreError, Written},
 };
 
-/// Cookies from which on encoding them would hold up other tasks for too long.
-const ENCODED_HERE_MAX: usize = 2_000;
-
 impl Inner {
     pub(super) async fn write_batch(
         self: Arc<Self>,
@@ -45,9 +42,9 @@ impl Inner {
     ) -> Result<Written, StoreError> {
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
-        let by_place = self.by_place(&batch).await?;
+        let by_dsp = self.by_dsp(&batch).await?;
         let round = Round::new(&self, connection, &batch);
-        let written = round.run(by_place).await?;
+        let written = round.run(by_dsp).await?;
         Ok(Written { receipt, ..written })
     }
 
@@ -83,20 +80,20 @@ impl Inner {
         dsp_id: u32,
         batch: &Arc<Batch>,
     ) -> Result<Written, Failure> {
-        let by_place = self.by_place(batch).await?;
+        let by_dsp = self.by_dsp(batch).await?;
         if !self.has_place(dsp_id) {
             self.make_place(connection, dsp_id).await?;
         }
-        if by_place.is_empty() {
+        if by_dsp.is_empty() {
             return self.probe(connection, dsp_id).await;
         }
         let mut total = Written::default();
-        for (place, indices) in by_place {
+        for (dsp_id, indices) in by_dsp {
             let writing = Writing::new(
                 Arc::clone(self),
                 connection.clone(),
                 Arc::clone(batch),
-                place,
+                dsp_id,
                 Answered::now(),
             );
             total.merge(writing.write(indices).await?);
@@ -106,18 +103,19 @@ impl Inner {
 
     /// Writes into a DSP's collection what changes nothing.
     async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<Written, Failure> {
-        let collection = self.options.layout.collection(0);
         let nobody = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
-        let command = doc! { "update": &*collection, "updates": [nobody] };
+        let command = doc! { "update": COOKIES, "updates": [nobody] };
         let command = RawDocumentBuf::try_from(&command)
             .map_err(|error| StoreError::Broken(error.to_string()))?;
         run(&self.database(connection, dsp_id), command).await?;
         Ok(Written::default())
     }
 
-    async fn by_place(&self, batch: &Arc<Batch>) -> Result<BTreeMap<Place, Vec<u32>>, StoreError> {
-        let (batch, layout) = (Arc::clone(batch), self.options.layout);
-        computed(move || command::by_place(&batch, layout)).await
+    /// Where its milliseconds of CPU hold up no other task.
+    async fn by_dsp(&self, batch: &Arc<Batch>) -> Result<BTreeMap<u32, Vec<u32>>, StoreError> {
+        let batch = Arc::clone(batch);
+        let sorted = tokio::task::spawn_blocking(move || command::by_dsp(&batch)).await;
+        sorted.map_err(|error| StoreError::Broken(format!("a task failed: {error}")))
     }
 
     /// Notes what is wrong with a DSP's database, with the credentials taken out.
@@ -126,13 +124,13 @@ impl Inner {
         self.breakers.trip(dsp_id, &why)
     }
 
-    fn looks_first(&self, (dsp_id, _): Place) -> bool {
+    fn looks_first(&self, dsp_id: u32) -> bool {
         lock(&self.orders)
             .get(&dsp_id)
             .is_some_and(Order::looks_first)
     }
 
-    fn observe(&self, (dsp_id, _): Place, cookies: usize, repeats: usize) {
+    fn observe(&self, dsp_id: u32, cookies: usize, repeats: usize) {
         let mut orders = lock(&self.orders);
         orders.entry(dsp_id).or_default().observe(cookies, repeats);
     }
@@ -143,7 +141,7 @@ pub(super) struct Writing {
     store: Arc<Inner>,
     connection: Connection,
     batch: Arc<Batch>,
-    place: Place,
+    dsp_id: u32,
     answered: Answered,
     done: Written,
 }
@@ -153,14 +151,14 @@ impl Writing {
         store: Arc<Inner>,
         connection: Connection,
         batch: Arc<Batch>,
-        place: Place,
+        dsp_id: u32,
         answered: Answered,
     ) -> Self {
         Self {
             store,
             connection,
             batch,
-            place,
+            dsp_id,
             answered,
             done: Written::default(),
         }
@@ -173,7 +171,7 @@ impl Writing {
         let mut rest = Vec::new();
         if !new.is_empty() {
             let count = new.len();
-            let to_look_for = if self.store.looks_first(self.place) {
+            let to_look_for = if self.store.looks_first(self.dsp_id) {
                 new
             } else {
                 self.insert(new).await?
@@ -181,7 +179,7 @@ impl Writing {
             let looked_for = to_look_for.len();
             let (found, missing) = self.look(to_look_for).await?;
             let repeats = looked_for - missing.len();
-            self.store.observe(self.place, count, repeats);
+            self.store.observe(self.dsp_id, count, repeats);
             to_replace.extend(found);
             rest = self.insert(missing).await?;
         }
@@ -279,22 +277,9 @@ impl Writing {
         cookies: &mut Vec<u32>,
     ) -> Result<(Vec<u32>, Document), Failure> {
         let mut now = std::mem::take(cookies);
-        let (batch, concern) = (Arc::clone(&self.batch), self.connection.concern.clone());
-        let (dsp_id, part) = self.place;
-        let collection = self.store.options.layout.collection(part);
-        let many = now.len() > ENCODED_HERE_MAX;
-        let encode = move || {
-            let later = now.split_off(now.len().min(kind.cookies_max()));
-            let command = kind.encode(&batch, &now, &collection, concern.as_ref());
-            (now, later, command)
-        };
-        let (now, later, command): (_, _, RawDocumentBuf) = if many {
-            computed(encode).await?
-        } else {
-            encode()
-        };
-        *cookies = later;
-        let database = self.store.database(&self.connection, dsp_id);
+        *cookies = now.split_off(now.len().min(kind.cookies_max()));
+        let command = kind.encode(&self.batch, &now, self.connection.concern.as_ref());
+        let database = self.store.database(&self.connection, self.dsp_id);
         let answer = run(&database, command).await?;
         self.answered.again();
         Ok((now, answer))
@@ -313,12 +298,4 @@ fn times(answer: &Document) -> HashMap<&[u8], i64> {
             Some((document.get_str("_id").ok()?.as_bytes(), time))
         })
         .collect()
-}
-
-/// Does what takes milliseconds of CPU where it holds up no other task.
-async fn computed<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, StoreError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| StoreError::Broken(format!("a task failed: {error}")))
 }

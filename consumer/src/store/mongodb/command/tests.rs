@@ -13,7 +13,7 @@ fn cookies(count: usize) -> Batch {
 #[track_caller]
 fn check(kind: Kind, count: u32, concern: Option<&WriteConcern>, expected: &Document) {
     let indices: Vec<u32> = (0..count).collect();
-    let raw = kind.encode(&cookies(count as usize), &indices, "cookies", concern);
+    let raw = kind.encode(&cookies(count as usize), &indices, concern);
     assert_eq!(Document::try_from(raw.as_ref()).unwrap(), *expected);
 }
 
@@ -100,7 +100,7 @@ fn no_command_is_larger_than_was_counted() {
     let indices: Vec<u32> = (0..50_000).collect();
     let concern = WriteConcern::Nodes(1);
     for kind in [Kind::Insert, Kind::Look, Kind::Replace, Kind::Upsert] {
-        let raw = kind.encode(&batch, &indices, "cookies", Some(&concern));
+        let raw = kind.encode(&batch, &indices, Some(&concern));
         let counted: usize = batch.cookies().map(|cookie| kind.bytes(&cookie)).sum();
         assert!(raw.as_bytes().len() <= counted + HEAD_BYTES, "{kind:?}");
     }
@@ -116,7 +116,7 @@ fn largest_command_is_far_below_what_the_server_takes() {
     let batch = batch(&[chunk(1, 1, &cookies)]);
     let indices: Vec<u32> = (0..count).collect();
     for kind in [Kind::Insert, Kind::Look, Kind::Replace, Kind::Upsert] {
-        let raw = kind.encode(&batch, &indices, "cookies", None);
+        let raw = kind.encode(&batch, &indices, None);
         assert!(raw.as_bytes().len() < 8 << 20, "{kind:?}");
     }
 }
