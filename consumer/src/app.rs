@@ -273,6 +273,7 @@ impl App {
             Arc::clone(&self.store),
             aside,
             Arc::clone(&health),
+            self.live.dsps_refused.subscribe(),
             &metrics,
             Stops {
                 hurry: self.hurry.clone(),

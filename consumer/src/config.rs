@@ -82,6 +82,8 @@ pub struct Config {
     pub dsps: BTreeSet<u32>,
     /// Most others that get one by being seen.
     pub dsps_max: usize,
+    /// DSPs that get none.
+    pub dsps_refused: BTreeSet<u32>,
     /// What every MongoDB database's name begins with.
     pub mongodb_prefix: String,
     /// Most MongoDB collections written at once.
@@ -141,7 +143,7 @@ impl fmt::Display for Config {
         write!(
             f,
             "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
-             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} set_aside={} set_aside_bytes={} dsps={} dsps_max={} mongodb_prefix={} \
+             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} set_aside={} set_aside_bytes={} dsps={} dsps_max={} dsps_refused={} mongodb_prefix={} \
              mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
             producers.join(","),
             self.producers_expected,
@@ -162,6 +164,7 @@ impl fmt::Display for Config {
             self.set_aside_bytes_max,
             self.dsps.len(),
             self.dsps_max,
+            self.dsps_refused.len(),
             self.mongodb_prefix,
             self.mongodb_writers,
             self.expiry_window,

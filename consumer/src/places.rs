@@ -3,11 +3,14 @@
 //! Anybody can name a DSP at the edge, and each that is stored costs every node a database, or a part of every user's
 //! entry. So a DSP that is not listed gets a place by being seen, as long as there are some; its cookies are refused when
 //! there are none. What the store holds at the start has its place, beyond the bound too. A place is free again when the
-//! newest cookie of its DSP has expired.
+//! newest cookie of its DSP has expired, or when the operator refuses that DSP.
 //!
 //! Cost of a cookie: one comparison in a table of a thousand DSPs. Only what is not found there is looked up.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use crate::ttl::Ttls;
 
@@ -29,6 +32,7 @@ pub struct Places {
     listed: BTreeSet<u32>,
     seen_max: usize,
     ttls: Ttls,
+    refused: BTreeSet<u32>,
     /// Those that are not listed.
     seen: BTreeMap<u32, Seen>,
     slots: Box<[Slot]>,
@@ -56,6 +60,7 @@ impl Places {
             listed,
             seen_max,
             ttls,
+            refused: BTreeSet::new(),
             seen: BTreeMap::new(),
             slots: vec![Slot::default(); SLOTS].into(),
             looked_at: 0,
@@ -65,11 +70,19 @@ impl Places {
     /// Takes in what the store holds.
     pub fn load(&mut self, held: &[Place]) {
         for &(dsp_id, newest) in held {
-            if !self.listed.contains(&dsp_id) {
+            if !self.listed.contains(&dsp_id) && !self.refused.contains(&dsp_id) {
                 let recorded = newest;
                 self.seen.insert(dsp_id, Seen { newest, recorded });
             }
         }
+    }
+
+    /// Has only these DSPs refused from now on, whether there are places or not.
+    pub fn refuse(&mut self, refused: BTreeSet<u32>) {
+        self.note_all();
+        self.slots.fill(Slot::default());
+        self.seen.retain(|dsp_id, _| !refused.contains(dsp_id));
+        self.refused = refused;
     }
 
     /// Whether a DSP has a place, or gets one now, for a cookie accepted at `accepted`.
@@ -84,6 +97,9 @@ impl Places {
 
     #[cold]
     fn admits_other(&mut self, dsp_id: u32, accepted: u64) -> bool {
+        if self.refused.contains(&dsp_id) {
+            return false;
+        }
         let is_known = self.listed.contains(&dsp_id) || self.seen.contains_key(&dsp_id);
         if !is_known {
             if self.seen.len() >= self.seen_max {
@@ -158,6 +174,40 @@ impl Places {
     }
 }
 
+/// How many DSPs' cookies a lookup tells of, whatever the store holds.
+#[derive(Debug, Clone)]
+pub struct LookupBound {
+    /// DSPs that it always tells of.
+    pub listed: BTreeSet<u32>,
+    /// Most others: those whose newest cookie is newest.
+    pub others_max: usize,
+}
+
+impl LookupBound {
+    /// Everything.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            listed: BTreeSet::new(),
+            others_max: usize::MAX,
+        }
+    }
+
+    /// Those of `held` that it does not tell of.
+    #[must_use]
+    pub fn beyond(&self, held: impl Iterator<Item = Place>) -> BTreeSet<u32> {
+        let mut others: Vec<Place> = held
+            .filter(|(dsp_id, _)| !self.listed.contains(dsp_id))
+            .collect();
+        if others.len() <= self.others_max {
+            return BTreeSet::new();
+        }
+        others.sort_unstable_by_key(|&(_, newest)| Reverse(newest));
+        let beyond = others.split_off(self.others_max);
+        beyond.into_iter().map(|(dsp_id, _)| dsp_id).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -192,6 +242,31 @@ mod tests {
         assert!(!places.admits(8, 3 * DAY));
         assert!(places.admits(8, 3 * DAY + 2_000_000));
         assert!(!places.admits(7, 3 * DAY + 2_000_001));
+    }
+
+    #[test]
+    fn refused_have_no_place_and_leave_theirs() {
+        let mut places = places(&[1], 1);
+        places.refuse([9].into());
+        places.load(&[(7, DAY), (9, DAY)]);
+        assert!(places.admits(7, DAY) && !places.admits(8, DAY) && !places.admits(9, DAY));
+        places.refuse([7].into());
+        assert!(!places.admits(7, DAY) && places.admits(8, DAY) && places.admits(1, DAY));
+        places.refuse(BTreeSet::new());
+        assert!(!places.admits(7, DAY) && places.admits(8, DAY));
+        assert_eq!(places.to_record(), [(8, DAY)]);
+    }
+
+    #[test]
+    fn lookup_tells_of_those_listed_and_of_the_newest_others() {
+        let bound = LookupBound {
+            listed: [1, 2].into(),
+            others_max: 2,
+        };
+        let held = [(1, 0), (5, 30), (6, 10), (7, 20)];
+        assert_eq!(bound.beyond(held.into_iter()), [6].into());
+        assert!(bound.beyond(held.into_iter().take(3)).is_empty());
+        assert!(LookupBound::none().beyond(held.into_iter()).is_empty());
     }
 
     #[test]

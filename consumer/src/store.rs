@@ -17,7 +17,7 @@ use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
     config::{Config, StoreConfig},
-    places::Place,
+    places::{LookupBound, Place},
 };
 
 /// What a store answers, in time.
@@ -293,9 +293,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// # Errors
 /// When it can never work, with what to do.
 pub async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    let lookup = LookupBound {
+        listed: config.dsps.clone(),
+        others_max: config.dsps_max,
+    };
     Ok(match &config.store {
         StoreConfig::Embedded(folder) => {
-            Arc::new(embedded::EmbeddedStore::open(folder.clone(), config.ttls.clone()).await?)
+            let (folder, ttls) = (folder.clone(), config.ttls.clone());
+            let store = embedded::EmbeddedStore::open(folder, ttls).await?;
+            Arc::new(store.with_lookup_bound(lookup))
         }
         StoreConfig::Mongodb(uri) => Arc::new(mongodb::MongodbStore::new(mongodb::Options {
             uri: uri.clone(),
@@ -303,7 +309,7 @@ pub async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             prefix: config.mongodb_prefix.clone(),
             writers: config.mongodb_writers,
             ttls: config.ttls.clone(),
-            dsps: config.dsps.clone(),
+            lookup,
         })),
         StoreConfig::Discard => Arc::new(discard::DiscardStore::default()),
     })

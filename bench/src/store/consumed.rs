@@ -101,6 +101,7 @@ impl Consumed {
                 Arc::clone(&store) as Arc<dyn Store>,
                 None,
                 Arc::new(Health::default()),
+                watch::channel(config.dsps_refused.clone()).1,
                 &metrics,
                 Stops::default(),
             );

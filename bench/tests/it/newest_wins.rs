@@ -12,6 +12,7 @@ use bench::{mongod::Mongod, scrape::names};
 use bytes::Bytes;
 use consumer::{
     batch::{Batch, BatchCookie, Judge, Mark, Verdict},
+    places::LookupBound,
     store::{
         Store, Written,
         mongodb::{COOKIES, MongodbStore, Options},
@@ -43,7 +44,7 @@ fn options(uri: String) -> Options {
         prefix: "test-".to_owned(),
         writers: 3,
         ttls: Ttls::new(Duration::from_secs(u32::MAX.into()), BTreeMap::new()),
-        dsps: BTreeSet::new(),
+        lookup: LookupBound::none(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The consumer's night on a real `mongod`, by a clock that a test sets.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use bench::mongod::Mongod;
@@ -8,6 +8,7 @@ use consumer::{
     clock::{Clock, ManualClock},
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
+    places::LookupBound,
     store::mongodb::{MongodbStore, Options},
     subscription::positions::Positions,
     ttl::Ttls,
@@ -57,7 +58,7 @@ impl Night {
             prefix: String::new(),
             writers: 4,
             ttls: Ttls::new(TTL, [(SHORT_DSP, DAY)].into()),
-            dsps: BTreeSet::new(),
+            lookup: LookupBound::none(),
         });
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,

@@ -133,6 +133,8 @@ async fn a_late_cookie_does_not_replace_a_newer_one() -> Result<()> {
         let mut consumer = Consumer::start(&folder, name, &[&quick], &store, &[]).await?;
         consumer.wait_known("alice", json!({"17": "new"})).await?;
         consumer.wait_known("bob", json!({"17": "b"})).await?;
+        // Nothing is set aside any more that the next one would find.
+        consumer.wait_settled(2).await?;
         consumer.process.kill()?;
         let consumer = Consumer::start(&folder, name, &[&slow], &store, &[]).await?;
         consumer.wait_settled(1).await?;

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use bench::{admin, mongod::Mongod, scrape::names};
 use consumer::{
     batch::Batch,
+    places::LookupBound,
     store::{
         Store,
         mongodb::{MongodbStore, Options},
@@ -15,7 +16,7 @@ use consumer::{
 use cookiesync::process::unix_micros;
 use mongodb::{
     Client,
-    bson::{Document, doc},
+    bson::{DateTime, Document, doc},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -237,19 +238,82 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
     .await
 }
 
-#[tokio::test]
-async fn empty_database_that_we_made_is_removed_at_night_and_no_other_is() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let client = Client::with_uri_str(mongod.uri()).await?;
-    let store = MongodbStore::new(Options {
+fn store_that_lists_18(mongod: &Mongod, others_max: usize) -> MongodbStore {
+    MongodbStore::new(Options {
         uri: mongod.uri(),
         name: "node".to_owned(),
         prefix: String::new(),
         writers: 4,
         ttls: Ttls::new(Duration::from_secs(86_400), [].into()),
-        dsps: [18].into(),
-    });
+        lookup: LookupBound {
+            listed: [18].into(),
+            others_max,
+        },
+    })
+}
+
+#[tokio::test]
+async fn lookup_asks_those_listed_and_the_newest_others() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let records = client.database("cookiesync").collection("dsps");
+    for (dsp_id, hours) in [(17, 3), (18, 9), (19, 1), (20, 2)] {
+        let time = DateTime::from_millis(DateTime::now().timestamp_millis() - hours * 3_600_000);
+        let cookies = client.database(&dsp_id.to_string()).collection("cookies");
+        let cookie = doc! { "_id": "alice", "b": "known", "t": time };
+        cookies.insert_one(cookie).await?;
+        records
+            .insert_one(doc! { "_id": i64::from(dsp_id), "t": time })
+            .await?;
+    }
+    let found = store_that_lists_18(&mongod, 2).lookup("alice").await?;
+    assert_eq!(
+        found.buyer_uids.into_keys().collect::<Vec<_>>(),
+        [18, 19, 20]
+    );
+    assert!(found.unavailable.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn dsp_that_is_refused_leaves_its_place_while_the_consumer_runs() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("consumer.toml");
+    std::fs::write(&file, "dsps_max = 1\n")?;
+    let config = format!("--config={}", file.display());
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(folder.path());
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[&config]).await?;
+    producer.accept("mallory", 1_001, "made-up").await?;
+    producer.accept("alice", 17, "has-none").await?;
+    let refused = async |count| {
+        wait_until(PATIENCE, "a cookie is refused", async || {
+            let metrics = consumer.metrics().await?;
+            Ok(metrics.count(names::FAILED, &[("reason", "no_place")]) == count)
+        })
+        .await
+    };
+    refused(1).await?;
+    std::fs::write(&file, "dsps_max = 1\ndsps_refused = ['1001']\n")?;
+    wait_until(PATIENCE, "the settings are read", async || {
+        let done = [("outcome", "done")];
+        let metrics = consumer.metrics().await?;
+        Ok(metrics.count("consumer_config_reloads_total", &done) == 1)
+    })
+    .await?;
+    producer.accept("alice", 17, "real").await?;
+    consumer.wait_known("alice", json!({"17": "real"})).await?;
+    producer.accept("mallory", 1_001, "again").await?;
+    refused(2).await
+}
+
+#[tokio::test]
+async fn empty_database_that_we_made_is_removed_at_night_and_no_other_is() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let store = store_that_lists_18(&mongod, 512);
     let nothing = || Arc::new(Batch::new(1, 1));
     for dsp_id in [17, 18, 19, 20, 21] {
         store.retry(dsp_id, nothing()).await?;

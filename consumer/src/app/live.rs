@@ -1,6 +1,6 @@
 //! What may change while a consumer runs: the one place where settings marked as reloaded come into use.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use tokio::sync::watch;
 
@@ -11,6 +11,7 @@ use crate::{config::Config, maintenance::Schedule};
 pub struct Live {
     pub(super) night: watch::Sender<Schedule>,
     pub(super) drain_timeout: watch::Sender<Duration>,
+    pub(super) dsps_refused: watch::Sender<BTreeSet<u32>>,
 }
 
 impl Live {
@@ -19,6 +20,7 @@ impl Live {
         Self {
             night: watch::Sender::new(schedule(config)),
             drain_timeout: watch::Sender::new(config.drain_timeout),
+            dsps_refused: watch::Sender::new(config.dsps_refused.clone()),
         }
     }
 
@@ -35,6 +37,11 @@ impl Live {
             is_new
         });
         self.drain_timeout.send_replace(config.drain_timeout);
+        self.dsps_refused.send_if_modified(|refused| {
+            let is_new = *refused != config.dsps_refused;
+            refused.clone_from(&config.dsps_refused);
+            is_new
+        });
     }
 }
 
@@ -61,9 +68,10 @@ mod tests {
 
     fn holds(live: &Live) -> String {
         format!(
-            "{:?} {:?}",
+            "{:?} {:?} {:?}",
             *live.night.borrow(),
-            *live.drain_timeout.borrow()
+            *live.drain_timeout.borrow(),
+            *live.dsps_refused.borrow()
         )
     }
 
@@ -76,6 +84,7 @@ mod tests {
             let value = match *id {
                 "time_zone" => "Asia/Tokyo",
                 id if id.contains("window") => "04:00-05:00",
+                id if id.contains("dsps") => "7",
                 _ => "7s",
             };
             let flag = format!("--{}={value}", id.replace('_', "-"));

@@ -29,6 +29,7 @@ pub(super) const CHANGES: &[(&str, Change)] = &[
     ("set_aside_bytes", Change::Restart),
     ("dsps", Change::Restart),
     ("dsps_max", Change::Restart),
+    ("dsps_refused", Change::Reloaded),
     // What is stored already depends on them.
     ("ttl", Change::Restart),
     ("dsp_ttl", Change::Restart),
@@ -192,6 +193,10 @@ pub(super) struct StoringArgs {
     /// Most other DSPs that get a place by being seen, until their cookies have expired; cookies of more are refused
     #[arg(long, value_name = "COUNT", default_value = "512")]
     pub(super) dsps_max: String,
+
+    /// DSPs whose cookies are refused, repeatable or comma-separated; a place that one has by being seen is free at once
+    #[arg(long, value_name = "DSP", value_delimiter = ',')]
+    pub(super) dsps_refused: Vec<String>,
 }
 
 #[derive(Debug, Clone, clap::Args)]

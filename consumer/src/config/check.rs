@@ -94,8 +94,9 @@ impl Settings for Args {
                 &storing.set_aside_bytes,
                 SET_ASIDE_BYTES,
             ),
-            dsps: storing.dsps(m),
+            dsps: dsps(m, "--dsps", &storing.dsps),
             dsps_max: number(m, "--dsps-max", &storing.dsps_max, (0, DSPS_MAX)),
+            dsps_refused: storing.dsps_refused(m),
             mongodb_prefix: m.check("--mongodb-prefix", parse_prefix(&mongodb.mongodb_prefix)),
             mongodb_writers: number(m, "--mongodb-writers", &mongodb.mongodb_writers, (1, 64)),
             expiry_window: window(m, "--expiry-window", &self.night.expiry_window),
@@ -134,18 +135,30 @@ impl ReadingArgs {
     }
 }
 
+fn dsps(m: &mut Mistakes, flag: &'static str, given: &[String]) -> BTreeSet<u32> {
+    let given = given.iter().map(|dsp| dsp.trim());
+    let given = given.filter(|dsp| !dsp.is_empty());
+    given
+        .filter_map(|dsp| m.good(flag, parse_dsp(dsp)))
+        .collect()
+}
+
 impl StoringArgs {
     fn store(&self, m: &mut Mistakes) -> StoreConfig {
         m.good("--store", parse_store(&self.store.0))
             .unwrap_or(StoreConfig::Discard)
     }
 
-    fn dsps(&self, m: &mut Mistakes) -> BTreeSet<u32> {
-        let parts = self.dsps.iter().map(|part| part.trim());
-        let parts = parts.filter(|part| !part.is_empty());
-        parts
-            .filter_map(|part| m.good("--dsps", parse_dsp(part)))
-            .collect()
+    fn dsps_refused(&self, m: &mut Mistakes) -> BTreeSet<u32> {
+        let refused = dsps(m, "--dsps-refused", &self.dsps_refused);
+        let listed = self
+            .dsps
+            .iter()
+            .filter_map(|dsp| parse_dsp(dsp.trim()).ok());
+        if let Some(both) = listed.into_iter().find(|dsp| refused.contains(dsp)) {
+            m.add(format!("--dsps-refused: DSP {both} is in --dsps, too"));
+        }
+        refused
     }
 
     fn set_aside(&self) -> PathBuf {

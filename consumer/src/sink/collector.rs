@@ -1,12 +1,15 @@
 //! From the buffer to batches.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::{Arc, Mutex},
 };
 
 use cookiesync::{process::unix_micros, wire::ChunkRef};
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, HandOver, Limits, lock};
@@ -39,6 +42,8 @@ pub struct Collector {
     /// What producers' clocks are held against.
     steady: SteadyClock,
     places: Places,
+    /// DSPs that the operator refuses.
+    refused: watch::Receiver<BTreeSet<u32>>,
 }
 
 /// Refuses the cookies of DSPs without a place, and judges the others by what is stored.
@@ -75,10 +80,11 @@ impl Collector {
         limits: Limits,
         suppression: Arc<Mutex<Suppression>>,
         places: Places,
+        refused: watch::Receiver<BTreeSet<u32>>,
         metrics: metrics::Sink,
         hurry: CancellationToken,
     ) -> Self {
-        Self {
+        let mut it = Self {
             limits,
             suppression,
             metrics,
@@ -86,7 +92,10 @@ impl Collector {
             ahead: HashSet::new(),
             steady: SteadyClock::new(unix_micros(), Instant::now()),
             places,
-        }
+            refused,
+        };
+        it.refused.mark_changed();
+        it
     }
 
     /// Collects batches until the buffer ends.
@@ -117,7 +126,10 @@ impl Collector {
                 }
                 item = buffer.pop(), if !batch.is_full() => {
                     let Some(item) = item else { break };
-                    due_at.get_or_insert_with(|| Instant::now() + limits.flush_interval);
+                    if due_at.is_none() {
+                        due_at = Some(Instant::now() + limits.flush_interval);
+                        self.refuse();
+                    }
                     self.take(&mut batch, item);
                 }
                 () = sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() && !is_due => {}
@@ -152,8 +164,18 @@ impl Collector {
         }
     }
 
+    /// Takes over what the operator refuses, if that has changed.
+    fn refuse(&mut self) {
+        if self.refused.has_changed().unwrap_or(false) {
+            let refused = self.refused.borrow_and_update().clone();
+            tracing::info!(dsps = refused.len(), "cookies of these DSPs are refused");
+            self.places.refuse(refused);
+        }
+    }
+
     /// Takes in what the store holds.
     pub fn load_places(&mut self, held: &[Place]) {
+        self.refuse();
         self.places.load(held);
         self.show_places();
     }

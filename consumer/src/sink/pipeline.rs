@@ -1,10 +1,12 @@
 //! The whole sink of one store, put together as the settings say: buffer → collector → writer.
 
 use std::{
+    collections::BTreeSet,
     future::Future,
     sync::{Arc, Mutex},
 };
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{BATCH_BYTES_MAX, Batches, Collector, Failure, HandOver, Limits, Writer, hand_over};
@@ -43,13 +45,15 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// A sink into `store`, and the buffer that it takes from. It ends in order when all writers of the buffer are
-    /// dropped. A store that may fail for one DSP alone needs a folder to set its cookies aside.
+    /// dropped. A store that may fail for one DSP alone needs a folder to set its cookies aside. Cookies of
+    /// DSPs that are `refused` go nowhere.
     #[must_use]
     pub fn new(
         config: &Config,
         store: Arc<dyn Store>,
         aside: Option<aside::Folder>,
         health: Arc<Health>,
+        refused: watch::Receiver<BTreeSet<u32>>,
         metrics: &Metrics,
         stops: Stops,
     ) -> (BufferWriter, Self) {
@@ -85,6 +89,7 @@ impl Pipeline {
                 limits,
                 Arc::clone(&suppression),
                 Places::new(config.dsps.clone(), config.dsps_max, config.ttls.clone()),
+                refused,
                 metrics.sink.clone(),
                 stops.hurry,
             ),

@@ -152,6 +152,10 @@ fn places() -> Places {
     Places::new(BTreeSet::new(), 512, ttls)
 }
 
+fn unrefused() -> tokio::sync::watch::Receiver<BTreeSet<u32>> {
+    tokio::sync::watch::channel(BTreeSet::new()).1
+}
+
 fn start(store: FakeStore, limits: Limits) -> Sink {
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (store, health) = (Arc::new(store), Arc::new(Health::default()));
@@ -175,6 +179,7 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
         limits,
         suppression,
         places(),
+        unrefused(),
         metrics.sink.clone(),
         hurry.clone(),
     );

@@ -46,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Found, Store, StoreError, Written};
 use crate::{
     batch::{Batch, BatchCookie, Cursor},
-    places::Place,
+    places::{LookupBound, Place},
     ttl::Ttls,
 };
 use expiry::Expiry;
@@ -80,6 +80,7 @@ const PLACES_KEY: &[u8] = b"places";
 #[derive(Debug)]
 pub struct EmbeddedStore {
     inner: Arc<Inner>,
+    lookup: Arc<LookupBound>,
 }
 
 struct Inner {
@@ -129,6 +130,13 @@ impl EmbeddedStore {
         Self::open_with(folder, ttls, Tuning::default()).await
     }
 
+    /// The same store, whose lookups tell of no more than `bound`.
+    #[must_use]
+    pub fn with_lookup_bound(self, bound: LookupBound) -> Self {
+        let lookup = Arc::new(bound);
+        Self { lookup, ..self }
+    }
+
     /// Shows every cookie that is stored, ordered by user, whether it has expired or not, until `show` has seen enough.
     /// Blocks meanwhile.
     ///
@@ -154,6 +162,7 @@ impl EmbeddedStore {
             tokio::task::spawn_blocking(move || Inner::open(&folder, ttls, tuning)).await?;
         Ok(Self {
             inner: Arc::new(opened?),
+            lookup: Arc::new(LookupBound::none()),
         })
     }
 
@@ -199,8 +208,8 @@ impl Store for EmbeddedStore {
     }
 
     fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
-        let user_id = user_id.to_owned();
-        self.run(move |inner| inner.lookup(&user_id).map(Found::from))
+        let (user_id, bound) = (user_id.to_owned(), Arc::clone(&self.lookup));
+        self.run(move |inner| inner.lookup(&user_id, &bound).map(Found::from))
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -360,12 +369,13 @@ impl Inner {
         Ok(stored.is_some_and(|stored| stored > accepted))
     }
 
-    fn lookup(&self, user_id: &str) -> fjall::Result<BuyerUids> {
+    fn lookup(&self, user_id: &str, bound: &LookupBound) -> fjall::Result<BuyerUids> {
         let now = (self.tuning.now_unix_micros)();
         let mut prefix = Vec::with_capacity(user_id.len() + 1);
         prefix.extend_from_slice(user_id.as_bytes());
         prefix.push(0);
         let mut buyer_uids = BuyerUids::new();
+        let mut held = Vec::new();
         for pair in self.cookies.prefix(&prefix) {
             let (key, value) = pair.into_inner()?;
             let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
@@ -377,6 +387,10 @@ impl Inner {
                 continue;
             }
             buyer_uids.insert(dsp_id, String::from_utf8_lossy(buyer_uid).into_owned());
+            held.push((dsp_id, accepted));
+        }
+        for dsp_id in bound.beyond(held.into_iter()) {
+            buyer_uids.remove(&dsp_id);
         }
         Ok(buyer_uids)
     }

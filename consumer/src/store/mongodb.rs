@@ -57,7 +57,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written};
 use crate::{
     batch::{Batch, Cursor},
-    places::Place,
+    places::{LookupBound, Place},
     ttl::Ttls,
 };
 use breakers::Breakers;
@@ -114,8 +114,8 @@ pub struct Options {
     pub writers: usize,
     /// How long cookies live.
     pub ttls: Ttls,
-    /// DSPs that keep their databases, be they empty.
-    pub dsps: BTreeSet<u32>,
+    /// DSPs that keep their databases, be they empty, and how many others lookups ask.
+    pub lookup: LookupBound,
 }
 
 impl fmt::Debug for Options {
@@ -133,6 +133,9 @@ struct Dsps {
     places: BTreeSet<u32>,
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
+    /// Those that lookups do not ask, and when that was found out.
+    beyond: BTreeSet<u32>,
+    beyond_at: Option<Instant>,
 }
 
 impl Dsps {

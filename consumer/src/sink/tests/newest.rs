@@ -87,7 +87,14 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         bytes_max: 1 << 20,
     };
     let hurry = CancellationToken::new();
-    let collector = Collector::new(limits, suppression, places(), metrics.sink.clone(), hurry);
+    let collector = Collector::new(
+        limits,
+        suppression,
+        places(),
+        unrefused(),
+        metrics.sink.clone(),
+        hurry,
+    );
     let tasks = TaskTracker::new();
     let collecting = tasks.spawn(collector.run(reader, hand_over));
     let writing = tasks.spawn(writer.run(batches));

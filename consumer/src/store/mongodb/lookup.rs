@@ -32,7 +32,7 @@ impl Inner {
     pub(super) async fn find_user(&self, user_id: &str) -> Result<Found, StoreError> {
         let connection = self.lookups().await?;
         let now = unix_micros();
-        let dsps = self.list(connection, LIST_AGE_MAX).await?;
+        let dsps = self.asked(connection).await?;
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);
             let collection = database.collection::<RawDocumentBuf>(COOKIES);
@@ -70,6 +70,36 @@ impl Inner {
         self.lookups
             .get_or_try_init(|| in_time(Connection::new(&self.options.uri)))
             .await
+    }
+
+    /// The DSPs that a lookup asks: all that have a database, unless these are more than the bound.
+    async fn asked(&self, connection: &Connection) -> Result<BTreeSet<u32>, StoreError> {
+        let mut asked = self.list(connection, LIST_AGE_MAX).await?;
+        let bound = &self.options.lookup;
+        if asked.len() <= bound.others_max {
+            return Ok(asked);
+        }
+        let is_young = |at: Instant| at.elapsed() <= LIST_AGE_MAX;
+        if !self.dsps().beyond_at.is_some_and(is_young) {
+            let newest = self.newest(connection).await?;
+            let held = asked.iter();
+            let held = held.map(|dsp_id| (*dsp_id, newest.get(dsp_id).copied().unwrap_or(0)));
+            let beyond = bound.beyond(held);
+            let mut dsps = self.dsps();
+            if beyond.len() > dsps.beyond.len() {
+                let (count, asked) = (beyond.len(), asked.len() - beyond.len());
+                tracing::warn!(
+                    count,
+                    asked,
+                    "lookups do not ask the DSPs beyond --dsps-max"
+                );
+            }
+            dsps.beyond = beyond;
+            dsps.beyond_at = Some(Instant::now());
+        }
+        let dsps = self.dsps();
+        asked.retain(|dsp_id| !dsps.beyond.contains(dsp_id));
+        Ok(asked)
     }
 
     /// The DSPs that have a database, from a list that is at most so old.

@@ -33,15 +33,23 @@ impl Inner {
         let connection = self.connection().await?;
         let dsps = self.list(connection, Duration::ZERO).await?;
         self.dsps().places.extend(&dsps);
-        let records = self.dsp_records(connection);
-        let found = records.find(doc! {}).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
-        let newest: BTreeMap<u32, u64> = found.iter().filter_map(decode).collect();
+        let newest = self.newest(connection).await?;
         let now = unix_micros();
         let places = dsps.into_iter();
         Ok(places
             .map(|dsp_id| (dsp_id, newest.get(&dsp_id).copied().unwrap_or(now)))
             .collect())
+    }
+
+    /// What is recorded of each DSP.
+    pub(super) async fn newest(
+        &self,
+        connection: &Connection,
+    ) -> Result<BTreeMap<u32, u64>, StoreError> {
+        let records = self.dsp_records(connection);
+        let found = records.find(doc! {}).into_future();
+        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        Ok(found.iter().filter_map(decode).collect())
     }
 
     pub(super) async fn record_places(
@@ -98,7 +106,7 @@ impl Inner {
         let made: Vec<Document> = in_time(async { made.await?.try_collect().await }).await?;
         for (dsp_id, newest) in made.iter().filter_map(decode) {
             let is_alive = newest >= self.options.ttls.expired_before(dsp_id, now);
-            if is_alive || self.options.dsps.contains(&dsp_id) || stop.is_cancelled() {
+            if is_alive || self.options.lookup.listed.contains(&dsp_id) || stop.is_cancelled() {
                 continue;
             }
             match self.remove_if_empty(connection, dsp_id).await {
