@@ -22,6 +22,7 @@ mod grpc_abuse;
 mod harness;
 mod http_client;
 mod instead;
+mod invented;
 mod languages;
 mod ledger;
 mod lives;

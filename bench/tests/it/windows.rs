@@ -20,7 +20,7 @@ const DOCUMENTED_BYTES: u64 = 384 << 20;
 const PRODUCERS: u64 = 8;
 
 /// Cookies of which the consumer knows what became: stored, left out, or lost.
-fn settled(metrics: &Samples) -> u64 {
+pub(crate) fn settled(metrics: &Samples) -> u64 {
     let fates = [
         names::WRITTEN,
         names::SUPERSEDED,

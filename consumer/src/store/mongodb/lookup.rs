@@ -7,10 +7,10 @@ use std::{
 };
 
 use cookiesync::process::unix_micros;
-use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 use mongodb::{
     Database,
-    bson::{RawDocumentBuf, doc},
+    bson::{DateTime, RawDocumentBuf, doc},
 };
 
 use super::{
@@ -25,6 +25,9 @@ use crate::store::{Found, StoreError};
 /// How long the list of DSPs is believed when it is only for a lookup.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
+/// DSPs that one lookup asks at the same time: more only make mongod's threads wait for each other.
+const FINDS_AT_ONCE: usize = 32;
+
 /// How long one DSP's database is waited for.
 const LOOKUP_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -38,10 +41,11 @@ impl Inner {
             let collection = database.collection::<RawDocumentBuf>(COOKIES);
             let before = date(self.options.ttls.expired_before(dsp_id, now));
             async move {
-                let alive = doc! { "_id": user_id, "t": { "$gte": before } };
-                let found = timeout(LOOKUP_PATIENCE, collection.find_one(alive).into_future());
+                // With `t` in the question, mongod would weigh two indexes against each other each time.
+                let find = collection.find_one(doc! { "_id": user_id });
+                let found = timeout(LOOKUP_PATIENCE, find.into_future());
                 let found = match found.await {
-                    Ok(Ok(found)) => Ok(found),
+                    Ok(Ok(found)) => Ok(found.filter(|it| is_alive(it, before))),
                     Ok(Err(error)) => Err(errors::explain(&error)),
                     Err(_) => Err(format!("no answer for {LOOKUP_PATIENCE:?}")),
                 };
@@ -49,7 +53,8 @@ impl Inner {
             }
         });
         let mut all = Found::default();
-        for (dsp_id, found) in join_all(finds).await {
+        let mut finds = stream::iter(finds).buffer_unordered(FINDS_AT_ONCE);
+        while let Some((dsp_id, found)) = finds.next().await {
             match found {
                 Ok(document) => {
                     let buyer_uid = document.as_ref().and_then(|it| it.get_str("b").ok());
@@ -139,4 +144,9 @@ impl Inner {
         let names = names.map_err(|error| failure(&error))?;
         Ok(!names.is_empty())
     }
+}
+
+/// Whether a cookie has not expired; what has no time is none of ours.
+fn is_alive(cookie: &RawDocumentBuf, before: DateTime) -> bool {
+    cookie.get_datetime("t").is_ok_and(|time| time >= before)
 }
