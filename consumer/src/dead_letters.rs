@@ -40,7 +40,7 @@ const REASON_BYTES_MAX: usize = 1024;
 const BLOCK_BYTES: usize = 16 << 10;
 
 /// The users' ids are not for everybody.
-const MODE: u32 = 0o640;
+const MODE: u32 = 0o600;
 
 /// Writes the letters of one consumer; clones share them.
 #[derive(Debug, Clone)]
@@ -108,6 +108,11 @@ impl DeadLetters {
     }
 }
 
+/// A reason without what the store says after its code, where users' ids may be.
+fn kind(reason: &str) -> &str {
+    reason.split_once(':').map_or(reason, |(kind, _)| kind)
+}
+
 impl Letters {
     async fn write(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
         if rejected.is_empty() {
@@ -116,7 +121,7 @@ impl Letters {
         if !std::mem::replace(&mut self.has_begun, true) {
             tracing::warn!(
                 file = %self.files.newest.display(),
-                reason = cut(&rejected[0].reason, REASON_BYTES_MAX),
+                reason = kind(&rejected[0].reason),
                 "the store refuses some cookies for ever: they are set aside"
             );
         }

@@ -147,7 +147,12 @@ impl Service<Request<Body>> for Streams {
                 }
                 Err(status) => {
                     streams.inner.refusals.count(&status);
-                    status.into_http()
+                    let mut response = status.into_http();
+                    // To a client that compresses this says what it may send instead.
+                    let accepted = HeaderValue::from_static("identity");
+                    let headers = response.headers_mut();
+                    headers.insert("grpc-accept-encoding", accepted);
+                    response
                 }
             })
         })

@@ -9,6 +9,7 @@ use mongodb::{
     bson::{Document, doc},
     options::IndexOptions,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -142,6 +143,70 @@ async fn what_is_a_duplicate_in_another_unique_index_becomes_a_letter() -> Resul
         ("carol", 17, "shared", "index: b_1"),
     ];
     check(&letters(&file)?, &expected)
+}
+
+#[tokio::test]
+async fn no_line_of_the_log_names_a_user() -> Result<()> {
+    const USER: &str = "uzed-7f3a91";
+    const BUYER: &str = "bzed-91c4e7";
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    unique_buyer_uids(&mongod, "17").await?;
+    create_with_validator(&mongod, "18").await?;
+    let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    client.database("19").run_command(view).await?;
+    let file = folder.path().join("letters.jsonl");
+    let filter = "--log-filter=info,producer=trace,consumer=trace,cookiesync=trace";
+    let flags = [filter, "--dead-letters", &file.display().to_string()];
+    let mut producer = Producer::start(&folder, &[filter]).await?;
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let bad = format!("bad-{BUYER}");
+    for (dsp_id, buyer_uid) in [(17, BUYER), (18, &bad), (19, BUYER), (20, BUYER)] {
+        for number in 1..=2 {
+            let user_id = format!("{USER}-{number}");
+            producer.accept(&user_id, dsp_id, buyer_uid).await?;
+        }
+    }
+    // Neither do those that are no good.
+    let mut connection = HttpConnection::open(&producer.http).await?;
+    for (user_id, buyer_uid) in [
+        (USER.repeat(9), BUYER.into()),
+        (USER.into(), BUYER.repeat(99)),
+    ] {
+        connection
+            .send(request(&user_id, 17, &buyer_uid).as_bytes())
+            .await?;
+        ensure!(connection.answer().await?.status == 400);
+    }
+    wait_refused(&consumer, 3).await?;
+    wait_until(PATIENCE, "a view takes no cookies", async || {
+        let failing = [("dsp", "19")];
+        Ok(consumer
+            .metrics()
+            .await?
+            .count("consumer_dsp_failing", &failing)
+            == 1)
+    })
+    .await?;
+    // And what cannot be kept either.
+    fs::remove_file(&file)?;
+    fs::create_dir(&file)?;
+    producer.accept(&format!("{USER}-3"), 18, &bad).await?;
+    wait_refused(&consumer, 4).await?;
+    let path = format!("/v1/users/{USER}-1");
+    ensure!(bench::admin::get(&consumer.admin, &path).await?.status == 200);
+    for process in [&mut consumer.process, &mut producer.process] {
+        process.signal(Signal::TERM)?;
+        process.wait(PATIENCE).await?;
+        let log = process.last_lines(usize::MAX);
+        for id in [USER, BUYER] {
+            let line = log.lines().find(|line| line.contains(id));
+            ensure!(line.is_none(), "{line:?}");
+        }
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -67,7 +67,7 @@ async fn letter_says_all_that_is_known_of_a_cookie() {
     assert!(text("time").parse::<Timestamp>().is_ok());
     assert_eq!(found[1]["user_id"], "bob");
     let mode = fs::metadata(&path).unwrap().permissions().mode();
-    assert_eq!(mode & 0o007, 0);
+    assert_eq!(mode & 0o777, 0o600);
     assert_eq!(letters.metrics.written.get(), 2);
 }
 

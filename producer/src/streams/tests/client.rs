@@ -87,10 +87,12 @@ impl Client {
             (Some((epoch, sequence)), _) if epoch == life.epoch => (sequence + 1, true),
             (Some(_), _) => (1, true),
             (None, Some((position, began))) => {
-                let bytes = life.bounds.rewind_bytes;
-                let first = life.log.rewind(position, bytes, began);
+                let (bytes, most) = (life.bounds.rewind_bytes, life.bounds.queue_cookies_max);
+                let floor = span.next.saturating_sub(most - most / 8);
+                let first = life.log.rewind(position, bytes, began.max(floor));
                 assert!((began..=position).contains(&first));
                 assert!(bytes > 0 || first == position);
+                assert!(first >= floor || first == position);
                 (first, false)
             }
             (None, None) if oldest && self.reads == Reads::Events => (span.oldest, true),
