@@ -24,7 +24,7 @@ use cookiesync::{
         status::{Board, page::Page},
     },
 };
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::live::Live;
@@ -45,6 +45,9 @@ use crate::{
 /// How long the admin port and maintenance may take to end once all data is safe, and then the store to close.
 const SERVICES_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long a drain waits for a store that does not work.
+const STORE_DOWN_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Of the drain timeout, what is not the pipeline's.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -62,6 +65,7 @@ pub struct App {
     stop_writing: CancellationToken,
     stop_services: CancellationToken,
     failed: Arc<Failed>,
+    health: Arc<Health>,
     store: Arc<dyn Store>,
 }
 
@@ -131,9 +135,10 @@ impl App {
             stop_writing: CancellationToken::new(),
             stop_services: CancellationToken::new(),
             failed: Arc::default(),
+            health: Arc::new(Health::default()),
             store,
         };
-        let health = Arc::new(Health::default());
+        let health = Arc::clone(&app.health);
         let sources = status::Sources::of(
             &config,
             app.live.night.subscribe(),
@@ -201,37 +206,60 @@ impl App {
     /// Stops reading, writes what was received, commits the cursors, stops; never longer than the drain timeout.
     ///
     /// Of that time the pipeline gets all but two seconds (half, if that is less). After half of its time it
-    /// leaves out what is still in the buffer.
+    /// leaves out what is still in the buffer. A store that does not work is waited for no longer than
+    /// [`STORE_DOWN_PATIENCE`].
+    ///
+    /// A batch that could not be stored is no error: its cursors stand where the store stands, so it comes again after
+    /// the next start, as far as producers still have it.
     ///
     /// # Errors
-    /// When a batch could not be stored in time. It comes again after a restart, as far as the producers still
-    /// have it.
+    /// When a stage failed.
     pub async fn drain(self) -> anyhow::Result<()> {
         let began = Instant::now();
         let pipeline_time = pipeline_time(*self.live.drain_timeout.borrow());
         self.stop_reading.cancel();
         self.pipeline.close();
-        if timeout_at(began + pipeline_time / 2, self.pipeline.wait())
-            .await
-            .is_err()
-        {
-            self.hurry.cancel();
-        }
-        let written = timeout_at(began + pipeline_time, self.pipeline.wait()).await;
-        let result = if self.failed.has_happened() {
-            Err(self.failed.error())
-        } else if written.is_err() {
-            Err(anyhow::anyhow!(
-                "the last batch could not be stored within {pipeline_time:?}"
-            ))
-        } else {
-            Ok(())
+        let writing = async {
+            let half = began + pipeline_time / 2;
+            if timeout_at(half, self.pipeline.wait()).await.is_err() {
+                self.hurry.cancel();
+            }
+            timeout_at(began + pipeline_time, self.pipeline.wait()).await
         };
-        self.stop_at_once().await;
-        if result.is_ok() {
-            tracing::info!(took = ?began.elapsed(), "drained");
+        let written = tokio::select! {
+            biased;
+            written = writing => written.is_ok(),
+            () = self.store_is_down() => false,
+        };
+        if self.failed.has_happened() {
+            let error = self.failed.error();
+            self.stop_at_once().await;
+            return Err(error);
         }
-        result
+        if !written {
+            let why = self
+                .health
+                .store_down()
+                .unwrap_or_else(|| "it is slow".to_owned());
+            tracing::warn!(
+                why,
+                "the last batch is not stored: it comes again after the next start"
+            );
+        }
+        self.stop_at_once().await;
+        tracing::info!(took = ?began.elapsed(), "drained");
+        Ok(())
+    }
+
+    /// Returns when the store has not worked for [`STORE_DOWN_PATIENCE`] from now on, without a break.
+    async fn store_is_down(&self) {
+        let mut works_at = Instant::now();
+        while works_at.elapsed() < STORE_DOWN_PATIENCE {
+            sleep(STORE_DOWN_PATIENCE / 20).await;
+            if self.health.store_down().is_none() {
+                works_at = Instant::now();
+            }
+        }
     }
 
     /// Stops without waiting for the store.

@@ -2,8 +2,8 @@
 //!
 //! One cursor covers all DSPs, so a DSP whose database does not work must either stop all others or let the cursor pass.
 //! It may pass, because its cookies are durable here first; they are tried again, by a task of their own, until the store
-//! has them. Newest wins in the store, so it does no harm that newer ones may be there before, nor that some come twice
-//! after a restart.
+//! has them. A DSP's later cookies [wait](crate::batch::Batch::is_held) behind its earlier ones here, because of two of one
+//! millisecond MongoDB cannot tell which is newer. That some come twice after a restart does no harm.
 //!
 //! The folder is bounded in bytes. A DSP may fill as much as would be left: one alone half of it, two a third each. What
 //! has no room becomes a dead letter.
@@ -112,7 +112,7 @@ impl Aside {
     fn put_now(&self, batch: &Batch, what: Vec<(u32, Vec<u32>)>) -> Vec<Rejected> {
         let mut log = self.log();
         let (mut frames, mut entered) = (Vec::new(), Vec::new());
-        let mut refused = Vec::new();
+        let (mut refused, mut before) = (Vec::new(), 0);
         let mut refuse = |indices: Vec<u32>, reason: &str| {
             refused.extend(indices.into_iter().map(|index| Rejected {
                 index,
@@ -122,12 +122,13 @@ impl Aside {
         for (dsp_id, indices) in what {
             let frame = frame(batch, dsp_id, &indices);
             let bytes = frame.messages.len() as u64;
-            if !log.has_room(dsp_id, bytes)
+            if !log.has_room(dsp_id, bytes, before)
                 && let Err(error) = log.make_room()
             {
                 tracing::warn!(%error, "no room can be made for cookies to be set aside");
             }
-            if log.has_room(dsp_id, bytes) {
+            if log.has_room(dsp_id, bytes, before) {
+                before += bytes;
                 frames.push(frame);
                 entered.extend(indices);
             } else {

@@ -4,7 +4,7 @@
 //! them its strings lie. Cost of a cookie: one walk over its bytes, one hash, one probe of a table that has the
 //! size of the batch before from the start; no allocation of its own.
 
-use std::{hash::BuildHasher, sync::Arc};
+use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
 use bytes::Bytes;
 use cookiesync::{
@@ -115,6 +115,7 @@ pub struct Batch {
     cursors: Vec<Cursor>,
     goodbyes: Vec<Cursor>,
     places: Vec<Place>,
+    held: BTreeSet<u32>,
     accepted: Vec<(u64, u32)>,
     cookies_max: usize,
     bytes: usize,
@@ -166,6 +167,7 @@ impl Batch {
             cursors: Vec::new(),
             goodbyes: Vec::new(),
             places: Vec::new(),
+            held: BTreeSet::new(),
             accepted: Vec::new(),
             cookies_max,
             bytes: 0,
@@ -273,6 +275,18 @@ impl Batch {
     #[must_use]
     pub fn places(&self) -> &[Place] {
         &self.places
+    }
+
+    /// Whether a DSP's cookies must wait: earlier ones of it are set aside, and of two of one millisecond a store could not tell
+    /// which is newer.
+    #[must_use]
+    pub fn is_held(&self, dsp_id: u32) -> bool {
+        self.held.contains(&dsp_id)
+    }
+
+    /// Has the cookies of these DSPs wait.
+    pub fn hold(&mut self, dsps: BTreeSet<u32>) {
+        self.held = dsps;
     }
 
     /// Takes what is to be recorded of the places of DSPs.

@@ -122,8 +122,8 @@ impl Places {
         true
     }
 
-    /// Frees places whose DSPs' cookies have all expired at `now`.
-    fn free(&mut self, now: u64) {
+    /// Frees places whose DSPs' cookies have all expired at `now`; looks once a second at most.
+    pub fn free(&mut self, now: u64) {
         if now < self.looked_at.saturating_add(FREED_INTERVAL_MICROS) {
             return;
         }

@@ -28,6 +28,7 @@ use http::{HeaderValue, Request, Response, header};
 use http_body::Body as _;
 use prost::Message;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, server::NamedService};
 use tower::Service;
 
@@ -118,6 +119,15 @@ impl Inner {
     }
 }
 
+/// Of a stream's response: cancelled when another stream of its name has taken its queue.
+#[derive(Debug, Clone)]
+pub(crate) struct Superseded(pub(crate) CancellationToken);
+
+/// What such a stream ends with.
+pub(crate) fn superseded() -> Status {
+    Status::aborted("another stream took this subscriber's queue")
+}
+
 impl NamedService for Streams {
     const NAME: &'static str = "cookiesync.v1.CookieStreamer";
 }
@@ -136,9 +146,10 @@ impl Service<Request<Body>> for Streams {
         Box::pin(async move {
             Ok(match streams.open(request).await {
                 Ok(body) => {
-                    let hold = body.hold();
+                    let (hold, superseded) = (body.hold(), body.superseded());
                     let mut response = Response::new(Body::new(body));
                     response.extensions_mut().insert(hold);
+                    response.extensions_mut().insert(superseded);
                     response.headers_mut().insert(
                         header::CONTENT_TYPE,
                         HeaderValue::from_static("application/grpc"),

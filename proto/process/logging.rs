@@ -106,7 +106,8 @@ impl FromStr for Filter {
 
 impl Filter {
     fn layer(&self) -> EnvFilter {
-        EnvFilter::new(&self.0)
+        // h2 warns of what peers send, as often as they send it. A filter that names it has its way.
+        EnvFilter::new(format!("h2=error,{}", self.0))
     }
 }
 

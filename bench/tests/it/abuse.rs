@@ -226,7 +226,7 @@ async fn log_that_nobody_reads_stops_nothing() -> Result<()> {
         (PathBuf::from("/bin/sh"), [&shell[..], args].concat())
     };
     let addresses = Addresses::free()?;
-    let flags = ["--log-filter", "trace"];
+    let flags = ["--log-filter", "trace,h2=trace"];
     let producer = wrapped::producer(&folder, &addresses, &flags, &into_pipe).await?;
     let flooded = wait_until(PATIENCE, "the log is more than anybody keeps", async || {
         for number in 0..20 {

@@ -152,7 +152,7 @@ async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
 }
 
 #[tokio::test]
-async fn drain_that_cannot_finish_ends_at_its_deadline_and_fails() -> Result<()> {
+async fn drain_that_cannot_finish_ends_at_its_deadline_and_says_what_comes_again() -> Result<()> {
     let folder = TempDir::new()?;
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let producer = Producer::start(&folder, &[]).await?;
@@ -162,7 +162,38 @@ async fn drain_that_cannot_finish_ends_at_its_deadline_and_fails() -> Result<()>
     mongod.stop()?;
     receive_one(&producer, &consumer).await?;
     let status = consumer.process.stop(DRAIN_PATIENCE).await?;
-    expect_exit(&consumer.process, status, 1)
+    expect_exit(&consumer.process, status, 0)?;
+    check_comes_again(&mut mongod, &mut consumer).await
+}
+
+#[tokio::test]
+async fn drain_does_not_wait_for_a_store_that_is_gone() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let flags = ["--drain-timeout", "1h"];
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    mongod.kill()?;
+    mongod.process().wait(PATIENCE).await?;
+    receive_one(&producer, &consumer).await?;
+    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&consumer.process, status, 0)?;
+    mongod.process().start_again()?;
+    check_comes_again(&mut mongod, &mut consumer).await
+}
+
+/// Checks that the last batch was said not to be stored, and that the next start brings it.
+async fn check_comes_again(mongod: &mut Mongod, consumer: &mut Consumer) -> Result<()> {
+    let log = consumer.process.last_lines(20);
+    ensure!(
+        log.contains("the last batch is not stored: it comes again"),
+        "{log}"
+    );
+    mongod.cont()?;
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await
 }
 
 /// Sends one cookie and waits until the consumer, whose store may stand still, has it.

@@ -17,7 +17,12 @@ use h2::{Reason, client::SendRequest};
 use http::Request;
 use producer::{config::Config, memory};
 use tempfile::TempDir;
-use tokio::{net::TcpStream, task::JoinSet, time::sleep};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+    time::sleep,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
@@ -197,6 +202,77 @@ async fn calls_at_once_on_one_connection_are_bounded() -> Result<()> {
     .await?;
     drop((open, calls, connection));
     good.goes_on(&producer).await
+}
+
+/// A `GetCookies` request of the host `x`.
+const OF_X: Bytes = Bytes::from_static(b"\0\0\0\0\x03\x0a\x01x");
+
+#[tokio::test]
+async fn stream_with_a_closed_window_ends_as_soon_as_another_has_its_queue() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let good = Good::open(&producer).await?;
+    let address = producer.grpc.trim_start_matches("http://");
+    let stream = TcpStream::connect(address).await?;
+    let mut builder = h2::client::Builder::new();
+    let closed = builder.initial_window_size(0).handshake(stream);
+    let (mut calls, connection) = closed.await?;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(connection);
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        calls = calls.ready().await?;
+        let (answer, mut body) = calls.send_request(call(&producer).body(())?, false)?;
+        body.send_data(OF_X, true)?;
+        let answer = in_time("it is answered", answer).await??;
+        open.push(answer.into_body());
+    }
+    // The log has something for it, but there is no room to send it.
+    producer.accept_numbers(11..=11).await?;
+    for superseded in &mut open[..2] {
+        let trailers = in_time("the older one ends", superseded.trailers()).await??;
+        let trailers = trailers.context("no trailers")?;
+        let status = trailers.get("grpc-status").context("no status")?;
+        assert_eq!(Code::from_bytes(status.as_bytes()), Code::Aborted);
+    }
+    drop((open, calls, tasks));
+    let mut stream = good.0;
+    stream.read_to(11).await?;
+    assert_eq!(stream.lost(), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_peers_send_does_not_fill_the_log() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let good = Good::open(&producer).await?;
+    let before = producer.process.last_lines(usize::MAX).lines().count();
+    let address = producer.grpc.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).await?;
+    stream
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .await?;
+    stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await?;
+    // Answers to what was never asked.
+    let answer = [&[0, 0, 8, 6, 1, 0, 0, 0, 0][..], &[0xff; 8]].concat();
+    stream.write_all(&answer.repeat(1_000)).await?;
+    // It has read them when it answers this.
+    stream.write_all(&[0, 0, 8, 6, 0, 0, 0, 0, 0]).await?;
+    stream.write_all(&[7; 8]).await?;
+    let answered = async {
+        let mut read = Vec::new();
+        while !read.windows(8).any(|bytes| bytes == [7; 8]) {
+            ensure!(stream.read_buf(&mut read).await? > 0, "it was closed");
+        }
+        Ok(())
+    };
+    in_time("it answers", answered).await??;
+    drop(stream);
+    good.goes_on(&producer).await?;
+    let after = producer.process.last_lines(usize::MAX).lines().count();
+    ensure!(after < before + 10, "{} lines", after - before);
+    Ok(())
 }
 
 /// Opens a call, says that its message has 512 KiB, and sends as much of it as it may but for the last byte; until it is ended.

@@ -1,7 +1,7 @@
 //! MongoDB ends, stops answering, has no primary, no room, or no rights for us: the consumer says so, keeps where it
 //! stood, and goes on from there when it can. Nothing is lost and nothing is wrong.
 
-use std::{process::Command, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use bench::{admin, mongod::Mongod, scrape::names};
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, PATIENCE, Producer, accept_all, machine, newest, wait_until},
+    harness::{Consumer, PATIENCE, Producer, accept_all, expect_exit, machine, newest, wait_until},
     mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
 };
 
@@ -234,6 +234,39 @@ async fn each_refusal_is_said_in_words_and_only_a_write_that_succeeds_ends_it() 
     }
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
+}
+
+#[tokio::test]
+async fn server_that_lost_its_data_is_read_into_again() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    producer.accept("alice", 17, "a").await?;
+    consumer.wait_known("alice", json!({"17": "a"})).await?;
+    consumer.wait_settled(1).await?;
+    // One that only was started anew is written on.
+    mongod.kill()?;
+    mongod.process().wait(PATIENCE).await?;
+    mongod.restart().await?;
+    producer.accept("bob", 17, "b").await?;
+    consumer.wait_known("bob", json!({"17": "b"})).await?;
+    mongod.kill()?;
+    mongod.process().wait(PATIENCE).await?;
+    let data = folder.path().join("mongod/data");
+    fs::remove_dir_all(&data)?;
+    fs::create_dir(&data)?;
+    mongod.restart().await?;
+    // What repeats is not written, for all that the consumer knows.
+    producer.accept("alice", 17, "a").await?;
+    let status = consumer.process.wait(2 * PATIENCE).await?;
+    expect_exit(&consumer.process, status, 1)?;
+    let log = consumer.process.last_lines(usize::MAX);
+    ensure!(log.contains("lacks what was durable in it before"), "{log}");
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    consumer.wait_known("alice", json!({"17": "a"})).await?;
+    consumer.wait_known("bob", json!({"17": "b"})).await
 }
 
 #[tokio::test]

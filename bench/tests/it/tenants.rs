@@ -238,6 +238,42 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
     .await
 }
 
+#[tokio::test]
+async fn what_is_set_aside_of_a_dsp_that_is_refused_becomes_dead_letters() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
+    client.database("19").run_command(view).await?;
+    let (file, letters) = (
+        folder.path().join("consumer.toml"),
+        folder.path().join("letters"),
+    );
+    std::fs::write(&file, "")?;
+    let config = format!("--config={}", file.display());
+    let flags = [&*config, "--dead-letters", &letters.display().to_string()];
+    let producer = Producer::start(&folder, &[]).await?;
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    producer.accept("alice", 19, "waits").await?;
+    producer.accept("alice", 17, "flows").await?;
+    wait_aside(&consumer, 1).await?;
+    wait_until(PATIENCE, "it is named", async || {
+        let failing = [("dsp", "19")];
+        Ok(consumer.metrics().await?.count(FAILING, &failing) == 1)
+    })
+    .await?;
+    std::fs::write(&file, "dsps_refused = ['19']\n")?;
+    wait_aside(&consumer, 0).await?;
+    consumer.wait_ready_and_says("all work").await?;
+    consumer.wait_known("alice", json!({"17": "flows"})).await?;
+    let letters = std::fs::read_to_string(&letters)?;
+    ensure!(
+        letters.contains("waits") && letters.contains("its DSP is refused"),
+        "{letters}"
+    );
+    Ok(())
+}
+
 fn store_that_lists_18(mongod: &Mongod, others_max: usize) -> MongodbStore {
     MongodbStore::new(Options {
         uri: mongod.uri(),

@@ -180,10 +180,14 @@ impl Log {
 
     /// Whether frames of one DSP with so many bytes may still be appended: as long as it has no more than what would be
     /// left. So one alone gets half of the room, two a third each, and there is always some for another.
-    pub(super) fn has_room(&self, dsp_id: u32, bytes: u64) -> bool {
+    /// `before` is what others of the same append have.
+    pub(super) fn has_room(&self, dsp_id: u32, bytes: u64, before: u64) -> bool {
         let has = self.dsps.get(&dsp_id).map_or(0, |kept| kept.charge);
         let bytes = bytes.max(CHARGE_MIN);
-        has + bytes <= self.bytes_max.saturating_sub(self.charge() + bytes)
+        has + bytes
+            <= self
+                .bytes_max
+                .saturating_sub(self.charge() + before + bytes)
     }
 
     /// Appends frames, all or none; they are durable when it returns.

@@ -1,7 +1,7 @@
 //! Tries the cookies that were set aside again, DSP by DSP, until the store has them.
 //!
 //! A DSP that is new is tried at once, at the pace at which places are made; one that fails, after delays that grow to half
-//! a minute. Each has at most one try at a time, and a few DSPs are tried at once, so that none that hangs holds up the
+//! a minute. What is set aside of one that the operator refuses, or has expired, becomes dead letters instead. Each has at most one try at a time, and a few DSPs are tried at once, so that none that hangs holds up the
 //! others for long.
 
 use std::{
@@ -10,8 +10,12 @@ use std::{
     time::Duration,
 };
 
+use cookiesync::process::unix_micros;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::Aside;
@@ -21,11 +25,12 @@ use crate::{
     dead_letters::DeadLetters,
     health::Health,
     ledger::Retried,
-    store::{Store, StoreError},
+    store::{Rejected, Store, StoreError, Written},
+    ttl::Ttls,
 };
 
 /// DSPs that are tried at the same time.
-const TRIED_AT_ONCE: usize = 8;
+const TRIED_AT_ONCE: usize = 16;
 
 /// After the first failure, and at most.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -44,6 +49,8 @@ pub struct Retries {
     store: Arc<dyn Store>,
     health: Arc<Health>,
     dead_letters: DeadLetters,
+    refused: watch::Receiver<BTreeSet<u32>>,
+    ttls: Ttls,
 }
 
 /// When a DSP is tried next.
@@ -64,12 +71,16 @@ impl Retries {
         store: Arc<dyn Store>,
         health: Arc<Health>,
         dead_letters: DeadLetters,
+        refused: watch::Receiver<BTreeSet<u32>>,
+        ttls: Ttls,
     ) -> Self {
         Self {
             aside,
             store,
             health,
             dead_letters,
+            refused,
+            ttls,
         }
     }
 
@@ -91,8 +102,21 @@ impl Retries {
             dues.retain(|dsp_id, _| failing.contains(dsp_id));
             let is_idle = failing.is_empty() && tried.is_empty();
             for dsp_id in failing {
-                let is_due = dues.get(&dsp_id).is_none_or(|due| due.at <= now);
-                if !is_due || under_way.len() >= TRIED_AT_ONCE || under_way.contains(&dsp_id) {
+                let at_once = Due {
+                    at: now,
+                    delay: Duration::ZERO,
+                };
+                dues.entry(dsp_id).or_insert(at_once);
+            }
+            // Who has waited longest is first, so that no number of DSPs that fail holds up another for good.
+            let due = dues.iter().filter(|(_, due)| due.at <= now);
+            let mut due: Vec<_> = due.map(|(dsp_id, due)| (due.at, *dsp_id)).collect();
+            due.sort_unstable();
+            for (_, dsp_id) in due {
+                if under_way.len() >= TRIED_AT_ONCE {
+                    break;
+                }
+                if under_way.contains(&dsp_id) {
                     continue;
                 }
                 if !self.store.has_place(dsp_id) && !pace.take(now) {
@@ -105,12 +129,16 @@ impl Retries {
                 () = stop.cancelled() => return,
                 Some((dsp_id, result)) = tried.next() => {
                     under_way.remove(&dsp_id);
+                    // It had none before, so it was allowed one.
+                    if !self.store.has_place(dsp_id) {
+                        pace.give_back();
+                    }
                     match result {
                         Ok(()) => drop(dues.remove(&dsp_id)),
                         Err(error) => {
                             self.health.dsp_fails(dsp_id, &error.to_string());
-                            let before = dues.get(&dsp_id).map_or(DELAYS.0, |due| due.delay * 2);
-                            let delay = before.min(DELAYS.1);
+                            let before = dues.get(&dsp_id).map_or(Duration::ZERO, |due| due.delay * 2);
+                            let delay = before.clamp(DELAYS.0, DELAYS.1);
                             dues.insert(dsp_id, Due { at: Instant::now() + jittered(delay), delay });
                         }
                     }
@@ -121,6 +149,16 @@ impl Retries {
         }
     }
 
+    /// Why cookies are not to be tried again, if so.
+    fn not_wanted(&self, dsp_id: u32, batch: &Batch) -> Option<&'static str> {
+        if self.refused.borrow().contains(&dsp_id) {
+            return Some("its DSP is refused");
+        }
+        let newest = batch.cookies().map(|cookie| cookie.accepted_unix_micros);
+        let expired_before = self.ttls.expired_before(dsp_id, unix_micros());
+        (newest.max()? < expired_before).then_some("it expired while it was set aside")
+    }
+
     /// Gives the store all that is set aside of a DSP; or, if that is nothing, asks whether it could be written.
     async fn try_dsp(&self, dsp_id: u32) -> Tried {
         (dsp_id, self.try_all(dsp_id).await)
@@ -129,10 +167,16 @@ impl Retries {
     async fn try_all(&self, dsp_id: u32) -> Result<(), StoreError> {
         let mut has_tried = false;
         while let Some(tried) = self.aside.oldest(dsp_id).await {
-            let batch = Arc::clone(&tried.batch);
-            let written = self.store.retry(dsp_id, batch).await?;
+            let written = match self.not_wanted(dsp_id, &tried.batch) {
+                Some(why) => all_rejected(&tried.batch, why),
+                None => {
+                    let batch = Arc::clone(&tried.batch);
+                    let written = self.store.retry(dsp_id, batch).await?;
+                    self.health.dsp_works(dsp_id);
+                    written
+                }
+            };
             has_tried = true;
-            self.health.dsp_works(dsp_id);
             let (stale, rejected) = (written.stale.len() as u64, written.rejected.len() as u64);
             let tried_now = tried.batch.len() as u64;
             let retried = Retried {
@@ -153,12 +197,26 @@ impl Retries {
                 ..retried
             });
         }
-        if !has_tried {
+        if self.refused.borrow().contains(&dsp_id) {
+            self.health.dsp_works(dsp_id);
+        } else if !has_tried {
             let nothing = Arc::new(Batch::new(1, 1));
             self.store.retry(dsp_id, nothing).await?;
             self.health.dsp_works(dsp_id);
         }
         Ok(())
+    }
+}
+
+fn all_rejected(batch: &Batch, why: &str) -> Written {
+    let indices = 0..u32::try_from(batch.len()).expect("a batch is bounded in cookies");
+    let rejected = indices.map(|index| Rejected {
+        index,
+        reason: why.to_owned(),
+    });
+    Written {
+        rejected: rejected.collect(),
+        ..Written::default()
     }
 }
 
@@ -187,6 +245,11 @@ impl Pace {
             self.left -= 1.0;
         }
         may
+    }
+
+    /// Gives back what was taken for a place that was not made.
+    fn give_back(&mut self) {
+        self.left = (self.left + 1.0).min(NEW_PLACES.0);
     }
 }
 

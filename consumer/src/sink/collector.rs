@@ -182,6 +182,7 @@ impl Collector {
 
     fn record_places(&mut self, batch: &mut Batch) {
         batch.set_places(self.places.to_record());
+        self.places.free(unix_micros());
         self.show_places();
     }
 

@@ -82,6 +82,8 @@ impl Pipeline {
                 Arc::clone(&store),
                 Arc::clone(&health),
                 dead_letters.clone(),
+                refused.clone(),
+                config.ttls.clone(),
             )
         });
         let pipeline = Self {

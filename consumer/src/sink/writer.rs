@@ -64,16 +64,6 @@ struct Taken {
     began: Instant,
 }
 
-impl Taken {
-    fn now((batch, idle): (Batch, OwnedSemaphorePermit)) -> Self {
-        Self {
-            batch: Arc::new(batch),
-            idle,
-            began: Instant::now(),
-        }
-    }
-}
-
 /// A batch that was written, and is to be committed.
 struct Done {
     batch: Arc<Batch>,
@@ -115,8 +105,32 @@ impl Writer {
         for cursor in &cursors {
             self.metrics.producers.durable(cursor);
         }
-        let places = self.until_done(|store| store.load_places()).await?;
+        // Those set aside get theirs soon.
+        let aside = self.aside.iter().flat_map(|aside| aside.dsps().into_keys());
+        let now = unix_micros();
+        let mut places: Vec<Place> = aside.map(|dsp_id| (dsp_id, now)).collect();
+        places.extend(self.load_places().await?);
         Ok((cursors, places))
+    }
+
+    /// However long it takes: a store without a record of them is read through.
+    async fn load_places(&mut self) -> Result<Vec<Place>, Failure> {
+        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
+        let mut backoff = Backoff::default();
+        loop {
+            let loaded = tokio::select! {
+                () = stop.cancelled() => return Err(Failure::Stopped),
+                loaded = store.load_places() => loaded,
+            };
+            self.note(loaded.as_ref().err())?;
+            if let Ok(places) = loaded {
+                return Ok(places);
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Err(Failure::Stopped),
+                () = sleep(backoff.delay()) => {}
+            }
+        }
     }
 
     /// Writes and commits batches until there are no more.
@@ -135,6 +149,17 @@ impl Writer {
         Ok(())
     }
 
+    fn take(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> Taken {
+        if let Some(aside) = &self.aside {
+            batch.hold(aside.dsps().into_keys().collect());
+        }
+        Taken {
+            batch: Arc::new(batch),
+            idle,
+            began: Instant::now(),
+        }
+    }
+
     /// The next batch, while there is nothing to be committed.
     async fn wait_for(&mut self, batches: &mut Batches) -> Result<Option<Taken>, Failure> {
         let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
@@ -142,7 +167,7 @@ impl Writer {
             tokio::select! {
                 () = stop.cancelled() => return Err(Failure::Stopped),
                 next = timeout(PING_INTERVAL, batches.0.recv()) => if let Ok(next) = next {
-                    return Ok(next.map(Taken::now));
+                    return Ok(next.map(|next| self.take(next)));
                 },
             }
             let pinged = self.unless_stopped(store.ping()).await?;
@@ -164,7 +189,7 @@ impl Writer {
             biased;
             () = stop.cancelled() => return Err(Failure::Stopped),
             answer = &mut committing => committed = Some(answer),
-            handed = batches.0.recv() => next = handed.map(Taken::now),
+            handed = batches.0.recv() => next = handed.map(|next| self.take(next)),
         }
         let mut attempt = None;
         let committed = match (committed, &next) {
@@ -209,20 +234,21 @@ impl Writer {
                 .boxed()
             })
             .await?;
-        let before = std::mem::replace(&mut done.written, written);
+        let mut after = written;
+        let before = std::mem::take(&mut done.written);
         // What was set aside or has a letter has its fate, wherever else it is now.
         let has_fate: HashSet<u32> = before.not_stored().collect();
-        let after = &mut done.written;
         after.stale.retain(|index| !has_fate.contains(index));
         after.rejected.retain(|it| !has_fate.contains(&it.index));
         for it in &mut after.not_taken {
             it.indices.retain(|index| !has_fate.contains(index));
         }
-        self.put_elsewhere(&batch, after).await;
+        self.put_elsewhere(&batch, &mut after).await?;
         after.merge(Written {
             stale: Vec::new(),
             ..before
         });
+        done.written = after;
         Ok(())
     }
 
@@ -243,7 +269,7 @@ impl Writer {
                     .await?
             }
         };
-        self.put_elsewhere(&batch, &mut written).await;
+        self.put_elsewhere(&batch, &mut written).await?;
         self.record(&batch, &written).await;
         drop(idle);
         Ok(Done {
@@ -254,18 +280,26 @@ impl Writer {
     }
 
     /// Sets aside what was not taken, and writes letters for what was refused, or has no room aside.
-    async fn put_elsewhere(&self, batch: &Arc<Batch>, written: &mut Written) {
+    async fn put_elsewhere(
+        &mut self,
+        batch: &Arc<Batch>,
+        written: &mut Written,
+    ) -> Result<(), Failure> {
         for it in &written.not_taken {
             if let Some(why) = &it.why {
                 self.health.dsp_fails(it.dsp_id, why);
             }
         }
         if !written.not_taken.is_empty()
-            && let Some(aside) = &self.aside
+            && let Some(aside) = self.aside.clone()
         {
             let what = written.not_taken.iter();
             let what = what.map(|it| (it.dsp_id, it.indices.clone())).collect();
-            let no_room = aside.put(batch, what).await;
+            // A disk that hangs there holds up all, and is reported as the store is.
+            let put = async { Ok(aside.put(batch, what).await) };
+            let put = self.patiently(put.boxed()).await;
+            self.note(put.as_ref().err())?;
+            let no_room = put.unwrap_or_default();
             let refused: HashSet<u32> = no_room.iter().map(|it| it.index).collect();
             for it in &mut written.not_taken {
                 it.indices.retain(|index| !refused.contains(index));
@@ -274,6 +308,7 @@ impl Writer {
         }
         let rejected = written.rejected.clone();
         self.dead_letters.write(batch, rejected).await;
+        Ok(())
     }
 
     /// Counts a batch that is durable.

@@ -63,6 +63,7 @@ use crate::{
 use breakers::Breakers;
 use connection::{Connection, in_time};
 pub use connection::{WriteConcern, check_uri};
+use cursors::Committed;
 use order::Order;
 use secrets::Secrets;
 
@@ -92,6 +93,8 @@ struct Inner {
     dsps: Mutex<Dsps>,
     /// Which life of which server took the latest commit.
     server: Mutex<Option<Receipt>>,
+    /// What that commit was.
+    committed: Mutex<Committed>,
     /// By DSP.
     orders: Mutex<BTreeMap<u32, Order>>,
     breakers: Breakers,
@@ -157,6 +160,7 @@ impl MongodbStore {
             lookups: OnceCell::new(),
             dsps: Mutex::default(),
             server: Mutex::default(),
+            committed: Mutex::default(),
             orders: Mutex::default(),
             breakers: Breakers::default(),
             tasks: TaskTracker::new(),
@@ -230,7 +234,7 @@ fn number(value: &Bson) -> Option<u64> {
 
 impl Store for MongodbStore {
     fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        self.inner.answer(self.inner.read_cursors())
+        self.inner.answer(self.inner.load_committed())
     }
 
     fn load_places(&self) -> Answer<'_, Vec<Place>> {
@@ -270,11 +274,11 @@ impl Store for MongodbStore {
         stop: &'a CancellationToken,
     ) -> Answer<'a, Expired> {
         self.inner.answer(async move {
-            let expired = self.inner.set_expiry(open, stop).await?;
+            let expired = self.inner.set_expiry(open, stop).await;
             if open {
                 self.inner.remove_empty(now, stop).await?;
             }
-            Ok(expired)
+            expired
         })
     }
 

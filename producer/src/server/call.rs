@@ -16,7 +16,7 @@ use http_body::{Body, Frame};
 use tokio::{
     sync::mpsc,
     task::JoinSet,
-    time::{Instant, error::Elapsed, timeout},
+    time::{Instant, error::Elapsed, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, service::Routes};
@@ -26,7 +26,7 @@ use super::{
     budget::{Grant, Kind, Share},
     pipe::{Data, Ended, Pipe, Sent},
 };
-use crate::streams::pinned::Hold;
+use crate::streams::{self, Superseded, pinned::Hold};
 
 /// How long a call may take until its answer begins: the streams wait as long for their request's message, which then
 /// says so itself.
@@ -106,12 +106,20 @@ pub(super) async fn run(
     };
     let (mut head, body) = response.into_parts();
     let hold = head.extensions.remove::<Arc<Hold>>();
+    let superseded = head.extensions.remove::<Superseded>();
     let Some(mut pipe) = begin(respond, head, body, hold.as_ref()) else {
         return;
     };
     // The log's end ends streams; all other calls end as soon as the producer drains, or others need what they hold.
     if is_stream {
         drop(grant);
+        // Its window may be closed, so that nobody asks its body.
+        if let Some(Superseded(superseded)) = superseded {
+            pipe = pipe.until(Box::pin(async move {
+                superseded.cancelled().await;
+                streams::superseded()
+            }));
+        }
     } else {
         let stopping = around.stopping.clone();
         pipe = pipe.until(Box::pin(async move {
@@ -145,14 +153,20 @@ async fn let_go(ended: Ended, mut sent: Sent, hold: &Hold, share: &Share) -> Res
         return Ok(());
     }
     // It is no subscriber's any more, so nothing else bounds how many there are of its kind.
-    if let Some(grant) = share.open(Kind::Stream, Instant::now()) {
-        let cut = hold.cut().cancelled();
-        tokio::select! {
-            biased;
-            () = hold.released() => return Ok(()),
-            () = cut => {}
-            () = grant.end().cancelled() => {}
+    let grant = share.open(Kind::Stream, Instant::now());
+    let end = async {
+        match &grant {
+            Some(grant) => grant.end().cancelled().await,
+            // It may be the log's end that is on its way.
+            None => sleep(CUT_GRACE).await,
         }
+    };
+    let cut = hold.cut().cancelled();
+    tokio::select! {
+        biased;
+        () = hold.released() => return Ok(()),
+        () = cut => {}
+        () = end => {}
     }
     sent.reset();
     timeout(CUT_GRACE, hold.released()).await

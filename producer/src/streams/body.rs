@@ -16,7 +16,9 @@ use http_body::{Body, Frame};
 use tokio_util::sync::ReusableBoxFuture;
 use tonic::Status;
 
-use super::{get_cookies::CookieMessages, pinned::Hold, subscribers::Lease};
+use super::{
+    Superseded, get_cookies::CookieMessages, pinned::Hold, subscribers::Lease, superseded,
+};
 use crate::log::{Delivery, GapReason, Reader};
 
 /// How a stream shows what it delivers.
@@ -59,9 +61,8 @@ impl Session {
         let step = loop {
             let delivery = tokio::select! {
                 biased;
-                () = self.lease.superseded() => {
-                    let status = Status::aborted("another stream took this subscriber's queue");
-                    break Step::End(status);
+                () = self.lease.supersession().cancelled() => {
+                    break Step::End(superseded());
                 }
                 delivery = self.reader.next() => delivery,
             };
@@ -119,6 +120,7 @@ fn event_message(delivery: &Delivery) -> Bytes {
 pub(super) struct StreamBody {
     state: State,
     hold: Arc<Hold>,
+    superseded: Superseded,
     /// Reused for every delivery: no allocation for each.
     step: ReusableBoxFuture<'static, (Session, Step)>,
 }
@@ -140,6 +142,7 @@ impl StreamBody {
         Self {
             state,
             hold: Arc::clone(&session.hold),
+            superseded: Superseded(session.lease.supersession().clone()),
             step: ReusableBoxFuture::new(session.step()),
         }
     }
@@ -147,6 +150,11 @@ impl StreamBody {
     /// Counts what its connection holds of it.
     pub(super) fn hold(&self) -> Arc<Hold> {
         Arc::clone(&self.hold)
+    }
+
+    /// Tells when another stream has its queue.
+    pub(super) fn superseded(&self) -> Superseded {
+        self.superseded.clone()
     }
 }
 

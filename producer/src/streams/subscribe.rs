@@ -161,11 +161,13 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
 
 /// Where a queue that is known only by its name goes on: before its position, by what its client may not have
 /// got of what it was sent; but not so far that the queue's bound would take it away again, as a loss of what may well
-/// have come.
+/// have come. One that is near the bound anyway goes back as far as it may: what the bound then takes is told, and may
+/// well be lost.
 fn rewound(streams: &Inner, queue: Remembered, span: Span) -> Sequence {
     let config = &streams.config;
     let bytes = rewind_bytes(config.rewind_bytes, queue.window_bytes);
     let floor = rewind_floor(span, config.queue_cookies_max);
+    let floor = if floor <= queue.position { floor } else { 0 };
     streams
         .log
         .rewind(queue.position, bytes, queue.stream_began.max(floor))

@@ -270,6 +270,7 @@ impl Subscribers {
             queue,
             superseded,
             is_announced,
+            began: now,
         })
     }
 
@@ -412,12 +413,16 @@ impl State {
     }
 }
 
+/// From when on the losses of a stream are told whose beginning was not.
+const TOLD_AFTER: Duration = Duration::from_secs(10);
+
 /// The right to stream one queue; dropping it starts the queue's retention.
 #[derive(Debug)]
 pub struct Lease {
     queue: Arc<Queue>,
     superseded: CancellationToken,
     is_announced: bool,
+    began: Instant,
 }
 
 impl Lease {
@@ -427,9 +432,10 @@ impl Lease {
         self.is_announced
     }
 
-    /// Waits until another stream of the same name has taken the queue.
-    pub async fn superseded(&self) {
-        self.superseded.cancelled().await;
+    /// Cancelled when another stream of the same name has taken the queue.
+    #[must_use]
+    pub fn supersession(&self) -> &CancellationToken {
+        &self.superseded
     }
 
     /// Where what the queue's streams hold is counted.
@@ -457,7 +463,9 @@ impl Lease {
         }
         let news = state.losing.note(delivery, Instant::now);
         drop(state);
-        if let Some(news) = news {
+        // Short streams could fill the log with what they make up.
+        let is_told = self.is_announced || self.began.elapsed() > TOLD_AFTER;
+        if let Some(news) = news.filter(|_| is_told) {
             news.say(self.queue.pinned.name(), delivery);
         }
     }

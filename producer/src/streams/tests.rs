@@ -245,7 +245,7 @@ fn resume_by_name_loses_nothing_to_the_bound_of_the_queue() {
     // Ten come in before the first chunk is taken.
     life.append(10, 10);
     seal(&life.log);
-    client.read(&life, 10);
+    client.read(&life, 100);
     let snapshots = life.subscribers.snapshot();
     let lost: u64 = snapshots
         .iter()

@@ -101,14 +101,14 @@ fn one_dsp_gets_half_of_the_room_and_there_is_some_for_others() {
     let text = "x".repeat(10_000);
     let bytes = text.len() as u64 + 21;
     let fill = |log: &mut Log, dsp_id| {
-        while log.has_room(dsp_id, bytes) {
+        while log.has_room(dsp_id, bytes, 0) {
             log.append(&[frame(dsp_id, 1, &text)]).unwrap();
         }
         all(log, dsp_id).len()
     };
     assert_eq!(fill(&mut log, 1), 52, "half of 104 frames");
     assert_eq!(fill(&mut log, 2), 26, "half of the rest");
-    assert!(log.has_room(3, bytes) && !log.has_room(1, bytes));
+    assert!(log.has_room(3, bytes, 0) && !log.has_room(1, bytes, 0));
     assert!(log.charge() < MIB);
 }
 

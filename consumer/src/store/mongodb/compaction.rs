@@ -119,7 +119,12 @@ impl Inner {
                 namespace: format!("{}.{COOKIES}", database.name()),
                 database,
             };
-            match one.compact(last, &compaction).await? {
+            let compacted = one.compact(last, &compaction).await;
+            let compacted = compacted.map_err(Failure::Server);
+            let Some(compacted) = self.of_one(compacted, &mut failed).await? else {
+                continue;
+            };
+            match compacted {
                 Ok(Outcome::Done) => {}
                 Ok(Outcome::NotWorthIt) => done.skipped += 1,
                 Ok(Outcome::Running) => done.complete = false,
@@ -154,14 +159,9 @@ impl Inner {
         let mut found = Vec::new();
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
-            match self.has_cookies(&database).await {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(Failure::Server(error)) => return Err(error),
-                Err(Failure::Dsp(why)) => {
-                    failed.get_or_insert(StoreError::Unavailable(why));
-                    continue;
-                }
+            let has_cookies = self.has_cookies(&database).await;
+            if self.of_one(has_cookies, failed).await? != Some(true) {
+                continue;
             }
             let namespace = format!("{}.{COOKIES}", database.name());
             let last = records.get(&*namespace).copied();

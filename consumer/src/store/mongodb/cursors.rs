@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::{
     Inner,
-    connection::{Connection, WriteConcern, in_time, run, write_errors},
+    connection::{Connection, Failure, WriteConcern, in_time, run, write_errors},
     date, errors, lock,
 };
 use crate::{
@@ -30,7 +30,59 @@ pub(super) const WORKS_WITHIN: Duration = Duration::from_secs(1);
 /// How long a check waits for the acknowledgment of others.
 const ACKNOWLEDGED_MILLIS: i32 = 3_000;
 
+/// The latest commit that had cursors, or what was loaded at the start.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Committed {
+    receipt: Receipt,
+    cursors: Vec<Cursor>,
+}
+
+impl Committed {
+    /// Whether a server that has `found` may well have all that was committed: the same cursors, or those of a later commit
+    /// whose answer was lost, which is the one of `batch`.
+    fn is_within(&self, found: &[Cursor], batch: &Batch) -> bool {
+        self.cursors.iter().all(|ours| {
+            let mut found = found.iter().filter(|it| it.producer == ours.producer);
+            found.any(|it| {
+                let is_of_batch = |of: &Cursor| of.producer == it.producer && of.epoch == it.epoch;
+                if it.epoch == ours.epoch {
+                    it.sequence >= ours.sequence
+                } else {
+                    batch.cursors().iter().any(is_of_batch)
+                }
+            })
+        })
+    }
+}
+
 impl Inner {
+    /// Reads the cursors, and notes which life of which server had them.
+    pub(super) async fn load_committed(&self) -> Result<Vec<Cursor>, StoreError> {
+        let receipt = self.server(self.connection().await?).await?;
+        let cursors = self.read_cursors().await?;
+        *lock(&self.committed) = Committed {
+            receipt,
+            cursors: cursors.clone(),
+        };
+        Ok(cursors)
+    }
+
+    /// Fails for good when another server, or another life of it, lacks what was committed before: it was set up anew,
+    /// restored from a backup, or rolled back. Cookies since then are gone from it, which this process takes for stored.
+    async fn check_kept(&self, batch: &Batch, receipt: Receipt) -> Result<(), StoreError> {
+        let committed = lock(&self.committed).clone();
+        if committed.receipt == receipt {
+            return Ok(());
+        }
+        let found = self.read_cursors().await?;
+        if committed.is_within(&found, batch) {
+            return Ok(());
+        }
+        let why = "the server lacks what was durable in it before (was it restored, rolled back, or set up anew?): to be \
+                   started again, which reads on from where the server stands";
+        Err(StoreError::Broken(why.to_owned()))
+    }
+
     /// Commits the cursors of a batch that was written to the server of `receipt`. A server that was started anew
     /// since may not have all of the batch: its journal has, from the commit on, what was acknowledged by itself.
     pub(super) async fn commit_batch(
@@ -40,13 +92,20 @@ impl Inner {
     ) -> Result<(), StoreError> {
         let connection = self.connection().await?;
         self.check_server(connection, receipt).await?;
+        self.check_kept(batch, receipt).await?;
         if !batch.places().is_empty() {
             self.record_places(connection, batch.places()).await?;
         }
         if !batch.cursors().is_empty() {
             self.commit_cursors(connection, batch.cursors()).await?;
         }
-        self.check_server(connection, receipt).await
+        self.check_server(connection, receipt).await?;
+        let mut committed = lock(&self.committed);
+        committed.receipt = receipt;
+        if !batch.cursors().is_empty() {
+            committed.cursors = batch.cursors().to_vec();
+        }
+        Ok(())
     }
 
     /// Which life of which server takes the writes, as far as is known.
@@ -130,6 +189,23 @@ impl Inner {
         check.is_ok_and(|check| check.is_ok())
     }
 
+    /// What came of one DSP's part of a task for all. Its trouble is noted in `failed`, and none of the others'; only that of
+    /// the whole server is an error.
+    pub(super) async fn of_one<T>(
+        &self,
+        result: Result<T, Failure>,
+        failed: &mut Option<StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let error = match result {
+            Ok(done) => return Ok(Some(done)),
+            Err(Failure::Dsp(why)) => StoreError::Unavailable(why),
+            Err(Failure::Server(error)) if self.works_elsewhere().await => error,
+            Err(Failure::Server(error)) => return Err(error),
+        };
+        failed.get_or_insert(error);
+        Ok(None)
+    }
+
     /// Returns when all that was acknowledged before is in the journal.
     pub(super) async fn journal(&self, connection: &Connection) -> Result<(), StoreError> {
         self.write_nothing(connection, doc! { "j": true }).await
@@ -178,6 +254,8 @@ impl Inner {
         if !found.is_empty() {
             // One that was committed since is not old any more.
             in_time(cursors.delete_many(old).into_future()).await?;
+            let is_left = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
+            lock(&self.committed).cursors.retain(is_left);
         }
         let producers = found.iter().filter_map(decode_cursor);
         Ok(producers.map(|cursor| cursor.producer).collect())
@@ -216,7 +294,57 @@ fn decode_cursor(document: &Document) -> Option<Cursor> {
 async fn ask_server(connection: &Connection) -> Result<Receipt, StoreError> {
     let admin = connection.client.database("admin");
     let hello = in_time(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
+    receipt_of(&hello)
+}
+
+fn receipt_of(hello: &Document) -> Result<Receipt, StoreError> {
+    if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
+        let why = "--store leads to a mongos, which cannot tell whether what it wrote was lost since; name the mongod, or the \
+                   replica set, of this node";
+        return Err(StoreError::Broken(why.to_owned()));
+    }
     let process = hello.get_document("topologyVersion");
     let process = process.and_then(|version| version.get_object_id("processId"));
     Ok(process.map_or_else(|_| Receipt::default(), |id| Receipt(id.bytes())))
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::oid::ObjectId;
+
+    use super::*;
+
+    #[test]
+    fn receipt_is_the_process_of_a_server_and_a_router_has_none() {
+        let id = ObjectId::from_bytes([7; 12]);
+        let hello = doc! { "topologyVersion": { "processId": id, "counter": 0_i64 } };
+        assert_eq!(receipt_of(&hello).unwrap(), Receipt([7; 12]));
+        assert_eq!(receipt_of(&doc! {}).unwrap(), Receipt::default());
+        let router = doc! { "msg": "isdbgrid", "topologyVersion": { "processId": id } };
+        let why = receipt_of(&router).unwrap_err().to_string();
+        assert!(why.contains("mongos"), "{why}");
+    }
+
+    #[test]
+    fn later_commit_is_within_what_was_found_and_an_earlier_one_is_not() {
+        let cursor = |epoch, sequence| Cursor {
+            producer: "p".into(),
+            epoch,
+            sequence,
+            complete: true,
+        };
+        let committed = Committed {
+            receipt: Receipt::default(),
+            cursors: vec![cursor(1, 50)],
+        };
+        let mut batch = Batch::new(1, 1);
+        let within = |found: &[Cursor], batch: &Batch| committed.is_within(found, batch);
+        assert!(within(&[cursor(1, 50)], &batch) && within(&[cursor(1, 60)], &batch));
+        assert!(!within(&[], &batch) && !within(&[cursor(1, 40)], &batch));
+        // The other epoch is that of the commit whose answer was lost, or else an older one.
+        assert!(!within(&[cursor(2, 10)], &batch));
+        batch.advance(&cursor(2, 10));
+        assert!(within(&[cursor(2, 10)], &batch));
+        assert!(Committed::default().is_within(&[], &batch));
+    }
 }

@@ -145,14 +145,9 @@ impl Inner {
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
             let seconds = self.expire_after_seconds(dsp_id, open);
-            match self.has_cookies(&database).await {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(Failure::Server(error)) => return Err(error),
-                Err(Failure::Dsp(why)) => {
-                    failed.get_or_insert(StoreError::Unavailable(why));
-                    continue;
-                }
+            let has_cookies = self.has_cookies(&database).await;
+            if self.of_one(has_cookies, &mut failed).await? != Some(true) {
+                continue;
             }
             if stop.is_cancelled() {
                 return Ok(self.expired(false));

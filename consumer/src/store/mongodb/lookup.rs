@@ -35,7 +35,18 @@ impl Inner {
     pub(super) async fn find_user(&self, user_id: &str) -> Result<Found, StoreError> {
         let connection = self.lookups().await?;
         let now = unix_micros();
-        let dsps = self.asked(connection).await?;
+        let mut dsps = self.asked(connection).await?;
+        let mut all = Found::default();
+        // One command is in flight there already, and each lookup would wait as long as it.
+        dsps.retain(|dsp_id| {
+            let hangs = !self.breakers.may_try(*dsp_id);
+            if hangs {
+                all.unavailable.push(*dsp_id);
+                let why = || "no answer yet to what was sent before".to_owned();
+                all.why.get_or_insert_with(why);
+            }
+            !hangs
+        });
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);
             let collection = database.collection::<RawDocumentBuf>(COOKIES);
@@ -52,7 +63,6 @@ impl Inner {
                 (dsp_id, found)
             }
         });
-        let mut all = Found::default();
         let mut finds = stream::iter(finds).buffer_unordered(FINDS_AT_ONCE);
         while let Some((dsp_id, found)) = finds.next().await {
             match found {

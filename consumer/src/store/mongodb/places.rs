@@ -12,6 +12,7 @@ use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
     bson::{Document, RawDocumentBuf, doc},
+    options::{ReadPreference, SelectionCriteria},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -104,23 +105,24 @@ impl Inner {
         let records = self.dsp_records(connection);
         let made = records.find(doc! { "made": true }).into_future();
         let made: Vec<Document> = in_time(async { made.await?.try_collect().await }).await?;
+        let mut failed = None;
         for (dsp_id, newest) in made.iter().filter_map(decode) {
             let is_alive = newest >= self.options.ttls.expired_before(dsp_id, now);
             if is_alive || self.options.lookup.listed.contains(&dsp_id) || stop.is_cancelled() {
                 continue;
             }
-            match self.remove_if_empty(connection, dsp_id).await {
-                Ok(()) => {}
-                Err(Failure::Dsp(why)) => {
-                    tracing::warn!(dsp_id, why, "cannot remove the empty database of a DSP");
-                }
-                Err(Failure::Server(error)) => return Err(error),
-            }
+            let removed = self.remove_if_empty(connection, dsp_id, newest).await;
+            self.of_one(removed, &mut failed).await?;
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
-    async fn remove_if_empty(&self, connection: &Connection, dsp_id: u32) -> Result<(), Failure> {
+    async fn remove_if_empty(
+        &self,
+        connection: &Connection,
+        dsp_id: u32,
+        newest: u64,
+    ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
         let names = names(&database).await?;
         if names.iter().any(|name| name != COOKIES && name != LEAVING) {
@@ -133,8 +135,8 @@ impl Inner {
         }
         if has(COOKIES) {
             let collection = database.collection::<Document>(COOKIES);
-            let one = collection.find_one(doc! {}).into_future();
-            if answered(one)
+            let one = collection.find_one(doc! {}).selection_criteria(primary());
+            if answered(one.into_future())
                 .await?
                 .map_err(|error| failure(&error))?
                 .is_some()
@@ -154,7 +156,9 @@ impl Inner {
             self.drop_leaving(&database).await?;
         }
         let records = self.dsp_records(connection);
-        in_time(records.delete_one(id(dsp_id)).into_future()).await?;
+        // Unless it has come back meanwhile.
+        let left = doc! { "_id": i64::from(dsp_id), "t": { "$lte": date(newest) } };
+        in_time(records.delete_one(left).into_future()).await?;
         tracing::info!(dsp_id, "the empty database of a DSP is removed");
         Ok(())
     }
@@ -162,7 +166,8 @@ impl Inner {
     /// Drops the collection that was renamed, after writing back what came into it meanwhile.
     async fn drop_leaving(&self, database: &Database) -> Result<(), Failure> {
         let leaving = database.collection::<Document>(LEAVING);
-        let found = leaving.find(doc! {}).into_future();
+        let found = leaving.find(doc! {}).selection_criteria(primary());
+        let found = found.into_future();
         let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
         let updates = found.iter().filter_map(|document| {
             let (user, time) = (document.get("_id")?, document.get("t")?);
@@ -191,6 +196,11 @@ impl Inner {
     pub(super) fn dsp_records(&self, connection: &Connection) -> Collection<Document> {
         self.own_database(connection).collection(RECORDS)
     }
+}
+
+/// What is dropped must be empty where it is written.
+fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 fn id(dsp_id: u32) -> Document {

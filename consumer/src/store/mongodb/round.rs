@@ -133,7 +133,7 @@ impl<'a> Round<'a> {
         if let Some(why) = self.store.breakers.tripped(dsp_id) {
             return self.done.not_taken(dsp_id, Some(why), indices);
         }
-        if !self.store.has_place(dsp_id) {
+        if self.batch.is_held(dsp_id) || !self.store.has_place(dsp_id) {
             return self.done.not_taken(dsp_id, None, indices);
         }
         let answered = Answered::now();
