@@ -207,7 +207,7 @@ impl App {
     ///
     /// Of that time the pipeline gets all but two seconds (half, if that is less). After half of its time it
     /// leaves out what is still in the buffer. A store that does not work is waited for no longer than
-    /// [`STORE_DOWN_PATIENCE`].
+    /// two seconds.
     ///
     /// A batch that could not be stored is no error: its cursors stand where the store stands, so it comes again after
     /// the next start, as far as producers still have it.

@@ -110,7 +110,7 @@ pub(super) fn by_name(
     remembered: Option<Remembered>,
 ) -> Start {
     if let Some(queue) = remembered {
-        let first = rewound(streams, queue, span);
+        let first = rewound(streams, queue);
         let behind_bound = span.next - first > streams.config.queue_cookies_max;
         return Start {
             first,
@@ -160,24 +160,12 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
 }
 
 /// Where a queue that is known only by its name goes on: before its position, by what its client may not have
-/// got of what it was sent; but not so far that the queue's bound would take it away again, as a loss of what may well
-/// have come. One that is near the bound anyway goes back as far as it may: what the bound then takes is told, and may
-/// well be lost.
-fn rewound(streams: &Inner, queue: Remembered, span: Span) -> Sequence {
-    let config = &streams.config;
-    let bytes = rewind_bytes(config.rewind_bytes, queue.window_bytes);
-    let floor = rewind_floor(span, config.queue_cookies_max);
-    let floor = if floor <= queue.position { floor } else { 0 };
+/// got of what it was sent.
+fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
+    let bytes = rewind_bytes(streams.config.rewind_bytes, queue.window_bytes);
     streams
         .log
-        .rewind(queue.position, bytes, queue.stream_began.max(floor))
-}
-
-/// The first sequence that is sent again at most: an eighth of the queue stays free for what comes in until the stream's
-/// first chunk.
-fn rewind_floor(span: Span, queue_cookies_max: u64) -> Sequence {
-    span.next
-        .saturating_sub(queue_cookies_max - queue_cookies_max / 8)
+        .rewind(queue.position, bytes, queue.stream_began)
 }
 
 /// What a client with this window, 0 for unknown, may not have got: never more than `most`, whatever it told.
@@ -219,12 +207,6 @@ mod tests {
         assert_eq!(rewind_bytes(most, 1 << 20), 3 << 20);
         assert_eq!(rewind_bytes(most, u32::MAX), most);
         assert_eq!(rewind_bytes(0, 1 << 20), 0);
-    }
-
-    #[test]
-    fn rewind_leaves_an_eighth_of_the_queue_free() {
-        let floors = [0, 1, 8, 80, 800, u64::MAX].map(|max| rewind_floor(SPAN, max));
-        assert_eq!(floors, [200, 199, 193, 130, 0, 0]);
     }
 
     #[test]

@@ -37,7 +37,6 @@ struct Life {
     epoch: u64,
     log: Log,
     streams: Streams,
-    subscribers: Subscribers,
     bounds: Bounds,
     /// Users and buyers by sequence, from 1.
     appended: Vec<(String, String)>,
@@ -65,8 +64,7 @@ impl Life {
         let refusals = Refusals::register(&registry).unwrap();
         Self {
             epoch,
-            streams: Streams::new(log.clone(), subscribers.clone(), config, pinned, refusals),
-            subscribers,
+            streams: Streams::new(log.clone(), subscribers, config, pinned, refusals),
             log,
             bounds,
             appended: Vec::new(),
@@ -218,44 +216,6 @@ proptest! {
     ) {
         run(&actions, Bounds { log_bytes_max, queue_cookies_max, rewind_bytes });
     }
-}
-
-/// What a queue's streams were handed is sent again after a resume by name, and is lost by none of it.
-#[test]
-fn resume_by_name_loses_nothing_to_the_bound_of_the_queue() {
-    let runtime = runtime();
-    let _entered = runtime.enter();
-    let mut life = Life::new(
-        1,
-        Bounds {
-            log_bytes_max: 1 << 20,
-            queue_cookies_max: 80,
-            rewind_bytes: 1 << 20,
-        },
-    );
-    let mut client = Client::new("a", Reads::Events);
-    client.join(&life, false, false);
-    for _ in 0..20 {
-        life.append(40, 10);
-        seal(&life.log);
-        client.read(&life, 3);
-    }
-    client.leave();
-    client.join(&life, false, false);
-    // Ten come in before the first chunk is taken.
-    life.append(10, 10);
-    seal(&life.log);
-    client.read(&life, 100);
-    let snapshots = life.subscribers.snapshot();
-    let lost: u64 = snapshots
-        .iter()
-        .map(|queue| queue.totals.lost_queue_bound)
-        .sum();
-    assert_eq!((snapshots.len(), lost), (1, 0));
-    let sent_again = snapshots[0].totals.redelivered;
-    assert!((1..=70).contains(&sent_again), "{sent_again}");
-    life.log.close();
-    client.read_to_the_end(&life);
 }
 
 #[test]

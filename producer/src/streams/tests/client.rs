@@ -87,13 +87,10 @@ impl Client {
             (Some((epoch, sequence)), _) if epoch == life.epoch => (sequence + 1, true),
             (Some(_), _) => (1, true),
             (None, Some((position, began))) => {
-                let (bytes, most) = (life.bounds.rewind_bytes, life.bounds.queue_cookies_max);
-                let floor = span.next.saturating_sub(most - most / 8);
-                let floor = if floor <= position { floor } else { 0 };
-                let first = life.log.rewind(position, bytes, began.max(floor));
+                let bytes = life.bounds.rewind_bytes;
+                let first = life.log.rewind(position, bytes, began);
                 assert!((began..=position).contains(&first));
                 assert!(bytes > 0 || first == position);
-                assert!(first >= floor);
                 (first, false)
             }
             (None, None) if oldest && self.reads == Reads::Events => (span.oldest, true),
