@@ -4,6 +4,10 @@
 //! them its strings lie. Cost of a cookie: one walk over its bytes, one hash, one probe of a table that has the
 //! size of the batch before from the start; no allocation of its own.
 
+mod cursor;
+
+pub use cursor::Cursor;
+
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
 use bytes::Bytes;
@@ -15,32 +19,6 @@ use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
 
 use crate::places::Place;
-
-/// Where this consumer stands on one producer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cursor {
-    /// The producer.
-    pub producer: Arc<str>,
-    /// The life of the producer that the sequence belongs to.
-    pub epoch: u64,
-    /// The newest sequence that need not come again.
-    pub sequence: u64,
-    /// Whether the producer said that nothing follows in this epoch.
-    pub complete: bool,
-}
-
-impl Cursor {
-    /// Moves on to `next`, of the same producer, unless that is behind in the same epoch.
-    ///
-    /// Epochs have no order: another epoch always replaces this one.
-    pub fn advance(&mut self, next: &Cursor) {
-        if self.epoch != next.epoch || self.sequence < next.sequence {
-            *self = next.clone();
-        } else if self.sequence == next.sequence {
-            self.complete |= next.complete;
-        }
-    }
-}
 
 /// A cookie of a batch. Its strings were checked: not empty, within the contract's lengths, UTF-8; the user id
 /// is printable ASCII.

@@ -126,11 +126,7 @@ async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
 #[tokio::test]
 async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
     let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let flags = ["--drain-timeout", "1h"];
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let (mut mongod, producer, mut consumer) = node(&folder, "1h").await?;
     mongod.stop()?;
     receive_one(&producer, &consumer).await?;
 
@@ -154,11 +150,7 @@ async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
 #[tokio::test]
 async fn drain_that_cannot_finish_ends_at_its_deadline_and_says_what_comes_again() -> Result<()> {
     let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let flags = ["--drain-timeout", "500ms"];
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let (mut mongod, producer, mut consumer) = node(&folder, "500ms").await?;
     mongod.stop()?;
     receive_one(&producer, &consumer).await?;
     let status = consumer.process.stop(DRAIN_PATIENCE).await?;
@@ -169,11 +161,7 @@ async fn drain_that_cannot_finish_ends_at_its_deadline_and_says_what_comes_again
 #[tokio::test]
 async fn drain_does_not_wait_for_a_store_that_is_gone() -> Result<()> {
     let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let flags = ["--drain-timeout", "1h"];
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let (mut mongod, producer, mut consumer) = node(&folder, "1h").await?;
     mongod.kill()?;
     mongod.process().wait(PATIENCE).await?;
     receive_one(&producer, &consumer).await?;
@@ -181,6 +169,15 @@ async fn drain_does_not_wait_for_a_store_that_is_gone() -> Result<()> {
     expect_exit(&consumer.process, status, 0)?;
     mongod.process().start_again()?;
     check_comes_again(&mut mongod, &mut consumer).await
+}
+
+/// A producer, and a consumer that writes into a server of its own.
+async fn node(folder: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer, Consumer)> {
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(folder, &[]).await?;
+    let flags = ["--drain-timeout", drain_timeout];
+    let consumer = Consumer::start(folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    Ok((mongod, producer, consumer))
 }
 
 /// Checks that the last batch was said not to be stored, and that the next start brings it.

@@ -1,8 +1,8 @@
 //! Tries the cookies that were set aside again, DSP by DSP, until the store has them.
 //!
 //! A DSP that is new is tried at once, at the pace at which places are made; one that fails, after delays that grow to half
-//! a minute. What is set aside of one that the operator refuses, or has expired, becomes dead letters instead. Each has at most one try at a time, and a few DSPs are tried at once, so that none that hangs holds up the
-//! others for long.
+//! a minute. What is set aside of one that the operator refuses, or has expired, becomes dead letters instead. Each has at
+//! most one try at a time, and a few DSPs are tried at once, so that none that hangs holds up the others for long.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -80,11 +80,12 @@ impl Collector {
         limits: Limits,
         suppression: Arc<Mutex<Suppression>>,
         places: Places,
-        refused: watch::Receiver<BTreeSet<u32>>,
+        mut refused: watch::Receiver<BTreeSet<u32>>,
         metrics: metrics::Sink,
         hurry: CancellationToken,
     ) -> Self {
-        let mut it = Self {
+        refused.mark_changed();
+        Self {
             limits,
             suppression,
             metrics,
@@ -93,9 +94,7 @@ impl Collector {
             steady: SteadyClock::new(unix_micros(), Instant::now()),
             places,
             refused,
-        };
-        it.refused.mark_changed();
-        it
+        }
     }
 
     /// Collects batches until the buffer ends.

@@ -1,9 +1,5 @@
 //! The embedded store: fjall, a log-structured tree in one folder of this machine.
 //!
-//! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`; so one range read gives all of
-//! a user's buyer uids, and user `ab` is never mistaken for the beginning of `abc`. Value: the time accepted as
-//! big-endian `u64`, then the buyer uid.
-//!
 //! Newest wins mostly without reading: the `recent` module knows of most cookies that nothing newer can be stored. Only
 //! cookies of a pair written lately, or older than what is remembered, cost a point read, which the Bloom
 //! filters answer in memory when there is nothing.
@@ -23,6 +19,7 @@
 
 mod expiry;
 mod recent;
+mod records;
 
 use std::{
     collections::BTreeMap,
@@ -32,10 +29,7 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::{
-    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
-    process::unix_micros,
-};
+use cookiesync::{limits::BUYER_UID_BYTES_MAX, process::unix_micros};
 use fjall::{
     Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
     compaction::{Leveled, filter::Factory},
@@ -51,6 +45,11 @@ use crate::{
 };
 use expiry::Expiry;
 use recent::Recent;
+use records::{
+    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, NEWEST_KEY, PLACE_PREFIX, PLACES_KEY, be_u64,
+    committed, decode_cursor, dsp_of, encode_cursor, place_key, put_value, stored_cookie,
+    user_prefix,
+};
 
 /// Bytes of blocks kept in memory for reading.
 const CACHE_BYTES: u64 = 64 << 20;
@@ -67,14 +66,6 @@ const HANGS_AFTER: Duration = Duration::from_secs(30);
 
 const COOKIES: &str = "cookies";
 const META: &str = "meta";
-
-const NEWEST_KEY: &[u8] = b"newest";
-const LAYOUT_KEY: &[u8] = b"layout";
-const LAYOUT: &[u8] = b"1";
-const CURSOR_PREFIX: &[u8] = b"cursor/";
-const PLACE_PREFIX: &[u8] = b"place/";
-/// There once places are recorded.
-const PLACES_KEY: &[u8] = b"places";
 
 /// Cookies in a folder.
 #[derive(Debug)]
@@ -371,12 +362,9 @@ impl Inner {
 
     fn lookup(&self, user_id: &str, bound: &LookupBound) -> fjall::Result<BuyerUids> {
         let now = (self.tuning.now_unix_micros)();
-        let mut prefix = Vec::with_capacity(user_id.len() + 1);
-        prefix.extend_from_slice(user_id.as_bytes());
-        prefix.push(0);
         let mut buyer_uids = BuyerUids::new();
         let mut held = Vec::new();
-        for pair in self.cookies.prefix(&prefix) {
+        for pair in self.cookies.prefix(user_prefix(user_id)) {
             let (key, value) = pair.into_inner()?;
             let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
                 (dsp_of(&key), be_u64(&value), value.get(8..))
@@ -423,82 +411,6 @@ fn store_error(error: fjall::Error) -> StoreError {
                 .to_owned()
         }
         error => format!("the embedded store failed: {error}"),
-    })
-}
-
-/// User id, a zero byte, DSP: on the stack.
-struct CookieKey {
-    bytes: [u8; USER_ID_BYTES_MAX + 5],
-    length: usize,
-}
-
-impl CookieKey {
-    fn new(cookie: &BatchCookie<'_>) -> Self {
-        let user_id_bytes = cookie.user_id.len();
-        let mut bytes = [0; USER_ID_BYTES_MAX + 5];
-        bytes[..user_id_bytes].copy_from_slice(cookie.user_id);
-        let length = user_id_bytes + 5;
-        bytes[user_id_bytes + 1..length].copy_from_slice(&cookie.dsp_id.to_be_bytes());
-        Self { bytes, length }
-    }
-
-    fn as_slice(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-}
-
-/// The DSP at the end of a key.
-fn dsp_of(key: &[u8]) -> Option<u32> {
-    key.last_chunk().map(|bytes| u32::from_be_bytes(*bytes))
-}
-
-/// What a key and its value stand for.
-fn stored_cookie<'a>(key: &'a [u8], value: &'a [u8]) -> Option<BatchCookie<'a>> {
-    let (user_id, dsp) = key.split_last_chunk::<4>()?;
-    Some(BatchCookie {
-        user_id: user_id.strip_suffix(&[0])?,
-        dsp_id: u32::from_be_bytes(*dsp),
-        buyer_uid: value.get(8..)?,
-        accepted_unix_micros: be_u64(value)?,
-        is_known: true,
-    })
-}
-
-fn put_value(value: &mut Vec<u8>, cookie: &BatchCookie<'_>) {
-    value.clear();
-    value.extend_from_slice(&cookie.accepted_unix_micros.to_be_bytes());
-    value.extend_from_slice(cookie.buyer_uid);
-}
-
-fn be_u64(bytes: &[u8]) -> Option<u64> {
-    bytes.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
-}
-
-fn place_key(dsp_id: u32) -> Vec<u8> {
-    [PLACE_PREFIX, &dsp_id.to_be_bytes()].concat()
-}
-
-fn encode_cursor(cursor: &Cursor, committed_unix_micros: u64) -> (Vec<u8>, Vec<u8>) {
-    let mut value = Vec::with_capacity(25);
-    value.extend_from_slice(&cursor.epoch.to_be_bytes());
-    value.extend_from_slice(&cursor.sequence.to_be_bytes());
-    value.push(u8::from(cursor.complete));
-    value.extend_from_slice(&committed_unix_micros.to_be_bytes());
-    ([CURSOR_PREFIX, cursor.producer.as_bytes()].concat(), value)
-}
-
-/// When a cursor was committed.
-fn committed(value: &[u8]) -> u64 {
-    value.get(17..).and_then(be_u64).unwrap_or_default()
-}
-
-fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
-    let producer = std::str::from_utf8(key.strip_prefix(CURSOR_PREFIX)?).ok()?;
-    Some(Cursor {
-        producer: producer.into(),
-        epoch: be_u64(value)?,
-        sequence: be_u64(value.get(8..)?)?,
-        complete: *value.get(16)? == 1,
     })
 }
 

@@ -9,7 +9,7 @@ use fjall::compaction::filter::{
     CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict,
 };
 
-use super::{be_u64, dsp_of};
+use super::records::{be_u64, dsp_of};
 use crate::ttl::Ttls;
 
 /// Shared by the store and all compactions.

@@ -10,7 +10,7 @@ use mongodb::{
     Client, Database,
     bson::{Bson, Document, RawDocumentBuf, doc},
     error::{Error, ErrorKind},
-    options::{Acknowledgment, ClientOptions, ConnectionString},
+    options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria},
 };
 use tokio::time::timeout;
 
@@ -25,7 +25,7 @@ const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTIONS_MAX: u32 = 100;
 
 /// How long a command may take before it counts as failed; it is then repeated, which changes nothing.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Clones share their connections.
 #[derive(Clone)]
@@ -129,6 +129,11 @@ impl Connection {
             concern,
         })
     }
+}
+
+/// Reads where it is written.
+pub(super) fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 impl WriteConcern {

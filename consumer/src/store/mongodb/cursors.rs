@@ -7,12 +7,13 @@ use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
     bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
+    options::DatabaseOptions,
 };
 use tokio::time::timeout;
 
 use super::{
     Inner,
-    connection::{Connection, Failure, WriteConcern, in_time, run, write_errors},
+    connection::{Connection, Failure, WriteConcern, in_time, primary, run, write_errors},
     date, errors, lock,
 };
 use crate::{
@@ -268,7 +269,10 @@ impl Inner {
     /// Where the consumer keeps what is not cookies.
     pub(super) fn own_database(&self, connection: &Connection) -> Database {
         let name = format!("{}{DATABASE}", self.options.prefix);
-        connection.client.database(&name)
+        // Whatever the URI prefers: what another server lags behind by must not be taken for lost.
+        let options = DatabaseOptions::builder().selection_criteria(primary());
+        let client = &connection.client;
+        client.database_with_options(&name, options.build())
     }
 
     /// The range of all ids of this consumer.

@@ -10,21 +10,17 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, timeout},
-};
+use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     Inner,
-    connection::{Connection, Failure},
-    lock,
-    write::Writing,
+    connection::{COMMAND_TIMEOUT, Connection, Failure},
+    write::{Answered, Writing},
 };
 use crate::{
     batch::Batch,
@@ -55,21 +51,17 @@ struct Running {
     stop: tokio::task::AbortHandle,
 }
 
-/// When a collection last gave a sign.
-#[derive(Debug, Clone)]
-pub(super) struct Answered(Arc<Mutex<Instant>>);
-
-impl Answered {
-    pub(super) fn now() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now())))
-    }
-
-    pub(super) fn again(&self) {
-        *lock(&self.0) = Instant::now();
-    }
-
-    fn silence(&self) -> Duration {
-        lock(&self.0).elapsed()
+impl Inner {
+    pub(super) async fn write_batch(
+        self: Arc<Self>,
+        batch: Arc<Batch>,
+    ) -> Result<Written, StoreError> {
+        let connection = self.connection().await?;
+        let receipt = self.server(connection).await?;
+        let by_dsp = self.by_dsp(&batch).await?;
+        let round = Round::new(&self, connection, &batch);
+        let written = round.run(by_dsp).await?;
+        Ok(Written { receipt, ..written })
     }
 }
 
@@ -118,7 +110,7 @@ impl<'a> Round<'a> {
                 return Ok(());
             }
             match timeout(SILENCE_MAX, self.tasks.next()).await {
-                Ok(Some(Ok((dsp_id, result)))) => self.ended(dsp_id, result)?,
+                Ok(Some(Ok((dsp_id, result)))) => self.ended(dsp_id, result).await?,
                 Ok(Some(Err(error))) => {
                     return Err(StoreError::Broken(format!("a task failed: {error}")));
                 }
@@ -157,19 +149,32 @@ impl<'a> Round<'a> {
         self.running.insert(dsp_id, running);
     }
 
-    fn ended(&mut self, dsp_id: u32, result: Result<Written, Failure>) -> Result<(), StoreError> {
+    async fn ended(
+        &mut self,
+        dsp_id: u32,
+        result: Result<Written, Failure>,
+    ) -> Result<(), StoreError> {
         let Some(running) = self.running.remove(&dsp_id) else {
             return Ok(());
         };
         match result {
             Ok(written) => self.done.merge(written),
-            Err(Failure::Server(error)) => return Err(error),
-            Err(Failure::Dsp(why)) => {
-                let why = self.store.trip(dsp_id, &why);
-                self.done.not_taken(dsp_id, Some(why), running.indices);
+            // It got no answer at all, and so long that others may have got theirs.
+            Err(Failure::Server(error)) if running.answered.silence() >= COMMAND_TIMEOUT => {
+                if !self.store.works_elsewhere().await {
+                    return Err(error);
+                }
+                self.failed(dsp_id, &error.to_string(), running.indices);
             }
+            Err(Failure::Server(error)) => return Err(error),
+            Err(Failure::Dsp(why)) => self.failed(dsp_id, &why, running.indices),
         }
         Ok(())
+    }
+
+    fn failed(&mut self, dsp_id: u32, why: &str, indices: Vec<u32>) {
+        let why = self.store.trip(dsp_id, why);
+        self.done.not_taken(dsp_id, Some(why), indices);
     }
 
     /// Nothing ended for a while, and nothing waits for a slot.
@@ -189,8 +194,7 @@ impl<'a> Round<'a> {
             }
             let why = format!("no answer for {SILENCE_MAX:?}, while the server answers others");
             self.store.breakers.give_up(dsp_id, running.stop);
-            let why = self.store.trip(dsp_id, &why);
-            self.done.not_taken(dsp_id, Some(why), running.indices);
+            self.failed(dsp_id, &why, running.indices);
         }
         Ok(())
     }

@@ -16,10 +16,12 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use tokio::time::Instant;
 
 use super::{
     COOKIES, Inner,
@@ -28,7 +30,6 @@ use super::{
     connection::{Connection, Failure, WriteError, run, write_errors},
     lock, number,
     order::Order,
-    round::{Answered, Round},
 };
 use crate::{
     batch::Batch,
@@ -36,18 +37,6 @@ use crate::{
 };
 
 impl Inner {
-    pub(super) async fn write_batch(
-        self: Arc<Self>,
-        batch: Arc<Batch>,
-    ) -> Result<Written, StoreError> {
-        let connection = self.connection().await?;
-        let receipt = self.server(connection).await?;
-        let by_dsp = self.by_dsp(&batch).await?;
-        let round = Round::new(&self, connection, &batch);
-        let written = round.run(by_dsp).await?;
-        Ok(Written { receipt, ..written })
-    }
-
     /// Brings in cookies of one DSP, whatever its breaker says, and makes them durable.
     pub(super) async fn retry_dsp(
         self: Arc<Self>,
@@ -112,7 +101,10 @@ impl Inner {
     }
 
     /// Where its milliseconds of CPU hold up no other task.
-    async fn by_dsp(&self, batch: &Arc<Batch>) -> Result<BTreeMap<u32, Vec<u32>>, StoreError> {
+    pub(super) async fn by_dsp(
+        &self,
+        batch: &Arc<Batch>,
+    ) -> Result<BTreeMap<u32, Vec<u32>>, StoreError> {
         let batch = Arc::clone(batch);
         let sorted = tokio::task::spawn_blocking(move || command::by_dsp(&batch)).await;
         sorted.map_err(|error| StoreError::Broken(format!("a task failed: {error}")))
@@ -133,6 +125,24 @@ impl Inner {
     fn observe(&self, dsp_id: u32, cookies: usize, repeats: usize) {
         let mut orders = lock(&self.orders);
         orders.entry(dsp_id).or_default().observe(cookies, repeats);
+    }
+}
+
+/// When a collection last gave a sign.
+#[derive(Debug, Clone)]
+pub(super) struct Answered(Arc<Mutex<Instant>>);
+
+impl Answered {
+    pub(super) fn now() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+
+    pub(super) fn again(&self) {
+        *lock(&self.0) = Instant::now();
+    }
+
+    pub(super) fn silence(&self) -> Duration {
+        lock(&self.0).elapsed()
     }
 }
 

@@ -1,0 +1,98 @@
+//! How records lie on the disk.
+//!
+//! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`; so one range read gives all of
+//! a user's buyer uids, and user `ab` is never mistaken for the beginning of `abc`. Value: the time accepted as
+//! big-endian `u64`, then the buyer uid.
+
+use cookiesync::limits::USER_ID_BYTES_MAX;
+
+use crate::batch::{BatchCookie, Cursor};
+
+pub(super) const NEWEST_KEY: &[u8] = b"newest";
+pub(super) const LAYOUT_KEY: &[u8] = b"layout";
+pub(super) const LAYOUT: &[u8] = b"1";
+pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
+pub(super) const PLACE_PREFIX: &[u8] = b"place/";
+/// There once places are recorded.
+pub(super) const PLACES_KEY: &[u8] = b"places";
+
+/// User id, a zero byte, DSP: on the stack.
+pub(super) struct CookieKey {
+    bytes: [u8; USER_ID_BYTES_MAX + 5],
+    length: usize,
+}
+
+impl CookieKey {
+    pub(super) fn new(cookie: &BatchCookie<'_>) -> Self {
+        let user_id_bytes = cookie.user_id.len();
+        let mut bytes = [0; USER_ID_BYTES_MAX + 5];
+        bytes[..user_id_bytes].copy_from_slice(cookie.user_id);
+        let length = user_id_bytes + 5;
+        bytes[user_id_bytes + 1..length].copy_from_slice(&cookie.dsp_id.to_be_bytes());
+        Self { bytes, length }
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// The DSP at the end of a key.
+pub(super) fn dsp_of(key: &[u8]) -> Option<u32> {
+    key.last_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+}
+
+/// What all keys of a user begin with.
+pub(super) fn user_prefix(user_id: &str) -> Vec<u8> {
+    [user_id.as_bytes(), &[0]].concat()
+}
+
+/// What a key and its value stand for.
+pub(super) fn stored_cookie<'a>(key: &'a [u8], value: &'a [u8]) -> Option<BatchCookie<'a>> {
+    let (user_id, dsp) = key.split_last_chunk::<4>()?;
+    Some(BatchCookie {
+        user_id: user_id.strip_suffix(&[0])?,
+        dsp_id: u32::from_be_bytes(*dsp),
+        buyer_uid: value.get(8..)?,
+        accepted_unix_micros: be_u64(value)?,
+        is_known: true,
+    })
+}
+
+pub(super) fn put_value(value: &mut Vec<u8>, cookie: &BatchCookie<'_>) {
+    value.clear();
+    value.extend_from_slice(&cookie.accepted_unix_micros.to_be_bytes());
+    value.extend_from_slice(cookie.buyer_uid);
+}
+
+pub(super) fn be_u64(bytes: &[u8]) -> Option<u64> {
+    bytes.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+pub(super) fn place_key(dsp_id: u32) -> Vec<u8> {
+    [PLACE_PREFIX, &dsp_id.to_be_bytes()].concat()
+}
+
+pub(super) fn encode_cursor(cursor: &Cursor, committed_unix_micros: u64) -> (Vec<u8>, Vec<u8>) {
+    let mut value = Vec::with_capacity(25);
+    value.extend_from_slice(&cursor.epoch.to_be_bytes());
+    value.extend_from_slice(&cursor.sequence.to_be_bytes());
+    value.push(u8::from(cursor.complete));
+    value.extend_from_slice(&committed_unix_micros.to_be_bytes());
+    ([CURSOR_PREFIX, cursor.producer.as_bytes()].concat(), value)
+}
+
+/// When a cursor was committed.
+pub(super) fn committed(value: &[u8]) -> u64 {
+    value.get(17..).and_then(be_u64).unwrap_or_default()
+}
+
+pub(super) fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
+    let producer = std::str::from_utf8(key.strip_prefix(CURSOR_PREFIX)?).ok()?;
+    Some(Cursor {
+        producer: producer.into(),
+        epoch: be_u64(value)?,
+        sequence: be_u64(value.get(8..)?)?,
+        complete: *value.get(16)? == 1,
+    })
+}
