@@ -371,27 +371,38 @@ async fn empty_database_that_we_made_is_removed_at_night_and_no_other_is() -> Re
         names.retain(|name| name.parse::<u32>().is_ok());
         anyhow::Ok(names)
     };
+    // A removal that was interrupted, of a DSP that has come back since.
+    let late = || doc! { "_id": "late", "b": "b", "t": mongodb::bson::DateTime::now() };
+    let leaving = |dsp: &str| client.database(dsp).collection("cookies_leaving");
+    leaving("21").insert_one(late()).await?;
+    let records = client.database("cookiesync").collection::<Document>("dsps");
+    let interrupted = doc! { "$set": { "leaving": true } };
+    records
+        .update_one(doc! { "_id": 21_i64 }, interrupted)
+        .await?;
     store.expire(false, now, &stop).await?;
     assert_eq!(dsps().await?, ["17", "18", "19", "20", "21", "22"]);
     store.expire(true, now, &stop).await?;
     assert_eq!(dsps().await?, ["18", "19", "20", "21", "22"]);
     ensure!(!store.has_place(17) && store.has_place(18) && store.has_place(21));
+    let check_written_back = async |dsp: &str| {
+        let found = cookies(dsp).find_one(doc! { "_id": "late" }).await?;
+        ensure!(found.is_some(), "it was lost");
+        let names = client.database(dsp).list_collection_names().await?;
+        assert_eq!(names, ["cookies"]);
+        Ok(())
+    };
+    check_written_back("21").await?;
+    let still = doc! { "leaving": { "$exists": true } };
+    assert_eq!(records.count_documents(still).await?, 0);
 
-    // What an interrupted removal left is written back, and the database stays.
+    // The same of one that has not come back: its database stays.
     store.retry(17, nothing()).await?;
-    let leaving = client
-        .database("17")
-        .collection::<Document>("cookies_leaving");
-    let late = doc! { "_id": "late", "b": "b", "t": mongodb::bson::DateTime::now() };
-    leaving.insert_one(late).await?;
+    leaving("17").insert_one(late()).await?;
     store
         .commit(&batch, store.write(Arc::clone(&batch)).await?.receipt)
         .await?;
     store.expire(true, now, &stop).await?;
     ensure!(dsps().await?.contains(&"17".to_owned()));
-    let found = cookies("17").find_one(doc! { "_id": "late" }).await?;
-    ensure!(found.is_some(), "it was lost");
-    let names = client.database("17").list_collection_names().await?;
-    assert_eq!(names, ["cookies"]);
-    Ok(())
+    check_written_back("17").await
 }

@@ -1,9 +1,11 @@
 //! Which DSPs have a database, and when the newest cookie of each was accepted: database `cookiesync`, collection `dsps`,
-//! `{_id: <DSP>, t: <date>, made: <whether a consumer made the database>}`. Consumers of one server share it.
+//! `{_id: <DSP>, t: <date>, made: <whether a consumer made the database>, leaving: <whether it is being removed>}`. Consumers of
+//! one server share it.
 //!
 //! A database that a consumer made, whose cookies have all expired and are deleted, is removed while expiry is open. Only
 //! empty collections of ours are dropped, never a database: it goes with its last collection. No cookie is lost by it: the
-//! collection is renamed first, after which nobody can write there, and what is found in it then is written back.
+//! collection is renamed first, after which nobody can write there, and what is found in it then is written back; by the next
+//! attempt if this one is interrupted, whether the DSP has come back meanwhile or not.
 
 use std::{collections::BTreeMap, future::IntoFuture, time::Duration};
 
@@ -12,18 +14,20 @@ use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
     bson::{Document, RawDocumentBuf, doc},
-    options::{ReadPreference, SelectionCriteria},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, Failure, answered, failure, in_time, run, write_errors},
+    connection::{Connection, Failure, answered, failure, in_time, primary, run, write_errors},
     date,
 };
 use crate::{places::Place, store::StoreError};
 
 const RECORDS: &str = "dsps";
+
+/// Of a record: the collection may have been renamed.
+const IS_LEAVING: &str = "leaving";
 
 /// What a collection is called before it is dropped.
 const LEAVING: &str = "cookies_leaving";
@@ -106,12 +110,21 @@ impl Inner {
         let made = records.find(doc! { "made": true }).into_future();
         let made: Vec<Document> = in_time(async { made.await?.try_collect().await }).await?;
         let mut failed = None;
-        for (dsp_id, newest) in made.iter().filter_map(decode) {
-            let is_alive = newest >= self.options.ttls.expired_before(dsp_id, now);
-            if is_alive || self.options.lookup.listed.contains(&dsp_id) || stop.is_cancelled() {
+        for record in &made {
+            let Some((dsp_id, newest)) = decode(record) else {
                 continue;
+            };
+            if stop.is_cancelled() {
+                break;
             }
-            let removed = self.remove_if_empty(connection, dsp_id, newest).await;
+            let is_alive = newest >= self.options.ttls.expired_before(dsp_id, now);
+            let removed = if !is_alive && !self.options.lookup.listed.contains(&dsp_id) {
+                self.remove_if_empty(connection, dsp_id, newest).await
+            } else if record.get_bool(IS_LEAVING).unwrap_or(false) {
+                self.end_removal(connection, dsp_id).await
+            } else {
+                continue;
+            };
             self.of_one(removed, &mut failed).await?;
         }
         failed.map_or(Ok(()), Err)
@@ -129,12 +142,12 @@ impl Inner {
             return Ok(());
         }
         let has = |name: &str| names.iter().any(|it| it == name);
-        // What a removal that was interrupted has left.
         if has(LEAVING) {
-            self.drop_leaving(&database).await?;
+            self.end_removal(connection, dsp_id).await?;
         }
         if has(COOKIES) {
             let collection = database.collection::<Document>(COOKIES);
+            // What is dropped must be empty where it is written.
             let one = collection.find_one(doc! {}).selection_criteria(primary());
             if answered(one.into_future())
                 .await?
@@ -145,6 +158,9 @@ impl Inner {
             }
             // From here on its cookies are set aside, and a place is made for them anew.
             self.dsps().places.remove(&dsp_id);
+            let records = self.dsp_records(connection);
+            let noted = records.update_one(id(dsp_id), doc! { "$set": { IS_LEAVING: true } });
+            in_time(noted.into_future()).await?;
             let name = database.name();
             let rename = doc! {
                 "renameCollection": format!("{name}.{COOKIES}"),
@@ -153,7 +169,7 @@ impl Inner {
             let admin = connection.client.database("admin");
             let renamed = answered(admin.run_command(rename).into_future()).await?;
             renamed.map_err(|error| failure(&error))?;
-            self.drop_leaving(&database).await?;
+            self.end_removal(connection, dsp_id).await?;
         }
         let records = self.dsp_records(connection);
         // Unless it has come back meanwhile.
@@ -163,8 +179,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Drops the collection that was renamed, after writing back what came into it meanwhile.
-    async fn drop_leaving(&self, database: &Database) -> Result<(), Failure> {
+    /// Drops the collection that was renamed, if there is one, after writing back what came into it meanwhile.
+    async fn end_removal(&self, connection: &Connection, dsp_id: u32) -> Result<(), Failure> {
+        let database = &self.database(connection, dsp_id);
         let leaving = database.collection::<Document>(LEAVING);
         let found = leaving.find(doc! {}).selection_criteria(primary());
         let found = found.into_future();
@@ -190,17 +207,16 @@ impl Inner {
             }
         }
         let dropped = answered(leaving.drop().into_future()).await?;
-        dropped.map_err(|error| failure(&error))
+        dropped.map_err(|error| failure(&error))?;
+        let records = self.dsp_records(connection);
+        let ended = records.update_one(id(dsp_id), doc! { "$unset": { IS_LEAVING: "" } });
+        in_time(ended.into_future()).await?;
+        Ok(())
     }
 
     pub(super) fn dsp_records(&self, connection: &Connection) -> Collection<Document> {
         self.own_database(connection).collection(RECORDS)
     }
-}
-
-/// What is dropped must be empty where it is written.
-fn primary() -> SelectionCriteria {
-    SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 fn id(dsp_id: u32) -> Document {
