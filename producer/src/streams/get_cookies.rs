@@ -24,7 +24,7 @@ use super::{
 };
 use crate::log::{Chunk, Sequence};
 
-/// Most chunks whose messages are kept: 4 MiB at the default chunk size, 64 MiB at the largest; enough for
+/// Most chunks whose messages are kept: 6 MiB at the default chunk size, 96 MiB at the largest; enough for
 /// streams that run within a tenth of a second of each other at a million cookies a second.
 pub(crate) const CHUNKS_KEPT: usize = 64;
 
@@ -32,14 +32,14 @@ pub(crate) const CHUNKS_KEPT: usize = 64;
 pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<StreamBody, Status> {
     check_name(&request.host, "host")?;
     let mut span = streams.log.span();
-    let mut first = span.next;
+    let (mut first, mut catching_up) = (span.next, false);
     let lease = streams
         .subscribers
         .join(Call::GetCookies, &request.host, |remembered| {
             // Not before what is remembered: see `Subscribe`.
             span = streams.log.span();
             let start = by_name(streams, StartPosition::Newest, span, remembered);
-            first = start.first;
+            (first, catching_up) = (start.first, start.catching_up);
             Ok::<_, OpenError>(start.of_window(0))
         })?;
     if lease.is_announced() {
@@ -51,7 +51,12 @@ pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<Strea
         );
     }
     let form = Form::Cookies(Arc::clone(&streams.cookie_messages));
-    Ok(StreamBody::new(streams.session(lease, first, false, form)))
+    Ok(StreamBody::new(streams.session(
+        lease,
+        first,
+        catching_up,
+        form,
+    )))
 }
 
 /// The messages of the newest chunks.

@@ -74,8 +74,9 @@ fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<&'a Cursor>
 pub(super) struct Start {
     pub(super) first: Sequence,
     pub(super) outcome: ResumeOutcome,
-    /// A cursor is met for as far back as the log reaches, whatever the queue's bound.
-    catching_up: bool,
+    /// A cursor is met for as far back as the log reaches, whatever the queue's bound; and what is sent again to a queue
+    /// that is within its bound counts as no lag.
+    pub(super) catching_up: bool,
 }
 
 impl Start {
@@ -111,7 +112,7 @@ pub(super) fn by_name(
 ) -> Start {
     if let Some(queue) = remembered {
         let first = rewound(streams, queue);
-        let behind_bound = span.next - first > streams.config.queue_cookies_max;
+        let behind_bound = span.next - queue.high_water > streams.config.queue_cookies_max;
         return Start {
             first,
             outcome: if first < span.oldest || behind_bound {
@@ -119,7 +120,7 @@ pub(super) fn by_name(
             } else {
                 ResumeOutcome::Resumed
             },
-            catching_up: false,
+            catching_up: !behind_bound,
         };
     }
     let (first, catching_up) = match start {

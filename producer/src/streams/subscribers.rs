@@ -189,6 +189,8 @@ impl Start {
 pub struct Remembered {
     /// The sequence after the last one taken out of the log.
     pub position: Sequence,
+    /// The sequence after the newest one ever delivered or lost.
+    pub high_water: Sequence,
     /// The first sequence its latest stream spoke of.
     pub stream_began: Sequence,
     /// The window of that stream, as its client told, in bytes; 0 for none.
@@ -367,6 +369,7 @@ impl Queue {
         let state = self.state();
         Remembered {
             position: state.account.position(),
+            high_water: state.account.high_water(),
             stream_began: state.account.stream_began(),
             window_bytes: state.window_bytes,
         }

@@ -37,6 +37,7 @@ struct Life {
     epoch: u64,
     log: Log,
     streams: Streams,
+    subscribers: Subscribers,
     bounds: Bounds,
     /// Users and buyers by sequence, from 1.
     appended: Vec<(String, String)>,
@@ -64,7 +65,8 @@ impl Life {
         let refusals = Refusals::register(&registry).unwrap();
         Self {
             epoch,
-            streams: Streams::new(log.clone(), subscribers, config, pinned, refusals),
+            streams: Streams::new(log.clone(), subscribers.clone(), config, pinned, refusals),
+            subscribers,
             log,
             bounds,
             appended: Vec::new(),
@@ -215,6 +217,40 @@ proptest! {
         rewind_bytes in prop_oneof![Just(0_usize), 1..20_000_usize],
     ) {
         run(&actions, Bounds { log_bytes_max, queue_cookies_max, rewind_bytes });
+    }
+}
+
+#[test]
+fn what_is_sent_again_by_name_is_no_loss_where_the_queue_is_within_its_bound() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let bounds = Bounds {
+        log_bytes_max: 1 << 20,
+        queue_cookies_max: 100,
+        rewind_bytes: 1 << 20,
+    };
+    for reads in [Reads::Events, Reads::Cookies] {
+        let mut life = Life::new(1, bounds);
+        let mut client = Client::new("a", reads);
+        client.join(&life, false, true);
+        for _ in 0..10 {
+            life.append(90, 0);
+            seal(&life.log);
+            client.read(&life, 100);
+        }
+        // Twice, the second time before anything of the first was read.
+        for _ in 0..2 {
+            client.leave();
+            client.join(&life, false, true);
+        }
+        client.read(&life, 100);
+        let totals = life.subscribers.snapshot()[0].totals;
+        assert_eq!(
+            (totals.delivered, totals.redelivered),
+            (900, 900),
+            "{reads:?}"
+        );
+        assert_eq!((totals.lost_queue_bound, totals.undelivered), (0, 0));
     }
 }
 

@@ -25,8 +25,18 @@ pub(super) struct Client {
     stream: Option<Stream>,
     /// The newest sequence that it has dealt with, and the epoch of that.
     cursor: Option<(u64, u64)>,
-    /// What the producer remembers: where the queue stands, and where its latest stream began.
-    queue: Option<(u64, u64)>,
+    /// What the producer remembers.
+    queue: Option<Queue>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Queue {
+    /// Where it stands.
+    position: u64,
+    /// The farthest that it ever stood.
+    high_water: u64,
+    /// Where its latest stream began.
+    began: u64,
 }
 
 #[derive(Debug)]
@@ -86,17 +96,25 @@ impl Client {
         let (first, catching_up) = match (cursor, self.queue) {
             (Some((epoch, sequence)), _) if epoch == life.epoch => (sequence + 1, true),
             (Some(_), _) => (1, true),
-            (None, Some((position, began))) => {
+            (None, Some(queue)) => {
                 let bytes = life.bounds.rewind_bytes;
-                let first = life.log.rewind(position, bytes, began);
-                assert!((began..=position).contains(&first));
-                assert!(bytes > 0 || first == position);
-                (first, false)
+                let first = life.log.rewind(queue.position, bytes, queue.began);
+                assert!((queue.began..=queue.position).contains(&first));
+                assert!(bytes > 0 || first == queue.position);
+                let is_behind = span.next - queue.high_water > life.bounds.queue_cookies_max;
+                (first, !is_behind)
             }
             (None, None) if oldest && self.reads == Reads::Events => (span.oldest, true),
             (None, None) => (span.next, false),
         };
-        self.queue = Some((first, first));
+        let high_water = self
+            .queue
+            .map_or(first, |queue| queue.high_water.max(first));
+        self.queue = Some(Queue {
+            position: first,
+            high_water,
+            began: first,
+        });
         self.stream = Some(Stream {
             body,
             buffer: BytesMut::new(),
@@ -180,8 +198,9 @@ impl Client {
         while let Some(message) = stream.message() {
             stream.take_event(life, message, &expected);
         }
-        if let Some((position, _)) = &mut self.queue {
-            *position = stream.next;
+        if let Some(queue) = &mut self.queue {
+            queue.position = stream.next;
+            queue.high_water = queue.high_water.max(stream.next);
         }
         if !stream.greets && stream.next > 1 {
             self.cursor = Some((life.epoch, stream.next - 1));
