@@ -114,7 +114,7 @@ impl Inner {
     fn session(&self, lease: Lease, position: u64, catching_up: bool, form: Form) -> Session {
         let queue_cookies_max = self.config.queue_cookies_max;
         let reader = self.log.reader(position, queue_cookies_max, catching_up);
-        let hold = self.pinned.open(lease.pinned());
+        let hold = self.pinned.open(lease.pinned(), lease.is_announced());
         Session::new(lease, reader, form, hold)
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! - Cookies of all requests that one read brought are appended with one lock, *before* their answers are
 //!   written; a finished answer never waits for a request of which only a part has arrived.
-//! - A request with a body is answered without reading the body, and its connection closed.
+//! - A request's body is passed over, after the answer; but a long one, or one whose length is not told, closes the connection.
 //! - A client that does not read its answers is not asked for more requests.
 //! - After 64 requests others have their turn, whatever this connection still holds: tokio would let a task whose reads and
 //!   writes are always ready go on for 128 of them, each of which may be hundreds of requests. Sixteen clients that sent without
@@ -85,6 +85,8 @@ enum Next {
 #[derive(Default)]
 pub(super) struct Connection {
     input: Vec<u8>,
+    /// What is still to come of the body of a request that was answered.
+    body_left: usize,
     output: Vec<u8>,
     burst: Burst,
     answers: Answers,
@@ -179,7 +181,9 @@ impl Connection {
         leaving: bool,
     ) -> Result<(Next, u64), Closed> {
         let mut tally = Tally::default();
-        let (mut consumed, mut requests) = (0, 0);
+        let mut consumed = self.body_left.min(self.input.len());
+        self.body_left -= consumed;
+        let mut requests = 0;
         let mut next = Next::Read;
         while next == Next::Read && consumed < self.input.len() {
             let mut room = head::headers();
@@ -188,6 +192,9 @@ impl Connection {
                 Ok(Some((head, lines))) => {
                     activity.request();
                     consumed += head.length;
+                    let body_here = head.body.min(self.input.len() - consumed);
+                    consumed += body_here;
+                    self.body_left = head.body - body_here;
                     let manner = Manner {
                         head: head.method == "HEAD",
                         close: head.close || (leaving && consumed == self.input.len()),

@@ -10,6 +10,9 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Most header lines of a request; more are answered with 431.
 const HEADERS_MAX: usize = 100;
 
+/// Longest body that is passed over; after a longer one, or one whose length is not told, the connection is closed.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+
 /// One whole head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head<'a> {
@@ -21,8 +24,10 @@ pub struct Head<'a> {
     pub query: &'a str,
     /// Bytes of the head.
     pub length: usize,
-    /// The connection must be closed after the answer: the client says so, speaks HTTP/1.0, or sends a body,
-    /// which this edge never reads.
+    /// Bytes of the body, which follow the head and are nothing to this edge.
+    pub body: usize,
+    /// The connection must be closed after the answer: the client says so, speaks HTTP/1.0, or sends a body of which it is
+    /// not certain where it ends, or that is long.
     pub close: bool,
 }
 
@@ -65,13 +70,14 @@ pub fn parse<'a, 'r>(
         return Err(Refusal::Malformed);
     };
     let (path, query) = split_target(target);
-    let close = version == 0 || request.headers.iter().any(closes);
+    let body = body(request.headers);
     let head = Head {
         method,
         path,
         query,
         length,
-        close,
+        body: body.unwrap_or(0),
+        close: version == 0 || body.is_none() || request.headers.iter().any(closes),
     };
     Ok(Some((head, request.headers)))
 }
@@ -102,19 +108,44 @@ fn split_target(target: &str) -> (&str, &str) {
     (if root { "/" } else { path }, query)
 }
 
-/// Whether a header line means that the connection ends after this request's answer.
+/// Whether a header line says that the connection ends after this request's answer.
 fn closes(header: &Header<'_>) -> bool {
-    let name = header.name;
     // Most header lines are told apart by the length of their names.
-    match name.len() {
-        10 if name.eq_ignore_ascii_case("connection") => header
+    header.name.len() == 10
+        && header.name.eq_ignore_ascii_case("connection")
+        && header
             .value
             .split(|&byte| byte == b',')
-            .any(|option| option.trim_ascii().eq_ignore_ascii_case(b"close")),
-        14 if name.eq_ignore_ascii_case("content-length") => header.value.trim_ascii() != b"0",
-        17 => name.eq_ignore_ascii_case("transfer-encoding"),
-        _ => false,
+            .any(|option| option.trim_ascii().eq_ignore_ascii_case(b"close"))
+}
+
+/// The length of the body; `None` when what follows it could not be told from it with certainty, or comes late.
+fn body(headers: &[Header<'_>]) -> Option<usize> {
+    let mut length = None;
+    for header in headers {
+        match header.name.len() {
+            14 if header.name.eq_ignore_ascii_case("content-length") => {
+                let bytes = content_length(header.value)?;
+                if length.replace(bytes).is_some() {
+                    return None;
+                }
+            }
+            17 if header.name.eq_ignore_ascii_case("transfer-encoding") => return None,
+            // The client waits to be asked for it, and may never send it.
+            6 if header.name.eq_ignore_ascii_case("expect") => return None,
+            _ => {}
+        }
     }
+    Some(length.unwrap_or(0))
+}
+
+fn content_length(value: &[u8]) -> Option<usize> {
+    let value = value.trim_ascii();
+    if !value.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let length = std::str::from_utf8(value).ok()?.parse().ok()?;
+    (length <= BODY_BYTES_MAX).then_some(length)
 }
 
 #[cfg(test)]
@@ -152,8 +183,23 @@ mod tests {
         check(&with("Connection: keep-alive\r\n"), closes(false));
         check(&with("Content-Length: 0\r\n"), closes(false));
         check(&with("CONNECTION: x, Close\r\n"), closes(true));
-        check(&with("content-length: 1\r\n"), closes(true));
-        check(&with("content-length: 00x\r\n"), closes(true));
+        check(&with("content-length: 1\r\n"), closes(false));
+        check(&with("content-length: 65536\r\n"), closes(false));
+        check(&with("content-length: 65537\r\n"), closes(true));
+        for unclear in ["", "00x", "+1", "1, 1", "18446744073709551616"] {
+            check(
+                &with(&format!("content-length: {unclear}\r\n")),
+                closes(true),
+            );
+        }
+        check(
+            &with("content-length: 1\r\ncontent-length: 1\r\n"),
+            closes(true),
+        );
+        check(
+            &with("content-length: 1\r\nExpect: 100-continue\r\n"),
+            closes(true),
+        );
         check(&with("Transfer-Encoding: chunked\r\n"), closes(true));
         check("GET / HTTP/1.0\r\n\r\n", closes(true));
     }

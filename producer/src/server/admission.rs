@@ -31,8 +31,9 @@ impl Admission {
         if let Some(guard) = &self.guard {
             guard.admit(request, self.peer)?;
         }
-        self.calls.admit_among_all(now)?;
-        self.calls.admit_bytes(Kind::of(request.uri().path()), now)
+        let kind = Kind::of(request.uri().path());
+        self.calls.admit_among_all(kind, now)?;
+        self.calls.admit_bytes(kind, now)
     }
 
     /// What of the budget of bytes is for this connection's calls.

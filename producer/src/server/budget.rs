@@ -1,9 +1,10 @@
 //! What calls hold in memory until they are streams: one budget of bytes for all connections.
 //!
-//! Half of the budget is for calls, each of which is charged for what it costs whatever it sends; the other half is for what
-//! comes of requests beyond a small part, of which one connection has a share. So large requests keep no ordinary one out, which is
-//! charged as a call alone. All is given back when the call is over, or has become a stream: streams are bounded by
-//! `--subscribers` and `--pinned-bytes`.
+//! Half of the budget is for calls that are to become streams, each of which is charged for what it costs whatever it sends;
+//! the other half is for what comes of their requests beyond a small part, and for all other calls; of it one connection has
+//! a share. So neither large requests nor the health service, which asks nobody for a token, keep an ordinary call out,
+//! which is charged as a call alone. All is given back when the call is over, or has become a stream: streams are bounded
+//! by `--subscribers` and `--pinned-bytes`.
 //!
 //! A half that runs short gives its holders less time, from `PATIENCE` when it is half full down to `HURRY` when nine tenths
 //! are taken: whoever asks for bytes ends those that have held some for longer. All connections together make 2,000 calls a
@@ -70,19 +71,19 @@ impl Kind {
         }
     }
 
-    /// What such a call takes of the calls' half: what HTTP/2, its task and timers need, and the small part of its request; and
-    /// what tonic sets aside for questions and answers.
+    /// What such a call takes of the calls' half: what HTTP/2, its task and timers need, and the small part of its request.
     fn call_bytes(self) -> usize {
         match self {
             Self::Stream => 8 * 1024,
-            Self::Health | Self::Other => 32 * 1024,
+            Self::Health | Self::Other => 0,
         }
     }
 
-    /// What it takes of the requests' half, whatever comes.
+    /// What it takes of the requests' half, whatever comes: also what tonic sets aside for questions and answers.
     fn request_bytes(self) -> usize {
         match self {
-            Self::Stream | Self::Health => 0,
+            Self::Stream => 0,
+            Self::Health => 32 * 1024,
             Self::Other => 512 * 1024,
         }
     }
@@ -257,6 +258,9 @@ impl Shared {
 
     /// Takes `bytes` of `half` for `holder`; false when there is no room.
     fn take(&self, half: &mut Half, id: u64, holder: &Holder, bytes: usize, now: Instant) -> bool {
+        if bytes == 0 {
+            return true;
+        }
         let taken = half.taken + bytes;
         self.hurried.inc_by(half.end_older(patience(taken), now));
         if taken > HALF_BYTES_MAX {

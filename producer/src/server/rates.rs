@@ -1,4 +1,5 @@
-//! How many calls are answered: a token bucket for each connection, and one for all; and as many as their budget of bytes allows.
+//! How many calls are answered: a token bucket for each connection, one for all calls that are to become streams, and one for
+//! all others, of which the health service asks nobody for a token; and as many as their budget of bytes allows.
 //!
 //! A call costs a task and a look at every queue, so whoever opens and ends them as fast as a machine can would take
 //! the CPU of the streams that run. A subscriber opens one call for hours; a health check, one a second.
@@ -22,6 +23,12 @@ const CONNECTION: Rate = Rate {
 const ALL: Rate = Rate {
     per_second: 2_000,
     at_once: 8_000,
+};
+
+/// Questions after the health, and reflection, on all connections together.
+const QUESTIONS: Rate = Rate {
+    per_second: 200,
+    at_once: 1_000,
 };
 
 /// A connection whose calls were refused so often is closed: its client does not understand.
@@ -66,6 +73,7 @@ impl Bucket {
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
     all: Arc<Mutex<Bucket>>,
+    questions: Arc<Mutex<Bucket>>,
     budget: Budget,
     refused_connection: IntCounter,
     refused_all: IntCounter,
@@ -93,6 +101,7 @@ impl Calls {
         let of_budget = |reason| refused.with_label_values(&[reason]);
         Ok(Self {
             all: Arc::new(Mutex::new(Bucket::full(ALL, Instant::now()))),
+            questions: Arc::new(Mutex::new(Bucket::full(QUESTIONS, Instant::now()))),
             budget: Budget::new(bytes, of_budget("bytes"), of_budget("hurried")),
             refused_connection: refused.with_label_values(&["connection"]),
             refused_all: refused.with_label_values(&["all"]),
@@ -135,17 +144,16 @@ impl ConnectionCalls {
         ))
     }
 
-    /// Whether all connections together may.
+    /// Whether all connections together may make another of this kind.
     ///
     /// # Errors
     /// What to answer instead.
-    pub(super) fn admit_among_all(&mut self, now: Instant) -> Result<(), Status> {
-        let mut all = self
-            .calls
-            .all
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if all.take(now) {
+    pub(super) fn admit_among_all(&mut self, kind: Kind, now: Instant) -> Result<(), Status> {
+        let all = match kind {
+            Kind::Stream => &self.calls.all,
+            Kind::Health | Kind::Other => &self.calls.questions,
+        };
+        if all.lock().unwrap_or_else(PoisonError::into_inner).take(now) {
             return Ok(());
         }
         self.refused += 1;
@@ -218,7 +226,7 @@ mod tests {
         assert_eq!(admitted.count(), burst as usize);
         assert!(greedy.is_abused());
         let mut modest = calls.of_connection();
-        assert!(modest.admit_own(now).is_ok() && modest.admit_among_all(now).is_ok());
+        assert!(modest.admit_own(now).is_ok() && modest.admit_among_all(Kind::Stream, now).is_ok());
         assert_eq!(calls.refused_connection.get(), u64::from(REFUSED_MAX));
         assert_eq!(calls.refused_all.get(), 0);
     }
@@ -226,10 +234,17 @@ mod tests {
     #[test]
     fn many_connections_together_are_bounded_too() {
         let calls = Calls::register(&Registry::new()).unwrap();
-        let now = calls.all.lock().unwrap().full_at;
-        let admitted =
-            (0..2 * ALL.at_once).filter(|_| calls.of_connection().admit_among_all(now).is_ok());
-        assert_eq!(admitted.count(), ALL.at_once as usize);
-        assert_eq!(calls.refused_all.get(), u64::from(ALL.at_once));
+        let now = Instant::now() + Duration::from_secs(1);
+        let admitted = |kind| {
+            let all = (0..2 * ALL.at_once)
+                .filter(|_| calls.of_connection().admit_among_all(kind, now).is_ok());
+            u32::try_from(all.count()).unwrap()
+        };
+        // Whoever asks leaves whoever subscribes alone.
+        assert_eq!(admitted(Kind::Health), QUESTIONS.at_once);
+        assert_eq!(admitted(Kind::Other), 0);
+        assert_eq!(admitted(Kind::Stream), ALL.at_once);
+        let refused = 5 * ALL.at_once - QUESTIONS.at_once;
+        assert_eq!(calls.refused_all.get(), u64::from(refused));
     }
 }

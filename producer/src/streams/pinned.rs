@@ -115,11 +115,12 @@ impl Pinned {
         })
     }
 
-    /// Counts for a new stream of `account`'s queue.
-    pub(crate) fn open(&self, account: &Arc<Account>) -> Arc<Hold> {
+    /// Counts for a new stream of `account`'s queue. The log names it, if it must be cut off, when it `is_announced`.
+    pub(crate) fn open(&self, account: &Arc<Account>, is_announced: bool) -> Arc<Hold> {
         let hold = Arc::new(Hold {
             shared: Arc::clone(&self.shared),
             account: Arc::clone(account),
+            is_announced,
             bytes: AtomicU64::new(0),
             moved_millis: AtomicU64::new(self.shared.millis()),
             cut: CancellationToken::new(),
@@ -137,6 +138,7 @@ impl Pinned {
 pub struct Hold {
     shared: Arc<Shared>,
     account: Arc<Account>,
+    is_announced: bool,
     bytes: AtomicU64,
     /// When it last let something go, or began to hold something.
     moved_millis: AtomicU64,
@@ -245,15 +247,18 @@ impl Shared {
                 return;
             };
             let bytes = worst.bytes();
-            tracing::warn!(
-                subscriber = worst.account.subscriber,
-                call = worst.account.call.label(),
-                pinned_bytes = bytes,
-                stood_millis,
-                all_pinned_bytes = held,
-                pinned_bytes_max = bytes_max,
-                "cut off a subscriber for what its connection holds"
-            );
+            // Short streams could fill the log with what they make up.
+            if worst.is_announced {
+                tracing::warn!(
+                    subscriber = worst.account.subscriber,
+                    call = worst.account.call.label(),
+                    pinned_bytes = bytes,
+                    stood_millis,
+                    all_pinned_bytes = held,
+                    pinned_bytes_max = bytes_max,
+                    "cut off a subscriber for what its connection holds"
+                );
+            }
             worst.account.cuts.fetch_add(1, Ordering::Relaxed);
             worst.cut.cancel();
             held = held.saturating_sub(bytes);

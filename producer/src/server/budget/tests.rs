@@ -83,6 +83,18 @@ fn large_requests_keep_no_small_one_out() {
 }
 
 #[test]
+fn questions_keep_no_stream_out() {
+    let scene = Scene::new();
+    let ask = |kind| scene.budget.share().open(kind, scene.at(0));
+    let health: Vec<_> = std::iter::from_fn(|| ask(Kind::Health)).collect();
+    assert_eq!(health.len(), HALF_BYTES_MAX / (32 * 1024));
+    assert!(ask(Kind::Other).is_none());
+    let streams = scene.calls(CALLS_MAX, 0);
+    assert_eq!(ended(&streams), 0);
+    assert_eq!(scene.bytes(), BYTES_MAX);
+}
+
+#[test]
 fn one_connection_has_a_share() {
     let scene = Scene::new();
     let now = scene.at(0);

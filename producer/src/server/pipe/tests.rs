@@ -44,7 +44,7 @@ impl Counted {
 
 fn hold() -> Arc<Hold> {
     let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
-    pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")))
+    pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")), true)
 }
 
 impl Body for Counted {

@@ -39,8 +39,9 @@ use std::collections::VecDeque;
 
 use crate::log::{GapReason, Sequence};
 
-/// Most ranges of lost sequences that are kept: 16 KiB a queue. A queue gets more only by more than that many separate losses.
-pub(super) const LOST_RANGES_MAX: usize = 1024;
+/// Most ranges of lost sequences that are kept: with the one that comes before another is forgotten 1024, or 16 KiB a queue. A
+/// queue gets more only by more than that many separate losses.
+pub(super) const LOST_RANGES_MAX: usize = 1023;
 
 /// What happened to one queue. All counts are of cookies unless they say otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
