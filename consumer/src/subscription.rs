@@ -53,6 +53,10 @@ const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 /// How long after a stream was ended by a newer one that may turn out to be a sibling's.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long after another producer came in its place one that is nowhere is waited for: all come back within that after an
+/// outage of the network.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(10);
+
 /// What all subscriptions of a process share.
 #[derive(Debug)]
 pub struct Context {
@@ -261,7 +265,10 @@ impl Subscription {
         let (hello, mut stream) = greeted.map_err(late)??;
         let (mut position, beginning) =
             Position::begin(&hello, &cursors).map_err(|violation| self.violation(violation))?;
-        let mut open = self.context.positions.opened(position.producer());
+        let mut open = self
+            .context
+            .positions
+            .opened(position.producer(), &self.origin);
         let context = Arc::clone(&self.context);
         self.follow(position.producer());
         let (link, began_at) = (Arc::clone(&self.link), position.cursor());
@@ -270,6 +277,9 @@ impl Subscription {
             Beginning::NewEpoch { before, .. } => Some(before),
             Beginning::Fresh | Beginning::Resumed => None,
         };
+        // It may be in the place of one that is gone.
+        let mut give_up_at =
+            (beginning == Beginning::Fresh).then(|| Instant::now() + GIVEN_UP_AFTER);
         let seen = open.watch(hello.epoch, hello.first_sequence, before);
         self.say_connected(&hello, position.producer());
         if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
@@ -290,6 +300,12 @@ impl Subscription {
                 Err(ended) => return Err(ended),
             };
             self.take(received, &mut position, &mut open).await?;
+            if give_up_at.is_some_and(|at| at <= Instant::now()) {
+                give_up_at = None;
+                for stood in self.context.positions.give_up(&self.origin) {
+                    ended::say_replaced(&self.context.metrics, &stood, position.producer());
+                }
+            }
             // Only what passed its checks is progress.
             self.backoff.reset();
         }

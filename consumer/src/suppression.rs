@@ -117,6 +117,23 @@ impl Suppression {
         }
     }
 
+    /// Takes back that these cookies of a batch are stored.
+    pub fn forget(&mut self, batch: &Batch, indices: &HashSet<u32>) {
+        if self.buckets.is_empty() {
+            return;
+        }
+        let marks = (0..).zip(batch.marks());
+        for (_, [pair, value]) in marks.filter(|(index, _)| indices.contains(index)) {
+            let bucket = self.bucket(pair);
+            let bucket = &mut self.buckets[bucket];
+            // What is pending anew, the batch that brings it will tell.
+            let stored = value & !GENERATION | STORED;
+            if let Some((at, _)) = find(bucket, pair).filter(|(_, entry)| entry.value == stored) {
+                put(bucket, at, None);
+            }
+        }
+    }
+
     fn bucket(&self, pair: u64) -> usize {
         let buckets = self.buckets.len() as u128;
         let scaled = (u128::from(pair) * buckets) >> 64;

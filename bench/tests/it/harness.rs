@@ -74,6 +74,14 @@ where
     Ok(())
 }
 
+/// Waits until the log of a process has `part`: lines are written beside what they tell of.
+pub(crate) async fn wait_said(process: &Process, part: &str) -> Result<()> {
+    let said = wait_until(PATIENCE, part, async || {
+        Ok(process.last_lines(100).contains(part))
+    });
+    said.await.with_context(|| process.last_lines(100))
+}
+
 /// Waits for `future`, but not for ever.
 ///
 /// # Errors

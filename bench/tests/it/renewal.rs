@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bench::{admin, programs::Process, scrape::names};
+use bench::{admin, scrape::names};
 use rustix::{
     fs::{CWD, FileType, Mode, mknodat},
     process::Signal,
 };
 use tempfile::TempDir;
 
-use crate::harness::{Addresses, Consumer, PATIENCE, Producer, embedded, wait_until};
+use crate::harness::{Addresses, Consumer, PATIENCE, Producer, embedded, wait_said, wait_until};
 
 /// Waits until the process has read its settings so often with this outcome.
 async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
@@ -23,12 +23,6 @@ async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> R
         Ok(read >= times)
     })
     .await
-}
-
-fn said(process: &Process, part: &str) -> Result<()> {
-    let lines = process.last_lines(50);
-    ensure!(lines.contains(part), "{part} is missing in:\n{lines}");
-    Ok(())
 }
 
 #[tokio::test]
@@ -46,9 +40,9 @@ async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Resul
         "http_connections = 1\nlog_bytes = '2GiB'\nhttp = '127.0.0.1:1'\n",
     )?;
     wait_read(&producer.admin, "producer", "needs_restart", 1).await?;
-    said(&producer.process, "--http-connections")?;
+    wait_said(&producer.process, "--http-connections").await?;
     // The address is a flag here, which wins, so that it does not differ.
-    said(&producer.process, "needs_restart=\"--log-bytes\"")?;
+    wait_said(&producer.process, "needs_restart=\"--log-bytes\"").await?;
     let refused = |metrics: &bench::scrape::Samples| {
         metrics.count(
             "producer_http_connections_cut_total",
@@ -96,7 +90,7 @@ async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Resul
     std::fs::write(&file, "unknown_dsps = 'refuse'\n")?;
     producer.process.signal(Signal::HUP)?;
     wait_read(&producer.admin, "producer", "failed", 1).await?;
-    said(&producer.process, "--unknown-dsps: to refuse needs --dsps")?;
+    wait_said(&producer.process, "--unknown-dsps: to refuse needs --dsps").await?;
     producer.accept("alice", 99, "d").await?;
     let refused = admin::sync(&producer.http, "alice", 5, "d").await?;
     assert_eq!(refused.status, 400);
@@ -147,10 +141,11 @@ async fn hangup_does_not_wait_for_a_pipe_that_the_settings_came_from() -> Result
     writing.await??;
     producer.process.signal(Signal::HUP)?;
     wait_read(&producer.admin, "producer", "failed", 1).await?;
-    said(
+    wait_said(
         &producer.process,
         "is no regular file, and cannot be read again",
-    )?;
+    )
+    .await?;
     let filter = admin::get(&producer.admin, "/log-filter").await?;
     assert_eq!(filter.body, "warn\n");
     producer.accept("alice", 17, "a-1").await

@@ -144,7 +144,8 @@ impl Log {
         self.folder.join(format!("{number:016}.{EXTENSION}"))
     }
 
-    /// Notes all frames of a segment up to the first that is not whole.
+    /// Notes all whole frames of a segment. Behind the last is what an interrupted append left; between two of them, what a
+    /// disk has broken.
     fn find(&mut self, number: u64) -> io::Result<()> {
         let path = self.path(number);
         let bytes = fs::read(&path)?;
@@ -155,7 +156,13 @@ impl Log {
             charge: 0,
             wanted: 0,
         };
-        while let Some((dsp_id, cookies, length)) = frame_at(&bytes[at..]) {
+        while let Some((begins, (dsp_id, cookies, length))) = next_frame(&bytes, at) {
+            if begins > at {
+                let broken = begins - at;
+                tracing::error!(file = %path.display(), at, broken, "a file of set-aside cookies is damaged: what lay there is lost");
+                segment.charge += broken as u64;
+                at = begins;
+            }
             let place = Place {
                 segment: number,
                 at: at as u64,
@@ -405,6 +412,11 @@ fn put_frame(block: &mut Vec<u8>, frame: &Frame) -> io::Result<()> {
     let checksum = crc32fast::hash(&block[at + 4..]);
     block[at..at + 4].copy_from_slice(&checksum.to_le_bytes());
     Ok(())
+}
+
+/// The first whole frame at `at` or behind, and where it begins.
+fn next_frame(bytes: &[u8], at: usize) -> Option<(usize, (u32, u32, usize))> {
+    (at..bytes.len()).find_map(|at| Some((at, frame_at(&bytes[at..])?)))
 }
 
 /// DSP, cookies and bytes of messages of the frame that `bytes` begins with, if it is whole.

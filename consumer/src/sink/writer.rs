@@ -244,6 +244,10 @@ impl Writer {
             it.indices.retain(|index| !has_fate.contains(index));
         }
         self.put_elsewhere(&batch, &mut after).await?;
+        let not_stored: HashSet<u32> = after.not_stored().collect();
+        if !not_stored.is_empty() {
+            lock(&self.suppression).forget(&batch, &not_stored);
+        }
         after.merge(Written {
             stale: Vec::new(),
             ..before

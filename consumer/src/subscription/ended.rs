@@ -159,6 +159,20 @@ pub fn say_never_back(metrics: &metrics::Subscription, stood: &Cursor) {
     );
 }
 
+/// Says and counts that a producer that did not say goodbye is gone, and another in its place.
+pub fn say_replaced(metrics: &metrics::Subscription, stood: &Cursor, successor: &str) {
+    metrics.lives_unknown.inc();
+    metrics.unknown_tails.inc();
+    let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
+    tracing::warn!(
+        producer,
+        epoch,
+        sequence,
+        successor,
+        "producer was replaced by another without a goodbye, unknown tail: no bound is known"
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -39,6 +39,10 @@ struct Producer {
     said_duplicate: bool,
     /// What this process saw of the life that it watches.
     watched: Option<Watched>,
+    /// Where its latest stream was.
+    origin: Option<Arc<str>>,
+    /// Its end was told, although nothing is known of it.
+    is_given_up: bool,
 }
 
 /// An open stream of one producer; it counts until it is dropped.
@@ -99,12 +103,16 @@ impl Positions {
             .collect()
     }
 
-    /// Notes a stream of a producer.
+    /// Notes a stream of a producer, which one of the addresses of `origin` leads to.
     #[must_use]
-    pub fn opened(self: &Arc<Self>, producer: &Arc<str>) -> OpenStream {
+    pub fn opened(self: &Arc<Self>, producer: &Arc<str>, origin: &str) -> OpenStream {
         let mut state = self.lock();
         let entry = state.producers.entry(Arc::clone(producer)).or_default();
         entry.streams += 1;
+        entry.is_given_up = false;
+        if entry.origin.as_deref() != Some(origin) {
+            entry.origin = Some(origin.into());
+        }
         drop(state);
         self.changed.notify_waiters();
         OpenStream {
@@ -128,14 +136,30 @@ impl Positions {
         producer.map_or(0, |producer| producer.streams)
     }
 
-    /// Forgets a producer, unless a stream of it is open. Returns how far it was received.
+    /// Forgets a producer, unless a stream of it is open. Returns how far it was received, unless that was told before.
     pub fn forget(&self, producer: &str) -> Option<Cursor> {
         let mut state = self.lock();
         let is_gone = |producer: &Producer| producer.streams == 0;
         if state.producers.get(producer).is_some_and(is_gone) {
-            return state.producers.remove(producer)?.cursor;
+            let forgotten = state.producers.remove(producer)?;
+            return forgotten.cursor.filter(|_| !forgotten.is_given_up);
         }
         None
+    }
+
+    /// How far the producers were received that were at `origin` last, are nowhere now, and did not say goodbye. Each is
+    /// returned once, unless it comes back.
+    pub fn give_up(&self, origin: &str) -> Vec<Cursor> {
+        let mut state = self.lock();
+        let gone = state.producers.values_mut().filter_map(|producer| {
+            let is_gone = producer.streams == 0 && producer.origin.as_deref() == Some(origin);
+            let cursor = producer
+                .cursor
+                .as_ref()
+                .filter(|it| is_gone && !it.complete)?;
+            (!std::mem::replace(&mut producer.is_given_up, true)).then(|| cursor.clone())
+        });
+        gone.collect()
     }
 
     /// Returns when no stream of this producer is open.
@@ -239,6 +263,8 @@ impl Drop for OpenStream {
 mod tests {
     use super::*;
 
+    const HERE: &str = "http://here";
+
     fn cursor(producer: &str, sequence: u64) -> Cursor {
         Cursor {
             producer: producer.into(),
@@ -252,7 +278,10 @@ mod tests {
     fn newest_position_of_any_stream_counts() {
         let stored = vec![cursor("p", 5), cursor("q", 1)];
         let positions = Arc::new(Positions::new(stored));
-        let (mut older, mut newer) = (positions.opened(&"p".into()), positions.opened(&"p".into()));
+        let (mut older, mut newer) = (
+            positions.opened(&"p".into(), HERE),
+            positions.opened(&"p".into(), HERE),
+        );
         newer.advance(&cursor("p", 9));
         assert_eq!(older.advance(&cursor("p", 7)), Advanced::Alone);
         assert_eq!(positions.cursors(), [cursor("p", 9), cursor("q", 1)]);
@@ -265,8 +294,10 @@ mod tests {
             epoch,
             ..cursor("p", 1)
         };
-        let (mut first, mut second) =
-            (positions.opened(&"p".into()), positions.opened(&"p".into()));
+        let (mut first, mut second) = (
+            positions.opened(&"p".into(), HERE),
+            positions.opened(&"p".into(), HERE),
+        );
         assert_eq!(first.advance(&in_epoch(1)), Advanced::Alone);
         assert_eq!(second.advance(&in_epoch(2)), Advanced::Alone, "a restart");
         let found = |is_news| Advanced::Duplicate { is_news };
@@ -279,7 +310,7 @@ mod tests {
     #[test]
     fn forgotten_unless_a_stream_is_open() {
         let positions = Arc::new(Positions::new(vec![cursor("p", 5)]));
-        let open = positions.opened(&"p".into());
+        let open = positions.opened(&"p".into(), HERE);
         assert_eq!(positions.forget("p"), None);
         assert_eq!(positions.cursors(), [cursor("p", 5)]);
         drop(open);
@@ -288,10 +319,40 @@ mod tests {
     }
 
     #[test]
+    fn producer_that_is_nowhere_is_given_up_once_by_another_at_its_origin() {
+        let stored = vec![cursor("seen", 5), cursor("never seen", 6)];
+        let positions = Arc::new(Positions::new(stored));
+        let open = |producer: &str, origin| positions.opened(&producer.into(), origin);
+        let mut stream = open("seen", HERE);
+        stream.advance(&cursor("seen", 8));
+        drop(open("elsewhere", "http://there"));
+        let mut parted = open("parted", HERE);
+        parted.advance(&Cursor {
+            complete: true,
+            ..cursor("parted", 1)
+        });
+        drop(parted);
+        assert_eq!(positions.give_up(HERE), []);
+        drop(stream);
+        assert_eq!(positions.give_up(HERE), [cursor("seen", 8)]);
+        assert_eq!(positions.give_up(HERE), []);
+        drop(open("seen", HERE));
+        assert_eq!(positions.give_up(HERE), [cursor("seen", 8)]);
+        assert_eq!(positions.forget("seen"), None, "it is told");
+        assert_eq!(
+            positions.forget("never seen"),
+            Some(cursor("never seen", 6))
+        );
+    }
+
+    #[test]
     fn end_of_a_life_is_told_once_with_the_gaps_that_were_seen_in_it() {
         let stored = cursor("p", 5);
         let positions = Arc::new(Positions::new(vec![stored.clone()]));
-        let (one, other) = (positions.opened(&"p".into()), positions.opened(&"p".into()));
+        let (one, other) = (
+            positions.opened(&"p".into(), HERE),
+            positions.opened(&"p".into(), HERE),
+        );
         assert_eq!(one.watch(1, 6, None), None);
         assert_eq!((one.lost(1, 10), other.lost(1, 5)), (10, 15));
         let before = cursor("p", 30);
@@ -318,7 +379,7 @@ mod tests {
     #[test]
     fn life_that_an_earlier_process_watched_was_seen_by_it_alone() {
         let positions = Arc::new(Positions::new(vec![cursor("p", 5)]));
-        let open = positions.opened(&"p".into());
+        let open = positions.opened(&"p".into(), HERE);
         let seen = open.watch(2, 1, Some(&cursor("p", 5)));
         assert_eq!(seen, Some(Watched::since(1, 6)));
     }
@@ -326,8 +387,8 @@ mod tests {
     #[tokio::test]
     async fn waiting_ends_when_streams_open_and_close() {
         let positions = Arc::new(Positions::new(Vec::new()));
-        let first = positions.opened(&"p".into());
-        let open = async { positions.opened(&"p".into()) };
+        let first = positions.opened(&"p".into(), HERE);
+        let open = async { positions.opened(&"p".into(), HERE) };
         let ((), second) = tokio::join!(first.wait_sibling(), open);
         let close = async { drop((first, second)) };
         tokio::join!(positions.wait_released("p"), close);

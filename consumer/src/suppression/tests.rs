@@ -246,3 +246,16 @@ fn full_table_forgets_and_never_answers_wrongly() {
     }
     assert!(left_out > 1_000, "{left_out}");
 }
+
+#[test]
+fn what_turns_out_not_to_be_stored_is_forgotten_and_what_is_pending_anew_is_not() {
+    let mut table = table(1 << 20);
+    let cookies = [("u", 1, "b"), ("v", 1, "b"), ("w", 1, "b")];
+    let batch = judge(&mut table, 0, &cookies);
+    table.record(&batch, &Written::default(), 0, usize::MAX);
+    judge(&mut table, MINUTE, &[("v", 1, "c")]);
+    table.forget(&batch, &[0, 1].into());
+    assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsNew);
+    assert_eq!(passes(&mut table, 2 * MINUTE, ("v", 1, "c")), AsKnown);
+    assert_eq!(passes(&mut table, 2 * MINUTE, ("w", 1, "b")), Not);
+}

@@ -64,6 +64,37 @@ fn what_was_appended_is_found_again_and_what_is_done_is_not() {
 }
 
 #[test]
+fn damage_costs_no_frame_behind_it() {
+    let folder = TempDir::new().unwrap();
+    let mut log = Log::open(folder.path(), MIB).unwrap();
+    let frames = [
+        frame(7, 1, "first"),
+        frame(7, 1, "broken"),
+        frame(8, 1, "behind"),
+    ];
+    log.append(&frames).unwrap();
+    let path = log.path(1);
+    drop(log);
+    let bytes = fs::read(&path).unwrap();
+    let second = HEAD_BYTES + message("first").len();
+    // In its checksum, its length, its DSP, and what it holds.
+    for at in [0, 4, 7, 8, HEAD_BYTES + 6].map(|at| second + at) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        fs::write(&path, damaged).unwrap();
+        let mut log = Log::open(folder.path(), MIB).unwrap();
+        assert_eq!(
+            (all(&log, 7), all(&log, 8)),
+            (vec!["first".into()], vec!["behind".into()])
+        );
+        log.append(&[frame(7, 1, "next")]).unwrap();
+        assert_eq!(all(&log, 7), ["first", "next"]);
+        drop(log);
+        fs::write(&path, &bytes).unwrap();
+    }
+}
+
+#[test]
 fn end_that_is_not_whole_is_cut_off_and_overwritten() {
     let folder = TempDir::new().unwrap();
     let mut log = Log::open(folder.path(), MIB).unwrap();
