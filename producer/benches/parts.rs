@@ -236,7 +236,7 @@ fn read(bencher: Bencher<'_, '_>, readers: usize) {
         .counter(ItemsCount::new(ITEMS))
         .with_inputs(|| -> Vec<Reader> {
             (0..ITEMS / CHUNKS)
-                .map(|_| log.reader(first, u64::MAX, false))
+                .map(|_| log.reader(first, u64::MAX, 0))
                 .collect()
         })
         .bench_local_refs(|all| {
@@ -251,7 +251,7 @@ fn messages(bencher: Bencher<'_, '_>) {
     let log = log(cookiesync::limits::CHUNK_BYTES_DEFAULT, usize::MAX);
     let synced = Synced::many();
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
-    let mut reader = log.reader(1, u64::MAX, false);
+    let mut reader = log.reader(1, u64::MAX, 0);
     fill(&log, &cookies);
     log.close();
     let mut chunks: Vec<ChunkRef> = Vec::new();

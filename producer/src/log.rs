@@ -190,15 +190,10 @@ impl Log {
     }
 
     /// A reader that gets everything from `position` on. A reader further behind than `queue_cookies_max`
-    /// skips forward; with `catching_up` only after it was once nearer than that.
+    /// skips forward; but not before it comes to `until`, unless it was once nearer than that.
     #[must_use]
-    pub fn reader(&self, position: Sequence, queue_cookies_max: u64, catching_up: bool) -> Reader {
-        Reader::new(
-            Arc::clone(&self.shared),
-            position,
-            queue_cookies_max,
-            catching_up,
-        )
+    pub fn reader(&self, position: Sequence, queue_cookies_max: u64, until: Sequence) -> Reader {
+        Reader::new(Arc::clone(&self.shared), position, queue_cookies_max, until)
     }
 
     /// For each position, how long the oldest sealed cookie from there on has been in the log; zero where there is none.

@@ -60,7 +60,7 @@ pub fn parts(config: &Config) -> [Part; 8] {
         ),
         part(
             "subscribers, connected or remembered",
-            "`--subscribers`, 16 KiB each",
+            "`--subscribers`, 32 KiB each",
             config.subscribers_max,
             streams::SUBSCRIBER_BYTES,
         ),

@@ -17,16 +17,20 @@ pub mod subscribers;
 use std::{
     convert::Infallible,
     future::{Future, poll_fn},
+    net::{IpAddr, Ipv4Addr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use cookiesync::limits::{REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
+use cookiesync::limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
 use http::{HeaderValue, Request, Response, header};
 use http_body::Body as _;
-use prost::Message;
+use prost::{
+    DecodeError, Message,
+    encoding::{DecodeContext, decode_key, skip_field},
+};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, server::NamedService};
@@ -98,12 +102,14 @@ impl Streams {
     async fn open(&self, request: Request<Body>) -> Result<StreamBody, Status> {
         match request.uri().path() {
             "/cookiesync.v1.CookieStreamer/Subscribe" => {
+                let network = network(&request);
                 let request = read_request(request).await?;
-                subscribe::open(&self.inner, &request)
+                subscribe::open(&self.inner, &request, network)
             }
             "/cookiesync.v1.CookieStreamer/GetCookies" => {
+                let network = network(&request);
                 let request = read_request(request).await?;
-                get_cookies::open(&self.inner, &request)
+                get_cookies::open(&self.inner, &request, network)
             }
             _ => Err(Status::unimplemented("no such call")),
         }
@@ -111,12 +117,22 @@ impl Streams {
 }
 
 impl Inner {
-    fn session(&self, lease: Lease, position: u64, catching_up: bool, form: Form) -> Session {
+    fn session(&self, lease: Lease, position: u64, until: u64, form: Form) -> Session {
         let queue_cookies_max = self.config.queue_cookies_max;
-        let reader = self.log.reader(position, queue_cookies_max, catching_up);
-        let hold = self.pinned.open(lease.pinned(), lease.is_announced());
+        let reader = self.log.reader(position, queue_cookies_max, until);
+        let told_from = tokio::time::Instant::from_std(lease.told_from());
+        let hold = self.pinned.open(lease.pinned(), told_from);
         Session::new(lease, reader, form, hold)
     }
+}
+
+/// Of a request: where it comes from, as far as that counts as one address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) IpAddr);
+
+fn network(request: &Request<Body>) -> IpAddr {
+    let peer = request.extensions().get::<Peer>();
+    peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0)
 }
 
 /// Of a stream's response: cancelled when another stream of its name has taken its queue.
@@ -170,8 +186,11 @@ impl Service<Request<Body>> for Streams {
     }
 }
 
+/// The number of `SubscribeRequest.cursors`.
+const CURSORS_FIELD: u32 = 2;
+
 /// What a subscriber takes beside the log and what is pinned: its queue, its metrics, and its stream.
-pub(crate) const SUBSCRIBER_BYTES: usize = 16 * 1024;
+pub(crate) const SUBSCRIBER_BYTES: usize = 32 * 1024;
 
 /// How long a client may take to send the message of its request.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -188,8 +207,24 @@ async fn read_request<M: Message + Default>(request: Request<Body>) -> Result<M,
     let bytes = timeout(REQUEST_TIMEOUT, read_message(request.into_body()))
         .await
         .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??;
-    M::decode(&*bytes)
-        .map_err(|error| Status::invalid_argument(format!("malformed request: {error}")))
+    let malformed = |error| Status::invalid_argument(format!("malformed request: {error}"));
+    // Decoded, an empty one takes twenty times its bytes.
+    if cursors(&bytes).map_err(malformed)? > CURSORS_MAX {
+        let message = format!("more than {CURSORS_MAX} cursors");
+        return Err(Status::invalid_argument(message));
+    }
+    M::decode(&*bytes).map_err(malformed)
+}
+
+/// How many cursors a request has; one that has none has nothing else that is repeated.
+fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
+    let mut count = 0;
+    while !message.is_empty() {
+        let (field, kind) = decode_key(&mut message)?;
+        count += usize::from(field == CURSORS_FIELD);
+        skip_field(kind, field, &mut message, DecodeContext::default())?;
+    }
+    Ok(count)
 }
 
 async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {

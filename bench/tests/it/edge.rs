@@ -175,22 +175,28 @@ async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> 
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &[]).await?;
     let mut connection = HttpConnection::open(&producer.http).await?;
-    // What looks like a request within a body is none; it comes in pieces.
-    let body = request("smuggled", 1, "x").repeat(500);
+    // What looks like a request within a body is none.
+    let body = request("smuggled", 1, "x").repeat(20);
     let length = body.len();
-    let post =
+    let head =
         format!("POST /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\nContent-Length: {length}\r\n\r\n");
-    let (first, rest) = body.split_at(length / 3);
-    connection.send(format!("{post}{first}").as_bytes()).await?;
+    connection.send(format!("{head}{body}").as_bytes()).await?;
     let answer = connection.answer().await?;
     assert_eq!((answer.status, answer.closes()), (405, false), "{answer:?}");
     assert!(
         answer.head.contains("\r\nallow: get, head\r\n"),
         "{answer:?}"
     );
-    connection.send(rest.as_bytes()).await?;
     connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
     assert_eq!(connection.answer().await?.status, 404);
+
+    // What follows a head without its body may be somebody else's request.
+    let mut late = HttpConnection::open(&producer.http).await?;
+    late.send(head.as_bytes()).await?;
+    let answer = late.answer().await?;
+    assert_eq!((answer.status, answer.closes()), (405, true), "{answer:?}");
+    late.send(body.as_bytes()).await?;
+    late.wait_ended().await?;
     assert_eq!(producer.appended().await?, 0);
 
     // Of which nobody knows for certain where it ends.

@@ -10,8 +10,8 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Most header lines of a request; more are answered with 431.
 const HEADERS_MAX: usize = 100;
 
-/// Longest body that is passed over; after a longer one, or one whose length is not told, the connection is closed.
-const BODY_BYTES_MAX: usize = 64 * 1024;
+/// Longest body that is passed over: it comes with its head, in one read.
+const BODY_BYTES_MAX: usize = HEAD_BYTES_MAX;
 
 /// One whole head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,14 +70,14 @@ pub fn parse<'a, 'r>(
         return Err(Refusal::Malformed);
     };
     let (path, query) = split_target(target);
-    let body = body(request.headers);
+    let After { body, close } = After::of(request.headers);
     let head = Head {
         method,
         path,
         query,
         length,
         body: body.unwrap_or(0),
-        close: version == 0 || body.is_none() || request.headers.iter().any(closes),
+        close: close || version == 0 || body.is_none(),
     };
     Ok(Some((head, request.headers)))
 }
@@ -108,35 +108,41 @@ fn split_target(target: &str) -> (&str, &str) {
     (if root { "/" } else { path }, query)
 }
 
-/// Whether a header line says that the connection ends after this request's answer.
-fn closes(header: &Header<'_>) -> bool {
-    // Most header lines are told apart by the length of their names.
-    header.name.len() == 10
-        && header.name.eq_ignore_ascii_case("connection")
-        && header
-            .value
-            .split(|&byte| byte == b',')
-            .any(|option| option.trim_ascii().eq_ignore_ascii_case(b"close"))
+/// What the header lines say of what follows the head.
+struct After {
+    /// The length of the body; `None` when what follows it could not be told from it with certainty, or comes late.
+    body: Option<usize>,
+    /// The connection ends after this request's answer.
+    close: bool,
 }
 
-/// The length of the body; `None` when what follows it could not be told from it with certainty, or comes late.
-fn body(headers: &[Header<'_>]) -> Option<usize> {
-    let mut length = None;
-    for header in headers {
-        match header.name.len() {
-            14 if header.name.eq_ignore_ascii_case("content-length") => {
-                let bytes = content_length(header.value)?;
-                if length.replace(bytes).is_some() {
-                    return None;
+impl After {
+    fn of(headers: &[Header<'_>]) -> Self {
+        let mut after = Self {
+            body: Some(0),
+            close: false,
+        };
+        let mut has_length = false;
+        for Header { name, value } in headers {
+            // Most header lines are told apart by the length of their names.
+            match name.len() {
+                10 if name.eq_ignore_ascii_case("connection") => {
+                    let mut options = value.split(|&byte| byte == b',');
+                    after.close |= options.any(|it| it.trim_ascii().eq_ignore_ascii_case(b"close"));
                 }
+                14 if name.eq_ignore_ascii_case("content-length") => {
+                    let is_first = !std::mem::replace(&mut has_length, true);
+                    let length = content_length(value).filter(|_| is_first);
+                    after.body = after.body.and(length);
+                }
+                17 if name.eq_ignore_ascii_case("transfer-encoding") => after.body = None,
+                // The client waits to be asked for it, and may never send it.
+                6 if name.eq_ignore_ascii_case("expect") => after.body = None,
+                _ => {}
             }
-            17 if header.name.eq_ignore_ascii_case("transfer-encoding") => return None,
-            // The client waits to be asked for it, and may never send it.
-            6 if header.name.eq_ignore_ascii_case("expect") => return None,
-            _ => {}
         }
+        after
     }
-    Some(length.unwrap_or(0))
 }
 
 fn content_length(value: &[u8]) -> Option<usize> {
@@ -184,8 +190,8 @@ mod tests {
         check(&with("Content-Length: 0\r\n"), closes(false));
         check(&with("CONNECTION: x, Close\r\n"), closes(true));
         check(&with("content-length: 1\r\n"), closes(false));
-        check(&with("content-length: 65536\r\n"), closes(false));
-        check(&with("content-length: 65537\r\n"), closes(true));
+        check(&with("content-length: 16384\r\n"), closes(false));
+        check(&with("content-length: 16385\r\n"), closes(true));
         for unclear in ["", "00x", "+1", "1, 1", "18446744073709551616"] {
             check(
                 &with(&format!("content-length: {unclear}\r\n")),

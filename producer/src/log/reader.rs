@@ -53,7 +53,8 @@ pub struct Reader {
     head: watch::Receiver<Head>,
     position: Sequence,
     queue_cookies_max: u64,
-    catching_up: bool,
+    /// The bound of the queue counts from this sequence on.
+    catching_up_until: Sequence,
     /// How far behind it was before the last delivery, in cookies.
     lag: u64,
     /// The beat at which something was delivered last.
@@ -65,7 +66,7 @@ impl Reader {
         shared: Arc<Shared>,
         position: Sequence,
         queue_cookies_max: u64,
-        catching_up: bool,
+        catching_up_until: Sequence,
     ) -> Self {
         let head = shared.head.subscribe();
         let beat = head.borrow().beat;
@@ -74,7 +75,7 @@ impl Reader {
             head,
             position,
             queue_cookies_max,
-            catching_up,
+            catching_up_until,
             lag: 0,
             beat,
         }
@@ -116,7 +117,7 @@ impl Reader {
             self.beat = head.beat;
             return Some(self.advance(head.next));
         }
-        self.catching_up = false;
+        self.catching_up_until = 0;
         if head.closed {
             return Some(self.end());
         }
@@ -138,8 +139,8 @@ impl Reader {
 
     fn advance(&mut self, next: Sequence) -> Delivery {
         if self.lag <= self.queue_cookies_max {
-            self.catching_up = false;
-        } else if !self.catching_up {
+            self.catching_up_until = 0;
+        } else if self.position >= self.catching_up_until {
             // To where a chunk begins: a reader that stays slow still gets shared bytes.
             let least = next - self.queue_cookies_max;
             let target = self.shared.ring().boundary(least, next);

@@ -73,7 +73,7 @@ enum Action {
     Append(u64),
     Seal,
     Take { reader: usize },
-    Join { back: u64, catching_up: bool },
+    Join { back: u64, until: u64 },
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -81,8 +81,8 @@ fn action() -> impl Strategy<Value = Action> {
         4 => (1..60_u64).prop_map(Action::Append),
         2 => Just(Action::Seal),
         6 => (0..4_usize).prop_map(|reader| Action::Take { reader }),
-        1 => (0..2000_u64, any::<bool>())
-            .prop_map(|(back, catching_up)| Action::Join { back, catching_up }),
+        1 => (0..2000_u64, prop_oneof![Just(0), 1..5000_u64, Just(u64::MAX)])
+            .prop_map(|(back, until)| Action::Join { back, until }),
     ]
 }
 
@@ -90,7 +90,7 @@ fn action() -> impl Strategy<Value = Action> {
 struct Read {
     reader: Reader,
     next: u64,
-    catching_up: bool,
+    until: u64,
 }
 
 struct Model {
@@ -121,13 +121,13 @@ impl Model {
                 assert_eq!(self.log.span().next, self.appended + 1);
                 self.chunks.push(self.appended + 1);
             }
-            Action::Join { back, catching_up } => {
+            Action::Join { back, until } => {
                 let next = self.log.span().next.saturating_sub(back).max(1);
-                let reader = self.log.reader(next, self.queue_cookies_max, catching_up);
+                let reader = self.log.reader(next, self.queue_cookies_max, until);
                 self.reads.push(Read {
                     reader,
                     next,
-                    catching_up,
+                    until,
                 });
             }
             Action::Take { reader } => self.take(reader),
@@ -146,9 +146,9 @@ impl Model {
         };
         let lag = span.next - read.next;
         if lag <= self.queue_cookies_max {
-            read.catching_up = false;
+            read.until = 0;
         }
-        let bounded = lag > self.queue_cookies_max && !read.catching_up;
+        let bounded = lag > self.queue_cookies_max && read.next >= read.until;
         match take(&mut read.reader) {
             None => assert_eq!(lag, 0, "what is sealed is delivered"),
             Some(Delivery::Chunk { chunk, first }) => {
@@ -192,7 +192,7 @@ proptest! {
     ) {
         let log = Log::new(Config { bytes_max, ..CONFIG });
         let mut model = Model { log, queue_cookies_max, appended: 0, reads: Vec::new(), chunks: vec![1] };
-        model.apply(&Action::Join { back: 0, catching_up: false });
+        model.apply(&Action::Join { back: 0, until: 0 });
         for action in &actions {
             model.apply(action);
             let stats = model.log.stats();
@@ -223,7 +223,7 @@ proptest! {
 #[test]
 fn chunk_is_sealed_when_the_next_cookie_may_not_fit() {
     let log = Log::new(CONFIG);
-    let mut reader = log.reader(1, u64::MAX, false);
+    let mut reader = log.reader(1, u64::MAX, 0);
     let mut appended = 0;
     while log.stats().sealed_by_size == 0 {
         appended += 1;
@@ -327,7 +327,7 @@ fn chunk_waits_for_its_age_and_a_small_one_for_three_ages() {
 #[test]
 fn time_of_chunks_never_decreases() {
     let log = Log::new(CONFIG);
-    let mut reader = log.reader(1, u64::MAX, false);
+    let mut reader = log.reader(1, u64::MAX, 0);
     let mut before = 0;
     for sequence in 1..10 {
         append(&log, sequence).unwrap();
@@ -367,7 +367,7 @@ async fn idle_reader_says_where_it_stands_and_the_sealing_task_seals_by_age() {
     let log = Log::new(config);
     let timekeeper = tokio_util::task::TaskTracker::new();
     timekeeper.spawn(super::keep_time(log.clone()));
-    let mut reader = log.reader(1, u64::MAX, false);
+    let mut reader = log.reader(1, u64::MAX, 0);
     assert!(matches!(reader.next().await, Delivery::Idle { next: 1 }));
     append(&log, 1).unwrap();
     assert!(matches!(

@@ -29,7 +29,8 @@ impl Admission {
     pub(super) fn admit<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
         self.calls.admit_own(now)?;
         if let Some(guard) = &self.guard {
-            guard.admit(request, self.peer)?;
+            let admitted = guard.admit(request, self.peer);
+            admitted.inspect_err(|_| self.calls.refused())?;
         }
         let kind = Kind::of(request.uri().path());
         self.calls.admit_among_all(kind, now)?;

@@ -6,7 +6,7 @@
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use cookiesync::process::listen::{Activity, ByteStream};
+use cookiesync::process::listen::{Activity, ByteStream, addresses};
 use h2::{Ping, PingPong, Reason, RecvStream, server};
 use http::Request;
 use tokio::time::{Instant, sleep, timeout};
@@ -18,6 +18,7 @@ use super::{
     call::{self, Surroundings},
     pipe::Data,
 };
+use crate::streams::Peer;
 
 /// Bytes in one stream's send buffer at which no further chunk is taken from the log: enough for the kernel never
 /// to wait. A stream whose client has closed its window pins one chunk; one whose client's kernel takes nothing any more
@@ -155,7 +156,10 @@ impl Connection {
             stopping: self.stopping.clone(),
             close: close.clone(),
         };
-        let running = call::run(call::bare(request), respond, around, grant, in_progress);
+        let mut request = call::bare(request);
+        let network = addresses::network(self.admission.peer);
+        request.extensions_mut().insert(Peer(network));
+        let running = call::run(request, respond, around, grant, in_progress);
         self.tasks.spawn(running);
     }
 }

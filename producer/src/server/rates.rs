@@ -27,8 +27,8 @@ const ALL: Rate = Rate {
 
 /// Questions after the health, and reflection, on all connections together.
 const QUESTIONS: Rate = Rate {
-    per_second: 200,
-    at_once: 1_000,
+    per_second: 1_000,
+    at_once: 4_000,
 };
 
 /// A connection whose calls were refused so often is closed: its client does not understand.
@@ -170,6 +170,11 @@ impl ConnectionCalls {
             self.refused += 1;
             Status::resource_exhausted("all unfinished calls together hold too much")
         })
+    }
+
+    /// Notes that a call was refused for another reason.
+    pub(super) fn refused(&mut self) {
+        self.refused += 1;
     }
 
     /// What of the budget is for its calls.

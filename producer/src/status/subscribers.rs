@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::{
         log::{Config, Delivery, GapReason, Log},
-        streams::subscribers::{Lease, Start, Subscribers, TooManySubscribers},
+        streams::subscribers::{HERE, Lease, Start, Subscribers, TooManySubscribers},
     };
 
     fn stats(next: u64) -> Stats {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     fn join(subscribers: &Subscribers, name: &str) -> Lease {
-        let joined = subscribers.join(Call::Subscribe, name, |_| {
+        let joined = subscribers.join(Call::Subscribe, name, HERE, |_| {
             Start::fresh::<TooManySubscribers>(1)
         });
         joined.unwrap()

@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     edge, log, metrics,
     readiness::Accepting,
-    streams::subscribers::{Call, Start, TooManySubscribers},
+    streams::subscribers::{Call, HERE, Start, TooManySubscribers},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -98,7 +98,7 @@ async fn figures_come_from_the_log_the_subscribers_and_the_metrics() {
     requests.with_label_values(&["accepted"]).inc_by(10);
     requests.with_label_values(&["b_missing"]).inc_by(2);
     requests.with_label_values(&["d_missing"]).inc_by(0);
-    let joined = scene.subscribers.join(Call::Subscribe, "node", |_| {
+    let joined = scene.subscribers.join(Call::Subscribe, "node", HERE, |_| {
         Start::fresh::<TooManySubscribers>(1)
     });
     let _lease = joined.unwrap();
@@ -182,7 +182,7 @@ async fn cost_of_a_sample_with_a_hundred_subscribers() {
     let leases: Vec<_> = (0..100)
         .map(|number| {
             let name = format!("node-{number}.exchange.example");
-            let joined = scene.subscribers.join(Call::Subscribe, &name, |_| {
+            let joined = scene.subscribers.join(Call::Subscribe, &name, HERE, |_| {
                 Start::fresh::<TooManySubscribers>(1)
             });
             joined.unwrap()

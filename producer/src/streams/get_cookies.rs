@@ -5,6 +5,7 @@
 
 use std::{
     collections::VecDeque,
+    net::IpAddr,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
@@ -29,19 +30,24 @@ use crate::log::{Chunk, Sequence};
 pub(crate) const CHUNKS_KEPT: usize = 64;
 
 /// Opens a stream as `request` asks: at the newest cookie, or where the host's queue stands.
-pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<StreamBody, Status> {
+pub(super) fn open(
+    streams: &Inner,
+    request: &GetCookiesRequest,
+    network: IpAddr,
+) -> Result<StreamBody, Status> {
     check_name(&request.host, "host")?;
     let mut span = streams.log.span();
-    let (mut first, mut catching_up) = (span.next, false);
-    let lease = streams
-        .subscribers
-        .join(Call::GetCookies, &request.host, |remembered| {
-            // Not before what is remembered: see `Subscribe`.
-            span = streams.log.span();
-            let start = by_name(streams, StartPosition::Newest, span, remembered);
-            (first, catching_up) = (start.first, start.catching_up);
-            Ok::<_, OpenError>(start.of_window(0))
-        })?;
+    let (mut first, mut until) = (span.next, 0);
+    let lease =
+        streams
+            .subscribers
+            .join(Call::GetCookies, &request.host, network, |remembered| {
+                // Not before what is remembered: see `Subscribe`.
+                span = streams.log.span();
+                let start = by_name(streams, StartPosition::Newest, span, remembered);
+                (first, until) = (start.first, start.catching_up_until);
+                Ok::<_, OpenError>(start.of_window(0))
+            })?;
     if lease.is_announced() {
         tracing::info!(
             subscriber = request.host,
@@ -51,12 +57,7 @@ pub(super) fn open(streams: &Inner, request: &GetCookiesRequest) -> Result<Strea
         );
     }
     let form = Form::Cookies(Arc::clone(&streams.cookie_messages));
-    Ok(StreamBody::new(streams.session(
-        lease,
-        first,
-        catching_up,
-        form,
-    )))
+    Ok(StreamBody::new(streams.session(lease, first, until, form)))
 }
 
 /// The messages of the newest chunks.

@@ -115,12 +115,12 @@ impl Pinned {
         })
     }
 
-    /// Counts for a new stream of `account`'s queue. The log names it, if it must be cut off, when it `is_announced`.
-    pub(crate) fn open(&self, account: &Arc<Account>, is_announced: bool) -> Arc<Hold> {
+    /// Counts for a new stream of `account`'s queue, which the log names from a certain time on, if it must be cut off.
+    pub(crate) fn open(&self, account: &Arc<Account>, told_from: Instant) -> Arc<Hold> {
         let hold = Arc::new(Hold {
             shared: Arc::clone(&self.shared),
             account: Arc::clone(account),
-            is_announced,
+            told_from,
             bytes: AtomicU64::new(0),
             moved_millis: AtomicU64::new(self.shared.millis()),
             cut: CancellationToken::new(),
@@ -138,7 +138,7 @@ impl Pinned {
 pub struct Hold {
     shared: Arc<Shared>,
     account: Arc<Account>,
-    is_announced: bool,
+    told_from: Instant,
     bytes: AtomicU64,
     /// When it last let something go, or began to hold something.
     moved_millis: AtomicU64,
@@ -248,7 +248,7 @@ impl Shared {
             };
             let bytes = worst.bytes();
             // Short streams could fill the log with what they make up.
-            if worst.is_announced {
+            if Instant::now() >= worst.told_from {
                 tracing::warn!(
                     subscriber = worst.account.subscriber,
                     call = worst.account.call.label(),

@@ -1,7 +1,9 @@
 //! `Subscribe`: where a stream begins, and what its `Hello` says of that.
 
+use std::net::IpAddr;
+
 use cookiesync::{
-    limits::{CURSORS_MAX, in_flight_bytes_max},
+    limits::in_flight_bytes_max,
     v1::{Cursor, Hello, ResumeOutcome, StartPosition, SubscribeRequest, Tail},
 };
 use tonic::Status;
@@ -15,22 +17,25 @@ use super::{
 use crate::log::{Sequence, Span};
 
 /// Opens a stream as `request` asks.
-pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<StreamBody, Status> {
+pub(super) fn open(
+    streams: &Inner,
+    request: &SubscribeRequest,
+    network: IpAddr,
+) -> Result<StreamBody, Status> {
     check_name(&request.subscriber, "subscriber")?;
-    if request.cursors.len() > CURSORS_MAX {
-        let message = format!("more than {CURSORS_MAX} cursors");
-        return Err(Status::invalid_argument(message));
-    }
     let mut start = None;
-    let lease = streams
-        .subscribers
-        .join(Call::Subscribe, &request.subscriber, |remembered| {
+    let lease = streams.subscribers.join(
+        Call::Subscribe,
+        &request.subscriber,
+        network,
+        |remembered| {
             // Not before what is remembered: the stream that has the queue still moves it on, never beyond the log.
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
             Ok::<_, OpenError>(chosen.of_window(request.window_bytes))
-        })?;
+        },
+    )?;
     let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {
         producer_id: streams.config.producer_id.clone(),
@@ -51,7 +56,7 @@ pub(super) fn open(streams: &Inner, request: &SubscribeRequest) -> Result<Stream
         );
     }
     let form = Form::Events(hello);
-    let session = streams.session(lease, start.first, start.catching_up, form);
+    let session = streams.session(lease, start.first, start.catching_up_until, form);
     Ok(StreamBody::new(session))
 }
 
@@ -74,9 +79,9 @@ fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<&'a Cursor>
 pub(super) struct Start {
     pub(super) first: Sequence,
     pub(super) outcome: ResumeOutcome,
-    /// A cursor is met for as far back as the log reaches, whatever the queue's bound; and what is sent again to a queue
-    /// that is within its bound counts as no lag.
-    pub(super) catching_up: bool,
+    /// The queue's bound counts from here on, or once the stream is within it: a cursor is met for as far back as the log
+    /// reaches, and what is sent again comes whatever is behind it.
+    pub(super) catching_up_until: Sequence,
 }
 
 impl Start {
@@ -120,17 +125,17 @@ pub(super) fn by_name(
             } else {
                 ResumeOutcome::Resumed
             },
-            catching_up: !behind_bound,
+            catching_up_until: queue.high_water,
         };
     }
-    let (first, catching_up) = match start {
-        StartPosition::Newest => (span.next, false),
-        StartPosition::Oldest => (span.oldest, true),
+    let (first, catching_up_until) = match start {
+        StartPosition::Newest => (span.next, 0),
+        StartPosition::Oldest => (span.oldest, Sequence::MAX),
     };
     Start {
         first,
         outcome: ResumeOutcome::Fresh,
-        catching_up,
+        catching_up_until,
     }
 }
 
@@ -139,7 +144,7 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
         return Ok(Start {
             first: 1,
             outcome: ResumeOutcome::NewEpoch,
-            catching_up: true,
+            catching_up_until: Sequence::MAX,
         });
     }
     if cursor.sequence >= span.next {
@@ -156,7 +161,7 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
         } else {
             ResumeOutcome::Resumed
         },
-        catching_up: true,
+        catching_up_until: Sequence::MAX,
     })
 }
 

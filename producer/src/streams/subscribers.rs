@@ -12,9 +12,11 @@
 mod account;
 mod announced;
 mod losing;
+mod snapshot;
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -22,8 +24,8 @@ use std::{
 use cookiesync::{process::metrics::Peak, v1::ResumeOutcome};
 use tokio_util::sync::CancellationToken;
 
-pub use self::account::Totals;
 use self::{account::Account, losing::Losing};
+pub use self::{account::Totals, snapshot::Snapshot};
 use super::pinned;
 use crate::log::{Delivery, Sequence};
 
@@ -68,6 +70,14 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     }
 }
 
+/// Queues that one address may have at least, of [`Subscribers`] with more room than that; and half of them where that is
+/// more: so one address keeps nobody else out, nor has others forgotten.
+const OF_ONE_ADDRESS: usize = 512;
+
+/// The address of tests.
+#[cfg(test)]
+pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
 /// There is no room for another subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many subscribers")]
@@ -95,6 +105,8 @@ struct Terms {
 
 #[derive(Debug)]
 struct Queue {
+    /// Whose it is: where its first stream came from.
+    network: IpAddr,
     state: Mutex<State>,
     pinned: Arc<pinned::Account>,
 }
@@ -118,47 +130,6 @@ struct State {
 enum Connection {
     Streaming { superseded: CancellationToken },
     Ended { since: Instant },
-}
-
-/// The figures of one queue at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot {
-    /// The subscriber's name.
-    pub name: String,
-    /// The call it uses.
-    pub call: Call,
-    /// Whether a stream is open.
-    pub connected: bool,
-    /// The sequence after the last one taken out of the log.
-    pub position: Sequence,
-    /// The first sequence that is accounted for.
-    pub joined: Sequence,
-    /// The sequence after the newest one ever delivered or lost.
-    pub high_water: Sequence,
-    /// What it counts.
-    pub totals: Totals,
-    /// Its streams by how they were met: see [`RESUMES`].
-    pub resumes: [u64; RESUMES.len()],
-    /// The greatest lag since the scrape before the last, in sealed cookies: see [`Peak`].
-    pub lag_max: u64,
-    /// Bytes handed to its streams that their connections have not let go.
-    pub pinned_bytes: u64,
-    /// Streams cut off for what their connections held.
-    pub cuts: u64,
-}
-
-impl Snapshot {
-    /// Cookies appended since the queue's account begins, of `appended` in all, read after this snapshot.
-    #[must_use]
-    pub fn appended(&self, appended: u64) -> u64 {
-        appended + 1 - self.joined
-    }
-
-    /// Cookies neither delivered nor lost yet, sealed or not, of `appended` in all, read after this snapshot.
-    #[must_use]
-    pub fn queued(&self, appended: u64) -> u64 {
-        appended + 1 - self.high_water
-    }
 }
 
 /// Where a stream begins, and how that meets what was asked for.
@@ -229,7 +200,8 @@ impl Subscribers {
 
     /// Takes the queue of that name, making it if needed and ending the stream that has it.
     ///
-    /// `start` is told what is remembered of the queue, and decides where the stream begins.
+    /// `network` is where the stream comes from. `start` is told what is remembered of the queue, and decides where the
+    /// stream begins.
     ///
     /// # Errors
     /// What `start` returns, and [`TooManySubscribers`]; the stream that has the queue then goes on.
@@ -237,6 +209,7 @@ impl Subscribers {
         &self,
         call: Call,
         name: &str,
+        network: IpAddr,
         start: impl FnOnce(Option<Remembered>) -> Result<Start, E>,
     ) -> Result<Lease, E> {
         let mut queues = self.queues();
@@ -255,10 +228,16 @@ impl Subscribers {
                 queue
             }
             None => {
-                if queues.len() >= self.terms().subscribers_max {
-                    forget_longest_ended(&mut queues)?;
+                let most = self.terms().subscribers_max;
+                let is_own = |queue: &Queue| queue.network == network;
+                let own = queues.values().filter(|queue| is_own(queue)).count();
+                if own >= OF_ONE_ADDRESS.max(most / 2) {
+                    forget_longest_ended(&mut queues, is_own)?;
+                } else if queues.len() >= most {
+                    forget_longest_ended(&mut queues, |_| true)?;
                 }
                 let queue = Arc::new(Queue::new(
+                    network,
                     pinned::Account::new(call, name),
                     connection,
                     began,
@@ -272,7 +251,7 @@ impl Subscribers {
             queue,
             superseded,
             is_announced,
-            began: now,
+            told_from: if is_announced { now } else { now + TOLD_AFTER },
         })
     }
 
@@ -327,12 +306,14 @@ impl Subscribers {
     }
 }
 
-/// Makes room for a subscriber that is here at the cost of one that is not.
+/// Makes room for a subscriber that is here at the cost of one of `these` that is not.
 fn forget_longest_ended(
     queues: &mut HashMap<(Call, String), Arc<Queue>>,
+    these: impl Fn(&Queue) -> bool,
 ) -> Result<(), TooManySubscribers> {
     let longest_ended = queues
         .iter()
+        .filter(|(_, queue)| these(queue))
         .filter_map(|(key, queue)| match queue.state().connection {
             Connection::Streaming { .. } => None,
             Connection::Ended { since } => Some((since, key)),
@@ -344,7 +325,7 @@ fn forget_longest_ended(
 }
 
 impl Queue {
-    fn new(pinned: pinned::Account, connection: Connection, began: Start) -> Self {
+    fn new(network: IpAddr, pinned: pinned::Account, connection: Connection, began: Start) -> Self {
         let mut state = State {
             connection,
             account: Account::new(began.first),
@@ -356,6 +337,7 @@ impl Queue {
         };
         state.begin(began);
         Self {
+            network,
             state: Mutex::new(state),
             pinned: Arc::new(pinned),
         }
@@ -416,7 +398,7 @@ impl State {
     }
 }
 
-/// From when on the losses of a stream are told whose beginning was not.
+/// After how long what becomes of a stream is told whose beginning was not.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
 /// The right to stream one queue; dropping it starts the queue's retention.
@@ -425,7 +407,7 @@ pub struct Lease {
     queue: Arc<Queue>,
     superseded: CancellationToken,
     is_announced: bool,
-    began: Instant,
+    told_from: Instant,
 }
 
 impl Lease {
@@ -433,6 +415,15 @@ impl Lease {
     #[must_use]
     pub fn is_announced(&self) -> bool {
         self.is_announced
+    }
+
+    /// From when on what becomes of this stream is told: short ones could fill the log with what they make up.
+    pub(super) fn told_from(&self) -> Instant {
+        self.told_from
+    }
+
+    fn is_told(&self) -> bool {
+        Instant::now() >= self.told_from
     }
 
     /// Cancelled when another stream of the same name has taken the queue.
@@ -466,9 +457,7 @@ impl Lease {
         }
         let news = state.losing.note(delivery, Instant::now);
         drop(state);
-        // Short streams could fill the log with what they make up.
-        let is_told = self.is_announced || self.began.elapsed() > TOLD_AFTER;
-        if let Some(news) = news.filter(|_| is_told) {
+        if let Some(news) = news.filter(|_| self.is_told()) {
             news.say(self.queue.pinned.name(), delivery);
         }
     }
@@ -484,7 +473,7 @@ impl Drop for Lease {
             since: Instant::now(),
         };
         drop(state);
-        if self.is_announced {
+        if self.is_told() {
             let (subscriber, call) = self.queue.pinned.name();
             tracing::info!(subscriber, call, "subscriber disconnected");
         }

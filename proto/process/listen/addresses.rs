@@ -79,7 +79,8 @@ impl Drop for Place {
 }
 
 /// What counts as one address: an IPv4 address, also in its IPv6 form, or an IPv6 network of 64 bits.
-fn network(address: IpAddr) -> IpAddr {
+#[must_use]
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let network = address.to_bits() & !u128::from(u64::MAX);

@@ -111,7 +111,7 @@ fn read(reader: Reader, until: u64) -> Read {
 }
 
 fn reader(log: &Log, until: u64) -> JoinHandle<Read> {
-    let reader = log.reader(1, u64::MAX, false);
+    let reader = log.reader(1, u64::MAX, 0);
     thread::spawn(move || read(reader, until))
 }
 
@@ -152,7 +152,7 @@ fn sealing_task_wakes_for_each_first_cookie_of_a_buffer() {
     explore(|| {
         let log = Log::new(ALL_TOGETHER);
         let sealing = sealer(&log);
-        let mut reading = log.reader(1, u64::MAX, false);
+        let mut reading = log.reader(1, u64::MAX, 0);
         let second = appender(&log, "b", 1);
         for nth in 1..=2 {
             append(&log, &format!("a-{nth}")).expect("open");
@@ -191,7 +191,7 @@ fn slow_reader_gets_or_is_told_of_every_sequence_of_a_ring_that_moves_on() {
     for queue_cookies_max in [1, u64::MAX] {
         let scenario = move || {
             let log = Log::new(NEWEST_ONLY);
-            let reading = log.reader(1, queue_cookies_max, false);
+            let reading = log.reader(1, queue_cookies_max, 0);
             let reading = thread::spawn(move || read(reading, u64::MAX));
             let appenders = [appender(&log, "a", 3), appender(&log, "b", 2)];
             for appender in appenders {
@@ -231,7 +231,7 @@ fn reader_that_joins_late_gets_everything_from_its_first_sequence_on() {
         let log = Log::new(EACH_ALONE);
         let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
         let span = log.span();
-        let reading = log.reader(span.next, u64::MAX, false);
+        let reading = log.reader(span.next, u64::MAX, 0);
         let reading = thread::spawn(move || read(reading, u64::MAX));
         for appender in appenders {
             appender.join().expect("appended");

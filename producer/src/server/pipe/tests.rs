@@ -44,7 +44,10 @@ impl Counted {
 
 fn hold() -> Arc<Hold> {
     let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
-    pinned.open(&Arc::new(Account::new(Call::Subscribe, "a")), true)
+    pinned.open(
+        &Arc::new(Account::new(Call::Subscribe, "a")),
+        tokio::time::Instant::now(),
+    )
 }
 
 impl Body for Counted {

@@ -11,7 +11,7 @@ fn account() -> Arc<Account> {
 }
 
 fn open(pinned: &Pinned) -> Arc<Hold> {
-    pinned.open(&account(), true)
+    pinned.open(&account(), Instant::now())
 }
 
 /// Of streams that hold so many bytes and have stood still for so many milliseconds, tells who is cut off.
@@ -89,7 +89,7 @@ fn stream_is_cut_off_by_what_it_is_handed() {
 fn what_is_let_go_no_longer_counts() {
     let pinned = pinned(100);
     let account = account();
-    let hold = pinned.open(&account, true);
+    let hold = pinned.open(&account, Instant::now());
     for _ in 0..10 {
         let first = hold.pin(60);
         let second = hold.pin(40);

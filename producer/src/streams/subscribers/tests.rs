@@ -18,7 +18,7 @@ fn join(
     name: &str,
     first: Sequence,
 ) -> Result<Lease, TooManySubscribers> {
-    subscribers.join(Call::Subscribe, name, |_| Ok(fresh(first)))
+    subscribers.join(Call::Subscribe, name, HERE, |_| Ok(fresh(first)))
 }
 
 fn gap(first: Sequence, last: Sequence) -> Delivery {
@@ -69,7 +69,7 @@ fn newest_stream_has_the_queue_and_the_older_one_cannot_touch_it() {
 fn refused_stream_leaves_the_one_that_runs() {
     let subscribers = Subscribers::new(HOUR, 10);
     let lease = join(&subscribers, "a", 1).unwrap();
-    let refused = subscribers.join(Call::Subscribe, "a", |_| Err(TooManySubscribers));
+    let refused = subscribers.join(Call::Subscribe, "a", HERE, |_| Err(TooManySubscribers));
     assert_eq!(refused.err(), Some(TooManySubscribers));
     assert!(!lease.superseded.is_cancelled());
 }
@@ -78,7 +78,7 @@ fn refused_stream_leaves_the_one_that_runs() {
 fn same_name_is_another_queue_for_the_other_call() {
     let subscribers = Subscribers::new(HOUR, 10);
     let lease = join(&subscribers, "a", 1).unwrap();
-    let other = subscribers.join(Call::GetCookies, "a", |remembered| {
+    let other = subscribers.join(Call::GetCookies, "a", HERE, |remembered| {
         assert_eq!(remembered, None);
         Ok::<_, TooManySubscribers>(fresh(1))
     });
@@ -92,7 +92,7 @@ fn departed_subscriber_is_remembered_and_then_forgotten() {
     drop(join(&subscribers, "a", 7).unwrap());
     subscribers.sweep();
     let mut found = None;
-    let lease = subscribers.join(Call::Subscribe, "a", |remembered| {
+    let lease = subscribers.join(Call::Subscribe, "a", HERE, |remembered| {
         found = remembered;
         Ok::<_, TooManySubscribers>(fresh(7))
     });
@@ -114,6 +114,32 @@ fn full_house_makes_room_at_the_cost_of_the_longest_gone() {
     let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
     assert_eq!(names, ["here", "new"]);
     assert!(join(&subscribers, "more", 1).is_err());
+}
+
+#[test]
+fn one_address_keeps_no_other_out_and_has_no_other_forgotten() {
+    let most = OF_ONE_ADDRESS + 2;
+    let subscribers = Subscribers::new(HOUR, most);
+    let join_from = |network: [u8; 4], name: &str| {
+        let network = IpAddr::from(network);
+        subscribers.join(Call::Subscribe, name, network, |_| {
+            Ok::<_, TooManySubscribers>(fresh(1))
+        })
+    };
+    drop(join_from([10, 0, 0, 1], "away").unwrap());
+    let mut greedy: Vec<_> = (0..OF_ONE_ADDRESS)
+        .map(|number| join_from([10, 0, 0, 66], &number.to_string()).unwrap())
+        .collect();
+    assert!(join_from([10, 0, 0, 66], "more").is_err());
+    let _other = join_from([10, 0, 0, 2], "other").unwrap();
+    // What has ended of its own makes room, and nothing else.
+    drop(greedy.pop());
+    greedy.push(join_from([10, 0, 0, 66], "more").unwrap());
+    let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
+    assert_eq!(names.len(), most);
+    assert!(names.contains(&"away".to_owned()) && names.contains(&"more".to_owned()));
+    // A name that is there already is no other queue.
+    assert!(join_from([10, 0, 0, 66], "away").is_ok());
 }
 
 #[test]
@@ -152,7 +178,9 @@ fn streams_are_counted_by_how_they_were_met() {
             outcome,
             ..fresh(1)
         };
-        let joined = subscribers.join(Call::Subscribe, "a", |_| Ok::<_, TooManySubscribers>(start));
+        let joined = subscribers.join(Call::Subscribe, "a", HERE, |_| {
+            Ok::<_, TooManySubscribers>(start)
+        });
         assert!(joined.is_ok());
     }
     let snapshot = only(&subscribers);

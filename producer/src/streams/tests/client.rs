@@ -47,8 +47,8 @@ struct Stream {
     next: u64,
     /// Hello is still to come.
     greets: bool,
-    /// The bound of the queue counts only once this stream was within it.
-    catching_up: bool,
+    /// The bound of the queue counts from this sequence on, or once this stream was within it.
+    until: u64,
 }
 
 /// What a stream brings.
@@ -93,19 +93,18 @@ impl Client {
         let cursor = self
             .cursor
             .filter(|_| with_cursor && self.reads == Reads::Events);
-        let (first, catching_up) = match (cursor, self.queue) {
-            (Some((epoch, sequence)), _) if epoch == life.epoch => (sequence + 1, true),
-            (Some(_), _) => (1, true),
+        let (first, until) = match (cursor, self.queue) {
+            (Some((epoch, sequence)), _) if epoch == life.epoch => (sequence + 1, u64::MAX),
+            (Some(_), _) => (1, u64::MAX),
             (None, Some(queue)) => {
                 let bytes = life.bounds.rewind_bytes;
                 let first = life.log.rewind(queue.position, bytes, queue.began);
                 assert!((queue.began..=queue.position).contains(&first));
                 assert!(bytes > 0 || first == queue.position);
-                let is_behind = span.next - queue.high_water > life.bounds.queue_cookies_max;
-                (first, !is_behind)
+                (first, queue.high_water)
             }
-            (None, None) if oldest && self.reads == Reads::Events => (span.oldest, true),
-            (None, None) => (span.next, false),
+            (None, None) if oldest && self.reads == Reads::Events => (span.oldest, u64::MAX),
+            (None, None) => (span.next, 0),
         };
         let high_water = self
             .queue
@@ -120,7 +119,7 @@ impl Client {
             buffer: BytesMut::new(),
             next: first,
             greets: self.reads == Reads::Events,
-            catching_up,
+            until,
         });
         if let Some(older) = older {
             older.check_superseded();
@@ -232,11 +231,11 @@ impl Stream {
             return Expected::Hello;
         }
         if lag <= life.bounds.queue_cookies_max {
-            self.catching_up = false;
+            self.until = 0;
         }
         if lag == 0 {
             Expected::Nothing
-        } else if lag > life.bounds.queue_cookies_max && !self.catching_up {
+        } else if lag > life.bounds.queue_cookies_max && self.next >= self.until {
             let least = span.next - life.bounds.queue_cookies_max;
             Expected::QueueBound { least }
         } else if self.next < span.oldest {
