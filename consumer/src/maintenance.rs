@@ -5,7 +5,7 @@
 //! minutes, so that a store can also see to what appeared meanwhile; sooner, when something was left to be done.
 //! What runs is told to stop when its window closes.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::{Zoned, tz::TimeZone};
 use tokio::{
@@ -113,6 +113,7 @@ impl Night {
     async fn expiries(&self) {
         let window = self.schedule.expiry;
         let (mut was_open, mut failing) = (None, Failing::default());
+        let mut other = None;
         while !self.stop.is_cancelled() {
             let now = self.now();
             let open = window.is_open(&now);
@@ -120,11 +121,23 @@ impl Night {
                 tracing::info!(open, %window, "expiry window");
             }
             self.metrics.expiry_open.set(i64::from(open));
-            let Some(expired) = self.expire(open, &now).await else {
+            let Some(owner) = self.owner().await else {
                 return;
             };
-            let mut done = self.outcome("expiry", &mut failing, expired);
-            if open {
+            if let Ok(owner) = &owner {
+                self.tell_owner(&mut other, owner);
+            }
+            let mut done = match owner {
+                Ok(Some(_)) => true,
+                Ok(None) => {
+                    let Some(expired) = self.expire(open, &now).await else {
+                        return;
+                    };
+                    self.outcome("expiry", &mut failing, expired)
+                }
+                Err(error) => self.outcome("expiry", &mut failing, Err(error)),
+            };
+            if open || window == Window::Never {
                 let Some(forgotten) = self.forget_cursors(&now).await else {
                     return;
                 };
@@ -132,6 +145,33 @@ impl Night {
             }
             self.pause(window, &now, done).await;
         }
+    }
+
+    /// Who maintains the store, if that is another consumer; `None` when the process stops.
+    async fn owner(&self) -> Option<Result<Option<String>, StoreError>> {
+        tokio::select! {
+            () = self.stop.cancelled() => None,
+            owner = self.store.maintained_by() => Some(owner),
+        }
+    }
+
+    /// Tells who maintains the store when that is another than before, who is `other`.
+    fn tell_owner(&self, other: &mut Option<String>, owner: &Option<String>) {
+        self.metrics.owner.set(i64::from(owner.is_none()));
+        if other == owner {
+            return;
+        }
+        match owner {
+            Some(owner) => {
+                tracing::info!(
+                    owner,
+                    "another consumer sees to expiry and compaction of this store"
+                );
+                self.metrics.show_overdue(&BTreeMap::new());
+            }
+            None => tracing::info!("this consumer sees to expiry and compaction of this store now"),
+        }
+        other.clone_from(owner);
     }
 
     /// Whether all was done; `None` when the process stops.
@@ -146,6 +186,12 @@ impl Night {
         });
         Some(expired.await?.map(|expired| {
             self.metrics.expired.inc_by(expired.deleted);
+            let overdue = match self.schedule.expiry {
+                // What never is to be deleted is not late.
+                Window::Never => BTreeMap::new(),
+                Window::Always | Window::Daily { .. } => expired.overdue,
+            };
+            self.metrics.show_overdue(&overdue);
             if open {
                 self.metrics.expiry.ended(self.clock.now(), began.elapsed());
             }
@@ -156,7 +202,7 @@ impl Night {
         }))
     }
 
-    /// Forgets producers that are gone, in the expiry window: in the store, in memory and in the metrics. `None` when
+    /// Forgets producers that are gone: in the store, in memory and in the metrics. `None` when
     /// the process stops.
     async fn forget_cursors(&self, now: &Zoned) -> Option<Result<bool, StoreError>> {
         let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
@@ -191,8 +237,19 @@ impl Night {
             let since = self.schedule.compacted_since(&now);
             let mut done = true;
             if open && completed.is_none_or(|completed| completed < since) {
-                let Some(compacted) = self.compact(since, &now).await else {
+                let Some(owner) = self.owner().await else {
                     return;
+                };
+                let compacted = match owner {
+                    // Should the other end, its lease does in time.
+                    Ok(Some(_)) => Ok(false),
+                    Ok(None) => {
+                        let Some(compacted) = self.compact(since, &now).await else {
+                            return;
+                        };
+                        compacted
+                    }
+                    Err(error) => Err(error),
                 };
                 done = self.outcome("compaction", &mut failing, compacted);
                 if done {

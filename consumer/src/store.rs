@@ -106,12 +106,14 @@ impl Written {
 }
 
 /// What an expiry did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
     /// Expired cookies found to be deleted since the last call, older values of theirs included.
     pub deleted: u64,
     /// Whether all is as the window wants it; if not, the next call should come soon.
     pub complete: bool,
+    /// How far the oldest cookie of each DSP is beyond its time to live, where it is and the store can tell.
+    pub overdue: BTreeMap<u32, Duration>,
 }
 
 /// What a store is told for a compaction.
@@ -252,6 +254,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When it could not.
     fn ping(&self) -> Answer<'_, ()>;
 
+    /// Which consumer sees to expiry and compaction instead of this one, where several share what they write into. To be
+    /// asked before each of both, and every ten minutes.
+    ///
+    /// # Errors
+    /// When it cannot be told.
+    fn maintained_by(&self) -> Answer<'_, Option<String>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+
     /// Brings expiry into the state of its window, and while that is open sees to it that what has expired at
     /// `now`, in microseconds since the Unix epoch, is deleted in time. Called at every change and again now and
     /// then: what was done need not be done again, what appeared meanwhile is seen to. Ends early when `stop` is
@@ -272,8 +283,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Deletes cursors that were last committed before `before`, in microseconds since the Unix epoch; returns
-    /// their producers.
+    /// Deletes cursors that were last committed before `before`, in microseconds since the Unix epoch, and those of
+    /// consumers that shared the store and are gone; returns the producers of its own.
     ///
     /// # Errors
     /// When it could not be done; a later call makes up for it.

@@ -53,9 +53,8 @@ const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 /// How long after a stream was ended by a newer one that may turn out to be a sibling's.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long after another producer came in its place one that is nowhere is waited for: all come back within that after an
-/// outage of the network.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(10);
+/// How often it is looked whether a producer was replaced.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What all subscriptions of a process share.
 #[derive(Debug)]
@@ -277,9 +276,11 @@ impl Subscription {
             Beginning::NewEpoch { before, .. } => Some(before),
             Beginning::Fresh | Beginning::Resumed => None,
         };
-        // It may be in the place of one that is gone.
-        let mut give_up_at =
-            (beginning == Beginning::Fresh).then(|| Instant::now() + GIVEN_UP_AFTER);
+        if beginning == Beginning::Fresh {
+            let positions = &self.context.positions;
+            positions.came(&self.origin, position.producer(), Instant::now());
+        }
+        let mut look_at = Instant::now();
         let seen = open.watch(hello.epoch, hello.first_sequence, before);
         self.say_connected(&hello, position.producer());
         if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
@@ -300,10 +301,11 @@ impl Subscription {
                 Err(ended) => return Err(ended),
             };
             self.take(received, &mut position, &mut open).await?;
-            if give_up_at.is_some_and(|at| at <= Instant::now()) {
-                give_up_at = None;
-                for stood in self.context.positions.give_up(&self.origin) {
-                    ended::say_replaced(&self.context.metrics, &stood, position.producer());
+            let now = Instant::now();
+            if look_at <= now {
+                look_at = now + LOOK_INTERVAL;
+                for (stood, successor) in self.context.positions.give_up(now) {
+                    ended::say_replaced(&self.context.metrics, &stood, &successor);
                 }
             }
             // Only what passed its checks is progress.

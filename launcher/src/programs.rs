@@ -385,6 +385,12 @@ impl Process {
         }
     }
 
+    /// The file that it writes its log to.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
     /// The last `count` lines it wrote.
     #[must_use]
     pub fn last_lines(&self, count: usize) -> String {

@@ -13,6 +13,7 @@ use bench::{
     load,
     scrape::{Samples, names},
 };
+use consumer::subscription::positions::GIVEN_UP_AFTER;
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
@@ -406,7 +407,8 @@ async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
 
 /// As when a cluster puts another pod in the place of one that it lost.
 #[tokio::test]
-async fn producer_that_comes_back_under_another_id_is_given_up_in_seconds() -> Result<()> {
+#[ignore = "takes two minutes"]
+async fn producer_that_comes_back_under_another_id_is_given_up_in_minutes() -> Result<()> {
     let folder = TempDir::new()?;
     let addresses = Addresses::free()?;
     let mut lost = Producer::start_at(&folder, &addresses, &["--id", "pod-1"]).await?;
@@ -417,7 +419,7 @@ async fn producer_that_comes_back_under_another_id_is_given_up_in_seconds() -> R
     lost.process.kill()?;
     lost.process.wait(PATIENCE).await?;
     let _next = Producer::start_at(&folder, &addresses, &["--id", "pod-2"]).await?;
-    wait_until(PATIENCE, "the end is told", async || {
+    wait_until(GIVEN_UP_AFTER + PATIENCE, "the end is told", async || {
         Ok(consumer.metrics().await?.count(names::UNKNOWN_TAILS, &[]) == 1)
     })
     .await?;

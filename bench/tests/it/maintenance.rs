@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bench::{admin, mongod::Mongod};
-use mongodb::bson::doc;
+use jiff::Timestamp;
+use mongodb::bson::{Bson, DateTime, Document, doc};
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
     harness::{Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until},
-    night::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL},
+    night::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL, at},
 };
 
 async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
@@ -310,4 +311,88 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
     assert_ne!(server.compactions().await?, records);
     assert_eq!(night.metrics.errors.get(), 0);
     night.end().await
+}
+
+/// The windows and times to live of another consumer of the same server do not undo those of the first.
+#[tokio::test]
+async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start(folder.path()).await?;
+    // By the clock of the first it has been beyond its time for an hour.
+    let since = Duration::try_from(Timestamp::now().duration_since(at("10T00:30")))?;
+    server
+        .write("17.cookies", "old", since + TTL + HOUR)
+        .await?;
+    let first = Night::start(&mongod, "10T00:30")?;
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    assert_eq!(first.metrics.owner.get(), 1);
+
+    // By its clock the window is open.
+    let second = Night::start_as("other", &mongod, "10T01:30")?;
+    let is_owner = async |night: &Night, is_owner: i64| {
+        wait_until(PATIENCE, "who owns the maintenance is told", async || {
+            Ok(night.metrics.owner.get() == is_owner)
+        })
+        .await
+    };
+    wait_until(PATIENCE, "it has looked", async || {
+        Ok(second.metrics.expiry_open.get() == 1)
+    })
+    .await?;
+    is_owner(&second, 0).await?;
+    server.wait_monitor().await?;
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    wait_until(PATIENCE, "what is overdue is told", async || {
+        Ok((3_500..=3_600).contains(&first.metrics.overdue_max.get()))
+    })
+    .await?;
+    assert_eq!(second.metrics.overdue_max.get(), 0);
+
+    // The lease runs by the server's clock.
+    first.end().await?;
+    server.end_lease().await?;
+    second.pass_ten_minutes();
+    is_owner(&second, 1).await?;
+    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
+    server.wait_names("17.cookies", &[]).await?;
+
+    // Which has been the other's since.
+    let again = Night::start(&mongod, "10T00:30")?;
+    wait_until(PATIENCE, "it has looked", async || {
+        Ok(again.metrics.owner.get() == 0 && second.metrics.owner.get() == 1)
+    })
+    .await?;
+    again.end().await?;
+    second.end().await
+}
+
+#[tokio::test]
+async fn cursors_of_consumers_that_are_gone_go_also_without_a_window() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let cursors = mongodb::Client::with_uri_str(mongod.uri()).await?;
+    let cursors = cursors
+        .database("cookiesync")
+        .collection::<Document>("cursors");
+    let now = DateTime::now().timestamp_millis();
+    let at = |age: Duration| DateTime::from_millis(now - i64::try_from(age.as_millis()).unwrap());
+    for (name, age) in [("renamed", DAY * 91), ("away", DAY * 89)] {
+        let cursor =
+            doc! { "_id": { "c": name, "p": "p" }, "epoch": "1", "sequence": 1_i64, "at": at(age) };
+        cursors.insert_one(cursor).await?;
+    }
+    let never = ["--expiry-window", "never"];
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &never).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    wait_until(
+        PATIENCE,
+        "the cursor of a name that is gone is gone",
+        async || {
+            let names = cursors.distinct("_id.c", doc! {}).await?;
+            Ok(names == [Bson::from("away"), Bson::from("node")])
+        },
+    )
+    .await
 }

@@ -52,9 +52,14 @@ pub(crate) struct Night {
 impl Night {
     /// Starts it with the default windows, 01:00 to 03:00 and 03:00 to 06:00.
     pub(crate) fn start(mongod: &Mongod, now: &str) -> Result<Self> {
+        Self::start_as("node", mongod, now)
+    }
+
+    /// The same of a consumer of this name.
+    pub(crate) fn start_as(name: &str, mongod: &Mongod, now: &str) -> Result<Self> {
         let store = MongodbStore::new(Options {
             uri: mongod.uri(),
-            name: "node".to_owned(),
+            name: name.to_owned(),
             prefix: String::new(),
             writers: 4,
             ttls: Ttls::new(TTL, [(SHORT_DSP, DAY)].into()),
@@ -269,11 +274,21 @@ impl Server {
         Ok(())
     }
 
+    /// Lets the lease of whoever sees to the maintenance end.
+    pub(crate) async fn end_lease(&self) -> Result<()> {
+        let over = doc! { "$set": { "until": ago(Duration::from_secs(1)) } };
+        let maintenance = self.collection("cookiesync.maintenance");
+        maintenance
+            .update_one(doc! { "_id": "owner" }, over)
+            .await?;
+        Ok(())
+    }
+
     /// What the consumer noted of its compactions, by namespace.
     pub(crate) async fn compactions(&self) -> Result<Vec<Document>> {
         let mut found = self
             .collection("cookiesync.maintenance")
-            .find(doc! {})
+            .find(doc! { "_id": { "$ne": "owner" } })
             .sort(doc! { "_id": 1 })
             .await?;
         let mut records = Vec::new();

@@ -159,7 +159,7 @@ impl Log {
         while let Some((begins, (dsp_id, cookies, length))) = next_frame(&bytes, at) {
             if begins > at {
                 let broken = begins - at;
-                tracing::error!(file = %path.display(), at, broken, "a file of set-aside cookies is damaged: what lay there is lost");
+                tracing::error!(file = %path.display(), at, broken, "a file of set-aside cookies is damaged: what lay there is lost, but for what was being written when the machine stopped, which comes again");
                 segment.charge += broken as u64;
                 at = begins;
             }

@@ -1,17 +1,25 @@
 //! What is counted of the night's work.
 
-use std::time::Duration;
+use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
-use prometheus::{Gauge, Histogram, IntCounter, IntGauge, Result};
+use prometheus::{Gauge, Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
 
 use super::Names;
+
+/// Most DSPs whose cookies are shown as overdue.
+const OVERDUE_MAX: usize = 20;
 
 /// What maintenance counts.
 #[derive(Clone, Debug)]
 pub struct Maintenance {
+    /// Whether this consumer does it, and no other for the same store.
+    pub owner: IntGauge,
     /// Whether the expiry window is open.
     pub expiry_open: IntGauge,
+    overdue: IntGaugeVec,
+    /// How far the oldest cookie is beyond its time to live, in seconds.
+    pub overdue_max: IntGauge,
     /// The last expiry.
     pub expiry: Run,
     /// Whether the compaction window is open.
@@ -43,7 +51,22 @@ pub struct Run {
 
 impl Maintenance {
     pub(super) fn register(names: &Names<'_>) -> Result<Self> {
+        let owner = names.gauge(
+            "maintenance_owner",
+            "1 if this consumer sees to expiry and compaction of its store, 0 if another does that shares it.",
+        )?;
+        owner.set(1);
         Ok(Self {
+            owner,
+            overdue: names.gauges(
+                "expiry_overdue_seconds",
+                "How far the oldest cookie of a DSP is beyond its time to live, for the 20 DSPs where that is most; MongoDB only. Less than a day is usual: what expires by day waits for the window.",
+                "dsp",
+            )?,
+            overdue_max: names.gauge(
+                "expiry_overdue_max_seconds",
+                "The greatest of them.",
+            )?,
             expiry_open: names.gauge("expiry_window_open", "1 while expiry may run.")?,
             expiry: Run::register(names, "expiry")?,
             compaction: Run::register(names, "compaction")?,
@@ -81,6 +104,23 @@ impl Maintenance {
                 "Expiries, compactions and deletions of cursors that failed.",
             )?,
         })
+    }
+}
+
+impl Maintenance {
+    /// Shows how far the oldest cookies of these DSPs, and of no others, are beyond their time to live.
+    pub fn show_overdue(&self, overdue: &BTreeMap<u32, Duration>) {
+        let seconds = |over: &Duration| i64::try_from(over.as_secs()).unwrap_or(i64::MAX);
+        let mut worst: Vec<_> = overdue.iter().collect();
+        worst.sort_unstable_by_key(|&(_, over)| Reverse(over));
+        self.overdue.reset();
+        for (dsp_id, over) in worst.iter().take(OVERDUE_MAX) {
+            let label = dsp_id.to_string();
+            let gauge = self.overdue.with_label_values(&[label.as_str()]);
+            gauge.set(seconds(over));
+        }
+        let max = worst.first().map_or(0, |(_, over)| seconds(over));
+        self.overdue_max.set(max);
     }
 }
 

@@ -115,6 +115,7 @@ impl Store for FakeStore {
         let nothing = Expired {
             deleted: 0,
             complete: true,
+            overdue: BTreeMap::new(),
         };
         std::future::ready(Ok(nothing)).boxed()
     }

@@ -1,6 +1,9 @@
 //! No store: counts cookies and forgets them. For measuring everything before the store.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
@@ -46,6 +49,7 @@ impl Store for DiscardStore {
         let nothing = Expired {
             deleted: 0,
             complete: true,
+            overdue: BTreeMap::new(),
         };
         std::future::ready(Ok(nothing)).boxed()
     }

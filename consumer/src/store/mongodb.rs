@@ -34,6 +34,7 @@ mod errors;
 mod expiry;
 mod lookup;
 mod order;
+mod owner;
 mod places;
 mod round;
 mod secrets;
@@ -267,6 +268,10 @@ impl Store for MongodbStore {
         self.inner.answer(self.inner.check_writable())
     }
 
+    fn maintained_by(&self) -> Answer<'_, Option<String>> {
+        self.inner.answer(self.inner.other_owner())
+    }
+
     fn expire<'a>(
         &'a self,
         open: bool,
@@ -274,7 +279,7 @@ impl Store for MongodbStore {
         stop: &'a CancellationToken,
     ) -> Answer<'a, Expired> {
         self.inner.answer(async move {
-            let expired = self.inner.set_expiry(open, stop).await;
+            let expired = self.inner.set_expiry(open, now, stop).await;
             if open {
                 self.inner.remove_empty(now, stop).await?;
             }

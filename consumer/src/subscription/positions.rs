@@ -7,13 +7,21 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use cookiesync::limits::CURSORS_MAX;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::ended::Watched;
 use crate::batch::Cursor;
+
+/// How long a producer in whose place another came is waited for: longer than the outages of a network that it comes back from
+/// with nothing lost.
+pub const GIVEN_UP_AFTER: Duration = Duration::from_secs(90);
+
+/// How long before a producer went its successor may have come.
+const SURGE: Duration = Duration::from_secs(300);
 
 /// Shared by all subscriptions of one process. No lock is held over an await.
 #[derive(Debug, Default)]
@@ -26,6 +34,8 @@ pub struct Positions {
 #[derive(Debug, Default)]
 struct State {
     producers: HashMap<Arc<str>, Producer>,
+    /// By origin, which producer without a cursor was met there last, and when.
+    newcomers: HashMap<Arc<str>, (Arc<str>, Instant)>,
     /// Counts changes, to tell which cursors are the newest.
     changes: u64,
 }
@@ -41,6 +51,8 @@ struct Producer {
     watched: Option<Watched>,
     /// Where its latest stream was.
     origin: Option<Arc<str>>,
+    /// Since when it has no stream, unless this process saw none at all.
+    gone_since: Option<Instant>,
     /// Its end was told, although nothing is known of it.
     is_given_up: bool,
 }
@@ -80,7 +92,7 @@ impl Positions {
         Self {
             state: Mutex::new(State {
                 producers: producers.collect(),
-                changes: 0,
+                ..State::default()
             }),
             changed: Notify::new(),
         }
@@ -109,6 +121,7 @@ impl Positions {
         let mut state = self.lock();
         let entry = state.producers.entry(Arc::clone(producer)).or_default();
         entry.streams += 1;
+        entry.gone_since = None;
         entry.is_given_up = false;
         if entry.origin.as_deref() != Some(origin) {
             entry.origin = Some(origin.into());
@@ -147,19 +160,33 @@ impl Positions {
         None
     }
 
-    /// How far the producers were received that were at `origin` last, are nowhere now, and did not say goodbye. Each is
-    /// returned once, unless it comes back.
-    pub fn give_up(&self, origin: &str) -> Vec<Cursor> {
-        let mut state = self.lock();
-        let gone = state.producers.values_mut().filter_map(|producer| {
-            let is_gone = producer.streams == 0 && producer.origin.as_deref() == Some(origin);
-            let cursor = producer
-                .cursor
-                .as_ref()
-                .filter(|it| is_gone && !it.complete)?;
-            (!std::mem::replace(&mut producer.is_given_up, true)).then(|| cursor.clone())
+    /// Notes that a producer that nothing was known of has come at `origin`.
+    pub fn came(&self, origin: &str, producer: &Arc<str>, now: Instant) {
+        let newcomer = (Arc::clone(producer), now);
+        self.lock().newcomers.insert(origin.into(), newcomer);
+    }
+
+    /// How far the producers were received that have been gone for [`GIVEN_UP_AFTER`] without a goodbye, and in whose place
+    /// another came, beside the name of that one. Each is returned once, unless it comes back.
+    pub fn give_up(&self, now: Instant) -> Vec<(Cursor, Arc<str>)> {
+        let State {
+            producers,
+            newcomers,
+            ..
+        } = &mut *self.lock();
+        let given_up = producers.values_mut().filter_map(|producer| {
+            let since = producer.gone_since?;
+            let (successor, came) = newcomers.get(producer.origin.as_ref()?)?;
+            let is_gone = now.saturating_duration_since(since) >= GIVEN_UP_AFTER;
+            let is_replaced = *came + SURGE >= since;
+            let cursor = producer.cursor.as_ref().filter(|it| !it.complete)?;
+            let is_due = is_gone && is_replaced && !producer.is_given_up;
+            is_due.then(|| {
+                producer.is_given_up = true;
+                (cursor.clone(), Arc::clone(successor))
+            })
         });
-        gone.collect()
+        given_up.collect()
     }
 
     /// Returns when no stream of this producer is open.
@@ -253,6 +280,9 @@ impl Drop for OpenStream {
         let mut state = self.positions.lock();
         if let Some(producer) = state.producers.get_mut(&self.producer) {
             producer.streams -= 1;
+            if producer.streams == 0 {
+                producer.gone_since = Some(Instant::now());
+            }
         }
         drop(state);
         self.positions.changed.notify_waiters();
@@ -319,10 +349,16 @@ mod tests {
     }
 
     #[test]
-    fn producer_that_is_nowhere_is_given_up_once_by_another_at_its_origin() {
+    fn producer_that_is_gone_for_long_is_given_up_once_where_another_came() {
         let stored = vec![cursor("seen", 5), cursor("never seen", 6)];
         let positions = Arc::new(Positions::new(stored));
         let open = |producer: &str, origin| positions.opened(&producer.into(), origin);
+        let given_up = |after: Duration| {
+            let given_up = positions.give_up(Instant::now() + after);
+            let producers = given_up.into_iter();
+            let names = producers.map(|(cursor, successor)| (cursor, successor.to_string()));
+            names.collect::<Vec<_>>()
+        };
         let mut stream = open("seen", HERE);
         stream.advance(&cursor("seen", 8));
         drop(open("elsewhere", "http://there"));
@@ -332,17 +368,31 @@ mod tests {
             ..cursor("parted", 1)
         });
         drop(parted);
-        assert_eq!(positions.give_up(HERE), []);
+        positions.came(HERE, &"next".into(), Instant::now());
+        assert_eq!(given_up(GIVEN_UP_AFTER), [], "it is there");
         drop(stream);
-        assert_eq!(positions.give_up(HERE), [cursor("seen", 8)]);
-        assert_eq!(positions.give_up(HERE), []);
+        assert_eq!(given_up(GIVEN_UP_AFTER / 2), [], "it may come back");
+        let expected = (cursor("seen", 8), "next".to_owned());
+        assert_eq!(given_up(GIVEN_UP_AFTER), std::slice::from_ref(&expected));
+        assert_eq!(given_up(GIVEN_UP_AFTER), [], "it is told");
         drop(open("seen", HERE));
-        assert_eq!(positions.give_up(HERE), [cursor("seen", 8)]);
+        assert_eq!(given_up(GIVEN_UP_AFTER), [expected]);
         assert_eq!(positions.forget("seen"), None, "it is told");
-        assert_eq!(
-            positions.forget("never seen"),
-            Some(cursor("never seen", 6))
-        );
+        let unseen = cursor("never seen", 6);
+        assert_eq!(positions.forget("never seen"), Some(unseen));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn producer_is_not_given_up_for_one_that_came_long_before() {
+        let positions = Arc::new(Positions::new(vec![cursor("p", 5)]));
+        let stream = positions.opened(&"p".into(), HERE);
+        positions.came(HERE, &"added".into(), Instant::now());
+        tokio::time::advance(SURGE + Duration::from_secs(1)).await;
+        drop(stream);
+        let given_up = || positions.give_up(Instant::now() + GIVEN_UP_AFTER).len();
+        assert_eq!(given_up(), 0);
+        positions.came(HERE, &"next".into(), Instant::now());
+        assert_eq!(given_up(), 1);
     }
 
     #[test]

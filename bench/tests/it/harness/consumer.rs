@@ -68,6 +68,7 @@ impl Consumer {
         Self {
             _books: LastBooks {
                 admin: admin.clone(),
+                log: process.log().to_owned(),
             },
             process,
             admin,

@@ -77,6 +77,7 @@ impl Producer {
         Self {
             _books: LastBooks {
                 admin: admin.clone(),
+                log: process.log().to_owned(),
             },
             process,
             http,

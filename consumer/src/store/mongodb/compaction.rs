@@ -35,7 +35,8 @@ use super::{
 };
 use crate::store::{Compacted, CompactedCollection, Compaction, StoreError};
 
-const COLLECTION: &str = "maintenance";
+/// Of what was done, and of who does it.
+pub(super) const RECORDS: &str = "maintenance";
 
 /// A smaller file is left alone by the server.
 const FILE_BYTES_MIN: u64 = 1 << 20;
@@ -106,7 +107,7 @@ impl Inner {
         let connection = self.connection().await?;
         let mut done = Compacted::NOTHING;
         let mut failed = None;
-        let to_compact = self.to_compact(connection, compaction.since, &mut failed);
+        let to_compact = self.to_compact(connection, &compaction, &mut failed);
         for (dsp_id, last) in to_compact.await? {
             if compaction.stop.is_cancelled() {
                 done.complete = false;
@@ -148,14 +149,16 @@ impl Inner {
     async fn to_compact(
         &self,
         connection: &Connection,
-        since: u64,
+        compaction: &Compaction<'_>,
         failed: &mut Option<StoreError>,
     ) -> Result<Vec<(u32, Option<Last>)>, StoreError> {
         let records = self.records(connection);
         let records = records.find(doc! {}).into_future();
         let records: Vec<Document> = in_time(async { records.await?.try_collect().await }).await?;
         let records: HashMap<&str, Last> = records.iter().filter_map(decode).collect();
-        let since = date(since).timestamp_millis();
+        // One that is said to be later than now was recorded by a clock that was ahead.
+        let now = compaction.clock.now().as_millisecond();
+        let recently = date(compaction.since).timestamp_millis()..=now;
         let mut found = Vec::new();
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
@@ -165,7 +168,7 @@ impl Inner {
             }
             let namespace = format!("{}.{COOKIES}", database.name());
             let last = records.get(&*namespace).copied();
-            if last.is_none_or(|last| last.at_millis < since) {
+            if last.is_none_or(|last| !recently.contains(&last.at_millis)) {
                 found.push((dsp_id, last));
             }
         }
@@ -174,7 +177,7 @@ impl Inner {
     }
 
     fn records(&self, connection: &Connection) -> Collection<Document> {
-        self.own_database(connection).collection(COLLECTION)
+        self.own_database(connection).collection(RECORDS)
     }
 
     /// Whether a collection is being compacted, by whomever.

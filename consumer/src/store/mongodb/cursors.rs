@@ -3,6 +3,7 @@
 
 use std::{future::IntoFuture, sync::Arc, time::Duration};
 
+use cookiesync::process::unix_micros;
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
@@ -19,11 +20,15 @@ use super::{
 use crate::{
     batch::{Batch, Cursor},
     store::{Receipt, StoreError},
+    ttl,
 };
 
 /// After the prefix of all databases.
 const DATABASE: &str = "cookiesync";
 const COLLECTION: &str = "cursors";
+
+/// How old the cursors of other consumers are when these are taken to be gone: they were renamed, or are no more.
+const GONE_AFTER: Duration = Duration::from_secs(90 * 86_400);
 
 /// How soon a server answers that works.
 pub(super) const WORKS_WITHIN: Duration = Duration::from_secs(1);
@@ -252,6 +257,10 @@ impl Inner {
         old.insert("at", doc! { "$lt": date(before) });
         let found = cursors.find(old.clone()).into_future();
         let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        // Nobody accounts for these any more.
+        let gone = ttl::before(unix_micros(), GONE_AFTER);
+        let gone = doc! { "at": { "$lt": date(gone.min(before)) } };
+        in_time(cursors.delete_many(gone).into_future()).await?;
         if !found.is_empty() {
             // One that was committed since is not old any more.
             in_time(cursors.delete_many(old).into_future()).await?;

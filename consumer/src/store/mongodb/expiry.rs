@@ -25,7 +25,7 @@ use std::{
 
 use mongodb::{
     Database,
-    bson::{Bson, Document, doc},
+    bson::{Bson, DateTime, Document, doc},
     error::Error,
 };
 use tokio::{sync::RwLock, time::timeout};
@@ -136,11 +136,13 @@ impl Inner {
     pub(super) async fn set_expiry(
         &self,
         open: bool,
+        now: u64,
         stop: &CancellationToken,
     ) -> Result<Expired, StoreError> {
         *self.expiry.open.write().await = open;
         let connection = self.connection().await?;
         let mut complete = true;
+        let mut overdue = BTreeMap::new();
         let mut failed = None;
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
@@ -150,7 +152,7 @@ impl Inner {
                 continue;
             }
             if stop.is_cancelled() {
-                return Ok(self.expired(false));
+                return Ok(self.expired(false, overdue));
             }
             let look = self.look_at(connection, &database, open, seconds);
             let looked = match look.await {
@@ -162,7 +164,15 @@ impl Inner {
                 Err(error) => return Err(error),
             };
             match looked {
-                Ok(done) => complete &= done,
+                Ok(done) => {
+                    complete &= done;
+                    let due = self.options.ttls.expired_before(dsp_id, now);
+                    let oldest = oldest(&database).await;
+                    let over = oldest.map_or(0, |oldest| due.saturating_sub(oldest));
+                    if over > 0 {
+                        overdue.insert(dsp_id, Duration::from_micros(over));
+                    }
+                }
                 Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
                 // It may concern this DSP alone.
                 Err(error) if code(&error).is_some() => {
@@ -178,13 +188,14 @@ impl Inner {
             return Err(error);
         }
         self.counted(open, complete);
-        Ok(self.expired(complete))
+        Ok(self.expired(complete, overdue))
     }
 
-    fn expired(&self, complete: bool) -> Expired {
+    fn expired(&self, complete: bool, overdue: BTreeMap<u32, Duration>) -> Expired {
         Expired {
             deleted: self.expiry.deleted.swap(0, Ordering::Relaxed),
             complete,
+            overdue,
         }
     }
 
@@ -319,6 +330,28 @@ fn removed(last: u64, now: u64) -> u64 {
 fn remove_calls(stats: &Document) -> Option<u64> {
     let cursor = stats.get_document("wiredTiger").ok()?;
     number(cursor.get_document("cursor").ok()?.get("remove calls")?)
+}
+
+/// When the oldest cookie of a collection was accepted, in microseconds since the Unix epoch; `None` where there is none, or
+/// where that cannot be told: without an index, say.
+async fn oldest(database: &Database) -> Option<u64> {
+    let command = doc! {
+        "find": COOKIES,
+        // What has no date is before all that have one.
+        "filter": { "t": { "$gte": DateTime::from_millis(0) } },
+        "sort": { "t": 1 },
+        "hint": { "t": 1 },
+        "projection": { "_id": 0, "t": 1 },
+        "limit": 1,
+        "singleBatch": true,
+    };
+    let answer = answered(database.run_command(command).into_future()).await;
+    let answer = answer.ok()?.ok()?;
+    let found = answer.get_document("cursor").ok()?;
+    let first = found.get_array("firstBatch").ok()?.first()?;
+    let time = first.as_document()?.get_datetime("t").ok()?;
+    let millis = u64::try_from(time.timestamp_millis()).ok()?;
+    Some(millis.saturating_mul(1_000))
 }
 
 async fn list_indexes(database: &Database) -> Result<Result<Vec<Document>, Error>, StoreError> {

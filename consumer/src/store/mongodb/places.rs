@@ -137,15 +137,15 @@ impl Inner {
         newest: u64,
     ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
-        let names = names(&database).await?;
-        if names.iter().any(|name| name != COOKIES && name != LEAVING) {
+        let mut there = names(&database).await?;
+        if there.iter().any(|name| name == LEAVING) {
+            self.end_removal(connection, dsp_id).await?;
+            there = names(&database).await?;
+        }
+        if there.iter().any(|name| name != COOKIES) {
             return Ok(());
         }
-        let has = |name: &str| names.iter().any(|it| it == name);
-        if has(LEAVING) {
-            self.end_removal(connection, dsp_id).await?;
-        }
-        if has(COOKIES) {
+        if !there.is_empty() {
             let collection = database.collection::<Document>(COOKIES);
             // What is dropped must be empty where it is written.
             let one = collection.find_one(doc! {}).selection_criteria(primary());
