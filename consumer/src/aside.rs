@@ -5,8 +5,9 @@
 //! has them. A DSP's later cookies [wait](crate::batch::Batch::is_held) behind its earlier ones here, because of two of one
 //! millisecond MongoDB cannot tell which is newer. That some come twice after a restart does no harm.
 //!
-//! The folder is bounded in bytes. A DSP may fill as much as would be left: one alone half of it, two a third each. What
-//! has no room becomes a dead letter.
+//! The folder is bounded in bytes. A DSP may fill as much as would be left: one alone half of it, two a third each; and all
+//! whose place is still to be made have half of it together, since anybody can make DSPs up. What has no room becomes a dead
+//! letter.
 
 mod log;
 mod retry;
@@ -102,15 +103,26 @@ impl Aside {
 
     /// Sets cookies of `batch` aside, by DSP; they are durable when this returns. Returns those that are not set aside,
     /// with the reason.
-    pub async fn put(&self, batch: &Arc<Batch>, what: Vec<(u32, Vec<u32>)>) -> Vec<Rejected> {
+    pub async fn put(
+        &self,
+        batch: &Arc<Batch>,
+        what: Vec<(u32, Vec<u32>)>,
+        has_place: impl Fn(u32) -> bool + Send + 'static,
+    ) -> Vec<Rejected> {
         let (this, batch) = (self.clone(), Arc::clone(batch));
-        let put = spawn_blocking(move || this.put_now(&batch, what)).await;
+        let put = spawn_blocking(move || this.put_now(&batch, what, has_place)).await;
         self.changed.notify_one();
         put.expect("it does not panic")
     }
 
-    fn put_now(&self, batch: &Batch, what: Vec<(u32, Vec<u32>)>) -> Vec<Rejected> {
+    fn put_now(
+        &self,
+        batch: &Batch,
+        what: Vec<(u32, Vec<u32>)>,
+        has_place: impl Fn(u32) -> bool,
+    ) -> Vec<Rejected> {
         let mut log = self.log();
+        let mut of_newcomers = log.charge_of(|dsp_id| !has_place(dsp_id));
         let (mut frames, mut entered) = (Vec::new(), Vec::new());
         let (mut refused, mut before) = (Vec::new(), 0);
         let mut refuse = |indices: Vec<u32>, reason: &str| {
@@ -122,13 +134,19 @@ impl Aside {
         for (dsp_id, indices) in what {
             let frame = frame(batch, dsp_id, &indices);
             let bytes = frame.messages.len() as u64;
-            if !log.has_room(dsp_id, bytes, before)
+            let new_bytes = if has_place(dsp_id) { 0 } else { bytes };
+            let has_room = |log: &Log| {
+                log.has_room(dsp_id, bytes, before)
+                    && (new_bytes == 0 || log.has_room_among_newcomers(of_newcomers + new_bytes))
+            };
+            if !has_room(&log)
                 && let Err(error) = log.make_room()
             {
                 tracing::warn!(%error, "no room can be made for cookies to be set aside");
             }
-            if log.has_room(dsp_id, bytes, before) {
+            if has_room(&log) {
                 before += bytes;
+                of_newcomers += new_bytes;
                 frames.push(frame);
                 entered.extend(indices);
             } else {

@@ -197,6 +197,17 @@ impl Log {
                 .saturating_sub(self.charge() + before + bytes)
     }
 
+    /// What these DSPs have in it, of its bound.
+    pub(super) fn charge_of(&self, dsps: impl Fn(u32) -> bool) -> u64 {
+        let these = self.dsps.iter().filter(|(dsp_id, _)| dsps(**dsp_id));
+        these.map(|(_, kept)| kept.charge).sum()
+    }
+
+    /// Whether all DSPs whose place is still to be made may have so much together.
+    pub(super) fn has_room_among_newcomers(&self, charge: u64) -> bool {
+        charge <= self.bytes_max / 2
+    }
+
     /// Appends frames, all or none; they are durable when it returns.
     pub(super) fn append(&mut self, frames: &[Frame]) -> io::Result<()> {
         let mut block = Vec::new();

@@ -22,7 +22,7 @@ async fn cookies_come_back_as_they_were_also_after_a_restart() {
     {
         let aside = open(&folder, &metrics).await;
         metrics.sink.ledger.received(4);
-        let refused = aside.put(&batch, vec![(7, vec![3, 0, 2])]).await;
+        let refused = aside.put(&batch, vec![(7, vec![3, 0, 2])], |_| true).await;
         assert_eq!(metrics.sink.ledger.figures().waiting, 1);
         assert!(refused.is_empty() && aside.dsps() == [(7, 3)].into());
     }
@@ -49,7 +49,9 @@ async fn what_has_no_room_comes_back_with_the_reason() {
     let users: Vec<_> = (0..3_000).map(|user| format!("user-{user}")).collect();
     let cookies: Vec<_> = users.iter().map(|user| (&**user, 7, &*long)).collect();
     let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies)]));
-    let refused = aside.put(&batch, vec![(7, (0..3_000).collect())]).await;
+    let refused = aside
+        .put(&batch, vec![(7, (0..3_000).collect())], |_| true)
+        .await;
     assert_eq!(refused.len(), 3_000);
     assert!(
         refused[0].reason.contains("no room"),
@@ -57,4 +59,30 @@ async fn what_has_no_room_comes_back_with_the_reason() {
         refused[0].reason
     );
     assert!(aside.dsps().is_empty());
+}
+
+#[tokio::test]
+async fn dsps_that_wait_for_a_place_leave_half_of_the_room() {
+    let folder = TempDir::new().unwrap();
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let aside = open(&folder, &metrics).await;
+    let long = "b".repeat(250);
+    let put = async |dsp_id: u32, count: u32| {
+        let users: Vec<_> = (0..count).map(|user| format!("user-{user}")).collect();
+        let cookies: Vec<_> = users.iter().map(|user| (&**user, dsp_id, &*long)).collect();
+        let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies)]));
+        let what = vec![(dsp_id, (0..count).collect())];
+        metrics.sink.ledger.received(u64::from(count));
+        aside
+            .put(&batch, what, |dsp_id| dsp_id == 7)
+            .await
+            .is_empty()
+    };
+    // Each by itself would have room; a twentieth of all is one's.
+    let mut taken = 0;
+    for dsp_id in 100..140 {
+        taken += u32::from(put(dsp_id, 200).await);
+    }
+    assert!((8..10).contains(&taken), "{taken}");
+    assert!(put(7, 900).await, "one that has a place");
 }

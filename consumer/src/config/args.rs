@@ -177,7 +177,7 @@ pub(super) struct StoringArgs {
     )]
     pub(super) set_aside: String,
 
-    /// Most bytes of that folder: one DSP alone gets half of it, and what has no room becomes a dead letter
+    /// Most bytes of that folder: one DSP alone gets half of it, all new ones together as much, and what has no room becomes a dead letter
     #[arg(
         long,
         value_name = "BYTES",

@@ -300,7 +300,9 @@ impl Writer {
             let what = written.not_taken.iter();
             let what = what.map(|it| (it.dsp_id, it.indices.clone())).collect();
             // A disk that hangs there holds up all, and is reported as the store is.
-            let put = async { Ok(aside.put(batch, what).await) };
+            let store = Arc::clone(&self.store);
+            let has_place = move |dsp_id| store.has_place(dsp_id);
+            let put = async { Ok(aside.put(batch, what, has_place).await) };
             let put = self.patiently(put.boxed()).await;
             self.note(put.as_ref().err())?;
             let no_room = put.unwrap_or_default();
