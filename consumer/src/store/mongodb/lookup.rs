@@ -10,7 +10,7 @@ use cookiesync::process::unix_micros;
 use futures_util::{StreamExt, stream};
 use mongodb::{
     Database,
-    bson::{DateTime, RawDocumentBuf, doc},
+    bson::{DateTime, doc, rawdoc},
 };
 
 use super::{
@@ -49,28 +49,14 @@ impl Inner {
         });
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);
-            let collection = database.collection::<RawDocumentBuf>(COOKIES);
             let before = date(self.options.ttls.expired_before(dsp_id, now));
-            async move {
-                // With `t` in the question, mongod would weigh two indexes against each other each time.
-                let find = collection.find_one(doc! { "_id": user_id });
-                let found = timeout(LOOKUP_PATIENCE, find.into_future());
-                let found = match found.await {
-                    Ok(Ok(found)) => Ok(found.filter(|it| is_alive(it, before))),
-                    Ok(Err(error)) => Err(errors::explain(&error)),
-                    Err(_) => Err(format!("no answer for {LOOKUP_PATIENCE:?}")),
-                };
-                (dsp_id, found)
-            }
+            let found = find(connection, database, user_id, before);
+            async move { (dsp_id, found.await) }
         });
         let mut finds = stream::iter(finds).buffer_unordered(FINDS_AT_ONCE);
         while let Some((dsp_id, found)) = finds.next().await {
             match found {
-                Ok(document) => {
-                    let buyer_uid = document.as_ref().and_then(|it| it.get_str("b").ok());
-                    all.buyer_uids
-                        .extend(buyer_uid.map(|buyer_uid| (dsp_id, buyer_uid.to_owned())));
-                }
+                Ok(buyer_uid) => all.buyer_uids.extend(buyer_uid.map(|it| (dsp_id, it))),
                 Err(why) => {
                     all.unavailable.push(dsp_id);
                     all.why.get_or_insert(self.secrets.hide(why));
@@ -156,7 +142,38 @@ impl Inner {
     }
 }
 
-/// Whether a cookie has not expired; what has no time is none of ours.
-fn is_alive(cookie: &RawDocumentBuf, before: DateTime) -> bool {
-    cookie.get_datetime("t").is_ok_and(|time| time >= before)
+/// The buyer uid of a user in one database, unless it has expired. By a bare command, which takes less of both processes than
+/// the driver's cursor: a lookup makes hundreds of them.
+///
+/// # Errors
+/// With the reason, for people.
+async fn find(
+    connection: &Connection,
+    database: Database,
+    user_id: &str,
+    before: DateTime,
+) -> Result<Option<String>, String> {
+    // With `t` in the question, mongod would weigh two indexes against each other each time.
+    let command = rawdoc! {
+        "find": COOKIES,
+        "filter": { "_id": user_id },
+        "limit": 1,
+        "singleBatch": true,
+    };
+    let mut find = database.run_raw_command(command);
+    if let Some(criteria) = connection.client.selection_criteria() {
+        find = find.selection_criteria(criteria.clone());
+    }
+    let answer = match timeout(LOOKUP_PATIENCE, find.into_future()).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => return Err(errors::explain(&error)),
+        Err(_) => return Err(format!("no answer for {LOOKUP_PATIENCE:?}")),
+    };
+    let found = answer.get_document("cursor");
+    let found = found.and_then(|cursor| cursor.get_array("firstBatch"));
+    let cookie = found.ok().and_then(|found| found.first()?.as_document());
+    // What has no time is none of ours.
+    let alive = cookie.filter(|it| it.get_datetime("t").is_ok_and(|time| *time >= before));
+    let buyer_uid = alive.and_then(|it| it.get_str("b").ok());
+    Ok(buyer_uid.map(str::to_owned))
 }
