@@ -6,7 +6,7 @@
 //! millisecond MongoDB cannot tell which is newer. That some come twice after a restart does no harm.
 //!
 //! The folder is bounded in bytes. A DSP may fill as much as would be left: one alone half of it, two a third each; and all
-//! whose place is still to be made have half of it together, since anybody can make DSPs up. What has no room becomes a dead
+//! whose place is still to be made, and that nobody listed, have half of it together, since anybody can make DSPs up. What has no room becomes a dead
 //! letter.
 
 mod log;
@@ -107,10 +107,10 @@ impl Aside {
         &self,
         batch: &Arc<Batch>,
         what: Vec<(u32, Vec<u32>)>,
-        has_place: impl Fn(u32) -> bool + Send + 'static,
+        is_expected: impl Fn(u32) -> bool + Send + 'static,
     ) -> Vec<Rejected> {
         let (this, batch) = (self.clone(), Arc::clone(batch));
-        let put = spawn_blocking(move || this.put_now(&batch, what, has_place)).await;
+        let put = spawn_blocking(move || this.put_now(&batch, what, is_expected)).await;
         self.changed.notify_one();
         put.expect("it does not panic")
     }
@@ -119,10 +119,10 @@ impl Aside {
         &self,
         batch: &Batch,
         what: Vec<(u32, Vec<u32>)>,
-        has_place: impl Fn(u32) -> bool,
+        is_expected: impl Fn(u32) -> bool,
     ) -> Vec<Rejected> {
         let mut log = self.log();
-        let mut of_newcomers = log.charge_of(|dsp_id| !has_place(dsp_id));
+        let mut of_newcomers = log.charge_of(|dsp_id| !is_expected(dsp_id));
         let (mut frames, mut entered) = (Vec::new(), Vec::new());
         let (mut refused, mut before) = (Vec::new(), 0);
         let mut refuse = |indices: Vec<u32>, reason: &str| {
@@ -134,17 +134,16 @@ impl Aside {
         for (dsp_id, indices) in what {
             let frame = frame(batch, dsp_id, &indices);
             let bytes = frame.messages.len() as u64;
-            let new_bytes = if has_place(dsp_id) { 0 } else { bytes };
-            let has_room = |log: &Log| {
-                log.has_room(dsp_id, bytes, before)
-                    && (new_bytes == 0 || log.has_room_among_newcomers(of_newcomers + new_bytes))
-            };
-            if !has_room(&log)
+            let new_bytes = if is_expected(dsp_id) { 0 } else { bytes };
+            let is_welcome =
+                new_bytes == 0 || log.has_room_among_newcomers(of_newcomers + new_bytes);
+            if is_welcome
+                && !log.has_room(dsp_id, bytes, before)
                 && let Err(error) = log.make_room()
             {
                 tracing::warn!(%error, "no room can be made for cookies to be set aside");
             }
-            if has_room(&log) {
+            if is_welcome && log.has_room(dsp_id, bytes, before) {
                 before += bytes;
                 of_newcomers += new_bytes;
                 frames.push(frame);

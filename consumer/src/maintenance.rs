@@ -184,7 +184,7 @@ impl Night {
                 expired = self.store.expire(open, micros, until) => Some(expired),
             }
         });
-        Some(expired.await?.map(|expired| {
+        Some(expired.await?.and_then(|expired| {
             self.metrics.expired.inc_by(expired.deleted);
             let overdue = match self.schedule.expiry {
                 // What never is to be deleted is not late.
@@ -192,18 +192,20 @@ impl Night {
                 Window::Always | Window::Daily { .. } => expired.overdue,
             };
             self.metrics.show_overdue(&overdue);
-            if open {
-                self.metrics.expiry.ended(self.clock.now(), began.elapsed());
-            }
             if expired.deleted > 0 {
                 tracing::info!(deleted = expired.deleted, "expired cookies deleted");
             }
-            expired.complete
+            if let Some(error) = expired.failed {
+                return Err(error);
+            }
+            if open {
+                self.metrics.expiry.ended(self.clock.now(), began.elapsed());
+            }
+            Ok(expired.complete)
         }))
     }
 
-    /// Forgets producers that are gone: in the store, in memory and in the metrics. `None` when
-    /// the process stops.
+    /// Forgets producers that are gone: in the store, in memory and in the metrics. `None` when the process stops.
     async fn forget_cursors(&self, now: &Zoned) -> Option<Result<bool, StoreError>> {
         let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
         let forgotten = tokio::select! {

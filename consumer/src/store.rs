@@ -106,7 +106,7 @@ impl Written {
 }
 
 /// What an expiry did.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expired {
     /// Expired cookies found to be deleted since the last call, older values of theirs included.
     pub deleted: u64,
@@ -114,6 +114,8 @@ pub struct Expired {
     pub complete: bool,
     /// How far the oldest cookie of each DSP is beyond its time to live, where it is and the store can tell.
     pub overdue: BTreeMap<u32, Duration>,
+    /// What could not be done for single DSPs; all else was.
+    pub failed: Option<StoreError>,
 }
 
 /// What a store is told for a compaction.
@@ -238,6 +240,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Whether a DSP's cookies can be stored without making a place for them first.
     fn has_place(&self, _dsp_id: u32) -> bool {
+        true
+    }
+
+    /// Whether a DSP has a place, or will surely get one: nobody made it up.
+    fn is_expected(&self, _dsp_id: u32) -> bool {
         true
     }
 

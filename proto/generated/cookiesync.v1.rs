@@ -22,7 +22,7 @@ pub struct Cookie {
 pub struct GetCookiesRequest {
     /// The name of the queue, normally the reader's host name: 1 to 256 bytes of UTF-8 without control
     /// characters. A reader that comes
-    /// back under the same name while the queue is kept misses nothing; it may see the last cookies again.
+    /// back under the same name while the queue is kept goes on there; it may see the last cookies again.
     #[prost(string, tag = "1")]
     pub host: ::prost::alloc::string::String,
 }

@@ -1,9 +1,6 @@
 //! The night over a store that notes what it is told, by a clock that is set.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
 use cookiesync::process::metrics::Registry;
 use futures_util::FutureExt;
@@ -81,7 +78,7 @@ impl Store for FakeStore {
         done(Expired {
             deleted: 2,
             complete: true,
-            overdue: BTreeMap::new(),
+            ..Expired::default()
         })
     }
 

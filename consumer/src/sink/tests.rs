@@ -115,7 +115,7 @@ impl Store for FakeStore {
         let nothing = Expired {
             deleted: 0,
             complete: true,
-            overdue: BTreeMap::new(),
+            ..Expired::default()
         };
         std::future::ready(Ok(nothing)).boxed()
     }

@@ -301,8 +301,8 @@ impl Writer {
             let what = what.map(|it| (it.dsp_id, it.indices.clone())).collect();
             // A disk that hangs there holds up all, and is reported as the store is.
             let store = Arc::clone(&self.store);
-            let has_place = move |dsp_id| store.has_place(dsp_id);
-            let put = async { Ok(aside.put(batch, what, has_place).await) };
+            let is_expected = move |dsp_id| store.is_expected(dsp_id);
+            let put = async { Ok(aside.put(batch, what, is_expected).await) };
             let put = self.patiently(put.boxed()).await;
             self.note(put.as_ref().err())?;
             let no_room = put.unwrap_or_default();

@@ -1,9 +1,6 @@
 //! No store: counts cookies and forgets them. For measuring everything before the store.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
@@ -49,7 +46,7 @@ impl Store for DiscardStore {
         let nothing = Expired {
             deleted: 0,
             complete: true,
-            overdue: BTreeMap::new(),
+            ..Expired::default()
         };
         std::future::ready(Ok(nothing)).boxed()
     }

@@ -225,7 +225,7 @@ impl Store for EmbeddedStore {
         let expired = Expired {
             deleted: expiry.take_removed(),
             complete: true,
-            overdue: BTreeMap::new(),
+            ..Expired::default()
         };
         Box::pin(std::future::ready(Ok(expired)))
     }

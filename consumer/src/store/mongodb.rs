@@ -202,11 +202,15 @@ impl Inner {
         &'a self,
         asked: impl Future<Output = Result<T, StoreError>> + Send + 'a,
     ) -> Answer<'a, T> {
-        let hide = |error| match error {
+        let hide = |error| self.hidden(error);
+        asked.map(move |answer| answer.map_err(hide)).boxed()
+    }
+
+    fn hidden(&self, error: StoreError) -> StoreError {
+        match error {
             StoreError::Unavailable(why) => StoreError::Unavailable(self.secrets.hide(why)),
             StoreError::Broken(why) => StoreError::Broken(self.secrets.hide(why)),
-        };
-        asked.map(move |answer| answer.map_err(hide)).boxed()
+        }
     }
 }
 
@@ -256,6 +260,10 @@ impl Store for MongodbStore {
         self.inner.has_place(dsp_id)
     }
 
+    fn is_expected(&self, dsp_id: u32) -> bool {
+        self.inner.has_place(dsp_id) || self.inner.options.lookup.listed.contains(&dsp_id)
+    }
+
     fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
         self.inner.answer(self.inner.commit_batch(batch, receipt))
     }
@@ -279,11 +287,12 @@ impl Store for MongodbStore {
         stop: &'a CancellationToken,
     ) -> Answer<'a, Expired> {
         self.inner.answer(async move {
-            let expired = self.inner.set_expiry(open, now, stop).await;
-            if open {
-                self.inner.remove_empty(now, stop).await?;
+            let mut expired = self.inner.set_expiry(open, now, stop).await?;
+            if open && let Err(error) = self.inner.remove_empty(now, stop).await {
+                expired.failed.get_or_insert(error);
             }
-            expired
+            expired.failed = expired.failed.map(|error| self.inner.hidden(error));
+            Ok(expired)
         })
     }
 

@@ -167,24 +167,32 @@ impl Positions {
     }
 
     /// How far the producers were received that have been gone for [`GIVEN_UP_AFTER`] without a goodbye, and in whose place
-    /// another came, beside the name of that one. Each is returned once, unless it comes back.
+    /// another came that is here, beside the name of that one. Each is returned once, unless it comes back, and each comes
+    /// in the place of one.
     pub fn give_up(&self, now: Instant) -> Vec<(Cursor, Arc<str>)> {
         let State {
             producers,
             newcomers,
             ..
         } = &mut *self.lock();
+        newcomers.retain(|_, (newcomer, _)| {
+            let newcomer = producers.get(newcomer);
+            newcomer.is_some_and(|producer| producer.streams > 0)
+        });
         let given_up = producers.values_mut().filter_map(|producer| {
             let since = producer.gone_since?;
-            let (successor, came) = newcomers.get(producer.origin.as_ref()?)?;
+            let origin = producer.origin.as_ref()?;
+            let (successor, came) = newcomers.get(origin)?;
             let is_gone = now.saturating_duration_since(since) >= GIVEN_UP_AFTER;
             let is_replaced = *came + SURGE >= since;
             let cursor = producer.cursor.as_ref().filter(|it| !it.complete)?;
-            let is_due = is_gone && is_replaced && !producer.is_given_up;
-            is_due.then(|| {
-                producer.is_given_up = true;
-                (cursor.clone(), Arc::clone(successor))
-            })
+            if !is_gone || !is_replaced || producer.is_given_up {
+                return None;
+            }
+            let given_up = (cursor.clone(), Arc::clone(successor));
+            newcomers.remove(origin);
+            producer.is_given_up = true;
+            Some(given_up)
         });
         given_up.collect()
     }
@@ -368,6 +376,8 @@ mod tests {
             ..cursor("parted", 1)
         });
         drop(parted);
+        let mut next = open("next", HERE);
+        next.advance(&cursor("next", 1));
         positions.came(HERE, &"next".into(), Instant::now());
         assert_eq!(given_up(GIVEN_UP_AFTER), [], "it is there");
         drop(stream);
@@ -376,8 +386,17 @@ mod tests {
         assert_eq!(given_up(GIVEN_UP_AFTER), std::slice::from_ref(&expected));
         assert_eq!(given_up(GIVEN_UP_AFTER), [], "it is told");
         drop(open("seen", HERE));
+        assert_eq!(
+            given_up(GIVEN_UP_AFTER),
+            [],
+            "another is in the place of one"
+        );
+        positions.came(HERE, &"next".into(), Instant::now());
         assert_eq!(given_up(GIVEN_UP_AFTER), [expected]);
         assert_eq!(positions.forget("seen"), None, "it is told");
+        positions.came(HERE, &"next".into(), Instant::now());
+        drop(next);
+        assert_eq!(given_up(GIVEN_UP_AFTER), [], "nobody is in its own place");
         let unseen = cursor("never seen", 6);
         assert_eq!(positions.forget("never seen"), Some(unseen));
     }
@@ -386,11 +405,13 @@ mod tests {
     async fn producer_is_not_given_up_for_one_that_came_long_before() {
         let positions = Arc::new(Positions::new(vec![cursor("p", 5)]));
         let stream = positions.opened(&"p".into(), HERE);
+        let _added = positions.opened(&"added".into(), HERE);
         positions.came(HERE, &"added".into(), Instant::now());
         tokio::time::advance(SURGE + Duration::from_secs(1)).await;
         drop(stream);
         let given_up = || positions.give_up(Instant::now() + GIVEN_UP_AFTER).len();
         assert_eq!(given_up(), 0);
+        let _next = positions.opened(&"next".into(), HERE);
         positions.came(HERE, &"next".into(), Instant::now());
         assert_eq!(given_up(), 1);
     }

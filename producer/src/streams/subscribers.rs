@@ -71,7 +71,7 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
 }
 
 /// Queues that one address may have at least, of [`Subscribers`] with more room than that; and half of them where that is
-/// more: so one address keeps nobody else out, nor has others forgotten.
+/// more. Beyond that it makes room at its own cost alone.
 const OF_ONE_ADDRESS: usize = 512;
 
 /// The address of tests.

@@ -141,18 +141,27 @@ impl Inner {
     ) -> Result<Expired, StoreError> {
         *self.expiry.open.write().await = open;
         let connection = self.connection().await?;
-        let mut complete = true;
-        let mut overdue = BTreeMap::new();
-        let mut failed = None;
+        let mut expired = Expired {
+            complete: true,
+            ..Expired::default()
+        };
+        let failed = &mut expired.failed;
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
             let seconds = self.expire_after_seconds(dsp_id, open);
             let has_cookies = self.has_cookies(&database).await;
-            if self.of_one(has_cookies, &mut failed).await? != Some(true) {
+            if self.of_one(has_cookies, failed).await? != Some(true) {
                 continue;
             }
             if stop.is_cancelled() {
-                return Ok(self.expired(false, overdue));
+                expired.complete = false;
+                return Ok(self.deleted(expired));
+            }
+            let due = self.options.ttls.expired_before(dsp_id, now);
+            let oldest = oldest(&database).await.unwrap_or(due);
+            if oldest < due {
+                let over = Duration::from_micros(due - oldest);
+                expired.overdue.insert(dsp_id, over);
             }
             let look = self.look_at(connection, &database, open, seconds);
             let looked = match look.await {
@@ -164,15 +173,7 @@ impl Inner {
                 Err(error) => return Err(error),
             };
             match looked {
-                Ok(done) => {
-                    complete &= done;
-                    let due = self.options.ttls.expired_before(dsp_id, now);
-                    let oldest = oldest(&database).await;
-                    let over = oldest.map_or(0, |oldest| due.saturating_sub(oldest));
-                    if over > 0 {
-                        overdue.insert(dsp_id, Duration::from_micros(over));
-                    }
-                }
+                Ok(done) => expired.complete &= done,
                 Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
                 // It may concern this DSP alone.
                 Err(error) if code(&error).is_some() => {
@@ -184,18 +185,17 @@ impl Inner {
                 Err(error) => return Err(unavailable(&error)),
             }
         }
-        if let Some(error) = failed {
-            return Err(error);
+        if expired.failed.is_none() {
+            self.counted(open, expired.complete);
         }
-        self.counted(open, complete);
-        Ok(self.expired(complete, overdue))
+        Ok(self.deleted(expired))
     }
 
-    fn expired(&self, complete: bool, overdue: BTreeMap<u32, Duration>) -> Expired {
+    /// With what was found to be deleted.
+    fn deleted(&self, expired: Expired) -> Expired {
         Expired {
             deleted: self.expiry.deleted.swap(0, Ordering::Relaxed),
-            complete,
-            overdue,
+            ..expired
         }
     }
 

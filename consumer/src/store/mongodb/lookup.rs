@@ -10,7 +10,7 @@ use cookiesync::process::unix_micros;
 use futures_util::{StreamExt, stream};
 use mongodb::{
     Database,
-    bson::{DateTime, doc, rawdoc},
+    bson::{Bson, DateTime, doc, rawdoc},
 };
 
 use super::{
@@ -160,18 +160,29 @@ async fn find(
         "limit": 1,
         "singleBatch": true,
     };
-    let mut find = database.run_raw_command(command);
-    if let Some(criteria) = connection.client.selection_criteria() {
-        find = find.selection_criteria(criteria.clone());
-    }
-    let answer = match timeout(LOOKUP_PATIENCE, find.into_future()).await {
+    let attempt = || {
+        let find = database.run_raw_command(command.clone());
+        match connection.client.selection_criteria() {
+            Some(criteria) => find.selection_criteria(criteria.clone()).into_future(),
+            None => find.into_future(),
+        }
+    };
+    // A connection that was kept may lead to a server that has been started anew since.
+    let answer = async {
+        match attempt().await {
+            Err(error) if matches!(failure(&error), Failure::Server(_)) => attempt().await,
+            answer => answer,
+        }
+    };
+    let answer = match timeout(LOOKUP_PATIENCE, answer).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(errors::explain(&error)),
         Err(_) => return Err(format!("no answer for {LOOKUP_PATIENCE:?}")),
     };
     let found = answer.get_document("cursor");
     let found = found.and_then(|cursor| cursor.get_array("firstBatch"));
-    let cookie = found.ok().and_then(|found| found.first()?.as_document());
+    let found = found.map_err(|error| format!("an answer without documents: {error}"))?;
+    let cookie = found.first().and_then(Bson::as_document);
     // What has no time is none of ours.
     let alive = cookie.filter(|it| it.get_datetime("t").is_ok_and(|time| *time >= before));
     let buyer_uid = alive.and_then(|it| it.get_str("b").ok());

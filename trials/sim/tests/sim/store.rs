@@ -268,7 +268,7 @@ impl Store for SimStore {
         let nothing = Expired {
             deleted: 0,
             complete: true,
-            overdue: std::collections::BTreeMap::new(),
+            ..Expired::default()
         };
         Box::pin(std::future::ready(Ok(nothing)))
     }
