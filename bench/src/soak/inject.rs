@@ -81,13 +81,21 @@ impl Injector {
         !self.active.is_empty()
     }
 
+    fn is_struck(&self, victim: Victim) -> bool {
+        let mut active = self.active.iter();
+        active.any(|active| active.fault.victim == victim)
+    }
+
+    /// The next fault, when its time has come: not before the victim has got over the one before, which takes a mongod that
+    /// closes large files seconds.
+    fn due(&self, elapsed: Duration) -> Option<Fault> {
+        let next = self.waiting.front().copied();
+        next.filter(|fault| fault.at <= elapsed && !self.is_struck(fault.victim))
+    }
+
     /// Ends with the last words of a process that nobody told to end.
     fn check(&self, cluster: &mut Cluster) -> Result<()> {
-        let is_ours = |victim| {
-            self.active
-                .iter()
-                .any(|active| active.fault.victim == victim)
-        };
+        let is_ours = |victim| self.is_struck(victim);
         for (index, producer) in cluster.producers.iter_mut().enumerate() {
             if !is_ours(Victim::Producer(index)) {
                 producer.process.check()?;
@@ -208,11 +216,7 @@ impl Meanwhile for Injector {
         self.check(cluster)?;
         let mut what = self.go_on(cluster, elapsed)?;
         if what.is_none()
-            && let Some(fault) = self
-                .waiting
-                .front()
-                .copied()
-                .filter(|fault| fault.at <= elapsed)
+            && let Some(fault) = self.due(elapsed)
         {
             if !self.is_seen {
                 return Ok(Some(Mark::Look));
@@ -267,5 +271,35 @@ fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process
     match found {
         Some(found) => Ok(found),
         None => bail!("there is no {victim:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn victim_that_is_slow_to_end_is_struck_again_when_it_is_back() {
+        let second = Duration::from_secs(1);
+        let fault = |at: u32, kind, victim| Fault {
+            at: second * at,
+            kind,
+            victim,
+            lasts: second,
+        };
+        let restart = fault(1, Kind::RestartMongod, Victim::Mongod(0));
+        let mut injector = Injector::new(vec![
+            fault(5, Kind::StopMongod, Victim::Mongod(0)),
+            fault(6, Kind::KillConsumer, Victim::Consumer(0)),
+        ]);
+        assert!(injector.due(second * 4).is_none());
+        assert!(injector.due(second * 5).is_some());
+        injector.active.push(Active {
+            fault: restart,
+            stage: Stage::Ending(second),
+        });
+        assert!(injector.due(second * 6).is_none());
+        injector.active.clear();
+        assert!(injector.due(second * 6).is_some());
     }
 }
