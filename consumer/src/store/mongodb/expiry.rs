@@ -157,12 +157,6 @@ impl Inner {
                 expired.complete = false;
                 return Ok(self.deleted(expired));
             }
-            let due = self.options.ttls.expired_before(dsp_id, now);
-            let oldest = oldest(&database).await.unwrap_or(due);
-            if oldest < due {
-                let over = Duration::from_micros(due - oldest);
-                expired.overdue.insert(dsp_id, over);
-            }
             let look = self.look_at(connection, &database, open, seconds);
             let looked = match look.await {
                 Ok(looked) => looked,
@@ -172,6 +166,13 @@ impl Inner {
                 }
                 Err(error) => return Err(error),
             };
+            // By the index, which may have been made just now.
+            let due = self.options.ttls.expired_before(dsp_id, now);
+            let oldest = oldest(&database).await.unwrap_or(due);
+            if oldest < due {
+                let over = Duration::from_micros(due - oldest);
+                expired.overdue.insert(dsp_id, over);
+            }
             match looked {
                 Ok(done) => expired.complete &= done,
                 Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
