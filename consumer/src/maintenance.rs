@@ -216,7 +216,7 @@ impl Night {
             for producer in forgotten {
                 let stood = self.positions.forget(&producer);
                 if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
-                    ended::say_never_back(&self.subscription, &stood);
+                    ended::say_gone(&self.subscription, &stood, None);
                 }
                 self.sink.producers.forget(&producer);
                 self.metrics.forgotten_cursors.inc();

@@ -305,7 +305,7 @@ impl Subscription {
             if look_at <= now {
                 look_at = now + LOOK_INTERVAL;
                 for (stood, successor) in self.context.positions.give_up(now) {
-                    ended::say_replaced(&self.context.metrics, &stood, &successor);
+                    ended::say_gone(&self.context.metrics, &stood, Some(&*successor));
                 }
             }
             // Only what passed its checks is progress.

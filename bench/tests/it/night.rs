@@ -274,7 +274,7 @@ impl Server {
         Ok(())
     }
 
-    /// Lets the lease of whoever sees to the maintenance end.
+    /// Ends the lease of the maintenance.
     pub(crate) async fn end_lease(&self) -> Result<()> {
         let over = doc! { "$set": { "until": ago(Duration::from_secs(1)) } };
         let maintenance = self.collection("cookiesync.maintenance");

@@ -146,21 +146,9 @@ pub fn say(metrics: &metrics::Subscription, before: &Cursor, tail: Option<Tail>,
     }
 }
 
-/// Says and counts that a producer that did not say goodbye is given up.
-pub fn say_never_back(metrics: &metrics::Subscription, stood: &Cursor) {
-    metrics.lives_unknown.inc();
-    metrics.unknown_tails.inc();
-    let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
-    tracing::warn!(
-        producer,
-        epoch,
-        sequence,
-        "producer never came back, unknown tail: no bound is known"
-    );
-}
-
-/// Says and counts that a producer that did not say goodbye is gone, and another in its place.
-pub fn say_replaced(metrics: &metrics::Subscription, stood: &Cursor, successor: &str) {
+/// Says and counts that a producer that did not say goodbye is given up, since it never came back, or since another is in its
+/// place.
+pub fn say_gone(metrics: &metrics::Subscription, stood: &Cursor, successor: Option<&str>) {
     metrics.lives_unknown.inc();
     metrics.unknown_tails.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
@@ -169,7 +157,7 @@ pub fn say_replaced(metrics: &metrics::Subscription, stood: &Cursor, successor: 
         epoch,
         sequence,
         successor,
-        "producer was replaced by another without a goodbye, unknown tail: no bound is known"
+        "producer is gone without a goodbye, unknown tail: no bound is known"
     );
 }
 

@@ -245,7 +245,7 @@ mod tests {
                 .filter(|_| calls.of_connection().admit_among_all(kind, now).is_ok());
             u32::try_from(all.count()).unwrap()
         };
-        // Whoever asks leaves whoever subscribes alone.
+        // Questions leave streams alone.
         assert_eq!(admitted(Kind::Health), QUESTIONS.at_once);
         assert_eq!(admitted(Kind::Other), 0);
         assert_eq!(admitted(Kind::Stream), ALL.at_once);
