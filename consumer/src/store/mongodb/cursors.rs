@@ -38,16 +38,13 @@ const ACKNOWLEDGED_MILLIS: i32 = 3_000;
 
 /// The latest commit that had cursors, or what was loaded at the start.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Committed {
-    receipt: Receipt,
-    cursors: Vec<Cursor>,
-}
+pub(super) struct Committed(Vec<Cursor>);
 
 impl Committed {
     /// Whether a server that has `found` may well have all that was committed: the same cursors, or those of a later commit
     /// whose answer was lost, which is the one of `batch`.
     fn is_within(&self, found: &[Cursor], batch: &Batch) -> bool {
-        self.cursors.iter().all(|ours| {
+        self.0.iter().all(|ours| {
             let mut found = found.iter().filter(|it| it.producer == ours.producer);
             found.any(|it| {
                 let is_of_batch = |of: &Cursor| of.producer == it.producer && of.epoch == it.epoch;
@@ -62,24 +59,18 @@ impl Committed {
 }
 
 impl Inner {
-    /// Reads the cursors, and notes which life of which server had them.
+    /// Reads the cursors, and notes them as durable. Fails for good when the server is none that can be written to.
     pub(super) async fn load_committed(&self) -> Result<Vec<Cursor>, StoreError> {
-        let receipt = self.server(self.connection().await?).await?;
+        self.server(self.connection().await?).await?;
         let cursors = self.read_cursors().await?;
-        *lock(&self.committed) = Committed {
-            receipt,
-            cursors: cursors.clone(),
-        };
+        *lock(&self.committed) = Committed(cursors.clone());
         Ok(cursors)
     }
 
-    /// Fails for good when another server, or another life of it, lacks what was committed before: it was set up anew,
+    /// Fails for good when the server lacks what was committed before: it, or another in its place, was set up anew,
     /// restored from a backup, or rolled back. Cookies since then are gone from it, which this process takes for stored.
-    async fn check_kept(&self, batch: &Batch, receipt: Receipt) -> Result<(), StoreError> {
+    async fn check_kept(&self, batch: &Batch) -> Result<(), StoreError> {
         let committed = lock(&self.committed).clone();
-        if committed.receipt == receipt {
-            return Ok(());
-        }
         let found = self.read_cursors().await?;
         if committed.is_within(&found, batch) {
             return Ok(());
@@ -98,7 +89,7 @@ impl Inner {
     ) -> Result<(), StoreError> {
         let connection = self.connection().await?;
         self.check_server(connection, receipt).await?;
-        self.check_kept(batch, receipt).await?;
+        self.check_kept(batch).await?;
         if !batch.places().is_empty() {
             self.record_places(connection, batch.places()).await?;
         }
@@ -106,10 +97,8 @@ impl Inner {
             self.commit_cursors(connection, batch.cursors()).await?;
         }
         self.check_server(connection, receipt).await?;
-        let mut committed = lock(&self.committed);
-        committed.receipt = receipt;
         if !batch.cursors().is_empty() {
-            committed.cursors = batch.cursors().to_vec();
+            *lock(&self.committed) = Committed(batch.cursors().to_vec());
         }
         Ok(())
     }
@@ -262,10 +251,10 @@ impl Inner {
         let gone = doc! { "at": { "$lt": date(gone.min(before)) } };
         in_time(cursors.delete_many(gone).into_future()).await?;
         if !found.is_empty() {
-            // One that was committed since is not old any more.
-            in_time(cursors.delete_many(old).into_future()).await?;
+            // First, so that no commit misses them. One that is committed meanwhile is not old any more.
             let is_left = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
-            lock(&self.committed).cursors.retain(is_left);
+            lock(&self.committed).0.retain(is_left);
+            in_time(cursors.delete_many(old).into_future()).await?;
         }
         let producers = found.iter().filter_map(decode_cursor);
         Ok(producers.map(|cursor| cursor.producer).collect())
@@ -346,10 +335,7 @@ mod tests {
             sequence,
             complete: true,
         };
-        let committed = Committed {
-            receipt: Receipt::default(),
-            cursors: vec![cursor(1, 50)],
-        };
+        let committed = Committed(vec![cursor(1, 50)]);
         let mut batch = Batch::new(1, 1);
         let within = |found: &[Cursor], batch: &Batch| committed.is_within(found, batch);
         assert!(within(&[cursor(1, 50)], &batch) && within(&[cursor(1, 60)], &batch));
