@@ -32,6 +32,9 @@ use crate::{
 /// DSPs that are tried at the same time.
 const TRIED_AT_ONCE: usize = 16;
 
+/// How often in a row one DSP is tried before others that wait have their turn: more may come as fast as it is written.
+const TRIES_AT_ONCE: usize = 8;
+
 /// After the first failure, and at most.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
@@ -159,14 +162,17 @@ impl Retries {
         (newest.max()? < expired_before).then_some("it expired while it was set aside")
     }
 
-    /// Gives the store all that is set aside of a DSP; or, if that is nothing, asks whether it could be written.
+    /// Gives the store what is set aside of a DSP; or, if that is nothing, asks whether it could be written.
     async fn try_dsp(&self, dsp_id: u32) -> Tried {
         (dsp_id, self.try_all(dsp_id).await)
     }
 
     async fn try_all(&self, dsp_id: u32) -> Result<(), StoreError> {
         let mut has_tried = false;
-        while let Some(tried) = self.aside.oldest(dsp_id).await {
+        for _ in 0..TRIES_AT_ONCE {
+            let Some(tried) = self.aside.oldest(dsp_id).await else {
+                break;
+            };
             let written = match self.not_wanted(dsp_id, &tried.batch) {
                 Some(why) => all_rejected(&tried.batch, why),
                 None => {
