@@ -28,7 +28,7 @@
 //!    [`maintenance`](../consumer/maintenance/index.html) lets expired ones go.
 //!
 //! [`bench`](../bench/index.html) drives all of it with real processes, and verifies every store. `README.md` says how to run
-//! it, `docs/` what it takes, what it promises, and each metric and setting.
+//! it, `ARCHITECTURE.md` where things are, `docs/` what it takes, what it promises, and each metric and setting.
 //!
 //! # What both sides promise each other
 //!

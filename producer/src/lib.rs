@@ -7,6 +7,7 @@
 //! comes back after this process has ended. [`memory`] sums up what all of them may hold.
 
 pub mod app;
+mod bucket;
 pub mod config;
 pub mod edge;
 mod epoch;

@@ -33,12 +33,13 @@ const QUESTION_BYTES_MAX: usize = 4 * 1024;
 /// A connection without any call is closed after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What the gRPC port grants its clients.
+/// What the gRPC port grants its clients; half of the connections to one address where nothing else is said.
 #[must_use]
 pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option<usize>) -> Limits {
     Limits {
         connections_max,
-        connections_per_address_max,
+        connections_per_address_max: connections_per_address_max
+            .or_else(|| Some(connections_max.div_ceil(2))),
         request_timeout: None,
         idle_timeout: IDLE_TIMEOUT,
         write_timeout: None,
@@ -116,7 +117,7 @@ impl Server {
             let connection = Connection {
                 routes: self.routes.clone(),
                 admission: Admission {
-                    calls: self.calls.of_connection(),
+                    calls: self.calls.of_connection(peer),
                     guard: self.door.guard.clone(),
                     peer,
                 },

@@ -38,7 +38,8 @@ use tokio_util::sync::CancellationToken;
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
-    connections_per_address_max: None,
+    // Whoever looks users up, from one address, leaves some for probes.
+    connections_per_address_max: Some(192),
     request_timeout: Some(Duration::from_secs(10)),
     idle_timeout: Duration::from_secs(75),
     write_timeout: Some(Duration::from_secs(30)),
@@ -173,6 +174,11 @@ impl Port {
                 "this port answers to localhost and loopback addresses alone\n",
             );
         }
+        let is_link = is_followed_link(request.headers());
+        if is_of_another_site(request.headers()) && !is_link {
+            let why = "this port answers no requests that pages of other sites make\n";
+            return text(StatusCode::FORBIDDEN, why);
+        }
         if let Some(page) = debug::Page::at(request.uri().path()) {
             let (enabled, stop) = (self.pages.debug_endpoints(), self.stopping.clone());
             return debug::answer(enabled, page, request, stop).await;
@@ -218,6 +224,12 @@ pub(super) fn is_of_another_site(headers: &HeaderMap) -> bool {
     site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
+/// Whether a browser says that it will show the answer as a page of its own.
+fn is_followed_link(headers: &HeaderMap) -> bool {
+    let says = |name, value| headers.get(name).is_some_and(|it| it == value);
+    says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document")
+}
+
 /// Whether the client means this machine, by a name that only this machine can have. A client that says no name is no
 /// browser.
 fn is_called_by_a_loopback_name<B>(request: &Request<B>) -> bool {
@@ -249,7 +261,7 @@ pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     content(status, "application/json", body)
 }
 
-/// An answer that no cache keeps, and that is taken for nothing but what it says it is.
+/// An answer that no cache keeps, no frame shows, and that is taken for nothing but what it says it is.
 #[must_use]
 pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Answer {
     streamed(status, content_type, Full::new(body.into()).boxed_unsync())
@@ -267,6 +279,8 @@ pub fn streamed(status: StatusCode, content_type: &str, body: Body) -> Answer {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let nosniff = HeaderValue::from_static("nosniff");
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    let no_frames = HeaderValue::from_static("frame-ancestors 'none'");
+    headers.insert(header::CONTENT_SECURITY_POLICY, no_frames);
     answer
 }
 

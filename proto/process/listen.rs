@@ -111,6 +111,14 @@ impl Stage {
 /// How often a draining connection looks whether its requests are done.
 const QUIET_LOOK: Duration = Duration::from_millis(10);
 
+/// Where more than four fifths of the places are taken, connections may be idle for this part of the time only, but for a second
+/// at least.
+const SHORT_IDLE_PART: u32 = 16;
+const SHORT_IDLE_MIN: Duration = Duration::from_secs(1);
+
+/// How often a connection is looked at, at least.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
 /// Counters of one port.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -242,6 +250,7 @@ pub async fn accept<L, S, F>(
             peer,
             activity: Arc::clone(&activity),
         };
+        let taken = open.clone();
         let admission = Admission {
             _permit: permit,
             _place: place,
@@ -253,7 +262,7 @@ pub async fn accept<L, S, F>(
             activity,
             limits.clone(),
             metrics.clone(),
-            admission,
+            (admission, taken),
             cut,
         ));
     }
@@ -266,7 +275,7 @@ struct Admission {
 }
 
 /// How many connections there are.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Open(Arc<AtomicUsize>);
 
 /// One of them, until it is dropped.
@@ -289,19 +298,28 @@ impl Drop for Permit {
     }
 }
 
+/// The limits where so many connections are open: who is idle has less time where others may need its place.
+fn with_open(mut limits: Limits, open: usize) -> Limits {
+    if open.saturating_mul(5) > limits.connections_max.saturating_mul(4) {
+        let short = (limits.idle_timeout / SHORT_IDLE_PART).max(SHORT_IDLE_MIN);
+        limits.idle_timeout = limits.idle_timeout.min(short);
+    }
+    limits
+}
+
 async fn run(
     served: impl Future<Output = ()>,
     activity: Arc<Activity>,
     limits: LiveLimits,
     metrics: Metrics,
-    admission: Admission,
+    (admission, open): (Admission, Open),
     cut_now: CancellationToken,
 ) {
     metrics.connections.inc();
     tokio::select! {
         biased;
         () = served => {}
-        cut = activity.watch(&limits) => metrics.cut(cut),
+        cut = activity.watch(&limits, &open) => metrics.cut(cut),
         () = cut_now.cancelled() => metrics.cut(Cut::Drained),
     }
     metrics.connections.dec();
@@ -353,17 +371,17 @@ impl Activity {
         }
     }
 
-    async fn watch(&self, limits: &LiveLimits) -> Cut {
+    async fn watch(&self, limits: &LiveLimits, open: &Open) -> Cut {
         let mut watcher = Watcher::new(Instant::now());
+        let granted = || with_open(limits.now(), open.0.load(Ordering::Relaxed));
         loop {
-            let granted = limits.now();
-            let tick = [granted.request_timeout, granted.write_timeout]
+            let now = granted();
+            let shortest = [now.request_timeout, now.write_timeout]
                 .into_iter()
                 .flatten()
-                .fold(granted.idle_timeout, Duration::min)
-                / 2;
-            sleep(tick).await;
-            if let Some(cut) = watcher.look(self, Instant::now(), &limits.now()) {
+                .fold(now.idle_timeout, Duration::min);
+            sleep((shortest / 2).min(LOOK_MAX)).await;
+            if let Some(cut) = watcher.look(self, Instant::now(), &granted()) {
                 return cut;
             }
         }

@@ -410,7 +410,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
         ended.load(Ordering::Relaxed),
         refused("hurried"),
         refused("bytes"),
-        refused("all") + refused("connection"),
+        refused("all") + refused("address") + refused("connection"),
     );
     loaded?;
     assert_eq!(good.lost(), 0);

@@ -186,10 +186,19 @@ async fn subscriber_that_stops_is_seen_by_name_and_a_script_in_a_name_stays_a_na
     )
     .await??;
 
-    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", producer.admin);
     let mut connection = HttpConnection::open(&producer.admin).await?;
-    connection.send(request.as_bytes()).await?;
-    let page = connection.answer().await?;
+    let mut ask = async |path| {
+        let host = &producer.admin;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        connection.send(request.as_bytes()).await?;
+        connection.answer().await
+    };
+    for path in ["/metrics", "/status.json", "/readyz", "/nothing"] {
+        let head = ask(path).await?.head;
+        let no_frames = "\r\ncontent-security-policy: frame-ancestors 'none'";
+        ensure!(head.contains(no_frames), "{path}: {head}");
+    }
+    let page = ask("/").await?;
     ensure!(
         !page.body.contains("alert"),
         "names are no part of the page"
@@ -258,6 +267,7 @@ async fn port_answers_to_its_own_names_and_shows_other_sites_nothing() -> Result
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &[]).await?;
     let own = &*producer.admin;
+    let link = "Sec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n";
     for (host, more, path, status) in [
         (own, "", "/status.json", 200),
         ("localhost:9090", "", "/status.json", 200),
@@ -265,6 +275,20 @@ async fn port_answers_to_its_own_names_and_shows_other_sites_nothing() -> Result
         ("rebound.example:9090", "", "/metrics", 421),
         ("rebound.example:9090", "", "/", 421),
         (own, "Sec-Fetch-Site: cross-site\r\n", "/status/events", 403),
+        (own, "Sec-Fetch-Site: cross-site\r\n", "/status.json", 403),
+        (own, "Sec-Fetch-Site: cross-site\r\n", "/metrics", 403),
+        (
+            own,
+            &format!("Sec-Fetch-Site: cross-site\r\n{link}"),
+            "/metrics",
+            200,
+        ),
+        (
+            own,
+            &format!("Sec-Fetch-Site: cross-site\r\n{link}"),
+            "/status/events",
+            403,
+        ),
         (
             own,
             "Sec-Fetch-Site: same-origin\r\n",

@@ -226,11 +226,14 @@ pub(super) struct LimitArgs {
     )]
     pub(super) http_connections_per_address: String,
 
-    /// Most gRPC connections at once from one address, or one IPv6 network of 64 bits
+    /// Most gRPC connections at once from one address [default: half of --grpc-connections]
+    ///
+    /// Or from one IPv6 network of 64 bits.
     #[arg(
         long,
         value_name = "COUNT",
-        default_value = "1024",
+        default_value = "",
+        hide_default_value = true,
         hide_short_help = true
     )]
     pub(super) grpc_connections_per_address: String,

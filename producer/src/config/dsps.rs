@@ -12,7 +12,7 @@ use crate::edge::dsps::{SHOWN_MAX, Shown};
 pub(super) struct DspsArgs {
     /// DSPs that are known and have metrics of their own, repeatable or comma-separated; others are counted as `other`
     ///
-    /// Without any, those that come first have metrics of their own.
+    /// At most 1024. Without any, those that come first have metrics of their own.
     #[arg(long, value_name = "DSP", value_delimiter = ',')]
     dsps: Vec<String>,
 
@@ -22,7 +22,7 @@ pub(super) struct DspsArgs {
     #[arg(long, value_name = "accept|refuse", default_value = "accept")]
     unknown_dsps: String,
 
-    /// Most DSPs that have metrics of their own; the rest is counted together, as `other`
+    /// Most DSPs that have metrics of their own where --dsps names none; the rest is counted together, as `other`
     #[arg(
         long,
         value_name = "COUNT",
@@ -41,9 +41,9 @@ impl DspsArgs {
             .filter(|part| !part.is_empty())
             .filter_map(|part| mistakes.good("--dsps", parse_dsp(part)))
             .collect();
-        if named.len() > max {
+        if named.len() > SHOWN_MAX {
             mistakes.add(format!(
-                "--dsps: {} DSPs, but --dsps-shown is {max}",
+                "--dsps: {} DSPs, but at most {SHOWN_MAX} may be named",
                 named.len()
             ));
         }

@@ -22,7 +22,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.subscriber_retention, Duration::from_secs(60));
     assert_eq!(config.drain.timeout, Duration::from_secs(10));
     assert_eq!(config.http_limits.connections_per_address_max, None);
-    assert_eq!(config.grpc_connections_per_address_max, Some(1024));
+    assert_eq!(config.grpc_connections_per_address_max, None);
     assert_eq!(config.drain.delay, Duration::ZERO);
 }
 

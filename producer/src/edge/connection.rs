@@ -132,11 +132,12 @@ impl Connection {
             self.set_date(read_at);
             let requests;
             (next, requests) = self.answer(edge, activity, is_leaving)?;
-            stream.write_all(&self.output).await?;
-            self.output.clear();
+            // Before a client that reads slowly makes the figure its own.
             if requests > 0 {
                 edge.metrics.seconds.observe(read_at.elapsed(), requests);
             }
+            stream.write_all(&self.output).await?;
+            self.output.clear();
             turn += requests;
             if turn >= TURN_REQUESTS_MAX {
                 turn = 0;

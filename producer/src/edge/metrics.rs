@@ -59,7 +59,7 @@ impl Metrics {
             seconds: Latency::register(
                 registry,
                 "producer_edge_request_seconds",
-                "Time from a request read to its answer written, whatever the outcome.",
+                "Time from a request read to its answer made, whatever the outcome.",
                 SECONDS,
             )?,
             dsps: Dsps::register(registry, shown)?,

@@ -144,6 +144,12 @@ const RESUMED: Family = Family::counter(
     &["subscriber", "call", "outcome"],
 );
 
+const NOT_SHOWN: Family = Family::gauge(
+    "producer_subscribers_not_shown",
+    "Subscribers that have no series of their own, since too many names came.",
+    &[],
+);
+
 impl Read<'_> {
     fn lag(&self) -> u64 {
         self.stats.span.next.saturating_sub(self.queue.position)
@@ -153,26 +159,28 @@ impl Read<'_> {
 /// All that [`read`] reads.
 pub(super) fn families() -> impl Iterator<Item = Family> {
     let figures = FIGURES.iter().map(|(family, _)| *family);
-    figures.chain([LOST, RESUMED])
+    figures.chain([LOST, RESUMED, NOT_SHOWN])
 }
 
 /// All of it; `ages` are those of the queues.
 pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec<MetricFamily> {
+    let shown = || queues.iter().filter(|queue| queue.is_shown);
     let each = || {
         let pairs = queues.iter().zip(ages);
+        let pairs = pairs.filter(|(queue, _)| queue.is_shown);
         pairs.map(|(queue, &age)| Read { queue, age, stats })
     };
     let figures = FIGURES
         .iter()
         .map(|(family, value)| family.with(each().map(|it| (labels(it.queue), value(&it)))));
-    let lost = queues.iter().flat_map(|queue| {
+    let lost = shown().flat_map(|queue| {
         let [name, call] = labels(queue);
         [
             ([name, call, "queue_bound"], queue.totals.lost_queue_bound),
             ([name, call, "log_moved_on"], queue.totals.lost_log_moved_on),
         ]
     });
-    let resumed = queues.iter().flat_map(|queue| {
+    let resumed = shown().flat_map(|queue| {
         let [name, call] = labels(queue);
         let by_outcome = RESUMES.into_iter().zip(queue.resumes);
         by_outcome.map(move |(outcome, count)| ([name, call, resume_label(outcome)], count))
@@ -181,6 +189,7 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
         .chain([
             LOST.with(lost.map(|(labels, count)| (labels, as_f64(count)))),
             RESUMED.with(resumed.map(|(labels, count)| (labels, as_f64(count)))),
+            NOT_SHOWN.with([([""; 0], as_f64((queues.len() - shown().count()) as u64))]),
         ])
         .collect()
 }

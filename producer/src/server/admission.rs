@@ -65,7 +65,7 @@ mod tests {
         // When every bucket is full.
         let now = Instant::now() + Duration::from_secs(1);
         let of_a_connection = || Admission {
-            calls: calls.of_connection(),
+            calls: calls.of_connection(Ipv4Addr::LOCALHOST.into()),
             guard: Some(Arc::clone(&guard)),
             peer: Ipv4Addr::LOCALHOST.into(),
         };

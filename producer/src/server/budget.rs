@@ -1,15 +1,16 @@
 //! What calls hold in memory until they are streams: one budget of bytes for all connections.
 //!
 //! Half of the budget is for calls that are to become streams, each of which is charged for what it costs whatever it sends;
-//! the other half is for what comes of their requests beyond a small part, and for all other calls; of it one connection has
+//! the other half is for what comes of their requests beyond a small part, and for all other calls; of it one address has
 //! a share. So neither large requests nor the health service, which asks nobody for a token, keep an ordinary call out,
 //! which is charged as a call alone. All is given back when the call is over, or has become a stream: streams are bounded
 //! by `--subscribers` and `--pinned-bytes`.
 //!
 //! A half that runs short gives its holders less time, from `PATIENCE` when it is half full down to `HURRY` when nine tenths
-//! are taken: whoever asks for bytes ends those that have held some for longer. All connections together make 2,000 calls a
-//! second, and as many of them as come within the shortest time fit: so calls that are never finished keep no other out
-//! for longer than their first burst. What finds no room even so is refused.
+//! are taken: whoever asks for bytes ends those that have held some for longer. These count no more against whoever asks, which
+//! is what the last fifth of a half is kept for until they are gone. All connections together make 2,000 calls a second, and as
+//! many of them as come within the shortest time fit: so calls that are never finished keep no other out for longer than
+//! their first burst. What finds no room even so is refused.
 //!
 //! Cost: a lock when a call begins and ends, and for each frame of a large request.
 
@@ -35,8 +36,11 @@ pub(crate) const BYTES_MAX: usize = 16 << 20;
 /// Most bytes of each half.
 const HALF_BYTES_MAX: usize = BYTES_MAX / 2;
 
-/// How much of the requests' half one connection may hold: what the largest request is charged.
-const SHARE_BYTES_MAX: usize = COPIES * REQUEST_BYTES_MAX;
+/// Most bytes of each half that are held by calls that were not told to end.
+const ROOM_BYTES_MAX: usize = HALF_BYTES_MAX / 5 * 4;
+
+/// How much of the requests' half one address may hold: what two of the largest requests are charged.
+const SHARE_BYTES_MAX: usize = 2 * COPIES * REQUEST_BYTES_MAX;
 
 /// Bytes of a request that its call's charge covers: a name and some dozens of cursors.
 const SMALL_REQUEST_BYTES: usize = 2 * 1024;
@@ -46,7 +50,7 @@ const COPIES: usize = 2;
 
 /// How long a call may hold bytes of a half that is half full, and of one that is nearly full.
 const PATIENCE: Duration = REQUEST_TIMEOUT;
-const HURRY: Duration = Duration::from_millis(500);
+const HURRY: Duration = Duration::from_millis(400);
 
 /// The kinds of calls, which cost differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,8 +117,10 @@ struct State {
 #[derive(Debug, Default)]
 struct Half {
     taken: usize,
-    /// Who holds some and was not told to end, the oldest first.
-    holders: BTreeMap<u64, Holder>,
+    /// How much of it those hold that were told to end.
+    ending: usize,
+    /// Who holds how much and was not told to end, the oldest first.
+    holders: BTreeMap<u64, (Holder, usize)>,
 }
 
 #[derive(Debug, Clone)]
@@ -136,7 +142,7 @@ impl Budget {
         }
     }
 
-    /// The budget for the calls of one more connection.
+    /// The budget for the calls of one more address.
     pub(super) fn share(&self) -> Share {
         Share {
             shared: Arc::clone(&self.shared),
@@ -145,7 +151,7 @@ impl Budget {
     }
 }
 
-/// The budget as one connection has it; clones are of the same connection.
+/// The budget as one address has it; clones are of the same address.
 #[derive(Debug, Clone)]
 pub(super) struct Share {
     shared: Arc<Shared>,
@@ -261,16 +267,17 @@ impl Shared {
         if bytes == 0 {
             return true;
         }
-        let taken = half.taken + bytes;
-        self.hurried.inc_by(half.end_older(patience(taken), now));
-        if taken > HALF_BYTES_MAX {
+        let patience = patience(half.taken - half.ending + bytes);
+        self.hurried.inc_by(half.end_older(patience, now));
+        let is_room = half.taken - half.ending + bytes <= ROOM_BYTES_MAX
+            && half.taken + bytes <= HALF_BYTES_MAX;
+        if !is_room || holder.end.is_cancelled() {
             self.refused.inc();
             return false;
         }
-        half.taken = taken;
-        if !holder.end.is_cancelled() {
-            half.holders.entry(id).or_insert_with(|| holder.clone());
-        }
+        half.taken += bytes;
+        let held = half.holders.entry(id);
+        held.or_insert_with(|| (holder.clone(), 0)).1 += bytes;
         true
     }
 }
@@ -280,9 +287,10 @@ impl Half {
     fn end_older(&mut self, patience: Duration, now: Instant) -> u64 {
         let mut ended = 0;
         while let Some(oldest) = self.holders.first_entry()
-            && now.saturating_duration_since(oldest.get().since) >= patience
+            && now.saturating_duration_since(oldest.get().0.since) >= patience
         {
-            let end = oldest.remove().end;
+            let (Holder { end, .. }, bytes) = oldest.remove();
+            self.ending += bytes;
             ended += u64::from(!end.is_cancelled());
             end.cancel();
         }
@@ -290,14 +298,16 @@ impl Half {
     }
 
     fn give_back(&mut self, id: u64, bytes: usize) {
-        self.holders.remove(&id);
+        if self.holders.remove(&id).is_none() {
+            self.ending -= bytes;
+        }
         self.taken -= bytes;
     }
 }
 
-/// How long a call may hold bytes of a half of which so many are taken.
+/// How long a call may hold bytes of a half of which so many are taken by calls that were not told to end.
 fn patience(taken: usize) -> Duration {
-    let percent = taken * 100 / HALF_BYTES_MAX;
+    let percent = taken * 100 / ROOM_BYTES_MAX;
     match u32::try_from(percent.clamp(50, 90) - 50) {
         // Nobody is in anybody's way: the calls' own deadlines hold.
         Ok(0) | Err(_) => Duration::MAX,

@@ -55,6 +55,10 @@ const RESET_REMEMBERED: Duration = Duration::from_secs(1);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// How long a client may take for HTTP/2's preface, and then for a first call that is let in: a connection is a place that others
+/// may need.
+const FIRST_CALL_WITHIN: Duration = Duration::from_secs(15);
+
 /// How long a client may take to close its connection after its last call, when the producer drains. Closing
 /// first could destroy what is still on its way to the client: a kernel answers data on a closed connection with
 /// a reset.
@@ -81,6 +85,8 @@ enum Over {
     Broken(#[from] h2::Error),
     #[error("no sign of life")]
     Silent,
+    #[error("it asked for nothing")]
+    Unused,
     #[error("it did not end in time")]
     Late,
     #[error("it did not let go what was cut off")]
@@ -106,19 +112,21 @@ impl Connection {
             biased;
             connection = settings().handshake::<_, Data>(stream) => connection?,
             () = &mut closing => return Ok(()),
+            () = sleep(FIRST_CALL_WITHIN) => return Err(Over::Unused),
         };
         let mut signs_of_life = pin!(signs_of_life(connection.ping_pong()));
         let close = CancellationToken::new();
         let mut closed = pin!(close.clone().cancelled_owned());
         let mut end = pin!(sleep(Duration::MAX));
-        let mut is_ending = false;
+        let mut first_call = pin!(sleep(FIRST_CALL_WITHIN));
+        let (mut is_used, mut is_ending) = (false, false);
         loop {
             tokio::select! {
                 biased;
                 call = connection.accept() => match call {
                     Some(call) => {
                         let (request, respond) = call?;
-                        self.accept(request, respond, &close);
+                        is_used |= self.accept(request, respond, &close);
                         if self.admission.is_abused() && !is_ending {
                             is_ending = true;
                             connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
@@ -129,6 +137,7 @@ impl Connection {
                 },
                 () = &mut closed => return Err(Over::Stuck),
                 Err(over) = &mut signs_of_life => return Err(over),
+                () = &mut first_call, if !is_used => return Err(Over::Unused),
                 () = &mut closing, if !is_ending => {
                     is_ending = true;
                     connection.graceful_shutdown();
@@ -139,17 +148,21 @@ impl Connection {
         }
     }
 
+    /// Has a call answered; false when it is refused.
     fn accept(
         &mut self,
         request: Request<RecvStream>,
         respond: server::SendResponse<Data>,
         close: &CancellationToken,
-    ) {
-        let in_progress = self.activity.long_request();
+    ) -> bool {
         let grant = match self.admission.admit(&request, Instant::now()) {
             Ok(grant) => grant,
-            Err(status) => return call::refuse(respond, status),
+            Err(status) => {
+                call::refuse(respond, status);
+                return false;
+            }
         };
+        let in_progress = self.activity.long_request();
         let around = Surroundings {
             routes: self.routes.clone(),
             share: self.admission.share(),
@@ -161,6 +174,7 @@ impl Connection {
         request.extensions_mut().insert(Peer(network));
         let running = call::run(request, respond, around, grant, in_progress);
         self.tasks.spawn(running);
+        true
     }
 }
 
@@ -193,3 +207,6 @@ async fn signs_of_life(pings: Option<PingPong>) -> Result<Infallible, Over> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

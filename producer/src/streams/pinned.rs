@@ -11,11 +11,11 @@
 //! sum is an upper bound of the memory, and telling apart what is shared would cost more than it tells.
 //!
 //! Cost: three relaxed atomic operations for a chunk that is handed out and a look at the clock when it is let go. The
-//! streams are walked only while the sum exceeds the bound.
+//! streams are walked only when the sum exceeds the bound, and what those hold who were cut off already.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicI64, AtomicU64, Ordering},
 };
 
 use cookiesync::process::metrics::Registry;
@@ -84,6 +84,8 @@ pub struct Pinned {
 struct Shared {
     bytes: IntGauge,
     bytes_max: u64,
+    /// Up to what sum the latest walk was enough: the bound, and what those hold who were cut off.
+    enough: AtomicI64,
     began: Instant,
     holds: Mutex<Vec<Weak<Hold>>>,
 }
@@ -109,6 +111,7 @@ impl Pinned {
             shared: Arc::new(Shared {
                 bytes,
                 bytes_max,
+                enough: AtomicI64::new(0),
                 began: Instant::now(),
                 holds: Mutex::default(),
             }),
@@ -161,7 +164,10 @@ impl Hold {
         }
         self.account.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.shared.bytes.add(signed(bytes));
-        if self.shared.total() > self.shared.bytes_max {
+        let total = self.shared.total();
+        if total > self.shared.bytes_max
+            && signed(total) > self.shared.enough.load(Ordering::Relaxed)
+        {
             self.shared
                 .enforce(self.shared.bytes_max, self.shared.millis());
         }
@@ -209,6 +215,11 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let hold = &self.hold;
         hold.shared.bytes.sub(signed(self.bytes));
+        if hold.cut.is_cancelled() {
+            hold.shared
+                .enough
+                .fetch_sub(signed(self.bytes), Ordering::Relaxed);
+        }
         hold.account.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         let rest = hold.bytes.fetch_sub(self.bytes, Ordering::Relaxed) - self.bytes;
         hold.moved();
@@ -240,7 +251,8 @@ impl Shared {
             .filter_map(|hold| hold.badness(now).map(|badness| (badness, hold)))
             .partition(|(_, hold)| hold.cut.is_cancelled());
         let going: u64 = cut.iter().map(|(_, hold)| hold.bytes()).sum();
-        let mut held = self.total().saturating_sub(going);
+        let total = self.total();
+        let mut held = total.saturating_sub(going);
         rest.sort_unstable_by_key(|&(badness, _)| badness);
         while held > bytes_max {
             let Some(((_, _, stood_millis), worst)) = rest.pop() else {
@@ -263,6 +275,8 @@ impl Shared {
             worst.cut.cancel();
             held = held.saturating_sub(bytes);
         }
+        let enough = signed(bytes_max) + signed(total) - signed(held);
+        self.enough.store(enough, Ordering::Relaxed);
     }
 }
 

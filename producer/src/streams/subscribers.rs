@@ -27,7 +27,10 @@ use tokio_util::sync::CancellationToken;
 use self::{account::Account, losing::Losing};
 pub use self::{account::Totals, snapshot::Snapshot};
 use super::pinned;
-use crate::log::{Delivery, Sequence};
+use crate::{
+    bucket::{Bucket, Rate},
+    log::{Delivery, Sequence},
+};
 
 /// Which call a stream came by. A name is its own queue for each call, so that a program that reads
 /// `GetCookies` and a consumer on the same host, both named after it, do not end each other.
@@ -70,6 +73,11 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     }
 }
 
+/// Names that have series of metrics of their own: this many at once, or as many as there may be subscribers, and then one every so
+/// often. A client that opens streams under ever new names would fill whoever collects them.
+const NAMES_SHOWN: u32 = 1_024;
+const NAME_SHOWN_EACH: Duration = Duration::from_secs(10);
+
 /// Queues that one address may have at least, of [`Subscribers`] with more room than that; and half of them where that is
 /// more. Beyond that it makes room at its own cost alone.
 const OF_ONE_ADDRESS: usize = 512;
@@ -94,6 +102,7 @@ struct Shared {
     queues: Mutex<HashMap<(Call, String), Arc<Queue>>>,
     terms: Mutex<Terms>,
     announced: Mutex<announced::OfAll>,
+    names_shown: Mutex<Bucket>,
 }
 
 /// How long queues are remembered, and how many there are.
@@ -107,6 +116,8 @@ struct Terms {
 struct Queue {
     /// Whose it is: where its first stream came from.
     network: IpAddr,
+    /// Whether it has series of its own.
+    is_shown: bool,
     state: Mutex<State>,
     pinned: Arc<pinned::Account>,
 }
@@ -172,6 +183,11 @@ impl Subscribers {
     /// No subscribers yet; at most `subscribers_max`, each remembered for `retention` after its stream ended.
     #[must_use]
     pub fn new(retention: Duration, subscribers_max: usize) -> Self {
+        let at_once = u32::try_from(subscribers_max).unwrap_or(u32::MAX);
+        let names_shown = Rate {
+            each: NAME_SHOWN_EACH,
+            at_once: at_once.max(NAMES_SHOWN),
+        };
         Self {
             shared: Arc::new(Shared {
                 queues: Mutex::default(),
@@ -180,6 +196,7 @@ impl Subscribers {
                     subscribers_max,
                 }),
                 announced: Mutex::default(),
+                names_shown: Mutex::new(Bucket::full(names_shown, Instant::now().into())),
             }),
         }
     }
@@ -236,8 +253,10 @@ impl Subscribers {
                 } else if queues.len() >= most {
                     forget_longest_ended(&mut queues, |_| true)?;
                 }
+                let names_shown = self.shared.names_shown.lock();
+                let mut names_shown = names_shown.unwrap_or_else(PoisonError::into_inner);
                 let queue = Arc::new(Queue::new(
-                    network,
+                    (network, names_shown.take(now.into())),
                     pinned::Account::new(call, name),
                     connection,
                     began,
@@ -325,7 +344,12 @@ fn forget_longest_ended(
 }
 
 impl Queue {
-    fn new(network: IpAddr, pinned: pinned::Account, connection: Connection, began: Start) -> Self {
+    fn new(
+        (network, is_shown): (IpAddr, bool),
+        pinned: pinned::Account,
+        connection: Connection,
+        began: Start,
+    ) -> Self {
         let mut state = State {
             connection,
             account: Account::new(began.first),
@@ -338,6 +362,7 @@ impl Queue {
         state.begin(began);
         Self {
             network,
+            is_shown,
             state: Mutex::new(state),
             pinned: Arc::new(pinned),
         }
@@ -373,6 +398,7 @@ impl Queue {
         Snapshot {
             name: name.to_owned(),
             call,
+            is_shown: self.is_shown,
             connected: matches!(state.connection, Connection::Streaming { .. }),
             position: state.account.position(),
             joined: state.account.joined(),

@@ -15,7 +15,8 @@ pub struct Limits {
     /// Longest time from the first byte of a request to its last header byte. A request that begins in the same
     /// read as the end of another has the idle timeout instead. `None` for protocols that say more than requests.
     pub request_timeout: Option<Duration>,
-    /// Longest time without any request in progress.
+    /// Longest time without any request in progress; a sixteenth of it, or a second, where more than four fifths of the
+    /// connections are taken.
     pub idle_timeout: Duration,
     /// Longest time that written bytes may wait for the client to read; `None` for ports whose protocol has
     /// its own flow control.
@@ -24,7 +25,7 @@ pub struct Limits {
 
 /// The limits that hold now. Whoever made them of a channel may change them: numbers of connections hold for the next
 /// one, and close none; times hold from the next look at a connection, which is due after half the shortest time that
-/// held before.
+/// held before, or five seconds.
 #[derive(Debug, Clone)]
 pub struct LiveLimits(watch::Receiver<Limits>);
 

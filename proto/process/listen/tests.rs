@@ -66,6 +66,22 @@ fn silent_connection_is_cut_at_the_idle_timeout() {
 }
 
 #[test]
+fn idle_connections_have_little_time_where_places_run_short() {
+    let many = Limits {
+        connections_max: 100,
+        ..LIMITS
+    };
+    let idle = |open| with_open(many, open).idle_timeout;
+    assert_eq!(idle(80), LIMITS.idle_timeout);
+    assert_eq!(idle(81), LIMITS.idle_timeout / SHORT_IDLE_PART);
+    let brief = Limits {
+        idle_timeout: Duration::from_millis(300),
+        ..many
+    };
+    assert_eq!(with_open(brief, 100), brief);
+}
+
+#[test]
 fn connection_with_requests_or_a_long_one_lives() {
     check(|_, activity| activity.request(), None);
     let long = Arc::new(Activity::default());

@@ -1,6 +1,11 @@
 //! TLS on a port: certificates, client certificates if an authority is named, and handshakes within limits.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use rustls::{
@@ -8,8 +13,9 @@ use rustls::{
     server::{NoServerSessionStorage, WebPkiClientVerifier},
     sign::SingleCertAndKey,
 };
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::sync::CancellationToken;
 
 use super::{HTTP2, pem, provider};
 use crate::process::{
@@ -21,7 +27,7 @@ use crate::process::{
 /// Longest time a client may take for its handshake. Over any network it needs less than one second.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most handshakes at once; a further connection is closed. All nodes of a large exchange reconnecting at once
+/// Most handshakes at once; a further one ends the oldest. All nodes of a large exchange reconnecting at once
 /// stay below it, since one handshake takes milliseconds.
 pub const HANDSHAKES_MAX: usize = 256;
 
@@ -117,7 +123,7 @@ struct Metrics {
 #[derive(Debug)]
 pub struct Handshakes {
     files: Arc<Reloaded<Files>>,
-    at_once: Semaphore,
+    under_way: UnderWay,
     addresses: Addresses,
     metrics: Metrics,
 }
@@ -143,7 +149,7 @@ impl Handshakes {
         let outcome = |outcome| outcomes.with_label_values(&[outcome]);
         Ok(Self {
             files,
-            at_once: Semaphore::new(HANDSHAKES_MAX),
+            under_way: UnderWay::default(),
             addresses: Addresses::new(HANDSHAKES_PER_ADDRESS_MAX),
             metrics: Metrics {
                 done: outcome("done"),
@@ -156,13 +162,18 @@ impl Handshakes {
 
     /// Shakes hands with a client, with the files in use now; `None` when that fails, which is counted.
     pub async fn shake<S: ByteStream>(&self, stream: S, peer: IpAddr) -> Option<TlsStream<S>> {
-        let (Ok(_permit), Some(_place)) = (self.at_once.try_acquire(), self.addresses.enter(peer))
-        else {
+        let Some(_place) = self.addresses.enter(peer) else {
             self.metrics.too_many.inc();
             return None;
         };
+        let begun = self.under_way.begin();
         let acceptor = TlsAcceptor::from(Arc::clone(&self.files.current().config));
-        match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+        let shaking = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
+        let Some(shaken) = begun.end.run_until_cancelled(shaking).await else {
+            self.metrics.too_many.inc();
+            return None;
+        };
+        match shaken {
             Ok(Ok(stream)) => {
                 self.metrics.done.inc();
                 Some(stream)
@@ -178,5 +189,70 @@ impl Handshakes {
                 None
             }
         }
+    }
+}
+
+/// The handshakes under way, the oldest first: whoever is slow makes room for whoever comes.
+#[derive(Debug, Default)]
+struct UnderWay(Mutex<Begun>);
+
+#[derive(Debug, Default)]
+struct Begun {
+    count: u64,
+    ends: BTreeMap<u64, CancellationToken>,
+}
+
+/// One of them, until it is dropped.
+struct Handshake<'a> {
+    under_way: &'a UnderWay,
+    id: u64,
+    end: CancellationToken,
+}
+
+impl UnderWay {
+    fn begin(&self) -> Handshake<'_> {
+        let mut begun = self.begun();
+        if begun.ends.len() >= HANDSHAKES_MAX
+            && let Some((_, oldest)) = begun.ends.pop_first()
+        {
+            oldest.cancel();
+        }
+        let (id, end) = (begun.count, CancellationToken::new());
+        begun.count += 1;
+        begun.ends.insert(id, end.clone());
+        Handshake {
+            under_way: self,
+            id,
+            end,
+        }
+    }
+
+    fn begun(&self) -> MutexGuard<'_, Begun> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handshake<'_> {
+    fn drop(&mut self) {
+        self.under_way.begun().ends.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_handshakes_keep_no_newcomer_out() {
+        let under_way = UnderWay::default();
+        let slow: Vec<_> = (0..HANDSHAKES_MAX).map(|_| under_way.begin()).collect();
+        let newcomer = under_way.begin();
+        let ended = |handshake: &&Handshake<'_>| handshake.end.is_cancelled();
+        assert_eq!(slow.iter().filter(ended).count(), 1);
+        assert!(slow[0].end.is_cancelled() && !newcomer.end.is_cancelled());
+        drop(slow);
+        assert_eq!(under_way.begun().ends.len(), 1);
+        drop(newcomer);
+        assert!(under_way.begun().ends.is_empty());
     }
 }

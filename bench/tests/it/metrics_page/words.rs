@@ -85,9 +85,9 @@ pub(super) const LABELS: &[Label] = &[
 pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_edge_request_seconds",
-        "Measured once for all requests that one read brought, from then until their answers are handed to the system: each of \
-         them counts with that time. What waits unread is not in it, nor is the network. Requests whose client left before \
-         its answer are left out.",
+        "Measured once for all requests that one read brought, from then until their cookies are in the log and their answers \
+         made: each of them counts with that time. What waits unread is not in it, nor is the network, or a client that \
+         does not read.",
     ),
     (
         "producer_dsp_cookies_total",

@@ -10,6 +10,8 @@ pub struct Snapshot {
     pub name: String,
     /// The call it uses.
     pub call: Call,
+    /// Whether it has series of metrics of its own.
+    pub is_shown: bool,
     /// Whether a stream is open.
     pub connected: bool,
     /// The sequence after the last one taken out of the log.
