@@ -287,9 +287,14 @@ fn named(text: &str) -> BTreeSet<(String, bool)> {
 
 /// Texts for people and for their tools.
 fn texts() -> Result<Vec<PathBuf>> {
-    let mut found: Vec<_> = ["README.md", "SECURITY.md", "docker-compose.yml"]
-        .map(|name| root().join(name))
-        .into();
+    let mut found: Vec<_> = [
+        "README.md",
+        "ARCHITECTURE.md",
+        "SECURITY.md",
+        "docker-compose.yml",
+    ]
+    .map(|name| root().join(name))
+    .into();
     let mut folders = vec![root().join("docs"), root().join("deploy")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder)? {

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::harness::{Consumer, PATIENCE, Producer, accept_all, machine, wait_until};
 
-/// What README.md says a consumer takes at most beside `--refresh-bytes`.
+/// What docs/operation.md says a consumer takes at most beside `--refresh-bytes`.
 const DOCUMENTED_BYTES: u64 = 384 << 20;
 
 const PRODUCERS: u64 = 8;

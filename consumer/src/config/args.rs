@@ -216,7 +216,7 @@ pub(super) struct KeepingArgs {
     #[arg(long, value_name = "TIME", default_value = "1h")]
     pub(super) refresh_interval: String,
 
-    /// Memory for knowing what repeats: 26 bytes for each user and DSP; the oldest are forgotten when it is full
+    /// Memory for knowing what repeats: 26 bytes for each user and DSP; where it runs short the older are forgotten
     #[arg(long, value_name = "BYTES", default_value = "256MiB")]
     pub(super) refresh_bytes: String,
 }
