@@ -7,7 +7,8 @@
 //! by `--subscribers` and `--pinned-bytes`.
 //!
 //! A half that runs short gives its holders less time, from `PATIENCE` when it is half full down to `HURRY` when nine tenths
-//! are taken: whoever asks for bytes ends those that have held some for longer. These count no more against whoever asks, which
+//! are taken: whoever asks for bytes ends those that have held some for longer, and where its address has taken its share, those
+//! of its address. These count no more against whoever asks, which
 //! is what the last fifth of a half is kept for until they are gone. All connections together make 2,000 calls a second, and as
 //! many of them as come within the shortest time fit: so calls that are never finished keep no other out for longer than
 //! their first burst. What finds no room even so is refused.
@@ -119,8 +120,25 @@ struct Half {
     taken: usize,
     /// How much of it those hold that were told to end.
     ending: usize,
-    /// Who holds how much and was not told to end, the oldest first.
-    holders: BTreeMap<u64, (Holder, usize)>,
+    /// Who holds some and was not told to end, the oldest first.
+    holders: BTreeMap<u64, Held>,
+}
+
+/// What one call holds of a half.
+#[derive(Debug)]
+struct Held {
+    holder: Holder,
+    bytes: usize,
+    /// What its address holds, where that is bounded.
+    of_address: Option<Arc<OfAddress>>,
+}
+
+/// What the calls of one address hold of the requests' half, and how much of it those that were told to end; changed under the lock
+/// of the budget alone.
+#[derive(Debug, Default)]
+struct OfAddress {
+    taken: AtomicUsize,
+    ending: AtomicUsize,
 }
 
 #[derive(Debug, Clone)]
@@ -146,7 +164,7 @@ impl Budget {
     pub(super) fn share(&self) -> Share {
         Share {
             shared: Arc::clone(&self.shared),
-            request_bytes: Arc::default(),
+            of_address: Arc::default(),
         }
     }
 }
@@ -155,8 +173,7 @@ impl Budget {
 #[derive(Debug, Clone)]
 pub(super) struct Share {
     shared: Arc<Shared>,
-    /// Changed under the lock of the budget alone.
-    request_bytes: Arc<AtomicUsize>,
+    of_address: Arc<OfAddress>,
 }
 
 impl Share {
@@ -170,10 +187,8 @@ impl Share {
             end: CancellationToken::new(),
         };
         let call_bytes = kind.call_bytes();
-        if !self
-            .shared
-            .take(&mut state.calls, id, &holder, call_bytes, now)
-        {
+        let calls = &mut state.calls;
+        if !self.shared.take(calls, id, &holder, call_bytes, None, now) {
             return None;
         }
         self.shared.show(&state);
@@ -219,18 +234,11 @@ impl Grant {
         if bytes == 0 {
             return true;
         }
-        let Share {
-            shared,
-            request_bytes,
-        } = &self.share;
+        let Share { shared, of_address } = &self.share;
         let mut state = shared.state();
-        if request_bytes.load(Ordering::Relaxed) + bytes > SHARE_BYTES_MAX {
-            shared.refused.inc();
-            return false;
-        }
-        let is_there = shared.take(&mut state.requests, self.id, &self.holder, bytes, now);
+        let (requests, of_address) = (&mut state.requests, Some(of_address));
+        let is_there = shared.take(requests, self.id, &self.holder, bytes, of_address, now);
         if is_there {
-            request_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.request_bytes.fetch_add(bytes, Ordering::Relaxed);
             shared.show(&state);
         }
@@ -243,11 +251,9 @@ impl Drop for Grant {
         let shared = &self.share.shared;
         let request_bytes = *self.request_bytes.get_mut();
         let mut state = shared.state();
-        state.calls.give_back(self.id, self.call_bytes);
-        state.requests.give_back(self.id, request_bytes);
-        self.share
-            .request_bytes
-            .fetch_sub(request_bytes, Ordering::Relaxed);
+        state.calls.give_back(self.id, self.call_bytes, None);
+        let of_address = Some(&self.share.of_address);
+        state.requests.give_back(self.id, request_bytes, of_address);
         shared.show(&state);
     }
 }
@@ -263,45 +269,92 @@ impl Shared {
     }
 
     /// Takes `bytes` of `half` for `holder`; false when there is no room.
-    fn take(&self, half: &mut Half, id: u64, holder: &Holder, bytes: usize, now: Instant) -> bool {
+    fn take(
+        &self,
+        half: &mut Half,
+        id: u64,
+        holder: &Holder,
+        bytes: usize,
+        of_address: Option<&Arc<OfAddress>>,
+        now: Instant,
+    ) -> bool {
         if bytes == 0 {
             return true;
         }
+        let has_share = || of_address.is_none_or(|it| it.standing() + bytes <= SHARE_BYTES_MAX);
         let patience = patience(half.taken - half.ending + bytes);
-        self.hurried.inc_by(half.end_older(patience, now));
-        let is_room = half.taken - half.ending + bytes <= ROOM_BYTES_MAX
+        self.hurried.inc_by(half.end_older(patience, None, now));
+        if !has_share() {
+            let ended = half.end_older(HURRY, of_address, now);
+            self.hurried.inc_by(ended);
+        }
+        let is_room = has_share()
+            && half.taken - half.ending + bytes <= ROOM_BYTES_MAX
             && half.taken + bytes <= HALF_BYTES_MAX;
         if !is_room || holder.end.is_cancelled() {
             self.refused.inc();
             return false;
         }
         half.taken += bytes;
-        let held = half.holders.entry(id);
-        held.or_insert_with(|| (holder.clone(), 0)).1 += bytes;
+        if let Some(of_address) = of_address {
+            of_address.taken.fetch_add(bytes, Ordering::Relaxed);
+        }
+        let held = half.holders.entry(id).or_insert_with(|| Held {
+            holder: holder.clone(),
+            bytes: 0,
+            of_address: of_address.map(Arc::clone),
+        });
+        held.bytes += bytes;
         true
     }
 }
 
+impl OfAddress {
+    /// What those hold that were not told to end.
+    fn standing(&self) -> usize {
+        self.taken.load(Ordering::Relaxed) - self.ending.load(Ordering::Relaxed)
+    }
+}
+
 impl Half {
-    /// Ends all that are as old as `patience`; returns how many were not told before.
-    fn end_older(&mut self, patience: Duration, now: Instant) -> u64 {
+    /// Ends all, or those of one address, that are as old as `patience`; returns how many were not told before.
+    fn end_older(
+        &mut self,
+        patience: Duration,
+        of_address: Option<&Arc<OfAddress>>,
+        now: Instant,
+    ) -> u64 {
+        let is_asked = |held: &Held| match (of_address, &held.of_address) {
+            (Some(asked), Some(of)) => Arc::ptr_eq(asked, of),
+            (asked, _) => asked.is_none(),
+        };
+        let is_old = |held: &Held| now.saturating_duration_since(held.holder.since) >= patience;
+        let old = self.holders.iter().take_while(|(_, held)| is_old(held));
+        let old: Vec<_> = old
+            .filter(|(_, held)| is_asked(held))
+            .map(|(id, _)| *id)
+            .collect();
         let mut ended = 0;
-        while let Some(oldest) = self.holders.first_entry()
-            && now.saturating_duration_since(oldest.get().0.since) >= patience
-        {
-            let (Holder { end, .. }, bytes) = oldest.remove();
-            self.ending += bytes;
-            ended += u64::from(!end.is_cancelled());
-            end.cancel();
+        for held in old.iter().filter_map(|id| self.holders.remove(id)) {
+            self.ending += held.bytes;
+            if let Some(of_address) = &held.of_address {
+                of_address.ending.fetch_add(held.bytes, Ordering::Relaxed);
+            }
+            ended += u64::from(!held.holder.end.is_cancelled());
+            held.holder.end.cancel();
         }
         ended
     }
 
-    fn give_back(&mut self, id: u64, bytes: usize) {
-        if self.holders.remove(&id).is_none() {
-            self.ending -= bytes;
-        }
+    fn give_back(&mut self, id: u64, bytes: usize, of_address: Option<&Arc<OfAddress>>) {
+        let was_ending = self.holders.remove(&id).is_none();
         self.taken -= bytes;
+        self.ending -= if was_ending { bytes } else { 0 };
+        if let Some(of_address) = of_address {
+            of_address.taken.fetch_sub(bytes, Ordering::Relaxed);
+            let ending = if was_ending { bytes } else { 0 };
+            of_address.ending.fetch_sub(ending, Ordering::Relaxed);
+        }
     }
 }
 
