@@ -1,25 +1,27 @@
 //! `bench soak`: the same cluster as `bench e2e` under constant load, while processes are killed, stopped and restarted;
 //! then the proof that every accepted cookie is in every store, but for what a killed producer may have taken with it.
 
+mod allowed;
 mod args;
-mod explain;
 mod inject;
 mod outcome;
 mod plan;
 mod report;
-mod told;
+mod reported;
 
 use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::Args;
+use consumer::losses::Page;
 use cookiesync::process::unix_micros;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use self::{allowed::AllowedLosses, inject::Injector, plan::Scene, reported::Moment};
 pub use self::{args::FaultArgs, inject::Event, outcome::Outcome, plan::Kind};
-use self::{explain::Excuses, inject::Injector, plan::Scene, told::Moment};
 use crate::{
+    admin,
     cluster::{ClusterArgs, StoreChoice, memory_of_machine, netns},
     e2e::{
         DriveArgs, Settled, Verification,
@@ -46,7 +48,7 @@ const REQUEST_BYTES: u128 = 16;
 ///
 /// Faults are chosen by flags, each with a mean time between two of them; which process is struck, when and for how long is
 /// drawn from the seed before it begins, and printed. A cookie may be missing where the system does not promise more: one that a
-/// killed producer had accepted and not delivered, or one of a gap, and no more of them than the node's consumer told of. The exit
+/// killed producer had accepted and not delivered, or one of a gap, and no more of them than the node's consumer reported. The exit
 /// code is 1 when anything else is missing, wrong or never sent, or a process did not end in order.
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
@@ -86,7 +88,6 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let kinds = args.faults.kinds(!mongods.is_empty(), no_cuts.as_deref())?;
     let mut cluster = args.cluster.clone();
     cluster.own_network |= kinds.iter().any(|(kind, _)| kind.cuts().is_some());
-    cluster.log_filter = Some(told::LOG_FILTER);
     cluster.check()?;
     args.check_memory(memory_of_machine())?;
     let folder = args.report.prepare("soak")?;
@@ -129,6 +130,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     }
     let settled = settle(&mut running, stop).await;
 
+    let reported = reported(&running).await;
     running.progress.begin("stopping", None);
     let mut faults = std::mem::take(&mut injector.faults);
     let stopped = running.stop().await;
@@ -139,12 +141,14 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         at: Instant::now(),
         unix_micros: unix_micros(),
     };
-    let nodes = running.cluster.nodes.iter();
-    let excuses = nodes.map(|node| {
-        let log = node.process.last_lines(usize::MAX);
-        (node.name.clone(), Excuses::new(&log, observations, now))
+    let allowed = reported.into_iter().map(|(name, page)| {
+        let page = page.unwrap_or_else(|error| {
+            faults.push(format!("{name} does not say what it lost: {error:#}"));
+            Page::default()
+        });
+        (name, AllowedLosses::new(&page, observations, now))
     });
-    let excuses: Vec<_> = excuses.collect();
+    let allowed: Vec<_> = allowed.collect();
     let sources = std::mem::take(&mut drove.driven.sources);
     let verification = if settled.left > 0 && !is_orderly {
         Verification::failed(format!(
@@ -153,8 +157,8 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         ))
     } else {
         let explain = |node: usize, source: &_, number| {
-            let (_, excuses) = &excuses[node];
-            excuses.cover(&Lost::of(source, number))
+            let (_, allowed) = &allowed[node];
+            allowed.cover(&Lost::of(source, number))
         };
         running.verify(sources, &explain, stop).await
     };
@@ -169,7 +173,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         events: injector.events,
         killed: injector.killed,
         began,
-        excuses,
+        allowed,
         verification,
         faults,
         observations: running.observer.observations(),
@@ -180,6 +184,19 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         report::report(&outcome, observer.observations(), began)
     })?;
     Ok(outcome)
+}
+
+/// What each node's consumer has on record as lost.
+async fn reported(running: &Running) -> Vec<(String, Result<Page>)> {
+    let mut all = Vec::new();
+    for node in &running.cluster.nodes {
+        let page = async {
+            let answer = admin::get(&node.admin, "/v1/losses").await?;
+            Ok(serde_json::from_str(&answer.body)?)
+        };
+        all.push((node.name.clone(), page.await));
+    }
+    all
 }
 
 impl SoakArgs {
@@ -240,6 +257,39 @@ fn is_quiet(before: &Observation, now: &Observation) -> bool {
         counts.buffer_bytes == 0 && counts.received == counts.settled()
     });
     lag == 0 && is_empty && settled(before) == settled(now)
+}
+
+/// A gap as a consumer reports it.
+#[cfg(test)]
+fn gap(epoch: u64, first: u64, last: u64) -> consumer::losses::Loss {
+    consumer::losses::Loss {
+        producer: "p".to_owned(),
+        epoch,
+        first,
+        last: Some(last),
+        cookies: Some(last + 1 - first),
+        exact: true,
+        cause: consumer::losses::Cause::QueueBound,
+        noted_unix_micros: 0,
+    }
+}
+
+/// The end of a life after this sequence as a consumer reports it, told by the life `next`.
+#[cfg(test)]
+fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) -> consumer::losses::Loss {
+    consumer::losses::Loss {
+        first: sequence + 1,
+        last: None,
+        cookies,
+        exact: false,
+        cause: consumer::losses::Cause::Ended {
+            told_by: Some(next),
+            whole: true,
+            watched_from: 1,
+            lost_in_gaps: 0,
+        },
+        ..gap(epoch, 0, 0)
+    }
 }
 
 #[cfg(test)]

@@ -34,7 +34,9 @@ use crate::{
     clock::Clock,
     config::{Config, ProducerUrl, StoreConfig},
     health::Health,
-    lookup, maintenance,
+    lookup,
+    losses::{self, Losses},
+    maintenance,
     metrics::Metrics,
     sink::{Failure, Pipeline, Stops},
     status::{self, ConsumerStatus},
@@ -155,6 +157,7 @@ impl App {
         )?;
         app.services.spawn(board.clone().run());
         let pages = Arc::new(Pages {
+            losses: metrics.sink.losses.clone(),
             store: Arc::clone(&app.store),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
@@ -392,6 +395,7 @@ fn pipeline_time(drain_timeout: Duration) -> Duration {
 
 /// The consumer's own pages on the admin port.
 struct Pages {
+    losses: Losses,
     store: Arc<dyn Store>,
     health: Arc<Health>,
     draining: CancellationToken,
@@ -420,7 +424,12 @@ impl admin::Pages for Pages {
         &'a self,
         path: &'a str,
     ) -> Pin<Box<dyn Future<Output = Option<admin::Answer>> + Send + 'a>> {
-        Box::pin(lookup::page(&*self.store, path))
+        Box::pin(async move {
+            match losses::page(&self.losses, path) {
+                Some(answer) => Some(answer),
+                None => lookup::page(&*self.store, path).await,
+            }
+        })
     }
 }
 

@@ -5,8 +5,10 @@
 //! size of the batch before from the start; no allocation of its own.
 
 mod cursor;
+mod judge;
 
 pub use cursor::Cursor;
+pub use judge::{Judge, Mark, TakeAll, Verdict};
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
@@ -18,7 +20,10 @@ use cookiesync::{
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
 
-use crate::places::Place;
+use crate::{
+    losses::{Loss, Numbered, OF_BATCH_MAX},
+    places::Place,
+};
 
 /// A cookie of a batch. Its strings were checked: not empty, within the contract's lengths, UTF-8; the user id
 /// is printable ASCII.
@@ -36,53 +41,6 @@ pub struct BatchCookie<'a> {
     pub is_known: bool,
 }
 
-/// What is to become of a cookie before it is part of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// It need not be written: it repeats what is stored.
-    LeaveOut,
-    /// It need not be written: it is older than what is stored, or than a repeat of that.
-    Stale,
-    /// Its DSP has no place in the store.
-    Refuse,
-    /// It is to be written.
-    Take {
-        /// Whether the store is known to have had a cookie of its pair.
-        is_known: bool,
-    },
-}
-
-/// What a judge wants to find again beside a cookie.
-pub type Mark = [u64; 2];
-
-/// Decides which cookies become part of a batch. Asked chunk by chunk, so that it can look up many at once.
-pub trait Judge {
-    /// What it will want to know of a cookie again.
-    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark;
-
-    /// Announces whose verdicts will be asked for, in this order.
-    fn announce(&mut self, marks: &[Mark]);
-
-    /// What is to become of a cookie.
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict;
-}
-
-/// Takes every cookie, and knows nothing of any.
-#[derive(Debug, Clone, Copy)]
-pub struct TakeAll;
-
-impl Judge for TakeAll {
-    fn mark(&self, _: &BatchCookie<'_>) -> Mark {
-        [0; 2]
-    }
-
-    fn announce(&mut self, _: &[Mark]) {}
-
-    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark) -> Verdict {
-        Verdict::Take { is_known: false }
-    }
-}
-
 /// The newest cookie of each pair, and how far every producer got.
 #[derive(Debug)]
 pub struct Batch {
@@ -93,6 +51,7 @@ pub struct Batch {
     cursors: Vec<Cursor>,
     goodbyes: Vec<Cursor>,
     places: Vec<Place>,
+    losses: Vec<Numbered>,
     held: BTreeSet<u32>,
     accepted: Vec<(u64, u32)>,
     cookies_max: usize,
@@ -145,6 +104,7 @@ impl Batch {
             cursors: Vec::new(),
             goodbyes: Vec::new(),
             places: Vec::new(),
+            losses: Vec::new(),
             held: BTreeSet::new(),
             accepted: Vec::new(),
             cookies_max,
@@ -168,13 +128,15 @@ impl Batch {
     /// Whether it wants no more chunks. A chunk that is pushed all the same is taken whole.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.entries.len() >= self.cookies_max || self.bytes >= self.bytes_max
+        self.entries.len() >= self.cookies_max
+            || self.bytes >= self.bytes_max
+            || self.losses.len() >= OF_BATCH_MAX
     }
 
-    /// Whether there is nothing to make durable: neither a cookie nor a cursor.
+    /// Whether there is nothing to make durable: neither a cookie, nor a cursor, nor a record of a loss.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.cursors.is_empty()
+        self.entries.is_empty() && self.cursors.is_empty() && self.losses.is_empty()
     }
 
     /// The number of cookies to be written.
@@ -270,6 +232,21 @@ impl Batch {
     /// Takes what is to be recorded of the places of DSPs.
     pub fn set_places(&mut self, places: Vec<Place>) {
         self.places = places;
+    }
+
+    /// What will not come. To be committed with the cursors, or before them.
+    #[must_use]
+    pub fn losses(&self) -> &[Numbered] {
+        &self.losses
+    }
+
+    /// Notes what will not come, as a record with this number; false when it is part of one that is there.
+    pub fn lose(&mut self, loss: Loss, number: u64) -> bool {
+        if self.losses.iter_mut().any(|it| it.loss.join(&loss)) {
+            return false;
+        }
+        self.losses.push(Numbered { number, loss });
+        true
     }
 
     /// The ends of producers' lives that were reached with everything before them, also of those that have begun another

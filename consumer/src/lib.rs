@@ -49,6 +49,7 @@ pub mod store;
 pub mod maintenance;
 
 pub mod lookup;
+pub mod losses;
 
 pub mod backoff;
 pub mod health;

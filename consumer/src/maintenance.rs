@@ -216,7 +216,8 @@ impl Night {
             for producer in forgotten {
                 let stood = self.positions.forget(&producer);
                 if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
-                    ended::say_gone(&self.subscription, &stood, None);
+                    let loss = ended::say_gone(&self.subscription, &stood, None);
+                    self.positions.leave(loss);
                 }
                 self.sink.producers.forget(&producer);
                 self.metrics.forgotten_cursors.inc();

@@ -17,6 +17,7 @@ use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
     config::{Config, StoreConfig},
+    losses::Numbered,
     places::{LookupBound, Place},
 };
 
@@ -192,6 +193,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When the store cannot be read.
     fn load_cursors(&self) -> Answer<'_, Vec<Cursor>>;
 
+    /// The records of what this consumer will not get, in any order.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
     /// The DSPs of which cookies may be stored, and when the newest of each was accepted.
     ///
     /// # Errors
@@ -215,7 +224,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When something else was not brought in.
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written>;
 
-    /// Makes the cookies of a batch that was written durable, and after them its cursors and places. In the order of batches;
+    /// Makes the cookies of a batch that was written durable, and after them its records of losses, its cursors and places. In the order of batches;
     /// the next may be written meanwhile. A store that has done so in [`write`](Self::write) need not.
     ///
     /// # Errors

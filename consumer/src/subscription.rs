@@ -37,6 +37,7 @@ use crate::{
     batch::Cursor,
     config::ProducerUrl,
     health::{Health, Link},
+    losses::Loss,
     metrics::{self, Followed},
 };
 use buffer::{BufferWriter, Item};
@@ -284,7 +285,8 @@ impl Subscription {
         let seen = open.watch(hello.epoch, hello.first_sequence, before);
         self.say_connected(&hello, position.producer());
         if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
-            ended::say(&context.metrics, before, *tail, seen);
+            let loss = ended::say(&context.metrics, before, *tail, seen, hello.epoch);
+            self.buffer.push(Item::Loss(Box::new(loss))).await?;
         }
         self.push(Item::Cursor(began_at.clone()), &mut open, &began_at)
             .await?;
@@ -304,8 +306,13 @@ impl Subscription {
             let now = Instant::now();
             if look_at <= now {
                 look_at = now + LOOK_INTERVAL;
-                for (stood, successor) in self.context.positions.give_up(now) {
-                    ended::say_gone(&self.context.metrics, &stood, Some(&*successor));
+                let positions = &self.context.positions;
+                for (stood, successor) in positions.give_up(now) {
+                    let successor = Some(&*successor);
+                    positions.leave(ended::say_gone(&context.metrics, &stood, successor));
+                }
+                for loss in positions.take_losses() {
+                    self.buffer.push(Item::Loss(Box::new(loss))).await?;
                 }
             }
             // Only what passed its checks is progress.
@@ -355,14 +362,23 @@ impl Subscription {
                 open.lost(position.cursor().epoch, lost);
                 let producer = &**position.producer();
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
-                let epoch = position.cursor().epoch;
-                tracing::debug!(producer, epoch, lost, first, last, reason = ?gap.reason(), "gap");
                 let say = self.gaps.gap(lost, Instant::now());
                 if say == Some(Say::Begin) {
                     tracing::warn!(producer, lost, first, last, reason = ?gap.reason(), "gap: cookies are lost");
                 } else {
                     self.say_gaps(position.producer(), say);
                 }
+                let loss = Loss {
+                    producer: producer.to_owned(),
+                    epoch: position.cursor().epoch,
+                    first,
+                    last: Some(last),
+                    cookies: Some(lost),
+                    exact: true,
+                    cause: gap.reason().into(),
+                    noted_unix_micros: unix_micros(),
+                };
+                self.buffer.push(Item::Loss(Box::new(loss))).await?;
                 Item::Cursor(position.cursor())
             }
             Received::Event(Event::Heartbeat(heartbeat)) => {

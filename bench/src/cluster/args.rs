@@ -49,9 +49,6 @@ pub struct ClusterArgs {
     /// Keep the folder with the stores and the logs of all processes; TMPDIR says where it is made.
     #[arg(long)]
     pub keep: bool,
-    /// What consumers log, instead of what `RUST_LOG` says.
-    #[arg(skip)]
-    pub log_filter: Option<&'static str>,
 }
 
 impl ClusterArgs {

@@ -58,8 +58,6 @@ impl Node {
         }
         flags.extend(place.consumer_flags());
         flags.extend(start.args.consumer_arg.iter().cloned());
-        let filter = start.args.log_filter;
-        let environment = filter.map(|filter| ("RUST_LOG", filter));
         let program = &start.programs.consumer;
         let (program, flags) = match start.network {
             Some(network) => network.inside(program, &flags),
@@ -67,7 +65,7 @@ impl Node {
         };
         let log = start.folder.join(format!("{name}.log"));
         Ok(Self {
-            process: Process::start_with(&name, &program, &flags, environment, &log)?,
+            process: Process::start(&name, &program, &flags, &log)?,
             name,
             admin,
             place,

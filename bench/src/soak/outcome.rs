@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{Driven, Event, Excuses, Kind, Settled, SoakArgs, Verification};
+use super::{AllowedLosses, Driven, Event, Kind, Settled, SoakArgs, Verification};
 use crate::{
     e2e::counted,
     observe::{Observation, Role},
@@ -79,7 +79,7 @@ pub(super) struct Run<'a> {
     /// When the load began.
     pub(super) began: Instant,
     /// What each node may lack, by its name.
-    pub(super) excuses: Vec<(String, Excuses)>,
+    pub(super) allowed: Vec<(String, AllowedLosses)>,
     pub(super) verification: Verification,
     pub(super) faults: Vec<String>,
     pub(super) observations: &'a [Observation],
@@ -129,7 +129,7 @@ impl Outcome {
             faults: run.faults,
         };
         outcome.judge();
-        outcome.excuse(run.killed, &run.excuses, run.began);
+        outcome.hold_against(run.killed, &run.allowed, run.began);
         outcome
     }
 
@@ -152,32 +152,38 @@ impl Outcome {
         self.faults.extend(wrong.map(Verdict::line));
     }
 
-    /// Holds what is missing against what the consumers told of.
-    fn excuse(&mut self, killed: usize, excuses: &[(String, Excuses)], began: Instant) {
+    /// Holds what is missing against what the consumers reported.
+    fn hold_against(&mut self, killed: usize, allowed: &[(String, AllowedLosses)], began: Instant) {
         for verdict in &self.verification.verdicts {
-            let of_node = excuses.iter().find(|(node, _)| *node == verdict.node);
-            let Some((node, excuses)) = of_node.filter(|_| verdict.explained > 0) else {
+            let of_node = allowed.iter().find(|(node, _)| *node == verdict.node);
+            let Some((node, allowed)) = of_node.filter(|_| verdict.explained > 0) else {
                 continue;
             };
-            let exceeded = excuses.exceeded(&verdict.lost, began);
+            if allowed.reported.forgotten > 0 {
+                self.faults.push(format!(
+                    "{node}: {} of its records of losses were forgotten, since others came",
+                    grouped(allowed.reported.forgotten)
+                ));
+            }
+            let exceeded = allowed.exceeded(&verdict.lost, began);
             let exceeded = exceeded.iter().map(|what| format!("{node}: {what}"));
             self.faults.extend(exceeded);
-            let told = excuses.told;
+            let reported = allowed.reported;
             self.findings.push(format!(
-                "{node}: {} pairs are missing or stale and excused: the {} requests they lack at least were under way while their \
-                 producers accepted what the node's consumer told of: gaps ({} cookies) and ends of lives of producers ({}, \
+                "{node}: {} pairs are missing or stale and allowed: the {} requests they lack at least were under way while their \
+                 producers accepted what the node's consumer reported: gaps ({} cookies) and ends of lives of producers ({}, \
                  with {} cookies at most; producers were killed {}), give or take two seconds",
                 grouped(verdict.explained),
                 grouped(verdict.lost.len() as u64),
-                grouped(told.cookies_in_gaps),
-                grouped(told.ends),
-                grouped(told.cookies_at_ends_max),
+                grouped(reported.cookies_in_gaps),
+                grouped(reported.ends),
+                grouped(reported.cookies_at_ends_max),
                 counted(killed, "time")
             ));
-            if told.ends_without_bound > 0 {
+            if reported.ends_without_bound > 0 {
                 self.findings.push(format!(
-                    "{node}: of {} of these ends no bound is known, so that they excuse any number",
-                    grouped(told.ends_without_bound)
+                    "{node}: of {} of these ends no bound is known, so that they allow any number",
+                    grouped(reported.ends_without_bound)
                 ));
             }
         }

@@ -27,6 +27,7 @@ mod languages;
 mod ledger;
 mod lives;
 mod load;
+mod losses;
 mod maintenance;
 mod metrics;
 mod metrics_page;

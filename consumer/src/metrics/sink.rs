@@ -4,7 +4,7 @@ use cookiesync::process::metrics::Latency;
 use prometheus::{Histogram, IntCounter, IntGauge, Result};
 
 use super::{Names, Producers, SECONDS};
-use crate::ledger::Ledger;
+use crate::{ledger::Ledger, losses::Losses};
 
 /// What the sink counts.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct Sink {
     pub goodbyes: IntCounter,
     /// How each producer stands; shared with the subscriptions.
     pub producers: Producers,
+    /// What this node will not get, on record.
+    pub losses: Losses,
 }
 
 /// Letters for cookies that the store refused for ever.
@@ -89,6 +91,7 @@ impl Sink {
                 "Producers that said goodbye and of which everything before that is stored, or was declared lost.",
             )?,
             producers,
+            losses: Losses::default(),
         })
     }
 }

@@ -42,6 +42,8 @@ pub struct Collector {
     /// What producers' clocks are held against.
     steady: SteadyClock,
     places: Places,
+    /// The number of the next record of a loss.
+    next_loss: u64,
     /// DSPs that the operator refuses.
     refused: watch::Receiver<BTreeSet<u32>>,
 }
@@ -93,6 +95,7 @@ impl Collector {
             ahead: HashSet::new(),
             steady: SteadyClock::new(unix_micros(), Instant::now()),
             places,
+            next_loss: 1,
             refused,
         }
     }
@@ -160,6 +163,9 @@ impl Collector {
                 batch.push_judged(&producer, &chunk, latest, &mut gate);
             }
             Item::Cursor(cursor) => batch.advance(&cursor),
+            Item::Loss(loss) => {
+                self.next_loss += u64::from(batch.lose(*loss, self.next_loss));
+            }
         }
     }
 
@@ -172,8 +178,9 @@ impl Collector {
         }
     }
 
-    /// Takes in what the store holds.
-    pub fn load_places(&mut self, held: &[Place]) {
+    /// Takes in of what the store holds which DSPs have a place, and which number the next record of a loss has.
+    pub fn load(&mut self, held: &[Place], next_loss: u64) {
+        self.next_loss = next_loss;
         self.refuse();
         self.places.load(held);
         self.show_places();

@@ -117,9 +117,9 @@ impl Pipeline {
     /// # Errors
     /// When the store is broken, or it is told to stop.
     pub async fn load_cursors(&mut self) -> Result<Vec<Cursor>, Failure> {
-        let (cursors, places) = self.writer.load().await?;
-        self.collector.load_places(&places);
-        Ok(cursors)
+        let loaded = self.writer.load().await?;
+        self.collector.load(&loaded.places, loaded.next_loss);
+        Ok(loaded.cursors)
     }
 
     /// The task that tries again what was set aside, if anything may be; to be run once the cursors are loaded.

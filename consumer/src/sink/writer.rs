@@ -56,6 +56,17 @@ pub struct Writer {
     reasons: Vec<String>,
 }
 
+/// What a store has beside cookies.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Where it stands.
+    pub cursors: Vec<Cursor>,
+    /// Of which DSPs it has cookies, or soon will.
+    pub places: Vec<Place>,
+    /// The number of the next record of a loss.
+    pub next_loss: u64,
+}
+
 /// A batch as the writer takes it.
 struct Taken {
     batch: Arc<Batch>,
@@ -95,11 +106,11 @@ impl Writer {
         }
     }
 
-    /// Waits for the store, until it can be written, and reads where it stands, and of which DSPs it has cookies.
+    /// Waits for the store, until it can be written, and reads what it has beside cookies.
     ///
     /// # Errors
     /// When the store is broken, or at `stop`.
-    pub async fn load(&mut self) -> Result<(Vec<Cursor>, Vec<Place>), Failure> {
+    pub async fn load(&mut self) -> Result<Loaded, Failure> {
         self.until_done(|store| store.ping()).await?;
         let cursors = self.until_done(|store| store.load_cursors()).await?;
         for cursor in &cursors {
@@ -110,7 +121,12 @@ impl Writer {
         let now = unix_micros();
         let mut places: Vec<Place> = aside.map(|dsp_id| (dsp_id, now)).collect();
         places.extend(self.load_places().await?);
-        Ok((cursors, places))
+        let losses = self.until_done(|store| store.load_losses()).await?;
+        Ok(Loaded {
+            cursors,
+            places,
+            next_loss: self.metrics.losses.load(losses),
+        })
     }
 
     /// However long it takes: a store without a record of them is read through.
@@ -345,6 +361,7 @@ impl Writer {
         for cursor in batch.cursors() {
             metrics.producers.durable(cursor);
         }
+        metrics.losses.add(batch.losses());
         for end in batch.goodbyes() {
             metrics.goodbyes.inc();
             let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);

@@ -40,15 +40,16 @@ use tokio_util::sync::CancellationToken;
 use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Found, Store, StoreError, Written};
 use crate::{
     batch::{Batch, BatchCookie, Cursor},
+    losses::Numbered,
     places::{LookupBound, Place},
     ttl::Ttls,
 };
 use expiry::Expiry;
 use recent::Recent;
 use records::{
-    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, NEWEST_KEY, PLACE_PREFIX, PLACES_KEY, be_u64,
-    committed, decode_cursor, dsp_of, encode_cursor, place_key, put_value, stored_cookie,
-    user_prefix,
+    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, PLACE_PREFIX,
+    PLACES_KEY, be_u64, committed, decode_cursor, dsp_of, encode_cursor, loss_key, place_key,
+    put_value, stored_cookie, user_prefix,
 };
 
 /// Bytes of blocks kept in memory for reading.
@@ -189,6 +190,10 @@ impl Store for EmbeddedStore {
         self.run(Inner::load_cursors)
     }
 
+    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
+        self.run(Inner::load_losses)
+    }
+
     fn load_places(&self) -> Answer<'_, Vec<Place>> {
         self.run(Inner::load_places)
     }
@@ -297,6 +302,14 @@ impl Inner {
         Ok(cursors)
     }
 
+    fn load_losses(&self) -> fjall::Result<Vec<Numbered>> {
+        let mut losses = Vec::new();
+        for pair in self.meta.prefix(LOSS_PREFIX) {
+            losses.extend(serde_json::from_slice(&pair.value()?).ok());
+        }
+        Ok(losses)
+    }
+
     /// The places recorded; in a store of a version that recorded none, those of all cookies, which are read for that.
     fn load_places(&self) -> fjall::Result<Vec<Place>> {
         let mut places = BTreeMap::new();
@@ -323,7 +336,8 @@ impl Inner {
     fn write(&self, batch: &Batch) -> fjall::Result<Written> {
         let mut recent = self.recent();
         let newest = recent.newest();
-        let capacity = batch.len() + batch.cursors().len() + batch.places().len() + 1;
+        let beside = batch.cursors().len() + batch.places().len() + batch.losses().len();
+        let capacity = batch.len() + beside + 1;
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
             .durability(Some(PersistMode::SyncData));
         let mut done = Written::default();
@@ -343,6 +357,10 @@ impl Inner {
         }
         for (dsp_id, newest) in batch.places() {
             writes.insert(&self.meta, place_key(*dsp_id), newest.to_be_bytes());
+        }
+        for loss in batch.losses() {
+            let value = serde_json::to_vec(loss).expect("records are JSON");
+            writes.insert(&self.meta, loss_key(loss), value);
         }
         for cursor in batch.cursors() {
             let (key, value) = encode_cursor(cursor, (self.tuning.now_unix_micros)());

@@ -33,6 +33,7 @@ mod cursors;
 mod errors;
 mod expiry;
 mod lookup;
+mod losses;
 mod order;
 mod owner;
 mod places;
@@ -58,6 +59,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written};
 use crate::{
     batch::{Batch, Cursor},
+    losses::Numbered,
     places::{LookupBound, Place},
     ttl::Ttls,
 };
@@ -240,6 +242,10 @@ fn number(value: &Bson) -> Option<u64> {
 impl Store for MongodbStore {
     fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
         self.inner.answer(self.inner.load_committed())
+    }
+
+    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
+        self.inner.answer(self.inner.read_losses())
     }
 
     fn load_places(&self) -> Answer<'_, Vec<Place>> {

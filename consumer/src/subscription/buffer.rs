@@ -11,6 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use crate::{
     batch::Cursor,
     ledger::Ledger,
+    losses::Loss,
     metrics::{self, gauge_value},
 };
 
@@ -24,6 +25,8 @@ pub enum Item {
     Chunk(Arc<str>, ChunkRef),
     /// A producer got further without a cookie: by a gap, a new epoch, or a goodbye.
     Cursor(Cursor),
+    /// What will not come, ahead of the cursor that passes it.
+    Loss(Box<Loss>),
 }
 
 /// The receiving end has gone; nothing more can be pushed.
@@ -90,7 +93,7 @@ impl BufferWriter {
         let bytes = ITEM_BYTES
             + match &item {
                 Item::Chunk(_, chunk) => chunk.body().len(),
-                Item::Cursor(_) => 0,
+                Item::Cursor(_) | Item::Loss(_) => 0,
             };
         let bytes = bytes.min(self.bytes_max);
         let permits = u32::try_from(bytes).map_err(|_| Closed)?;

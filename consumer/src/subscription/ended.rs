@@ -11,9 +11,13 @@
 //! It is said when everything was *received*. Cookies are stored in the order of their coming, and before the cursor of the next life;
 //! should this process die before that, the next one stands where the store does, and tells of the same end by that.
 
-use cookiesync::v1::Tail;
+use cookiesync::{process::unix_micros, v1::Tail};
 
-use crate::{batch::Cursor, metrics};
+use crate::{
+    batch::Cursor,
+    losses::{Cause, Loss},
+    metrics,
+};
 
 /// What a process saw of one life of a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,11 +72,18 @@ pub fn missing(before: &Cursor, tail: Option<Tail>) -> Missing {
     }
 }
 
-/// Says and counts how the life ended that came before the one that has answered.
-pub fn say(metrics: &metrics::Subscription, before: &Cursor, tail: Option<Tail>, seen: Watched) {
+/// Says and counts how the life ended that came before the one with this epoch, which has answered. Returns the record of it.
+pub fn say(
+    metrics: &metrics::Subscription,
+    before: &Cursor,
+    tail: Option<Tail>,
+    seen: Watched,
+    told_by: u64,
+) -> Loss {
     let (producer, epoch, sequence) = (&*before.producer, before.epoch, before.sequence);
     let (watched_from, lost_in_gaps) = (seen.from, seen.lost_in_gaps);
-    match missing(before, tail) {
+    let missing = missing(before, tail);
+    match missing {
         Missing::Nothing | Missing::NothingOfIt if lost_in_gaps > 0 => {
             metrics.lives_lost.inc();
             tracing::warn!(
@@ -144,11 +155,36 @@ pub fn say(metrics: &metrics::Subscription, before: &Cursor, tail: Option<Tail>,
             );
         }
     }
+    record(before, missing, Some(told_by), seen)
+}
+
+fn record(before: &Cursor, missing: Missing, told_by: Option<u64>, seen: Watched) -> Loss {
+    let (cookies, exact) = match missing {
+        Missing::Nothing | Missing::NothingOfIt => (Some(0), true),
+        Missing::Exactly(cookies) => (Some(cookies), true),
+        Missing::AtMost(cookies) => (Some(cookies), false),
+        Missing::Unknown => (None, false),
+    };
+    Loss {
+        producer: before.producer.to_string(),
+        epoch: before.epoch,
+        first: before.sequence.saturating_add(1),
+        last: None,
+        cookies,
+        exact,
+        cause: Cause::Ended {
+            told_by,
+            whole: missing != Missing::NothingOfIt,
+            watched_from: seen.from,
+            lost_in_gaps: seen.lost_in_gaps,
+        },
+        noted_unix_micros: unix_micros(),
+    }
 }
 
 /// Says and counts that a producer that did not say goodbye is given up, since it never came back, or since another is in its
-/// place.
-pub fn say_gone(metrics: &metrics::Subscription, stood: &Cursor, successor: Option<&str>) {
+/// place. Returns the record of it.
+pub fn say_gone(metrics: &metrics::Subscription, stood: &Cursor, successor: Option<&str>) -> Loss {
     metrics.lives_unknown.inc();
     metrics.unknown_tails.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
@@ -159,6 +195,8 @@ pub fn say_gone(metrics: &metrics::Subscription, stood: &Cursor, successor: Opti
         successor,
         "producer is gone without a goodbye, unknown tail: no bound is known"
     );
+    let seen = Watched::since(epoch, sequence.saturating_add(1));
+    record(stood, Missing::Unknown, None, seen)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use cookiesync::limits::CURSORS_MAX;
 use tokio::{sync::Notify, time::Instant};
 
 use super::ended::Watched;
-use crate::batch::Cursor;
+use crate::{batch::Cursor, losses::Loss};
 
 /// How long a producer in whose place another came is waited for: longer than the outages of a network that it comes back from
 /// with nothing lost.
@@ -38,6 +38,8 @@ struct State {
     newcomers: HashMap<Arc<str>, (Arc<str>, Instant)>,
     /// Counts changes, to tell which cursors are the newest.
     changes: u64,
+    /// Records that no stream has taken along yet.
+    losses: Vec<Loss>,
 }
 
 #[derive(Debug, Default)]
@@ -195,6 +197,17 @@ impl Positions {
             Some(given_up)
         });
         given_up.collect()
+    }
+
+    /// Leaves a record for whichever stream looks next.
+    pub fn leave(&self, loss: Loss) {
+        self.lock().losses.push(loss);
+    }
+
+    /// Takes the records that were left.
+    #[must_use]
+    pub fn take_losses(&self) -> Vec<Loss> {
+        std::mem::take(&mut self.lock().losses)
     }
 
     /// Returns when no stream of this producer is open.

@@ -93,6 +93,9 @@ impl Inner {
         if !batch.places().is_empty() {
             self.record_places(connection, batch.places()).await?;
         }
+        if !batch.losses().is_empty() {
+            self.write_losses(connection, batch.losses()).await?;
+        }
         if !batch.cursors().is_empty() {
             self.commit_cursors(connection, batch.cursors()).await?;
         }
@@ -235,20 +238,22 @@ impl Inner {
     pub(super) async fn read_cursors(&self) -> Result<Vec<Cursor>, StoreError> {
         let connection = self.connection().await?;
         let cursors = self.cursors(connection);
-        let found = cursors.find(self.cursor_ids()).into_future();
+        let found = cursors.find(self.own_ids("p")).into_future();
         let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
         Ok(found.iter().filter_map(decode_cursor).collect())
     }
 
     pub(super) async fn delete_cursors(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError> {
         let cursors = self.cursors(self.connection().await?);
-        let mut old = self.cursor_ids();
+        let mut old = self.own_ids("p");
         old.insert("at", doc! { "$lt": date(before) });
         let found = cursors.find(old.clone()).into_future();
         let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
         // Nobody accounts for these any more.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
-        let gone = doc! { "at": { "$lt": date(gone.min(before)) } };
+        let gone = date(gone.min(before));
+        self.delete_losses(gone).await?;
+        let gone = doc! { "at": { "$lt": gone } };
         in_time(cursors.delete_many(gone).into_future()).await?;
         if !found.is_empty() {
             // First, so that no commit misses them. One that is committed meanwhile is not old any more.
@@ -271,14 +276,6 @@ impl Inner {
         let options = DatabaseOptions::builder().selection_criteria(primary());
         let client = &connection.client;
         client.database_with_options(&name, options.build())
-    }
-
-    /// The range of all ids of this consumer.
-    fn cursor_ids(&self) -> Document {
-        doc! { "_id": {
-            "$gte": { "c": &self.options.name, "p": Bson::MinKey },
-            "$lte": { "c": &self.options.name, "p": Bson::MaxKey },
-        } }
     }
 }
 

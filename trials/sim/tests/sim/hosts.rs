@@ -14,7 +14,6 @@ use crate::{
     UNPOISONED,
     network::{ADMIN, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
-    said,
     store::SimStore,
 };
 
@@ -104,7 +103,6 @@ pub(crate) async fn consume(
     store: SimStore,
 ) -> anyhow::Result<()> {
     let (stop, registry) = seat.begin();
-    said::begin(&seat.name, &store.0.lock().expect(UNPOISONED).cursors);
     let surroundings = consumer::app::Surroundings {
         aside: None,
         store: Arc::new(store),

@@ -27,7 +27,6 @@ mod hosts;
 mod load;
 mod network;
 mod plan;
-mod said;
 mod scenarios;
 mod store;
 mod trace;
@@ -52,6 +51,7 @@ use rustix::{
     process::{Pid, PidfdFlags, pidfd_open},
 };
 use tempfile::TempDir;
+use tracing_subscriber::EnvFilter;
 
 use plan::Plan;
 use world::World;
@@ -221,7 +221,11 @@ fn run_here(plan: Plan) {
     let records = records.expect("there is a folder for temporary files");
     env::set_current_dir(&records).expect("it was just made");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
-    said::listen();
+    if env::var_os("RUST_LOG").is_some() {
+        let filter = EnvFilter::from_default_env();
+        let printed = tracing_subscriber::fmt().with_env_filter(filter);
+        printed.with_writer(std::io::stderr).init();
+    }
     // A panic in a task would end that task alone.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

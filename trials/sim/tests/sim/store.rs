@@ -12,6 +12,7 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
+    losses::Numbered,
     store::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written},
 };
 use tokio::time::sleep;
@@ -52,6 +53,8 @@ pub(crate) struct Disk {
     volatile: BTreeMap<Pair, Value>,
     /// Durable as well.
     pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
+    /// The records of what will not come.
+    pub(crate) losses: Vec<Numbered>,
     /// Of each producer, the life that a cursor was of first.
     pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
     /// Lives of producers whose goodbye was ever durable: producer and epoch.
@@ -72,6 +75,7 @@ impl Disk {
             durable: BTreeMap::new(),
             volatile: BTreeMap::new(),
             cursors: BTreeMap::new(),
+            losses: Vec::new(),
             first_epochs: BTreeMap::new(),
             completed: BTreeSet::new(),
             seen: BTreeSet::new(),
@@ -219,6 +223,10 @@ impl SimStore {
         self.work().await?;
         self.check(written)?;
         let mut disk = self.disk();
+        for loss in batch.losses() {
+            disk.losses.retain(|kept| kept.number != loss.number);
+            disk.losses.push(loss.clone());
+        }
         for cursor in batch.cursors() {
             trace::note("committed", (&*cursor.producer, cursor.sequence));
             let first = disk.first_epochs.entry(Arc::clone(&cursor.producer));
@@ -243,6 +251,13 @@ impl Store for SimStore {
         Box::pin(async {
             self.work().await?;
             Ok(self.disk().cursors.values().cloned().collect())
+        })
+    }
+
+    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
+        Box::pin(async {
+            self.work().await?;
+            Ok(self.disk().losses.clone())
         })
     }
 

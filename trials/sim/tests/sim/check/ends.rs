@@ -1,15 +1,16 @@
-//! What a consumer said of the ends of lives, held against what its store lacks of them.
+//! What a consumer has on record of the ends of lives, held against what its store lacks of them.
 //!
-//! - "At most so many are lost", or exactly: the store lacks no more of that life, and of lives since then that the consumer
-//!   did not see, but for what was lost in gaps before. "Nothing was lost": it lacks nothing of them.
-//! - Nothing is said that nobody can know: when a producer's machine lost power, its record is gone and there is no
+//! - At most so many are lost, or exactly: the store lacks no more of that life, and of lives since then that the consumer
+//!   did not see, but for what was lost in gaps before. None are: it lacks nothing of them.
+//! - Nothing is on record that nobody can know: when a producer's machine lost power, its record is gone and there is no
 //!   bound. When only its process ended, there is one.
-//! - Where something is lacking, something was said, by a consumer that can have known of the life.
-//! - What was said is what was counted.
+//! - Where something is lacking, something is on record, of a consumer that can have known of the life.
+//! - What is on record was counted; by a consumer that was never killed, nothing else was.
 
 use std::ops::Range;
 
 use anyhow::{Context as _, ensure};
+use consumer::losses::{Cause, Numbered};
 use launcher::scrape::names;
 
 use super::{Missing, counted_ends, counted_lost, describe, life_of, of_all_lives};
@@ -17,7 +18,6 @@ use crate::{
     UNPOISONED,
     hosts::{End, Seat},
     load::{History, SyncRequest},
-    said::{self, Lacks, Saying},
     store::Disk,
     world::World,
 };
@@ -30,7 +30,7 @@ pub(super) fn check(
     disk: &Disk,
     missing: &Missing,
 ) -> anyhow::Result<()> {
-    let said = said::of(&consumer.name);
+    let ends: Vec<_> = disk.losses.iter().filter_map(Ending::of).collect();
     for (at, producer) in world.producers.iter().enumerate() {
         let lacking = missing.tails.iter().chain(&missing.holes).copied();
         let lacking = lacking.filter(|sync| history.syncs[*sync].producer == at);
@@ -42,11 +42,51 @@ pub(super) fn check(
             lacking: lacking.collect(),
             gaps: counted_lost(consumer),
         };
-        let said = said.iter().filter(|said| said.producer == producer.name);
-        let judged = judge.check(&said.collect::<Vec<_>>());
+        let of_it = ends.iter().filter(|end| end.producer == producer.name);
+        let judged = judge.check(&of_it.collect::<Vec<_>>());
         judged.with_context(|| format!("{} of {}", consumer.name, producer.name))?;
     }
-    counts(consumer, &said)
+    counts(consumer, &ends)
+}
+
+/// A record of the end of a life.
+#[derive(Debug)]
+struct Ending<'a> {
+    producer: &'a str,
+    epoch: u64,
+    /// The life that told of it.
+    next: u64,
+    /// How many are lost, of that life and of those in between if it is the whole.
+    lost: Option<u64>,
+    exact: bool,
+    whole: bool,
+    watched_from: u64,
+    lost_in_gaps: u64,
+}
+
+impl<'a> Ending<'a> {
+    fn of(record: &'a Numbered) -> Option<Self> {
+        let loss = &record.loss;
+        let Cause::Ended {
+            told_by,
+            whole,
+            watched_from,
+            lost_in_gaps,
+        } = loss.cause
+        else {
+            return None;
+        };
+        Some(Self {
+            producer: &loss.producer,
+            epoch: loss.epoch,
+            next: told_by.unwrap_or(u64::MAX),
+            lost: loss.cookies,
+            exact: loss.exact,
+            whole,
+            watched_from,
+            lost_in_gaps,
+        })
+    }
 }
 
 struct Judge<'a> {
@@ -61,16 +101,12 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    fn check(&self, said: &[&Saying]) -> anyhow::Result<()> {
-        for saying in said {
-            self.is_knowable(saying)
-                .with_context(|| format!("{saying:?}"))?;
-        }
+    fn check(&self, ends: &[&Ending<'_>]) -> anyhow::Result<()> {
         let mut covered = Vec::new();
-        for saying in said.iter().filter(|saying| saying.counts) {
-            covered.push(self.lives(saying));
-            self.is_true(saying)
-                .with_context(|| format!("{saying:?}"))?;
+        for end in ends {
+            covered.push(self.lives(end));
+            let judged = self.is_knowable(end).and_then(|()| self.is_true(end));
+            judged.with_context(|| format!("{end:?}"))?;
         }
         let unsaid = self.lacking.iter().copied().filter(|at| {
             let sync = &self.history.syncs[*at];
@@ -80,31 +116,32 @@ impl Judge<'_> {
         let unsaid: Vec<_> = unsaid.collect();
         ensure!(
             unsaid.is_empty(),
-            "nothing is said of a lost tail: {}",
+            "nothing is on record of a lost tail: {}",
             describe(self.history, &unsaid)
         );
         Ok(())
     }
 
-    /// The life that a saying is of, and those after it of which the consumer saw nothing.
-    fn lives(&self, saying: &Saying) -> Range<usize> {
-        life_of(self.producer, saying.epoch)..life_of(self.producer, saying.next)
+    /// The life that a record is of, and those after it of which the consumer saw nothing.
+    fn lives(&self, end: &Ending<'_>) -> Range<usize> {
+        life_of(self.producer, end.epoch)..life_of(self.producer, end.next)
     }
 
-    fn is_true(&self, saying: &Saying) -> anyhow::Result<()> {
-        let lives = self.lives(saying);
-        let first = lives.start;
-        let (lives, most) = match saying.lacks {
-            Lacks::Nothing => (lives, 0),
-            Lacks::NothingOfIt => (first..first + 1, 0),
-            Lacks::Exactly(most) | Lacks::AtMost(most) => (lives, most),
-            Lacks::Unknown => return Ok(()),
+    fn is_true(&self, end: &Ending<'_>) -> anyhow::Result<()> {
+        let Some(most) = end.lost else {
+            return Ok(());
+        };
+        let all = self.lives(end);
+        let lives = if end.whole {
+            all
+        } else {
+            all.start..all.start + 1
         };
         let lacking = self.lacking.iter().copied();
         let lacking = lacking.filter(|at| lives.contains(&self.history.syncs[*at].life));
         let lacking: Vec<_> = lacking.collect();
         ensure!(
-            lacking.len() as u64 <= most + self.in_gaps(saying),
+            lacking.len() as u64 <= most + self.in_gaps(end),
             "{} are lacking of lives {lives:?}: {}",
             lacking.len(),
             describe(self.history, &lacking)
@@ -112,27 +149,25 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// What may be lacking by gaps: a process that saw all of the life has said how much.
-    fn in_gaps(&self, saying: &Saying) -> u64 {
-        if saying.watched_from <= 1 {
-            saying.lost_in_gaps
+    /// What may be lacking by gaps: a process that saw all of the life knows how much.
+    fn in_gaps(&self, end: &Ending<'_>) -> u64 {
+        if end.watched_from <= 1 {
+            end.lost_in_gaps
         } else {
             self.gaps
         }
     }
 
-    fn is_knowable(&self, saying: &Saying) -> anyhow::Result<()> {
-        let lives = self.lives(saying);
+    fn is_knowable(&self, end: &Ending<'_>) -> anyhow::Result<()> {
+        // A goodbye says so, whatever came then.
+        if !end.whole {
+            return Ok(());
+        }
+        let lives = self.lives(end);
         let all = self.producer.lives.lock().expect(UNPOISONED);
         let lost_power = all[lives].iter().any(|life| life.end == End::LostPower);
-        let has_bound = match saying.lacks {
-            Lacks::Nothing | Lacks::Exactly(_) | Lacks::AtMost(_) => true,
-            Lacks::Unknown => false,
-            // A goodbye says so, whatever came then.
-            Lacks::NothingOfIt => return Ok(()),
-        };
         ensure!(
-            has_bound != lost_power,
+            end.lost.is_some() != lost_power,
             "a machine lost power meanwhile: {lost_power}"
         );
         Ok(())
@@ -163,28 +198,35 @@ impl Judge<'_> {
     }
 }
 
-fn counts(consumer: &Seat, said: &[Saying]) -> anyhow::Result<()> {
+fn counts(consumer: &Seat, ends: &[Ending<'_>]) -> anyhow::Result<()> {
     let (mut tails, mut at_most, mut exactly) = (0, 0, 0);
-    for saying in said {
-        match saying.lacks {
-            Lacks::Nothing | Lacks::NothingOfIt => {}
-            Lacks::Exactly(cookies) => exactly += cookies,
-            Lacks::AtMost(cookies) => {
+    for end in ends {
+        match end.lost {
+            Some(cookies) if end.exact => exactly += cookies,
+            Some(cookies) => {
                 tails += 1;
                 at_most += cookies;
             }
-            Lacks::Unknown => tails += 1,
+            None => tails += 1,
         }
     }
     let count = |name| of_all_lives(consumer, name, &[]);
-    let counted = (
+    let counted = [
         count(names::UNKNOWN_TAILS),
         count(names::UNKNOWN_TAIL_COOKIES),
         counted_ends(consumer),
-    );
+    ];
+    let recorded = [tails, at_most, exactly];
+    // What a process had counted and not committed, the next one counts again.
+    let mut both = counted.iter().zip(&recorded);
+    let is_right = if consumer.life() == 0 {
+        counted == recorded
+    } else {
+        both.all(|(counted, recorded)| counted >= recorded)
+    };
     ensure!(
-        counted == (tails, at_most, exactly),
-        "{} counts {counted:?} and says {said:?}",
+        is_right,
+        "{} counts {counted:?} and has {ends:?} on record",
         consumer.name
     );
     Ok(())

@@ -1,0 +1,86 @@
+//! What the consumer will not get, on record: database `cookiesync`, collection `losses`,
+//! `{_id: {c: <consumer>, n: <place>}, number, producer, epoch, first, cookies, exact, cause, …, at: <date noted>}`.
+
+use std::future::IntoFuture;
+
+use futures_util::TryStreamExt;
+use mongodb::{
+    Collection,
+    bson::{
+        Bson, DateTime, Document, RawDocumentBuf, deserialize_from_document, doc,
+        serialize_to_document,
+    },
+};
+
+use super::{
+    Inner,
+    connection::{Connection, WriteConcern, in_time, run, write_errors},
+    date,
+};
+use crate::{losses::Numbered, store::StoreError};
+
+const COLLECTION: &str = "losses";
+
+impl Inner {
+    pub(super) async fn read_losses(&self) -> Result<Vec<Numbered>, StoreError> {
+        let connection = self.connection().await?;
+        let losses = self.losses(connection);
+        let found = losses.find(self.own_ids("n")).into_future();
+        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        let records = found.into_iter().map(deserialize_from_document);
+        Ok(records.filter_map(Result::ok).collect())
+    }
+
+    /// Writes records, each in its place. They are in the journal when what is written after them is.
+    pub(super) async fn write_losses(
+        &self,
+        connection: &Connection,
+        losses: &[Numbered],
+    ) -> Result<(), StoreError> {
+        let broken = |error: &dyn std::fmt::Display| StoreError::Broken(error.to_string());
+        let updates = losses.iter().map(|loss| {
+            let place = i64::try_from(loss.place()).unwrap_or(i64::MAX);
+            let mut record = serialize_to_document(loss).map_err(|error| broken(&error))?;
+            record.insert("at", date(loss.loss.noted_unix_micros));
+            Ok(doc! {
+                "q": { "_id": { "c": &self.options.name, "n": place } },
+                "u": record,
+                "upsert": true,
+            })
+        });
+        let updates = updates.collect::<Result<Vec<_>, StoreError>>()?;
+        let concern = connection.concern.as_ref().map(WriteConcern::document);
+        let command = doc! {
+            "update": COLLECTION,
+            "writeConcern": concern.unwrap_or_default(),
+            "updates": updates,
+        };
+        let command = RawDocumentBuf::try_from(&command).map_err(|error| broken(&error))?;
+        let answer = run(&self.own_database(connection), command).await?;
+        match write_errors(&answer)?.next() {
+            None => Ok(()),
+            Some(error) => Err(StoreError::Unavailable(format!(
+                "records of losses refused with code {}: {}",
+                error.code, error.message
+            ))),
+        }
+    }
+
+    /// Deletes the records of all consumers that were noted before this.
+    pub(super) async fn delete_losses(&self, before: DateTime) -> Result<(), StoreError> {
+        let losses = self.losses(self.connection().await?);
+        let old = doc! { "at": { "$lt": before } };
+        in_time(losses.delete_many(old).into_future()).await?;
+        Ok(())
+    }
+
+    fn losses(&self, connection: &Connection) -> Collection<Document> {
+        self.own_database(connection).collection(COLLECTION)
+    }
+
+    /// The range of all ids of this consumer whose second part is `key`.
+    pub(super) fn own_ids(&self, key: &str) -> Document {
+        let id = |second: Bson| doc! { "c": &self.options.name, key: second };
+        doc! { "_id": { "$gte": id(Bson::MinKey), "$lte": id(Bson::MaxKey) } }
+    }
+}
