@@ -42,6 +42,22 @@ async fn drain_on_sigterm_exits_0() -> Result<()> {
 }
 
 #[tokio::test]
+async fn producer_that_leaves_a_subscriber_behind_names_it_and_fails() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &["--drain-timeout", "1s"]).await?;
+    let behind = CookieStream::open(&producer.grpc, "behind").await?;
+    // More than the window of a client that does not read, and what is kept for it beside the log.
+    producer.accept_load(1, 30_000).await?;
+    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&producer.process, status, 1)?;
+    let log = producer.process.last_lines(usize::MAX);
+    let said = "not everything was sent within 1s; still behind: behind";
+    ensure!(log.contains(said), "{log}");
+    drop(behind);
+    Ok(())
+}
+
+#[tokio::test]
 async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<()> {
     let folder = TempDir::new()?;
     let mut producer = Producer::start(&folder, &[]).await?;

@@ -29,12 +29,21 @@ pub fn time_within(
     text: &str,
     range: (Duration, Duration),
 ) -> Duration {
-    let show = |time| humantime::format_duration(time).to_string();
-    mistakes.range(flag, range, TIME_MAX, show);
+    mistakes.range(flag, range, TIME_MAX, in_time);
     let parsed = humantime::parse_duration(text)
         .map_err(|error| format!("{text:?} is no time, like 200ms or 10s ({error})"))
-        .and_then(|time| within(time, range, show));
+        .and_then(|time| within(time, range, in_time));
     mistakes.check(flag, parsed)
+}
+
+/// A time as a user would write it: days stay days, of which a library makes months.
+fn in_time(time: Duration) -> String {
+    const DAY: u64 = 24 * 3600;
+    let days = time.as_secs() / DAY;
+    if days > 0 && time == Duration::from_secs(days * DAY) {
+        return format!("{days}d");
+    }
+    humantime::format_duration(time).to_string()
 }
 
 /// Reads `true` or `false`; notes what is neither.
@@ -165,13 +174,13 @@ mod tests {
         assert!(m.is_empty());
         number(m, "--n", "6", (1, 5));
         size(m, "--s", "1025", (1, 1024));
-        time(m, "--t", "2 years", Duration::ZERO);
+        time(m, "--t", "400d", Duration::ZERO);
         address(m, "--a", "localhost:1");
         let text = mistakes.to_string();
         for part in [
             "--n: 6 is more than 5",
             "--s: 1025 bytes is more than 1KiB",
-            "--t: 2years",
+            "--t: 400d is more than 366d",
             "--a:",
         ] {
             assert!(text.contains(part), "{part} is missing in {text}");
