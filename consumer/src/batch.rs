@@ -21,7 +21,7 @@ use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
 
 use crate::{
-    losses::{Loss, Numbered, OF_BATCH_MAX},
+    losses::{Numbered, OF_BATCH_MAX},
     places::Place,
 };
 
@@ -240,13 +240,13 @@ impl Batch {
         &self.losses
     }
 
-    /// Notes what will not come, as a record with this number; false when it is part of one that is there.
-    pub fn lose(&mut self, loss: Loss, number: u64) -> bool {
-        if self.losses.iter_mut().any(|it| it.loss.join(&loss)) {
-            return false;
+    /// Notes what will not come; a record that has grown takes the place of what it was.
+    pub fn lose(&mut self, record: Numbered) {
+        let mut same = self.losses.iter_mut();
+        match same.find(|it| it.number == record.number) {
+            Some(same) => *same = record,
+            None => self.losses.push(record),
         }
-        self.losses.push(Numbered { number, loss });
-        true
     }
 
     /// The ends of producers' lives that were reached with everything before them, also of those that have begun another

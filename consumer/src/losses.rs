@@ -4,8 +4,9 @@
 //! A record goes the way of the cookies: through the buffer into a batch, which makes it durable together with the cursor
 //! that passes what the record is of. So all that a store stands behind is on record, whatever became of the processes
 //! that wrote it; what a process had noted and not committed, the next one notes again, from where the store stands. A
-//! record may then be there twice, of overlapping sequences: it is of what it is of, once. Gaps of one life in one batch are
-//! one record.
+//! record may then be there twice, of overlapping sequences: it is of what it is of, once. One alone has no next process: that
+//! a producer never came back is noted when its cursor has been deleted, and a process that ends just then has told it to the log alone.
+//! Gaps of one life within a minute are one record, which grows.
 //!
 //! Records have numbers that begin at 1. The newest [`KEPT`] of them are kept, each in a place of its own in the store: a
 //! further one takes that of the oldest.
@@ -24,6 +25,9 @@ use serde::{Deserialize, Serialize};
 
 /// Records that are kept.
 pub const KEPT: u64 = 8_192;
+
+/// Gaps of one kind that are noted so soon after the first of them are one record with it.
+const STRETCH_MICROS: u64 = 60 * 1_000_000;
 
 /// Records of one batch, which takes no more then.
 pub const OF_BATCH_MAX: usize = 1_024;
@@ -106,7 +110,12 @@ impl Loss {
         if is_same {
             self.first = self.first.min(other.first);
             self.last = self.last.max(other.last);
-            self.cookies = self.cookies.zip(other.cookies).map(|(a, b)| a + b);
+            // Two streams of one producer may both tell of a gap.
+            let span = self
+                .last
+                .map_or(u64::MAX, |last| last.saturating_add(1) - self.first);
+            let both = self.cookies.zip(other.cookies);
+            self.cookies = both.map(|(a, b)| a.saturating_add(b).min(span));
         }
         is_same
     }
@@ -117,6 +126,48 @@ impl Numbered {
     #[must_use]
     pub fn place(&self) -> u64 {
         self.number % KEPT
+    }
+}
+
+/// Gives records their numbers.
+#[derive(Debug)]
+pub struct Records {
+    next: u64,
+    /// Gaps that others may still join.
+    open: Vec<Numbered>,
+}
+
+impl Records {
+    /// The next record has this number.
+    #[must_use]
+    pub fn from(next: u64) -> Self {
+        Self {
+            next,
+            open: Vec::new(),
+        }
+    }
+
+    /// The record that a loss is, or that it has become part of.
+    pub fn number(&mut self, loss: Loss) -> Numbered {
+        let now = loss.noted_unix_micros;
+        let is_open = |it: &Numbered| now.abs_diff(it.loss.noted_unix_micros) < STRETCH_MICROS;
+        self.open.retain(is_open);
+        if let Some(joined) = self
+            .open
+            .iter_mut()
+            .find_map(|it| it.loss.join(&loss).then_some(&*it))
+        {
+            return joined.clone();
+        }
+        let record = Numbered {
+            number: self.next,
+            loss,
+        };
+        self.next += 1;
+        if !matches!(record.loss.cause, Cause::Ended { .. }) && self.open.len() < OF_BATCH_MAX {
+            self.open.push(record.clone());
+        }
+        record
     }
 }
 
@@ -148,7 +199,13 @@ impl Losses {
             return;
         }
         let mut kept = self.kept();
-        kept.extend(durable.iter().cloned());
+        for record in durable {
+            // One that has grown is among the newest.
+            match kept.iter_mut().rev().find(|it| it.number <= record.number) {
+                Some(same) if same.number == record.number => *same = record.clone(),
+                _ => kept.push_back(record.clone()),
+            }
+        }
         let newest = kept.back().map_or(0, |newest| newest.number);
         while kept
             .front()
@@ -251,6 +308,31 @@ pub(crate) mod tests {
             ..gap(2).loss
         };
         assert!(!end.clone().join(&gap(2).loss) && !end.join(&gap(2).loss));
+    }
+
+    #[test]
+    fn gaps_of_a_minute_are_one_record_that_grows() {
+        let mut records = Records::from(5);
+        let at = |second: u64, number| Loss {
+            noted_unix_micros: second * 1_000_000,
+            ..gap(number).loss
+        };
+        let losses = Losses::default();
+        for (second, gap, number, cookies) in
+            [(1, 1, 5, 5), (30, 2, 5, 10), (62, 3, 6, 5), (63, 4, 6, 10)]
+        {
+            let record = records.number(at(second, gap));
+            assert_eq!(
+                (record.number, record.loss.cookies),
+                (number, Some(cookies))
+            );
+            losses.add(&[record]);
+        }
+        let kept: Vec<_> = losses.page().losses.iter().map(|it| it.number).collect();
+        assert_eq!(kept, [5, 6]);
+        // What two streams tell of is lost once.
+        assert_eq!(records.number(at(64, 4)).loss.cookies, Some(15));
+        assert_eq!(records.number(at(64, 4)).loss.cookies, Some(15));
     }
 
     #[test]

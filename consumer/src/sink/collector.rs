@@ -16,6 +16,7 @@ use super::{Failure, HandOver, Limits, lock};
 use crate::{
     batch::{Batch, BatchCookie, Judge, Mark, Verdict},
     clock::SteadyClock,
+    losses::Records,
     metrics::{self, gauge_value},
     places::{Place, Places},
     subscription::buffer::{BufferReader, Item},
@@ -42,8 +43,7 @@ pub struct Collector {
     /// What producers' clocks are held against.
     steady: SteadyClock,
     places: Places,
-    /// The number of the next record of a loss.
-    next_loss: u64,
+    records: Records,
     /// DSPs that the operator refuses.
     refused: watch::Receiver<BTreeSet<u32>>,
 }
@@ -95,7 +95,7 @@ impl Collector {
             ahead: HashSet::new(),
             steady: SteadyClock::new(unix_micros(), Instant::now()),
             places,
-            next_loss: 1,
+            records: Records::from(1),
             refused,
         }
     }
@@ -164,7 +164,7 @@ impl Collector {
             }
             Item::Cursor(cursor) => batch.advance(&cursor),
             Item::Loss(loss) => {
-                self.next_loss += u64::from(batch.lose(*loss, self.next_loss));
+                batch.lose(self.records.number(*loss));
             }
         }
     }
@@ -180,7 +180,7 @@ impl Collector {
 
     /// Takes in of what the store holds which DSPs have a place, and which number the next record of a loss has.
     pub fn load(&mut self, held: &[Place], next_loss: u64) {
-        self.next_loss = next_loss;
+        self.records = Records::from(next_loss);
         self.refuse();
         self.places.load(held);
         self.show_places();

@@ -44,10 +44,11 @@ mod write;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicI64},
     time::Instant,
 };
 
+use cookiesync::process::unix_micros;
 use futures_util::FutureExt;
 use mongodb::{
     Database,
@@ -98,6 +99,9 @@ struct Inner {
     server: Mutex<Option<Receipt>>,
     /// What that commit was.
     committed: Mutex<Committed>,
+    /// When this process began, by which its commits are known, in microseconds since the Unix epoch; and how many there were.
+    started: i64,
+    commits: AtomicI64,
     /// By DSP.
     orders: Mutex<BTreeMap<u32, Order>>,
     breakers: Breakers,
@@ -164,6 +168,8 @@ impl MongodbStore {
             dsps: Mutex::default(),
             server: Mutex::default(),
             committed: Mutex::default(),
+            started: i64::try_from(unix_micros()).unwrap_or(i64::MAX),
+            commits: AtomicI64::new(0),
             orders: Mutex::default(),
             breakers: Breakers::default(),
             tasks: TaskTracker::new(),
@@ -220,8 +226,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn date(unix_micros: u64) -> DateTime {
-    DateTime::from_millis(i64::try_from(unix_micros / 1000).unwrap_or(i64::MAX))
+fn date(micros: u64) -> DateTime {
+    DateTime::from_millis(i64::try_from(micros / 1000).unwrap_or(i64::MAX))
 }
 
 /// A count, in whatever type the server gives it.

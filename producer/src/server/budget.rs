@@ -283,10 +283,14 @@ impl Shared {
         }
         let has_share = || of_address.is_none_or(|it| it.standing() + bytes <= SHARE_BYTES_MAX);
         let patience = patience(half.taken - half.ending + bytes);
-        self.hurried.inc_by(half.end_older(patience, None, now));
-        if !has_share() {
-            let ended = half.end_older(HURRY, of_address, now);
-            self.hurried.inc_by(ended);
+        self.hurried.inc_by(half.end_older(patience, now, |_| true));
+        // Of its own address no more than it needs.
+        if let Some(asking) = of_address {
+            let is_wanted = |held: &Held| {
+                let is_own = |of: &Arc<OfAddress>| Arc::ptr_eq(of, asking);
+                !has_share() && held.of_address.as_ref().is_some_and(is_own)
+            };
+            self.hurried.inc_by(half.end_older(HURRY, now, is_wanted));
         }
         let is_room = has_share()
             && half.taken - half.ending + bytes <= ROOM_BYTES_MAX
@@ -317,25 +321,24 @@ impl OfAddress {
 }
 
 impl Half {
-    /// Ends all, or those of one address, that are as old as `patience`; returns how many were not told before.
+    /// Ends those that are as old as `patience` and wanted, the oldest first; returns how many were not told before.
     fn end_older(
         &mut self,
         patience: Duration,
-        of_address: Option<&Arc<OfAddress>>,
         now: Instant,
+        is_wanted: impl Fn(&Held) -> bool,
     ) -> u64 {
-        let is_asked = |held: &Held| match (of_address, &held.of_address) {
-            (Some(asked), Some(of)) => Arc::ptr_eq(asked, of),
-            (asked, _) => asked.is_none(),
-        };
         let is_old = |held: &Held| now.saturating_duration_since(held.holder.since) >= patience;
         let old = self.holders.iter().take_while(|(_, held)| is_old(held));
-        let old: Vec<_> = old
-            .filter(|(_, held)| is_asked(held))
-            .map(|(id, _)| *id)
-            .collect();
+        let old: Vec<_> = old.map(|(id, _)| *id).collect();
         let mut ended = 0;
-        for held in old.iter().filter_map(|id| self.holders.remove(id)) {
+        for id in old {
+            if !self.holders.get(&id).is_some_and(&is_wanted) {
+                continue;
+            }
+            let Some(held) = self.holders.remove(&id) else {
+                continue;
+            };
             self.ending += held.bytes;
             if let Some(of_address) = &held.of_address {
                 of_address.ending.fetch_add(held.bytes, Ordering::Relaxed);

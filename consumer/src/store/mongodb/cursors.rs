@@ -1,7 +1,11 @@
 //! Where the consumer stands, in the database it writes to: database `cookiesync`, collection `cursors`,
-//! `{_id: {c: <consumer>, p: <producer>}, epoch, sequence, complete, at: <date committed>}`.
+//! `{_id: {c: <consumer>, p: <producer>}, epoch, sequence, complete, at: <date committed>, by: <process>, n: <its commit>}`.
 
-use std::{future::IntoFuture, sync::Arc, time::Duration};
+use std::{
+    future::IntoFuture,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use cookiesync::process::unix_micros;
 use futures_util::TryStreamExt;
@@ -70,13 +74,12 @@ impl Inner {
     /// Fails for good when the server lacks what was committed before: it, or another in its place, was set up anew,
     /// restored from a backup, or rolled back. Cookies since then are gone from it, which this process takes for stored.
     async fn check_kept(&self, batch: &Batch) -> Result<(), StoreError> {
-        let committed = lock(&self.committed).clone();
         let found = self.read_cursors().await?;
-        if committed.is_within(&found, batch) {
+        if lock(&self.committed).is_within(&found, batch) {
             return Ok(());
         }
-        let why = "the server lacks what was durable in it before (was it restored, rolled back, or set up anew?): to be \
-                   started again, which reads on from where the server stands";
+        let why = "the server lacks what was durable in it before (was it restored, rolled back, or set up anew, or has another \
+                   consumer this --name?): to be started again, which reads on from where the server stands";
         Err(StoreError::Broken(why.to_owned()))
     }
 
@@ -98,6 +101,8 @@ impl Inner {
         }
         if !batch.cursors().is_empty() {
             self.commit_cursors(connection, batch.cursors()).await?;
+        } else if !batch.losses().is_empty() {
+            self.journal(connection).await?;
         }
         self.check_server(connection, receipt).await?;
         if !batch.cursors().is_empty() {
@@ -139,18 +144,24 @@ impl Inner {
         cursors: &[Cursor],
     ) -> Result<(), StoreError> {
         let at = DateTime::now();
+        // A command of this process that is executed late puts nothing back.
+        let (by, number) = (self.started, self.commits.fetch_add(1, Ordering::Relaxed));
+        let is_late = doc! { "$and": [{ "$eq": ["$by", by] }, { "$gt": ["$n", number] }] };
         let updates: Vec<Document> = cursors
             .iter()
             .map(|cursor| {
                 let sequence = i64::try_from(cursor.sequence).unwrap_or(i64::MAX);
                 doc! {
                     "q": { "_id": { "c": &self.options.name, "p": &*cursor.producer } },
-                    "u": { "$set": {
+                    "u": [{ "$replaceWith": { "$cond": [is_late.clone(), "$$ROOT", {
+                        "_id": "$_id",
                         "epoch": cursor.epoch.to_string(),
                         "sequence": sequence,
                         "complete": cursor.complete,
                         "at": at,
-                    } },
+                        "by": by,
+                        "n": number,
+                    }] } }],
                     "upsert": true,
                 }
             })
@@ -249,6 +260,9 @@ impl Inner {
         old.insert("at", doc! { "$lt": date(before) });
         let found = cursors.find(old.clone()).into_future();
         let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        // First, so that no commit misses them. One that is committed meanwhile is not old any more.
+        let is_left = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
+        lock(&self.committed).0.retain(is_left);
         // Nobody accounts for these any more.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = date(gone.min(before));
@@ -256,9 +270,6 @@ impl Inner {
         let gone = doc! { "at": { "$lt": gone } };
         in_time(cursors.delete_many(gone).into_future()).await?;
         if !found.is_empty() {
-            // First, so that no commit misses them. One that is committed meanwhile is not old any more.
-            let is_left = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
-            lock(&self.committed).0.retain(is_left);
             in_time(cursors.delete_many(old).into_future()).await?;
         }
         let producers = found.iter().filter_map(decode_cursor);

@@ -1,15 +1,12 @@
 //! What the consumer will not get, on record: database `cookiesync`, collection `losses`,
-//! `{_id: {c: <consumer>, n: <place>}, number, producer, epoch, first, cookies, exact, cause, …, at: <date noted>}`.
+//! `{_id: {c: <consumer>, n: <place>}, record: <JSON>, at: <date noted>}`.
 
 use std::future::IntoFuture;
 
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection,
-    bson::{
-        Bson, DateTime, Document, RawDocumentBuf, deserialize_from_document, doc,
-        serialize_to_document,
-    },
+    bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
 };
 
 use super::{
@@ -27,8 +24,10 @@ impl Inner {
         let losses = self.losses(connection);
         let found = losses.find(self.own_ids("n")).into_future();
         let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
-        let records = found.into_iter().map(deserialize_from_document);
-        Ok(records.filter_map(Result::ok).collect())
+        let records = found.iter().filter_map(|it| it.get_str("record").ok());
+        Ok(records
+            .filter_map(|record| serde_json::from_str(record).ok())
+            .collect())
     }
 
     /// Writes records, each in its place. They are in the journal when what is written after them is.
@@ -37,25 +36,25 @@ impl Inner {
         connection: &Connection,
         losses: &[Numbered],
     ) -> Result<(), StoreError> {
-        let broken = |error: &dyn std::fmt::Display| StoreError::Broken(error.to_string());
         let updates = losses.iter().map(|loss| {
             let place = i64::try_from(loss.place()).unwrap_or(i64::MAX);
-            let mut record = serialize_to_document(loss).map_err(|error| broken(&error))?;
-            record.insert("at", date(loss.loss.noted_unix_micros));
-            Ok(doc! {
+            let record = serde_json::to_string(loss).expect("records are JSON");
+            let at = date(loss.loss.noted_unix_micros);
+            doc! {
                 "q": { "_id": { "c": &self.options.name, "n": place } },
-                "u": record,
+                "u": { "record": record, "at": at },
                 "upsert": true,
-            })
+            }
         });
-        let updates = updates.collect::<Result<Vec<_>, StoreError>>()?;
+        let updates: Vec<Document> = updates.collect();
         let concern = connection.concern.as_ref().map(WriteConcern::document);
         let command = doc! {
             "update": COLLECTION,
             "writeConcern": concern.unwrap_or_default(),
             "updates": updates,
         };
-        let command = RawDocumentBuf::try_from(&command).map_err(|error| broken(&error))?;
+        let command = RawDocumentBuf::try_from(&command)
+            .map_err(|error| StoreError::Broken(error.to_string()))?;
         let answer = run(&self.own_database(connection), command).await?;
         match write_errors(&answer)?.next() {
             None => Ok(()),
@@ -66,10 +65,10 @@ impl Inner {
         }
     }
 
-    /// Deletes the records of all consumers that were noted before this.
+    /// Deletes the records of other consumers that were noted before this: its own are bounded.
     pub(super) async fn delete_losses(&self, before: DateTime) -> Result<(), StoreError> {
         let losses = self.losses(self.connection().await?);
-        let old = doc! { "at": { "$lt": before } };
+        let old = doc! { "_id.c": { "$ne": &self.options.name }, "at": { "$lt": before } };
         in_time(losses.delete_many(old).into_future()).await?;
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! - Nothing is on record that nobody can know: when a producer's machine lost power, its record is gone and there is no
 //!   bound. When only its process ended, there is one.
 //! - Where something is lacking, something is on record, of a consumer that can have known of the life.
-//! - What is on record was counted; by a consumer that was never killed, nothing else was.
+//! - What is on record was counted; by a consumer that was never killed and is at rest, nothing else was.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ pub(super) fn check(
         let judged = judge.check(&of_it.collect::<Vec<_>>());
         judged.with_context(|| format!("{} of {}", consumer.name, producer.name))?;
     }
-    counts(consumer, &ends)
+    counts(world, consumer, disk, &ends)
 }
 
 /// A record of the end of a life.
@@ -198,7 +198,7 @@ impl Judge<'_> {
     }
 }
 
-fn counts(consumer: &Seat, ends: &[Ending<'_>]) -> anyhow::Result<()> {
+fn counts(world: &World, consumer: &Seat, disk: &Disk, ends: &[Ending<'_>]) -> anyhow::Result<()> {
     let (mut tails, mut at_most, mut exactly) = (0, 0, 0);
     for end in ends {
         match end.lost {
@@ -217,9 +217,14 @@ fn counts(consumer: &Seat, ends: &[Ending<'_>]) -> anyhow::Result<()> {
         counted_ends(consumer),
     ];
     let recorded = [tails, at_most, exactly];
-    // What a process had counted and not committed, the next one counts again.
+    // What a process had counted and not committed, the next one counts again; and what was counted a moment ago is not yet
+    // durable, nor is then the cursor that follows it.
     let mut both = counted.iter().zip(&recorded);
-    let is_right = if consumer.life() == 0 {
+    let is_at_rest = world.producers.iter().all(|producer| {
+        let cursor = disk.cursors.get(producer.name.as_str());
+        cursor.is_none_or(|cursor| life_of(producer, cursor.epoch) == producer.life())
+    });
+    let is_right = if consumer.life() == 0 && is_at_rest {
         counted == recorded
     } else {
         both.all(|(counted, recorded)| counted >= recorded)
