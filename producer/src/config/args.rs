@@ -247,7 +247,7 @@ pub(super) struct LimitArgs {
     )]
     pub(super) request_timeout: String,
 
-    /// Longest time an HTTP connection may be idle
+    /// Longest time an HTTP connection may be idle; a sixteenth of it where more than four fifths of them are taken
     #[arg(long, value_name = "TIME", default_value = "75s")]
     pub(super) idle_timeout: String,
 

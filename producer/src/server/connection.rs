@@ -55,7 +55,7 @@ const RESET_REMEMBERED: Duration = Duration::from_secs(1);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long a client may take for HTTP/2's preface, and then for a first call that is let in: a connection is a place that others
+/// How long a client may take for HTTP/2's preface and a first call that is let in: a connection is a place that others
 /// may need.
 const FIRST_CALL_WITHIN: Duration = Duration::from_secs(15);
 
@@ -108,17 +108,17 @@ impl Connection {
             activity.quiet().await;
             sleep(CLOSE_GRACE).await;
         });
+        let mut first_call = pin!(sleep(FIRST_CALL_WITHIN));
         let mut connection = tokio::select! {
             biased;
             connection = settings().handshake::<_, Data>(stream) => connection?,
             () = &mut closing => return Ok(()),
-            () = sleep(FIRST_CALL_WITHIN) => return Err(Over::Unused),
+            () = &mut first_call => return Err(Over::Unused),
         };
         let mut signs_of_life = pin!(signs_of_life(connection.ping_pong()));
         let close = CancellationToken::new();
         let mut closed = pin!(close.clone().cancelled_owned());
         let mut end = pin!(sleep(Duration::MAX));
-        let mut first_call = pin!(sleep(FIRST_CALL_WITHIN));
         let (mut is_used, mut is_ending) = (false, false);
         loop {
             tokio::select! {
@@ -137,7 +137,12 @@ impl Connection {
                 },
                 () = &mut closed => return Err(Over::Stuck),
                 Err(over) = &mut signs_of_life => return Err(over),
-                () = &mut first_call, if !is_used => return Err(Over::Unused),
+                () = &mut first_call, if !is_used && !is_ending => {
+                    // A client that calls just now is told to do so on another.
+                    is_ending = true;
+                    connection.graceful_shutdown();
+                    end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
+                }
                 () = &mut closing, if !is_ending => {
                     is_ending = true;
                     connection.graceful_shutdown();
