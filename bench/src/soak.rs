@@ -8,6 +8,8 @@ mod outcome;
 mod plan;
 mod report;
 mod reported;
+#[cfg(test)]
+mod samples;
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -257,39 +259,6 @@ fn is_quiet(before: &Observation, now: &Observation) -> bool {
         counts.buffer_bytes == 0 && counts.received == counts.settled()
     });
     lag == 0 && is_empty && settled(before) == settled(now)
-}
-
-/// A gap as a consumer reports it.
-#[cfg(test)]
-fn gap(epoch: u64, first: u64, last: u64) -> consumer::losses::Loss {
-    consumer::losses::Loss {
-        producer: "p".to_owned(),
-        epoch,
-        first,
-        last: Some(last),
-        cookies: Some(last + 1 - first),
-        exact: true,
-        cause: consumer::losses::Cause::QueueBound,
-        noted_unix_micros: 0,
-    }
-}
-
-/// The end of a life after this sequence as a consumer reports it, told by the life `next`.
-#[cfg(test)]
-fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) -> consumer::losses::Loss {
-    consumer::losses::Loss {
-        first: sequence + 1,
-        last: None,
-        cookies,
-        exact: false,
-        cause: consumer::losses::Cause::Ended {
-            told_by: Some(next),
-            whole: true,
-            watched_from: 1,
-            lost_in_gaps: 0,
-        },
-        ..gap(epoch, 0, 0)
-    }
 }
 
 #[cfg(test)]

@@ -49,11 +49,11 @@ pub mod store;
 pub mod maintenance;
 
 pub mod lookup;
-pub mod losses;
 
 pub mod backoff;
 pub mod health;
 pub mod ledger;
+pub mod losses;
 pub mod metrics;
 pub mod status;
 

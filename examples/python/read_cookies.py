@@ -4,7 +4,7 @@
     python read_cookies.py --name my-host producers.example:7676
 
 A name stands for all its addresses, since every producer must be read. `--name` is the name of the queue that each producer keeps:
-whoever comes back under it within a minute misses nothing, unless the producer was restarted, and may see its last cookies again.
+a reader that comes back under it within a minute misses nothing, unless the producer was restarted, and may see its last cookies again.
 Two readers must not share one.
 """
 

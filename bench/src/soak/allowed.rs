@@ -165,14 +165,9 @@ fn merged(mut allowed: Vec<AllowedLoss>) -> Vec<AllowedLoss> {
 mod tests {
     use std::time::Duration;
 
-    use consumer::losses::{Loss, Numbered};
+    use consumer::losses::Loss;
 
-    use super::*;
-    use crate::{
-        cpu::CpuTime,
-        memory::Memory,
-        observe::{Counts, Seen},
-    };
+    use super::{super::samples, *};
 
     /// The time of the start by the clock that epochs are of.
     const START_UNIX: u64 = 1_000;
@@ -188,21 +183,8 @@ mod tests {
         fn new(looks: impl IntoIterator<Item = (u64, u64)>) -> Self {
             let start = Instant::now();
             let look = |(second, (began, appended)): (u64, (u64, u64))| {
-                let mut life = Counts::default();
-                life.producer.started = START_UNIX + began;
-                life.producer.appended = appended;
-                let seen = Seen {
-                    role: Role::Producer,
-                    name: "p".to_owned(),
-                    cpu: CpuTime::default(),
-                    memory: Memory::default(),
-                    counts: life.clone(),
-                    life,
-                };
-                Observation {
-                    at: start + Duration::from_secs(second),
-                    processes: vec![seen],
-                }
+                let at = start + Duration::from_secs(second);
+                samples::look(at, START_UNIX + began, appended)
             };
             Self {
                 start,
@@ -211,19 +193,11 @@ mod tests {
         }
 
         fn allowed(&self, losses: &[Loss]) -> AllowedLosses {
-            let losses = (1..).zip(losses).map(|(number, loss)| Numbered {
-                number,
-                loss: loss.clone(),
-            });
-            let page = Page {
-                forgotten: 0,
-                losses: losses.collect(),
-            };
             let now = Moment {
                 at: self.start + Duration::from_secs(100),
                 unix_micros: (START_UNIX + 100) * 1_000_000,
             };
-            AllowedLosses::new(&page, &self.observations, now)
+            AllowedLosses::new(&samples::page(losses), &self.observations, now)
         }
 
         /// A request of the one producer that was sent and answered at this time.
@@ -252,11 +226,11 @@ mod tests {
     /// the load.
     fn end(next: u64, sequence: u64, cookies_max: u64) -> Loss {
         let [epoch, next] = [0, next].map(|second| (START_UNIX + second) * 1_000_000);
-        super::super::end(epoch, sequence, Some(cookies_max), next)
+        samples::end(epoch, sequence, Some(cookies_max), next)
     }
 
     fn gap(first: u64, last: u64) -> Loss {
-        super::super::gap(START_UNIX * 1_000_000, first, last)
+        samples::gap(START_UNIX * 1_000_000, first, last)
     }
 
     /// A hundred cookies a second of a life that is killed at second 20, when the next begins.
@@ -325,7 +299,7 @@ mod tests {
     #[test]
     fn end_without_a_bound_allows_what_came_after_its_sequence() {
         let run = killed_at_20();
-        let losses = [super::super::end(
+        let losses = [samples::end(
             START_UNIX * 1_000_000,
             1_850,
             None,

@@ -151,32 +151,12 @@ impl Moment {
 
 #[cfg(test)]
 mod tests {
-    use consumer::losses::Numbered;
-
-    use super::*;
-    use crate::{
-        cpu::CpuTime,
-        memory::Memory,
-        observe::{Counts, Seen},
-    };
+    use super::{super::samples, *};
 
     /// Looks at a producer, one a second from the second on; of each, when its life started and how many it had accepted.
     fn looks(start: Instant, lives: &[(u64, u64)]) -> Vec<Observation> {
-        let look = |(at, &(started, appended)): (u64, &(u64, u64))| {
-            let mut life = Counts::default();
-            (life.producer.started, life.producer.appended) = (started, appended);
-            let seen = Seen {
-                role: Role::Producer,
-                name: "p".to_owned(),
-                cpu: CpuTime::default(),
-                memory: Memory::default(),
-                counts: life.clone(),
-                life,
-            };
-            Observation {
-                at: start + Duration::from_secs(at),
-                processes: vec![seen],
-            }
+        let look = |(second, &(started, appended)): (u64, &(u64, u64))| {
+            samples::look(start + Duration::from_secs(second), started, appended)
         };
         (2..).zip(lives).map(look).collect()
     }
@@ -255,15 +235,7 @@ mod tests {
 
     #[track_caller]
     fn check_all(losses: &[Loss], expected: &[(u64, u64, Option<u64>, What)]) {
-        let losses = (1..).zip(losses).map(|(number, loss)| Numbered {
-            number,
-            loss: loss.clone(),
-        });
-        let page = Page {
-            forgotten: 0,
-            losses: losses.collect(),
-        };
-        let all = ReportedLoss::all(&page);
+        let all = ReportedLoss::all(&samples::page(losses));
         let all: Vec<_> = all
             .iter()
             .map(|it| (it.first, it.last, it.cookies, it.what))
@@ -273,7 +245,7 @@ mod tests {
 
     #[test]
     fn records_of_overlapping_sequences_are_one() {
-        let (gap, end) = (super::super::gap, super::super::end);
+        let (gap, end) = (samples::gap, samples::end);
         check_all(
             &[gap(70, 5, 15), gap(70, 30, 31)],
             &[(5, 15, Some(11), What::Gap), (30, 31, Some(2), What::Gap)],

@@ -33,7 +33,7 @@ use crate::{
 const TRIED_AT_ONCE: usize = 16;
 
 /// How often in a row one DSP is tried before others that wait have their turn: more may come as fast as it is written.
-const TRIES_AT_ONCE: usize = 8;
+const TRIES_IN_A_ROW: usize = 8;
 
 /// After the first failure, and at most.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -169,7 +169,7 @@ impl Retries {
 
     async fn try_all(&self, dsp_id: u32) -> Result<(), StoreError> {
         let mut has_tried = false;
-        for _ in 0..TRIES_AT_ONCE {
+        for _ in 0..TRIES_IN_A_ROW {
             let Some(tried) = self.aside.oldest(dsp_id).await else {
                 break;
             };

@@ -7,8 +7,8 @@
 //! by `--subscribers` and `--pinned-bytes`.
 //!
 //! A half that runs short gives its holders less time, from `PATIENCE` when it is half full down to `HURRY` when nine tenths
-//! are taken: whoever asks for bytes ends those that have held some for longer, and where its address has taken its share, those
-//! of its address. These count no more against whoever asks, which
+//! are taken: a call that asks for bytes ends those that have held some for longer, and where its address has taken its share, those
+//! of its address. These no longer count against the one that asks, which
 //! is what the last fifth of a half is kept for until they are gone. All connections together make 2,000 calls a second, and as
 //! many of them as come within the shortest time fit: so calls that are never finished keep no other out for longer than
 //! their first burst. What finds no room even so is refused.

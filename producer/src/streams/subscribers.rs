@@ -11,6 +11,7 @@
 
 mod account;
 mod announced;
+mod lease;
 mod losing;
 mod snapshot;
 
@@ -25,11 +26,11 @@ use cookiesync::{process::metrics::Peak, v1::ResumeOutcome};
 use tokio_util::sync::CancellationToken;
 
 use self::{account::Account, losing::Losing};
-pub use self::{account::Totals, snapshot::Snapshot};
+pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 use super::pinned;
 use crate::{
     bucket::{Bucket, Rate},
-    log::{Delivery, Sequence},
+    log::Sequence,
 };
 
 /// Which call a stream came by. A name is its own queue for each call, so that a program that reads
@@ -74,7 +75,7 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
 }
 
 /// Names that have series of metrics of their own: this many at once, or as many as there may be subscribers, and then one every so
-/// often. A client that opens streams under ever new names would fill whoever collects them.
+/// often. A client that opens streams under ever new names would fill the server that collects them.
 const NAMES_SHOWN: u32 = 1_024;
 const NAME_SHOWN_EACH: Duration = Duration::from_secs(10);
 
@@ -266,12 +267,7 @@ impl Subscribers {
             }
         };
         let is_announced = self.announce(&queue, now);
-        Ok(Lease {
-            queue,
-            superseded,
-            is_announced,
-            told_from: if is_announced { now } else { now + TOLD_AFTER },
-        })
+        Ok(Lease::new(queue, superseded, is_announced, now))
     }
 
     /// Whether the stream that has just taken this queue is named in the log.
@@ -420,88 +416,6 @@ impl State {
         let outcome = RESUMES.iter().position(|it| *it == began.outcome);
         if let Some(outcome) = outcome {
             self.resumes[outcome] += 1;
-        }
-    }
-}
-
-/// After how long what becomes of a stream is told whose beginning was not.
-const TOLD_AFTER: Duration = Duration::from_secs(10);
-
-/// The right to stream one queue; dropping it starts the queue's retention.
-#[derive(Debug)]
-pub struct Lease {
-    queue: Arc<Queue>,
-    superseded: CancellationToken,
-    is_announced: bool,
-    told_from: Instant,
-}
-
-impl Lease {
-    /// Whether the log names this stream: it does not name very many.
-    #[must_use]
-    pub fn is_announced(&self) -> bool {
-        self.is_announced
-    }
-
-    /// From when on what becomes of this stream is told: short ones could fill the log with what they make up.
-    pub(super) fn told_from(&self) -> Instant {
-        self.told_from
-    }
-
-    fn is_told(&self) -> bool {
-        Instant::now() >= self.told_from
-    }
-
-    /// Cancelled when another stream of the same name has taken the queue.
-    #[must_use]
-    pub fn supersession(&self) -> &CancellationToken {
-        &self.superseded
-    }
-
-    /// Where what the queue's streams hold is counted.
-    pub(super) fn pinned(&self) -> &Arc<pinned::Account> {
-        &self.queue.pinned
-    }
-
-    /// Notes what was taken out of the log, how many `bytes` it is on the wire, and how far behind the stream was before,
-    /// in cookies.
-    pub fn record(&self, delivery: &Delivery, bytes: usize, lag: u64) {
-        let mut state = self.queue.state();
-        state.account.totals.bytes += bytes as u64;
-        if self.superseded.is_cancelled() {
-            return;
-        }
-        state.lag.note(lag);
-        match delivery {
-            Delivery::Chunk { chunk, first } => state.account.deliver(*first, chunk.last()),
-            Delivery::Gap {
-                first,
-                last,
-                reason,
-            } => state.account.lose(*first, *last, *reason),
-            Delivery::Idle { .. } | Delivery::End { .. } => {}
-        }
-        let news = state.losing.note(delivery, Instant::now);
-        drop(state);
-        if let Some(news) = news.filter(|_| self.is_told()) {
-            news.say(self.queue.pinned.name(), delivery);
-        }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let mut state = self.queue.state();
-        if self.superseded.is_cancelled() {
-            return;
-        }
-        state.connection = Connection::Ended {
-            since: Instant::now(),
-        };
-        drop(state);
-        if self.is_told() {
-            let (subscriber, call) = self.queue.pinned.name();
-            tracing::info!(subscriber, call, "subscriber disconnected");
         }
     }
 }

@@ -192,7 +192,7 @@ impl Handshakes {
     }
 }
 
-/// The handshakes under way, the oldest first: whoever is slow makes room for whoever comes.
+/// The handshakes under way, the oldest first: a slow one makes room for a new one.
 #[derive(Debug, Default)]
 struct UnderWay(Mutex<Begun>);
 

@@ -175,7 +175,7 @@ fn calls_that_are_never_finished_keep_nobody_out_after_their_burst() {
     }
 }
 
-/// Whoever is told to end comes back at once, in the place of which another asks seldom.
+/// Calls that are told to end come back at once; another client asks only now and then.
 #[test]
 fn calls_that_come_back_keep_nobody_out_who_asks_now_and_then() {
     let scene = Scene::new();

@@ -1,7 +1,7 @@
 //! Queues that are joined, left, taken over and forgotten.
 
 use super::*;
-use crate::log::GapReason;
+use crate::log::{Delivery, GapReason};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
