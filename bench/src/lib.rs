@@ -38,7 +38,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use cookiesync::process::settings::instead::{self, AboutArgs};
+use runtime::settings::instead::{self, AboutArgs};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -46,7 +46,7 @@ use crate::report::{Environment, leave};
 
 /// Measures cookiesync.
 #[derive(Debug, Parser)]
-#[command(name = "bench", version = cookiesync::process::VERSION, arg_required_else_help = true, after_long_help = EXAMPLES)]
+#[command(name = "bench", version = runtime::VERSION, arg_required_else_help = true, after_long_help = EXAMPLES)]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,

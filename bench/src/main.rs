@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use bench::Cli;
-use cookiesync::process::raise_open_files;
+use runtime::raise_open_files;
 use tokio::{
     runtime::Builder,
     signal::unix::{Signal, SignalKind, signal},

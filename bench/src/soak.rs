@@ -16,7 +16,7 @@ use std::{num::NonZeroU64, time::Duration};
 use anyhow::{Result, bail};
 use clap::Args;
 use consumer::losses::Page;
-use cookiesync::process::unix_micros;
+use runtime::unix_micros;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 

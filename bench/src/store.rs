@@ -10,8 +10,8 @@ mod consumed;
 mod folder;
 mod outcome;
 mod report;
-mod runtime;
 mod server;
+mod threads;
 mod timed;
 mod way;
 mod workload;
@@ -24,7 +24,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use consumer::{Config, config::StoreConfig};
-use cookiesync::process::unix_micros;
+use runtime::unix_micros;
 use tokio_util::sync::CancellationToken;
 
 use self::{

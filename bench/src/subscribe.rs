@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use cookiesync::v1::StartPosition;
+use proto::v1::StartPosition;
 use serde::Serialize;
 use tokio::{
     sync::mpsc,

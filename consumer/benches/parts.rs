@@ -12,8 +12,8 @@ use consumer::{
     suppression::Suppression,
     ttl::Ttls,
 };
-use cookiesync::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
 use divan::{Bencher, counter::ItemsCount};
+use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
 
 /// Cookies that one call of a part goes through; `.ci/instructions` divides by it. A batch has as many after 200 ms at
 /// 50,000 a second.
@@ -49,7 +49,7 @@ mod counted {
         },
         suppression::Suppression,
     };
-    use cookiesync::wire::{ChunkRef, Received};
+    use proto::wire::{ChunkRef, Received};
 
     /// Messages to borrowed cookies.
     #[inline(never)]

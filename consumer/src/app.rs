@@ -13,16 +13,14 @@ mod watch;
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use cookiesync::{
-    client::{Network, Tcp, security::stays_here},
-    process::{
-        admin::{self, ready::Part},
-        listen::{self, Listener},
-        metrics::Registry,
-        reload,
-        settings::renewal,
-        status::{Board, page::Page},
-    },
+use runtime::{
+    admin::{self, ready::Part},
+    connect::{Network, Tcp, credentials::stays_here},
+    listen::{self, Listener},
+    metrics::Registry,
+    reload,
+    settings::renewal,
+    status::{Board, page::Page},
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};

@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cookiesync::wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, Received, put_cookie, seal};
+use proto::wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, Received, put_cookie, seal};
 use tokio::{sync::Notify, task::spawn_blocking};
 
 use crate::{batch::Batch, ledger::Retried, metrics, store::Rejected};

@@ -13,12 +13,12 @@ pub use judge::{Judge, Mark, TakeAll, Verdict};
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
 use bytes::Bytes;
-use cookiesync::{
+use foldhash::fast::RandomState;
+use hashbrown::{HashTable, hash_table::Entry as Slot};
+use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     wire::{ChunkRef, CookieRef},
 };
-use foldhash::fast::RandomState;
-use hashbrown::{HashTable, hash_table::Entry as Slot};
 
 use crate::{
     losses::{Numbered, OF_BATCH_MAX},

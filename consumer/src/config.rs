@@ -12,11 +12,11 @@ use std::{
     collections::BTreeSet, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, time::Duration,
 };
 
-use cookiesync::{
-    client::security::Security,
-    process::settings::{self, Common, without_secret},
-};
 use jiff::tz::TimeZone;
+use runtime::{
+    connect::credentials::Security,
+    settings::{self, Common, without_secret},
+};
 
 pub use self::args::Args;
 use crate::{ttl::Ttls, window::Window};

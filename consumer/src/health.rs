@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use cookiesync::process::admin::ready::Part;
+use runtime::admin::ready::Part;
 
 pub use link::{Connected, Link, LinkFigures};
 

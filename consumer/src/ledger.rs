@@ -27,12 +27,12 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use cookiesync::process::metrics::Registry;
 use prometheus::{
     IntCounter, IntCounterVec, IntGauge, Opts, Result,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use runtime::metrics::Registry;
 
 use crate::{batch::Counts, metrics::gauge_value};
 

@@ -3,12 +3,10 @@
 //! Where some DSPs cannot be asked, the others' answer is given and these are named; where nobody knows the user and some
 //! cannot be asked, it is not known whether the user is.
 
-use cookiesync::{
-    limits::USER_ID_BYTES_MAX,
-    process::admin::{Answer, json},
-};
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
+use proto::limits::USER_ID_BYTES_MAX;
+use runtime::admin::{Answer, json};
 use serde::Serialize;
 use serde_json::json as object;
 
@@ -81,8 +79,8 @@ fn answer(status: StatusCode, body: &impl Serialize) -> Answer {
 mod tests {
     use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-    use cookiesync::process::unix_micros;
     use http_body_util::BodyExt;
+    use runtime::unix_micros;
 
     use super::*;
     use crate::{

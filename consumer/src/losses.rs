@@ -16,11 +16,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cookiesync::{
-    process::admin::{Answer, json},
-    v1::GapReason,
-};
 use http::StatusCode;
+use proto::v1::GapReason;
+use runtime::admin::{Answer, json};
 use serde::{Deserialize, Serialize};
 
 /// Records that are kept.

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use consumer::{Config, app::App, config::Args};
-use cookiesync::process::{
+use runtime::{
     drain_on_signals, logging,
     metrics::Registry,
     raise_open_files,

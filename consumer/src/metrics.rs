@@ -8,10 +8,10 @@ mod producers;
 mod sink;
 mod subscription;
 
-use cookiesync::process::metrics::{Latency, Registry, register_process};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Result,
 };
+use runtime::metrics::{Latency, Registry, register_process};
 
 pub use self::{
     aside::Aside,

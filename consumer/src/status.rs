@@ -10,7 +10,7 @@ mod night;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use cookiesync::process::{
+use runtime::{
     admin::ready::{Part, Readiness, Reason},
     status::{
         INTERVAL, Subject,

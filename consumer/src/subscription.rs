@@ -18,12 +18,14 @@ mod shown;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use cookiesync::{
-    client::{Network, security::Security},
+use proto::{
     limits::HEARTBEAT_MAX,
-    process::unix_micros,
     v1::{self, ResumeOutcome, event::Event},
     wire::{Received, WireError},
+};
+use runtime::{
+    connect::{Network, credentials::Security},
+    unix_micros,
 };
 use tokio::{
     sync::watch,

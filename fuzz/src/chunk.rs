@@ -8,12 +8,12 @@ use consumer::{
     suppression::Suppression,
     ttl::Ttls,
 };
-use cookiesync::{
+use prost::Message;
+use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     v1,
     wire::{ChunkRef, FRAME_PREFIX_BYTES, Received, encode_event},
 };
-use prost::Message;
 
 /// One message without its prefix: an event comes out the same when it is sent on; of a chunk every cookie is either
 /// in the batch or counted, and what prost reads of it is what we read.

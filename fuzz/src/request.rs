@@ -1,13 +1,13 @@
 //! The bytes of an HTTP connection, as the edge reads them.
 
 use bytes::Bytes;
-use cookiesync::{
-    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
-    wire::{self, ChunkHeader, CookieRef, Received},
-};
 use producer::edge::{
     head::{self, HEAD_BYTES_MAX, Head, Refusal},
     request::{self, IdLimits, Scratch},
+};
+use proto::{
+    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    wire::{self, ChunkHeader, CookieRef, Received},
 };
 
 /// The first heads in `bytes`: each is the same however the bytes come in pieces, and the cookie of each comes out the

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fmt::Debug, fs};
 
-use cookiesync::process::settings;
+use runtime::settings;
 
 /// A command line, one argument a line, then after an empty line a settings file. Both programs either start with
 /// settings, the same each time, or say in words why not.

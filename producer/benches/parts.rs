@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::wire::{ChunkRef, CookieRef};
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
     edge::request::IdLimits,
     log::{Burst, Config, Delivery, Log, Reader},
 };
+use proto::wire::{ChunkRef, CookieRef};
 
 /// What one call of a part goes through; `.ci/instructions` divides by it.
 const ITEMS: usize = 10_000;
@@ -34,7 +34,6 @@ fn main() {
 mod counted {
     use std::hint::black_box;
 
-    use cookiesync::wire::{self, ChunkRef, CookieRef};
     use producer::{
         edge::{
             head,
@@ -42,6 +41,7 @@ mod counted {
         },
         log::{Burst, Delivery, Log, Reader},
     };
+    use proto::wire::{self, ChunkRef, CookieRef};
 
     /// Pipelined requests to cookies.
     #[inline(never)]
@@ -192,7 +192,7 @@ fn fill(log: &Log, cookies: &[CookieRef<'_>]) {
 
 /// A log with a ring of `CHUNKS` chunks, and where it begins.
 fn full_log() -> (Log, u64) {
-    let log = log(cookiesync::limits::CHUNK_BYTES_MIN, usize::MAX);
+    let log = log(proto::limits::CHUNK_BYTES_MIN, usize::MAX);
     let synced = Synced::many();
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
     while log.stats().chunks < CHUNKS {
@@ -217,7 +217,7 @@ fn request(bencher: Bencher<'_, '_>, lines: Lines) {
 /// `together` is how many requests one read of a connection brings. The ring is full: chunks leave it.
 #[divan::bench(args = [1, PIPELINED])]
 fn append(bencher: Bencher<'_, '_>, together: usize) {
-    let log = log(cookiesync::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
+    let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
     let synced = Synced::many();
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
     fill(&log, &cookies);
@@ -248,7 +248,7 @@ fn read(bencher: Bencher<'_, '_>, readers: usize) {
 
 #[divan::bench]
 fn messages(bencher: Bencher<'_, '_>) {
-    let log = log(cookiesync::limits::CHUNK_BYTES_DEFAULT, usize::MAX);
+    let log = log(proto::limits::CHUNK_BYTES_DEFAULT, usize::MAX);
     let synced = Synced::many();
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
     let mut reader = log.reader(1, u64::MAX, 0);

@@ -6,7 +6,7 @@ mod live;
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use cookiesync::process::{
+use runtime::{
     self,
     admin::{self, Answer, Pages, ready::Part},
     listen::{self, Listener, Stage},
@@ -103,7 +103,7 @@ impl App {
     /// # Errors
     /// With the address and the flag, when a port cannot be bound; or when the system allows too few open files.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
-        let files = process::raise_open_files();
+        let files = runtime::raise_open_files();
         ensure!(
             files >= FILES_MIN,
             "the system allows this process {files} open files, and a producer needs {FILES_MIN} at least, one for each \

@@ -6,7 +6,7 @@ mod dsps;
 
 use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
-use cookiesync::process::{
+use runtime::{
     listen::Limits,
     settings::{self, Common},
 };

@@ -13,8 +13,8 @@ pub mod response;
 
 use std::sync::Arc;
 
-use cookiesync::process::listen::{self, Listener, LiveLimits, Stage};
 use httparse::Header;
+use runtime::listen::{self, Listener, LiveLimits, Stage};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::connection::CONNECTION_BYTES;

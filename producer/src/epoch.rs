@@ -6,7 +6,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 
-use cookiesync::process::unix_micros;
+use runtime::unix_micros;
 
 /// Two lives that begin at the same time have the same epoch once in 65,536; the time is right to 66 ms.
 const DRAWN_BITS: u32 = 16;

@@ -56,9 +56,9 @@ use std::{
     sync::Arc,
 };
 
-use cookiesync::process::metrics::Registry;
-use cookiesync::v1::{Cursor, Tail};
 use prometheus::IntGauge;
+use proto::v1::{Cursor, Tail};
+use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
 pub use self::life::Life;

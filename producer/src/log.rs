@@ -62,7 +62,7 @@ pub struct Config {
     pub epoch: u64,
     /// Most bytes the ring holds.
     pub bytes_max: usize,
-    /// Largest message of a chunk, in bytes; see [`cookiesync::limits::CHUNK_BYTES_DEFAULT`].
+    /// Largest message of a chunk, in bytes; see [`proto::limits::CHUNK_BYTES_DEFAULT`].
     pub chunk_bytes: usize,
     /// How long a cookie waits for its chunk to be sealed; three times as long while there are only few.
     pub chunk_age: Duration,

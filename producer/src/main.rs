@@ -2,16 +2,16 @@
 
 use std::process::ExitCode;
 
-use cookiesync::process::{
+use producer::{
+    app::App,
+    config::{Args, Config},
+};
+use runtime::{
     drain_on_signals, logging,
     settings::{
         Loaded, instead,
         renewal::{Hangups, Renewal},
     },
-};
-use producer::{
-    app::App,
-    config::{Args, Config},
 };
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;

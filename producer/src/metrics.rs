@@ -9,12 +9,12 @@
 mod log;
 mod subscribers;
 
-use cookiesync::process::metrics::{Registry, register_process};
 use prometheus::{
     IntGauge,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use runtime::metrics::{Registry, register_process};
 
 use crate::{log::Log, streams::subscribers::Subscribers};
 

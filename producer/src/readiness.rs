@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use cookiesync::process::admin::ready::Part;
+use runtime::admin::ready::Part;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 

@@ -4,16 +4,14 @@ pub mod guard;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use cookiesync::{
-    client::security::{loaded, pair},
-    process::{
-        listen::Stage,
-        metrics::Registry,
-        reload::{self, NamedFile, Reloaded},
-        settings::Mistakes,
-        tls::server::{Files, Handshakes},
-        token,
-    },
+use runtime::{
+    connect::credentials::{loaded, pair},
+    listen::Stage,
+    metrics::Registry,
+    reload::{self, NamedFile, Reloaded},
+    settings::Mistakes,
+    tls::server::{Files, Handshakes},
+    token,
 };
 
 use guard::Guard;

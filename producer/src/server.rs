@@ -10,12 +10,10 @@ mod rates;
 
 use std::{sync::Arc, time::Duration};
 
-use cookiesync::{
-    process::{
-        listen::{self, Limits, Listener, LiveLimits, Stage, WatchedStream},
-        metrics::Registry,
-    },
-    v1,
+use proto::v1;
+use runtime::{
+    listen::{self, Limits, Listener, LiveLimits, Stage, WatchedStream},
+    metrics::Registry,
 };
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;

@@ -11,7 +11,7 @@ mod subscribers;
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
-use cookiesync::process::{
+use runtime::{
     admin::ready::{self, Reason},
     status::{
         INTERVAL, Subject,

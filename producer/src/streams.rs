@@ -24,13 +24,13 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
 use http::{HeaderValue, Request, Response, header};
 use http_body::Body as _;
 use prost::{
     DecodeError, Message,
     encoding::{DecodeContext, decode_key, skip_field},
 };
+use proto::limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, server::NamedService};

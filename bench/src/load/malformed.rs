@@ -8,8 +8,8 @@ use crate::traffic::{Chance, SyntheticCookie, nth_word};
 const MALFORMED: u64 = 0x6a09_e667_f3bc_c909;
 
 /// One more byte than the longest buyer uid and user id of the contract.
-const BUYER_UID_TOO_LONG: usize = cookiesync::limits::BUYER_UID_BYTES_MAX + 1;
-const USER_ID_TOO_LONG: usize = cookiesync::limits::USER_ID_BYTES_MAX + 1;
+const BUYER_UID_TOO_LONG: usize = proto::limits::BUYER_UID_BYTES_MAX + 1;
+const USER_ID_TOO_LONG: usize = proto::limits::USER_ID_BYTES_MAX + 1;
 
 /// Which requests are malformed.
 #[derive(Debug, Clone, Copy)]

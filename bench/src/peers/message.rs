@@ -4,7 +4,7 @@
 //! with the same code.
 
 use bytes::Bytes;
-use cookiesync::wire::{ChunkRef, CookieRef, put_cookie};
+use proto::wire::{ChunkRef, CookieRef, put_cookie};
 
 use crate::traffic::Traffic;
 

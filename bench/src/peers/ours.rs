@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use cookiesync::{
+use proto::{
     client,
     v1::{Cursor, GetCookiesRequest, StartPosition, SubscribeRequest, event::Event},
     wire::{Received, decode_cookie},

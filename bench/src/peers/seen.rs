@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use cookiesync::{process::unix_micros, wire::ChunkRef};
+use proto::wire::ChunkRef;
+use runtime::unix_micros;
 use serde::{Deserialize, Serialize};
 
 use super::message::{LANES, split_lane, walk, walk_chunk};

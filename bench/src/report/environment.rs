@@ -2,9 +2,9 @@
 
 use std::{env, fs, sync::OnceLock, thread};
 
-use cookiesync::process::PROFILE;
 use jiff::Timestamp;
 use launcher::programs::found;
+use runtime::PROFILE;
 use serde::{Deserialize, Serialize};
 
 /// When this run began its work.

@@ -5,7 +5,6 @@
 use std::{collections::BTreeMap, fmt};
 
 use anyhow::{Context, Result, bail, ensure};
-use cookiesync::wire::ChunkRef;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use mongodb::{
     Client, Database,
@@ -14,8 +13,9 @@ use mongodb::{
     },
     options::ClientOptions,
 };
+use proto::wire::ChunkRef;
 
-use super::{runtime::OwnThreads, workload::Slice};
+use super::{threads::OwnThreads, workload::Slice};
 
 /// Most bytes of operations in one command; a document has 16 MiB at most.
 const COMMAND_BYTES_MAX: usize = 15 << 20;

@@ -18,8 +18,8 @@ use consumer::{
     store::{self, Store},
     subscription::buffer::{BufferWriter, Item},
 };
-use cookiesync::process::metrics::Registry;
 use prometheus::{Encoder, TextEncoder};
+use runtime::metrics::Registry;
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -27,7 +27,7 @@ use tokio::{
 };
 
 use super::{
-    runtime::OwnThreads,
+    threads::OwnThreads,
     timed::{TimedStore, Writes},
     workload::{Expected, Slice},
 };

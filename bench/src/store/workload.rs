@@ -6,12 +6,12 @@
 
 use std::{collections::HashMap, num::NonZeroU32};
 
-use cookiesync::{
+use proto::{
     limits::CHUNK_BYTES_DEFAULT,
     wire::{
-        ChunkHeader, ChunkRef, CookieRef, HEADROOM_BYTES, Received, TAILROOM_BYTES, WireError, seal,
+        ChunkHeader, ChunkRef, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received,
+        TAILROOM_BYTES, WireError, put_cookie, seal,
     },
-    wire::{FRAME_PREFIX_BYTES, put_cookie},
 };
 
 use crate::traffic::{SyntheticCookie, Traffic, nth_word};

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use cookiesync::{
-    client::{
-        self, Network, Tcp, Way,
-        security::{Flags, Security},
-    },
-    process::settings::Mistakes,
-};
 use http::Uri;
+use proto::client;
+use runtime::{
+    connect::{
+        Connector, Network, Tcp,
+        credentials::{Flags, Security},
+    },
+    settings::Mistakes,
+};
 use tonic::transport::{Channel, Endpoint};
 
 /// What the producer wants to see, and whom to trust; files are read once, at the start.
@@ -87,7 +88,7 @@ pub(super) async fn connect(
     producer: &str,
     security: &Security,
     announce: impl Fn(Endpoint) -> Endpoint,
-) -> Result<(Way, Channel)> {
+) -> Result<(Connector, Channel)> {
     let uri: Uri = producer.parse()?;
     let https = uri.scheme_str() == Some("https");
     let host = uri.host().context("the producer's URL has no host")?;
@@ -96,12 +97,12 @@ pub(super) async fn connect(
     let port = uri.port_u16().unwrap_or(7676);
     let mut failed = anyhow!("{host} has no address");
     for address in network.lookup(host, port).await? {
-        let way =
-            Way::new(&network, address, (host, https), security).map_err(|why| anyhow!(why))?;
+        let connector = Connector::new(&network, address, (host, https), security)
+            .map_err(|why| anyhow!(why))?;
         let endpoint = client::endpoint(format!("http://{address}"))?.origin(uri.clone());
-        match way.connect(&announce(endpoint)).await {
-            Ok(channel) => return Ok((way, channel)),
-            Err(error) => match way.trouble() {
+        match connector.connect(&announce(endpoint)).await {
+            Ok(channel) => return Ok((connector, channel)),
+            Err(error) => match connector.trouble() {
                 Some(trouble) => bail!("{trouble}"),
                 None => failed = error.into(),
             },

@@ -3,13 +3,16 @@
 use std::{hint::black_box, time::Duration};
 
 use bytes::Bytes;
-use cookiesync::{
-    client::{self, Way, security::Security},
-    process::unix_micros,
+use hdrhistogram::Histogram;
+use proto::{
+    client,
     v1::{Cursor, GetCookiesRequest, Hello, ResumeOutcome, SubscribeRequest, event::Event},
     wire::{ChunkRef, Received, WireError, decode_cookie},
 };
-use hdrhistogram::Histogram;
+use runtime::{
+    connect::{Connector, credentials::Security},
+    unix_micros,
+};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
@@ -159,33 +162,37 @@ impl Stream {
                 .initial_connection_window_size(CRAWL_WINDOW_BYTES)
                 .max_frame_size(CRAWL_FRAME_BYTES)
         };
-        let (way, channel) =
+        let (connector, channel) =
             security::connect(&self.args.producer, &self.security, announce).await?;
         let opened = match self.args.call {
-            Call::Subscribe => self.subscribe(&way, channel).await,
+            Call::Subscribe => self.subscribe(&connector, channel).await,
             Call::GetCookies => {
                 let host = self.name.clone();
-                let request = way.request(GetCookiesRequest { host });
+                let request = connector.request(GetCookiesRequest { host });
                 let opened = client::get_cookies(channel, request).await;
                 opened.map(Response::into_inner)
             }
         };
-        match way.trouble() {
+        match connector.trouble() {
             Some(trouble) if opened.is_err() => Err(anyhow::anyhow!("{trouble}")),
             _ => Ok(opened?),
         }
     }
 
-    async fn subscribe(&mut self, way: &Way, channel: Channel) -> Result<Streaming<Bytes>, Status> {
+    async fn subscribe(
+        &mut self,
+        connector: &Connector,
+        channel: Channel,
+    ) -> Result<Streaming<Bytes>, Status> {
         let cursors = self.position.iter().map(|position| Cursor {
             producer_id: position.producer_id.clone(),
             epoch: position.epoch,
             sequence: position.next_sequence.saturating_sub(1),
         });
-        let request = way.request(SubscribeRequest {
+        let request = connector.request(SubscribeRequest {
             subscriber: self.name.clone(),
             cursors: cursors.collect(),
-            start: cookiesync::v1::StartPosition::from(self.args.start).into(),
+            start: proto::v1::StartPosition::from(self.args.start).into(),
             window_bytes: 0,
         });
         let mut messages = client::subscribe(channel, request).await?.into_inner();

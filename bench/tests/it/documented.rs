@@ -3,8 +3,8 @@
 use std::{env, fmt::Write as _, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use cookiesync::process::settings::reference::tables;
 use producer::{config::Config, memory};
+use runtime::settings::reference::tables;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 
@@ -87,7 +87,7 @@ fn sources(folder: &Path, text: &mut String) -> Result<()> {
 #[test]
 fn every_documented_line_of_the_log_is_in_the_code() -> Result<()> {
     let mut text = String::new();
-    for folder in ["proto", "producer/src", "consumer/src"] {
+    for folder in ["runtime/src", "producer/src", "consumer/src"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("..")
             .join(folder);

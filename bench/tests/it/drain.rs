@@ -128,7 +128,7 @@ async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
     let grpc = producer.grpc.trim_start_matches("http://").to_owned();
     let _silent_grpc = TcpStream::connect(&grpc).await?;
     // An HTTP/2 connection without a call.
-    let endpoint = cookiesync::client::endpoint(producer.grpc.clone())?;
+    let endpoint = proto::client::endpoint(producer.grpc.clone())?;
     let _idle_grpc = endpoint.connect().await?;
 
     producer.process.signal(Signal::TERM)?;

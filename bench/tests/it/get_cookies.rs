@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path, process::Stdio
 
 use anyhow::{Context as _, Result, ensure};
 use bench::scrape::names;
-use cookiesync::{
+use proto::{
     client,
     v1::{Cookie, GetCookiesRequest},
 };

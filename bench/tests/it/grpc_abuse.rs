@@ -12,10 +12,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use cookiesync::process::raise_open_files;
 use h2::{Reason, client::SendRequest};
 use http::Request;
 use producer::{config::Config, memory};
+use runtime::raise_open_files;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use bench::scrape::Samples;
-use cookiesync::process::metrics::{Described, Registry};
+use runtime::metrics::{Described, Registry};
 use tempfile::TempDir;
 
 use self::words::{GROUPS, LABELS, NOTES};

@@ -19,11 +19,11 @@ use consumer::{
     },
     ttl::Ttls,
 };
-use cookiesync::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
 use mongodb::{
     Client,
     bson::{DateTime, Document, doc},
 };
+use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
 use tempfile::TempDir;
 
 use crate::{

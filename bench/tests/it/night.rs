@@ -13,12 +13,12 @@ use consumer::{
     subscription::positions::Positions,
     ttl::Ttls,
 };
-use cookiesync::process::metrics::Registry;
 use jiff::{Timestamp, tz::TimeZone};
 use mongodb::{
     Client, Collection, Database,
     bson::{Bson, DateTime, Document, doc},
 };
+use runtime::metrics::Registry;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 

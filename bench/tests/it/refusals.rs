@@ -157,7 +157,7 @@ async fn no_line_of_the_log_names_a_user() -> Result<()> {
     let client = Client::with_uri_str(mongod.uri()).await?;
     client.database("19").run_command(view).await?;
     let file = folder.path().join("letters.jsonl");
-    let filter = "--log-filter=info,producer=trace,consumer=trace,cookiesync=trace";
+    let filter = "--log-filter=info,producer=trace,consumer=trace,runtime=trace";
     let flags = [filter, "--dead-letters", &file.display().to_string()];
     let mut producer = Producer::start(&folder, &[filter]).await?;
     let mut consumer =

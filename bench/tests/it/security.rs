@@ -6,14 +6,13 @@ use std::{net::SocketAddr, path::Path, process::Stdio, sync::Arc};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bytes::Bytes;
-use cookiesync::{
-    client::{
-        self, Network, Tcp, Way,
-        security::{Flags, Security},
+use proto::{client, v1::GetCookiesRequest, wire::decode_cookie};
+use runtime::{
+    connect::{
+        Connector, Network, Tcp,
+        credentials::{Flags, Security},
     },
-    process::settings::Mistakes,
-    v1::GetCookiesRequest,
-    wire::decode_cookie,
+    settings::Mistakes,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -41,16 +40,19 @@ impl Stream {
         let security = mistakes.or(security)?;
         let address: SocketAddr = grpc(producer).parse()?;
         let network: Arc<dyn Network> = Arc::new(Tcp);
-        let way = Way::new(&network, address, ("127.0.0.1", https), &security);
-        let way = way.map_err(|why| anyhow!(why))?;
+        let connector = Connector::new(&network, address, ("127.0.0.1", https), &security);
+        let connector = connector.map_err(|why| anyhow!(why))?;
         let endpoint = client::endpoint(format!("http://{address}"))?;
         let opened = async {
-            let channel = way.connect(&endpoint).await?;
+            let channel = connector.connect(&endpoint).await?;
             let host = name.to_owned();
-            let request = way.request(GetCookiesRequest { host });
+            let request = connector.request(GetCookiesRequest { host });
             anyhow::Ok(client::get_cookies(channel, request).await?.into_inner())
         };
-        match (in_time("the stream is open", opened).await?, way.trouble()) {
+        match (
+            in_time("the stream is open", opened).await?,
+            connector.trouble(),
+        ) {
             (Ok(stream), _) => Ok(Self(stream)),
             (Err(_), Some(trouble)) => Err(anyhow!("{trouble}")),
             (Err(error), None) => Err(error),

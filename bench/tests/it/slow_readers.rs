@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bench::scrape::{Samples, names};
-use cookiesync::v1::Cookie;
+use proto::v1::Cookie;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::sleep;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use cookiesync::{
+use proto::{
     client,
     limits::SMALL_FRAME_BYTES,
     v1::{

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, ensure};
 use bench::{report::ReportArgs, scrape::names, subscribe};
-use cookiesync::v1::{Cursor, GapReason, ResumeOutcome, SubscribeRequest};
+use proto::v1::{Cursor, GapReason, ResumeOutcome, SubscribeRequest};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;

@@ -13,11 +13,11 @@ use consumer::{
     },
     ttl::Ttls,
 };
-use cookiesync::process::unix_micros;
 use mongodb::{
     Client,
     bson::{DateTime, Document, doc},
 };
+use runtime::unix_micros;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;

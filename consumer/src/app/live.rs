@@ -56,7 +56,7 @@ fn schedule(config: &Config) -> Schedule {
 
 #[cfg(test)]
 mod tests {
-    use cookiesync::process::settings::{Change, Settings as _};
+    use runtime::settings::{Change, Settings as _};
 
     use super::*;
     use crate::config::Args;

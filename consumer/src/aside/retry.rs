@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::process::unix_micros;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use runtime::unix_micros;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},

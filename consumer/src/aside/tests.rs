@@ -1,4 +1,4 @@
-use cookiesync::process::metrics::Registry;
+use runtime::metrics::Registry;
 use tempfile::TempDir;
 
 use super::*;

@@ -2,7 +2,7 @@
 
 mod model;
 
-use cookiesync::{v1, wire};
+use proto::{v1, wire};
 
 use super::*;
 

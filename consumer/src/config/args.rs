@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf};
 
 use clap::Parser;
-use cookiesync::process::settings::{Change, CommonArgs, instead::InsteadArgs};
+use runtime::settings::{Change, CommonArgs, instead::InsteadArgs};
 
 use super::security::SecurityArgs;
 
@@ -61,7 +61,7 @@ Examples:
 /// Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with
 /// underscores); the flag wins, then the environment, then the file.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "consumer", version = cookiesync::process::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
+#[command(name = "consumer", version = runtime::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     pub(super) reading: ReadingArgs,

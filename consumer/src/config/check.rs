@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::process::settings::{
+use jiff::tz::TimeZone;
+use runtime::settings::{
     Change, Common, Mistakes, Settings, address, number, optional_number, size, time,
 };
-use jiff::tz::TimeZone;
 
 use super::{
     Args, Config, ProducerUrl, StoreConfig,

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use cookiesync::{limits::SUBSCRIBER_NAME_BYTES_MAX, process::settings::lacks_secret};
 use http::Uri;
 use jiff::tz::TimeZone;
+use proto::limits::SUBSCRIBER_NAME_BYTES_MAX;
+use runtime::settings::lacks_secret;
 
 use super::{ProducerUrl, StoreConfig};
 use crate::store;

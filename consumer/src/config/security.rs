@@ -1,8 +1,8 @@
 //! How producers are reached: TLS, and what they want to see.
 
-use cookiesync::{
-    client::security::{Flags, Security},
-    process::settings::Mistakes,
+use runtime::{
+    connect::credentials::{Flags, Security},
+    settings::Mistakes,
 };
 
 use super::ProducerUrl;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use cookiesync::process::settings::unclassified;
+use runtime::settings::unclassified;
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use cookiesync::process::metrics::Registry;
+use runtime::metrics::Registry;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use cookiesync::process::metrics::Registry;
 use futures_util::FutureExt;
 use jiff::Timestamp;
+use runtime::metrics::Registry;
 use tokio::time::timeout;
 
 use super::*;

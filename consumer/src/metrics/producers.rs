@@ -16,15 +16,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cookiesync::{
-    process::metrics::{Family, Registry},
-    wire::ChunkHeader,
-};
 use prometheus::{
     Result,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use proto::wire::ChunkHeader;
+use runtime::metrics::{Family, Registry};
 use tokio::time::{Duration, Instant};
 
 use crate::batch::Cursor;

@@ -1,7 +1,7 @@
 //! What is counted of batches and of the store.
 
-use cookiesync::process::metrics::Latency;
 use prometheus::{Histogram, IntCounter, IntGauge, Result};
+use runtime::metrics::Latency;
 
 use super::{Names, Producers, SECONDS};
 use crate::{ledger::Ledger, losses::Losses};

@@ -1,10 +1,8 @@
 //! What is counted of streams, from the connection to the buffer.
 
-use cookiesync::{
-    process::metrics::{Latency, PeakGauge},
-    v1::GapReason,
-};
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Result};
+use proto::v1::GapReason;
+use runtime::metrics::{Latency, PeakGauge};
 
 use super::{Names, Producers};
 use crate::ledger::Ledger;

@@ -5,7 +5,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use cookiesync::{process::unix_micros, wire::ChunkRef};
+use proto::wire::ChunkRef;
+use runtime::unix_micros;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},

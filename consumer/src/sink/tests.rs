@@ -10,9 +10,9 @@ use std::{
     },
 };
 
-use cookiesync::process::metrics::Registry;
-use cookiesync::process::unix_micros;
 use futures_util::FutureExt;
+use runtime::metrics::Registry;
+use runtime::unix_micros;
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::process::unix_micros;
 use futures_util::FutureExt;
+use runtime::unix_micros;
 use tokio::{
     sync::OwnedSemaphorePermit,
     task::yield_now,

@@ -1,6 +1,6 @@
 //! What became of cookies: of those received, of those that never came, of those that a producer took with it.
 
-use cookiesync::process::status::families::Families;
+use runtime::status::families::Families;
 use serde::Serialize;
 
 use crate::{ledger::Figures, metrics};

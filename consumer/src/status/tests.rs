@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use cookiesync::process::metrics::Registry;
 use jiff::tz::TimeZone;
+use runtime::metrics::Registry;
 use serde_json::{Value, json};
 
 use super::*;

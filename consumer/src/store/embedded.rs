@@ -29,11 +29,12 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::{limits::BUYER_UID_BYTES_MAX, process::unix_micros};
 use fjall::{
     Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
     compaction::{Leveled, filter::Factory},
 };
+use proto::limits::BUYER_UID_BYTES_MAX;
+use runtime::unix_micros;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 

@@ -48,12 +48,12 @@ use std::{
     time::Instant,
 };
 
-use cookiesync::process::unix_micros;
 use futures_util::FutureExt;
 use mongodb::{
     Database,
     bson::{Bson, DateTime},
 };
+use runtime::unix_micros;
 use tokio::sync::OnceCell;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 
-use cookiesync::{process::metrics::PeakGauge, wire::ChunkRef};
 use prometheus::IntGauge;
+use proto::wire::ChunkRef;
+use runtime::metrics::PeakGauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::{
@@ -139,7 +140,7 @@ impl BufferReader {
 mod tests {
     use std::time::Duration;
 
-    use cookiesync::process::metrics::Registry;
+    use runtime::metrics::Registry;
     use tokio::time::timeout;
 
     use super::*;

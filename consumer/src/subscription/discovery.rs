@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::client::Network;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use runtime::connect::Network;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -11,7 +11,8 @@
 //! It is said when everything was *received*. Cookies are stored in the order of their coming, and before the cursor of the next life;
 //! should this process die before that, the next one stands where the store does, and tells of the same end by that.
 
-use cookiesync::{process::unix_micros, v1::Tail};
+use proto::v1::Tail;
+use runtime::unix_micros;
 
 use crate::{
     batch::Cursor,

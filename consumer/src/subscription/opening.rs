@@ -1,11 +1,12 @@
 //! How a stream is opened: the connection, the request with all cursors, the producer's `Hello`.
 
-use cookiesync::{
-    client::{self, Way},
+use proto::{
+    client,
     limits::RECEIVE_WINDOW_BYTES,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
     wire::Received,
 };
+use runtime::connect::Connector;
 use tonic::Streaming;
 
 use super::{Ended, Subscription, sequence::Violation};
@@ -54,7 +55,8 @@ impl Subscription {
             .origin(origin);
         let host = (self.producer.host.as_str(), self.producer.https);
         let (network, security) = (&self.context.network, &self.context.security);
-        let way = Way::new(network, self.address, host, security).map_err(Ended::Unreachable)?;
+        let connector =
+            Connector::new(network, self.address, host, security).map_err(Ended::Unreachable)?;
         let request = SubscribeRequest {
             subscriber: self.context.name.clone(),
             cursors: cursors.iter().map(wire_cursor).collect(),
@@ -62,12 +64,12 @@ impl Subscription {
             window_bytes,
         };
         let opened = async {
-            let channel = way.connect(&endpoint).await.map_err(unreachable)?;
-            let subscribed = client::subscribe(channel, way.request(request)).await?;
+            let channel = connector.connect(&endpoint).await.map_err(unreachable)?;
+            let subscribed = client::subscribe(channel, connector.request(request)).await?;
             Ok::<_, Ended>(subscribed.into_inner())
         };
         // What is known of the connection says more than how the call on it ended.
-        let better = |ended| match way.trouble() {
+        let better = |ended| match connector.trouble() {
             Some(trouble) => Ended::Unreachable(trouble.to_owned()),
             None => ended,
         };

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::limits::CURSORS_MAX;
+use proto::limits::CURSORS_MAX;
 use tokio::{sync::Notify, time::Instant};
 
 use super::ended::Watched;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cookiesync::{
+use proto::{
     limits::SUBSCRIBER_NAME_BYTES_MAX,
     v1::{Gap, Goodbye, Heartbeat, Hello, ResumeOutcome, Tail},
     wire::ChunkHeader,
@@ -207,7 +207,7 @@ fn is_producer_id(id: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use cookiesync::v1::GapReason;
+    use proto::v1::GapReason;
 
     use super::*;
 

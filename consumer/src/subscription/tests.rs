@@ -1,6 +1,6 @@
 //! A subscription against a listener that is no producer.
 
-use cookiesync::process::metrics::Registry;
+use runtime::metrics::Registry;
 use tokio::net::TcpListener;
 
 use super::*;
@@ -15,7 +15,7 @@ async fn listener_that_never_says_hello_is_given_up() {
     let context = Context {
         name: "c".to_owned(),
         producers_expected: 1,
-        network: Arc::new(cookiesync::client::Tcp),
+        network: Arc::new(runtime::connect::Tcp),
         security: Security::default(),
         positions: Arc::default(),
         health: Arc::default(),

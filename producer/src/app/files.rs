@@ -1,7 +1,5 @@
 //! How many connections the system leaves open files for: each is one.
 
-use cookiesync::process;
-
 use super::Config;
 
 /// With fewer, a producer would take requests and have no room for those who read them.
@@ -30,7 +28,7 @@ impl Affordable {
 
     /// As [`of`](Self::of), of the files that the system allows this process.
     pub(super) fn now(config: &Config) -> Self {
-        let files = process::raise_open_files();
+        let files = runtime::raise_open_files();
         let affordable = Self::of(config, files);
         let Self { http, grpc } = affordable;
         if http < config.http_limits.connections_max || grpc < config.grpc_connections_max {

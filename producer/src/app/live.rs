@@ -1,6 +1,6 @@
 //! What may change while a producer runs: the one place where settings marked as reloaded come into use.
 
-use cookiesync::process::listen::Limits;
+use runtime::listen::Limits;
 use tokio::sync::watch;
 
 use super::files::Affordable;
@@ -63,7 +63,7 @@ fn grpc_limits(config: &Config, affordable: Affordable) -> Limits {
 mod tests {
     use std::time::Duration;
 
-    use cookiesync::process::{
+    use runtime::{
         metrics::Registry,
         settings::{Change, Settings as _},
     };

@@ -1,7 +1,7 @@
 //! The settings as they are written, and what becomes of a change of each.
 
 use clap::Parser;
-use cookiesync::process::settings::{Change, CommonArgs, instead::InsteadArgs};
+use runtime::settings::{Change, CommonArgs, instead::InsteadArgs};
 
 use super::dsps::DspsArgs;
 use crate::security::SecurityArgs;
@@ -61,7 +61,7 @@ Examples:
 /// Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with
 /// underscores); the flag wins, then the environment, then the file.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "producer", version = cookiesync::process::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
+#[command(name = "producer", version = runtime::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     pub(super) listening: ListeningArgs,

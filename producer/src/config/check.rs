@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use cookiesync::{
-    limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
-    process::{
-        listen::Limits,
-        settings::{
-            Change, Common, Mistakes, Settings, address, number, optional_number, size, time,
-            time_within,
-        },
+use proto::limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX};
+use runtime::{
+    listen::Limits,
+    settings::{
+        Change, Common, Mistakes, Settings, address, number, optional_number, size, time,
+        time_within,
     },
 };
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cookiesync::process::settings::{Mistakes, number};
+use runtime::settings::{Mistakes, number};
 
 use crate::edge::dsps::{SHOWN_MAX, Shown};
 

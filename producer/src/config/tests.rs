@@ -1,6 +1,7 @@
 //! The settings as operators write them, right and wrong.
 
-use cookiesync::{limits, process::settings::unclassified};
+use proto::limits;
+use runtime::settings::unclassified;
 
 use super::*;
 

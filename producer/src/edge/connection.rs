@@ -34,7 +34,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use cookiesync::process::listen::{Activity, ByteStream};
+use runtime::listen::{Activity, ByteStream};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::yield_now,

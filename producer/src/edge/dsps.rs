@@ -28,11 +28,11 @@ use std::{
     thread,
 };
 
-use cookiesync::process::metrics::{Family, Registry};
 use prometheus::{
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use runtime::metrics::{Family, Registry};
 
 use super::request::Rejection;
 

@@ -1,7 +1,7 @@
 //! What the edge counts, and how long it takes.
 
-use cookiesync::process::metrics::{Latency, Registry};
 use prometheus::{IntCounter, IntCounterVec, Opts};
+use runtime::metrics::{Latency, Registry};
 
 use super::{
     dsps::{Dsps, Shown},

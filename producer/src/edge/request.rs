@@ -2,7 +2,7 @@
 //!
 //! Pure and free of allocation: what needs decoding is decoded into a [`Scratch`] of the caller.
 
-use cookiesync::{
+use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     wire::CookieRef,
 };
@@ -10,7 +10,7 @@ use cookiesync::{
 /// The name of the HTTP cookie that holds the user id.
 const USER_COOKIE: &[u8] = b"uid";
 
-/// Longest ids this edge accepts, in bytes; never above those of [`cookiesync::limits`].
+/// Longest ids this edge accepts, in bytes; never above those of [`proto::limits`].
 #[derive(Debug, Clone, Copy)]
 pub struct IdLimits {
     /// For the user id.

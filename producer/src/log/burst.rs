@@ -1,6 +1,6 @@
 //! Cookies on their way into the log: those that one read of one connection brought.
 
-use cookiesync::{
+use proto::{
     limits::CHUNK_BYTES_MIN,
     wire::{self, CookieRef},
 };

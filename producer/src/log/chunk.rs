@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use cookiesync::wire::{self, ChunkHeader, ChunkRef, Received};
+use proto::wire::{self, ChunkHeader, ChunkRef, Received};
 
 use super::Sequence;
 

@@ -31,7 +31,7 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use cookiesync::wire::CookieRef;
+    use proto::wire::CookieRef;
 
     use super::{
         super::{Burst, Config, Log},

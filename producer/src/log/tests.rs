@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cookiesync::{
+use proptest::prelude::*;
+use proto::{
     limits,
     wire::{self, CookieRef, Received},
 };
-use proptest::prelude::*;
 
 use super::{Burst, Closed, Config, Delivery, GapReason, Log, Reader};
 

@@ -6,10 +6,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use cookiesync::{
-    process::unix_micros,
-    wire::{self, ChunkHeader},
-};
+use proto::wire::{self, ChunkHeader};
+use runtime::unix_micros;
 
 use super::{Burst, Closed, Head, Log, Progress, Sequence, chunk::Chunk};
 

@@ -1,7 +1,7 @@
 //! What the log holds, and what it has sealed and why.
 
-use cookiesync::process::metrics::Family;
 use prometheus::proto::MetricFamily;
+use runtime::metrics::Family;
 
 use super::as_f64;
 use crate::log::Stats;

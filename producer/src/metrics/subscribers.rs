@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use cookiesync::process::metrics::Family;
 use prometheus::proto::MetricFamily;
+use runtime::metrics::Family;
 
 use super::as_f64;
 use crate::{

@@ -10,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cookiesync::process::{metrics::Registry, reload::Reloaded, token};
 use http::{HeaderMap, Request, header::AUTHORIZATION};
 use prometheus::{IntCounter, IntCounterVec, Opts};
+use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
 
 /// What may be called without a token.
@@ -131,7 +131,7 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
 pub(crate) mod tests {
     use std::io::Write as _;
 
-    use cookiesync::process::reload::NamedFile;
+    use runtime::reload::NamedFile;
 
     use super::*;
 

@@ -52,7 +52,7 @@ impl Admission {
 mod tests {
     use std::{net::Ipv4Addr, time::Duration};
 
-    use cookiesync::process::metrics::Registry;
+    use runtime::metrics::Registry;
     use tonic::Code;
 
     use super::{super::rates::Calls, *};

@@ -24,8 +24,8 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::limits::REQUEST_BYTES_MAX;
 use prometheus::{IntCounter, IntGauge};
+use proto::limits::REQUEST_BYTES_MAX;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -9,10 +9,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use cookiesync::process::listen::InProgress;
 use h2::{Reason, RecvStream, server::SendResponse};
 use http::{HeaderValue, Request, Response};
 use http_body::{Body, Frame};
+use runtime::listen::InProgress;
 use tokio::{
     sync::mpsc,
     task::JoinSet,

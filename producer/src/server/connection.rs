@@ -6,9 +6,9 @@
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use cookiesync::process::listen::{Activity, ByteStream, addresses};
 use h2::{Ping, PingPong, Reason, RecvStream, server};
 use http::Request;
+use runtime::listen::{Activity, ByteStream, addresses};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::service::Routes;

@@ -11,8 +11,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use cookiesync::process::{listen::addresses, metrics::Registry};
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
+use runtime::{listen::addresses, metrics::Registry};
 use tokio::time::Instant;
 use tonic::Status;
 

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::HashMap, time::Duration};
 
-use cookiesync::process::status::series::{Rate, Series, short};
+use runtime::status::series::{Rate, Series, short};
 use serde::Serialize;
 use tokio::time::Instant;
 

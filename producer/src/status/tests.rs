@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use cookiesync::{process::metrics::Registry, wire::CookieRef};
 use prometheus::{IntCounterVec, Opts};
+use proto::wire::CookieRef;
+use runtime::metrics::Registry;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -8,11 +8,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use cookiesync::{
+use http_body::{Body, Frame};
+use proto::{
     v1::{self, event::Event},
     wire,
 };
-use http_body::{Body, Frame};
 use tokio_util::sync::ReusableBoxFuture;
 use tonic::Status;
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use cookiesync::{
+use proto::{
     v1::{GetCookiesRequest, StartPosition},
     wire,
 };

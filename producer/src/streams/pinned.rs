@@ -18,8 +18,8 @@ use std::sync::{
     atomic::{AtomicI64, AtomicU64, Ordering},
 };
 
-use cookiesync::process::metrics::Registry;
 use prometheus::IntGauge;
+use runtime::metrics::Registry;
 use tokio::{
     sync::Notify,
     time::{Duration, Instant},

@@ -1,7 +1,7 @@
 //! Calls for a stream that were answered with an error instead.
 
-use cookiesync::process::metrics::Registry;
 use prometheus::{IntCounter, IntCounterVec, Opts};
+use runtime::metrics::Registry;
 use tonic::{Code, Status};
 
 /// The codes of all errors that a call for a stream can be answered with, and the values of the label.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use cookiesync::{
+use proto::{
     limits::in_flight_bytes_max,
     v1::{Cursor, Hello, ResumeOutcome, StartPosition, SubscribeRequest, Tail},
 };
@@ -184,7 +184,7 @@ fn rewind_bytes(most: usize, window_bytes: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use cookiesync::limits::{RECEIVE_WINDOW_BYTES, REWIND_BYTES_DEFAULT};
+    use proto::limits::{RECEIVE_WINDOW_BYTES, REWIND_BYTES_DEFAULT};
 
     use super::*;
 

@@ -22,7 +22,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cookiesync::{process::metrics::Peak, v1::ResumeOutcome};
+use proto::v1::ResumeOutcome;
+use runtime::metrics::Peak;
 use tokio_util::sync::CancellationToken;
 
 use self::{account::Account, losing::Losing};

@@ -8,12 +8,12 @@ mod client;
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use cookiesync::process::metrics::Registry;
-use cookiesync::{v1, wire::CookieRef};
 use http::Request;
 use http_body_util::Full;
 use proptest::prelude::*;
 use prost::Message;
+use proto::{v1, wire::CookieRef};
+use runtime::metrics::Registry;
 use tonic::{Code, Status, body::Body};
 use tower::Service;
 

@@ -43,12 +43,12 @@ pub(super) const GROUPS: &[Group] = &[
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),
     group("Night", "consumer/src/metrics/maintenance.rs", ""),
-    group("Connections", "proto/process/listen.rs", ""),
-    group("TLS handshakes", "proto/process/tls/server.rs", ""),
-    group("Certificates and tokens", "proto/process/reload.rs", ""),
-    group("Settings", "proto/process/settings/renewal.rs", ""),
-    group("Status page", "proto/process/status.rs", ""),
-    group("Process", "proto/process/metrics.rs", ""),
+    group("Connections", "runtime/src/listen.rs", ""),
+    group("TLS handshakes", "runtime/src/tls/server.rs", ""),
+    group("Certificates and tokens", "runtime/src/reload.rs", ""),
+    group("Settings", "runtime/src/settings/renewal.rs", ""),
+    group("Status page", "runtime/src/status.rs", ""),
+    group("Process", "runtime/src/metrics.rs", ""),
 ];
 
 /// The values of a label, of one metric or of all.

@@ -4,7 +4,7 @@
 //! a user's buyer uids, and user `ab` is never mistaken for the beginning of `abc`. Value: the time accepted as
 //! big-endian `u64`, then the buyer uid.
 
-use cookiesync::limits::USER_ID_BYTES_MAX;
+use proto::limits::USER_ID_BYTES_MAX;
 
 use crate::{
     batch::{BatchCookie, Cursor},

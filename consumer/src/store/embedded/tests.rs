@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, time::Duration};
 
-use cookiesync::limits::USER_ID_BYTES_MAX;
+use proto::limits::USER_ID_BYTES_MAX;
 use tempfile::TempDir;
 use tokio::time::timeout;
 

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use cookiesync::process::unix_micros;
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
     bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
     options::DatabaseOptions,
 };
+use runtime::unix_micros;
 use tokio::time::timeout;
 
 use super::{

@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cookiesync::process::unix_micros;
 use futures_util::{StreamExt, stream};
 use mongodb::{
     Database,
     bson::{Bson, DateTime, doc, rawdoc},
 };
+use runtime::unix_micros;
 
 use super::{
     COOKIES, Inner,

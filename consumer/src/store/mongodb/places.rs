@@ -9,12 +9,12 @@
 
 use std::{collections::BTreeMap, future::IntoFuture, time::Duration};
 
-use cookiesync::process::unix_micros;
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
     bson::{Document, RawDocumentBuf, doc},
 };
+use runtime::unix_micros;
 use tokio_util::sync::CancellationToken;
 
 use super::{

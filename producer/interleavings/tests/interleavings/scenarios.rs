@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::log::{Burst, Closed, Config, Delivery, Log, Reader, keep_time};
-use cookiesync::wire::CookieRef;
+use proto::wire::CookieRef;
 use shuttle::{
     future::block_on,
     thread::{self, JoinHandle},

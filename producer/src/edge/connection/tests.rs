@@ -6,7 +6,7 @@ use std::{
     },
 };
 
-use cookiesync::process::metrics::Registry;
+use runtime::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
     task::JoinHandle,

@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use cookiesync::process::metrics::Registry;
 use h2::client;
+use runtime::metrics::Registry;
 use tokio::{io::DuplexStream, task::JoinSet};
 
 use super::*;

@@ -3,9 +3,9 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use cookiesync::process::metrics::Registry;
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
+use runtime::metrics::Registry;
 use tokio::{io::DuplexStream, task::JoinSet};
 
 use super::*;

@@ -24,7 +24,7 @@ pub struct Snapshot {
     pub totals: Totals,
     /// Its streams by how they were met: see [`RESUMES`].
     pub resumes: [u64; RESUMES.len()],
-    /// The greatest lag since the scrape before the last, in sealed cookies: see [`Peak`](cookiesync::process::metrics::Peak).
+    /// The greatest lag since the scrape before the last, in sealed cookies: see [`Peak`](runtime::metrics::Peak).
     pub lag_max: u64,
     /// Bytes handed to its streams that their connections have not let go.
     pub pinned_bytes: u64,

@@ -1,12 +1,12 @@
 //! One subscriber, and what the model knows of it.
 
 use bytes::{Buf, Bytes, BytesMut};
-use cookiesync::{
+use http_body_util::BodyExt;
+use prost::Message;
+use proto::{
     v1::{self, ResumeOutcome, event::Event},
     wire::Received,
 };
-use http_body_util::BodyExt;
-use prost::Message;
 use tonic::{Code, Status, body::Body};
 
 use super::{Life, now};

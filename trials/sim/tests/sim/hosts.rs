@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use cookiesync::process::metrics::Registry;
-use cookiesync::process::unix_micros;
+use runtime::metrics::Registry;
+use runtime::unix_micros;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 

@@ -8,9 +8,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use cookiesync::{
-    client::{Answer, Network},
-    process::listen::{ByteStream, Listener},
+use runtime::{
+    connect::{Answer, Network},
+    listen::{ByteStream, Listener},
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use turmoil::net::{TcpListener, TcpStream};

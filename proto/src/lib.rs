@@ -1,0 +1,60 @@
+//! The contract between a producer and whoever reads its stream: messages, limits, and the bytes that are many.
+//!
+//! A reader needs this crate and nothing else of cookiesync: open a stream with [`client::subscribe`], keep the bytes of each
+//! message, walk them with [`wire::Received::decode`], and remember the last sequence as the cursor of the next call.
+//!
+//! ```no_run
+//! use cookiesync_proto::{client, v1::SubscribeRequest, wire::Received};
+//!
+//! # async fn read() -> Result<(), Box<dyn std::error::Error>> {
+//! let channel = client::endpoint("http://127.0.0.1:7676")?.connect().await?;
+//! let request = SubscribeRequest {
+//!     subscriber: "my-node".to_owned(),
+//!     ..SubscribeRequest::default()
+//! };
+//! let mut messages = client::subscribe(channel, request).await?.into_inner();
+//! while let Some(message) = messages.message().await? {
+//!     if let Received::Chunk(chunk) = Received::decode(message)? {
+//!         for cookie in chunk.cookies() {
+//!             let cookie = cookie?;
+//!             println!("{} is {} at {}", cookie.user_id, cookie.buyer_uid, cookie.dsp_id);
+//!         }
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What both sides promise each other
+//!
+//! - A producer numbers its cookies densely within an epoch, from 1. On a stream, each [`v1::Chunk`] begins
+//!   where the previous chunk or [`v1::Gap`] ended, plus one; a reader that sees anything else has found a
+//!   bug and reconnects from its cursor.
+//! - [`v1::Hello`] is always first; [`v1::Goodbye`] is last when the producer drains.
+//! - A cursor names the newest sequence a reader *has*. Cursors compare only within one epoch.
+//! - What a stream sends at once is never smaller than [`limits::SMALL_FRAME_BYTES`], and no message larger than
+//!   [`limits::MESSAGE_BYTES_MAX`].
+//! - Readers announce fixed windows and large frames ([`client`]), and use one connection per stream.
+//!
+//! [`wire`] is the hand-written form of cookies and chunks. Everything else goes through the generated types in [`v1`].
+
+pub mod client;
+#[cfg(test)]
+mod generated;
+pub mod limits;
+pub mod wire;
+
+/// Types and client generated from `proto/cookiesync/v1/cookiesync.proto`; a test keeps them to it.
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    unreachable_pub,
+    reason = "generated code"
+)]
+pub mod v1 {
+    include!("generated/cookiesync.v1.rs");
+
+    /// The compiled descriptor set, as gRPC reflection serves it.
+    pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
+}

@@ -1,0 +1,107 @@
+//! What every process here does alike: logging, signals, open files, listeners, the admin port with its status page,
+//! metrics, the clock.
+
+pub mod admin;
+pub mod connect;
+pub mod debug;
+pub mod listen;
+pub mod logging;
+pub mod metrics;
+pub mod reload;
+pub mod settings;
+pub mod status;
+pub mod tls;
+pub mod token;
+
+use std::{future::Future, io, time::SystemTime};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// The commit this was built from, or `unknown`; see `runtime/build.rs`.
+pub const COMMIT: &str = env!("COOKIESYNC_COMMIT");
+
+/// The profile of cargo in which this was built: `dist` is what ships, and what every published figure was measured with.
+pub const PROFILE: &str = env!("COOKIESYNC_PROFILE");
+
+/// What a program says of itself: `0.1.0 (dist)`.
+pub const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("COOKIESYNC_PROFILE"),
+    ")"
+);
+
+/// Exit code after a second signal: the work was not finished.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// Raises the number of files this process may open as far as the system allows; returns that number.
+#[must_use]
+pub fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let Some(maximum) = limit.maximum else {
+        return limit.current.unwrap_or(u64::MAX);
+    };
+    let raised = Rlimit {
+        current: Some(maximum),
+        maximum: Some(maximum),
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => maximum,
+        Err(_) => limit.current.unwrap_or(maximum),
+    }
+}
+
+/// Runs until the first SIGTERM or SIGINT, which cancels `drain`; a second one ends the process at once.
+///
+/// Returns only when `stopped` is cancelled, so run it beside the work.
+///
+/// # Errors
+/// When the system refuses to install a signal handler.
+pub fn drain_on_signals(
+    drain: CancellationToken,
+    stopped: CancellationToken,
+) -> io::Result<impl Future<Output = ()> + Send> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        let mut signals: u32 = 0;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                () = stopped.cancelled() => return,
+            }
+            signals += 1;
+            if signals > 1 {
+                tracing::warn!("second signal, stopping at once");
+                logging::flush();
+                std::process::exit(EXIT_INTERRUPTED);
+            }
+            tracing::info!("draining; a second signal stops at once");
+            drain.cancel();
+        }
+    })
+}
+
+/// Microseconds since the Unix epoch by the system's clock; 0 before 1970.
+#[must_use]
+pub fn unix_micros() -> u64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |elapsed| {
+            u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
+        })
+}
+
+/// Seconds since the Unix epoch by the system's clock; 0 before 1970.
+#[must_use]
+pub fn unix_seconds() -> f64 {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "exact to the microsecond for 280 years"
+    )]
+    let micros = unix_micros() as f64;
+    micros / 1e6
+}

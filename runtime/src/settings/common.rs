@@ -1,0 +1,82 @@
+//! The settings that every process has.
+
+use std::path::PathBuf;
+
+use super::{Change, Mistakes, boolean};
+use crate::logging::{self, Filter, Format};
+
+/// What becomes of their changes.
+pub(super) const CHANGES: &[(&str, Change)] = &[
+    ("log_filter", Change::Reloaded),
+    ("log_format", Change::Restart),
+    ("debug_endpoints", Change::Restart),
+];
+
+/// As they are written. Their environment variables are named by [`command`](super::command), after the program.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Logging and diagnosis")]
+pub struct CommonArgs {
+    /// TOML file with settings
+    ///
+    /// Its keys are the flags' names with underscores; one that is none is a mistake. It is looked at every few
+    /// seconds, and on SIGHUP: what can change while the process runs does, and of the rest the log says what needs a
+    /// restart. A file with a mistake changes nothing.
+    #[arg(long, value_name = "FILE", help_heading = "Where settings come from")]
+    config: Option<PathBuf>,
+
+    /// What is logged: a level, or levels by part, like info,consumer=debug [default: RUST_LOG, or info]
+    ///
+    /// Levels are error, warn, info, debug (each connection and batch), trace and off.
+    #[arg(
+        long,
+        value_name = "FILTER",
+        default_value = "",
+        hide_default_value = true
+    )]
+    log_filter: String,
+
+    /// How a line of the log is written, on standard error: text or json
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    log_format: String,
+
+    /// Whether the admin port may profile the process and change its log filter
+    ///
+    /// It then answers /debug/pprof/profile and /debug/pprof/heap, and /log-filter to GET and PUT. Whoever reaches the port
+    /// can slow the process down with these, or silence its log. The heap is sampled from the start.
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true"
+    )]
+    debug_endpoints: String,
+}
+
+/// The same, checked.
+#[derive(Debug, Clone)]
+pub struct Common {
+    /// What is logged.
+    pub log_filter: Filter,
+    /// How.
+    pub log_format: Format,
+    /// Whether the admin port may profile, and change the filter.
+    pub debug_endpoints: bool,
+}
+
+impl CommonArgs {
+    /// Checks them; notes all mistakes.
+    pub fn check(&self, mistakes: &mut Mistakes) -> Common {
+        let log_filter = if self.log_filter.is_empty() {
+            logging::default_filter(mistakes)
+        } else {
+            mistakes.check("--log-filter", self.log_filter.parse())
+        };
+        Common {
+            log_filter,
+            log_format: mistakes.check("--log-format", self.log_format.parse()),
+            debug_endpoints: boolean(mistakes, "--debug-endpoints", &self.debug_endpoints),
+        }
+    }
+}

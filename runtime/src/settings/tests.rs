@@ -1,0 +1,275 @@
+//! Settings from all their places, right and wrong.
+
+use std::{
+    env, fs,
+    path::PathBuf,
+    process::Command as Process,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use super::*;
+
+/// A program with one setting that a change of needs a restart for, a list, and a file's name.
+#[derive(Debug, Parser)]
+#[command(name = "cookiesync_test")]
+pub(super) struct Args {
+    #[arg(long, default_value = "a", hide_env_values = true)]
+    one: String,
+    #[arg(long, default_value = "b", value_delimiter = ',')]
+    two: Vec<String>,
+    #[arg(long, default_value = "3", value_name = "COUNT")]
+    three: String,
+    #[command(flatten)]
+    common: CommonArgs,
+    #[command(flatten)]
+    instead: instead::InsteadArgs,
+}
+
+#[derive(Debug)]
+pub(super) struct Config {
+    pub(super) one: String,
+    two: Vec<String>,
+    pub(super) three: u32,
+    common: Common,
+}
+
+impl Settings for Args {
+    type Config = Config;
+    const CHANGES: &'static [(&'static str, Change)] = &[
+        ("one", Change::Restart),
+        ("two", Change::Restart),
+        ("three", Change::Reloaded),
+    ];
+
+    fn check(&self, mistakes: &mut Mistakes) -> Config {
+        if self.one == "wrong" {
+            mistakes.add("--one: wrong");
+        }
+        Config {
+            one: self.one.clone(),
+            two: self.two.clone(),
+            three: number(mistakes, "--three", &self.three, (1, 9)),
+            common: self.common.check(mistakes),
+        }
+    }
+
+    fn common(config: &Config) -> &Common {
+        &config.common
+    }
+}
+
+/// A settings file that is gone with the test.
+pub(super) struct TestFile(pub(super) PathBuf);
+
+impl TestFile {
+    pub(super) fn new(text: &str) -> Self {
+        static FILES: AtomicU32 = AtomicU32::new(0);
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("cookiesync-settings-{}-{number}.toml", std::process::id());
+        let file = Self(env::temp_dir().join(name));
+        fs::write(&file.0, text).unwrap();
+        file
+    }
+
+    pub(super) fn load(&self, arguments: &[&str]) -> Result<Loaded<Args>, clap::Error> {
+        let config = format!("--config={}", self.0.display());
+        let arguments = ["program", &config]
+            .into_iter()
+            .chain(arguments.iter().copied());
+        load(arguments.map(OsString::from))
+    }
+}
+
+impl Drop for TestFile {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.0));
+    }
+}
+
+type Both = (String, Vec<String>);
+
+fn load_with(file: &str, arguments: &[&str]) -> Result<Both, String> {
+    let loaded = TestFile::new(file).load(arguments);
+    loaded
+        .map(|loaded| (loaded.config.one, loaded.config.two))
+        .map_err(|error| error.to_string())
+}
+
+#[track_caller]
+fn check(file: &str, arguments: &[&str], one: &str, two: &[&str]) {
+    let two = two.iter().map(ToString::to_string).collect();
+    assert_eq!(load_with(file, arguments), Ok((one.to_owned(), two)));
+}
+
+#[test]
+fn file_gives_defaults_and_flags_win() {
+    let file = "one = 7\ntwo = [\"x\", \"y\"]";
+    check("", &[], "a", &["b"]);
+    check(file, &[], "7", &["x", "y"]);
+    check(file, &["--one=8"], "8", &["x", "y"]);
+    check(file, &["--two=z"], "7", &["z"]);
+    check("two = \"x,y\"", &[], "a", &["x", "y"]);
+}
+
+#[test]
+fn all_mistakes_of_file_and_values_are_named_at_once() {
+    let file =
+        "five = 1\none = {}\nfour = 2\nconfig = \"x\"\nhelp = true\nprobe = true\ntwo = [[1]]";
+    let error = load_with(file, &["--one=wrong"]).unwrap_err();
+    for part in [
+        "unknown key five",
+        "one must be",
+        "unknown key four",
+        "unknown key config",
+        "unknown key help",
+        "unknown key probe",
+        "two must be",
+        "--one: wrong",
+    ] {
+        assert!(error.contains(part), "{part} is missing in {error}");
+    }
+    let near = load_with("tow = \"x\"", &[]).unwrap_err();
+    assert!(
+        near.contains("unknown key tow: did you mean two?"),
+        "{near}"
+    );
+    let table = load_with("[one]\ntwo = 1", &[]).unwrap_err();
+    assert!(table.contains("one must be"), "{table}");
+    let table = load_with("[limits]\none = 1", &[]).unwrap_err();
+    assert!(table.contains("there are no tables"), "{table}");
+    let list = load_with("one = [\"x\", \"y\"]", &[]).unwrap_err();
+    assert!(list.contains("one takes one value"), "{list}");
+    assert!(load_with("one = ", &[]).unwrap_err().contains(".toml"));
+}
+
+#[test]
+fn secret_of_the_file_is_not_shown_in_help() {
+    let help = load_with("one = \"secret\"", &["--help"]).unwrap_err();
+    assert!(!help.contains("secret"), "{help}");
+    assert!(help.contains("[default: a]"), "{help}");
+}
+
+/// Runs itself again with an empty variable, because a process cannot safely change its own.
+#[test]
+fn empty_environment_variable_counts_as_not_set() {
+    const VARIABLE: &str = "COOKIESYNC_TEST_ONE";
+    if env::var_os(VARIABLE).is_some() {
+        return check("", &[], "a", &["b"]);
+    }
+    let test = "settings::tests::empty_environment_variable_counts_as_not_set";
+    let child = Process::new(env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env(VARIABLE, "")
+        .output()
+        .unwrap();
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}");
+    assert!(output.contains("1 passed"), "{output}");
+}
+
+#[test]
+fn unknown_flag_does_not_hide_what_is_wrong_with_the_file() {
+    let error = load_with("five = 1", &["--six"]).unwrap_err();
+    for part in ["--six", "unknown key five"] {
+        assert!(error.contains(part), "{part} is missing in {error}");
+    }
+}
+
+#[test]
+fn every_setting_has_an_environment_variable() {
+    let command = command::<Args>();
+    for argument in command
+        .get_arguments()
+        .filter(|argument| is_setting(argument))
+    {
+        let variable = format!(
+            "COOKIESYNC_TEST_{}",
+            argument.get_id().as_str().to_uppercase()
+        );
+        assert_eq!(argument.get_env(), Some(variable.as_ref()), "{argument}");
+    }
+}
+
+#[test]
+fn printed_settings_are_a_file_that_gives_the_same_and_says_where_from() {
+    let file = TestFile::new("one = \"quo\\\"ted\"\ntwo = [\"x\", \"y\"]");
+    let loaded = file.load(&["--three=4"]).unwrap();
+    let printed = loaded.effective.to_string();
+    for line in [
+        "two = [\"x\", \"y\"]  # file\n",
+        "three = \"4\"  # flag\n",
+        "log_format = \"text\"  # default\n",
+        "log_filter = \"\"  # default; not set\n",
+    ] {
+        assert!(printed.contains(line), "{line} is missing in {printed}");
+    }
+    let again = TestFile::new(&printed).load(&[]).unwrap();
+    assert_eq!(
+        again.effective.differences(&loaded.effective),
+        Vec::<&Setting>::new()
+    );
+}
+
+#[test]
+fn printed_settings_hold_no_secret_and_say_so_where_one_was() {
+    for (url, shown) in [
+        (
+            "mongodb://user:secret@host/?token=secret",
+            "mongodb://***@host/?***",
+        ),
+        ("mongodb://user:secret@host/db", "mongodb://***@host/db"),
+        ("mongodb://host/?token=secret", "mongodb://host/?***"),
+    ] {
+        let loaded = TestFile::new("").load(&["--one", url]).unwrap();
+        let printed = loaded.effective.to_string();
+        assert!(
+            !printed.contains("secret@") && !printed.contains("token"),
+            "{printed}"
+        );
+        let line = format!("\none = \"{shown}\"  # flag; its secret is left out");
+        assert!(printed.contains(&line), "{printed}");
+        let again = TestFile::new(&printed).load(&[]).unwrap().config.one;
+        assert_eq!(again, shown, "nothing else takes its place");
+        assert!(lacks_secret(&again) && !lacks_secret(url), "{again}");
+    }
+    assert!(!lacks_secret("mongodb://host/db"));
+}
+
+#[test]
+fn settings_without_a_class_and_classes_without_a_setting_are_found() {
+    #[derive(Debug, Parser)]
+    struct Unclassified {
+        #[arg(long)]
+        forgotten: Option<String>,
+        #[command(flatten)]
+        common: CommonArgs,
+    }
+    impl Settings for Unclassified {
+        type Config = Common;
+        const CHANGES: &'static [(&'static str, Change)] = &[("gone", Change::Restart)];
+        fn check(&self, mistakes: &mut Mistakes) -> Common {
+            self.common.check(mistakes)
+        }
+        fn common(config: &Common) -> &Common {
+            config
+        }
+    }
+    let wrong = unclassified::<Unclassified>();
+    assert_eq!(wrong, ["forgotten has 0 rows", "gone is no setting"]);
+    assert_eq!(unclassified::<Args>(), Vec::<String>::new());
+}
+
+#[test]
+fn tables_have_every_setting_with_its_range() {
+    let tables = reference::tables::<Args>();
+    for part in [
+        "| `--three`<br>`COOKIESYNC_TEST_THREE`<br>`three` | `3` | COUNT, 1 to 9 | at once |",
+        "| `--log-filter`<br>`COOKIESYNC_TEST_LOG_FILTER`<br>`log_filter` | RUST_LOG, or info | FILTER | at once |",
+    ] {
+        assert!(tables.contains(part), "{part} is missing in {tables}");
+    }
+    assert!(
+        !tables.contains("--probe") && !tables.contains("--help"),
+        "{tables}"
+    );
+}

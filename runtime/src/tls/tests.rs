@@ -1,0 +1,229 @@
+//! Handshakes of our own client with our own server, without a network or files.
+
+use std::{io, path::PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
+};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+use crate::reload::{NamedFile, Source};
+
+const EXPIRY: i64 = 4_102_444_800; // 2100-01-01
+
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let pem = params.self_signed(&key).unwrap().pem();
+        let issuer = Issuer::new(params, key);
+        Self { pem, issuer }
+    }
+
+    /// Certificate and key in PEM.
+    fn sign(&self, change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let names = vec!["producer.test".to_owned()];
+        let mut params = CertificateParams::new(names).unwrap();
+        params.not_after = date_time_ymd(2100, 1, 1);
+        change(&mut params);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+}
+
+fn named(flag: &'static str) -> NamedFile {
+    let path = PathBuf::from("test.pem");
+    NamedFile { flag, path }
+}
+
+fn build<S: Source>(source: &S, contents: &[&str]) -> Result<S::Value, Vec<String>> {
+    let contents = contents.iter().map(|text| text.as_bytes().to_vec());
+    source.build(&contents.collect::<Vec<_>>())
+}
+
+fn server_files(client_authorities: bool) -> server::Files {
+    server::Files {
+        certificate: named("--tls-cert"),
+        key: named("--tls-key"),
+        client_authorities: client_authorities.then(|| named("--tls-client-ca")),
+    }
+}
+
+fn client_files(identity: bool) -> client::Files {
+    client::Files {
+        authorities: named("--tls-ca"),
+        identity: identity.then(|| (named("--tls-cert"), named("--tls-key"))),
+    }
+}
+
+/// A server with this identity, which wants certificates of this authority.
+fn server(
+    (certificate, key): &(String, String),
+    client_authority: Option<&Authority>,
+) -> server::Identity {
+    let files = server_files(client_authority.is_some());
+    let mut contents = vec![certificate.as_str(), key];
+    contents.extend(client_authority.map(|authority| authority.pem.as_str()));
+    build(&files, &contents).unwrap()
+}
+
+/// A client that trusts this authority and shows this identity.
+fn client(authority: &Authority, identity: Option<&(String, String)>) -> client::Trust {
+    let mut contents = vec![authority.pem.as_str()];
+    contents.extend(identity.iter().flat_map(|(c, k)| [c.as_str(), k.as_str()]));
+    build(&client_files(identity.is_some()), &contents).unwrap()
+}
+
+/// Connects them and sends a byte to the client; returns how the client sees that end.
+async fn meet(server: &server::Identity, client: &client::Trust, name: &str) -> io::Result<()> {
+    let (near, far) = duplex(64 << 10);
+    let acceptor = TlsAcceptor::from(server.config());
+    let serving = async {
+        if let Ok(mut stream) = acceptor.accept(far).await {
+            assert_eq!(stream.get_ref().1.alpn_protocol(), Some(HTTP2));
+            stream.write_all(b"!").await.unwrap();
+            stream.shutdown().await.unwrap();
+        }
+    };
+    let reading = async {
+        let name = ServerName::try_from(name.to_owned()).unwrap();
+        let mut stream = client.shake(name, near).await?;
+        stream.read_u8().await.map(drop)
+    };
+    tokio::join!(serving, reading).1
+}
+
+#[track_caller]
+fn check_said(result: io::Result<()>, part: &str) {
+    let said = client::explain(&result.unwrap_err()).unwrap();
+    assert!(said.contains(part), "{said}");
+}
+
+#[tokio::test]
+async fn client_meets_a_server_it_trusts_and_no_other() {
+    let (ours, others) = (Authority::new("ours"), Authority::new("others"));
+    let ours_signed = server(&ours.sign(|_| ()), None);
+    let client = client(&ours, None);
+    meet(&ours_signed, &client, "producer.test").await.unwrap();
+    let wrong_name = meet(&ours_signed, &client, "other.test").await;
+    check_said(wrong_name, "--tls-server-name");
+    let stranger = server(&others.sign(|_| ()), None);
+    let unknown = meet(&stranger, &client, "producer.test").await;
+    check_said(unknown, "no authority of --tls-ca");
+    let expired = |params: &mut CertificateParams| params.not_after = date_time_ymd(2020, 1, 1);
+    let expired = server(&ours.sign(expired), None);
+    check_said(
+        meet(&expired, &client, "producer.test").await,
+        "has expired",
+    );
+    let early = |params: &mut CertificateParams| params.not_before = date_time_ymd(2090, 1, 1);
+    let early = server(&ours.sign(early), None);
+    check_said(
+        meet(&early, &client, "producer.test").await,
+        "not valid yet",
+    );
+}
+
+#[tokio::test]
+async fn address_is_a_name_too() {
+    let ours = Authority::new("ours");
+    let address = |params: &mut CertificateParams| {
+        params.subject_alt_names = vec![SanType::IpAddress("192.0.2.7".parse().unwrap())];
+    };
+    let server = server(&ours.sign(address), None);
+    let client = client(&ours, None);
+    meet(&server, &client, "192.0.2.7").await.unwrap();
+    let wrong = meet(&server, &client, "192.0.2.8").await;
+    check_said(wrong, "192.0.2.8");
+}
+
+#[tokio::test]
+async fn server_with_a_client_authority_wants_its_certificates() {
+    let (ours, others) = (Authority::new("ours"), Authority::new("others"));
+    let server = server(&ours.sign(|_| ()), Some(&ours));
+    let known = client(&ours, Some(&ours.sign(|_| ())));
+    meet(&server, &known, "producer.test").await.unwrap();
+    let bare = client(&ours, None);
+    let refused = meet(&server, &bare, "producer.test").await;
+    check_said(refused, "wants a certificate");
+    let stranger = client(&ours, Some(&others.sign(|_| ())));
+    let refused = meet(&server, &stranger, "producer.test").await;
+    check_said(refused, "refuses the certificate");
+}
+
+#[tokio::test]
+async fn authority_that_is_its_own_server_is_named_as_that() {
+    let ours = Authority::new("ours");
+    let unconstrained = IsCa::Ca(BasicConstraints::Unconstrained);
+    let itself = ours.sign(|params| params.is_ca = unconstrained);
+    let refused = meet(
+        &server(&itself, None),
+        &client(&ours, None),
+        "producer.test",
+    )
+    .await;
+    check_said(refused, "CA:TRUE");
+}
+
+#[tokio::test]
+async fn server_without_tls_is_recognized() {
+    let (near, mut far) = duplex(1024);
+    let settings_frame = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    far.write_all(&settings_frame).await.unwrap();
+    let client = client(&Authority::new("ours"), None);
+    let name = ServerName::try_from("producer.test").unwrap();
+    check_said(client.shake(name, near).await.map(drop), "http://");
+}
+
+#[test]
+fn everything_wrong_with_files_is_named_by_flag_and_no_key_is_shown() {
+    let ours = Authority::new("ours");
+    let (certificate, key) = ours.sign(|_| ());
+    let (other, _) = ours.sign(|_| ());
+    let check = |contents: [&str; 3], expected: &[&str]| {
+        let mistakes = build(&server_files(true), &contents).unwrap_err();
+        assert_eq!(mistakes.len(), expected.len(), "{mistakes:?}");
+        for (mistake, expected) in mistakes.iter().zip(expected) {
+            assert!(mistake.contains(expected), "{mistake}");
+        }
+        let secret = key.lines().nth(1).unwrap();
+        assert!(!format!("{mistakes:?}").contains(&secret[..16]));
+    };
+    let nothing = "# nothing\n";
+    let all = ["--tls-cert", "--tls-key", "--tls-client-ca"];
+    check([nothing, nothing, nothing], &all);
+    let mismatch = "--tls-key: test.pem: does not belong";
+    check([&other, &key, &ours.pem], &[mismatch]);
+    let no_certificate = "--tls-cert: test.pem: has no certificate";
+    check([&key, &key, &ours.pem], &[no_certificate]);
+    let broken = key.replace("MI", "!!");
+    let no_pem = "--tls-key: test.pem: is no valid PEM";
+    check([&certificate, &broken, &ours.pem], &[no_pem]);
+}
+
+#[test]
+fn expiry_is_the_first_of_each_file() {
+    let ours = Authority::new("ours");
+    let identity = ours.sign(|_| ());
+    let sooner = ours.sign(|params| params.not_after = date_time_ymd(2049, 12, 31));
+    let server = server(&identity, None);
+    assert_eq!(server::Files::expiries(&server), [("certificate", EXPIRY)]);
+    let chain = (identity.0 + &sooner.0, identity.1);
+    let server = self::server(&chain, None);
+    let end_of_2049 = 2_524_521_600;
+    assert_eq!(
+        server::Files::expiries(&server),
+        [("certificate", end_of_2049)]
+    );
+}
