@@ -1,0 +1,398 @@
+//! What a limit is: an algorithm with its numbers, checked; and what it promises in words and in one figure.
+
+use std::{fmt, time::Duration};
+
+use crate::rate::{REQUESTS_MAX, Rate, RateError, Time, in_range, period};
+
+/// Most entries a sliding log keeps, each of 8 bytes for each key.
+pub const LOG_MAX: u64 = 1 << 20;
+
+/// Most counters a step window keeps, each of 8 bytes for each key.
+pub const STEPS_MAX: u64 = 1 << 16;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// When the windows of a fixed window begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aligned {
+    /// At whole multiples of the window since the Unix epoch: at full minutes, hours, days of UTC.
+    Clock,
+    /// At the first call after the window before has ended.
+    FirstCall,
+}
+
+/// What a leaky bucket does with what comes faster than it leaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It holds so many calls, and lets them go one by one.
+    Queue,
+    /// It lets everything pass at once that it has room for; the level falls at the rate.
+    Drop,
+}
+
+/// An algorithm and its numbers. See the crate's page for how to choose one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// GCRA, which is a token bucket refilled continuously: `burst` at once, then the rate.
+    TokenBucket {
+        /// The rate.
+        rate: Rate,
+        /// How many may go at once after a pause; at least 1.
+        burst: u64,
+    },
+    /// A token bucket to which tokens come in steps: all of `rate`'s requests, once each time that `rate` names.
+    SteppedBucket {
+        /// How many tokens come, and how often.
+        rate: Rate,
+        /// How many tokens there may be.
+        burst: u64,
+    },
+    /// A bucket that leaks at the rate.
+    LeakyBucket {
+        /// How fast it leaks.
+        rate: Rate,
+        /// How much it holds.
+        capacity: u64,
+        /// What becomes of the rest.
+        when_full: WhenFull,
+    },
+    /// One call, then none for the rate's interval. Nothing is saved up.
+    Spacing {
+        /// One request each so many nanoseconds.
+        rate: Rate,
+    },
+    /// So many in each window; twice as many may pass around its edge.
+    FixedWindow {
+        /// Most calls in a window.
+        limit: u64,
+        /// Its length.
+        window: Duration,
+        /// When it begins.
+        aligned: Aligned,
+    },
+    /// So many in any window: each call is remembered until it has left the window.
+    SlidingLog {
+        /// Most calls in a window, at most [`LOG_MAX`].
+        limit: u64,
+        /// Its length.
+        window: Duration,
+    },
+    /// Two fixed windows, of which the former counts by the share that the sliding window still covers.
+    SlidingCounter {
+        /// Most calls in a window.
+        limit: u64,
+        /// Its length.
+        window: Duration,
+    },
+    /// A sliding window that moves in steps, with a counter for each step; takes calls that were made before now.
+    StepWindow {
+        /// Most calls in a window.
+        limit: u64,
+        /// Its length.
+        window: Duration,
+        /// How far it moves at once; see [`step_of`].
+        step: Duration,
+    },
+    /// Slow after a pause, and at the rate when warm (as Guava's `SmoothWarmingUp` is): a call passes at once when those before are
+    /// paid for, and the next waits for what it costs.
+    WarmUp {
+        /// The rate when warm.
+        rate: Rate,
+        /// How long it takes to warm up, and to cool down.
+        warm_up: Duration,
+    },
+}
+
+/// The step of a window that names none, in parts of what the window's length is: 10 ms up to 10 s, 100 ms up to a minute, 1 s
+/// up to an hour, 1 min up to a day, else 1 h.
+#[must_use]
+pub fn step_of(window: Duration) -> Duration {
+    let seconds = |number| Duration::from_secs(number);
+    match window {
+        _ if window <= seconds(10) => Duration::from_millis(10),
+        _ if window <= seconds(60) => Duration::from_millis(100),
+        _ if window <= seconds(3_600) => seconds(1),
+        _ if window <= seconds(86_400) => seconds(60),
+        _ => seconds(3_600),
+    }
+}
+
+impl Algorithm {
+    /// A token bucket of this rate, written as in `300/s`, which lets so many go at once.
+    ///
+    /// # Errors
+    /// When the text is not a rate, or the burst is zero or too large.
+    pub fn token_bucket(rate: &str, burst: u64) -> Result<Self, RateError> {
+        let rate = rate.parse()?;
+        Self::TokenBucket { rate, burst }.checked()
+    }
+
+    /// The same, if its numbers can be kept to.
+    ///
+    /// # Errors
+    /// When a number is zero, or larger than is allowed.
+    pub fn checked(self) -> Result<Self, RateError> {
+        match self {
+            Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => {
+                in_range("a burst", burst, REQUESTS_MAX)?;
+            }
+            Self::LeakyBucket { capacity, .. } => {
+                in_range("a capacity", capacity, REQUESTS_MAX)?;
+            }
+            Self::Spacing { .. } => {}
+            Self::FixedWindow { limit, window, .. } | Self::SlidingCounter { limit, window } => {
+                in_range("a limit", limit, REQUESTS_MAX)?;
+                period(window)?;
+            }
+            Self::SlidingLog { limit, window } => {
+                in_range("a limit of a sliding log", limit, LOG_MAX)?;
+                period(window)?;
+            }
+            Self::StepWindow {
+                limit,
+                window,
+                step,
+            } => {
+                in_range("a limit", limit, REQUESTS_MAX)?;
+                let (window, step) = (period(window)?, period(step)?);
+                in_range("a step in nanoseconds", step, window)?;
+                in_range("a number of steps", window.div_ceil(step), STEPS_MAX)?;
+            }
+            Self::WarmUp { warm_up, .. } => {
+                period(warm_up)?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// The name that rules have for it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::TokenBucket { .. } => "token_bucket",
+            Self::SteppedBucket { .. } => "stepped_bucket",
+            Self::LeakyBucket { .. } => "leaky_bucket",
+            Self::Spacing { .. } => "spacing",
+            Self::FixedWindow { .. } => "fixed_window",
+            Self::SlidingLog { .. } => "sliding_log",
+            Self::SlidingCounter { .. } => "sliding_counter",
+            Self::StepWindow { .. } => "step_window",
+            Self::WarmUp { .. } => "warm_up",
+        }
+    }
+
+    /// Most requests that one call may be for: more would never pass.
+    #[must_use]
+    pub fn most_at_once(&self) -> u64 {
+        match *self {
+            Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
+            Self::LeakyBucket { capacity, .. } => capacity,
+            Self::Spacing { .. } | Self::WarmUp { .. } => 1,
+            Self::FixedWindow { limit, .. }
+            | Self::SlidingLog { limit, .. }
+            | Self::SlidingCounter { limit, .. }
+            | Self::StepWindow { limit, .. } => limit,
+        }
+    }
+
+    /// Most requests that can be released in any window of so many nanoseconds (from a moment, without the moment that ends it),
+    /// whatever is asked for. What a partner sees at worst.
+    #[must_use]
+    pub fn most_in(&self, nanos: u64) -> u64 {
+        let windows = |limit: u64, window: Duration, more: u64| {
+            let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
+            limit.saturating_mul(nanos.div_ceil(window).saturating_add(more))
+        };
+        let paced = |rate: Rate, burst: u64| rate.requests_in(nanos).saturating_add(burst);
+        match *self {
+            Self::TokenBucket { rate, burst } => paced(rate, burst),
+            Self::SteppedBucket { rate, burst } => {
+                let (tokens, step) = rate.written();
+                burst.saturating_add(tokens.saturating_mul(nanos.div_ceil(step)))
+            }
+            Self::LeakyBucket {
+                rate,
+                capacity,
+                when_full,
+            } => match when_full {
+                // A call for several is released with its last drop.
+                WhenFull::Queue | WhenFull::Drop => paced(rate, capacity),
+            },
+            Self::Spacing { rate } | Self::WarmUp { rate, .. } => paced(rate, 1),
+            Self::FixedWindow {
+                limit,
+                window,
+                aligned,
+            } => windows(
+                limit,
+                window,
+                u64::from(aligned == Aligned::Clock || nanos > 0),
+            ),
+            Self::SlidingLog { limit, window } | Self::StepWindow { limit, window, .. } => {
+                windows(limit, window, 0)
+            }
+            Self::SlidingCounter { limit, window } => windows(limit, window, 1),
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    /// The promise in words.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |time: Duration| Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        match self {
+            Self::TokenBucket { rate, burst: 1 } => {
+                write!(formatter, "{rate}, evenly spaced, nothing saved up")
+            }
+            Self::TokenBucket { rate, burst } => write!(
+                formatter,
+                "{rate}, and bursts of up to {burst} after a pause: at most {} in any second",
+                self.most_in(SECOND)
+            ),
+            Self::SteppedBucket { rate, burst } => {
+                let (tokens, step) = rate.written();
+                write!(
+                    formatter,
+                    "{tokens} tokens each {}, and up to {burst} saved: at most {} in any second",
+                    Time(step),
+                    self.most_in(SECOND)
+                )
+            }
+            Self::LeakyBucket {
+                rate,
+                capacity,
+                when_full: WhenFull::Queue,
+            } => write!(
+                formatter,
+                "{rate}, evenly spaced; up to {capacity} wait, and what comes beyond is refused"
+            ),
+            Self::LeakyBucket {
+                rate,
+                capacity,
+                when_full: WhenFull::Drop,
+            } => write!(
+                formatter,
+                "{rate}; up to {capacity} at once, and what comes beyond is refused"
+            ),
+            Self::Spacing { rate } => write!(
+                formatter,
+                "one each {}, nothing saved up and nothing queued",
+                Time(rate.nanos().div_ceil(rate.requests()))
+            ),
+            Self::FixedWindow {
+                limit,
+                window,
+                aligned,
+            } => write!(
+                formatter,
+                "{limit} in each window of {} that begins {}; up to {} around its edge",
+                time(*window),
+                match aligned {
+                    Aligned::Clock => "by the clock (UTC)",
+                    Aligned::FirstCall => "with a call",
+                },
+                limit.saturating_mul(2)
+            ),
+            Self::SlidingLog { limit, window } => {
+                write!(formatter, "at most {limit} in any {}", time(*window))
+            }
+            Self::SlidingCounter { limit, window } => write!(
+                formatter,
+                "about {limit} in any {}: counted as if the calls of the window before were spread evenly",
+                time(*window)
+            ),
+            Self::StepWindow {
+                limit,
+                window,
+                step,
+            } => write!(
+                formatter,
+                "at most {limit} in any {}, which moves in steps of {}",
+                time(*window),
+                time(*step)
+            ),
+            Self::WarmUp { rate, warm_up } => write!(
+                formatter,
+                "{rate} when warm, a third of it when cold; {} to warm up or cool down",
+                time(*warm_up)
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_is_found_by_the_length_of_the_window() {
+        for (seconds, step_millis) in [
+            (1, 10),
+            (10, 10),
+            (11, 100),
+            (60, 100),
+            (61, 1_000),
+            (3_600, 1_000),
+            (3_601, 60_000),
+            (86_400, 60_000),
+            (86_401, 3_600_000),
+        ] {
+            let step = step_of(Duration::from_secs(seconds));
+            assert_eq!(step, Duration::from_millis(step_millis), "{seconds} s");
+        }
+        let just_above = Duration::from_secs(10) + Duration::from_nanos(1);
+        assert_eq!(step_of(just_above), Duration::from_millis(100));
+    }
+
+    #[test]
+    fn promise_is_in_words() {
+        let words = Algorithm::token_bucket("300/s", 300).unwrap().to_string();
+        assert_eq!(
+            words,
+            "300/s, and bursts of up to 300 after a pause: at most 600 in any second"
+        );
+        let log = Algorithm::SlidingLog {
+            limit: 1_000,
+            window: Duration::from_secs(60),
+        };
+        assert_eq!(log.to_string(), "at most 1000 in any 1min");
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        assert!(Algorithm::token_bucket("1/s", 0).is_err());
+        let window = Duration::from_secs(1);
+        for unfit in [
+            Algorithm::SlidingLog {
+                limit: LOG_MAX + 1,
+                window,
+            },
+            Algorithm::StepWindow {
+                limit: 1,
+                window,
+                step: Duration::ZERO,
+            },
+            Algorithm::StepWindow {
+                limit: 1,
+                window,
+                step: window * 2,
+            },
+            Algorithm::StepWindow {
+                limit: 1,
+                window,
+                step: Duration::from_nanos(1),
+            },
+            Algorithm::FixedWindow {
+                limit: 0,
+                window,
+                aligned: Aligned::Clock,
+            },
+            Algorithm::SlidingCounter {
+                limit: 1,
+                window: Duration::ZERO,
+            },
+        ] {
+            assert!(unfit.checked().is_err(), "{unfit:?}");
+        }
+    }
+}

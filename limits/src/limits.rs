@@ -1,0 +1,608 @@
+//! All limits and what they keep for each key; one reservation over any number of them.
+
+use std::{hash::BuildHasher, time::Duration};
+
+use crate::{
+    algorithm::Algorithm,
+    keys::{Keys, NoRoom},
+    meter::{Carry, Meter, State, TooEarly},
+    rate::RateError,
+};
+
+/// Most limits that one call may be under.
+pub const DEMANDS_MAX: usize = 16;
+
+/// How often the limits of a call are asked again for the moment that another gave, before the last answer of each stands.
+const ROUNDS_MAX: usize = 64;
+
+/// Keys that were idle are looked for at each new key: so many of those there are.
+pub(crate) const LOOKED_AT: usize = 2;
+
+/// The same when there is no room left.
+pub(crate) const LOOKED_AT_WHEN_FULL: usize = 256;
+
+/// A limit, as [`Limits::add`] numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LimitId(pub(crate) u32);
+
+impl LimitId {
+    /// Its place in the order in which limits were added, from 0.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A limit as it is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// The algorithm and its numbers.
+    pub algorithm: Algorithm,
+    /// Whether a key of it stands for many who ask, as the whole has one key for all tenants. A call that waits for its own
+    /// limits does not hold up the others here; those that wait for this limit alone still go in turn. Only a token bucket, spacing and a leaky
+    /// bucket can do this; others go in turn always.
+    pub shared: bool,
+    /// Whether refused calls count too, as some partners have it: who goes on asking never gets through.
+    pub count_refused: bool,
+}
+
+impl From<Algorithm> for Limit {
+    fn from(algorithm: Algorithm) -> Self {
+        Self {
+            algorithm,
+            shared: false,
+            count_refused: false,
+        }
+    }
+}
+
+/// What a call asks of one limit.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand<K> {
+    /// The limit.
+    pub limit: LimitId,
+    /// Whose: each key has an allowance of its own.
+    pub key: K,
+    /// How many requests the call is for. Of none, nothing is asked.
+    pub requests: u64,
+}
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// It may go now.
+    Now,
+    /// It may go at this moment, in nanoseconds of the clock that `now` was of, and not before.
+    At(u64),
+    /// It may not go, and no limit counted it.
+    Refused {
+        /// The limit that would have made it wait longest.
+        rule: LimitId,
+        /// Why.
+        why: Refusal,
+    },
+}
+
+/// Why a call may not go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// It would have to wait for longer than allowed. After this time it would not, if nobody else asked meanwhile.
+    Wait {
+        /// How long to wait before it is asked again.
+        retry_after: Duration,
+    },
+    /// It is for more requests than the limit ever lets go at once.
+    TooMany {
+        /// Most requests of one call.
+        most: u64,
+    },
+    /// The limit keeps all the keys it has room for, and none is idle.
+    NoRoom,
+}
+
+impl Decision {
+    /// When the call may go; `None` when it is refused. `now` is what was asked for.
+    #[must_use]
+    pub fn at(self, now: u64) -> Option<u64> {
+        match self {
+            Self::Now => Some(now),
+            Self::At(at) => Some(at),
+            Self::Refused { .. } => None,
+        }
+    }
+}
+
+/// How a limit stands for one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Requests that are used: so many less could go at once than for a key that was never seen.
+    pub used: u64,
+    /// When one request could go.
+    pub next: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Rule {
+    limit: Limit,
+    meter: Meter,
+}
+
+/// One entry that a call concerns, or would.
+#[derive(Debug, Clone, Copy)]
+struct Concern {
+    limit: LimitId,
+    requests: u64,
+    /// Where its state is; none of a key that is not known.
+    entry: Option<u32>,
+    /// The demand whose key it is.
+    demand: usize,
+}
+
+/// The concerns of a call, without an allocation.
+struct Concerns<const MAX: usize> {
+    all: [Concern; MAX],
+    length: usize,
+}
+
+/// Limits, and what they keep. Pure: time is what the caller says it is, in nanoseconds.
+///
+/// Time should not go back. When it does, it stands still here until it has caught up, so that no limit is exceeded.
+///
+/// Memory is bounded: `keys_max` keys in all limits together, of the size that [`memory_bytes`](Self::memory_bytes) tells. A key that is idle, which is the same as
+/// one that was never seen, makes room for others.
+#[derive(Debug)]
+pub struct Limits<K, S = foldhash::fast::RandomState> {
+    rules: Vec<Rule>,
+    keys: Keys<K, S>,
+    /// The latest time that was told.
+    clock: u64,
+}
+
+impl<K: std::hash::Hash + Eq + Clone> Limits<K> {
+    /// No limits yet, and room for so many keys.
+    #[must_use]
+    pub fn new(keys_max: usize) -> Self {
+        Self {
+            rules: Vec::new(),
+            keys: Keys::new(keys_max),
+            clock: 0,
+        }
+    }
+}
+
+impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+    /// Adds a limit.
+    ///
+    /// # Errors
+    /// When its numbers cannot be kept to.
+    ///
+    /// # Panics
+    /// When there are 2^32 of them.
+    pub fn add(&mut self, limit: impl Into<Limit>) -> Result<LimitId, RateError> {
+        let limit = limit.into();
+        let algorithm = limit.algorithm.checked()?;
+        let id = u32::try_from(self.rules.len()).expect("less than 2^32 limits");
+        self.rules.push(Rule {
+            meter: Meter::new(&algorithm, limit.shared),
+            limit,
+        });
+        Ok(LimitId(id))
+    }
+
+    /// A limit as it is now.
+    ///
+    /// # Panics
+    /// When it is of another [`Limits`].
+    #[must_use]
+    pub fn limit(&self, id: LimitId) -> &Limit {
+        &self.rules[id.index()].limit
+    }
+
+    /// Gives a limit other numbers at `now`, or another algorithm. What its keys have used follows as `carry` says. Calls that wait keep their moments; see
+    /// [`replan`](Self::replan).
+    ///
+    /// # Errors
+    /// When the numbers cannot be kept to: then nothing changes.
+    ///
+    /// # Panics
+    /// When it is of another [`Limits`].
+    pub fn change(
+        &mut self,
+        id: LimitId,
+        limit: impl Into<Limit>,
+        carry: Carry,
+        now: u64,
+    ) -> Result<(), RateError> {
+        let limit = limit.into();
+        let algorithm = limit.algorithm.checked()?;
+        let now = self.pass_to(now);
+        let meter = Meter::new(&algorithm, limit.shared);
+        let rule = &mut self.rules[id.index()];
+        self.keys.each_of(id, |state| {
+            *state = meter.carried(&rule.meter, state, carry, now);
+        });
+        *rule = Rule { limit, meter };
+        Ok(())
+    }
+
+    /// Decides on a call, and takes what it asks for at the moment when it may go: of all limits, or of none.
+    ///
+    /// A call that would have to wait for longer than `horizon` is refused: with 0, all that would have to wait. Of several
+    /// limits, the latest moment counts, and its limit is the binding one.
+    ///
+    /// Costs a lookup for each demand, and no allocation for keys that are known.
+    ///
+    /// # Panics
+    /// When there are more than [`DEMANDS_MAX`] demands, or one is on a limit of another [`Limits`].
+    #[inline]
+    pub fn reserve(&mut self, demands: &[Demand<K>], now: u64, horizon: Duration) -> Decision {
+        // Few limits need not pay for the room of many.
+        match demands.len() {
+            0..=1 => self.reserve_of::<1>(demands, now, horizon),
+            2..=4 => self.reserve_of::<4>(demands, now, horizon),
+            _ => self.reserve_of::<DEMANDS_MAX>(demands, now, horizon),
+        }
+    }
+
+    fn reserve_of<const MAX: usize>(
+        &mut self,
+        demands: &[Demand<K>],
+        now: u64,
+        horizon: Duration,
+    ) -> Decision {
+        let now = self.pass_to(now);
+        let mut concerns = self.concerns::<MAX>(demands);
+        let decision = self.decide(&concerns, now, horizon);
+        if let Some(at) = decision.at(now) {
+            if let Err((limit, NoRoom)) = self.make_entries(&mut concerns, demands, now) {
+                let why = Refusal::NoRoom;
+                return Decision::Refused { rule: limit, why };
+            }
+            for concern in concerns.all() {
+                let (rule, state) = self.at(concern);
+                Meter::pass(state, now);
+                rule.meter.take(state, concern.requests, at);
+            }
+        } else {
+            self.count_refused(&mut concerns, demands, now);
+        }
+        decision
+    }
+
+    /// When a call could go if it asked at `now`, and which limit is the binding one. Changes nothing.
+    ///
+    /// # Errors
+    /// When it could never go.
+    ///
+    /// # Panics
+    /// As [`reserve`](Self::reserve) does.
+    pub fn peek(
+        &self,
+        demands: &[Demand<K>],
+        now: u64,
+    ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
+        let now = now.max(self.clock);
+        self.earliest(&self.concerns::<DEMANDS_MAX>(demands), now)
+    }
+
+    /// Gives a call back that was to go at `at`, while that has not come. False when its moment has come, or when others
+    /// wait behind it in a limit that goes in turn: these would have to be told other moments, which is what [`replan`](Self::replan)
+    /// does.
+    ///
+    /// # Panics
+    /// As [`reserve`](Self::reserve) does.
+    pub fn cancel(&mut self, demands: &[Demand<K>], at: u64, now: u64) -> bool {
+        let now = self.pass_to(now);
+        if at <= now {
+            return false;
+        }
+        self.give_back(demands, at)
+    }
+
+    fn give_back(&mut self, demands: &[Demand<K>], at: u64) -> bool {
+        let concerns = self.concerns::<DEMANDS_MAX>(demands);
+        let mut all = true;
+        for concern in concerns.all().iter().filter(|it| it.entry.is_some()) {
+            let (rule, state) = self.at(concern);
+            all &= rule.meter.give_back(state, concern.requests, at);
+        }
+        all
+    }
+
+    /// Takes calls back that wait, and gives those that still want to go new moments in their order: after a change of a limit, or to close the
+    /// gap that a cancelled one leaves. `waiting` has all calls that wait in the limits concerned, in the order of their
+    /// moments; for each of them `keep` says whether it still wants to go, and is told what becomes of it.
+    ///
+    /// # Panics
+    /// As [`reserve`](Self::reserve) does.
+    pub fn replan<'a>(
+        &mut self,
+        waiting: &[(&'a [Demand<K>], u64)],
+        now: u64,
+        horizon: Duration,
+        mut keep: impl FnMut(usize) -> bool,
+        mut planned: impl FnMut(usize, Decision),
+    ) where
+        K: 'a,
+    {
+        let now = self.pass_to(now);
+        let to_come = || waiting.iter().enumerate().filter(|(_, (_, at))| *at > now);
+        for (_, (demands, at)) in to_come().rev() {
+            for concern in self
+                .concerns::<DEMANDS_MAX>(demands)
+                .all()
+                .iter()
+                .filter(|it| it.entry.is_some())
+            {
+                Meter::reopen(self.at(concern).1, now);
+            }
+            self.give_back(demands, *at);
+        }
+        for (index, (demands, _)) in to_come() {
+            if keep(index) {
+                planned(index, self.reserve(demands, now, horizon));
+            }
+        }
+    }
+
+    /// Counts calls that were made at `at` without having been asked for here. A step window counts them when they were made, if that
+    /// is within it; all others count them as made now.
+    ///
+    /// # Errors
+    /// When `at` is in the future (of a step window: by more than a step), or there is no room for the key.
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    pub fn record(&mut self, demand: Demand<K>, at: u64, now: u64) -> Result<(), RecordError> {
+        let now = self.pass_to(now);
+        let demands = [demand];
+        let mut concerns = self.concerns::<1>(&demands);
+        self.make_entries(&mut concerns, &demands, now)
+            .map_err(|_| RecordError::NoRoom)?;
+        for concern in concerns.all() {
+            let (rule, state) = self.at(concern);
+            rule.meter.record(state, concern.requests, at, now)?;
+        }
+        Ok(())
+    }
+
+    /// How a limit stands for a key.
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    #[must_use]
+    pub fn standing(&self, limit: LimitId, key: &K, now: u64) -> Standing {
+        let now = now.max(self.clock);
+        let meter = &self.rules[limit.index()].meter;
+        match self.keys.find(limit, key) {
+            Some(entry) => {
+                let state = self.keys.state(entry);
+                Standing {
+                    used: meter.used(state, now),
+                    next: meter.earliest(state, 1, now),
+                }
+            }
+            None => Standing { used: 0, next: now },
+        }
+    }
+
+    /// Forgets keys that are idle, looking at most at so many. There is no need to, but to have the memory back early.
+    pub fn forget_idle(&mut self, looked_at: usize, now: u64) -> usize {
+        let now = self.pass_to(now);
+        let rules = &self.rules;
+        self.keys.forget_idle(looked_at, |limit, state| {
+            rules[limit.index()].meter.is_idle(state, now)
+        })
+    }
+
+    /// How many keys are kept, of all limits together.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// What the keys take, in bytes, without what keys themselves have on the heap.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.keys.memory_bytes()
+    }
+
+    fn pass_to(&mut self, now: u64) -> u64 {
+        self.clock = self.clock.max(now);
+        self.clock
+    }
+
+    fn at(&mut self, concern: &Concern) -> (&Rule, &mut State) {
+        let entry = concern.entry.expect("its entry was made");
+        (
+            &self.rules[concern.limit.index()],
+            self.keys.state_mut(entry),
+        )
+    }
+
+    /// What a call concerns: what it asks of one limit for one key more than once is asked for together.
+    fn concerns<const MAX: usize>(&self, demands: &[Demand<K>]) -> Concerns<MAX> {
+        assert!(demands.len() <= MAX, "too many limits for one call");
+        let nothing = Concern {
+            limit: LimitId(0),
+            requests: 0,
+            entry: None,
+            demand: 0,
+        };
+        let mut concerns = Concerns {
+            all: [nothing; MAX],
+            length: 0,
+        };
+        for (index, demand) in demands.iter().enumerate() {
+            if demand.requests == 0 {
+                continue;
+            }
+            let same = concerns.all[..concerns.length]
+                .iter_mut()
+                .find(|it| it.limit == demand.limit && demands[it.demand].key == demand.key);
+            if let Some(same) = same {
+                same.requests = same.requests.saturating_add(demand.requests);
+                continue;
+            }
+            concerns.all[concerns.length] = Concern {
+                limit: demand.limit,
+                requests: demand.requests,
+                entry: self.keys.find(demand.limit, &demand.key),
+                demand: index,
+            };
+            concerns.length += 1;
+        }
+        concerns
+    }
+
+    /// The first moment from `now` on at which all limits let a call go, and which one made it wait.
+    #[inline]
+    fn earliest<const MAX: usize>(
+        &self,
+        concerns: &Concerns<MAX>,
+        now: u64,
+    ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
+        let (mut at, mut binding) = (now, None);
+        for concern in concerns.all() {
+            let meter = &self.rules[concern.limit.index()].meter;
+            if !meter.can_pass(concern.requests) {
+                let most = self.rules[concern.limit.index()]
+                    .limit
+                    .algorithm
+                    .most_at_once();
+                return Err((concern.limit, Refusal::TooMany { most }));
+            }
+        }
+        for _ in 0..ROUNDS_MAX {
+            let before = at;
+            for concern in concerns.all() {
+                let Some(entry) = concern.entry else { continue };
+                let meter = &self.rules[concern.limit.index()].meter;
+                let earliest = meter.earliest(self.keys.state(entry), concern.requests, at);
+                if earliest > at {
+                    (at, binding) = (earliest, Some(concern.limit));
+                }
+            }
+            // What one limit allows at a later moment, another may not any more.
+            if at == before || concerns.length == 1 {
+                return Ok((at, binding));
+            }
+        }
+        let rule = binding.expect("somebody made it wait");
+        let retry_after = Duration::from_nanos(at - now);
+        Err((rule, Refusal::Wait { retry_after }))
+    }
+
+    #[inline]
+    fn decide<const MAX: usize>(
+        &self,
+        concerns: &Concerns<MAX>,
+        now: u64,
+        horizon: Duration,
+    ) -> Decision {
+        let (at, binding) = match self.earliest(concerns, now) {
+            Ok(found) => found,
+            Err((rule, why)) => return Decision::Refused { rule, why },
+        };
+        let Some(rule) = binding else {
+            return Decision::Now;
+        };
+        let wait = at - now;
+        let horizon = u64::try_from(horizon.as_nanos()).unwrap_or(u64::MAX);
+        let patience = |it: &Concern| self.rules[it.limit.index()].meter.patience;
+        let patience = concerns.all().iter().map(patience).min();
+        let longest = patience.map_or(horizon, |patience| patience.min(horizon));
+        if wait > longest {
+            let retry_after = Duration::from_nanos(wait - longest);
+            let why = Refusal::Wait { retry_after };
+            return Decision::Refused { rule, why };
+        }
+        Decision::At(at)
+    }
+
+    /// Makes what is missing, or nothing.
+    fn make_entries<const MAX: usize>(
+        &mut self,
+        concerns: &mut Concerns<MAX>,
+        demands: &[Demand<K>],
+        now: u64,
+    ) -> Result<(), (LimitId, NoRoom)> {
+        let missing = concerns
+            .all()
+            .iter()
+            .filter(|it| it.entry.is_none())
+            .count();
+        if missing == 0 {
+            return Ok(());
+        }
+        let (rules, keys) = (&self.rules, &mut self.keys);
+        let concerned: [Option<u32>; MAX] = std::array::from_fn(|index| concerns.all[index].entry);
+        let is_idle =
+            |limit: LimitId, state: &State| rules[limit.index()].meter.is_idle(state, now);
+        if let Err(no_room) = keys.make_room(missing, &concerned, is_idle) {
+            let first = concerns.all().iter().find(|it| it.entry.is_none());
+            let limit = first.expect("one is missing").limit;
+            return Err((limit, no_room));
+        }
+        for concern in concerns
+            .all_mut()
+            .iter_mut()
+            .filter(|it| it.entry.is_none())
+        {
+            let state = rules[concern.limit.index()].meter.fresh();
+            let key = demands[concern.demand].key.clone();
+            concern.entry = Some(keys.insert(concern.limit, key, state));
+        }
+        Ok(())
+    }
+
+    /// Lets those limits count a refused call that count them.
+    #[cold]
+    fn count_refused<const MAX: usize>(
+        &mut self,
+        concerns: &mut Concerns<MAX>,
+        demands: &[Demand<K>],
+        now: u64,
+    ) {
+        let counts =
+            |limits: &Self, it: &Concern| limits.rules[it.limit.index()].limit.count_refused;
+        if !concerns.all().iter().any(|it| counts(self, it)) {
+            return;
+        }
+        let mut counting = Concerns {
+            length: 0,
+            ..*concerns
+        };
+        for concern in concerns.all().iter().filter(|it| counts(self, it)) {
+            counting.all[counting.length] = *concern;
+            counting.length += 1;
+        }
+        if self.make_entries(&mut counting, demands, now).is_ok() {
+            for concern in counting.all() {
+                let (rule, state) = self.at(concern);
+                rule.meter.force(state, concern.requests, now);
+            }
+        }
+    }
+}
+
+impl<const MAX: usize> Concerns<MAX> {
+    fn all(&self) -> &[Concern] {
+        &self.all[..self.length]
+    }
+
+    fn all_mut(&mut self) -> &mut [Concern] {
+        &mut self.all[..self.length]
+    }
+}
+
+/// Why calls were not counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// They are said to have been made in the future.
+    #[error(transparent)]
+    TooEarly(#[from] TooEarly),
+    /// There is no room for the key.
+    #[error("all keys are in use that there is room for")]
+    NoRoom,
+}

@@ -1,0 +1,269 @@
+//! The state that one limit keeps for one key, whatever its algorithm: when may the next go, and take it.
+//!
+//! All times are nanoseconds on one clock that does not go back. A state that was never used is the same as one that has
+//! been idle for long enough, so idle states can be forgotten.
+
+mod gcra;
+mod log;
+mod stepped;
+mod steps;
+mod warm_up;
+mod windows;
+
+use crate::algorithm::{Algorithm, WhenFull};
+
+use gcra::{Gcra, Pace};
+use log::{Log, Logged};
+use stepped::{Stepped, Tokens};
+use steps::{Ring, Steps};
+use warm_up::{Heat, WarmUp};
+use windows::{Counter, Counts, Fixed, Window};
+
+pub use steps::TooEarly;
+
+/// An algorithm with its numbers in the form that a decision needs.
+#[derive(Debug, Clone)]
+pub(crate) struct Meter {
+    kind: Kind,
+    /// Most requests of one call.
+    most: u64,
+    /// The longest that a call may wait for this limit, in nanoseconds.
+    pub(crate) patience: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Gcra(Gcra),
+    Stepped(Stepped),
+    Fixed(Fixed),
+    Counter(Counter),
+    Log(Log),
+    Steps(Steps),
+    WarmUp(WarmUp),
+}
+
+/// What is kept for one key.
+#[derive(Debug, Clone)]
+pub(crate) enum State {
+    Gcra(Pace),
+    Stepped(Tokens),
+    Fixed(Window),
+    Counter(Counts),
+    Log(Logged),
+    Steps(Ring),
+    WarmUp(Heat),
+}
+
+/// How a state follows its limit when that gets other numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Carry {
+    /// What was used stays used, counted in requests: who is ten requests ahead of the old rate is ten ahead of the new.
+    #[default]
+    Requests,
+    /// What was used stays used, counted in time: who has to wait for a second still has to.
+    Time,
+    /// All begin anew.
+    Reset,
+    /// What is left stays left, up to the new burst: who may send three at once still may.
+    AsIs,
+}
+
+/// `$body` for the state that fits its meter.
+macro_rules! fitting {
+    ($self:expr, $state:expr, ($meter:ident, $inner:ident) => $body:expr) => {
+        match (&$self.kind, $state) {
+            (Kind::Gcra($meter), State::Gcra($inner)) => $body,
+            (Kind::Stepped($meter), State::Stepped($inner)) => $body,
+            (Kind::Fixed($meter), State::Fixed($inner)) => $body,
+            (Kind::Counter($meter), State::Counter($inner)) => $body,
+            (Kind::Log($meter), State::Log($inner)) => $body,
+            (Kind::Steps($meter), State::Steps($inner)) => $body,
+            (Kind::WarmUp($meter), State::WarmUp($inner)) => $body,
+            _ => unreachable!("a state is made by its meter, and changed with it"),
+        }
+    };
+}
+
+impl State {
+    /// Of an entry that is free.
+    pub(crate) fn none() -> Self {
+        Self::Fixed(Window::default())
+    }
+
+    /// What it has beside itself.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Gcra(pace) => pace.heap_bytes(),
+            Self::Log(logged) => logged.heap_bytes(),
+            Self::Steps(ring) => ring.heap_bytes(),
+            Self::Stepped(_) | Self::Fixed(_) | Self::Counter(_) | Self::WarmUp(_) => 0,
+        }
+    }
+}
+
+impl Meter {
+    /// Of a checked algorithm. What is `shared` by many keys may be taken out of order; see [`Gcra`].
+    pub(crate) fn new(algorithm: &Algorithm, shared: bool) -> Self {
+        let mut patience = u64::MAX;
+        let kind = match *algorithm {
+            Algorithm::TokenBucket { rate, burst } => Kind::Gcra(Gcra::new(rate, burst, shared)),
+            Algorithm::Spacing { rate } => Kind::Gcra(Gcra::new(rate, 1, shared)),
+            Algorithm::LeakyBucket {
+                rate,
+                capacity,
+                when_full,
+            } => match when_full {
+                WhenFull::Drop => Kind::Gcra(Gcra::new(rate, capacity, shared)),
+                WhenFull::Queue => {
+                    let gcra = Gcra::new(rate, 1, shared);
+                    patience = gcra.time_of(capacity);
+                    Kind::Gcra(gcra)
+                }
+            },
+            Algorithm::SteppedBucket { rate, burst } => Kind::Stepped(Stepped::new(rate, burst)),
+            Algorithm::FixedWindow {
+                limit,
+                window,
+                aligned,
+            } => Kind::Fixed(Fixed::new(limit, window, aligned)),
+            Algorithm::SlidingCounter { limit, window } => {
+                Kind::Counter(Counter::new(limit, window))
+            }
+            Algorithm::SlidingLog { limit, window } => Kind::Log(Log::new(limit, window)),
+            Algorithm::StepWindow {
+                limit,
+                window,
+                step,
+            } => Kind::Steps(Steps::new(limit, window, step)),
+            Algorithm::WarmUp { rate, warm_up } => Kind::WarmUp(WarmUp::new(rate, warm_up)),
+        };
+        Self {
+            kind,
+            most: algorithm.most_at_once(),
+            patience,
+        }
+    }
+
+    /// A state that was never used.
+    pub(crate) fn fresh(&self) -> State {
+        match &self.kind {
+            Kind::Gcra(meter) => State::Gcra(meter.fresh()),
+            Kind::Stepped(meter) => State::Stepped(meter.fresh()),
+            Kind::Fixed(_) => State::Fixed(Window::default()),
+            Kind::Counter(_) => State::Counter(Counts::default()),
+            Kind::Log(meter) => State::Log(meter.fresh()),
+            Kind::Steps(meter) => State::Steps(meter.fresh()),
+            Kind::WarmUp(meter) => State::WarmUp(meter.fresh()),
+        }
+    }
+
+    /// Whether a call for so many can ever pass.
+    #[inline]
+    pub(crate) fn can_pass(&self, requests: u64) -> bool {
+        requests <= self.most
+    }
+
+    /// The first moment from `from` on at which so many may go, of what [`can_pass`](Self::can_pass).
+    #[inline]
+    pub(crate) fn earliest(&self, state: &State, requests: u64, from: u64) -> u64 {
+        fitting!(self, state, (meter, inner) => meter.earliest(inner, requests, from))
+    }
+
+    /// Takes so many at a moment that [`earliest`](Self::earliest) gave for itself.
+    #[inline]
+    pub(crate) fn take(&self, state: &mut State, requests: u64, at: u64) {
+        fitting!(self, state, (meter, inner) => meter.take(inner, requests, at));
+    }
+
+    /// Counts so many that were made at `at` all the same: refused ones, or others' calls.
+    pub(crate) fn force(&self, state: &mut State, requests: u64, at: u64) {
+        fitting!(self, state, (meter, inner) => meter.force(inner, requests, at));
+    }
+
+    /// Gives back what was taken at `at`; false when it can only be had by those who queue anew.
+    pub(crate) fn give_back(&self, state: &mut State, requests: u64, at: u64) -> bool {
+        fitting!(self, state, (meter, inner) => meter.give_back(inner, requests, at))
+    }
+
+    /// Prepares for all that are still to come being given back, from the last to the first. A stepped bucket and a step window do
+    /// not know what was before their latest step, and go on from there.
+    pub(crate) fn reopen(state: &mut State, now: u64) {
+        match state {
+            State::Gcra(pace) => Gcra::reopen(pace, now),
+            State::Fixed(window) => Fixed::reopen(window, now),
+            State::Counter(counts) => Counter::reopen(counts, now),
+            State::WarmUp(heat) => WarmUp::reopen(heat, now),
+            State::Log(_) | State::Stepped(_) | State::Steps(_) => {}
+        }
+    }
+
+    /// Forgets what is over at `now` and is no use to anyone.
+    #[inline]
+    pub(crate) fn pass(state: &mut State, now: u64) {
+        if let State::Gcra(pace) = state {
+            Gcra::pass(pace, now);
+        }
+    }
+
+    /// Whether the state is as one that was never used, from `now` on.
+    pub(crate) fn is_idle(&self, state: &State, now: u64) -> bool {
+        fitting!(self, state, (meter, inner) => meter.is_idle(inner, now))
+    }
+
+    /// How many requests are used at `now`: those that a fresh state could take more.
+    pub(crate) fn used(&self, state: &State, now: u64) -> u64 {
+        fitting!(self, state, (meter, inner) => meter.used(inner, now))
+    }
+
+    /// Counts calls that were made at `at`, which may be earlier than what is known.
+    ///
+    /// # Errors
+    /// When `at` is more than a step after `now`.
+    pub(crate) fn record(
+        &self,
+        state: &mut State,
+        requests: u64,
+        at: u64,
+        now: u64,
+    ) -> Result<(), TooEarly> {
+        match (&self.kind, state) {
+            (Kind::Steps(meter), State::Steps(ring)) => meter.record(ring, requests, at, now),
+            _ if at > now => Err(TooEarly),
+            (_, state) => {
+                self.force(state, requests, now);
+                Ok(())
+            }
+        }
+    }
+
+    /// The state that `old` becomes when its limit changes from `from` to this at `now`.
+    pub(crate) fn carried(&self, from: &Self, old: &State, carry: Carry, now: u64) -> State {
+        if carry == Carry::Reset {
+            return self.fresh();
+        }
+        match (&from.kind, &self.kind, old) {
+            (Kind::Gcra(from), Kind::Gcra(to), State::Gcra(pace)) => {
+                State::Gcra(to.carried(from, pace, carry, now))
+            }
+            (Kind::Fixed(from), Kind::Fixed(to), State::Fixed(_)) if from.has_windows_of(to) => {
+                old.clone()
+            }
+            (Kind::Counter(from), Kind::Counter(to), State::Counter(_))
+                if from.has_windows_of(to) =>
+            {
+                old.clone()
+            }
+            (Kind::Log(from), Kind::Log(to), State::Log(logged)) if from.has_windows_of(to) => {
+                State::Log(to.resized(logged))
+            }
+            (Kind::Steps(from), Kind::Steps(to), State::Steps(_)) if from.has_windows_of(to) => {
+                old.clone()
+            }
+            _ => {
+                let mut state = self.fresh();
+                self.force(&mut state, from.used(old, now), now);
+                state
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! GCRA: a token bucket with continuous refill, in one number, the *theoretical arrival time* (TAT).
+//!
+//! A rate of `r` requests in `p` nanoseconds has an interval of `p/r`, which is seldom whole. So the TAT is counted in parts
+//! of 1/r ns, in which the interval is `p` and nothing is rounded: `at = max(from, TAT + p·(n-1) - p·(burst-1))`, then
+//! `TAT = max(TAT, at) + p·n`. Only the moment that is told is rounded up, to a whole nanosecond, and what it was rounded by is not
+//! lost: the next follows the TAT, not the moment.
+//!
+//! Calls of one key go in the order in which they came: none is given a moment before one that was given out. What is shared by
+//! many keys cannot do that: a call that waits for its own contract would hold up everyone else's until its time has come. There
+//! the time between is remembered as a [`Hole`], and given to others as long as the bucket is full again when the waiting
+//! call goes; and a moment that is given back goes to the next whom it suits.
+
+use super::Carry;
+use crate::rate::Rate;
+
+/// Most holes that a shared state remembers; of more, the earliest are given up.
+const HOLES_MAX: usize = 256;
+
+/// Most moments given back that a shared state remembers.
+const RETURNED_MAX: usize = 256;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Gcra {
+    /// Parts of a nanosecond.
+    requests: u64,
+    /// The interval between two requests, in those parts.
+    nanos: u64,
+    /// By how much the TAT may be ahead, in those parts.
+    tolerance: u128,
+    shared: bool,
+}
+
+/// The state.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pace {
+    /// When the next would be due if all were evenly spaced, in parts of a nanosecond.
+    tat: u128,
+    /// The latest moment that was given out.
+    last: u64,
+    shared: Option<Box<Shared>>,
+}
+
+/// What is known, beside the TAT, of a state that many keys share.
+#[derive(Debug, Clone)]
+struct Shared {
+    /// In the order of time.
+    holes: Vec<Hole>,
+    /// Moments that were given back, and how many requests each was for.
+    returned: Vec<(u64, u64)>,
+}
+
+/// Where there is room.
+enum Room {
+    Hole(usize),
+    Returned(usize),
+}
+
+/// Time before a moment that was given out, in which the bucket has room.
+#[derive(Debug, Clone, Copy)]
+struct Hole {
+    start: u64,
+    end: u64,
+    /// The TAT of all that is before the hole's end.
+    tat: u128,
+}
+
+impl Pace {
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let bytes = |shared: &Shared| {
+            size_of::<Shared>()
+                + shared.holes.capacity() * size_of::<Hole>()
+                + shared.returned.capacity() * size_of::<(u64, u64)>()
+        };
+        self.shared.as_deref().map_or(0, bytes)
+    }
+}
+
+impl Gcra {
+    pub(crate) fn new(rate: Rate, burst: u64, shared: bool) -> Self {
+        Self {
+            requests: rate.requests(),
+            nanos: rate.nanos(),
+            tolerance: u128::from(rate.nanos()) * u128::from(burst - 1),
+            shared,
+        }
+    }
+
+    /// The time of so many intervals, rounded down.
+    pub(crate) fn time_of(&self, requests: u64) -> u64 {
+        let parts = u128::from(self.nanos) * u128::from(requests);
+        u64::try_from(parts / u128::from(self.requests)).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn fresh(&self) -> Pace {
+        let shared = self.shared.then(|| {
+            Box::new(Shared {
+                holes: Vec::with_capacity(HOLES_MAX + 2),
+                returned: Vec::with_capacity(RETURNED_MAX),
+            })
+        });
+        Pace {
+            shared,
+            ..Pace::default()
+        }
+    }
+
+    #[inline]
+    fn parts(&self, nanos: u64) -> u128 {
+        u128::from(nanos) * u128::from(self.requests)
+    }
+
+    #[inline]
+    fn parts_of(&self, requests: u64) -> u128 {
+        u128::from(self.nanos) * u128::from(requests)
+    }
+
+    /// The first moment from `from` on at which a bucket with this TAT has room for so many.
+    #[inline]
+    fn due(&self, tat: u128, requests: u64, from: u64) -> u64 {
+        let due = (tat + self.parts_of(requests - 1)).saturating_sub(self.tolerance);
+        let from_parts = self.parts(from);
+        if due <= from_parts {
+            return from;
+        }
+        let wait = due - from_parts;
+        // A wait of a few seconds is one division of 64 bits.
+        let nanos = match u64::try_from(wait) {
+            Ok(wait) => wait.div_ceil(self.requests),
+            Err(_) => {
+                let nanos = wait.div_ceil(u128::from(self.requests));
+                u64::try_from(nanos).unwrap_or(u64::MAX)
+            }
+        };
+        from.saturating_add(nanos)
+    }
+
+    /// The TAT after so many at a moment that was due.
+    #[inline]
+    fn after(&self, tat: u128, requests: u64, at: u64) -> u128 {
+        let at = self.parts(at);
+        // Rounding up to a whole nanosecond is not a pause.
+        let is_pause = at >= tat.saturating_add(u128::from(self.requests));
+        let base = if is_pause { at } else { tat };
+        base + self.parts_of(requests)
+    }
+
+    #[inline]
+    pub(crate) fn earliest(&self, pace: &Pace, requests: u64, from: u64) -> u64 {
+        if let Some(shared) = &pace.shared
+            && let Some((_, at)) = self.room(shared, requests, from)
+        {
+            return at;
+        }
+        self.due(pace.tat, requests, from.max(pace.last))
+    }
+
+    /// The first moment before the latest one with room for so many.
+    fn room(&self, shared: &Shared, requests: u64, from: u64) -> Option<(Room, u64)> {
+        let mut later = shared
+            .holes
+            .iter()
+            .enumerate()
+            .filter(|(_, hole)| hole.end > from);
+        let hole = later.find_map(|(index, hole)| {
+            let at = self.due(hole.tat, requests, from.max(hole.start));
+            let is_full_again = self.after(hole.tat, requests, at) <= self.parts(hole.end);
+            (at < hole.end && is_full_again).then_some((Room::Hole(index), at))
+        });
+        let returned = shared.returned.iter().enumerate();
+        let fits = returned.filter(|(_, (at, of))| *at >= from && *of >= requests);
+        let returned = fits.map(|(index, (at, _))| (Room::Returned(index), *at));
+        returned.chain(hole).min_by_key(|(_, at)| *at)
+    }
+
+    #[inline]
+    pub(crate) fn take(&self, pace: &mut Pace, requests: u64, at: u64) {
+        if pace.shared.is_some() {
+            return self.take_shared(pace, requests, at);
+        }
+        pace.tat = self.after(pace.tat, requests, at);
+        pace.last = at;
+    }
+
+    fn take_shared(&self, pace: &mut Pace, requests: u64, at: u64) {
+        let shared = pace.shared.as_mut().expect("it was looked at");
+        match self.room(shared, requests, at) {
+            Some((Room::Returned(index), found)) if found == at => {
+                shared.returned[index].1 -= requests;
+                shared.returned.retain(|(_, of)| *of > 0);
+            }
+            Some((Room::Hole(index), found)) if found == at => {
+                let hole = &mut shared.holes[index];
+                let before = Hole { end: at, ..*hole };
+                hole.start = at;
+                hole.tat = self.after(hole.tat, requests, at);
+                if before.start < before.end {
+                    shared.holes.insert(index, before);
+                }
+            }
+            _ => {
+                if self.parts(at) > pace.tat && at > pace.last {
+                    shared.holes.push(Hole {
+                        start: pace.last,
+                        end: at,
+                        tat: pace.tat,
+                    });
+                }
+                pace.tat = self.after(pace.tat, requests, at);
+                pace.last = pace.last.max(at);
+            }
+        }
+        if shared.holes.len() > HOLES_MAX {
+            shared.holes.remove(0);
+        }
+    }
+
+    /// Forgets room that nobody can be given any more.
+    #[inline]
+    pub(crate) fn pass(pace: &mut Pace, now: u64) {
+        if let Some(shared) = &mut pace.shared {
+            shared.holes.retain(|hole| hole.end > now);
+            shared.returned.retain(|(at, _)| *at > now);
+        }
+    }
+
+    pub(crate) fn force(&self, pace: &mut Pace, requests: u64, at: u64) {
+        pace.tat = self.after(pace.tat, requests, at);
+    }
+
+    /// The latest is as if it had never been. The place of an earlier one is lost, but where many share the limit.
+    pub(crate) fn give_back(&self, pace: &mut Pace, requests: u64, at: u64) -> bool {
+        if at >= pace.last {
+            pace.tat = pace.tat.saturating_sub(self.parts_of(requests));
+            return true;
+        }
+        match &mut pace.shared {
+            Some(shared) if shared.returned.len() < RETURNED_MAX => {
+                shared.returned.push((at, requests));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets the next go before those that were taken last, as all of these are given back. Of what is shared they are not.
+    pub(crate) fn reopen(pace: &mut Pace, now: u64) {
+        if pace.shared.is_none() {
+            pace.last = pace.last.min(now);
+        }
+    }
+
+    pub(crate) fn is_idle(&self, pace: &Pace, now: u64) -> bool {
+        pace.tat <= self.parts(now) && pace.last <= now
+    }
+
+    pub(crate) fn used(&self, pace: &Pace, now: u64) -> u64 {
+        let debt = pace.tat.saturating_sub(self.parts(now));
+        let requests = debt.div_ceil(u128::from(self.nanos));
+        u64::try_from(requests).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn carried(&self, from: &Self, old: &Pace, carry: Carry, now: u64) -> Pace {
+        let debt = old.tat.saturating_sub(from.parts(now));
+        // In parts of the new kind.
+        let debt = match carry {
+            Carry::Reset => 0,
+            Carry::Requests => scaled(debt, self.nanos, from.nanos),
+            Carry::Time => scaled(debt, self.requests, from.requests),
+            Carry::AsIs => {
+                let [old_most, new_most] =
+                    [from, self].map(|it| it.tolerance + u128::from(it.nanos));
+                let in_new = |parts| scaled(parts, self.nanos, from.nanos);
+                if debt <= old_most {
+                    new_most.saturating_sub(in_new(old_most - debt))
+                } else {
+                    new_most + in_new(debt - old_most)
+                }
+            }
+        };
+        let tat = if debt == 0 { 0 } else { self.parts(now) + debt };
+        Pace {
+            tat,
+            last: old.last,
+            ..self.fresh()
+        }
+    }
+}
+
+/// `parts · to / from`, rounded up.
+fn scaled(parts: u128, to: u64, from: u64) -> u128 {
+    let (to, from) = (u128::from(to), u128::from(from));
+    (parts / from).saturating_mul(to) + (parts % from * to).div_ceil(from)
+}

@@ -1,0 +1,87 @@
+//! A token bucket to which tokens come in steps, counted from the first call.
+
+use crate::rate::Rate;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Stepped {
+    /// How many tokens come with each step.
+    tokens: u64,
+    step: u64,
+    burst: u64,
+}
+
+/// The state.
+#[derive(Debug, Clone)]
+pub(crate) struct Tokens {
+    left: u64,
+    /// When the latest tokens that are counted came; `None` before the first call.
+    step_at: Option<u64>,
+    last: u64,
+}
+
+impl Stepped {
+    pub(crate) fn new(rate: Rate, burst: u64) -> Self {
+        let (tokens, step) = rate.written();
+        Self {
+            tokens,
+            step,
+            burst,
+        }
+    }
+
+    pub(crate) fn fresh(&self) -> Tokens {
+        Tokens {
+            left: self.burst,
+            step_at: None,
+            last: 0,
+        }
+    }
+
+    /// The tokens there are at `at`, and when the latest of them came.
+    fn at(&self, tokens: &Tokens, at: u64) -> (u64, u64) {
+        let Some(step_at) = tokens.step_at else {
+            return (self.burst, at);
+        };
+        let steps = at.saturating_sub(step_at) / self.step;
+        let left = tokens
+            .left
+            .saturating_add(steps.saturating_mul(self.tokens));
+        (left.min(self.burst), step_at + steps * self.step)
+    }
+
+    pub(crate) fn earliest(&self, tokens: &Tokens, requests: u64, from: u64) -> u64 {
+        let from = from.max(tokens.last).max(tokens.step_at.unwrap_or(0));
+        let (left, step_at) = self.at(tokens, from);
+        match requests.checked_sub(left) {
+            None | Some(0) => from,
+            Some(missing) => {
+                let steps = missing.div_ceil(self.tokens);
+                step_at.saturating_add(steps.saturating_mul(self.step))
+            }
+        }
+    }
+
+    pub(crate) fn take(&self, tokens: &mut Tokens, requests: u64, at: u64) {
+        self.force(tokens, requests, at);
+        tokens.last = at;
+    }
+
+    pub(crate) fn force(&self, tokens: &mut Tokens, requests: u64, at: u64) {
+        let (left, step_at) = self.at(tokens, at);
+        tokens.left = left.saturating_sub(requests);
+        tokens.step_at = Some(step_at);
+    }
+
+    pub(crate) fn give_back(&self, tokens: &mut Tokens, requests: u64, _at: u64) -> bool {
+        tokens.left = tokens.left.saturating_add(requests).min(self.burst);
+        true
+    }
+
+    pub(crate) fn is_idle(&self, tokens: &Tokens, now: u64) -> bool {
+        tokens.last <= now && self.at(tokens, now).0 == self.burst
+    }
+
+    pub(crate) fn used(&self, tokens: &Tokens, now: u64) -> u64 {
+        self.burst - self.at(tokens, now).0
+    }
+}

@@ -1,0 +1,116 @@
+//! The warm-up limiter: a call passes at once when those before it are paid for, and the next waits for what it costs.
+//!
+//! What was not used is *stored*, up to the warm-up time, as time; and a stored request is dearer the more is stored, because
+//! who did nothing for long is cold. A fresh one is stored to the brim. The price of a moment of stored time, `x` of it
+//! stored, is 1 up to half of the warm-up time, and grows from there to 3 at its end: `1 + 4·(x - half)/warm_up`. With 1 request
+//! a second and a second of warm-up, the first costs 0.5 s above the half at a price of 2 on average, and 0.5 s below at
+//! 1: the second passes after 1.5 s.
+
+use std::time::Duration;
+
+use crate::rate::Rate;
+
+#[derive(Debug, Clone)]
+pub(crate) struct WarmUp {
+    /// Parts of a nanosecond; see [`gcra`](super::gcra).
+    requests: u64,
+    /// The interval when warm, in those parts.
+    nanos: u64,
+    warm_up: u64,
+}
+
+/// The state.
+#[derive(Debug, Clone)]
+pub(crate) struct Heat {
+    /// When all that has passed is paid for, in parts of a nanosecond.
+    free: u128,
+    /// Time stored at that moment, in nanoseconds.
+    stored: u64,
+    last: u64,
+}
+
+impl WarmUp {
+    pub(crate) fn new(rate: Rate, warm_up: Duration) -> Self {
+        Self {
+            requests: rate.requests(),
+            nanos: rate.nanos(),
+            warm_up: u64::try_from(warm_up.as_nanos()).expect("a checked time"),
+        }
+    }
+
+    pub(crate) fn fresh(&self) -> Heat {
+        Heat {
+            free: 0,
+            stored: self.warm_up,
+            last: 0,
+        }
+    }
+
+    fn parts(&self, nanos: u64) -> u128 {
+        u128::from(nanos) * u128::from(self.requests)
+    }
+
+    /// What the stored time from `low` to `high` costs more than it is long, rounded up.
+    fn surcharge(&self, low: u64, high: u64) -> u64 {
+        let half = self.warm_up / 2;
+        let above = |stored: u64| u128::from(stored.saturating_sub(half));
+        let squares = above(high).pow(2) - above(low).pow(2);
+        let surcharge = (2 * squares).div_ceil(u128::from(self.warm_up));
+        u64::try_from(surcharge).unwrap_or(u64::MAX)
+    }
+
+    /// The stored time at `at`.
+    fn stored(&self, heat: &Heat, at: u64) -> u64 {
+        let idle = self.parts(at).saturating_sub(heat.free) / u128::from(self.requests);
+        let idle = u64::try_from(idle).unwrap_or(u64::MAX);
+        heat.stored.saturating_add(idle).min(self.warm_up)
+    }
+
+    pub(crate) fn earliest(&self, heat: &Heat, _requests: u64, from: u64) -> u64 {
+        let from = from.max(heat.last);
+        let wait = heat.free.saturating_sub(self.parts(from));
+        let wait = wait.div_ceil(u128::from(self.requests));
+        from.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
+    }
+
+    pub(crate) fn take(&self, heat: &mut Heat, requests: u64, at: u64) {
+        self.force(heat, requests, at);
+        heat.last = at;
+    }
+
+    pub(crate) fn force(&self, heat: &mut Heat, requests: u64, at: u64) {
+        let stored = self.stored(heat, at);
+        let at = self.parts(at);
+        // Rounding up to a whole nanosecond is not a pause.
+        let is_pause = at >= heat.free.saturating_add(u128::from(self.requests));
+        let base = if is_pause { at } else { heat.free };
+        let interval = u128::from(self.nanos) * u128::from(requests);
+        let used = interval.div_ceil(u128::from(self.requests));
+        let used = u64::try_from(used).unwrap_or(u64::MAX).min(stored);
+        heat.stored = stored - used;
+        heat.free = base + interval + self.parts(self.surcharge(heat.stored, stored));
+    }
+
+    pub(crate) fn reopen(heat: &mut Heat, now: u64) {
+        heat.last = heat.last.min(now);
+    }
+
+    /// What was stored is not known any more: it is given back as time.
+    pub(crate) fn give_back(&self, heat: &mut Heat, requests: u64, at: u64) -> bool {
+        let is_latest = at >= heat.last;
+        if is_latest {
+            let interval = u128::from(self.nanos) * u128::from(requests);
+            heat.free = heat.free.saturating_sub(interval);
+        }
+        is_latest
+    }
+
+    pub(crate) fn is_idle(&self, heat: &Heat, now: u64) -> bool {
+        heat.last <= now && heat.free <= self.parts(now) && self.stored(heat, now) == self.warm_up
+    }
+
+    pub(crate) fn used(&self, heat: &Heat, now: u64) -> u64 {
+        let debt = heat.free.saturating_sub(self.parts(now));
+        u64::try_from(debt.div_ceil(u128::from(self.nanos))).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,222 @@
+//! Windows with a counter: the fixed window, and the sliding counter, which is two of them.
+
+use std::time::Duration;
+
+use crate::algorithm::Aligned;
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("a checked time")
+}
+
+/// So many in each window.
+#[derive(Debug, Clone)]
+pub(crate) struct Fixed {
+    limit: u64,
+    window: u64,
+    aligned: Aligned,
+}
+
+/// The latest window in which something was taken.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Window {
+    start: u64,
+    count: u64,
+    last: u64,
+}
+
+impl Fixed {
+    pub(crate) fn new(limit: u64, window: Duration, aligned: Aligned) -> Self {
+        Self {
+            limit,
+            window: nanos(window),
+            aligned,
+        }
+    }
+
+    pub(crate) fn has_windows_of(&self, other: &Self) -> bool {
+        (self.window, self.aligned) == (other.window, other.aligned)
+    }
+
+    fn end(&self, window: &Window) -> u64 {
+        window.start.saturating_add(self.window)
+    }
+
+    pub(crate) fn earliest(&self, window: &Window, requests: u64, from: u64) -> u64 {
+        let from = from.max(window.last).max(window.start);
+        let end = self.end(window);
+        let has_room = window.count.saturating_add(requests) <= self.limit;
+        if window.count == 0 || has_room || from >= end {
+            from
+        } else {
+            end
+        }
+    }
+
+    pub(crate) fn take(&self, window: &mut Window, requests: u64, at: u64) {
+        self.force(window, requests, at);
+        window.last = at;
+    }
+
+    pub(crate) fn force(&self, window: &mut Window, requests: u64, at: u64) {
+        if window.count == 0 || at >= self.end(window) {
+            window.start = match self.aligned {
+                Aligned::Clock => at - at % self.window,
+                Aligned::FirstCall => at,
+            };
+            window.count = 0;
+        }
+        window.count = window.count.saturating_add(requests);
+    }
+
+    pub(crate) fn give_back(&self, window: &mut Window, requests: u64, at: u64) -> bool {
+        if at < window.start {
+            if window.count > 0 {
+                return false;
+            }
+            // Nothing is left of the latest window. The one before had no room, or somebody would not have waited.
+            let windows = (window.start - at).div_ceil(self.window);
+            window.start = window
+                .start
+                .saturating_sub(windows.saturating_mul(self.window));
+            window.count = self.limit;
+        }
+        window.count = window.count.saturating_sub(requests);
+        true
+    }
+
+    pub(crate) fn reopen(window: &mut Window, now: u64) {
+        window.last = window.last.min(now);
+    }
+
+    pub(crate) fn is_idle(&self, window: &Window, now: u64) -> bool {
+        window.last <= now && (window.count == 0 || self.end(window) <= now)
+    }
+
+    pub(crate) fn used(&self, window: &Window, now: u64) -> u64 {
+        if self.end(window) <= now {
+            0
+        } else {
+            window.count
+        }
+    }
+}
+
+/// So many in a window and the share of the one before that the sliding window still covers.
+#[derive(Debug, Clone)]
+pub(crate) struct Counter {
+    limit: u64,
+    window: u64,
+}
+
+/// The latest window in which something was taken, and the one before.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Counts {
+    start: u64,
+    before: u64,
+    count: u64,
+    last: u64,
+}
+
+impl Counter {
+    pub(crate) fn new(limit: u64, window: Duration) -> Self {
+        Self {
+            limit,
+            window: nanos(window),
+        }
+    }
+
+    pub(crate) fn has_windows_of(&self, other: &Self) -> bool {
+        self.window == other.window
+    }
+
+    /// The counts as they are at `at`.
+    fn at(&self, counts: &Counts, at: u64) -> Counts {
+        let start = at - at % self.window;
+        let (before, count) = match start.saturating_sub(counts.start) / self.window {
+            0 => return counts.clone(),
+            1 => (counts.count, 0),
+            _ => (0, 0),
+        };
+        Counts {
+            start,
+            before,
+            count,
+            last: counts.last,
+        }
+    }
+
+    pub(crate) fn earliest(&self, counts: &Counts, requests: u64, from: u64) -> u64 {
+        let mut from = from.max(counts.last).max(counts.start);
+        // In this window, in the next, or in the one after that, of which nothing is known yet.
+        for _ in 0..2 {
+            let counts = self.at(counts, from);
+            let end = counts.start.saturating_add(self.window);
+            let room = self
+                .limit
+                .checked_sub(counts.count.saturating_add(requests));
+            if let Some(room) = room {
+                // before · (window - elapsed) <= room · window
+                let covered = match counts.before {
+                    0 => self.window,
+                    before => {
+                        let covered = u128::from(room) * u128::from(self.window);
+                        let covered = covered / u128::from(before);
+                        u64::try_from(covered).unwrap_or(u64::MAX).min(self.window)
+                    }
+                };
+                let at = from.max(end - covered);
+                if at < end {
+                    return at;
+                }
+            }
+            from = end;
+        }
+        from
+    }
+
+    pub(crate) fn take(&self, counts: &mut Counts, requests: u64, at: u64) {
+        self.force(counts, requests, at);
+        counts.last = at;
+    }
+
+    pub(crate) fn force(&self, counts: &mut Counts, requests: u64, at: u64) {
+        *counts = self.at(counts, at);
+        counts.count = counts.count.saturating_add(requests);
+    }
+
+    pub(crate) fn give_back(&self, counts: &mut Counts, requests: u64, at: u64) -> bool {
+        // Nothing is left of the latest window: the one before is the latest, and that before it was full, for all that is known.
+        while at < counts.start && counts.count == 0 && counts.start >= self.window {
+            counts.start -= self.window;
+            counts.count = std::mem::replace(&mut counts.before, self.limit);
+        }
+        if at >= counts.start {
+            counts.count = counts.count.saturating_sub(requests);
+            return true;
+        }
+        let is_before = at >= counts.start.saturating_sub(self.window);
+        if is_before {
+            counts.before = counts.before.saturating_sub(requests);
+        }
+        is_before
+    }
+
+    pub(crate) fn reopen(counts: &mut Counts, now: u64) {
+        counts.last = counts.last.min(now);
+    }
+
+    pub(crate) fn is_idle(&self, counts: &Counts, now: u64) -> bool {
+        let at = self.at(counts, now);
+        counts.last <= now && at.before == 0 && at.count == 0
+    }
+
+    /// Rounded up.
+    pub(crate) fn used(&self, counts: &Counts, now: u64) -> u64 {
+        let at = self.at(counts, now);
+        let left = at.start.saturating_add(self.window).saturating_sub(now);
+        let before = u128::from(at.before) * u128::from(left);
+        let before = before.div_ceil(u128::from(self.window));
+        at.count
+            .saturating_add(u64::try_from(before).unwrap_or(u64::MAX))
+    }
+}

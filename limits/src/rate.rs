@@ -1,0 +1,277 @@
+//! Rates and times as people write them: `300/s`, `1000/1h`, `50 000/day`, `250ms`.
+//!
+//! A rate is a fraction of whole numbers and stays one: 300 a second are 300 per 1,000,000,000 ns, never one each
+//! 3,333,333 ns, which would be 300.00003 a second.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+/// Most requests that a rate, a burst or a limit may name: a million millions.
+pub const REQUESTS_MAX: u64 = 1_000_000_000_000;
+
+/// Longest time that a rate or a window may name: ten years.
+pub const PERIOD_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
+
+const SECOND: u64 = 1_000_000_000;
+
+/// So many requests in so long a time, in lowest terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    requests: u64,
+    nanos: u64,
+    /// As it was written: `1000/1h` and `1000/3600s` are one rate, but not one text.
+    written: (u64, u64),
+}
+
+/// Why a text or a number is not a rate, a time or a count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RateError {
+    /// The text has another form.
+    #[error("`{0}` is not a rate: write requests/time, as in 300/s, 1000/1h or 50 000/day")]
+    Rate(String),
+    /// The text has another form.
+    #[error("`{0}` is not a time: write a number and ns, us, ms, s, min, h or day")]
+    Time(String),
+    /// The text has another form.
+    #[error("`{0}` is not a whole number")]
+    Count(String),
+    /// A zero, or more than is allowed.
+    #[error("{what} of {value} is not allowed: 1 to {most}")]
+    Range {
+        /// What has this value.
+        what: &'static str,
+        /// The value.
+        value: u64,
+        /// The largest that is allowed.
+        most: u64,
+    },
+}
+
+impl Rate {
+    /// So many requests in so long a time.
+    ///
+    /// # Errors
+    /// When either is zero, or more than [`REQUESTS_MAX`] or [`PERIOD_MAX`].
+    pub fn new(requests: u64, per: Duration) -> Result<Self, RateError> {
+        let requests = in_range("a number of requests", requests, REQUESTS_MAX)?;
+        let nanos = period(per)?;
+        let divisor = gcd(requests, nanos);
+        Ok(Self {
+            requests: requests / divisor,
+            nanos: nanos / divisor,
+            written: (requests, nanos),
+        })
+    }
+
+    /// The numerator, in lowest terms.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    /// The denominator in nanoseconds, in lowest terms.
+    #[must_use]
+    pub fn nanos(&self) -> u64 {
+        self.nanos
+    }
+
+    /// The requests and the nanoseconds as they were given.
+    #[must_use]
+    pub fn written(&self) -> (u64, u64) {
+        self.written
+    }
+
+    /// How many requests fit into so long a time, rounded down.
+    #[must_use]
+    pub fn requests_in(&self, nanos: u64) -> u64 {
+        let requests = u128::from(nanos) * u128::from(self.requests) / u128::from(self.nanos);
+        u64::try_from(requests).unwrap_or(u64::MAX)
+    }
+}
+
+impl FromStr for Rate {
+    type Err = RateError;
+
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let wrong = || RateError::Rate(text.to_owned());
+        let (requests, per) = text.split_once('/').ok_or_else(wrong)?;
+        let requests = parse_count(requests).map_err(|_| wrong())?;
+        let per = per.trim();
+        let per = if per.starts_with(|first: char| first.is_ascii_digit()) {
+            parse_time(per).map_err(|_| wrong())?
+        } else {
+            Duration::from_nanos(unit(per).ok_or_else(wrong)?)
+        };
+        Self::new(requests, per)
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (requests, nanos) = self.written;
+        write!(formatter, "{requests}/{}", Time(nanos).short())
+    }
+}
+
+/// A whole number of requests; digits may be grouped by spaces or underscores.
+///
+/// # Errors
+/// When it is something else.
+pub fn parse_count(text: &str) -> Result<u64, RateError> {
+    let digits: String = text
+        .trim()
+        .chars()
+        .filter(|it| !matches!(it, ' ' | '_' | '\u{a0}' | '\u{202f}'))
+        .collect();
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse().ok().filter(|_| is_number);
+    number.ok_or_else(|| RateError::Count(text.to_owned()))
+}
+
+/// A time such as `250ms`, `1 h` or `2 days`, in whole nanoseconds.
+///
+/// # Errors
+/// When it is something else, zero, or longer than [`PERIOD_MAX`].
+pub fn parse_time(text: &str) -> Result<Duration, RateError> {
+    let wrong = || RateError::Time(text.to_owned());
+    let text = text.trim();
+    let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
+    let (number, name) = text.split_at(end.ok_or_else(wrong)?);
+    let number = parse_count(number).map_err(|_| wrong())?;
+    let nanos = unit(name.trim()).and_then(|unit| number.checked_mul(unit));
+    let time = Duration::from_nanos(nanos.ok_or_else(wrong)?);
+    period(time).map(|_| time)
+}
+
+fn unit(name: &str) -> Option<u64> {
+    Some(match name {
+        "ns" => 1,
+        "us" | "µs" => 1_000,
+        "ms" => 1_000_000,
+        "s" | "sec" | "second" | "seconds" => SECOND,
+        "m" | "min" | "minute" | "minutes" => 60 * SECOND,
+        "h" | "hour" | "hours" => 3_600 * SECOND,
+        "d" | "day" | "days" => 86_400 * SECOND,
+        _ => return None,
+    })
+}
+
+/// A time in nanoseconds that is neither zero nor beyond [`PERIOD_MAX`].
+pub(crate) fn period(time: Duration) -> Result<u64, RateError> {
+    let most = u64::try_from(PERIOD_MAX.as_nanos()).expect("ten years fit");
+    let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    in_range("a time in nanoseconds", nanos, most)
+}
+
+pub(crate) fn in_range(what: &'static str, value: u64, most: u64) -> Result<u64, RateError> {
+    if value == 0 || value > most {
+        return Err(RateError::Range { what, value, most });
+    }
+    Ok(value)
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// Nanoseconds as people write them: `1.5s`, `250ms`, `1h`.
+#[derive(Debug, Clone, Copy)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// As the time of a rate: `s` instead of `1s`.
+    fn short(self) -> String {
+        let text = self.to_string();
+        match text.strip_prefix('1') {
+            Some(unit) if unit.starts_with(|it: char| it.is_alphabetic()) => unit.to_owned(),
+            _ => text,
+        }
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str); 6] = [
+            (86_400 * SECOND, "day"),
+            (3_600 * SECOND, "h"),
+            (60 * SECOND, "min"),
+            (SECOND, "s"),
+            (1_000_000, "ms"),
+            (1_000, "us"),
+        ];
+        let whole = |&&(unit, _): &&(u64, &str)| self.0 >= unit && self.0.is_multiple_of(unit);
+        if let Some((unit, name)) = UNITS.iter().find(whole) {
+            let plural = if *name == "day" && self.0 != *unit {
+                "s"
+            } else {
+                ""
+            };
+            return write!(formatter, "{}{name}{plural}", self.0 / unit);
+        }
+        match UNITS[3..].iter().find(|(unit, _)| self.0 >= *unit) {
+            // Three digits after the point, at most, and not rounded up.
+            Some((unit, name)) => {
+                let thousandths = self.0 / (unit / 1_000);
+                let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
+                let text = text.trim_end_matches('0').trim_end_matches('.');
+                write!(formatter, "{text}{name}")
+            }
+            None => write!(formatter, "{}ns", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, requests: u64, nanos: u64, shown: &str) {
+        let rate: Rate = text.parse().unwrap();
+        assert_eq!((rate.requests(), rate.nanos()), (requests, nanos), "{text}");
+        assert_eq!(rate.to_string(), shown);
+        assert_eq!(shown.parse::<Rate>().unwrap(), rate);
+    }
+
+    #[test]
+    fn rates_are_read_as_people_write_them() {
+        check("300/s", 3, 10_000_000, "300/s");
+        check("1000/1h", 1, 3_600_000_000, "1000/h");
+        check("50 000/day", 1, 1_728_000_000, "50000/day");
+        check("1_000 / 2 days", 1, 172_800_000_000, "1000/2days");
+        check("42/60s", 7, 10 * SECOND, "42/min");
+        check("10/250ms", 1, 25_000_000, "10/250ms");
+        check("1/day", 1, 86_400 * SECOND, "1/day");
+    }
+
+    #[test]
+    fn what_is_not_a_rate_is_refused() {
+        for text in [
+            "", "300", "300/", "/s", "3.5/s", "-1/s", "300/x", "300/5", "0/s", "1/0s", "+3/s",
+        ] {
+            let error = text.parse::<Rate>().unwrap_err().to_string();
+            assert!(error.contains("not"), "{text}: {error}");
+        }
+        assert!("1000000000001/s".parse::<Rate>().is_err());
+        assert!("1/11000days".parse::<Rate>().is_err());
+    }
+
+    #[test]
+    fn times_are_shown_without_rounding_up() {
+        for (nanos, shown) in [
+            (0, "0ns"),
+            (999, "999ns"),
+            (1_500, "1.5us"),
+            (250_000_000, "250ms"),
+            (3_333_334, "3.333ms"),
+            (1_999_999_999, "1.999s"),
+            (90 * SECOND, "90s"),
+            (60 * SECOND, "1min"),
+            (2 * 86_400 * SECOND, "2days"),
+        ] {
+            assert_eq!(Time(nanos).to_string(), shown);
+        }
+    }
+}

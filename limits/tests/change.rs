@@ -1,0 +1,410 @@
+//! What happens between decisions: cancelled calls, changed limits, refused calls that count, keys beyond the bound.
+
+use std::time::Duration;
+
+use limits::{
+    Algorithm, Aligned, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal,
+};
+
+const SECOND: u64 = 1_000_000_000;
+const START: u64 = 1_000_000 * SECOND;
+const HORIZON: Duration = Duration::from_secs(30);
+
+fn one<K>(limit: LimitId, key: K) -> [Demand<K>; 1] {
+    [Demand {
+        limit,
+        key,
+        requests: 1,
+    }]
+}
+
+fn at(limits: &mut Limits<u32>, limit: LimitId, key: u32, now: u64) -> u64 {
+    let decision = limits.reserve(&one(limit, key), now, HORIZON);
+    decision.at(now).expect("it may go within the horizon") - START
+}
+
+fn bucket(rate: &str, burst: u64) -> Algorithm {
+    Algorithm::token_bucket(rate, burst).unwrap()
+}
+
+#[test]
+fn rate_that_does_not_divide_a_second_keeps_its_remainder() {
+    let mut limits = Limits::new(1);
+    let limit = limits.add(bucket("300/s", 1)).unwrap();
+    let moments: Vec<u64> = (0..3_001)
+        .map(|_| at(&mut limits, limit, 0, START))
+        .collect();
+    assert_eq!(moments[..4], [0, 3_333_334, 6_666_667, 10_000_000]);
+    assert_eq!((moments[300], moments[3_000]), (SECOND, 10 * SECOND));
+}
+
+/// 350 to 450 a second come in for ten minutes, and 300 may go.
+#[test]
+fn shaped_overload_releases_exactly_the_rate_in_every_second() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut limits = Limits::new(1);
+    let limit = limits.add(bucket("300/s", 1)).unwrap();
+    let mut released = vec![0; 700];
+    let (mut refused, mut came, mut first_refused) = (0_u64, 0_u64, None);
+    for second in 0..600 {
+        let many = random.u64(350..=450);
+        for number in 0..many {
+            let now = START + second * SECOND + number * SECOND / many;
+            came += 1;
+            match limits.reserve(&one(limit, 0), now, HORIZON).at(now) {
+                Some(at) => released[usize::try_from((at - START) / SECOND).unwrap()] += 1,
+                None => {
+                    refused += 1;
+                    first_refused.get_or_insert(second);
+                }
+            }
+        }
+    }
+    assert!(
+        released[..600].iter().all(|count| *count == 300),
+        "{released:?}"
+    );
+    // A debt of 30 s grows by a third of a second each second.
+    let first = first_refused.expect("it cannot hold");
+    assert!((80..=100).contains(&first), "{first}");
+    let share = refused * 100 / came;
+    assert!((20..=23).contains(&share), "{share} %");
+}
+
+#[test]
+fn call_that_waits_for_its_own_limit_holds_up_nobody_under_a_shared_one() {
+    let mut limits = Limits::new(100);
+    let own = limits.add(bucket("1/s", 1)).unwrap();
+    let shared = Limit {
+        shared: true,
+        ..bucket("10/s", 1).into()
+    };
+    let whole = limits.add(shared).unwrap();
+    let demand = |limit, key| Demand {
+        limit,
+        key,
+        requests: 1,
+    };
+    // A flooder has its contract's moments, 25 s ahead.
+    for second in 0..25 {
+        let demands = [demand(own, 1), demand(whole, 0)];
+        let found = limits.reserve(&demands, START, HORIZON);
+        assert_eq!(found.at(START), Some(START + second * SECOND));
+    }
+    // Nine of ten moments are left for the others.
+    for number in 0..90_u32 {
+        let demands = [demand(own, 2 + number), demand(whole, 0)];
+        let found = limits.reserve(&demands, START, HORIZON).at(START);
+        let tenths = number / 9 * 10 + 1 + number % 9;
+        assert_eq!(found, Some(START + u64::from(tenths) * SECOND / 10));
+    }
+}
+
+#[test]
+fn cancelled_call_leaves_its_moment_to_the_next() {
+    let mut limits = Limits::new(1);
+    let limit = limits.add(bucket("1/s", 1)).unwrap();
+    let moments: Vec<u64> = (0..3).map(|_| at(&mut limits, limit, 0, START)).collect();
+    assert_eq!(moments, [0, SECOND, 2 * SECOND]);
+    let demands = one(limit, 0);
+    // What has begun is not given back, and what others wait behind only with them.
+    assert!(!limits.cancel(&demands, START, START));
+    assert!(!limits.cancel(&demands, START + SECOND, START));
+    assert!(limits.cancel(&demands, START + 2 * SECOND, START));
+    assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
+
+    let waiting = [
+        (&demands[..], START + SECOND),
+        (&demands[..], START + 2 * SECOND),
+    ];
+    let mut planned = Vec::new();
+    limits.replan(
+        &waiting,
+        START,
+        HORIZON,
+        |index| index != 0,
+        |index, decision| {
+            planned.push((index, decision));
+        },
+    );
+    assert_eq!(planned, [(1, Decision::At(START + SECOND))]);
+    assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
+
+    let mut limits = Limits::new(1);
+    let window = Duration::from_secs(10);
+    for algorithm in [
+        Algorithm::SlidingLog { limit: 3, window },
+        Algorithm::SlidingCounter { limit: 3, window },
+        Algorithm::FixedWindow {
+            limit: 3,
+            window,
+            aligned: Aligned::Clock,
+        },
+        Algorithm::StepWindow {
+            limit: 3,
+            window,
+            step: window / 10,
+        },
+    ] {
+        let limit = limits.add(algorithm).unwrap();
+        let moments: Vec<u64> = (0..4).map(|_| at(&mut limits, limit, 0, START)).collect();
+        assert!(limits.cancel(&one(limit, 0), START + moments[3], START));
+        assert_eq!(
+            at(&mut limits, limit, 0, START),
+            moments[3],
+            "{algorithm:?}"
+        );
+        limits.forget_idle(9, START + 100 * SECOND);
+        limits = Limits::new(1);
+    }
+}
+
+#[test]
+fn moment_given_back_under_a_shared_limit_goes_to_the_next() {
+    let mut limits = Limits::new(1);
+    let shared = Limit {
+        shared: true,
+        ..bucket("1/s", 1).into()
+    };
+    let limit = limits.add(shared).unwrap();
+    for second in 0..5 {
+        assert_eq!(at(&mut limits, limit, 0, START), second * SECOND);
+    }
+    assert!(limits.cancel(&one(limit, 0), START + 2 * SECOND, START));
+    assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
+    assert_eq!(at(&mut limits, limit, 0, START), 5 * SECOND);
+}
+
+#[test]
+fn debt_follows_a_changed_limit_as_asked() {
+    for (carry, next) in [
+        // Ten requests ahead, of which each takes twice as long now.
+        (Carry::Requests, 20 * SECOND),
+        (Carry::Time, 10 * SECOND),
+        (Carry::Reset, 0),
+    ] {
+        let mut limits = Limits::new(1);
+        let limit = limits.add(bucket("1/s", 1)).unwrap();
+        (0..10).for_each(|_| drop(at(&mut limits, limit, 0, START)));
+        let halved = bucket("1/2s", 1);
+        limits.change(limit, halved, carry, START).unwrap();
+        assert_eq!(
+            limits.standing(limit, &0, START).next - START,
+            next.max(9 * SECOND * u64::from(next > 0))
+        );
+    }
+    // Two of five are left, and two of ten then.
+    let mut limits = Limits::new(1);
+    let limit = limits.add(bucket("1/h", 5)).unwrap();
+    (0..3).for_each(|_| assert_eq!(at(&mut limits, limit, 0, START), 0));
+    limits
+        .change(limit, bucket("1/h", 10), Carry::AsIs, START)
+        .unwrap();
+    let mut go = || limits.reserve(&one(limit, 0), START, Duration::ZERO) == Decision::Now;
+    assert_eq!([go(), go(), go()], [true, true, false]);
+    // A change that cannot be made changes nothing.
+    let unfit = Algorithm::SlidingLog {
+        limit: 0,
+        window: HORIZON,
+    };
+    assert!(limits.change(limit, unfit, Carry::Reset, START).is_err());
+    assert_eq!(limits.limit(limit).algorithm, bucket("1/h", 10));
+}
+
+/// What waits is planned anew at each change, and nothing that went is ever beyond what held when it went.
+#[test]
+fn a_thousand_changes_exceed_no_limit() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut limits = Limits::new(1);
+    let mut burst = 1;
+    let limit = limits.add(bucket("10/s", burst)).unwrap();
+    let demands = one(limit, 0);
+    let mut now = START;
+    let mut waiting: Vec<u64> = Vec::new();
+    let (mut went, mut allowed, mut rate) = (0_u128, 1_000_000_000_u128, 10_u128);
+    for _ in 0..1_000 {
+        for _ in 0..random.u32(1..20) {
+            now += random.u64(..SECOND / 10);
+            let before = waiting.len();
+            waiting.retain(|at| *at > now);
+            went += u128::try_from(before - waiting.len()).unwrap();
+            match limits.reserve(&demands, now, HORIZON) {
+                Decision::Now => went += 1,
+                Decision::At(at) => waiting.push(at),
+                Decision::Refused { .. } => {}
+            }
+        }
+        let changed_at = now;
+        rate = random.u128(1..=100);
+        burst = random.u64(1..=5);
+        let new = bucket(&format!("{rate}/s"), burst);
+        let carry = [Carry::Requests, Carry::Time, Carry::AsIs][random.usize(..3)];
+        limits.change(limit, new, carry, changed_at).unwrap();
+        let calls: Vec<(&[Demand<u32>], u64)> =
+            waiting.iter().map(|at| (&demands[..], *at)).collect();
+        let mut planned = Vec::new();
+        limits.replan(
+            &calls,
+            now,
+            HORIZON,
+            |_| true,
+            |_, decision| planned.extend(decision.at(now)),
+        );
+        assert!(planned.is_sorted());
+        waiting = planned;
+        // From one change to the next the rate of that time holds, beside what a burst lets go at once.
+        let interval = SECOND / u64::try_from(rate).unwrap();
+        let in_a_second = waiting.iter().filter(|at| **at < now + SECOND).count();
+        let most = rate + u128::from(burst);
+        assert!(
+            u128::try_from(in_a_second).unwrap() <= most,
+            "{in_a_second} > {most}"
+        );
+        for pair in waiting.windows(usize::try_from(burst).unwrap() + 1) {
+            assert!(pair[pair.len() - 1] + 1 >= pair[0] + interval, "{pair:?}");
+        }
+        allowed += rate * 1_000_000_000;
+    }
+    assert!(went > 0 && allowed > 0 && rate > 0);
+}
+
+#[test]
+fn refused_calls_count_only_where_that_is_asked_for() {
+    let window = Duration::from_secs(1);
+    for (count_refused, passed) in [(false, 100), (true, 10)] {
+        let mut limits = Limits::new(1);
+        let limit = Limit {
+            count_refused,
+            ..Algorithm::SlidingLog { limit: 10, window }.into()
+        };
+        let limit = limits.add(limit).unwrap();
+        // Twice of what is allowed, for ten seconds: who counts refused calls never recovers.
+        let calls = (0..200).map(|number| START + number * SECOND / 20);
+        let went = calls
+            .filter(|now| limits.reserve(&one(limit, 0), *now, Duration::ZERO) == Decision::Now);
+        assert_eq!(went.count(), passed);
+    }
+}
+
+#[test]
+fn refused_call_moves_no_counter_of_any_limit() {
+    let mut limits = Limits::new(10);
+    let wide = limits.add(bucket("100/s", 100)).unwrap();
+    let narrow = limits.add(bucket("1/h", 1)).unwrap();
+    let demand = |limit| Demand {
+        limit,
+        key: "a",
+        requests: 1,
+    };
+    assert_eq!(
+        limits.reserve(&[demand(narrow)], START, HORIZON),
+        Decision::Now
+    );
+    let found = limits.reserve(&[demand(wide), demand(narrow)], START, HORIZON);
+    let retry_after = Duration::from_secs(3_600) - HORIZON;
+    let why = Refusal::Wait { retry_after };
+    assert_eq!(found, Decision::Refused { rule: narrow, why });
+    assert_eq!(
+        (limits.keys(), limits.standing(wide, &"a", START).used),
+        (1, 0)
+    );
+    // More than ever goes at once.
+    let many = [Demand {
+        requests: 101,
+        ..demand(wide)
+    }];
+    let why = Refusal::TooMany { most: 100 };
+    assert_eq!(
+        limits.reserve(&many, START, HORIZON),
+        Decision::Refused { rule: wide, why }
+    );
+    // The same limit twice in one call counts twice, and nothing asks for nothing.
+    let half = Demand {
+        requests: 60,
+        ..demand(wide)
+    };
+    assert_ne!(
+        limits.reserve(&[half, half], START, Duration::ZERO),
+        Decision::Now
+    );
+    let nothing = Demand {
+        requests: 0,
+        ..demand(narrow)
+    };
+    assert_eq!(
+        limits.reserve(&[nothing], START, Duration::ZERO),
+        Decision::Now
+    );
+}
+
+#[test]
+fn keys_are_bounded_and_idle_ones_make_room() {
+    let mut limits = Limits::new(100);
+    let limit = limits.add(bucket("1/s", 1)).unwrap();
+    let mut go = |key: u32, now| limits.reserve(&one(limit, key), now, Duration::ZERO);
+    for key in 0..100 {
+        assert_eq!(go(key, START), Decision::Now);
+    }
+    let why = Refusal::NoRoom;
+    assert_eq!(go(100, START), Decision::Refused { rule: limit, why });
+    // Those that are known still have their turn.
+    assert_eq!(go(5, START + SECOND), Decision::Now);
+    for key in 100..199 {
+        assert_eq!(go(key, START + SECOND), Decision::Now, "{key}");
+    }
+    assert_ne!(go(5, START + SECOND), Decision::Now);
+    assert_eq!(limits.keys(), 100);
+    assert_eq!(limits.forget_idle(1_000, START + 9 * SECOND), 100);
+}
+
+#[test]
+fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
+    let mut limits = Limits::new(10);
+    let window = Duration::from_secs(4);
+    let step = Duration::from_secs(1);
+    let limit = limits
+        .add(Algorithm::StepWindow {
+            limit: 10,
+            window,
+            step,
+        })
+        .unwrap();
+    let demand = |requests| Demand {
+        limit,
+        key: 0,
+        requests,
+    };
+    // Ten in four units, told out of order: 3, 3, 2, 2. When the first two steps have left, four are left.
+    for (second, requests) in [(2, 2), (0, 3), (3, 2), (1, 3)] {
+        limits
+            .record(
+                demand(requests),
+                START + second * SECOND,
+                START + 3 * SECOND,
+            )
+            .unwrap();
+    }
+    let now = START + 3 * SECOND;
+    assert_eq!(limits.standing(limit, &0, now).used, 10);
+    // A call leaves with the last of its step, so the third unit has come to its end.
+    let (at, _) = limits.peek(&[demand(4)], now).unwrap();
+    assert_eq!(at - START, 6 * SECOND);
+    assert_eq!(limits.standing(limit, &0, at).used, 4);
+    // What is older than the window has no effect, and the future is refused.
+    limits.record(demand(9), START - 9 * SECOND, now).unwrap();
+    assert_eq!(limits.standing(limit, &0, now).used, 10);
+    let future = limits.record(demand(1), now + 2 * SECOND, now);
+    assert!(matches!(future, Err(RecordError::TooEarly(_))));
+}
+
+#[test]
+fn time_that_goes_back_stands_still() {
+    let mut limits = Limits::new(1);
+    let limit = limits.add(bucket("1/s", 1)).unwrap();
+    assert_eq!(at(&mut limits, limit, 0, START), 0);
+    let hour_before = START - 3_600 * SECOND;
+    assert_eq!(
+        limits.reserve(&one(limit, 0), hour_before, HORIZON),
+        Decision::At(START + SECOND)
+    );
+}

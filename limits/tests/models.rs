@@ -1,0 +1,189 @@
+//! Every algorithm against a plain model of it: whether so many may go at a moment, asked of a list of all that went.
+
+use std::time::Duration;
+
+use limits::{Algorithm, Aligned, Decision, Demand, Limits, WhenFull};
+
+/// All that went, and when.
+type Gone = Vec<(i128, i128)>;
+
+/// Whether so many may go at a moment, by the definition of the algorithm.
+type Allows = Box<dyn Fn(&Gone, i128, i128) -> bool>;
+
+fn nanos(time: Duration) -> i128 {
+    i128::try_from(time.as_nanos()).unwrap()
+}
+
+fn within(gone: &Gone, from: i128, to: i128) -> i128 {
+    let of = gone.iter().filter(|(at, _)| *at > from && *at <= to);
+    of.map(|(_, requests)| requests).sum()
+}
+
+/// The level of a bucket that leaks `rate` and was filled by all that went, in parts of 1/`nanos` of a request.
+fn level(gone: &Gone, requests: i128, per: i128, now: i128) -> i128 {
+    let (mut level, mut last) = (0, 0);
+    for (at, count) in gone {
+        level = (level - (at - last) * requests).max(0) + count * per;
+        last = *at;
+    }
+    (level - (now - last) * requests).max(0)
+}
+
+fn model(algorithm: Algorithm) -> Allows {
+    let parts = |rate: limits::Rate| (i128::from(rate.requests()), i128::from(rate.nanos()));
+    match algorithm {
+        Algorithm::TokenBucket { rate, burst } => bucket(parts(rate), burst),
+        Algorithm::LeakyBucket {
+            rate,
+            capacity,
+            when_full: WhenFull::Drop,
+        } => bucket(parts(rate), capacity),
+        Algorithm::Spacing { rate } => bucket(parts(rate), 1),
+        Algorithm::SteppedBucket { rate, burst } => {
+            let (tokens, step) = rate.written();
+            let (tokens, step, burst) = (i128::from(tokens), i128::from(step), i128::from(burst));
+            Box::new(move |gone, requests, now| {
+                let Some((first, _)) = gone.first() else {
+                    return requests <= burst;
+                };
+                let (mut left, mut steps) = (burst, 0);
+                for (at, count) in gone.iter().chain([&(now, 0)]) {
+                    let now = (at - first) / step;
+                    left = (left + (now - steps) * tokens).min(burst) - count;
+                    steps = now;
+                }
+                requests <= left
+            })
+        }
+        Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::Clock,
+        } => {
+            let window = nanos(window);
+            Box::new(move |gone, requests, now| {
+                within(gone, now - now % window - 1, now) + requests <= i128::from(limit)
+            })
+        }
+        Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::FirstCall,
+        } => {
+            let window = nanos(window);
+            Box::new(move |gone, requests, now| {
+                let (mut start, mut count) = (None, 0);
+                for (at, of) in gone.iter().chain([&(now, requests)]) {
+                    if start.is_none_or(|start| *at >= start + window) {
+                        (start, count) = (Some(*at), 0);
+                    }
+                    count += of;
+                }
+                count <= i128::from(limit)
+            })
+        }
+        Algorithm::SlidingLog { limit, window } => {
+            let window = nanos(window);
+            Box::new(move |gone, requests, now| {
+                within(gone, now - window, now) + requests <= i128::from(limit)
+            })
+        }
+        Algorithm::SlidingCounter { limit, window } => {
+            let window = nanos(window);
+            Box::new(move |gone, requests, now| {
+                let start = now - now % window;
+                let before = within(gone, start - window - 1, start - 1);
+                let here = within(gone, start - 1, now);
+                before * (window - (now - start)) + (here + requests) * window
+                    <= i128::from(limit) * window
+            })
+        }
+        Algorithm::StepWindow {
+            limit,
+            window,
+            step,
+        } => {
+            let (window, step) = (nanos(window), nanos(step));
+            Box::new(move |gone, requests, now| {
+                let first = (now / step - (window + step - 1) / step) * step;
+                within(gone, first - 1, now) + requests <= i128::from(limit)
+            })
+        }
+        other => panic!("no model of {other:?}"),
+    }
+}
+
+fn bucket((requests, per): (i128, i128), burst: u64) -> Allows {
+    Box::new(move |gone, count, now| {
+        level(gone, requests, per, now) + count * per <= i128::from(burst) * per
+    })
+}
+
+fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
+    let window = Duration::from_nanos(random.u64(1..=10_000));
+    let limit = random.u64(1..=20);
+    let rate = limits::Rate::new(limit, window).unwrap();
+    let burst = random.u64(1..=20);
+    match random.u8(..9) {
+        0 => Algorithm::TokenBucket { rate, burst },
+        1 => Algorithm::LeakyBucket {
+            rate,
+            capacity: burst,
+            when_full: WhenFull::Drop,
+        },
+        2 => Algorithm::Spacing { rate },
+        3 => Algorithm::SteppedBucket { rate, burst },
+        4 => Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::Clock,
+        },
+        5 => Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::FirstCall,
+        },
+        6 => Algorithm::SlidingLog { limit, window },
+        7 => Algorithm::SlidingCounter { limit, window },
+        _ => Algorithm::StepWindow {
+            limit,
+            window,
+            step: Duration::from_nanos(random.u64(1..=u64::try_from(window.as_nanos()).unwrap())),
+        },
+    }
+}
+
+#[test]
+fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_does() {
+    let seeds = std::env::var("LIMITS_OPERATIONS").map_or(100_000, |it| it.parse().unwrap()) / 100;
+    for seed in 0..seeds {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let algorithm = algorithm(&mut random);
+        let allows = model(algorithm);
+        let mut limits = Limits::new(1);
+        let limit = limits.add(algorithm).unwrap();
+        let mut gone = Gone::new();
+        let mut now = random.u64(100_000..200_000);
+        for _ in 0..100 {
+            now += random.u64(0..2_000) * u64::from(random.bool());
+            let requests = random.u64(1..=algorithm.most_at_once().min(4));
+            let demands = [Demand {
+                limit,
+                key: (),
+                requests,
+            }];
+            let (at, _) = limits.peek(&demands, now).unwrap();
+            let allowed = |at: u64| allows(&gone, requests.into(), at.into());
+            assert!(allowed(at), "seed {seed}: too early, {algorithm:?}");
+            assert!(
+                at == now || !allowed(at - 1),
+                "seed {seed}: too late, {algorithm:?}"
+            );
+            let decision = limits.reserve(&demands, now, Duration::ZERO);
+            assert_eq!(decision == Decision::Now, at == now);
+            if at == now {
+                gone.push((now.into(), requests.into()));
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The token bucket against `governor`, an independent GCRA, and every algorithm against plain models of what it promises.
+
+use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
+
+use governor::{
+    InsufficientCapacity, Quota, RateLimiter,
+    clock::FakeRelativeClock,
+    state::{InMemoryState, NotKeyed},
+};
+use limits::{Algorithm, Aligned, Decision, Demand, Limit, LimitId, Limits, Refusal, WhenFull};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// How many operations a test makes: a few in each run, ten millions where that is asked for.
+fn operations() -> u64 {
+    match std::env::var("LIMITS_OPERATIONS") {
+        Ok(number) => number.parse().expect("a number"),
+        Err(_) => 100_000,
+    }
+}
+
+fn one(limit: LimitId, requests: u64) -> [Demand<u32>; 1] {
+    [Demand {
+        limit,
+        key: 0,
+        requests,
+    }]
+}
+
+#[test]
+fn token_bucket_decides_as_governor_does() {
+    let mut random = fastrand::Rng::with_seed(18);
+    let mut done = 0;
+    while done < operations() {
+        // Whole nanoseconds an interval.
+        let interval = [1, 1_000, 3_333_333, 1_000_000, SECOND, 86_400 * SECOND][random.usize(..6)];
+        let burst = random.u32(1..=50);
+        let clock = FakeRelativeClock::default();
+        let quota = Quota::with_period(Duration::from_nanos(interval))
+            .unwrap()
+            .allow_burst(NonZeroU32::new(burst).unwrap());
+        let theirs: RateLimiter<NotKeyed, InMemoryState, _, _> =
+            RateLimiter::direct_with_clock(quota, clock.clone());
+        let mut ours = Limits::new(10);
+        let rate = limits::Rate::new(1, Duration::from_nanos(interval)).unwrap();
+        let burst = u64::from(burst);
+        let limit = ours.add(Algorithm::TokenBucket { rate, burst }).unwrap();
+        let mut now = 0;
+        for _ in 0..1_000 {
+            let step = random.u64(0..=interval * 2) * random.u64(0..=burst) / burst;
+            clock.advance(Duration::from_nanos(step));
+            now += step;
+            let requests = random.u32(1..=u32::try_from(burst + 2).unwrap());
+            let theirs = theirs.check_n(NonZeroU32::new(requests).unwrap());
+            let found = ours.reserve(&one(limit, requests.into()), now, Duration::ZERO);
+            match theirs {
+                Ok(Ok(())) => assert_eq!(found, Decision::Now),
+                Ok(Err(until)) => {
+                    let retry_after = until.wait_time_from(governor::clock::Clock::now(&clock));
+                    let why = Refusal::Wait { retry_after };
+                    assert_eq!(found, Decision::Refused { rule: limit, why });
+                }
+                Err(InsufficientCapacity(most)) => {
+                    let why = Refusal::TooMany { most: most.into() };
+                    assert_eq!(found, Decision::Refused { rule: limit, why });
+                }
+            }
+            done += 1;
+        }
+    }
+}
+
+/// What was let go, and when.
+#[derive(Default)]
+struct Released(Vec<(u64, u64)>);
+
+impl Released {
+    /// Whether no window has more than the algorithm says.
+    #[track_caller]
+    fn check(&mut self, algorithm: &Algorithm) {
+        self.0.sort_unstable();
+        let mut sums = vec![0];
+        for (_, requests) in &self.0 {
+            sums.push(sums[sums.len() - 1] + requests);
+        }
+        for start in 0..self.0.len() {
+            // Windows that end just after a release are the fullest; a few of each length are enough.
+            let lengths = [1, 2, 3, 5, 8, 13, 40, 100, 300, 1_000];
+            for end in lengths.map(|length| start + length) {
+                let Some((at, _)) = self.0.get(end - 1) else {
+                    break;
+                };
+                let window = at - self.0[start].0 + 1;
+                let found = sums[end] - sums[start];
+                let most = algorithm.most_in(window);
+                assert!(
+                    found <= most,
+                    "{found} > {most} in {window} ns: {algorithm:?}"
+                );
+            }
+        }
+    }
+}
+
+fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
+    let requests = random.u64(1..=300);
+    let per = [1, 7, 1_000, 60_000][random.usize(..4)];
+    let window = Duration::from_millis(per);
+    let rate = limits::Rate::new(requests, window).unwrap();
+    let burst = random.u64(1..=requests * 2);
+    let limit = requests;
+    let step = window / [1, 2, 10, 1_000][random.usize(..4)];
+    vec![
+        Algorithm::TokenBucket { rate, burst },
+        Algorithm::SteppedBucket { rate, burst },
+        Algorithm::LeakyBucket {
+            rate,
+            capacity: burst,
+            when_full: WhenFull::Queue,
+        },
+        Algorithm::LeakyBucket {
+            rate,
+            capacity: burst,
+            when_full: WhenFull::Drop,
+        },
+        Algorithm::Spacing { rate },
+        Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::Clock,
+        },
+        Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::FirstCall,
+        },
+        Algorithm::SlidingLog { limit, window },
+        Algorithm::SlidingCounter { limit, window },
+        Algorithm::StepWindow {
+            limit,
+            window,
+            step,
+        },
+        Algorithm::WarmUp {
+            rate,
+            warm_up: window * 5,
+        },
+    ]
+}
+
+/// A step of time that is often nothing, often about an interval, and now and then a long pause.
+fn step(random: &mut fastrand::Rng, algorithm: &Algorithm) -> u64 {
+    let interval = (1..)
+        .map(|it| 1 << it)
+        .find(|it| algorithm.most_in(*it) > 1 + algorithm.most_in(1));
+    let interval = interval.unwrap_or(SECOND).min(100 * SECOND);
+    match random.u8(..) {
+        0..=99 => 0,
+        100..=252 => random.u64(0..=interval * 2),
+        253.. => random.u64(0..=interval * 1_000),
+    }
+}
+
+#[test]
+fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
+    let mut random = fastrand::Rng::with_seed(19);
+    let mut done = 0;
+    while done < operations() {
+        for algorithm in algorithms(&mut random) {
+            let mut limits = Limits::new(10);
+            let limit = limits.add(algorithm).unwrap();
+            let mut released = Released::default();
+            let mut now = random.u64(0..=2_000_000 * SECOND);
+            let (mut last, mut seen) = (0, 0);
+            let horizon = [0, 1_000, SECOND, 30 * SECOND][random.usize(..4)];
+            for _ in 0..300 {
+                now += step(&mut random, &algorithm);
+                // Now and then the clock is behind.
+                let told = if random.u8(..) == 0 {
+                    now.saturating_sub(SECOND)
+                } else {
+                    now
+                };
+                // It stands still meanwhile.
+                seen = told.max(seen);
+                let requests = random.u64(1..=algorithm.most_at_once().min(5));
+                let demands = one(limit, requests);
+                let (at, _) = limits.peek(&demands, told).unwrap();
+                let decision = limits.reserve(&demands, told, Duration::from_nanos(horizon));
+                match decision {
+                    Decision::Now => assert_eq!(at, seen),
+                    Decision::At(found) => assert_eq!(at, found),
+                    Decision::Refused {
+                        why: Refusal::Wait { retry_after },
+                        ..
+                    } => {
+                        // A queue that is full has a patience of its own.
+                        let is_queue = matches!(
+                            algorithm,
+                            Algorithm::LeakyBucket {
+                                when_full: WhenFull::Queue,
+                                ..
+                            }
+                        );
+                        assert!(is_queue || at > seen + horizon, "{algorithm:?}");
+                        assert!(!retry_after.is_zero());
+                        // A tick before its moment it is refused, and at it not.
+                        let copy = limits.peek(&demands, at - 1).unwrap().0;
+                        assert_eq!(copy, at, "{algorithm:?}");
+                        assert_eq!(limits.peek(&demands, at).unwrap().0, at, "{algorithm:?}");
+                    }
+                    Decision::Refused { .. } => panic!("{decision:?}"),
+                }
+                if let Some(at) = decision.at(seen) {
+                    assert!(at >= last, "out of turn: {algorithm:?}");
+                    last = at;
+                    released.0.push((at, requests));
+                }
+            }
+            released.check(&algorithm);
+            done += 300;
+        }
+    }
+}
+
+#[test]
+fn step_window_lets_go_what_a_sliding_log_does_or_up_to_a_step_later() {
+    let mut random = fastrand::Rng::with_seed(20);
+    for _ in 0..operations() / 300 {
+        let limit = random.u64(1..=20);
+        let step = random.u64(1..=1_000);
+        let window = step * random.u64(1..=30);
+        let [window_time, step_time] = [window, step].map(Duration::from_nanos);
+        let mut limits = Limits::new(10);
+        let algorithm = Algorithm::StepWindow {
+            limit,
+            window: window_time,
+            step: step_time,
+        };
+        let id = limits.add(algorithm).unwrap();
+        let mut log: VecDeque<u64> = VecDeque::new();
+        let mut now = random.u64(..1_000_000);
+        for _ in 0..300 {
+            now += random.u64(0..=window / limit * 2);
+            while log.front().is_some_and(|at| at + window <= now) {
+                log.pop_front();
+            }
+            let demands = one(id, 1);
+            let (at, _) = limits.peek(&demands, now).unwrap();
+            let over = (log.len() + 1).saturating_sub(usize::try_from(limit).unwrap());
+            let by_log = match over.checked_sub(1) {
+                Some(index) => log[index] + window,
+                None => now,
+            };
+            assert!(at >= by_log && at <= by_log + step, "{at} {by_log} {step}");
+            if limits.reserve(&demands, now, Duration::ZERO) == Decision::Now {
+                log.push_back(now);
+            }
+        }
+    }
+}
+
+/// Calls of several keys under a limit of their own each and one of the whole.
+#[test]
+fn calls_under_several_limits_keep_to_each_of_them() {
+    let mut random = fastrand::Rng::with_seed(21);
+    for _ in 0..operations() / 1_000 {
+        let mut limits = Limits::new(100);
+        let own = Algorithm::token_bucket("7/s", random.u64(1..=5)).unwrap();
+        let second = Algorithm::SlidingLog {
+            limit: 5,
+            window: Duration::from_secs(1),
+        };
+        let whole = Algorithm::token_bucket("20/s", random.u64(1..=20)).unwrap();
+        let shared = Limit {
+            shared: random.bool(),
+            ..whole.into()
+        };
+        let [own_id, second_id] = [own, second].map(|it| limits.add(it).unwrap());
+        let whole_id = limits.add(shared).unwrap();
+        let mut of_all = Released::default();
+        let mut of_each: [Released; 5] = std::array::from_fn(|_| Released::default());
+        let mut last = [0; 5];
+        let mut now = 1_000 * SECOND;
+        for _ in 0..1_000 {
+            now += random.u64(0..SECOND / 15);
+            let key = random.u32(..5);
+            let demand = |limit, key| Demand {
+                limit,
+                key,
+                requests: 1,
+            };
+            let demands = [
+                demand(own_id, key),
+                demand(second_id, key),
+                demand(whole_id, 99),
+            ];
+            let before = [own_id, second_id].map(|id| limits.standing(id, &key, now));
+            let whole_before = limits.standing(whole_id, &99, now);
+            let horizon = Duration::from_secs(random.u64(0..10));
+            match limits.reserve(&demands, now, horizon).at(now) {
+                Some(at) => {
+                    of_all.0.push((at, 1));
+                    of_each[key as usize].0.push((at, 1));
+                    assert!(at >= last[key as usize], "out of turn");
+                    last[key as usize] = at;
+                }
+                None => {
+                    assert_eq!(
+                        [own_id, second_id].map(|id| limits.standing(id, &key, now)),
+                        before
+                    );
+                    assert_eq!(limits.standing(whole_id, &99, now), whole_before);
+                }
+            }
+        }
+        of_all.check(&whole);
+        for released in &mut of_each {
+            released.check(&own);
+            released.check(&second);
+        }
+    }
+}
