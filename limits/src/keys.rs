@@ -7,10 +7,13 @@ use std::{
 
 use hashbrown::HashTable;
 
-use crate::{
-    limits::{LOOKED_AT, LOOKED_AT_WHEN_FULL, LimitId},
-    meter::State,
-};
+use crate::{decision::LimitId, meter::State};
+
+/// Keys that were idle are looked for at each new key: so many of those there are.
+const LOOKED_AT: usize = 2;
+
+/// The same when there is no room left.
+const LOOKED_AT_WHEN_FULL: usize = 256;
 
 /// Of no more entries, none is forgotten to make room.
 const FEW: usize = 1_024;
@@ -125,7 +128,9 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
         looked_at: usize,
         is_idle: impl Fn(LimitId, &State) -> bool,
     ) -> usize {
-        self.look(looked_at, false, &|_, limit, state: &State| is_idle(limit, state))
+        self.look(looked_at, false, &|_, limit, state: &State| {
+            is_idle(limit, state)
+        })
     }
 
     /// Looks at so many entries, and forgets those that are idle, unless they were used since the last look and such are

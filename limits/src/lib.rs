@@ -1,14 +1,87 @@
-//! Rate limits.
+//! Rate limits: one reservation for every algorithm, over any number of limits at once.
+//!
+//! [`Limits::reserve`] decides on a call: it may go [now](Decision::Now), [at a moment](Decision::At) that is not far off, or
+//! it is [refused](Decision::Refused), and then no limit has counted it. Time is a number of nanoseconds that the caller hands
+//! in, and nothing here waits: whoever is told a moment sees to it that the call goes then.
+//!
+//! ```
+//! use std::time::Duration;
+//! use limits::{Algorithm, Decision, Demand, Limit, Limits};
+//!
+//! // Room for 10,000 keys in all limits together.
+//! let mut limits = Limits::new(10_000);
+//! // Each client: 2 a second, 5 at once after a pause. All of them together: 100 a second.
+//! let client = limits.add(Algorithm::token_bucket("2/s", 5)?)?;
+//! let whole = Algorithm::token_bucket("100/s", 10)?;
+//! let whole = limits.add(Limit { shared: true, ..whole.into() })?;
+//!
+//! let now = 1_700_000_000_000_000_000; // since the Unix epoch, so that windows begin with minutes and hours
+//! let demands = [
+//!     Demand { limit: client, key: "alice", requests: 1 },
+//!     Demand { limit: whole, key: "", requests: 1 },
+//! ];
+//! for _ in 0..5 {
+//!     assert_eq!(limits.reserve(&demands, now, Duration::ZERO), Decision::Now);
+//! }
+//! // The sixth may wait for up to a second, and waits for half of one.
+//! let sixth = limits.reserve(&demands, now, Duration::from_secs(1));
+//! assert_eq!(sixth, Decision::At(now + 500_000_000));
+//! // Nobody waits for longer than the horizon: with none, all that would have to wait is refused.
+//! let seventh = limits.reserve(&demands, now, Duration::ZERO);
+//! assert!(matches!(seventh, Decision::Refused { rule, .. } if rule == client));
+//! # Ok::<(), limits::RateError>(())
+//! ```
+//!
+//! - A horizon of zero *polices*; a longer one *shapes*. [`Limits::peek`] tells the moment and changes nothing.
+//! - Several limits of a call hold together: it goes when all let it, and of a refused one none has counted anything.
+//! - Each key has an allowance of its own. What is of all calls is one key, and `shared`: see [`Limit`].
+//! - A limit can be [changed](Limits::change) while calls wait, and these can be [planned anew](Limits::replan).
+//! - A call that waits can be [cancelled](Limits::cancel), and calls of others can be [counted](Limits::record).
+//! - [`rules`] reads limits from TOML. The program `limiter` checks such files, and replays recorded traffic through them.
+//!
+//! # Which algorithm
+//!
+//! | algorithm | what passes | for |
+//! |---|---|---|
+//! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after a pause | nearly everything |
+//! | [`Spacing`](Algorithm::Spacing) | one each interval | what cannot take two at once |
+//! | [`LeakyBucket`](Algorithm::LeakyBucket) | one each interval, from a queue that is bounded | smoothing |
+//! | [`SteppedBucket`](Algorithm::SteppedBucket) | as many as there are tokens, which come all at once | to mirror a partner that does it so |
+//! | [`FixedWindow`](Algorithm::FixedWindow) | so many a minute by the clock; twice as many around its edge | to mirror, and for quotas |
+//! | [`SlidingLog`](Algorithm::SlidingLog) | exactly so many in any window; 8 bytes for each | small limits that must be exact |
+//! | [`SlidingCounter`](Algorithm::SlidingCounter) | about so many in any window | large limits that need not be |
+//! | [`StepWindow`](Algorithm::StepWindow) | so many in any window, in steps | to mirror, when calls are told late |
+//! | [`WarmUp`](Algorithm::WarmUp) | a third of the rate after a pause, then the rate | what is slow when cold |
+//!
+//! `docs/limits.md` shows what each does to the same traffic.
+//!
+//! # What is defined
+//!
+//! - **Rates** are exact: 300 a second are 300 per second, not one each 3,333,333 ns. A moment that is told is rounded up to a
+//!   whole nanosecond, and the next does not pay for that.
+//! - **More than ever goes at once** is refused as [`TooMany`](Refusal::TooMany); a call for no requests passes.
+//! - **Time that goes back** stands still until it has caught up.
+//! - **Order**: calls of one key are given moments in the order in which they ask.
+//! - **Refused calls** do not count, unless a limit says so ([`Limit::count_refused`]).
+//! - **Memory** is bounded: idle keys, which are the same as unknown ones, make room; when none is idle, new keys are refused. A
+//!   token bucket takes some 70 bytes beside its key, in a table with a seed of its own.
+//! - **Numbers** are at most 10^12 requests and ten years, so that nothing overflows.
+//!
+//! # Cost
+//!
+//! A lookup for each limit and no allocation for known keys: 24 ns for one token bucket, 77 ns for three limits together, where
+//! `governor` takes 30 ns for its one (`cargo bench -p limits --profile release`, medians of one run).
 
 mod algorithm;
+mod decision;
 mod keys;
 mod limits;
 mod meter;
 pub mod rate;
+pub mod rules;
 
 pub use algorithm::{Algorithm, Aligned, LOG_MAX, STEPS_MAX, WhenFull, step_of};
-pub use limits::{
-    DEMANDS_MAX, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal, Standing,
-};
+pub use decision::{Decision, Demand, Limit, LimitId, RecordError, Refusal, Standing};
+pub use limits::{DEMANDS_MAX, Limits};
 pub use meter::{Carry, TooEarly};
 pub use rate::{Rate, RateError};

@@ -136,8 +136,22 @@ pub fn parse_time(text: &str) -> Result<Duration, RateError> {
     let text = text.trim();
     let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
     let (number, name) = text.split_at(end.ok_or_else(wrong)?);
-    let number = parse_count(number).map_err(|_| wrong())?;
-    let nanos = unit(name.trim()).and_then(|unit| number.checked_mul(unit));
+    let unit = unit(name.trim()).ok_or_else(wrong)?;
+    let (whole, fraction) = number.trim().split_once('.').unwrap_or((number, "0"));
+    let [whole_part, fraction_part] =
+        [whole, fraction].map(|part| parse_count(part).map_err(|_| wrong()));
+    let (whole_part, fraction_part) = (whole_part?, fraction_part?);
+    // Only what is a whole number of nanoseconds: a third of a second is none.
+    let places = 10_u64.checked_pow(u32::try_from(fraction.trim().len()).unwrap_or(u32::MAX));
+    let fraction = places.and_then(|places| {
+        let nanos = u128::from(fraction_part) * u128::from(unit);
+        let is_whole = nanos.is_multiple_of(places.into());
+        u64::try_from(nanos / u128::from(places))
+            .ok()
+            .filter(|_| is_whole)
+    });
+    let nanos = whole_part.checked_mul(unit).zip(fraction);
+    let nanos = nanos.and_then(|(whole, fraction)| whole.checked_add(fraction));
     let time = Duration::from_nanos(nanos.ok_or_else(wrong)?);
     period(time).map(|_| time)
 }
@@ -180,10 +194,31 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
 #[derive(Debug, Clone, Copy)]
 pub struct Time(pub u64);
 
+const UNITS: [(u64, &str); 6] = [
+    (86_400 * SECOND, "day"),
+    (3_600 * SECOND, "h"),
+    (60 * SECOND, "min"),
+    (SECOND, "s"),
+    (1_000_000, "ms"),
+    (1_000, "us"),
+];
+
 impl Time {
+    /// In the largest unit of which it is a whole number.
+    fn exact(self) -> String {
+        let whole = |&&(unit, _): &&(u64, &str)| self.0 >= unit && self.0.is_multiple_of(unit);
+        let (unit, name) = UNITS.iter().find(whole).copied().unwrap_or((1, "ns"));
+        let plural = if name == "day" && self.0 != unit {
+            "s"
+        } else {
+            ""
+        };
+        format!("{}{name}{plural}", self.0 / unit)
+    }
+
     /// As the time of a rate: `s` instead of `1s`.
     fn short(self) -> String {
-        let text = self.to_string();
+        let text = self.exact();
         match text.strip_prefix('1') {
             Some(unit) if unit.starts_with(|it: char| it.is_alphabetic()) => unit.to_owned(),
             _ => text,
@@ -192,26 +227,12 @@ impl Time {
 }
 
 impl fmt::Display for Time {
+    /// Whole minutes, hours and days as such; all else with three digits after the point, at most, and not rounded up.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 6] = [
-            (86_400 * SECOND, "day"),
-            (3_600 * SECOND, "h"),
-            (60 * SECOND, "min"),
-            (SECOND, "s"),
-            (1_000_000, "ms"),
-            (1_000, "us"),
-        ];
-        let whole = |&&(unit, _): &&(u64, &str)| self.0 >= unit && self.0.is_multiple_of(unit);
-        if let Some((unit, name)) = UNITS.iter().find(whole) {
-            let plural = if *name == "day" && self.0 != *unit {
-                "s"
-            } else {
-                ""
-            };
-            return write!(formatter, "{}{name}{plural}", self.0 / unit);
+        if self.0 >= SECOND && self.0.is_multiple_of(SECOND) {
+            return formatter.write_str(&self.exact());
         }
         match UNITS[3..].iter().find(|(unit, _)| self.0 >= *unit) {
-            // Three digits after the point, at most, and not rounded up.
             Some((unit, name)) => {
                 let thousandths = self.0 / (unit / 1_000);
                 let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
@@ -244,6 +265,8 @@ mod tests {
         check("42/60s", 7, 10 * SECOND, "42/min");
         check("10/250ms", 1, 25_000_000, "10/250ms");
         check("1/day", 1, 86_400 * SECOND, "1/day");
+        check("10/2.5s", 1, 250_000_000, "10/2500ms");
+        check("1/0.000000001s", 1, 1, "1/ns");
     }
 
     #[test]
@@ -268,6 +291,7 @@ mod tests {
             (3_333_334, "3.333ms"),
             (1_999_999_999, "1.999s"),
             (90 * SECOND, "90s"),
+            (481_475_000_000, "481.475s"),
             (60 * SECOND, "1min"),
             (2 * 86_400 * SECOND, "2days"),
         ] {

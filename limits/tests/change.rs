@@ -24,7 +24,7 @@ fn at(limits: &mut Limits<u32>, limit: LimitId, key: u32, now: u64) -> u64 {
 }
 
 fn bucket(rate: &str, burst: u64) -> Algorithm {
-    Algorithm::token_bucket(rate, burst).unwrap()
+    Algorithm::token_bucket(rate, burst).expect("a good rate")
 }
 
 #[test]
@@ -185,7 +185,9 @@ fn debt_follows_a_changed_limit_as_asked() {
     ] {
         let mut limits = Limits::new(1);
         let limit = limits.add(bucket("1/s", 1)).unwrap();
-        (0..10).for_each(|_| drop(at(&mut limits, limit, 0, START)));
+        for _ in 0..10 {
+            at(&mut limits, limit, 0, START);
+        }
         let halved = bucket("1/2s", 1);
         limits.change(limit, halved, carry, START).unwrap();
         assert_eq!(
@@ -407,4 +409,15 @@ fn time_that_goes_back_stands_still() {
         limits.reserve(&one(limit, 0), hour_before, HORIZON),
         Decision::At(START + SECOND)
     );
+}
+
+#[test]
+fn a_million_keys_take_less_than_128_mib() {
+    let mut limits = Limits::new(1_000_000);
+    let limit = limits.add(bucket("1/h", 2)).unwrap();
+    for key in 0..1_000_000_u64 {
+        limits.reserve(&one(limit, key), START, Duration::ZERO);
+    }
+    let mib = limits.memory_bytes() >> 20;
+    assert!(limits.keys() == 1_000_000 && mib <= 128, "{mib} MiB");
 }

@@ -11,7 +11,7 @@ type Gone = Vec<(i128, i128)>;
 type Allows = Box<dyn Fn(&Gone, i128, i128) -> bool>;
 
 fn nanos(time: Duration) -> i128 {
-    i128::try_from(time.as_nanos()).unwrap()
+    i128::try_from(time.as_nanos()).expect("a short time")
 }
 
 fn within(gone: &Gone, from: i128, to: i128) -> i128 {
@@ -122,7 +122,7 @@ fn bucket((requests, per): (i128, i128), burst: u64) -> Allows {
 fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
     let window = Duration::from_nanos(random.u64(1..=10_000));
     let limit = random.u64(1..=20);
-    let rate = limits::Rate::new(limit, window).unwrap();
+    let rate = limits::Rate::new(limit, window).expect("a good rate");
     let burst = random.u64(1..=20);
     match random.u8(..9) {
         0 => Algorithm::TokenBucket { rate, burst },
@@ -148,7 +148,7 @@ fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
         _ => Algorithm::StepWindow {
             limit,
             window,
-            step: Duration::from_nanos(random.u64(1..=u64::try_from(window.as_nanos()).unwrap())),
+            step: window.mul_f64(random.f64()).max(Duration::from_nanos(1)),
         },
     }
 }
@@ -164,6 +164,17 @@ fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_do
         let limit = limits.add(algorithm).unwrap();
         let mut gone = Gone::new();
         let mut now = random.u64(100_000..200_000);
+        limits.reserve(
+            &[Demand {
+                limit,
+                key: (),
+                requests: 1,
+            }],
+            now,
+            Duration::ZERO,
+        );
+        gone.push((now.into(), 1));
+        let memory = limits.memory_bytes();
         for _ in 0..100 {
             now += random.u64(0..2_000) * u64::from(random.bool());
             let requests = random.u64(1..=algorithm.most_at_once().min(4));
@@ -185,5 +196,10 @@ fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_do
                 gone.push((now.into(), requests.into()));
             }
         }
+        assert_eq!(
+            limits.memory_bytes(),
+            memory,
+            "known keys cost no more: {algorithm:?}"
+        );
     }
 }

@@ -106,7 +106,7 @@ fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
     let requests = random.u64(1..=300);
     let per = [1, 7, 1_000, 60_000][random.usize(..4)];
     let window = Duration::from_millis(per);
-    let rate = limits::Rate::new(requests, window).unwrap();
+    let rate = limits::Rate::new(requests, window).expect("a good rate");
     let burst = random.u64(1..=requests * 2);
     let limit = requests;
     let step = window / [1, 2, 10, 1_000][random.usize(..4)];

@@ -1,0 +1,138 @@
+//! What a decision costs, beside `governor`'s keyed limiter in the same run.
+//!
+//! `cargo bench -p limits` measures time; `.ci/instructions` counts instructions of the very same functions, those of [`counted`]: each
+//! makes [`ITEMS`] decisions a call, for keys that are all known.
+
+use std::num::NonZeroU32;
+
+use divan::{Bencher, counter::ItemsCount};
+use governor::{Quota, RateLimiter, clock::FakeRelativeClock};
+use limits::{Algorithm, Limits};
+
+/// What one call of a part goes through; `.ci/instructions` divides by it.
+const ITEMS: u64 = 10_000;
+
+const KEYS: u64 = 1_000;
+
+fn main() {
+    divan::main();
+}
+
+/// The functions that are measured. Not inlined and not generic, so that each is one symbol; and called by nothing but
+/// the benchmark of the same name, for whatever they do is counted.
+mod counted {
+    use std::{hint::black_box, time::Duration};
+
+    use governor::{
+        RateLimiter, clock::FakeRelativeClock, middleware::NoOpMiddleware, nanos::Nanos,
+        state::keyed::HashMapStateStore,
+    };
+    use limits::{Demand, LimitId, Limits};
+
+    use super::{ITEMS, KEYS};
+
+    pub(super) type Governor =
+        RateLimiter<u64, HashMapStateStore<u64>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
+
+    /// Keys in an order that no cache line foresees, at times that let nearly all pass where a thousand a second may.
+    fn calls(from: u64) -> impl Iterator<Item = (u64, u64)> {
+        (from..from + ITEMS).map(|number| (number * 617 % KEYS, number * 2_000))
+    }
+
+    fn demand(limit: LimitId, key: u64) -> Demand<u64> {
+        Demand {
+            limit,
+            key,
+            requests: 1,
+        }
+    }
+
+    /// Decisions under one token bucket that let the call go.
+    #[inline(never)]
+    pub(super) fn one(limits: &mut Limits<u64>, limit: LimitId, from: u64) {
+        for (key, now) in calls(from) {
+            black_box(limits.reserve(&[demand(limit, key)], now, Duration::ZERO));
+        }
+    }
+
+    /// The same that refuse it.
+    #[inline(never)]
+    pub(super) fn refused(limits: &mut Limits<u64>, limit: LimitId, from: u64) {
+        for (key, now) in calls(from) {
+            black_box(limits.reserve(&[demand(limit, key)], now, Duration::ZERO));
+        }
+    }
+
+    /// Decisions under three token buckets: of the key, of one of twenty, and of all.
+    #[inline(never)]
+    pub(super) fn three(limits: &mut Limits<u64>, ids: [LimitId; 3], from: u64) {
+        let [own, contract, whole] = ids;
+        for (key, now) in calls(from) {
+            let demands = [
+                demand(own, key),
+                demand(contract, key % 20),
+                demand(whole, 0),
+            ];
+            black_box(limits.reserve(&demands, now, Duration::ZERO));
+        }
+    }
+
+    /// What governor does under one limit.
+    #[inline(never)]
+    pub(super) fn governor(limiter: &Governor, clock: &FakeRelativeClock, from: u64) {
+        for (key, _) in calls(from) {
+            clock.advance(Duration::from_nanos(2_000));
+            black_box(limiter.check_key(&key).is_ok());
+        }
+    }
+}
+
+fn bucket(rate: &str, burst: u64) -> Algorithm {
+    Algorithm::token_bucket(rate, burst).expect("a good rate")
+}
+
+/// Runs a part again and again, later each time; once before it is measured, so that all keys are known.
+fn measure(bencher: Bencher<'_, '_>, mut part: impl FnMut(u64)) {
+    let mut from = 1_000_000;
+    let mut next = || {
+        part(from);
+        from += ITEMS;
+    };
+    next();
+    bencher.counter(ItemsCount::new(ITEMS)).bench_local(next);
+}
+
+#[divan::bench]
+fn one(bencher: Bencher<'_, '_>) {
+    let mut limits = Limits::new(10_000);
+    let limit = limits.add(bucket("1000/s", 100)).expect("a good limit");
+    measure(bencher, |from| counted::one(&mut limits, limit, from));
+}
+
+#[divan::bench]
+fn refused(bencher: Bencher<'_, '_>) {
+    let mut limits = Limits::new(10_000);
+    let limit = limits.add(bucket("1/day", 1)).expect("a good limit");
+    measure(bencher, |from| counted::refused(&mut limits, limit, from));
+}
+
+#[divan::bench]
+fn three(bencher: Bencher<'_, '_>) {
+    let mut limits = Limits::new(10_000);
+    let ids = [
+        bucket("1000/s", 100),
+        bucket("50000/s", 100),
+        bucket("1000000/s", 1_000),
+    ];
+    let ids = ids.map(|limit| limits.add(limit).expect("a good limit"));
+    measure(bencher, |from| counted::three(&mut limits, ids, from));
+}
+
+#[divan::bench]
+fn governor(bencher: Bencher<'_, '_>) {
+    let clock = FakeRelativeClock::default();
+    let number = |number| NonZeroU32::new(number).expect("not zero");
+    let quota = Quota::per_second(number(1_000)).allow_burst(number(100));
+    let limiter: counted::Governor = RateLimiter::new(quota, Default::default(), clock.clone());
+    measure(bencher, |from| counted::governor(&limiter, &clock, from));
+}

@@ -1,0 +1,98 @@
+//! The command line.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+use limits::{
+    Rate,
+    rate::{parse_count, parse_time},
+};
+
+/// Checks and explains rate limits, and replays recorded traffic through them.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Command {
+    /// What to do.
+    #[command(subcommand)]
+    pub task: Task,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Task {
+    /// Report all mistakes in a file of limits, or print the effective plan in words.
+    Check {
+        /// The file, in TOML.
+        file: PathBuf,
+    },
+    /// Explain what a file of limits means for one key: its rules, the windows at a moment, and when calls would go.
+    Explain {
+        /// The file, in TOML.
+        file: PathBuf,
+        /// Whose calls.
+        key: String,
+        /// The moment: a date and time, or seconds since 1970 [default: now].
+        #[arg(long, value_name = "TIME")]
+        at: Option<String>,
+    },
+    /// Replay recorded calls through all algorithms, or through a file of limits, and show what would have become of them.
+    Replay(ReplayArgs),
+}
+
+/// How to replay.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// The calls: CSV or NDJSON of time, key and number of requests, or what `bench load --record` writes.
+    #[arg(required_unless_present = "demo")]
+    pub trace: Option<PathBuf>,
+    /// Print runs that show how the algorithms differ, instead of replaying a file.
+    #[arg(long, conflicts_with_all = ["trace", "rules", "rate", "burst", "algorithm", "json", "svg", "html"])]
+    pub demo: bool,
+    /// Replay through the limits in this file.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst", "algorithm"])]
+    pub rules: Option<PathBuf>,
+    /// Replay each key through a limit of this rate, by all algorithms.
+    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present_any = ["demo", "rules"])]
+    pub rate: Option<Rate>,
+    /// How many may go at once after a pause, in the algorithms that allow it [default: the requests of a second].
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub burst: Option<u64>,
+    /// Only algorithms of whose names this is a part, as in "sliding".
+    #[arg(long, value_name = "NAME")]
+    pub algorithm: Option<String>,
+    /// The longest that a call may wait; with 0s, what would have to wait is refused.
+    #[arg(long, value_name = "TIME", value_parser = time_or_zero, default_value = "0s")]
+    pub horizon: Duration,
+    /// Look for the fullest window of this length.
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "1s")]
+    pub window: Duration,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Write a picture of what came and went into this file; of several outcomes, of the first.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write a page with the table and all pictures into this file.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    text.parse()
+        .map_err(|error: limits::RateError| error.to_string())
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    parse_count(text).map_err(|error| error.to_string())
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    parse_time(text).map_err(|error| error.to_string())
+}
+
+fn time_or_zero(text: &str) -> Result<Duration, String> {
+    match text.trim_start_matches('0') {
+        "" | "s" => Ok(Duration::ZERO),
+        _ => time(text),
+    }
+}

@@ -1,0 +1,9 @@
+//! What the program `limiter` does: limits in a file checked and explained, and recorded traffic replayed through them.
+
+pub mod args;
+pub mod demo;
+pub mod explain;
+pub mod picture;
+pub mod replay;
+pub mod report;
+pub mod trace;

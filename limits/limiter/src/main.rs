@@ -1,0 +1,127 @@
+//! The program `limiter`.
+
+use std::{fs, path::Path, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser as _;
+use jiff::Timestamp;
+use limiter::{
+    args::{Command, ReplayArgs, Task},
+    demo,
+    explain::explain,
+    picture,
+    replay::{Candidate, How, Under, all_algorithms, replay},
+    report,
+    trace::{Trace, parse_time},
+};
+use limits::rules::Rules;
+
+fn main() -> ExitCode {
+    match run(Command::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("limiter: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    let text = match task {
+        Task::Check { file } => read(&file)?.to_string(),
+        Task::Explain { file, key, at } => {
+            let at = match at {
+                Some(at) => parse_time(&at)?,
+                None => Duration::try_from(Timestamp::now().duration_since(Timestamp::UNIX_EPOCH))?,
+            };
+            let at = u64::try_from(at.as_nanos()).context("a time after the year 2554")?;
+            explain(&read(&file)?, &key, at)?
+        }
+        Task::Replay(args) if args.demo => demo::table(),
+        Task::Replay(args) => replayed(&args)?,
+    };
+    print(text.trim_end())
+}
+
+/// Who reads may have gone, as `head` does.
+fn print(text: &str) -> Result<()> {
+    use std::io::{ErrorKind, Write as _};
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+fn read(file: &Path) -> Result<Rules> {
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Rules::parse(&text).with_context(|| format!("{} has mistakes:", file.display()))
+}
+
+fn replayed(args: &ReplayArgs) -> Result<String> {
+    let candidates = candidates(args)?;
+    let path = args.trace.as_ref().context("no trace is given")?;
+    let trace = Trace::read(path)?;
+    if trace.late > 0 {
+        eprintln!(
+            "limiter: {} calls are earlier than one before them, and taken as made with it",
+            trace.late
+        );
+    }
+    let how = How {
+        horizon: args.horizon,
+        window: args.window,
+    };
+    let outcomes: Vec<_> = candidates
+        .iter()
+        .map(|it| replay(&trace, it, how))
+        .collect();
+    if let Some(file) = &args.svg {
+        write(file, &picture::svg(&outcomes[0])?)?;
+    }
+    if let Some(file) = &args.html {
+        let title = format!("{} through {} limits", path.display(), outcomes.len());
+        write(file, &report::page(&title, &outcomes)?)?;
+    }
+    if args.json {
+        report::json(&outcomes)
+    } else {
+        Ok(report::table(&outcomes))
+    }
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {
+    if let Some(file) = &args.rules {
+        return Ok(vec![Candidate {
+            name: file.display().to_string(),
+            under: Under::Rules(read(file)?),
+        }]);
+    }
+    let rate = args.rate.context("no rate is given")?;
+    let burst = args
+        .burst
+        .unwrap_or_else(|| rate.requests_in(1_000_000_000).max(1));
+    let mut candidates = Vec::new();
+    for (name, algorithm) in all_algorithms(rate, burst) {
+        let under = Under::Each(algorithm.checked().with_context(|| name.clone())?);
+        candidates.push(Candidate { name, under });
+    }
+    if let Some(part) = &args.algorithm {
+        let part = part.replace(['_', '-'], " ");
+        let all: Vec<String> = candidates
+            .iter()
+            .map(|it| it.name.replace('-', " "))
+            .collect();
+        candidates.retain(|it| it.name.replace('-', " ").contains(&part));
+        ensure!(
+            !candidates.is_empty(),
+            "no algorithm has `{part}` in its name: {}",
+            all.join(", ")
+        );
+    }
+    Ok(candidates)
+}

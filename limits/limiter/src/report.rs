@@ -1,0 +1,114 @@
+//! What became of a trace, as a table, as JSON and as a page of its own.
+
+use anyhow::Result;
+use maud::{DOCTYPE, PreEscaped, html};
+
+use crate::{picture::svg, replay::Outcome};
+
+const HEADS: [&str; 9] = [
+    "through",
+    "released",
+    "delayed",
+    "refused",
+    "worst window",
+    "delay p50",
+    "delay p99",
+    "memory",
+    "took",
+];
+
+fn row(outcome: &Outcome) -> [String; 9] {
+    let time = |seconds: f64| match seconds {
+        0.0 => "0".to_owned(),
+        seconds if seconds < 1.0 => format!("{:.3}ms", seconds * 1e3),
+        seconds => format!("{seconds:.2}s"),
+    };
+    let kib = outcome.memory_bytes.div_ceil(1024);
+    [
+        outcome.name.clone(),
+        outcome.released.to_string(),
+        outcome.delayed.to_string(),
+        outcome.refused.to_string(),
+        outcome.worst_window.to_string(),
+        time(outcome.delay_p50),
+        time(outcome.delay_p99),
+        format!("{kib} KiB"),
+        format!("{:.2}s", outcome.took),
+    ]
+}
+
+/// A table, a row for each outcome.
+#[must_use]
+pub fn table(outcomes: &[Outcome]) -> String {
+    let rows: Vec<[String; 9]> = outcomes.iter().map(row).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.max().unwrap_or(0).max(HEADS[column].len())
+    };
+    let widths: [usize; 9] = std::array::from_fn(width);
+    let mut lines = vec![line(&HEADS.map(str::to_owned), &widths)];
+    lines.extend(rows.iter().map(|row| line(row, &widths)));
+    lines.join("\n")
+}
+
+fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
+    let mut line = format!("{:<1$}", cells[0], widths[0]);
+    for (cell, width) in cells.iter().zip(widths).skip(1) {
+        line.push_str(&format!("  {cell:>width$}"));
+    }
+    line
+}
+
+/// All outcomes as one JSON list.
+///
+/// # Errors
+/// When a number cannot be written.
+pub fn json(outcomes: &[Outcome]) -> Result<String> {
+    Ok(serde_json::to_string_pretty(outcomes)?)
+}
+
+/// A page with the table and the pictures, which needs no other file.
+///
+/// # Errors
+/// When a picture cannot be drawn.
+pub fn page(title: &str, outcomes: &[Outcome]) -> Result<String> {
+    let pictures = outcomes.iter().map(svg).collect::<Result<Vec<_>>>()?;
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                table {
+                    tr { @for head in HEADS { th { (head) } } }
+                    @for outcome in outcomes {
+                        tr { @for cell in row(outcome) { td { (cell) } } }
+                    }
+                }
+                @for (outcome, picture) in outcomes.iter().zip(pictures) {
+                    section {
+                        h2 { (outcome.name) }
+                        pre { (outcome.words) }
+                        (PreEscaped(picture))
+                    }
+                }
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+const STYLE: &str = "
+:root { color-scheme: light dark; font-family: sans-serif; }
+body { max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
+th:first-child, td:first-child { text-align: left; }
+pre { white-space: pre-wrap; }
+svg { max-width: 100%; height: auto; }
+";

@@ -1,0 +1,139 @@
+//! The pictures of docs/limits.md are what replays give.
+
+use std::{env, fmt::Write as _, fs, path::Path, time::Duration};
+
+use limiter::{
+    picture::svg,
+    replay::{Candidate, How, Under, replay},
+    trace::Trace,
+};
+use limits::{Algorithm, Aligned, Rate};
+
+/// So many calls evenly from one second to another.
+fn calls(text: &mut String, from: f64, to: f64, count: u32) {
+    for number in 0..count {
+        let at = from + (to - from) * f64::from(number) / f64::from(count);
+        writeln!(text, "{at:.6},a").expect("a text grows");
+    }
+}
+
+#[track_caller]
+fn check(file: &str, name: &str, algorithm: Algorithm, trace: &str, horizon: u64) -> u64 {
+    let trace = Trace::parse(trace.as_bytes()).expect("a good trace");
+    let candidate = Candidate {
+        name: name.to_owned(),
+        under: Under::Each(algorithm),
+    };
+    let how = How {
+        horizon: Duration::from_secs(horizon),
+        window: Duration::from_secs(60),
+    };
+    let outcome = replay(&trace, &candidate, how);
+    let picture = svg(&outcome).expect("it can be drawn");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/limits");
+    let path = folder.join(format!("{file}.svg"));
+    if env::var_os("UPDATE_DOCS").is_some() {
+        fs::create_dir_all(&folder).expect("it can be made");
+        fs::write(&path, &picture).expect("it can be written");
+    }
+    assert!(
+        fs::read_to_string(&path).is_ok_and(|kept| kept == picture),
+        "docs/limits/{file}.svg is another: UPDATE_DOCS=1 cargo test -p limiter --test pictures"
+    );
+    outcome.worst_window
+}
+
+#[test]
+fn burst_at_the_edge_of_a_window() {
+    let mut trace = String::new();
+    calls(&mut trace, 0.0, 50.0, 10);
+    calls(&mut trace, 58.0, 62.0, 400);
+    calls(&mut trace, 70.0, 130.0, 60);
+    let (limit, window) = (100, Duration::from_secs(60));
+    let rate = Rate::new(limit, window).unwrap();
+    for (file, name, algorithm, worst) in [
+        (
+            "edge-fixed-window",
+            "fixed window, 100/min",
+            Algorithm::FixedWindow {
+                limit,
+                window,
+                aligned: Aligned::Clock,
+            },
+            199,
+        ),
+        (
+            "edge-sliding-counter",
+            "sliding counter, 100/min",
+            Algorithm::SlidingCounter { limit, window },
+            141,
+        ),
+        (
+            "edge-sliding-log",
+            "sliding log, 100/min",
+            Algorithm::SlidingLog { limit, window },
+            100,
+        ),
+        (
+            "edge-token-bucket",
+            "token bucket, 100/min, burst 20",
+            Algorithm::TokenBucket { rate, burst: 20 },
+            74,
+        ),
+    ] {
+        let found = check(file, name, algorithm, &trace, 0);
+        // What docs/limits.md says of them.
+        assert_eq!(found, worst, "{file}");
+    }
+}
+
+#[test]
+fn warm_up_after_a_pause() {
+    let mut trace = String::new();
+    calls(&mut trace, 0.0, 30.0, 1_500);
+    calls(&mut trace, 60.0, 80.0, 1_000);
+    let rate = Rate::new(20, Duration::from_secs(1)).unwrap();
+    let warm_up = Duration::from_secs(10);
+    check(
+        "pause-warm-up",
+        "warm-up of 10 s, 20/s",
+        Algorithm::WarmUp { rate, warm_up },
+        &trace,
+        0,
+    );
+    check(
+        "pause-token-bucket",
+        "token bucket, 20/s, burst 100",
+        Algorithm::TokenBucket { rate, burst: 100 },
+        &trace,
+        0,
+    );
+}
+
+#[test]
+fn who_asks_each_millisecond() {
+    let mut trace = String::new();
+    calls(&mut trace, 0.0, 10.0, 10_000);
+    let rate = Rate::new(300, Duration::from_secs(1)).unwrap();
+    check(
+        "polled-spacing",
+        "spacing, 300/s, refused at once",
+        Algorithm::Spacing { rate },
+        &trace,
+        0,
+    );
+    check(
+        "polled-shaped",
+        "spacing, 300/s, waiting up to 5 s",
+        Algorithm::Spacing { rate },
+        &trace,
+        5,
+    );
+    check(
+        "polled-token-bucket",
+        "token bucket, 300/s, burst 3",
+        Algorithm::TokenBucket { rate, burst: 3 },
+        &trace,
+        0,
+    );
+}

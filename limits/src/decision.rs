@@ -1,0 +1,116 @@
+//! What is asked of limits, and what they answer.
+
+use std::time::Duration;
+
+use crate::{algorithm::Algorithm, meter::TooEarly};
+
+/// A limit, as [`Limits::add`](crate::Limits::add) numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LimitId(pub(crate) u32);
+
+impl LimitId {
+    /// Its place in the order in which limits were added, from 0.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A limit as it is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// The algorithm and its numbers.
+    pub algorithm: Algorithm,
+    /// Whether a key of it stands for many who ask, as the whole has one key for all tenants. A call that waits for its own
+    /// limits does not hold up the others here; those that wait for this limit alone still go in turn. Only a token bucket, spacing and a leaky
+    /// bucket can do this; others go in turn always.
+    pub shared: bool,
+    /// Whether refused calls count too, as some partners have it: who goes on asking never gets through.
+    pub count_refused: bool,
+}
+
+impl From<Algorithm> for Limit {
+    fn from(algorithm: Algorithm) -> Self {
+        Self {
+            algorithm,
+            shared: false,
+            count_refused: false,
+        }
+    }
+}
+
+/// What a call asks of one limit.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand<K> {
+    /// The limit.
+    pub limit: LimitId,
+    /// Whose: each key has an allowance of its own.
+    pub key: K,
+    /// How many requests the call is for. Of none, nothing is asked.
+    pub requests: u64,
+}
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// It may go now.
+    Now,
+    /// It may go at this moment, in nanoseconds of the clock that `now` was of, and not before.
+    At(u64),
+    /// It may not go, and no limit counted it.
+    Refused {
+        /// The limit that would have made it wait longest.
+        rule: LimitId,
+        /// Why.
+        why: Refusal,
+    },
+}
+
+/// Why a call may not go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// It would have to wait for longer than allowed. After this time it would not, if nobody else asked meanwhile.
+    Wait {
+        /// How long to wait before it is asked again.
+        retry_after: Duration,
+    },
+    /// It is for more requests than the limit ever lets go at once.
+    TooMany {
+        /// Most requests of one call.
+        most: u64,
+    },
+    /// The limit keeps all the keys it has room for, and none is idle.
+    NoRoom,
+}
+
+impl Decision {
+    /// When the call may go; `None` when it is refused. `now` is what was asked for.
+    #[must_use]
+    pub fn at(self, now: u64) -> Option<u64> {
+        match self {
+            Self::Now => Some(now),
+            Self::At(at) => Some(at),
+            Self::Refused { .. } => None,
+        }
+    }
+}
+
+/// How a limit stands for one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Requests that are used: so many less could go at once than for a key that was never seen.
+    pub used: u64,
+    /// When one request could go.
+    pub next: u64,
+}
+
+/// Why calls were not counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// They are said to have been made in the future.
+    #[error(transparent)]
+    TooEarly(#[from] TooEarly),
+    /// There is no room for the key.
+    #[error("all keys are in use that there is room for")]
+    NoRoom,
+}
