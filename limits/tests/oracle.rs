@@ -321,3 +321,86 @@ fn calls_under_several_limits_keep_to_each_of_them() {
         }
     }
 }
+
+/// Calls that wait are cancelled, and planned anew, at random.
+#[test]
+fn cancelled_and_replanned_calls_keep_to_the_limit() {
+    let mut random = fastrand::Rng::with_seed(22);
+    let mut done = 0;
+    while done < operations() {
+        for algorithm in algorithms(&mut random) {
+            let mut limits = Limits::new(10);
+            let limit = Limit {
+                shared: random.bool(),
+                ..algorithm.into()
+            };
+            let id = limits.add(limit).unwrap();
+            let mut released = Released::default();
+            // What waits: when it goes, and for how many.
+            let mut waiting: Vec<(u64, u64)> = Vec::new();
+            let horizon = Duration::from_secs(30);
+            let mut now = 1_000_000 * SECOND;
+            for _ in 0..200 {
+                now += step(&mut random, &algorithm);
+                let begun = waiting.partition_point(|(at, _)| *at <= now);
+                released.0.extend(waiting.drain(..begun));
+                match random.u8(..8) {
+                    0 if !waiting.is_empty() => {
+                        let index = random.usize(..waiting.len());
+                        let (at, requests) = waiting[index];
+                        if limits.cancel(&one(id, requests), at, now) {
+                            waiting.remove(index);
+                        }
+                    }
+                    1 => replan(&mut random, &mut limits, id, &mut waiting, now),
+                    _ => {
+                        let requests = random.u64(1..=algorithm.most_at_once().min(3));
+                        match limits.reserve(&one(id, requests), now, horizon) {
+                            Decision::Now => released.0.push((now, requests)),
+                            Decision::At(at) => waiting.push((at, requests)),
+                            Decision::Refused { .. } => {}
+                        }
+                        waiting.sort_unstable();
+                    }
+                }
+            }
+            released.0.extend(waiting);
+            released.check(&algorithm);
+            done += 200;
+        }
+    }
+}
+
+/// Plans what waits anew, without some of it.
+fn replan(
+    random: &mut fastrand::Rng,
+    limits: &mut Limits<u32>,
+    id: LimitId,
+    waiting: &mut Vec<(u64, u64)>,
+    now: u64,
+) {
+    let demands: Vec<_> = waiting
+        .iter()
+        .map(|(_, requests)| one(id, *requests))
+        .collect();
+    let calls: Vec<(&[Demand<u32>], u64)> = demands
+        .iter()
+        .zip(waiting.iter())
+        .map(|(demands, (at, _))| (&demands[..], *at))
+        .collect();
+    let kept: Vec<bool> = waiting.iter().map(|_| random.u8(..4) > 0).collect();
+    let mut planned = Vec::new();
+    limits.replan(
+        &calls,
+        now,
+        Duration::from_secs(30),
+        |index| kept[index],
+        |index, decision| {
+            if let Some(at) = decision.at(now) {
+                planned.push((at, waiting[index].1));
+            }
+        },
+    );
+    planned.sort_unstable();
+    *waiting = planned;
+}
