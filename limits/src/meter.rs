@@ -185,15 +185,16 @@ impl Meter {
         fitting!(self, state, (meter, inner) => meter.give_back(inner, requests, at))
     }
 
-    /// Prepares for all that are still to come being given back, from the last to the first. A stepped bucket and a step window do
-    /// not know what was before their latest step, and go on from there.
+    /// Prepares for all that are still to come being given back, from the last to the first. A step window does not know
+    /// what was before that of its latest step, and goes on from there.
     pub(crate) fn reopen(state: &mut State, now: u64) {
         match state {
             State::Gcra(pace) => Gcra::reopen(pace, now),
             State::Fixed(window) => Fixed::reopen(window, now),
             State::Counter(counts) => Counter::reopen(counts, now),
             State::WarmUp(heat) => WarmUp::reopen(heat, now),
-            State::Log(_) | State::Stepped(_) | State::Steps(_) => {}
+            State::Stepped(tokens) => Stepped::reopen(tokens, now),
+            State::Log(_) | State::Steps(_) => {}
         }
     }
 

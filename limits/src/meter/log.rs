@@ -131,14 +131,20 @@ impl Log {
         let found = same
             .take(usize::try_from(requests).unwrap_or(usize::MAX))
             .count();
+        let was_latest = end == logged.length;
         let length = logged.ring.len();
         for index in end..logged.length {
             logged.ring[(logged.first + index - found) % length] = logged.get(index);
         }
         logged.length -= found;
-        // What it had pushed out counts again. It had left the window when this one went; more is not known.
+        // What was pushed out counts again: not later than the latest of that, and what the latest call pushed out had left
+        // the window when it went; more is not known.
         if logged.gone > 0 {
-            let stand_in = at.saturating_sub(self.window).min(logged.gone);
+            let stand_in = if was_latest {
+                at.saturating_sub(self.window).min(logged.gone)
+            } else {
+                logged.gone
+            };
             for _ in 0..found {
                 logged.first = (logged.first + length - 1) % length;
                 logged.ring[logged.first] = stand_in;

@@ -72,9 +72,25 @@ impl Stepped {
         tokens.step_at = Some(step_at);
     }
 
-    pub(crate) fn give_back(&self, tokens: &mut Tokens, requests: u64, _at: u64) -> bool {
+    /// The latest only: tokens that came since would have been too many without it.
+    pub(crate) fn give_back(&self, tokens: &mut Tokens, requests: u64, at: u64) -> bool {
+        if at < tokens.last {
+            return false;
+        }
+        if let Some(step_at) = &mut tokens.step_at
+            && at < *step_at
+        {
+            // Those after it are all given back. Somebody waited, so nothing was left at that time, for all that is known.
+            let steps = (*step_at - at).div_ceil(self.step);
+            *step_at = step_at.saturating_sub(steps.saturating_mul(self.step));
+            tokens.left = 0;
+        }
         tokens.left = tokens.left.saturating_add(requests).min(self.burst);
         true
+    }
+
+    pub(crate) fn reopen(tokens: &mut Tokens, now: u64) {
+        tokens.last = tokens.last.min(now);
     }
 
     pub(crate) fn is_idle(&self, tokens: &Tokens, now: u64) -> bool {
