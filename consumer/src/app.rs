@@ -35,11 +35,11 @@ use crate::{
     lookup,
     losses::{self, Losses},
     maintenance,
-    metrics::Metrics,
+    metrics::{Metrics, ProducerSeries},
     sink::{Failure, Pipeline, Stops},
     status::{self, ConsumerStatus},
     store::{self, Store},
-    subscription::{self, discovery, positions::Positions},
+    subscription::{self, discovery},
 };
 
 /// How long the admin port and maintenance may take to end once all data is safe, and then the store to close.
@@ -139,6 +139,8 @@ impl App {
             store,
         };
         let health = Arc::clone(&app.health);
+        let producers = health.producers().clone();
+        ProducerSeries::register(&registry, producers.clone()).context("metrics")?;
         let sources = status::Sources::of(
             &config,
             app.live.night.subscribe(),
@@ -155,7 +157,7 @@ impl App {
         )?;
         app.services.spawn(board.clone().run());
         let pages = Arc::new(Pages {
-            losses: metrics.sink.losses.clone(),
+            losses: producers.losses().clone(),
             store: Arc::clone(&app.store),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
@@ -315,12 +317,11 @@ impl App {
         let store = Arc::clone(&self.store);
         let night = self.live.night.subscribe();
         async move {
-            let cursors = tokio::select! {
+            tokio::select! {
                 // Nothing was received yet, so nothing is lost.
                 () = stop_reading.cancelled() => return Ok(()),
-                cursors = pipeline.load_cursors() => cursors?,
-            };
-            health.cursors_loaded();
+                loaded = pipeline.load_cursors() => loaded?,
+            }
             if let Some(retries) = pipeline.take_retries() {
                 let stop = stop_services.clone();
                 services.spawn(watch.clone().run("what tries again", async {
@@ -328,12 +329,13 @@ impl App {
                     Ok(())
                 }));
             }
-            let positions = Arc::new(Positions::new(cursors));
+            let producers = health.producers().clone();
             let maintenance = maintenance::run(
                 store,
                 night,
                 Clock::System,
-                Arc::clone(&positions),
+                producers.clone(),
+                buffer.reporter(),
                 metrics.clone(),
                 stop_services,
             );
@@ -346,8 +348,7 @@ impl App {
                 producers_expected: config.producers_expected,
                 network,
                 security: config.security,
-                positions,
-                health,
+                producers,
                 metrics: metrics.subscription,
             };
             let discovery = discovery::run(

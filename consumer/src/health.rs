@@ -1,30 +1,22 @@
 //! Whether this process can do its work, whether only a restart can help, and how its producers are: what `/readyz`,
 //! `/healthz` and the status page tell.
 
-mod link;
-
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use runtime::admin::ready::Part;
 
-pub use link::{Connected, Link, LinkFigures};
+use crate::producers::Producers;
 
-/// What is known about the store and the producers. The sink and the subscriptions report here.
+/// What is known about the store, which the sink reports here, and about the producers, which have a table of their own.
 #[derive(Debug)]
 pub struct Health {
     store_down: Mutex<Option<Down>>,
-    cursors_loaded: AtomicBool,
     /// DSPs whose place in the store does not work, and why.
     failing_dsps: Mutex<BTreeMap<u32, String>>,
-    /// One for each address that is subscribed to.
-    links: Mutex<BTreeMap<SocketAddr, Arc<Link>>>,
+    producers: Producers,
 }
 
 /// Why the store does not work.
@@ -41,9 +33,8 @@ impl Default for Health {
                 why: "not opened yet".to_owned(),
                 needs_restart: false,
             })),
-            cursors_loaded: AtomicBool::new(false),
             failing_dsps: Mutex::default(),
-            links: Mutex::default(),
+            producers: Producers::default(),
         }
     }
 }
@@ -135,52 +126,22 @@ impl Health {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that it is known where the store stands, so that producers can be subscribed to.
-    pub fn cursors_loaded(&self) {
-        self.cursors_loaded.store(true, Ordering::Relaxed);
-    }
-
-    /// Notes an address to be subscribed to, which `origin` stands for, until it is [unlisted](Self::unlisted).
+    /// How the producers are.
     #[must_use]
-    pub fn listed(&self, address: SocketAddr, origin: &str) -> Arc<Link> {
-        let link = Arc::new(Link::new(address, origin));
-        self.links().insert(address, Arc::clone(&link));
-        link
-    }
-
-    /// Notes that this address is not subscribed to any more.
-    pub fn unlisted(&self, link: &Arc<Link>) {
-        let mut links = self.links();
-        let listed = links.get(&link.address());
-        if listed.is_some_and(|listed| Arc::ptr_eq(listed, link)) {
-            links.remove(&link.address());
-        }
-    }
-
-    /// How many addresses are subscribed to.
-    #[must_use]
-    pub fn listed_count(&self) -> usize {
-        self.links().len()
-    }
-
-    /// How the producers are, by address.
-    #[must_use]
-    pub fn producers(&self) -> Vec<LinkFigures> {
-        self.links().values().map(|link| link.figures()).collect()
+    pub fn producers(&self) -> &Producers {
+        &self.producers
     }
 
     /// How each part is.
     #[must_use]
     pub fn parts(&self) -> Vec<Part> {
         let store = self.store_down().map_or(Ok("works".to_owned()), Err);
-        let cursors = if self.cursors_loaded.load(Ordering::Relaxed) {
+        let cursors = if self.producers.is_loaded() {
             Ok("loaded".to_owned())
         } else {
             Err("not loaded yet".to_owned())
         };
-        let links = self.links();
-        let connected = links.values().filter(|link| link.is_connected()).count();
-        let producers = match (connected, links.len()) {
+        let producers = match self.producers.connected_of_listed() {
             (0, 0) => Err("no producer is connected: no address is known".to_owned()),
             (0, all) => Err(format!("no producer is connected: 0 of {all}")),
             (some, all) => Ok(format!("{some} of {all} connected")),
@@ -198,15 +159,14 @@ impl Health {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn links(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Arc<Link>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
+    use crate::{batch::Cursor, producers::Opening};
 
     #[track_caller]
     fn check(health: &Health, not_ready: &[(&str, &str)]) {
@@ -223,16 +183,28 @@ mod tests {
         let unknown = ("cursors", "not loaded yet");
         check(&health, &[("store", "not opened yet"), unknown, nobody]);
         health.store_works();
-        health.cursors_loaded();
+        health.producers().loaded(Vec::new(), Vec::new());
         let [one, other] = [1, 2].map(|port| {
             let address = SocketAddr::from(([127, 0, 0, 1], port));
-            health.listed(address, "http://producers:7676")
+            health.producers().listed(address, "http://producers:7676")
         });
         check(
             &health,
             &[("producers", "no producer is connected: 0 of 2")],
         );
-        let connected = one.connected(&"p".into(), 7, 0);
+        let at = Cursor {
+            producer: "p".into(),
+            epoch: 7,
+            sequence: 0,
+            complete: false,
+        };
+        let opening = Opening {
+            at: &at,
+            newest: 0,
+            is_newcomer: true,
+            before: None,
+        };
+        let connected = one.opened(opening);
         check(&health, &[]);
         assert_eq!(health.parts()[3].state, "1 of 2 connected");
         health.store_fails("gone\naway".to_owned());
@@ -252,24 +224,12 @@ mod tests {
             health.parts()[2].state,
             "set aside: 2 (no right), 3 (no right), 4 (no right), 5 (no right), 6 (no right) and 1 more"
         );
-        health.unlisted(&other);
+        drop(other);
         assert_eq!(health.parts()[3].state, "1 of 1 connected");
         drop(connected);
         check(
             &health,
             &[("producers", "no producer is connected: 0 of 1")],
         );
-    }
-
-    #[test]
-    fn one_that_was_listed_again_is_not_unlisted_by_the_end_of_the_one_before() {
-        let health = Health::default();
-        let address = SocketAddr::from(([127, 0, 0, 1], 1));
-        let before = health.listed(address, "a");
-        let again = health.listed(address, "b");
-        health.unlisted(&before);
-        assert_eq!(health.producers().len(), 1);
-        health.unlisted(&again);
-        assert!(health.producers().is_empty());
     }
 }

@@ -10,6 +10,7 @@
 //! - [`subscription`] keeps one stream open to every producer and pushes what it receives, unread, into a
 //!   buffer that is bounded in bytes. When the buffer is full reading stops, and HTTP/2 flow control holds the
 //!   stream: the producer's queue takes the strain, never this process.
+//! - [`producers`] is the one table of how far each of them was received and is durable.
 //! - [`batch`] keeps the newest cookie of each (user, DSP) pair, without copying a byte of it.
 //! - [`places`] knows which DSPs' cookies are taken at all.
 //! - [`sink`] collects a batch while the one before is written, retries what the store refuses, and hands over
@@ -32,6 +33,7 @@ pub mod window;
 
 pub mod app;
 
+pub mod producers;
 pub mod subscription;
 
 pub mod batch;

@@ -1,12 +1,13 @@
-//! What this node will not get of the producers' cookies, or may not, as records: each gap, and how each life of a producer
-//! ended for it. `GET /v1/losses` shows them.
+//! Reported losses: what this node will not get of the producers' cookies, or may not, as records: each gap, and how each epoch
+//! of a producer ended for it. `GET /v1/losses` shows them.
 //!
-//! A record goes the way of the cookies: through the buffer into a batch, which makes it durable together with the cursor
-//! that passes what the record is of. So all that a store stands behind is on record, whatever became of the processes
+//! Whoever learns of a loss puts its record into the buffer: a subscription, ahead of the cursor that passes it, or maintenance.
+//! From there it goes the way of the cookies: the collector gives it its [number](Records) and a place in a batch, and the commit
+//! of that batch makes it durable together with its cursors. Then it is [kept](Losses) for the page. So all that a store stands behind is on record, whatever became of the processes
 //! that wrote it; what a process had noted and not committed, the next one notes again, from where the store stands. A
 //! record may then be there twice, of overlapping sequences: it is of what it is of, once. One alone has no next process: that
 //! a producer never came back is noted when its cursor has been deleted, and a process that ends just then has told it to the log alone.
-//! Gaps of one life within a minute are one record, which grows.
+//! Gaps of one epoch within a minute are one record, which grows.
 //!
 //! Records have numbers that begin at 1. The newest [`KEPT`] of them are kept, each in a place of its own in the store: a
 //! further one takes that of the oldest.
@@ -33,12 +34,12 @@ pub const OF_BATCH_MAX: usize = 1_024;
 /// Where they are shown.
 const PATH: &str = "/v1/losses";
 
-/// Cookies of one producer's life that this node will not get, or may not.
+/// Cookies of one producer's epoch that this node will not get, or may not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loss {
     /// Whose.
     pub producer: String,
-    /// The life.
+    /// The epoch.
     pub epoch: u64,
     /// The first sequence that may be missing.
     pub first: u64,
@@ -65,15 +66,15 @@ pub enum Cause {
     LogMovedOn,
     /// The producer gave no reason that is known here.
     Unspecified,
-    /// The life is over. The record is of what follows `first` in it, and of lives after it that this node never saw.
+    /// The epoch is over. The record is of what follows `first` in it, and of epochs after it that this node never saw.
     Ended {
-        /// The life that told of it; none when the producer never came back.
+        /// The epoch that told of it; none when the producer never came back.
         told_by: Option<u64>,
-        /// Whether lives in between would be known: without a record of them only this one's end is.
+        /// Whether epochs in between would be known: without a record of them only this one's end is.
         whole: bool,
-        /// The first sequence of the life that the process watched which noted this.
+        /// The first sequence of the epoch that the process watched which noted this.
         watched_from: u64,
-        /// Cookies of the life from there on that were lost in gaps.
+        /// Cookies of the epoch from there on that were lost in gaps.
         lost_in_gaps: u64,
     },
 }
@@ -99,7 +100,7 @@ pub struct Numbered {
 }
 
 impl Loss {
-    /// Takes in another gap of the same life, if both are one; false when they are not of one kind.
+    /// Takes in another gap of the same epoch, if both are one; false when they are not of one kind.
     pub fn join(&mut self, other: &Self) -> bool {
         let is_gap = !matches!(self.cause, Cause::Ended { .. });
         let is_same = is_gap
@@ -283,18 +284,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn gaps_of_one_life_join_and_nothing_else_does() {
+    fn gaps_of_one_epoch_join_and_nothing_else_does() {
         let mut first = gap(1).loss;
         assert!(first.join(&gap(3).loss));
         assert_eq!(
             (first.first, first.last, first.cookies),
             (10, Some(34), Some(10))
         );
-        let of_another_life = Loss {
+        let of_another_epoch = Loss {
             epoch: 8,
             ..gap(2).loss
         };
-        assert!(!first.join(&of_another_life));
+        assert!(!first.join(&of_another_epoch));
         let end = Cause::Ended {
             told_by: None,
             whole: true,

@@ -15,10 +15,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    batch::Cursor,
     clock::{Clock, unix_micros},
     metrics::{self, Metrics},
+    producers::Producers,
     store::{Compacted, CompactedCollection, Compaction, Store, StoreError},
-    subscription::{ended, positions::Positions},
+    subscription::{buffer::LossReporter, restarts},
     ttl::before,
     window::Window,
 };
@@ -64,7 +66,8 @@ pub async fn run(
     store: Arc<dyn Store>,
     mut schedule: watch::Receiver<Schedule>,
     clock: Clock,
-    positions: Arc<Positions>,
+    producers: Producers,
+    losses: LossReporter,
     metrics: Metrics,
     stop: CancellationToken,
 ) {
@@ -74,9 +77,9 @@ pub async fn run(
             store: Arc::clone(&store),
             schedule: schedule.borrow_and_update().clone(),
             clock: clock.clone(),
-            positions: Arc::clone(&positions),
+            producers: producers.clone(),
+            losses: losses.clone(),
             metrics: metrics.maintenance.clone(),
-            sink: metrics.sink.clone(),
             subscription: metrics.subscription.clone(),
             stop: stop.clone(),
         };
@@ -102,9 +105,9 @@ struct Night {
     store: Arc<dyn Store>,
     schedule: Schedule,
     clock: Clock,
-    positions: Arc<Positions>,
+    producers: Producers,
+    losses: LossReporter,
     metrics: metrics::Maintenance,
-    sink: metrics::Sink,
     subscription: metrics::Subscription,
     stop: CancellationToken,
 }
@@ -205,29 +208,38 @@ impl Night {
         }))
     }
 
-    /// Forgets producers that are gone: in the store, in memory and in the metrics. `None` when the process stops.
+    /// Forgets producers that are gone, in the store and in memory. `None` when the process stops.
     async fn forget_cursors(&self, now: &Zoned) -> Option<Result<bool, StoreError>> {
         let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
         let forgotten = tokio::select! {
             () = self.stop.cancelled() => return None,
             forgotten = self.store.forget_cursors(before) => forgotten,
         };
-        Some(forgotten.map(|forgotten| {
-            for producer in forgotten {
-                let stood = self.positions.forget(&producer);
-                if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
-                    let loss = ended::say_gone(&self.subscription, &stood, None);
-                    self.positions.leave(loss);
-                }
-                self.sink.producers.forget(&producer);
-                self.metrics.forgotten_cursors.inc();
-                tracing::info!(
-                    producer = &*producer,
-                    "cursor of a producer that is gone deleted"
-                );
+        let forgotten = match forgotten {
+            Ok(forgotten) => forgotten,
+            Err(error) => return Some(Err(error)),
+        };
+        for producer in forgotten {
+            let stood = self.producers.forget(&producer);
+            if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
+                self.report_gone(&stood).await;
             }
-            true
-        }))
+            self.metrics.forgotten_cursors.inc();
+            tracing::info!(
+                producer = &*producer,
+                "cursor of a producer that is gone deleted"
+            );
+        }
+        Some(Ok(true))
+    }
+
+    /// Reports that what this producer had after its cursor is unknown. It waits for room in the buffer, which is closed when
+    /// the process ends: then the log alone has it.
+    async fn report_gone(&self, stood: &Cursor) {
+        let loss = restarts::report_gone(&self.subscription, stood, None);
+        if self.losses.report(loss).await.is_err() {
+            tracing::debug!("the process ends: a loss is not on record");
+        }
     }
 
     async fn compactions(&self) {

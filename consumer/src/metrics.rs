@@ -16,7 +16,7 @@ use runtime::metrics::{Latency, Registry, register_process};
 pub use self::{
     aside::Aside,
     maintenance::{Maintenance, Run},
-    producers::{Followed, Producers},
+    producers::ProducerSeries,
     sink::{DeadLetters, Sink},
     subscription::Subscription,
 };
@@ -45,10 +45,9 @@ impl Metrics {
         let names = Names(registry);
         let ledger = Ledger::new()?;
         ledger.register(registry)?;
-        let producers = Producers::register(registry)?;
         Ok(Self {
-            subscription: Subscription::register(&names, ledger.clone(), producers.clone())?,
-            sink: Sink::register(&names, ledger.clone(), producers)?,
+            subscription: Subscription::register(&names, ledger.clone())?,
+            sink: Sink::register(&names, ledger.clone())?,
             aside: Aside::register(&names, ledger)?,
             maintenance: Maintenance::register(&names)?,
         })

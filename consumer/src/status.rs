@@ -26,9 +26,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::{Config, StoreConfig},
-    health::{Health, LinkFigures},
+    health::Health,
     maintenance::Schedule,
     metrics::Metrics,
+    producers::Snapshot,
 };
 pub use cookies::{Count, Ledger, Lives};
 pub use night::{Night, NightWindow};
@@ -103,11 +104,11 @@ pub struct Producer {
     pub connected: bool,
     /// Why not, if an attempt failed.
     pub why: Option<String>,
-    /// The life of the producer that its sequences are of.
+    /// The epoch of the producer that its sequences are of.
     pub epoch: u64,
     /// The newest sequence received, or declared lost.
     pub received_sequence: u64,
-    /// The newest sequence of this life that is durable: the cursor. None before the first.
+    /// The newest sequence of this epoch that is durable: the cursor. None before the first.
     pub stored_sequence: Option<u64>,
     /// Cookies that the producer is known to have and that are not durable here: `consumer_producer_lag_cookies`.
     pub lag_cookies: u64,
@@ -247,26 +248,26 @@ impl ConsumerStatus {
         }
     }
 
-    fn producers(&self, links: Vec<LinkFigures>, families: &Families) -> Vec<Producer> {
-        let lags = families.by_label("consumer_producer_lag_cookies", "producer");
-        let lag = |id: &str| lags.iter().find(|(of, _)| *of == id).map(|&(_, lag)| lag);
-        let durable = |id: &str, epoch| self.sources.metrics.sink.producers.durable_in(id, epoch);
+    fn producers(snapshot: &Snapshot) -> Vec<Producer> {
         let seconds = |time: std::time::Duration| short(time.as_secs_f64());
-        let shown = links.into_iter().take(PRODUCERS_MAX);
-        let rows = shown.map(|link| {
-            let id = link.producer.as_deref();
+        let shown = snapshot.addresses.iter().take(PRODUCERS_MAX);
+        let rows = shown.map(|it| {
+            let id = it.producer.as_deref();
+            let producer = id.and_then(|id| snapshot.producer(id));
+            let received = producer.and_then(|producer| producer.received.as_ref());
+            let (epoch, received_sequence) = received.map_or((0, 0), |c| (c.epoch, c.sequence));
             Producer {
-                address: link.address,
-                origin: link.origin,
+                address: it.address,
+                origin: it.origin.to_string(),
                 producer: id.map(str::to_owned),
-                connected: link.is_connected,
-                why: link.why_not,
-                epoch: link.epoch,
-                received_sequence: link.sequence,
-                stored_sequence: id.and_then(|id| durable(id, link.epoch)),
-                lag_cookies: id.and_then(lag).unwrap_or(0),
-                newest_age_seconds: link.age.map(seconds),
-                silent_seconds: link.silent.map(seconds),
+                connected: it.is_connected,
+                why: it.why_not.as_deref().map(str::to_owned),
+                epoch,
+                received_sequence,
+                stored_sequence: producer.and_then(|producer| producer.durable_in(epoch)),
+                lag_cookies: producer.and_then(|it| it.lag_cookies).unwrap_or(0),
+                newest_age_seconds: it.age.map(seconds),
+                silent_seconds: it.silent.map(seconds),
             }
         });
         rows.collect()
@@ -303,7 +304,8 @@ impl Subject for ConsumerStatus {
     fn sample(&mut self, families: &Families, now: Instant) {
         let draining = self.sources.draining.is_cancelled();
         let readiness = Readiness::of(&parts(&self.sources.health, &self.sources.draining));
-        let links = self.sources.health.producers();
+        let snapshot = self.sources.health.producers().snapshot();
+        let addresses = &snapshot.addresses;
         let ledger = Ledger::of(self.sources.metrics.sink.ledger.figures());
         let received_per_second = self.received.look(ledger.received, now);
         let written_per_second = self.written.look(ledger.written, now);
@@ -319,9 +321,9 @@ impl Subject for ConsumerStatus {
             ready: readiness.ready,
             draining,
             reasons: readiness.reasons,
-            producers_total: links.len(),
-            producers_connected: links.iter().filter(|link| link.is_connected).count(),
-            producers: self.producers(links, families),
+            producers_total: addresses.len(),
+            producers_connected: addresses.iter().filter(|it| it.is_connected).count(),
+            producers: Self::producers(&snapshot),
             received_per_second,
             written_per_second,
             received_seconds: self

@@ -1,4 +1,4 @@
-//! One stream from one address of one producer: connect, resume, check, push; for ever.
+//! One stream from one address of one producer: connect, resume, check, push; forever.
 //!
 //! The read loop does nothing but check sequences and push into the [`buffer`]; it waits only when that is full.
 //! A lost stream is opened again after a growing delay, which starts small again once something was received
@@ -9,12 +9,10 @@
 
 pub mod buffer;
 pub mod discovery;
-pub mod ended;
 mod gaps;
 mod opening;
-pub mod positions;
+pub mod restarts;
 pub mod sequence;
-mod shown;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -38,13 +36,12 @@ use crate::{
     backoff::{Backoff, DELAY_MAX, jittered},
     batch::Cursor,
     config::ProducerUrl,
-    health::{Health, Link},
     losses::Loss,
-    metrics::{self, Followed},
+    metrics,
+    producers::{Advanced, Arrival, GivenUp, Listed, Opening, Producers, Stream},
 };
 use buffer::{BufferWriter, Item};
 use gaps::{Gaps, Say};
-use positions::{Advanced, OpenStream, Positions};
 use sequence::{Beginning, Position, Violation};
 
 /// How long it may take from the attempt to connect until `Hello`.
@@ -70,10 +67,8 @@ pub struct Context {
     pub network: Arc<dyn Network>,
     /// What they want to see of us, and we of them.
     pub security: Security,
-    /// How far each producer was received.
-    pub positions: Arc<Positions>,
-    /// Where connections are reported.
-    pub health: Arc<Health>,
+    /// What is known of the producers; connections and what they bring are reported there.
+    pub producers: Producers,
     /// What is counted.
     pub metrics: metrics::Subscription,
 }
@@ -84,19 +79,16 @@ pub struct Subscription {
     context: Arc<Context>,
     producer: ProducerUrl,
     origin: String,
-    address: SocketAddr,
+    /// The address, in the table of producers.
+    listed: Listed,
     buffer: BufferWriter,
     is_listed: watch::Receiver<bool>,
     stop: CancellationToken,
     backoff: Backoff,
     said: Said,
-    /// Where how this address is, is told.
-    link: Arc<Link>,
     /// The producer whose stream from here ended without a goodbye last.
     lost: Option<Arc<str>>,
     gaps: Gaps,
-    /// The metrics of the producer that was found here last.
-    followed: Option<Arc<Followed>>,
 }
 
 /// What the log says last of this address.
@@ -143,17 +135,6 @@ impl From<buffer::Closed> for Ended {
     }
 }
 
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let address = self.address.to_string();
-        let connected = &self.context.metrics.connected_by_address;
-        if connected.remove_label_values(&[&address]).is_err() {
-            tracing::trace!(address, "another subscription of this address ended first");
-        }
-        self.context.health.unlisted(&self.link);
-    }
-}
-
 impl Subscription {
     /// A subscription to `address`, which `producer` stands for.
     #[must_use]
@@ -166,23 +147,19 @@ impl Subscription {
         stop: CancellationToken,
     ) -> Self {
         let origin = producer.to_string();
-        let link = context.health.listed(address, &origin);
-        let connected = &context.metrics.connected_by_address;
-        connected.with_label_values(&[&address.to_string()]).set(0);
+        let listed = context.producers.listed(address, &origin);
         Self {
             context,
             origin,
             producer: producer.clone(),
-            address,
+            listed,
             buffer,
             is_listed,
             stop,
             backoff: Backoff::default(),
             said: Said::Nothing,
-            link,
             lost: None,
             gaps: Gaps::default(),
-            followed: None,
         }
     }
 
@@ -203,7 +180,7 @@ impl Subscription {
                 biased;
                 () = stop.cancelled() => return,
                 _ = is_listed.wait_for(|is_listed| !is_listed) => {
-                    tracing::info!(address = %self.address, "address is no longer listed");
+                    tracing::info!(address = %self.address(), "address is no longer listed");
                     return;
                 }
                 () = self.rest(&ended) => {}
@@ -216,9 +193,9 @@ impl Subscription {
         self.say_down(ended);
         match ended {
             Ended::Superseded(Some(producer)) => loop {
-                self.context.positions.wait_released(producer).await;
+                self.context.producers.wait_released(producer).await;
                 sleep(jittered(DELAY_MAX)).await;
-                if self.context.positions.streams(producer) == 0 {
+                if self.context.producers.streams(producer) == 0 {
                     return;
                 }
             },
@@ -230,9 +207,9 @@ impl Subscription {
     fn say_down(&mut self, ended: &Ended) {
         let say = self.gaps.end();
         self.say_gaps(&self.origin, say);
-        let (address, origin) = (self.address, &self.origin);
+        let (address, origin) = (self.address(), &self.origin);
         let why = ended.to_string();
-        self.link.down(&why);
+        self.listed.down(&why);
         let was = std::mem::replace(&mut self.said, Said::Down(why.clone()));
         match (was, ended) {
             (Said::Down(before), _) if before == why => {}
@@ -247,7 +224,7 @@ impl Subscription {
             }
             (_, Ended::Drained) => tracing::info!(%address, "producer drained"),
             (Said::Connected(producer), _) => {
-                let cursor = self.context.positions.cursor(&producer);
+                let cursor = self.context.producers.cursor(&producer);
                 let (epoch, sequence) = cursor.map_or((0, 0), |c| (c.epoch, c.sequence));
                 tracing::warn!(
                     %address, %producer, epoch, sequence, why,
@@ -261,37 +238,28 @@ impl Subscription {
 
     /// Opens one stream and reads it to its end.
     async fn stream(&mut self) -> Result<std::convert::Infallible, Ended> {
-        let cursors = self.context.positions.cursors();
+        let cursors = self.context.producers.cursors();
         let greeted = timeout(HELLO_TIMEOUT, self.greet(&cursors)).await;
         let late = |_| Ended::Unreachable(format!("no answer for {HELLO_TIMEOUT:?}"));
         let (hello, mut stream) = greeted.map_err(late)??;
         let (mut position, beginning) =
             Position::begin(&hello, &cursors).map_err(|violation| self.violation(violation))?;
-        let mut open = self
-            .context
-            .positions
-            .opened(position.producer(), &self.origin);
-        let context = Arc::clone(&self.context);
-        self.follow(position.producer());
-        let (link, began_at) = (Arc::clone(&self.link), position.cursor());
-        let _connected = self.connected(&context, &link, &began_at, hello.next_sequence);
-        let before = match &beginning {
-            Beginning::NewEpoch { before, .. } => Some(before),
-            Beginning::Fresh | Beginning::Resumed => None,
-        };
-        if beginning == Beginning::Fresh {
-            let positions = &self.context.positions;
-            positions.came(&self.origin, position.producer(), Instant::now());
-        }
+        let began_at = position.cursor();
+        let (mut open, seen) = self.listed.opened(Opening {
+            at: &began_at,
+            newest: hello.next_sequence.saturating_sub(1),
+            is_newcomer: beginning == Beginning::Fresh,
+            before: beginning.before(),
+        });
         let mut look_at = Instant::now();
-        let seen = open.watch(hello.epoch, hello.first_sequence, before);
         self.say_connected(&hello, position.producer());
         if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
-            let loss = ended::say(&context.metrics, before, *tail, seen, hello.epoch);
-            self.buffer.push(Item::Loss(Box::new(loss))).await?;
+            let metrics = &self.context.metrics;
+            let loss = restarts::report(metrics, before, *tail, seen, hello.epoch);
+            self.buffer.report(loss).await?;
         }
-        self.push(Item::Cursor(began_at.clone()), &mut open, &began_at)
-            .await?;
+        let item = Item::Cursor(began_at.clone());
+        self.push(item, &mut open, &began_at, None).await?;
         loop {
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
             let received = match received.unwrap_or(Err(Ended::Silent)) {
@@ -308,18 +276,21 @@ impl Subscription {
             let now = Instant::now();
             if look_at <= now {
                 look_at = now + LOOK_INTERVAL;
-                let positions = &self.context.positions;
-                for (stood, successor) in positions.give_up(now) {
-                    let successor = Some(&*successor);
-                    positions.leave(ended::say_gone(&context.metrics, &stood, successor));
-                }
-                for loss in positions.take_losses() {
-                    self.buffer.push(Item::Loss(Box::new(loss))).await?;
-                }
+                self.give_up(now).await?;
             }
             // Only what passed its checks is progress.
             self.backoff.reset();
         }
+    }
+
+    /// Reports the losses of the producers that are not waited for any longer.
+    async fn give_up(&self, now: Instant) -> Result<(), Ended> {
+        for GivenUp { stood, successor } in self.context.producers.give_up(now) {
+            let metrics = &self.context.metrics;
+            let loss = restarts::report_gone(metrics, &stood, Some(&successor));
+            self.buffer.report(loss).await?;
+        }
+        Ok(())
     }
 
     async fn receive(&self, stream: &mut Streaming<bytes::Bytes>) -> Result<Received, Ended> {
@@ -336,32 +307,31 @@ impl Subscription {
         &mut self,
         received: Received,
         position: &mut Position,
-        open: &mut OpenStream,
+        open: &mut Stream,
     ) -> Result<(), Ended> {
         if !matches!(received, Received::Event(Event::Gap(_))) {
             let say = self.gaps.other(Instant::now);
             self.say_gaps(position.producer(), say);
         }
         let violation = |violation| self.violation(violation);
-        let mut accepted_ago = None;
+        let mut arrival = None;
         let item = match received {
             Received::Chunk(chunk) => {
                 let header = chunk.header();
                 position.chunk(header).map_err(violation)?;
-                let now = unix_micros();
-                let age = now.saturating_sub(header.accepted_unix_micros);
-                let (age, count) = (Duration::from_micros(age), u64::from(header.count));
-                accepted_ago = Some(age);
-                self.context.metrics.received_seconds.observe(age, count);
-                if let Some(followed) = &self.followed {
-                    followed.received(header, now, Instant::now());
-                }
+                let came = Arrival {
+                    accepted_unix_micros: header.accepted_unix_micros,
+                    received_unix_micros: unix_micros(),
+                };
+                arrival = Some(came);
+                let received = &self.context.metrics.received_seconds;
+                received.observe(came.age(), header.count.into());
                 Item::Chunk(Arc::clone(position.producer()), chunk)
             }
             Received::Event(Event::Gap(gap)) => {
                 let lost = position.gap(&gap).map_err(violation)?;
                 self.context.metrics.lost(gap.reason(), lost);
-                open.lost(position.cursor().epoch, lost);
+                open.lost(lost);
                 let producer = &**position.producer();
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
                 let say = self.gaps.gap(lost, Instant::now());
@@ -380,12 +350,12 @@ impl Subscription {
                     cause: gap.reason().into(),
                     noted_unix_micros: unix_micros(),
                 };
-                self.buffer.push(Item::Loss(Box::new(loss))).await?;
+                self.buffer.report(loss).await?;
                 Item::Cursor(position.cursor())
             }
             Received::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;
-                self.link.received(position.cursor().sequence, None);
+                open.heard();
                 return Ok(());
             }
             Received::Event(Event::Goodbye(goodbye)) => {
@@ -398,9 +368,7 @@ impl Subscription {
             }
         };
         let cursor = position.cursor();
-        self.push(item, open, &cursor).await?;
-        self.link.received(cursor.sequence, accepted_ago);
-        Ok(())
+        self.push(item, open, &cursor, arrival).await
     }
 
     /// Takes leave of a producer that drains. The sink says when everything of it is stored.
@@ -408,7 +376,7 @@ impl Subscription {
         &self,
         goodbye: &v1::Goodbye,
         position: &Position,
-        open: &mut OpenStream,
+        open: &mut Stream,
     ) -> Result<(), Ended> {
         position
             .goodbye(goodbye)
@@ -417,7 +385,7 @@ impl Subscription {
             complete: true,
             ..position.cursor()
         };
-        let lost_in_gaps = open.lost(cursor.epoch, 0);
+        let lost_in_gaps = open.lost(0);
         if lost_in_gaps > 0 {
             let (producer, sequence) = (&*cursor.producer, cursor.sequence);
             tracing::warn!(
@@ -427,27 +395,34 @@ impl Subscription {
                 "producer said goodbye, but some of what it had was lost in gaps"
             );
         }
-        self.push(Item::Cursor(cursor.clone()), open, &cursor)
-            .await?;
+        let item = Item::Cursor(cursor.clone());
+        self.push(item, open, &cursor, None).await?;
         Err(Ended::Drained)
     }
 
-    async fn push(&self, item: Item, open: &mut OpenStream, cursor: &Cursor) -> Result<(), Ended> {
+    async fn push(
+        &self,
+        item: Item,
+        open: &mut Stream,
+        cursor: &Cursor,
+        arrival: Option<Arrival>,
+    ) -> Result<(), Ended> {
         self.buffer.push(item).await?;
-        if let Some(followed) = &self.followed {
-            followed.reached(cursor);
-        }
-        if let Advanced::Duplicate { is_news } = open.advance(cursor) {
+        if let Advanced::Duplicate { is_news } = open.advance(cursor, arrival) {
             self.context.metrics.duplicate_producers.inc();
             if is_news {
                 tracing::error!(
                     producer = &*cursor.producer,
-                    address = %self.address,
+                    address = %self.address(),
                     "two producers have the same id: neither can be resumed; give each its own --id"
                 );
             }
         }
         Ok(())
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.listed.address()
     }
 
     fn say_gaps(&self, producer: &str, say: Option<Say>) {
@@ -467,7 +442,7 @@ impl Subscription {
     }
 
     fn say_connected(&mut self, hello: &v1::Hello, producer: &Arc<str>) {
-        let address = self.address;
+        let address = self.address();
         self.context.metrics.connections.inc();
         self.said = Said::Connected(Arc::clone(producer));
         let (epoch, from, outcome) = (hello.epoch, hello.first_sequence, hello.outcome());

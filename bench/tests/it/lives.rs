@@ -13,7 +13,7 @@ use bench::{
     load,
     scrape::{Samples, names},
 };
-use consumer::subscription::positions::GIVEN_UP_AFTER;
+use consumer::producers::GIVEN_UP_AFTER;
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;

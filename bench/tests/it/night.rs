@@ -9,8 +9,9 @@ use consumer::{
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
     places::LookupBound,
+    producers::Producers,
     store::mongodb::{MongodbStore, Options},
-    subscription::positions::Positions,
+    subscription::buffer,
     ttl::Ttls,
 };
 use jiff::{Timestamp, tz::TimeZone};
@@ -79,7 +80,8 @@ impl Night {
             Arc::new(store),
             watch::channel(schedule).1,
             Clock::Manual(clock.clone()),
-            Arc::new(Positions::new(Vec::new())),
+            Producers::default(),
+            buffer::buffer(1, &metrics.subscription).0.reporter(),
             metrics.clone(),
             stop.clone(),
         ));

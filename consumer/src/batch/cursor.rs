@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub struct Cursor {
     /// The producer.
     pub producer: Arc<str>,
-    /// The life of the producer that the sequence belongs to.
+    /// The epoch of the producer that the sequence belongs to.
     pub epoch: u64,
     /// The newest sequence that need not come again.
     pub sequence: u64,

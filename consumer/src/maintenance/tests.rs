@@ -9,9 +9,12 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::{
-    batch::{Batch, Cursor},
+    batch::Batch,
     clock::ManualClock,
+    losses::Loss,
+    metrics::ProducerSeries,
     store::{Answer, Expired, Found, Written},
+    subscription::buffer::{BufferReader, BufferWriter, Item, buffer},
 };
 
 /// What a store was told, in order.
@@ -120,7 +123,9 @@ struct Setting {
     clock: ManualClock,
     metrics: Metrics,
     registry: Registry,
-    positions: Arc<Positions>,
+    producers: Producers,
+    buffer: BufferWriter,
+    received: BufferReader,
 }
 
 fn at(time: &str) -> Timestamp {
@@ -139,13 +144,27 @@ fn gone() -> Cursor {
 
 impl Setting {
     fn new(store: FakeStore, now: &str) -> Self {
-        let registry = Registry::new();
+        let (registry, producers) = (Registry::new(), Producers::default());
+        producers.loaded(vec![gone()], Vec::new());
+        ProducerSeries::register(&registry, producers.clone()).unwrap();
+        let metrics = Metrics::register(&registry).unwrap();
+        let (buffer, received) = buffer(1 << 20, &metrics.subscription);
         Self {
             store: Arc::new(store),
             clock: ManualClock::new(at(now)),
-            metrics: Metrics::register(&registry).unwrap(),
+            metrics,
             registry,
-            positions: Arc::new(Positions::new(vec![gone()])),
+            producers,
+            buffer,
+            received,
+        }
+    }
+
+    /// The record of a loss that was put into the buffer.
+    fn reported(&mut self) -> Option<Loss> {
+        match self.received.try_pop()? {
+            Item::Loss(loss) => Some(*loss),
+            item => panic!("only records are put there: {item:?}"),
         }
     }
 
@@ -163,7 +182,8 @@ impl Setting {
             Arc::clone(&self.store) as Arc<dyn Store>,
             watch::channel(schedule).1,
             Clock::Manual(self.clock.clone()),
-            Arc::clone(&self.positions),
+            self.producers.clone(),
+            self.buffer.reporter(),
             self.metrics.clone(),
             stop.clone(),
         );
@@ -191,7 +211,7 @@ fn told_last(store: &FakeStore, open: bool) -> bool {
 
 #[tokio::test]
 async fn clock_walks_through_a_night() {
-    let night = Setting::new(FakeStore::default(), "10T00:30");
+    let mut night = Setting::new(FakeStore::default(), "10T00:30");
     let metrics = &night.metrics.maintenance;
     let is_shown = || {
         let families = night.registry.gather();
@@ -199,7 +219,6 @@ async fn clock_walks_through_a_night() {
             .iter()
             .any(|family| family.name() == "consumer_cursor_sequence")
     };
-    night.metrics.sink.producers.durable(&gone());
     assert!(is_shown());
     let day = async {
         night.until(|store| told_last(store, false)).await;
@@ -246,7 +265,7 @@ async fn clock_walks_through_a_night() {
     assert_eq!(metrics.forgotten_cursors.get(), 1);
     assert_eq!(metrics.errors.get(), 0);
     assert!(metrics.expired.get() >= 10);
-    assert!(night.positions.cursors().is_empty());
+    assert!(night.producers.cursors().is_empty());
     assert!(!is_shown(), "the series was dropped");
     for last_run in ["expiry", "compaction"] {
         let name = format!("consumer_{last_run}_last_run_unix_seconds");
@@ -255,6 +274,9 @@ async fn clock_walks_through_a_night() {
         let ended = family.unwrap().get_metric()[0].get_gauge().get_value();
         assert!(ended > 0.0, "{name}");
     }
+    let reported = night.reported().map(|loss| (loss.producer, loss.first));
+    assert_eq!(reported, Some(("gone".to_owned(), 2)));
+    assert_eq!(night.reported(), None);
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@
 use prometheus::{Histogram, IntCounter, IntGauge, Result};
 use runtime::metrics::Latency;
 
-use super::{Names, Producers, SECONDS};
-use crate::{ledger::Ledger, losses::Losses};
+use super::{Names, SECONDS};
+use crate::ledger::Ledger;
 
 /// What the sink counts.
 #[derive(Clone, Debug)]
@@ -33,10 +33,6 @@ pub struct Sink {
     pub places_max: IntGauge,
     /// Goodbyes of producers of which everything is durable.
     pub goodbyes: IntCounter,
-    /// How each producer stands; shared with the subscriptions.
-    pub producers: Producers,
-    /// What this node will not get, on record.
-    pub losses: Losses,
 }
 
 /// Letters for cookies that the store refused for ever.
@@ -49,11 +45,7 @@ pub struct DeadLetters {
 }
 
 impl Sink {
-    pub(super) fn register(
-        names: &Names<'_>,
-        ledger: Ledger,
-        producers: Producers,
-    ) -> Result<Self> {
+    pub(super) fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
         Ok(Self {
             ledger,
             dead_letters: DeadLetters::register(names)?,
@@ -90,8 +82,6 @@ impl Sink {
                 "producer_goodbyes_total",
                 "Producers that said goodbye and of which everything before that is stored, or was declared lost.",
             )?,
-            producers,
-            losses: Losses::default(),
         })
     }
 }

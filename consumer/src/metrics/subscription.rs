@@ -1,10 +1,10 @@
 //! What is counted of streams, from the connection to the buffer.
 
-use prometheus::{IntCounter, IntGauge, IntGaugeVec, Result};
+use prometheus::{IntCounter, IntGauge, Result};
 use proto::v1::GapReason;
 use runtime::metrics::{Latency, PeakGauge};
 
-use super::{Names, Producers};
+use super::Names;
 use crate::ledger::Ledger;
 
 /// What subscriptions count.
@@ -20,12 +20,6 @@ pub struct Subscription {
     pub buffer_bytes_max: IntGauge,
     /// From accepted at the edge to received here, cookie by cookie.
     pub received_seconds: Latency,
-    /// Streams open now.
-    pub connected: IntGauge,
-    /// Streams open now, by address.
-    pub connected_by_address: IntGaugeVec,
-    /// How each producer stands; shared with the sink.
-    pub producers: Producers,
     /// Streams that were opened.
     pub connections: IntCounter,
     /// Streams that broke the contract's rules.
@@ -56,11 +50,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    pub(super) fn register(
-        names: &Names<'_>,
-        ledger: Ledger,
-        producers: Producers,
-    ) -> Result<Self> {
+    pub(super) fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
         let lost = names.counters(
             "lost_total",
             "Cookies a producer had and this consumer will not get, by reason.",
@@ -92,13 +82,6 @@ impl Subscription {
                 "received_seconds",
                 "Time from accepted at the edge to received here, cookie by cookie.",
             )?,
-            connected: names.gauge("producers_connected", "Streams open now.")?,
-            connected_by_address: names.gauges(
-                "address_connected",
-                "1 while the stream from this address is open.",
-                "address",
-            )?,
-            producers,
             connections: names.counter("connections_total", "Streams that were opened.")?,
             violations: names.counter(
                 "stream_violations_total",

@@ -12,12 +12,12 @@ use tokio_util::sync::CancellationToken;
 use super::{BATCH_BYTES_MAX, Batches, Collector, Failure, HandOver, Limits, Writer, hand_over};
 use crate::{
     aside::{self, Aside, Retries},
-    batch::Cursor,
     config::Config,
     dead_letters::DeadLetters,
     health::Health,
     metrics::Metrics,
     places::Places,
+    producers::Producers,
     store::Store,
     subscription::buffer::{self, BufferReader, BufferWriter},
     suppression::Suppression,
@@ -41,6 +41,7 @@ pub struct Pipeline {
     batches: Batches,
     writer: Writer,
     retries: Option<Retries>,
+    producers: Producers,
 }
 
 impl Pipeline {
@@ -86,6 +87,7 @@ impl Pipeline {
                 config.ttls.clone(),
             )
         });
+        let producers = health.producers().clone();
         let pipeline = Self {
             collector: Collector::new(
                 limits,
@@ -108,18 +110,20 @@ impl Pipeline {
                 stops.at_once,
             ),
             retries,
+            producers,
         };
         (buffer, pipeline)
     }
 
-    /// Waits for the store and reads where it stands.
+    /// Waits for the store and reads where it stands, into the table of producers.
     ///
     /// # Errors
     /// When the store is broken, or it is told to stop.
-    pub async fn load_cursors(&mut self) -> Result<Vec<Cursor>, Failure> {
+    pub async fn load_cursors(&mut self) -> Result<(), Failure> {
         let loaded = self.writer.load().await?;
-        self.collector.load(&loaded.places, loaded.next_loss);
-        Ok(loaded.cursors)
+        let next_loss = self.producers.loaded(loaded.cursors, loaded.losses);
+        self.collector.load(&loaded.places, next_loss);
+        Ok(())
     }
 
     /// The task that tries again what was set aside, if anything may be; to be run once the cursors are loaded.

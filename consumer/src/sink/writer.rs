@@ -23,6 +23,7 @@ use crate::{
     dead_letters::DeadLetters,
     health::Health,
     ledger::Settled,
+    losses::Numbered,
     metrics,
     places::Place,
     store::{Answer, Store, StoreError, Written},
@@ -63,8 +64,8 @@ pub struct Loaded {
     pub cursors: Vec<Cursor>,
     /// Of which DSPs it has cookies, or soon will.
     pub places: Vec<Place>,
-    /// The number of the next record of a loss.
-    pub next_loss: u64,
+    /// The records of losses that it keeps.
+    pub losses: Vec<Numbered>,
 }
 
 /// A batch as the writer takes it.
@@ -113,9 +114,6 @@ impl Writer {
     pub async fn load(&mut self) -> Result<Loaded, Failure> {
         self.until_done(|store| store.ping()).await?;
         let cursors = self.until_done(|store| store.load_cursors()).await?;
-        for cursor in &cursors {
-            self.metrics.producers.durable(cursor);
-        }
         // Those set aside get theirs soon.
         let aside = self.aside.iter().flat_map(|aside| aside.dsps().into_keys());
         let now = unix_micros();
@@ -125,7 +123,7 @@ impl Writer {
         Ok(Loaded {
             cursors,
             places,
-            next_loss: self.metrics.losses.load(losses),
+            losses,
         })
     }
 
@@ -358,10 +356,8 @@ impl Writer {
             let age = Duration::from_micros(now.saturating_sub(accepted));
             metrics.stored_seconds.observe(age, cookies);
         }
-        for cursor in batch.cursors() {
-            metrics.producers.durable(cursor);
-        }
-        metrics.losses.add(batch.losses());
+        let producers = self.health.producers();
+        producers.committed(batch.cursors(), batch.losses());
         for end in batch.goodbyes() {
             metrics.goodbyes.inc();
             let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::batch::{Counts, Cursor};
 use crate::ledger::Settled;
+use crate::producers::{Arrival, Opening};
 
 fn config() -> Config {
     let arguments = [
@@ -42,9 +43,28 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     status.sample(&Families::gather(&registry), Instant::now());
 
     let address = SocketAddr::from(([127, 0, 0, 1], 7676));
-    let link = health.listed(address, "http://p:7676");
-    let _connected = link.connected(&"p".into(), 5, 0);
-    link.received(10, Some(Duration::from_millis(12)));
+    let cursor = |epoch, sequence| Cursor {
+        producer: "p".into(),
+        epoch,
+        sequence,
+        complete: false,
+    };
+    let listed = health.producers().listed(address, "http://p:7676");
+    let opened = |epoch, newest| {
+        let opening = Opening {
+            at: &cursor(epoch, 0),
+            newest,
+            is_newcomer: false,
+            before: None,
+        };
+        listed.opened(opening).0
+    };
+    let arrival = Arrival {
+        accepted_unix_micros: 1_000_000,
+        received_unix_micros: 1_012_000,
+    };
+    opened(5, 10).advance(&cursor(5, 10), Some(arrival));
+    let _connected = opened(5, 10);
     health.store_works();
     let sink = &metrics.sink;
     sink.ledger.received(10);
@@ -59,15 +79,7 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
         rejected: 2,
         set_aside: 0,
     });
-    let cursor = |epoch, sequence| Cursor {
-        producer: "p".into(),
-        epoch,
-        sequence,
-        complete: false,
-    };
-    let followed = metrics.subscription.producers.follow(&"p".into());
-    followed.connected(&cursor(5, 0), 11);
-    sink.producers.durable(&cursor(5, 7));
+    health.producers().committed(&[cursor(5, 7)], &[]);
     sink.stored_seconds.observe(Duration::from_millis(120), 7);
     metrics.subscription.lives_proved.inc();
     metrics.subscription.lost_producer_ended.inc_by(3);
@@ -119,10 +131,8 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     assert_eq!(after["draining"], true);
     assert_eq!(after["night"]["expiry"]["hours"], "02:00-04:00");
 
-    // Another life: what of the one before is durable says nothing of it.
-    followed.connected(&cursor(6, 0), 3);
-    let _next_life = link.connected(&"p".into(), 6, 0);
-    link.received(2, None);
+    // Another epoch: what of the one before is durable says nothing of it.
+    opened(6, 2).advance(&cursor(6, 2), None);
     status.sample(&Families::gather(&registry), Instant::now());
     let said = whole(&status, false);
     let said = &said["producers"][0];

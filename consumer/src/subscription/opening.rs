@@ -43,12 +43,10 @@ impl Subscription {
         let origin = self.origin.parse().map_err(|_| {
             Ended::Unreachable(format!("`{}` is no origin of requests", self.origin))
         })?;
-        let (expected, listed) = (
-            self.context.producers_expected,
-            self.context.health.listed_count(),
-        );
+        let expected = self.context.producers_expected;
+        let (_, listed) = self.context.producers.connected_of_listed();
         let window_bytes = window_bytes(expected.max(listed));
-        let endpoint = client::endpoint(format!("http://{}", self.address))
+        let endpoint = client::endpoint(format!("http://{}", self.address()))
             .map_err(unreachable)?
             .initial_stream_window_size(window_bytes)
             .initial_connection_window_size(window_bytes)
@@ -56,7 +54,7 @@ impl Subscription {
         let host = (self.producer.host.as_str(), self.producer.https);
         let (network, security) = (&self.context.network, &self.context.security);
         let connector =
-            Connector::new(network, self.address, host, security).map_err(Ended::Unreachable)?;
+            Connector::new(network, self.address(), host, security).map_err(Ended::Unreachable)?;
         let request = SubscribeRequest {
             subscriber: self.context.name.clone(),
             cursors: cursors.iter().map(wire_cursor).collect(),

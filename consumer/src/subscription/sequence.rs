@@ -64,12 +64,12 @@ pub enum Beginning {
     Fresh,
     /// Exactly where the cursor stood; a gap may be the next event.
     Resumed,
-    /// Another life of the producer.
+    /// Another epoch of the producer.
     NewEpoch {
-        /// Where we stood in the life before; `complete` tells whether that one said goodbye, and everything of it was
+        /// Where we stood in the epoch before; `complete` tells whether that one said goodbye, and everything of it was
         /// received.
         before: Cursor,
-        /// What this life knows of the rest.
+        /// What this epoch knows of the rest.
         tail: Option<Tail>,
     },
 }
@@ -80,6 +80,17 @@ pub struct Position {
     producer: Arc<str>,
     epoch: u64,
     next: u64,
+}
+
+impl Beginning {
+    /// How far the epoch before was received, if the stream is of another.
+    #[must_use]
+    pub fn before(&self) -> Option<&Cursor> {
+        match self {
+            Self::NewEpoch { before, .. } => Some(before),
+            Self::Fresh | Self::Resumed => None,
+        }
+    }
 }
 
 impl Position {

@@ -17,8 +17,7 @@ async fn listener_that_never_says_hello_is_given_up() {
         producers_expected: 1,
         network: Arc::new(runtime::connect::Tcp),
         security: Security::default(),
-        positions: Arc::default(),
-        health: Arc::default(),
+        producers: Producers::default(),
         metrics,
     };
     let producer = ProducerUrl {

@@ -1,30 +1,48 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::*;
+use crate::{
+    batch::Cursor,
+    producers::{Arrival, Listed, Opening, Stream},
+};
 
 /// When chunks were accepted, in microseconds since the Unix epoch.
 const ACCEPTED: u64 = 1_700_000_000_000_000;
 
-fn producers() -> Producers {
-    Producers::register(&Registry::new()).unwrap()
-}
-
-fn cursor(producer: &str, epoch: u64, sequence: u64) -> Cursor {
+fn cursor(producer: &str, sequence: u64) -> Cursor {
     Cursor {
         producer: producer.into(),
-        epoch,
+        epoch: 1,
         sequence,
         complete: false,
     }
 }
 
-/// The values of a metric by producer.
-fn shown(producers: &Producers, family: &Family) -> BTreeMap<String, f64> {
-    let families = producers.collect();
+/// A stream of a producer at an address of its own.
+fn open(producers: &Producers, producer: &str, port: u16) -> (Listed, Stream) {
+    let listed = producers.listed(SocketAddr::from(([127, 0, 0, 1], port)), "http://here");
+    let opening = Opening {
+        at: &cursor(producer, 0),
+        newest: 0,
+        is_newcomer: true,
+        before: None,
+    };
+    let (stream, _) = listed.opened(opening);
+    (listed, stream)
+}
+
+/// The values of a metric by label.
+fn values(producers: &Producers, family: &Family) -> BTreeMap<String, f64> {
+    let series = ProducerSeries {
+        descs: Vec::new(),
+        producers: producers.clone(),
+    };
+    let families = series.collect();
     let found = families.iter().find(|it| it.name() == family.name);
     let metrics = found.unwrap().get_metric().iter().map(|metric| {
-        let producer = metric.get_label()[0].value().to_owned();
-        (producer, metric.get_gauge().get_value())
+        let label = metric.get_label().first();
+        let label = label.map_or_else(String::new, |label| label.value().to_owned());
+        (label, metric.get_gauge().get_value())
     });
     metrics.collect()
 }
@@ -33,87 +51,63 @@ fn shown(producers: &Producers, family: &Family) -> BTreeMap<String, f64> {
 fn check(producers: &Producers, family: &Family, expected: &[(&str, f64)]) {
     let expected = expected
         .iter()
-        .map(|&(producer, value)| (producer.to_owned(), value))
+        .map(|&(label, value)| (label.to_owned(), value))
         .collect();
-    assert_eq!(shown(producers, family), expected, "{}", family.name);
-}
-
-#[test]
-fn lag_is_what_is_known_and_not_durable() {
-    let producers = producers();
-    let followed = producers.follow(&"p".into());
-    followed.connected(&cursor("p", 1, 100), 501);
-    check(&producers, &LAG, &[("p", 400.0)]);
-    producers.durable(&cursor("p", 1, 300));
-    check(&producers, &LAG, &[("p", 200.0)]);
-    followed.reached(&cursor("p", 1, 600));
-    check(&producers, &LAG, &[("p", 300.0)]);
-    producers.durable(&cursor("p", 1, 600));
-    check(&producers, &LAG, &[("p", 0.0)]);
-}
-
-#[test]
-fn lag_in_a_new_life_does_not_count_from_the_cursor_of_the_old() {
-    let producers = producers();
-    producers.durable(&cursor("p", 1, 1_000));
-    let followed = producers.follow(&"p".into());
-    followed.connected(&cursor("p", 2, 0), 51);
-    check(&producers, &LAG, &[("p", 50.0)]);
-    producers.durable(&cursor("p", 2, 20));
-    check(&producers, &LAG, &[("p", 30.0)]);
+    assert_eq!(values(producers, family), expected, "{}", family.name);
 }
 
 #[test]
 fn producer_is_shown_while_somebody_reads_from_it_and_its_cursor_while_that_is_kept() {
-    let producers = producers();
-    let (one, other) = (producers.follow(&"p".into()), producers.follow(&"p".into()));
-    one.connected(&cursor("p", 1, 0), 1);
-    producers.durable(&cursor("p", 1, 7));
+    let producers = Producers::default();
+    let (one, other) = (open(&producers, "p", 1), open(&producers, "p", 2));
+    producers.committed(&[cursor("p", 7)], &[]);
     check(&producers, &CONNECTED, &[("p", 1.0)]);
-    one.disconnected();
+    check(&producers, &STREAMS, &[("", 2.0)]);
+    drop((one.1, other.1));
+    let both = [("127.0.0.1:1", 0.0), ("127.0.0.1:2", 0.0)];
+    check(&producers, &ADDRESS_CONNECTED, &both);
+    check(&producers, &STREAMS, &[("", 0.0)]);
+    drop(one.0);
     check(&producers, &CONNECTED, &[("p", 0.0)]);
-    drop(one);
-    check(&producers, &CONNECTED, &[("p", 0.0)]);
-    drop(other);
+    check(&producers, &ADDRESS_CONNECTED, &both[1..]);
+    drop(other.0);
     check(&producers, &CONNECTED, &[]);
     check(&producers, &LAG, &[]);
     check(&producers, &CURSOR, &[("p", 7.0)]);
     producers.forget("p");
     check(&producers, &CURSOR, &[]);
-    assert!(producers.lock().is_empty());
 }
 
 #[test]
 fn producers_are_bounded_and_those_that_are_read_stay() {
-    let producers = producers();
-    let read = producers.follow(&"read".into());
-    read.connected(&cursor("read", 1, 0), 1);
-    for number in 0..2 * PRODUCERS_MAX {
-        producers.durable(&cursor(&format!("gone-{number}"), 1, 1));
+    let producers = Producers::default();
+    let _read = open(&producers, "read", 1);
+    for number in 0..2 * PRODUCERS_SHOWN {
+        producers.committed(&[cursor(&format!("gone-{number}"), 1)], &[]);
     }
-    assert_eq!(producers.lock().len(), PRODUCERS_MAX);
+    assert_eq!(values(&producers, &CURSOR).len(), PRODUCERS_SHOWN - 1);
     check(&producers, &CONNECTED, &[("read", 1.0)]);
 
-    let all: Vec<_> = (0..2 * PRODUCERS_MAX)
-        .map(|number| producers.follow(&format!("here-{number}").into()))
+    let ports = 2..=513;
+    let all: Vec<_> = ports
+        .map(|port| open(&producers, &format!("here-{port}"), port))
         .collect();
-    assert_eq!(shown(&producers, &CONNECTED).len(), PRODUCERS_MAX);
+    assert_eq!(all.len(), 2 * PRODUCERS_SHOWN);
+    assert_eq!(values(&producers, &CONNECTED).len(), PRODUCERS_SHOWN);
     drop(all);
-    assert_eq!(shown(&producers, &CONNECTED).len(), 1);
+    assert_eq!(values(&producers, &CONNECTED).len(), 1);
 }
 
 #[track_caller]
 fn check_skew(received: &[u64], expected: f64) {
-    let producers = producers();
-    let followed = producers.follow(&"p".into());
-    let header = ChunkHeader {
-        epoch: 1,
-        first_sequence: 1,
-        count: 1,
-        accepted_unix_micros: ACCEPTED,
-    };
-    for micros in received {
-        followed.received(&header, *micros, Instant::now());
+    let producers = Producers::default();
+    let (_listed, mut stream) = open(&producers, "p", 1);
+    for &received_unix_micros in received {
+        let arrival = Arrival {
+            accepted_unix_micros: ACCEPTED,
+            received_unix_micros,
+        };
+        stream.advance(&cursor("p", 1), Some(arrival));
     }
     check(&producers, &SKEW, &[("p", expected)]);
 }
@@ -131,19 +125,4 @@ fn skew_is_the_least_of_what_was_seen_for_delay_only_adds_to_it() {
         0.015,
     );
     check_skew(&[0], -1.7e9);
-}
-
-#[test]
-fn skew_forgets_what_is_two_intervals_old_and_is_unknown_without_cookies() {
-    let start = Instant::now();
-    let after = |seconds| start + Duration::from_secs(seconds);
-    let mut skew = Skew::default();
-    assert_eq!(skew.least(start), None);
-    skew.note(-5, start);
-    skew.note(7, after(61));
-    assert_eq!(skew.least(after(119)), Some(-5));
-    assert_eq!(skew.least(after(121)), Some(7));
-    assert_eq!(skew.least(after(181)), None);
-    skew.note(9, after(1_000));
-    assert_eq!(skew.least(after(1_001)), Some(9));
 }

@@ -1,15 +1,15 @@
-//! What is known of how a producer's life ended for this consumer, once its next life answers.
+//! What is known of how a producer's epoch ended for this consumer, once its next one answers, or when it is given up.
 //!
 //! # What proves what
 //!
-//! A goodbye, received after everything before it, proves that nothing of that life follows the cursor. The next life's
-//! `Hello.tail` speaks of the rest of that life *and* of lives in between that this consumer never saw; 0 proves that
+//! A goodbye, received after everything before it, proves that nothing of that epoch follows the cursor. The next epoch's
+//! `Hello.tail` speaks of the rest of that epoch *and* of epochs in between that this consumer never saw; 0 proves that
 //! there is nothing, also after a crash. Both speak of what follows the cursor. What lies before it was received or
-//! declared a gap, so "nothing was lost" needs that no gap was seen; and it is said only of the sequences that this process has
+//! declared a gap, so "nothing was lost" needs that no gap was seen; and it is reported only of the sequences that this process has
 //! watched: of what a process before it saw, only that process could tell.
 //!
-//! It is said when everything was *received*. Cookies are stored in the order of their coming, and before the cursor of the next life;
-//! should this process die before that, the next one stands where the store does, and tells of the same end by that.
+//! It is reported when everything was *received*. Cookies are stored in the order of their coming, and before the cursor of the next
+//! epoch; should this process die before that, the next one stands where the store does, and reports the same end by that.
 
 use proto::v1::Tail;
 use runtime::unix_micros;
@@ -18,37 +18,15 @@ use crate::{
     batch::Cursor,
     losses::{Cause, Loss},
     metrics,
+    producers::Watched,
 };
 
-/// What a process saw of one life of a producer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Watched {
-    /// The life.
-    pub epoch: u64,
-    /// The first sequence that it watched.
-    pub from: u64,
-    /// Cookies from there on that it will not get, by gaps.
-    pub lost_in_gaps: u64,
-}
-
-impl Watched {
-    /// Nothing yet, of a life from `from` on.
-    #[must_use]
-    pub fn since(epoch: u64, from: u64) -> Self {
-        Self {
-            epoch,
-            from,
-            lost_in_gaps: 0,
-        }
-    }
-}
-
-/// What is known to be missing at the end of a life, and of lives since.
+/// What is known to be missing at the end of an epoch, and of epochs since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// Nothing.
     Nothing,
-    /// Nothing of the life that said goodbye; whether there were others since is not known.
+    /// Nothing of the epoch that said goodbye; whether there were others since is not known.
     NothingOfIt,
     /// So many cookies.
     Exactly(u64),
@@ -58,7 +36,7 @@ pub enum Missing {
     Unknown,
 }
 
-/// Judges by where the consumer stood, and by what the next life says.
+/// Judges by where the consumer stood, and by what the next epoch says.
 #[must_use]
 pub fn missing(before: &Cursor, tail: Option<Tail>) -> Missing {
     match tail {
@@ -73,8 +51,8 @@ pub fn missing(before: &Cursor, tail: Option<Tail>) -> Missing {
     }
 }
 
-/// Says and counts how the life ended that came before the one with this epoch, which has answered. Returns the record of it.
-pub fn say(
+/// Logs and counts how the epoch ended that came before `told_by`, which has answered. Returns the record of it.
+pub fn report(
     metrics: &metrics::Subscription,
     before: &Cursor,
     tail: Option<Tail>,
@@ -183,9 +161,13 @@ fn record(before: &Cursor, missing: Missing, told_by: Option<u64>, seen: Watched
     }
 }
 
-/// Says and counts that a producer that did not say goodbye is given up, since it never came back, or since another is in its
+/// Logs and counts that a producer that did not say goodbye is given up, since it never came back, or since another is in its
 /// place. Returns the record of it.
-pub fn say_gone(metrics: &metrics::Subscription, stood: &Cursor, successor: Option<&str>) -> Loss {
+pub fn report_gone(
+    metrics: &metrics::Subscription,
+    stood: &Cursor,
+    successor: Option<&str>,
+) -> Loss {
     metrics.lives_unknown.inc();
     metrics.unknown_tails.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
@@ -196,8 +178,7 @@ pub fn say_gone(metrics: &metrics::Subscription, stood: &Cursor, successor: Opti
         successor,
         "producer is gone without a goodbye, unknown tail: no bound is known"
     );
-    let seen = Watched::since(epoch, sequence.saturating_add(1));
-    record(stood, Missing::Unknown, None, seen)
+    record(stood, Missing::Unknown, None, Watched::after(stood))
 }
 
 #[cfg(test)]
@@ -223,7 +204,7 @@ mod tests {
         for complete in [false, true] {
             check(complete, Some((0, true)), Missing::Nothing);
             check(complete, Some((0, false)), Missing::Nothing);
-            // After a goodbye: lives between that were missed wholly.
+            // After a goodbye: epochs between that were missed wholly.
             check(complete, Some((5, true)), Missing::Exactly(5));
             check(complete, Some((5, false)), Missing::AtMost(5));
         }

@@ -1,0 +1,321 @@
+//! The table of producers and of the addresses that lead to them, and each transition that it makes. Pure: time is given.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use proto::limits::CURSORS_MAX;
+use tokio::time::Instant;
+
+use super::{
+    producer::{Advanced, Producer, Watched},
+    skew::Arrival,
+    snapshot::{AddressFigures, PRODUCERS_SHOWN, Snapshot},
+};
+use crate::batch::Cursor;
+
+/// How long a producer in whose place another came is waited for: longer than the outages of a network that it comes back from
+/// with nothing lost.
+pub const GIVEN_UP_AFTER: Duration = Duration::from_secs(90);
+
+/// How long before a producer went its successor may have come.
+const SURGE: Duration = Duration::from_secs(300);
+
+/// All that is known.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    producers: BTreeMap<Arc<str>, Producer>,
+    addresses: BTreeMap<SocketAddr, Address>,
+    /// By origin, which producer without a cursor was met there last, and when.
+    newcomers: HashMap<Arc<str>, (Arc<str>, Instant)>,
+    is_loaded: bool,
+    /// Counts listings, and what moved a cursor, to tell which is the newest.
+    changes: u64,
+}
+
+/// An address that is subscribed to.
+#[derive(Debug)]
+struct Address {
+    /// Which of its listings this is.
+    listing: u64,
+    origin: Arc<str>,
+    /// The producer that has or had a stream here.
+    producer: Option<Arc<str>>,
+    is_connected: bool,
+    why_not: Option<Arc<str>>,
+    age: Option<Duration>,
+    heard: Option<Instant>,
+}
+
+/// One listing of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) address: SocketAddr,
+    listing: u64,
+}
+
+/// How a stream begins.
+#[derive(Debug, Clone, Copy)]
+pub struct Opening<'a> {
+    /// Whose it is, its epoch, and the sequence that it goes on after.
+    pub at: &'a Cursor,
+    /// The newest sequence that the producer has.
+    pub newest: u64,
+    /// Whether nothing was known of the producer.
+    pub is_newcomer: bool,
+    /// How far it was received in the epoch before, if the stream is of another.
+    pub before: Option<&'a Cursor>,
+}
+
+/// A producer that is not waited for any longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GivenUp {
+    /// How far it was received.
+    pub stood: Cursor,
+    /// The one that is in its place.
+    pub successor: Arc<str>,
+}
+
+impl Table {
+    /// The store stands at these cursors.
+    pub(super) fn loaded(&mut self, cursors: Vec<Cursor>) {
+        self.is_loaded = true;
+        for cursor in cursors {
+            self.producer(&cursor.producer.clone()).loaded(cursor);
+        }
+    }
+
+    pub(super) fn is_loaded(&self) -> bool {
+        self.is_loaded
+    }
+
+    /// These cursors are durable.
+    pub(super) fn committed(&mut self, cursors: &[Cursor]) {
+        for cursor in cursors {
+            self.producer(&cursor.producer).committed(cursor);
+        }
+    }
+
+    /// An address is subscribed to, instead of a subscription to the same before.
+    pub(super) fn listed(&mut self, address: SocketAddr, origin: &str) -> Key {
+        let listing = self.next_change();
+        let new = Address {
+            listing,
+            origin: origin.into(),
+            producer: None,
+            is_connected: false,
+            why_not: None,
+            age: None,
+            heard: None,
+        };
+        self.addresses.insert(address, new);
+        Key { address, listing }
+    }
+
+    /// The address is not subscribed to any more.
+    pub(super) fn unlisted(&mut self, key: Key) {
+        if self.address(key).is_some() {
+            self.addresses.remove(&key.address);
+        }
+        self.sweep();
+    }
+
+    /// There is no stream, for this reason.
+    pub(super) fn down(&mut self, key: Key, why: &str) {
+        if let Some(address) = self.address(key) {
+            address.why_not = Some(why.into());
+        }
+    }
+
+    /// A stream begins. Returns what this process saw of the epoch before, if that is to be reported by who opened it.
+    pub(super) fn opened(
+        &mut self,
+        key: Key,
+        opening: Opening<'_>,
+        now: Instant,
+    ) -> Option<Watched> {
+        let id = &opening.at.producer;
+        let origin = self.address(key).map(|address| {
+            address.producer = Some(Arc::clone(id));
+            address.is_connected = true;
+            address.why_not = None;
+            address.heard = Some(now);
+            Arc::clone(&address.origin)
+        });
+        if let Some(origin) = origin.clone().filter(|_| opening.is_newcomer) {
+            self.newcomers.insert(origin, (Arc::clone(id), now));
+        }
+        let producer = self.producer(id);
+        let seen = producer.opened(origin, opening.at, opening.newest, opening.before);
+        self.sweep();
+        seen
+    }
+
+    /// A stream ended.
+    pub(super) fn closed(&mut self, key: Key, id: &str, now: Instant) {
+        if let Some(address) = self.address(key) {
+            address.is_connected = false;
+        }
+        if let Some(producer) = self.producers.get_mut(id) {
+            producer.closed(now);
+        }
+        self.sweep();
+    }
+
+    /// A stream came as far as `cursor`, by cookies if there is an arrival; `had_advanced` before.
+    pub(super) fn advanced(
+        &mut self,
+        key: Key,
+        cursor: &Cursor,
+        arrival: Option<Arrival>,
+        had_advanced: bool,
+        now: Instant,
+    ) -> Advanced {
+        if let Some(address) = self.address(key) {
+            address.age = arrival.map(Arrival::age).or(address.age);
+            address.heard = Some(now);
+        }
+        let change = self.next_change();
+        let producer = self.producer(&cursor.producer);
+        if let Some(arrival) = arrival {
+            producer.arrived(arrival, now);
+        }
+        producer.advanced(cursor, change, had_advanced)
+    }
+
+    /// Something came that moved nothing.
+    pub(super) fn heard(&mut self, key: Key, now: Instant) {
+        if let Some(address) = self.address(key) {
+            address.heard = Some(now);
+        }
+    }
+
+    /// Cookies of an epoch will not come; returns how many of it by now.
+    pub(super) fn lost(&mut self, id: &Arc<str>, epoch: u64, cookies: u64) -> u64 {
+        self.producer(id).lost(epoch, cookies)
+    }
+
+    /// The store forgot a producer. Returns how far it was received, if it is gone and was not given up before.
+    pub(super) fn forget(&mut self, id: &str) -> Option<Cursor> {
+        let forgotten = self.producers.get_mut(id)?.forget();
+        self.sweep();
+        forgotten
+    }
+
+    /// Those that have been gone for [`GIVEN_UP_AFTER`] without a goodbye, and in whose place another came.
+    pub(super) fn give_up(&mut self, now: Instant) -> Vec<GivenUp> {
+        let Self {
+            producers,
+            newcomers,
+            ..
+        } = self;
+        newcomers.retain(|_, (newcomer, _)| {
+            let newcomer = producers.get(newcomer);
+            newcomer.is_some_and(|producer| producer.streams() > 0)
+        });
+        let given_up = producers.values_mut().filter_map(|producer| {
+            let (origin, since) = producer.missed()?;
+            let (_, came) = newcomers.get(origin)?;
+            let is_gone = now.saturating_duration_since(since) >= GIVEN_UP_AFTER;
+            let is_replaced = *came + SURGE >= since;
+            if !is_gone || !is_replaced {
+                return None;
+            }
+            let (successor, _) = newcomers.remove(origin)?;
+            producer.give_up();
+            let stood = producer.received().cloned()?;
+            Some(GivenUp { stood, successor })
+        });
+        given_up.collect()
+    }
+
+    /// All cursors, the most recently moved first, at most as many as a request may carry.
+    pub(super) fn cursors(&self) -> Vec<Cursor> {
+        let known = self.producers.values();
+        let mut known: Vec<_> = known
+            .filter_map(|producer| Some((producer.moved(), producer.received()?)))
+            .collect();
+        known.sort_by_key(|(moved, _)| std::cmp::Reverse(*moved));
+        known.truncate(CURSORS_MAX);
+        let cursors = known.into_iter().map(|(_, cursor)| cursor.clone());
+        cursors.collect()
+    }
+
+    pub(super) fn cursor(&self, id: &str) -> Option<Cursor> {
+        self.producers.get(id)?.received().cloned()
+    }
+
+    pub(super) fn streams(&self, id: &str) -> usize {
+        self.producers.get(id).map_or(0, Producer::streams)
+    }
+
+    pub(super) fn connected_of_listed(&self) -> (usize, usize) {
+        let addresses = self.addresses.values();
+        let connected = addresses.filter(|address| address.is_connected);
+        (connected.count(), self.addresses.len())
+    }
+
+    pub(super) fn snapshot(&self, now: Instant) -> Snapshot {
+        let read = self.read();
+        let addresses = self.addresses.iter().map(|(&address, it)| AddressFigures {
+            address,
+            origin: Arc::clone(&it.origin),
+            producer: it.producer.clone(),
+            is_connected: it.is_connected,
+            why_not: it.why_not.clone(),
+            age: it.age,
+            silent: it.heard.map(|heard| now.saturating_duration_since(heard)),
+        });
+        let is_other = |(id, producer): &(&Arc<str>, &Producer)| {
+            producer.is_durable() && !read.contains(&***id)
+        };
+        let others = self.producers.iter().filter(is_other);
+        let others = others.take(PRODUCERS_SHOWN.saturating_sub(read.len()));
+        let shown = read
+            .iter()
+            .filter_map(|id| self.producers.get_key_value(id));
+        let producers = shown.chain(others).map(|(id, producer)| {
+            let figures = producer.figures(read.contains(&**id), now);
+            (Arc::clone(id), figures)
+        });
+        Snapshot {
+            addresses: addresses.collect(),
+            producers: producers.collect(),
+        }
+    }
+
+    /// The producers that an address reads from, or read from last.
+    fn read(&self) -> BTreeSet<Arc<str>> {
+        let addresses = self.addresses.values();
+        let read = addresses.filter_map(|address| address.producer.clone());
+        read.collect()
+    }
+
+    /// Lets those go that there is nothing to know of.
+    fn sweep(&mut self) {
+        let read = self.read();
+        let is_kept =
+            |id: &Arc<str>, producer: &mut Producer| producer.is_known() || read.contains(&**id);
+        self.producers.retain(is_kept);
+    }
+
+    fn address(&mut self, key: Key) -> Option<&mut Address> {
+        let address = self.addresses.get_mut(&key.address);
+        address.filter(|address| address.listing == key.listing)
+    }
+
+    fn producer(&mut self, id: &Arc<str>) -> &mut Producer {
+        self.producers.entry(Arc::clone(id)).or_default()
+    }
+
+    fn next_change(&mut self) -> u64 {
+        self.changes += 1;
+        self.changes
+    }
+}
+
+#[cfg(test)]
+mod tests;

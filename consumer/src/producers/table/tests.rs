@@ -1,0 +1,347 @@
+//! Each transition of the table, by a clock that is given.
+
+use super::*;
+use crate::producers::ProducerFigures;
+
+const HERE: &str = "http://here";
+
+fn cursor(producer: &str, epoch: u64, sequence: u64) -> Cursor {
+    Cursor {
+        producer: producer.into(),
+        epoch,
+        sequence,
+        complete: false,
+    }
+}
+
+/// A table, and a stream's own steps in it.
+struct Setting {
+    table: Table,
+    now: Instant,
+    ports: u16,
+}
+
+impl Setting {
+    fn new(stored: Vec<Cursor>) -> Self {
+        let mut table = Table::default();
+        table.loaded(stored);
+        Self {
+            table,
+            now: Instant::now(),
+            ports: 0,
+        }
+    }
+
+    fn listed(&mut self, origin: &str) -> Key {
+        self.ports += 1;
+        let address = SocketAddr::from(([127, 0, 0, 1], self.ports));
+        self.table.listed(address, origin)
+    }
+
+    /// A stream at an address of its own.
+    fn open(&mut self, origin: &str, at: &Cursor) -> Key {
+        let key = self.listed(origin);
+        self.open_at(key, at, None);
+        key
+    }
+
+    fn open_at(&mut self, key: Key, at: &Cursor, before: Option<&Cursor>) -> Option<Watched> {
+        let opening = Opening {
+            at,
+            newest: at.sequence,
+            is_newcomer: false,
+            before,
+        };
+        self.table.opened(key, opening, self.now)
+    }
+
+    /// A stream of a producer that nothing was known of.
+    fn open_newcomer(&mut self, origin: &str, id: &str) -> Key {
+        let (key, at) = (self.listed(origin), cursor(id, 1, 1));
+        let opening = Opening {
+            at: &at,
+            newest: 1,
+            is_newcomer: true,
+            before: None,
+        };
+        self.table.opened(key, opening, self.now);
+        self.advance(key, &at, false);
+        key
+    }
+
+    fn advance(&mut self, key: Key, cursor: &Cursor, had_advanced: bool) -> Advanced {
+        self.table
+            .advanced(key, cursor, None, had_advanced, self.now)
+    }
+
+    fn close(&mut self, key: Key, id: &str) {
+        self.table.closed(key, id, self.now);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    fn given_up(&mut self) -> Vec<(Cursor, String)> {
+        let given_up = self.table.give_up(self.now).into_iter();
+        given_up
+            .map(|it| (it.stood, it.successor.to_string()))
+            .collect()
+    }
+
+    fn figures(&self, id: &str) -> Option<ProducerFigures> {
+        self.table.snapshot(self.now).producer(id).cloned()
+    }
+
+    fn lag(&self) -> Option<u64> {
+        self.figures("p")?.lag_cookies
+    }
+}
+
+#[test]
+fn newest_position_of_any_stream_counts() {
+    let mut it = Setting::new(vec![cursor("p", 1, 5), cursor("q", 1, 1)]);
+    let [older, newer] = [(); 2].map(|()| it.open(HERE, &cursor("p", 1, 5)));
+    it.advance(newer, &cursor("p", 1, 9), false);
+    let behind = it.advance(older, &cursor("p", 1, 7), false);
+    assert_eq!(behind, Advanced::Alone);
+    assert_eq!(
+        it.table.cursors(),
+        [cursor("p", 1, 9), cursor("q", 1, 1)],
+        "the one that moved is first"
+    );
+}
+
+#[test]
+fn producers_that_share_an_id_are_found_and_a_restart_is_none() {
+    let mut it = Setting::new(Vec::new());
+    let in_epoch = |epoch| cursor("p", epoch, 1);
+    let [first, second] = [1, 2].map(|epoch| it.open(HERE, &in_epoch(epoch)));
+    let alone = Advanced::Alone;
+    assert_eq!(it.advance(first, &in_epoch(1), false), alone);
+    assert_eq!(it.advance(second, &in_epoch(2), false), alone, "a restart");
+    let found = |is_news| Advanced::Duplicate { is_news };
+    assert_eq!(it.advance(first, &in_epoch(1), true), found(true));
+    assert_eq!(it.advance(second, &in_epoch(2), true), found(false));
+    it.close(first, "p");
+    assert_eq!(it.advance(second, &in_epoch(2), true), alone);
+}
+
+#[test]
+fn forgotten_unless_a_stream_is_open() {
+    let stored = cursor("p", 1, 5);
+    let mut it = Setting::new(vec![stored.clone()]);
+    let key = it.open(HERE, &stored);
+    assert_eq!(it.table.forget("p"), None);
+    assert_eq!(it.table.cursors(), std::slice::from_ref(&stored));
+    assert_eq!(it.figures("p").unwrap().durable, None);
+    it.close(key, "p");
+    assert_eq!(it.table.forget("p"), Some(stored));
+    assert!(it.table.cursors().is_empty());
+    assert_eq!(it.table.forget("p"), None);
+}
+
+#[test]
+fn producer_that_is_gone_for_long_is_given_up_once_where_another_came() {
+    let mut it = Setting::new(vec![cursor("seen", 1, 5), cursor("never seen", 1, 6)]);
+    let seen = it.open(HERE, &cursor("seen", 1, 5));
+    it.advance(seen, &cursor("seen", 1, 8), false);
+    let elsewhere = it.open("http://there", &cursor("elsewhere", 1, 0));
+    it.advance(elsewhere, &cursor("elsewhere", 1, 1), false);
+    it.close(elsewhere, "elsewhere");
+    let parted = it.open(HERE, &cursor("parted", 1, 0));
+    let complete = Cursor {
+        complete: true,
+        ..cursor("parted", 1, 1)
+    };
+    it.advance(parted, &complete, false);
+    it.close(parted, "parted");
+    let next = it.open_newcomer(HERE, "next");
+    it.pass(GIVEN_UP_AFTER);
+    assert_eq!(it.given_up(), [], "it is there");
+    it.close(seen, "seen");
+    it.pass(GIVEN_UP_AFTER / 2);
+    assert_eq!(it.given_up(), [], "it may come back");
+    it.pass(GIVEN_UP_AFTER / 2);
+    let expected = [(cursor("seen", 1, 8), "next".to_owned())];
+    assert_eq!(it.given_up(), expected);
+    assert_eq!(it.given_up(), [], "it is reported");
+    it.open_at(seen, &cursor("seen", 1, 8), None);
+    it.close(seen, "seen");
+    it.pass(GIVEN_UP_AFTER);
+    assert_eq!(it.given_up(), [], "another is in the place of one");
+    let again = it.open_newcomer(HERE, "next");
+    assert_eq!(it.given_up(), expected);
+    assert_eq!(it.table.forget("seen"), None, "it is reported");
+    it.open_newcomer(HERE, "next");
+    for key in [next, again] {
+        it.close(key, "next");
+    }
+    let last = it.table.streams("next");
+    assert_eq!(last, 1);
+    let unseen = cursor("never seen", 1, 6);
+    assert_eq!(it.table.forget("never seen"), Some(unseen));
+}
+
+#[test]
+fn nobody_is_in_its_own_place() {
+    let mut it = Setting::new(Vec::new());
+    let next = it.open_newcomer(HERE, "next");
+    it.close(next, "next");
+    it.pass(GIVEN_UP_AFTER);
+    assert_eq!(it.given_up(), []);
+}
+
+#[test]
+fn producer_is_not_given_up_for_one_that_came_long_before() {
+    let stored = cursor("p", 1, 5);
+    let mut it = Setting::new(vec![stored.clone()]);
+    let key = it.open(HERE, &stored);
+    it.open_newcomer(HERE, "added");
+    it.pass(SURGE + Duration::from_secs(1));
+    it.close(key, "p");
+    it.pass(GIVEN_UP_AFTER);
+    assert_eq!(it.given_up(), []);
+    it.open_newcomer(HERE, "next");
+    assert_eq!(it.given_up().len(), 1);
+}
+
+#[test]
+fn end_of_an_epoch_is_reported_once_with_the_gaps_that_were_seen_in_it() {
+    let stored = cursor("p", 1, 5);
+    let mut it = Setting::new(vec![stored.clone()]);
+    let [one, other] = [(); 2].map(|()| it.listed(HERE));
+    assert_eq!(it.open_at(one, &stored, None), None);
+    assert_eq!(it.open_at(other, &stored, None), None);
+    let id: Arc<str> = "p".into();
+    assert_eq!(it.table.lost(&id, 1, 10), 10);
+    assert_eq!(it.table.lost(&id, 1, 5), 15);
+    let (before, at) = (cursor("p", 1, 30), cursor("p", 2, 0));
+    let expected = Watched {
+        epoch: 1,
+        from: 6,
+        lost_in_gaps: 15,
+    };
+    assert_eq!(it.open_at(one, &at, Some(&before)), Some(expected));
+    let sibling = it.open_at(other, &at, Some(&before));
+    assert_eq!(sibling, None, "a sibling has reported it");
+    assert_eq!(it.table.lost(&id, 2, 1), 1, "another epoch, another count");
+    assert_eq!(it.table.lost(&id, 1, 100), 100, "it is over");
+    let (before, at) = (cursor("p", 2, 30), cursor("p", 3, 0));
+    let seen = it.open_at(one, &at, Some(&before));
+    assert_eq!(seen.map(|seen| seen.lost_in_gaps), Some(1));
+}
+
+#[test]
+fn epoch_that_an_earlier_process_watched_was_seen_by_it_alone() {
+    let stored = cursor("p", 1, 5);
+    let mut it = Setting::new(vec![stored.clone()]);
+    let key = it.listed(HERE);
+    let seen = it.open_at(key, &cursor("p", 2, 0), Some(&stored));
+    assert_eq!(seen, Some(Watched::after(&stored)));
+}
+
+#[test]
+fn lag_is_what_is_known_and_not_durable() {
+    let mut it = Setting::new(Vec::new());
+    let (key, at) = (it.listed(HERE), cursor("p", 1, 100));
+    let opening = Opening {
+        at: &at,
+        newest: 500,
+        is_newcomer: true,
+        before: None,
+    };
+    it.table.opened(key, opening, it.now);
+    assert_eq!(it.lag(), Some(400));
+    it.table.committed(&[cursor("p", 1, 300)]);
+    assert_eq!(it.lag(), Some(200));
+    it.advance(key, &cursor("p", 1, 600), false);
+    assert_eq!(it.lag(), Some(300));
+    it.table.committed(&[cursor("p", 1, 600)]);
+    assert_eq!(it.lag(), Some(0));
+}
+
+#[test]
+fn lag_in_a_new_epoch_does_not_count_from_the_cursor_of_the_old() {
+    let mut it = Setting::new(vec![cursor("p", 1, 1_000)]);
+    let key = it.open(HERE, &cursor("p", 2, 0));
+    it.advance(key, &cursor("p", 2, 50), false);
+    assert_eq!(it.lag(), Some(50));
+    it.table.committed(&[cursor("p", 2, 20)]);
+    assert_eq!(it.lag(), Some(30));
+    let figures = it.figures("p").unwrap();
+    assert_eq!(figures.durable_in(2), Some(20));
+    assert_eq!(figures.durable_in(1), None);
+}
+
+#[test]
+fn producer_is_known_while_an_address_reads_from_it_or_it_has_a_cursor() {
+    let mut it = Setting::new(Vec::new());
+    let at = cursor("p", 1, 0);
+    let [one, other] = [(); 2].map(|()| it.open(HERE, &at));
+    it.table.committed(&[cursor("p", 1, 7)]);
+    it.close(one, "p");
+    it.table.unlisted(one);
+    it.close(other, "p");
+    let figures = it.figures("p").unwrap();
+    assert!(figures.is_read && figures.streams == 0, "{figures:?}");
+    it.open_at(other, &cursor("next", 1, 0), None);
+    let figures = it.figures("p").unwrap();
+    assert!(!figures.is_read, "another is there now: {figures:?}");
+    assert_eq!(figures.durable, Some((1, 7)));
+    it.table.forget("p");
+    assert_eq!(it.figures("p"), None);
+    it.close(other, "next");
+    it.table.unlisted(other);
+    assert_eq!(it.table.snapshot(it.now), Snapshot::default());
+}
+
+#[test]
+fn address_shows_its_last_stream() {
+    let mut it = Setting::new(Vec::new());
+    let key = it.listed(HERE);
+    it.table.down(key, "Connection refused");
+    let shown = |it: &Setting| it.table.snapshot(it.now).addresses[0].clone();
+    assert_eq!(shown(&it).why_not.as_deref(), Some("Connection refused"));
+    let at = cursor("p", 7, 41);
+    it.open_at(key, &at, None);
+    assert_eq!(it.table.connected_of_listed(), (1, 1));
+    let arrival = Arrival {
+        accepted_unix_micros: 1_000_000,
+        received_unix_micros: 1_012_000,
+    };
+    let (now, cookies) = (it.now, cursor("p", 7, 50));
+    it.table.advanced(key, &cookies, Some(arrival), false, now);
+    it.advance(key, &cursor("p", 7, 60), true);
+    it.pass(Duration::from_secs(1));
+    it.table.heard(key, it.now);
+    it.pass(Duration::from_secs(3));
+    it.close(key, "p");
+    let expected = AddressFigures {
+        address: key.address,
+        origin: HERE.into(),
+        producer: Some("p".into()),
+        is_connected: false,
+        why_not: None,
+        age: Some(Duration::from_millis(12)),
+        silent: Some(Duration::from_secs(3)),
+    };
+    assert_eq!(shown(&it), expected);
+    assert_eq!(it.table.connected_of_listed(), (0, 1));
+    let figures = it.figures("p").unwrap();
+    assert_eq!(figures.received, Some(cursor("p", 7, 60)));
+    assert_eq!(figures.skew_micros, Some(12_000));
+}
+
+#[test]
+fn address_that_was_listed_again_is_not_unlisted_by_the_end_of_the_one_before() {
+    let mut it = Setting::new(Vec::new());
+    let before = it.open(HERE, &cursor("p", 1, 0));
+    let again = it.table.listed(before.address, "http://again");
+    it.close(before, "p");
+    it.table.unlisted(before);
+    assert_eq!(it.table.connected_of_listed(), (0, 1));
+    assert_eq!(it.table.streams("p"), 0);
+    it.table.unlisted(again);
+    assert_eq!(it.table.connected_of_listed(), (0, 0));
+}
