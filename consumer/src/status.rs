@@ -106,7 +106,7 @@ pub struct Producer {
     pub why: Option<String>,
     /// The epoch of the producer that its sequences are of.
     pub epoch: u64,
-    /// The newest sequence received, or declared lost.
+    /// The newest sequence of its producer that was received, from whichever address, or declared lost.
     pub received_sequence: u64,
     /// The newest sequence of this epoch that is durable: the cursor. None before the first.
     pub stored_sequence: Option<u64>,
