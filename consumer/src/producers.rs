@@ -2,8 +2,8 @@
 //! readiness and the status page read [snapshots](Snapshot) of it.
 //!
 //! A producer is known while it has a cursor, here or in the store, and while an address reads from it, or did last. All that
-//! moves it are the transitions of the [`table`], which are pure. What they lack is added here: the lock, the clock, and news for
-//! those who wait.
+//! moves it are the transitions of the table (`producers/table.rs`), which are pure. What they lack is added here: the lock, the
+//! clock, and news for those who wait.
 //!
 //! Two addresses may lead to one producer, which lets only the newest stream of a name live. Which one that is, the producer
 //! alone knows; the subscription whose stream it ended sees here that a sibling has another, and stands by instead of taking it
