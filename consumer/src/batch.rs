@@ -16,7 +16,7 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
 use proto::{
-    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    ids, newest,
     wire::{ChunkRef, CookieRef},
 };
 
@@ -25,8 +25,7 @@ use crate::{
     places::Place,
 };
 
-/// A cookie of a batch. Its strings were checked: not empty, within the contract's lengths, UTF-8; the user id
-/// is printable ASCII.
+/// A cookie of a batch. Its ids were checked: they are legal in a stream, as [`proto::ids`] says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchCookie<'a> {
     /// The exchange's id of the user.
@@ -390,8 +389,7 @@ impl Batch {
             Slot::Occupied(known) => {
                 self.counts.superseded += 1;
                 let known = &mut entries[*known.get() as usize];
-                // At equal times the later arrival wins: from one producer that is the later sequence.
-                if known.accepted_unix_micros <= entry.accepted_unix_micros {
+                if newest::replaces(entry.accepted_unix_micros, known.accepted_unix_micros) {
                     let is_known = known.is_known;
                     *known = Entry { is_known, ..entry };
                 }
@@ -429,17 +427,9 @@ fn lent<'a>(cookie: &CookieRef<'a>, accepted_unix_micros: u64) -> BatchCookie<'a
 }
 
 fn is_well_formed(cookie: &CookieRef<'_>) -> bool {
-    (1..=USER_ID_BYTES_MAX).contains(&cookie.user_id.len())
-        && (1..=BUYER_UID_BYTES_MAX).contains(&cookie.buyer_uid.len())
-        && cookie.dsp_id > 0
-        && is_user_id(cookie.user_id.as_bytes())
-}
-
-/// Whether all bytes are printable ASCII. No early exit, so that it compiles to vector instructions.
-pub(crate) fn is_user_id(user_id: &[u8]) -> bool {
-    user_id
-        .iter()
-        .fold(true, |good, byte| good & (0x21..=0x7e).contains(byte))
+    ids::is_user_id(cookie.user_id.as_bytes())
+        && ids::is_dsp_id(cookie.dsp_id)
+        && ids::is_buyer_uid_of_stream(cookie.buyer_uid)
 }
 
 /// The first eight bytes, as a number that sorts like them.

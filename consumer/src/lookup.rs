@@ -5,15 +5,12 @@
 
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
-use proto::limits::USER_ID_BYTES_MAX;
+use proto::{ids::is_user_id, limits::USER_ID_BYTES_MAX};
 use runtime::admin::{Answer, json};
 use serde::Serialize;
 use serde_json::json as object;
 
-use crate::{
-    batch::is_user_id,
-    store::{BuyerUids, Found, Store},
-};
+use crate::store::{BuyerUids, Found, Store};
 
 const PREFIX: &str = "/v1/users/";
 
@@ -31,7 +28,7 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Answer> {
     let encoded = path.strip_prefix(PREFIX)?;
     let decoded = percent_decode_str(encoded).decode_utf8();
     let user_id = match decoded {
-        Ok(user_id) if is_valid(&user_id) => user_id,
+        Ok(user_id) if is_user_id(user_id.as_bytes()) => user_id,
         _ => {
             let why = format!(
                 "a user id has 1 to {USER_ID_BYTES_MAX} bytes of printable ASCII without spaces"
@@ -63,10 +60,6 @@ fn unreadable(why: &str) -> Answer {
         StatusCode::SERVICE_UNAVAILABLE,
         &object!({ "error": error }),
     )
-}
-
-fn is_valid(user_id: &str) -> bool {
-    (1..=USER_ID_BYTES_MAX).contains(&user_id.len()) && is_user_id(user_id.as_bytes())
 }
 
 fn answer(status: StatusCode, body: &impl Serialize) -> Answer {

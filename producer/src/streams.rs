@@ -30,7 +30,10 @@ use prost::{
     DecodeError, Message,
     encoding::{DecodeContext, decode_key, skip_field},
 };
-use proto::limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX};
+use proto::{
+    ids::{self, Illegal},
+    limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
+};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body, server::NamedService};
@@ -271,20 +274,13 @@ fn message_end(bytes: &[u8]) -> Result<usize, Status> {
 
 /// Checks the name of a queue, which the request calls `field`.
 fn check_name(name: &str, field: &str) -> Result<(), Status> {
-    if name.is_empty() {
-        return Err(Status::invalid_argument(format!("{field} is empty")));
-    }
-    if name.len() > SUBSCRIBER_NAME_BYTES_MAX {
-        return Err(Status::invalid_argument(format!(
-            "{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes"
-        )));
-    }
-    if name.chars().any(char::is_control) {
-        return Err(Status::invalid_argument(format!(
-            "{field} holds a control character"
-        )));
-    }
-    Ok(())
+    ids::check_name(name).map_err(|illegal| {
+        Status::invalid_argument(match illegal {
+            Illegal::Empty => format!("{field} is empty"),
+            Illegal::TooLong => format!("{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes"),
+            Illegal::Character => format!("{field} holds a control character"),
+        })
+    })
 }
 
 /// Why no stream was opened.

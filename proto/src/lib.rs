@@ -31,7 +31,9 @@
 //!   where the previous chunk or [`v1::Gap`] ended, plus one; a reader that sees anything else has found a
 //!   bug and reconnects from its cursor.
 //! - [`v1::Hello`] is always first; [`v1::Goodbye`] is last when the producer drains.
-//! - A cursor names the newest sequence a reader *has*. Cursors compare only within one epoch.
+//! - A cursor names the newest sequence a reader *has*. Cursors compare only within one epoch ([`cursor`]).
+//! - Of two cookies of one user and DSP the [`newest`] counts.
+//! - Every id is legal, as [`ids`] says.
 //! - What a stream sends at once is never smaller than [`limits::SMALL_FRAME_BYTES`], and no message larger than
 //!   [`limits::MESSAGE_BYTES_MAX`].
 //! - Readers announce fixed windows and large frames ([`client`]), and use one connection per stream.
@@ -39,9 +41,12 @@
 //! [`wire`] is the hand-written form of cookies and chunks. Everything else goes through the generated types in [`v1`].
 
 pub mod client;
+pub mod cursor;
 #[cfg(test)]
 mod generated;
+pub mod ids;
 pub mod limits;
+pub mod newest;
 pub mod wire;
 
 /// Types and client generated from `proto/cookiesync/v1/cookiesync.proto`; a test keeps them to it.

@@ -1,6 +1,8 @@
 //! How far a producer was read.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
+
+use proto::cursor::Position;
 
 /// Where this consumer stands on one producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,14 +18,20 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Moves on to `next`, of the same producer, unless that is behind in the same epoch.
-    ///
-    /// Epochs have no order: another epoch always replaces this one.
+    /// Where it stands, to be compared with others of its producer.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        let (epoch, sequence) = (self.epoch, self.sequence);
+        Position { epoch, sequence }
+    }
+
+    /// Moves on to `next`, of the same producer, unless that is behind in the same epoch. Another epoch always replaces
+    /// this one.
     pub fn advance(&mut self, next: &Cursor) {
-        if self.epoch != next.epoch || self.sequence < next.sequence {
-            *self = next.clone();
-        } else if self.sequence == next.sequence {
-            self.complete |= next.complete;
+        match next.position().partial_cmp(&self.position()) {
+            Some(Ordering::Less) => {}
+            Some(Ordering::Equal) => self.complete |= next.complete,
+            Some(Ordering::Greater) | None => *self = next.clone(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use http::Uri;
 use jiff::tz::TimeZone;
-use proto::limits::SUBSCRIBER_NAME_BYTES_MAX;
+use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX};
 use runtime::settings::lacks_secret;
 
 use super::{ProducerUrl, StoreConfig};
@@ -31,14 +31,10 @@ pub(super) fn parse_producer(text: &str) -> Result<ProducerUrl, String> {
 }
 
 pub(super) fn parse_name(text: &str) -> Result<String, String> {
-    let fits = (1..=SUBSCRIBER_NAME_BYTES_MAX).contains(&text.len());
-    if fits && !text.chars().any(char::is_control) {
-        Ok(text.to_owned())
-    } else {
-        Err(format!(
-            "a name has 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes without control characters"
-        ))
-    }
+    let name = ids::check_name(text).map(|()| text.to_owned());
+    name.map_err(|_| {
+        format!("a name has 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes without control characters")
+    })
 }
 
 pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
@@ -66,7 +62,7 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
 }
 
 pub(super) fn parse_dsp(text: &str) -> Result<u32, String> {
-    let parsed = text.parse().ok().filter(|dsp_id| *dsp_id > 0);
+    let parsed = text.parse().ok().filter(|dsp_id| ids::is_dsp_id(*dsp_id));
     parsed.ok_or_else(|| format!("`{text}` is not a DSP: a decimal from 1 to 4294967295"))
 }
 
@@ -75,7 +71,7 @@ pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, &str), String> {
     let parts = text.split_once('=');
     let parsed = parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse().ok()?, ttl.trim())));
     parsed
-        .filter(|(dsp_id, _)| *dsp_id > 0)
+        .filter(|(dsp_id, _)| ids::is_dsp_id(*dsp_id))
         .ok_or_else(|| format!("`{text}` is not like 17=7d"))
 }
 

@@ -33,7 +33,7 @@ use fjall::{
     Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
     compaction::{Leveled, filter::Factory},
 };
-use proto::limits::BUYER_UID_BYTES_MAX;
+use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::unix_micros;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -377,7 +377,7 @@ impl Inner {
     fn has_newer(&self, key: &[u8], accepted: u64) -> fjall::Result<bool> {
         let stored = self.cookies.get(key)?;
         let stored = stored.as_deref().and_then(be_u64);
-        Ok(stored.is_some_and(|stored| stored > accepted))
+        Ok(stored.is_some_and(|stored| !newest::replaces(accepted, stored)))
     }
 
     fn lookup(&self, user_id: &str, bound: &LookupBound) -> fjall::Result<BuyerUids> {

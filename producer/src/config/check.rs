@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use proto::limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX};
+use proto::{
+    ids,
+    limits::{self, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+};
 use runtime::{
     listen::Limits,
     settings::{
@@ -82,11 +85,13 @@ fn ms(milliseconds: u64) -> Duration {
 
 impl ListeningArgs {
     fn id(&self, m: &mut Mistakes) -> Option<String> {
-        let is_long = self.id.len() > limits::SUBSCRIBER_NAME_BYTES_MAX;
-        if is_long || self.id.chars().any(char::is_control) {
+        if self.id.is_empty() {
+            return None;
+        }
+        if ids::check_name(&self.id).is_err() {
             m.add("--id: longer than 256 bytes, or with control characters");
         }
-        (!self.id.is_empty()).then(|| self.id.clone())
+        Some(self.id.clone())
     }
 
     fn state(&self) -> State {

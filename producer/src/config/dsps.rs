@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use proto::ids;
 use runtime::settings::{Mistakes, number};
 
 use crate::edge::dsps::{SHOWN_MAX, Shown};
@@ -71,6 +72,6 @@ fn parse_unknown(text: &str) -> Result<bool, String> {
 fn parse_dsp(text: &str) -> Result<u32, String> {
     text.parse()
         .ok()
-        .filter(|dsp_id| *dsp_id > 0)
+        .filter(|dsp_id| ids::is_dsp_id(*dsp_id))
         .ok_or_else(|| format!("`{text}` is no DSP: a decimal from 1 to 4294967295"))
 }

@@ -3,6 +3,7 @@
 //! Pure and free of allocation: what needs decoding is decoded into a [`Scratch`] of the caller.
 
 use proto::{
+    ids::{self, Illegal},
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     wire::CookieRef,
 };
@@ -185,8 +186,8 @@ fn parse_dsp_id(encoded: &str, scratch: &mut [u8]) -> Result<u32, Rejection> {
             .and_then(|tens| tens.checked_add(u32::from(digit - b'0')))
             .ok_or(Rejection::DspInvalid)?;
     }
-    // Also what is empty.
-    if dsp_id == 0 {
+    // What is empty is 0.
+    if !ids::is_dsp_id(dsp_id) {
         return Err(Rejection::DspInvalid);
     }
     Ok(dsp_id)
@@ -203,22 +204,12 @@ fn parse_buyer_uid<'a>(
         Decoded::Malformed => return Err(Rejection::BuyerEncoding),
         Decoded::TooLong => return Err(Rejection::BuyerTooLong),
     };
-    if buyer_uid.is_empty() {
-        return Err(Rejection::BuyerEmpty);
+    match ids::check_buyer_uid(buyer_uid, bytes_max) {
+        Ok(()) => Ok(buyer_uid),
+        Err(Illegal::Empty) => Err(Rejection::BuyerEmpty),
+        Err(Illegal::TooLong) => Err(Rejection::BuyerTooLong),
+        Err(Illegal::Character) => Err(Rejection::BuyerControl),
     }
-    if buyer_uid.len() > bytes_max {
-        return Err(Rejection::BuyerTooLong);
-    }
-    // Every control character has a byte that no other ASCII character has, or begins with 0xC2. All bytes are
-    // looked at, without leaving early: that is what makes it a few vector instructions.
-    let suspicious = |byte: u8| byte < b' ' || byte == 0x7f || byte == 0xc2;
-    let any = buyer_uid
-        .bytes()
-        .fold(false, |any, byte| any | suspicious(byte));
-    if any && buyer_uid.chars().any(char::is_control) {
-        return Err(Rejection::BuyerControl);
-    }
-    Ok(buyer_uid)
 }
 
 fn parse_user_id<'a>(
@@ -232,17 +223,11 @@ fn parse_user_id<'a>(
             pair.strip_prefix(USER_COOKIE)?.strip_prefix(b"=")
         })
         .ok_or(Rejection::UserMissing)?;
-    if user_id.is_empty() {
-        return Err(Rejection::UserEmpty);
-    }
-    if user_id.len() > bytes_max {
-        return Err(Rejection::UserTooLong);
-    }
-    let invalid = |byte: u8| !byte.is_ascii_graphic() || byte == b',';
-    if user_id.iter().fold(false, |any, &byte| any | invalid(byte)) {
-        return Err(Rejection::UserInvalid);
-    }
-    std::str::from_utf8(user_id).map_err(|_| Rejection::UserInvalid)
+    ids::check_user_cookie(user_id, bytes_max).map_err(|illegal| match illegal {
+        Illegal::Empty => Rejection::UserEmpty,
+        Illegal::TooLong => Rejection::UserTooLong,
+        Illegal::Character => Rejection::UserInvalid,
+    })
 }
 
 enum Decoded<'a> {

@@ -2,7 +2,7 @@
 /// One match: the buyer (DSP) `dsp_id` knows the user `user_id` of this exchange under the name `buyer_uid`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Cookie {
-    /// The exchange's own id of the browser user: 1 to 64 printable ASCII bytes.
+    /// The exchange's own id of the browser user: 1 to 64 bytes of printable ASCII without space.
     #[prost(string, tag = "1")]
     pub user_id: ::prost::alloc::string::String,
     /// The buyer, 1 to 4294967295.
@@ -74,7 +74,7 @@ pub struct Tail {
 /// The first event of every stream.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Hello {
-    /// Names the producer; the same across its restarts.
+    /// Names the producer; the same across its restarts: 1 to 256 bytes of UTF-8 without control characters.
     #[prost(string, tag = "1")]
     pub producer_id: ::prost::alloc::string::String,
     /// One life of one producer process; never used again by the same producer.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use prost::Message;
+use proto::limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX};
 
 use super::*;
 

@@ -15,6 +15,7 @@ use std::hash::BuildHasher;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
+use proto::newest;
 
 use crate::batch::BatchCookie;
 
@@ -76,11 +77,11 @@ impl Recent {
 
     /// Whether the store may have a cookie of this pair accepted after `accepted`: it must then be read.
     pub(super) fn may_have_newer(&mut self, pair: Pair, accepted: u64) -> bool {
-        if accepted >= self.newest {
+        if newest::replaces(accepted, self.newest) {
             return false;
         }
         self.late_seen = true;
-        accepted < self.horizon || self.young.has(pair) || self.old.has(pair)
+        !newest::replaces(accepted, self.horizon) || self.young.has(pair) || self.old.has(pair)
     }
 
     /// Takes note of a cookie that is going to be written.

@@ -52,10 +52,9 @@ impl Committed {
             let mut found = found.iter().filter(|it| it.producer == ours.producer);
             found.any(|it| {
                 let is_of_batch = |of: &Cursor| of.producer == it.producer && of.epoch == it.epoch;
-                if it.epoch == ours.epoch {
-                    it.sequence >= ours.sequence
-                } else {
-                    batch.cursors().iter().any(is_of_batch)
+                match it.position().partial_cmp(&ours.position()) {
+                    Some(order) => order.is_ge(),
+                    None => batch.cursors().iter().any(is_of_batch),
                 }
             })
         })

@@ -11,6 +11,7 @@ use mongodb::{
     Database,
     bson::{Bson, DateTime, doc, rawdoc},
 };
+use proto::ids;
 use runtime::unix_micros;
 
 use super::{
@@ -129,7 +130,7 @@ impl Inner {
     fn dsp_of(&self, database: &str) -> Option<u32> {
         let number = database.strip_prefix(&self.options.prefix)?;
         let dsp_id = number.parse().ok()?;
-        (dsp_id > 0 && number == u32::to_string(&dsp_id)).then_some(dsp_id)
+        (ids::is_dsp_id(dsp_id) && number == u32::to_string(&dsp_id)).then_some(dsp_id)
     }
 
     /// Whether a DSP's database has our collection; one that only has such a name has not.

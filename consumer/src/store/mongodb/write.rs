@@ -21,6 +21,7 @@ use std::{
 };
 
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use proto::newest;
 use tokio::time::Instant;
 
 use super::{
@@ -223,10 +224,10 @@ impl Writing {
                 let cookie = self.batch.cookie(index as usize);
                 match times.get(cookie.user_id) {
                     None => missing.push(index),
-                    Some(time) if *time > millis(cookie.accepted_unix_micros) => {
-                        self.done.stale.push(index);
+                    Some(time) if newest::replaces(millis(cookie.accepted_unix_micros), *time) => {
+                        found.push(index);
                     }
-                    Some(_) => found.push(index),
+                    Some(_) => self.done.stale.push(index),
                 }
             }
         }
