@@ -162,13 +162,12 @@ fn batched(chunks: &[ChunkRef]) -> Batch {
     batch
 }
 
-/// A batch of what `suppression` lets through, which has begun another.
+/// A batch of what `suppression` lets through.
 fn let_through(chunks: &[ChunkRef], suppression: &mut Suppression) -> Batch {
     let mut batch = batched(&[]);
     for chunk in chunks {
         batch.push_judged(&producer(), chunk, u64::MAX, suppression);
     }
-    suppression.next_batch();
     batch
 }
 

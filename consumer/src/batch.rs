@@ -5,9 +5,11 @@
 //! size of the batch before from the start; no allocation of its own.
 
 mod cursor;
+mod id;
 mod judge;
 
 pub use cursor::Cursor;
+pub use id::BatchId;
 pub use judge::{Judge, Mark, TakeAll, Verdict};
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
@@ -43,6 +45,7 @@ pub struct BatchCookie<'a> {
 /// The newest cookie of each pair, and how far every producer got.
 #[derive(Debug)]
 pub struct Batch {
+    id: BatchId,
     chunks: Vec<Bytes>,
     entries: Vec<Entry>,
     index: HashTable<u32>,
@@ -96,6 +99,7 @@ impl Batch {
     #[must_use]
     pub fn new(cookies_max: usize, bytes_max: usize) -> Self {
         Self {
+            id: BatchId::default(),
             chunks: Vec::new(),
             entries: Vec::new(),
             index: HashTable::new(),
@@ -114,14 +118,22 @@ impl Batch {
         }
     }
 
-    /// An empty batch with the same bounds, and room at once for as many cookies as this one has.
+    /// The empty batch that follows this one: with the next number, the same bounds, and room at once for as many cookies
+    /// as this one has.
     #[must_use]
     pub fn next(&self) -> Self {
         let mut next = Self::new(self.cookies_max, self.bytes_max);
+        next.id = self.id.next();
         next.likely = self.len();
         next.chunks.reserve(self.chunks.len());
         next.accepted.reserve(self.accepted.len());
         next
+    }
+
+    /// Its number among those made of one another by [`next`](Self::next).
+    #[must_use]
+    pub fn id(&self) -> BatchId {
+        self.id
     }
 
     /// Whether it wants no more chunks. A chunk that is pushed all the same is taken whole.
@@ -325,7 +337,7 @@ impl Batch {
             .collect();
         judge.announce(&marks);
         for (cookie, mark) in cookies.iter().zip(marks) {
-            match judge.verdict(&lent(cookie, accepted), mark) {
+            match judge.verdict(&lent(cookie, accepted), mark, self.id) {
                 Verdict::LeaveOut => self.counts.suppressed += 1,
                 Verdict::Stale => self.counts.stale += 1,
                 Verdict::Refuse => self.counts.refused += 1,

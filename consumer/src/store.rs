@@ -212,8 +212,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Brings in the cookies of `batch`: bidders can read them now. They are durable, and with them the cursors, once
     /// the batch is [committed](Self::commit) as well.
     ///
-    /// Newest wins: a cookie accepted before the one that the store has of the same pair is left out; one
-    /// accepted at the same time replaces it. Time counts as finely as the store keeps it: microseconds embedded,
+    /// Newest wins, as [`proto::newest`] says: a cookie that is older than what the store has of its pair is left out. Time counts as finely as the store keeps it: microseconds embedded,
     /// milliseconds in MongoDB. Idempotent: after an error any part of the cookies may be stored, and the same batch
     /// may be written again. Called by one task at a time.
     ///

@@ -22,10 +22,11 @@
 
 use std::{collections::HashSet, hash::Hasher, time::Duration};
 
+use proto::newest;
 use siphasher::sip::SipHasher13;
 
 use crate::{
-    batch::{Batch, BatchCookie, Judge, Mark, Verdict},
+    batch::{Batch, BatchCookie, BatchId, Judge, Mark, Verdict},
     store::Written,
     ttl::Ttls,
 };
@@ -43,28 +44,38 @@ pub struct Suppression {
     ttls: Ttls,
     keys: (u64, u64),
     buckets: Vec<Bucket>,
-    /// Tells the batch that is collected from the one before it.
-    generation: u64,
 }
 
 /// One of a bucket's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
     pair: u64,
-    /// The hash of pair and buyer uid, and in its lowest bits [`STORED`], or else [`GENERATION`] of the batch that is to
-    /// bring it there.
+    /// The hash of pair and buyer uid, with [`STATE`] zero.
     value: u64,
+    state: State,
     /// When it was accepted, in seconds since the Unix epoch, never 0; good until 2106.
     second: u32,
     /// When the newest of its repeats was accepted, in milliseconds since the second above.
     newest_millis: u32,
 }
 
-/// Of a value: the store has it.
-const STORED: u64 = 1;
+/// Whether the store has what an entry says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct State(u64);
 
-/// Of a value: which of two batches in a row it is pending in.
-const GENERATION: u64 = 2;
+/// The lowest bits of a word that holds a value: its state.
+const STATE: u64 = 3;
+
+impl State {
+    /// The store has it.
+    const STORED: Self = Self(0);
+
+    /// That batch is to bring it there. The batch that is collected, the one that is written, and the one before differ
+    /// here; what is older than that is recorded.
+    fn pending(batch: BatchId) -> Self {
+        Self(1 + batch.0 % 3)
+    }
+}
 
 impl Suppression {
     /// A table of at most `bytes_max` bytes, for repeats within `interval`: or within half of a DSP's time to live, if
@@ -81,38 +92,30 @@ impl Suppression {
             ttls,
             keys: (fastrand::u64(..), fastrand::u64(..)),
             buckets: vec![[0; 3 * WAYS + 1]; buckets],
-            generation: 0,
         }
     }
 
-    /// What is judged from here on becomes part of another batch. The batch before the one that ends here must have
-    /// been [recorded](Self::record).
-    pub fn next_batch(&mut self) {
-        self.generation ^= GENERATION;
-    }
-
     /// Remembers cookies of a batch that `written` says are stored now, the `count` from `first` on: so that a large
-    /// batch can be recorded in parts.
+    /// batch can be recorded in parts. To be done before cookies of the batch after the next are judged.
     pub fn record(&mut self, batch: &Batch, written: &Written, first: usize, count: usize) {
         if self.buckets.is_empty() {
             return;
         }
         let stale: HashSet<u32> = written.stale.iter().copied().collect();
         let not_stored: HashSet<u32> = written.not_stored().collect();
+        let pending = State::pending(batch.id());
         let indexed = (0..).zip(batch.marks()).skip(first).take(count);
-        for (index, [pair, value]) in indexed {
-            let bucket = self.bucket(pair);
-            let bucket = &mut self.buckets[bucket];
-            let Some((at, entry)) = find(bucket, pair).filter(|(_, entry)| entry.value == value)
-            else {
+        for (index, mark) in indexed {
+            let bucket = self.bucket(mark);
+            let Some((at, entry)) = find_in(bucket, mark, pending) else {
                 // One of a later batch has taken its place, or another pair.
                 continue;
             };
             if not_stored.contains(&index) {
                 put(bucket, at, None);
             } else if !stale.contains(&index) {
-                let value = value & !GENERATION | STORED;
-                put(bucket, at, Some(Entry { value, ..entry }));
+                let state = State::STORED;
+                put(bucket, at, Some(Entry { state, ..entry }));
             }
         }
     }
@@ -123,18 +126,21 @@ impl Suppression {
             return;
         }
         let marks = (0..).zip(batch.marks());
-        for (_, [pair, value]) in marks.filter(|(index, _)| indices.contains(index)) {
-            let bucket = self.bucket(pair);
-            let bucket = &mut self.buckets[bucket];
+        for (_, mark) in marks.filter(|(index, _)| indices.contains(index)) {
+            let bucket = self.bucket(mark);
             // What is pending anew, the batch that brings it will tell.
-            let stored = value & !GENERATION | STORED;
-            if let Some((at, _)) = find(bucket, pair).filter(|(_, entry)| entry.value == stored) {
+            if let Some((at, _)) = find_in(bucket, mark, State::STORED) {
                 put(bucket, at, None);
             }
         }
     }
 
-    fn bucket(&self, pair: u64) -> usize {
+    fn bucket(&mut self, mark: Mark) -> &mut Bucket {
+        let at = self.bucket_at(mark);
+        &mut self.buckets[at]
+    }
+
+    fn bucket_at(&self, [pair, _]: Mark) -> usize {
         let buckets = self.buckets.len() as u128;
         let scaled = (u128::from(pair) * buckets) >> 64;
         usize::try_from(scaled).expect("below the number of buckets")
@@ -158,8 +164,7 @@ impl Judge for Suppression {
         hasher.write_u8(0);
         let pair = hasher.finish();
         hasher.write(cookie.buyer_uid);
-        let value = hasher.finish() & !(STORED | GENERATION);
-        [pair, value | self.generation]
+        [pair, hasher.finish() & !STATE]
     }
 
     /// Touches the entries of all of them, one right after the other: the processor then waits for many places of
@@ -168,35 +173,29 @@ impl Judge for Suppression {
         if self.buckets.is_empty() {
             return;
         }
-        for [pair, _] in marks {
-            std::hint::black_box(self.buckets[self.bucket(*pair)][0]);
+        for mark in marks {
+            std::hint::black_box(self.buckets[self.bucket_at(*mark)][0]);
         }
     }
 
-    /// One that is to be taken must become part of the batch that is collected.
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, [pair, value]: Mark) -> Verdict {
+    /// One that is to be taken must become part of the batch.
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, batch: BatchId) -> Verdict {
         if self.buckets.is_empty() {
             return Verdict::Take { is_known: false };
         }
-        let at_bucket = self.bucket(pair);
-        let bucket = &self.buckets[at_bucket];
-        let pending = Entry::pending(cookie, [pair, value]);
-        let (at, is_known) = match find(bucket, pair) {
+        let bucket_at = self.bucket_at(mark);
+        let bucket = &self.buckets[bucket_at];
+        let (at, is_known) = match find(bucket, mark) {
             None => (oldest(bucket), false),
             Some((at, known)) => {
-                let is_stored = known.value & STORED != 0;
-                let is_same = (known.value ^ value) & !(STORED | GENERATION) == 0;
-                let is_late = millis(cookie) < known.newest();
-                if is_stored && is_same && self.is_fresh(&known, cookie) {
+                let is_stored = known.state == State::STORED;
+                if is_stored && known.value == mark[1] && self.is_fresh(&known, cookie) {
                     let newest = known.newest().max(millis(cookie));
-                    put(
-                        &mut self.buckets[at_bucket],
-                        at,
-                        Some(known.repeated(newest)),
-                    );
+                    let repeated = known.repeated(newest);
+                    put(&mut self.buckets[bucket_at], at, Some(repeated));
                     return Verdict::LeaveOut;
                 }
-                if is_late {
+                if !newest::replaces(millis(cookie), known.newest()) {
                     // Of one that is pending the store will tell.
                     return if is_stored {
                         Verdict::Stale
@@ -207,16 +206,18 @@ impl Judge for Suppression {
                 (at, true)
             }
         };
-        put(&mut self.buckets[at_bucket], at, Some(pending));
+        let pending = Entry::pending(cookie, mark, batch);
+        put(&mut self.buckets[bucket_at], at, Some(pending));
         Verdict::Take { is_known }
     }
 }
 
 impl Entry {
-    fn pending(cookie: &BatchCookie<'_>, [pair, value]: Mark) -> Self {
+    fn pending(cookie: &BatchCookie<'_>, [pair, value]: Mark, batch: BatchId) -> Self {
         let entry = Self {
             pair,
             value,
+            state: State::pending(batch),
             second: second(cookie),
             newest_millis: 0,
         };
@@ -242,18 +243,24 @@ fn entries(bucket: &Bucket) -> impl Iterator<Item = Option<Entry>> {
         let (second, newest_millis) = split(words[2]);
         (second != 0).then_some(Entry {
             pair: words[0],
-            value: words[1],
+            value: words[1] & !STATE,
+            state: State(words[1] & STATE),
             second,
             newest_millis,
         })
     })
 }
 
-fn find(bucket: &Bucket, pair: u64) -> Option<(usize, Entry)> {
+fn find(bucket: &Bucket, [pair, _]: Mark) -> Option<(usize, Entry)> {
     let found = entries(bucket).enumerate();
     found
         .filter_map(|(at, entry)| Some((at, entry?)))
         .find(|(_, entry)| entry.pair == pair)
+}
+
+/// The entry of this very cookie, if it is in this state.
+fn find_in(bucket: &Bucket, mark: Mark, state: State) -> Option<(usize, Entry)> {
+    find(bucket, mark).filter(|(_, entry)| (entry.value, entry.state) == (mark[1], state))
 }
 
 /// A free place, or that of the entry whose latest repeat is the longest ago.
@@ -267,7 +274,7 @@ fn oldest(bucket: &Bucket) -> usize {
 fn put(bucket: &mut Bucket, at: usize, entry: Option<Entry>) {
     let words = entry.map_or([0; 3], |entry| {
         let times = u64::from(entry.second) << 32 | u64::from(entry.newest_millis);
-        [entry.pair, entry.value, times]
+        [entry.pair, entry.value | entry.state.0, times]
     });
     bucket[3 * at..][..3].copy_from_slice(&words);
 }

@@ -1,6 +1,6 @@
 //! Who decides which cookies become part of a batch.
 
-use super::BatchCookie;
+use super::{BatchCookie, BatchId};
 
 /// What is to become of a cookie before it is part of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub trait Judge {
     /// Announces whose verdicts will be asked for, in this order.
     fn announce(&mut self, marks: &[Mark]);
 
-    /// What is to become of a cookie.
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict;
+    /// What is to become of a cookie that would be part of this batch.
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, batch: BatchId) -> Verdict;
 }
 
 /// Takes every cookie, and knows nothing of any.
@@ -44,7 +44,7 @@ impl Judge for TakeAll {
 
     fn announce(&mut self, _: &[Mark]) {}
 
-    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark) -> Verdict {
+    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark, _: BatchId) -> Verdict {
         Verdict::Take { is_known: false }
     }
 }

@@ -43,6 +43,12 @@ pub(crate) fn batch(chunks: &[ChunkRef]) -> Batch {
     batch
 }
 
+/// An empty batch with this number.
+pub(crate) fn empty(id: BatchId) -> Batch {
+    let batch = Batch::new(1000, 1 << 20);
+    Batch { id, ..batch }
+}
+
 fn buyers(batch: &Batch) -> Vec<(&str, u32, &str)> {
     let text = |bytes| std::str::from_utf8(bytes).unwrap();
     batch
@@ -194,7 +200,7 @@ fn judged_cookies_are_left_out_or_taken_with_their_marks() {
             assert_eq!(marks, [[1, 5], [1, 5], [1, 5], [2, 5]]);
         }
 
-        fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict {
+        fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, _: BatchId) -> Verdict {
             match (cookie.user_id, cookie.buyer_uid) {
                 (b"a", b"x") => Verdict::LeaveOut,
                 _ => Verdict::Take {
@@ -228,6 +234,7 @@ fn next_batch_has_room_for_as_many_cookies_and_the_same_bounds() {
     next.push(&"p".into(), &chunk(1001, 1, &[("u", 1, "x")]), u64::MAX);
     assert!(next.entries.capacity() >= 1000);
     assert_eq!(next.cookies_max, 1000);
+    assert_eq!(next.id(), first.id().next());
 }
 
 #[test]

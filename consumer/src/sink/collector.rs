@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, HandOver, Limits, lock};
 use crate::{
-    batch::{Batch, BatchCookie, Judge, Mark, Verdict},
+    batch::{Batch, BatchCookie, BatchId, Judge, Mark, Verdict},
     clock::SteadyClock,
     losses::Records,
     metrics::{self, gauge_value},
@@ -64,12 +64,12 @@ impl Judge for Gate<'_> {
         self.suppression.announce(marks);
     }
 
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict {
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, batch: BatchId) -> Verdict {
         if self
             .places
             .admits(cookie.dsp_id, cookie.accepted_unix_micros)
         {
-            self.suppression.verdict(cookie, mark)
+            self.suppression.verdict(cookie, mark, batch)
         } else {
             Verdict::Refuse
         }
@@ -124,7 +124,6 @@ impl Collector {
                     due_at = None;
                     let next = batch.next();
                     self.record_places(&mut batch);
-                    lock(&self.suppression).next_batch();
                     hand_over.give(std::mem::replace(&mut batch, next), idle).await?;
                 }
                 item = buffer.pop(), if !batch.is_full() => {

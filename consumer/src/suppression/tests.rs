@@ -1,30 +1,54 @@
 //! The table by example, and against a store in which the newest wins.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::{Deref, DerefMut},
+};
 
 use super::*;
-use crate::{batch::tests::chunk, store::Rejected};
+use crate::{
+    batch::tests::{chunk, empty},
+    store::Rejected,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const SECOND: u64 = 1_000_000;
 const MINUTE: u64 = 60 * SECOND;
 const BEGAN: u64 = 1_700_000_000_000_000;
 
-fn table(bytes: usize) -> Suppression {
+/// A table, and which batch is collected.
+struct Table(Suppression, BatchId);
+
+impl Deref for Table {
+    type Target = Suppression;
+
+    fn deref(&self) -> &Suppression {
+        &self.0
+    }
+}
+
+impl DerefMut for Table {
+    fn deref_mut(&mut self) -> &mut Suppression {
+        &mut self.0
+    }
+}
+
+fn table(bytes: usize) -> Table {
     let ttls = [(9, Duration::from_secs(600))].into();
-    Suppression::new(HOUR, bytes, Ttls::new(24 * HOUR, ttls))
+    let table = Suppression::new(HOUR, bytes, Ttls::new(24 * HOUR, ttls));
+    Table(table, BatchId(0))
 }
 
 /// A batch of what passes.
-fn judge(table: &mut Suppression, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
-    let mut batch = Batch::new(1000, 1 << 20);
+fn judge(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
+    let mut batch = empty(table.1);
     let chunk = chunk(1, BEGAN + at, cookies);
-    batch.push_judged(&"p".into(), &chunk, u64::MAX, table);
-    table.next_batch();
+    batch.push_judged(&"p".into(), &chunk, u64::MAX, &mut table.0);
+    table.1 = table.1.next();
     batch
 }
 
-fn store(table: &mut Suppression, at: u64, cookies: &[(&str, u32, &str)], written: &Written) {
+fn store(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)], written: &Written) {
     let batch = judge(table, at, cookies);
     table.record(&batch, written, 0, usize::MAX);
 }
@@ -39,10 +63,10 @@ enum Passes {
 use Passes::{AsKnown, AsNew, Not};
 
 /// How one cookie passes; the table stays as it is.
-fn passes(table: &mut Suppression, at: u64, cookie: (&str, u32, &str)) -> Passes {
-    let (buckets, generation) = (table.buckets.clone(), table.generation);
+fn passes(table: &mut Table, at: u64, cookie: (&str, u32, &str)) -> Passes {
+    let (buckets, collected) = (table.buckets.clone(), table.1);
     let batch = judge(table, at, &[cookie]);
-    (table.buckets, table.generation) = (buckets, generation);
+    (table.buckets, table.1) = (buckets, collected);
     match batch.cookies().next() {
         None => Not,
         Some(cookie) if cookie.is_known => AsKnown,
@@ -105,7 +129,7 @@ fn store_ends_with_the_newest_of_all_that_came() {
     let mut collected: Option<Batch> = None;
     let (mut suppressed, mut stale) = (0, 0);
     for round in 0..2_000_u64 {
-        let mut batch = Batch::new(1000, 1 << 20);
+        let mut batch = empty(BatchId(round));
         for nth in 0..random.u64(1..6) {
             // No two at the same millisecond.
             let late = random.u64(..40) * 100_000;
@@ -115,11 +139,10 @@ fn store_ends_with_the_newest_of_all_that_came() {
                 format!("b{}", random.u8(..2)),
             );
             let chunk = chunk(1, at, &[(&user, 1, &uid)]);
-            batch.push_judged(&"p".into(), &chunk, u64::MAX, &mut table);
+            batch.push_judged(&"p".into(), &chunk, u64::MAX, &mut table.0);
             let known = newest.entry(user).or_default();
             *known = known.clone().max((at, uid));
         }
-        table.next_batch();
         suppressed += batch.counts().suppressed;
         stale += batch.counts().stale;
         let ready = collected.replace(batch);
@@ -216,7 +239,8 @@ fn interval_is_at_most_half_of_the_time_to_live() {
 #[test]
 fn zero_interval_suppresses_nothing() {
     let ttls = Ttls::new(HOUR, BTreeMap::new());
-    let mut table = Suppression::new(Duration::ZERO, 1 << 30, ttls);
+    let table = Suppression::new(Duration::ZERO, 1 << 30, ttls);
+    let mut table = Table(table, BatchId(0));
     store(&mut table, 0, &[("u", 1, "b")], &Written::default());
     assert_eq!(passes(&mut table, 1, ("u", 1, "b")), AsNew);
 }
@@ -258,4 +282,21 @@ fn what_turns_out_not_to_be_stored_is_forgotten_and_what_is_pending_anew_is_not(
     assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsNew);
     assert_eq!(passes(&mut table, 2 * MINUTE, ("v", 1, "c")), AsKnown);
     assert_eq!(passes(&mut table, 2 * MINUTE, ("w", 1, "b")), Not);
+}
+
+/// A stale cookie leaves its entry pending, and what is late stays so: batches that follow do not take it for theirs.
+#[test]
+fn what_stays_pending_is_confirmed_by_none_of_the_next_two_batches() {
+    let mut table = table(1 << 20);
+    let stale = Written {
+        stale: vec![0],
+        ..Written::default()
+    };
+    store(&mut table, MINUTE, &[("u", 1, "b")], &stale);
+    for _ in 0..2 {
+        let late = judge(&mut table, SECOND, &[("u", 1, "b")]);
+        assert_eq!(late.len(), 1);
+        table.record(&late, &Written::default(), 0, usize::MAX);
+        assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsKnown);
+    }
 }

@@ -138,7 +138,7 @@ impl Judge for Moody {
         self.announced = marks.iter().rev().copied().collect();
     }
 
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark) -> Verdict {
+    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, _: BatchId) -> Verdict {
         assert_eq!(self.announced.pop(), Some(mark), "in this order");
         assert_eq!(mark, self.mark(cookie));
         Self::mood(cookie.dsp_id, cookie.buyer_uid)

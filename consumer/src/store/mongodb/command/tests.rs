@@ -1,6 +1,8 @@
 use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 
-use super::*;
+use proto::newest;
+
+use super::{super::bson::millis, *};
 use crate::batch::tests::{batch, chunk};
 
 /// A batch of so many cookies, all of DSP 7 and of one time.
@@ -118,5 +120,80 @@ fn largest_command_is_far_below_what_the_server_takes() {
     for kind in [Kind::Insert, Kind::Look, Kind::Replace, Kind::Upsert] {
         let raw = kind.encode(&batch, &indices, None);
         assert!(raw.as_bytes().len() < 8 << 20, "{kind:?}");
+    }
+}
+
+/// Whether what the server compares holds.
+fn holds(operator: &str, left: DateTime, right: DateTime) -> bool {
+    match operator {
+        "$lte" => left <= right,
+        "$lt" => left < right,
+        "$gte" => left >= right,
+        "$gt" => left > right,
+        other => panic!("{other} is not known here"),
+    }
+}
+
+/// The first update of a command for one cookie.
+fn update_of(kind: Kind, batch: &Batch) -> Document {
+    let command = kind.encode(batch, &[0], None);
+    let command = Document::try_from(command.as_ref()).unwrap();
+    let updates = command.get_array("updates").unwrap();
+    updates[0].as_document().unwrap().clone()
+}
+
+/// Whether a document with the time `known` is among those that the query of an upsert matches.
+fn upsert_replaces(batch: &Batch, known: DateTime) -> bool {
+    let update = update_of(Kind::Upsert, batch);
+    let condition = update.get_document("q").unwrap().get_document("t");
+    let (operator, coming) = condition.unwrap().iter().next().unwrap();
+    holds(operator, known, *coming.as_datetime().unwrap())
+}
+
+/// Whether the pipeline of a replace gives a document with the time `known` the new values.
+fn replace_replaces(batch: &Batch, known: DateTime) -> bool {
+    let update = update_of(Kind::Replace, batch);
+    let stage = update.get_array("u").unwrap()[0].as_document().unwrap();
+    let within = |it: &Document| {
+        let scope = it.get_document("$let").unwrap();
+        let vars = scope.get_document("vars").unwrap().clone();
+        (vars, scope.get_document("in").unwrap().clone())
+    };
+    let (_, inner) = within(stage.get_document("$replaceWith").unwrap());
+    let (vars, value) = within(&inner);
+    let times = vars.get_document("t").unwrap().get_array("$arrayElemAt");
+    let times = times.unwrap()[0].as_document().unwrap();
+    let coming = times.get_array("$literal").unwrap()[0].as_datetime();
+    let cond = value.get_array("$cond").unwrap();
+    let (operator, operands) = cond[0].as_document().unwrap().iter().next().unwrap();
+    assert!(cond[1].as_document().unwrap().contains_key("b"));
+    let time = |operand: &Value| match operand.as_str() {
+        Some("$t") => known,
+        Some("$$t") => *coming.unwrap(),
+        other => panic!("{other:?} is not known here"),
+    };
+    let operands = operands.as_array().unwrap();
+    holds(operator, time(&operands[0]), time(&operands[1]))
+}
+
+#[test]
+fn server_replaces_what_the_rule_of_the_newest_replaces() {
+    let known = 1_700_000_000_123_456;
+    let stored = DateTime::from_millis(millis(known));
+    for coming in [
+        known - 1_000,
+        known - 457,
+        known - 456,
+        known - 1,
+        known,
+        known + 1,
+        known + 543,
+        known + 544,
+        known + 1_000,
+    ] {
+        let batch = batch(&[chunk(1, coming, &[("u", 7, "b")])]);
+        let expected = newest::replaces(millis(coming), millis(known));
+        assert_eq!(upsert_replaces(&batch, stored), expected, "{coming}");
+        assert_eq!(replace_replaces(&batch, stored), expected, "{coming}");
     }
 }
