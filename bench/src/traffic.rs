@@ -240,6 +240,8 @@ fn below(draw: u32, bound: u32) -> u32 {
 mod tests {
     use std::collections::{HashMap, HashSet};
 
+    use proto::ids;
+
     use super::*;
 
     fn users(users: u64) -> Option<NonZeroU64> {
@@ -268,6 +270,10 @@ mod tests {
             for number in 0..5_000 {
                 let cookie = traffic.cookie(connection, number);
                 assert!(cookie.user_id().bytes().all(|b| b.is_ascii_hexdigit()));
+                let user_id = ids::check_user_cookie(cookie.user_id().as_bytes(), USER_ID_BYTES);
+                assert_eq!(user_id, Ok(cookie.user_id()));
+                let buyer_uid = ids::check_buyer_uid(cookie.buyer_uid(), BUYER_UID_BYTES_MAX);
+                assert_eq!(buyer_uid, Ok(()));
                 assert!(users.insert(cookie.user_id().to_owned()));
                 assert!(buyers.insert(cookie.buyer_uid().to_owned()));
                 dsps.insert(cookie.dsp_id());
