@@ -16,6 +16,7 @@
 //! The end of the buffer ends the collector after its last partial batch, and that ends the writer: nothing that
 //! was received is left behind, unless a drain is in a hurry.
 
+mod attempts;
 mod collector;
 mod pipeline;
 mod writer;

@@ -1,16 +1,14 @@
 //! The sink against stores that are slow, fail, or end.
 
+mod fake;
 mod newest;
+mod states;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
+    sync::{Mutex, atomic::AtomicU32},
 };
 
-use futures_util::FutureExt;
 use runtime::metrics::Registry;
 use runtime::unix_micros;
 use tempfile::TempDir;
@@ -25,113 +23,11 @@ use crate::{
     ledger::Figures,
     metrics::Metrics,
     places::Places,
-    store::{
-        Answer, Compacted, Compaction, Expired, Found, Receipt, Rejected, Store, StoreError,
-        Written,
-    },
+    store::Store,
     subscription::buffer::{self, BufferWriter, Item},
     ttl::Ttls,
 };
-
-/// Fails some times, then writes slowly.
-#[derive(Debug, Default)]
-struct FakeStore {
-    failures: AtomicU32,
-    slow: Duration,
-    hangs_after: Option<Duration>,
-    broken: bool,
-    /// Refuses the first cookie of every batch for ever.
-    picky: bool,
-    /// Times that a commit fails; after one it is picky.
-    failed_commits: AtomicU32,
-    has_failed_commit: AtomicBool,
-    /// Times that it can be read but not written.
-    read_only: AtomicU32,
-    batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
-}
-
-impl Store for FakeStore {
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        std::future::ready(Ok(Vec::new())).boxed()
-    }
-
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
-        async move {
-            if self.broken {
-                return Err(StoreError::Broken("for good".to_owned()));
-            }
-            let failures = &self.failures;
-            let less = |failures: u32| failures.checked_sub(1);
-            if failures
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
-                .is_ok()
-            {
-                return Err(StoreError::Unavailable("for now".to_owned()));
-            }
-            sleep(self.slow).await;
-            let cursors = batch.cursors().to_vec();
-            self.batches.lock().unwrap().push((batch.len(), cursors));
-            let rejected = Rejected {
-                index: 0,
-                reason: "not this one".to_owned(),
-            };
-            let is_picky = self.picky || self.has_failed_commit.load(Ordering::Relaxed);
-            Ok(Written {
-                rejected: is_picky.then_some(rejected).into_iter().collect(),
-                ..Written::default()
-            })
-        }
-        .boxed()
-    }
-
-    fn commit<'a>(&'a self, _: &'a Batch, _: Receipt) -> Answer<'a, ()> {
-        let less = |times: u32| times.checked_sub(1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let answer = match self.failed_commits.fetch_update(set, fetch, less) {
-            Ok(_) => {
-                self.has_failed_commit.store(true, Ordering::Relaxed);
-                Err(StoreError::Unavailable("not durable".to_owned()))
-            }
-            Err(_) => Ok(()),
-        };
-        std::future::ready(answer).boxed()
-    }
-
-    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, Found> {
-        std::future::ready(Ok(Found::default())).boxed()
-    }
-
-    fn ping(&self) -> Answer<'_, ()> {
-        let less = |times: u32| times.checked_sub(1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let answer = match self.read_only.fetch_update(set, fetch, less) {
-            Ok(_) => Err(StoreError::Unavailable("read only".to_owned())),
-            Err(_) => Ok(()),
-        };
-        std::future::ready(answer).boxed()
-    }
-
-    fn expire<'a>(&'a self, _: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
-        let nothing = Expired {
-            deleted: 0,
-            complete: true,
-            ..Expired::default()
-        };
-        std::future::ready(Ok(nothing)).boxed()
-    }
-
-    fn hangs_after(&self) -> Option<Duration> {
-        self.hangs_after
-    }
-
-    fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
-        std::future::ready(Ok(Vec::new())).boxed()
-    }
-
-    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
-        std::future::ready(Ok(Compacted::NOTHING)).boxed()
-    }
-}
+use fake::FakeStore;
 
 struct Sink {
     store: Arc<FakeStore>,
@@ -139,6 +35,8 @@ struct Sink {
     metrics: Metrics,
     buffer: BufferWriter,
     hurry: CancellationToken,
+    /// Stops the writer at once.
+    stop: CancellationToken,
     folder: TempDir,
     ended: tokio::task::JoinHandle<Result<(), Failure>>,
 }
@@ -165,6 +63,7 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
     let suppression = suppression();
     let folder = TempDir::new().unwrap();
     let letters = folder.path().join("letters");
+    let stop = CancellationToken::new();
     let writer = Writer::new(
         Arc::clone(&store) as Arc<dyn Store>,
         Arc::clone(&suppression),
@@ -172,7 +71,7 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
         None,
-        CancellationToken::new(),
+        stop.clone(),
     );
     let tasks = TaskTracker::new();
     let hurry = CancellationToken::new();
@@ -192,6 +91,7 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
         metrics,
         buffer,
         hurry,
+        stop,
         folder,
         ended,
     }

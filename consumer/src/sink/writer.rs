@@ -1,4 +1,15 @@
 //! From batches into the store: written, then committed, and repeated until they are.
+//!
+//! The writer is in one of three [states](State), and one loop leads from each to the next:
+//!
+//! ```text
+//! Idle ──a batch──▶ Writing ──written──▶ Committing ──durable──▶ Idle
+//!                      ▲                     │
+//!                      └─────────────────────┘ durable, and the next batch has come
+//! ```
+//!
+//! While one batch is committed, a first attempt to write the next is made. It counts only if the commit succeeds: what
+//! came of a batch is told, in letters and in the suppression table, when everything before it is durable.
 
 use std::{
     collections::HashSet,
@@ -6,19 +17,22 @@ use std::{
     time::Duration,
 };
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use runtime::unix_micros;
 use tokio::{
     sync::OwnedSemaphorePermit,
     task::yield_now,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Batches, Failure, lock};
+use super::{
+    Batches, Failure,
+    attempts::{Attempts, PATIENCE},
+    lock,
+};
 use crate::{
     aside::Aside,
-    backoff::Backoff,
     batch::{Batch, Cursor},
     dead_letters::DeadLetters,
     health::Health,
@@ -26,23 +40,17 @@ use crate::{
     losses::Numbered,
     metrics,
     places::Place,
-    store::{Answer, Store, StoreError, Written},
+    store::{Store, StoreError, Written},
     suppression::Suppression,
 };
 
 /// How often an idle store is asked whether it could be written.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long one attempt may take before the store is reported as failing; the attempt goes on.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Most reasons of one outage that are logged.
-const REASONS_MAX: usize = 8;
-
 /// Cookies of a batch that the suppression table records before it lets the collector in again.
 const RECORDED_AT_ONCE: usize = 5_000;
 
-/// Uses the store for the sink, and tells health, metrics and log when it begins and ends to fail.
+/// Uses the store for the sink.
 #[derive(Debug)]
 pub struct Writer {
     store: Arc<dyn Store>,
@@ -53,8 +61,7 @@ pub struct Writer {
     /// Of a store that may fail for one DSP alone.
     aside: Option<Aside>,
     stop: CancellationToken,
-    /// Why the store does not work, as far as it was logged; empty while it works.
-    reasons: Vec<String>,
+    attempts: Attempts,
 }
 
 /// What a store has beside cookies.
@@ -68,6 +75,26 @@ pub struct Loaded {
     pub losses: Vec<Numbered>,
 }
 
+/// What the writer is doing.
+enum State {
+    /// There is nothing to write.
+    Idle,
+    /// This batch is written, and there is none to be committed.
+    Writing { next: Taken, attempt: Attempt },
+    /// `previous` is committed, and `next` is written meanwhile if it has come.
+    Committing {
+        previous: Volatile,
+        commit: Commit,
+        next: Option<Taken>,
+    },
+}
+
+/// What came of a first attempt to write, if there was one that counts.
+type Attempt = Option<Result<Written, StoreError>>;
+
+/// A commit under way.
+type Commit = BoxFuture<'static, Result<(), StoreError>>;
+
 /// A batch as the writer takes it.
 struct Taken {
     batch: Arc<Batch>,
@@ -76,8 +103,8 @@ struct Taken {
     began: Instant,
 }
 
-/// A batch that was written, and is to be committed.
-struct Done {
+/// A batch that was written, and must become durable.
+struct Volatile {
     batch: Arc<Batch>,
     written: Written,
     began: Instant,
@@ -95,6 +122,12 @@ impl Writer {
         aside: Option<Aside>,
         stop: CancellationToken,
     ) -> Self {
+        let attempts = Attempts::new(
+            Arc::clone(&store),
+            Arc::clone(&health),
+            metrics.clone(),
+            stop.clone(),
+        );
         Self {
             store,
             suppression,
@@ -103,7 +136,7 @@ impl Writer {
             dead_letters,
             aside,
             stop,
-            reasons: Vec::new(),
+            attempts,
         }
     }
 
@@ -112,14 +145,21 @@ impl Writer {
     /// # Errors
     /// When the store is broken, or at `stop`.
     pub async fn load(&mut self) -> Result<Loaded, Failure> {
-        self.until_done(|store| store.ping()).await?;
-        let cursors = self.until_done(|store| store.load_cursors()).await?;
+        let attempts = &mut self.attempts;
+        attempts.until_done(PATIENCE, |store| store.ping()).await?;
+        let cursors = attempts
+            .until_done(PATIENCE, |store| store.load_cursors())
+            .await?;
         // Those set aside get theirs soon.
         let aside = self.aside.iter().flat_map(|aside| aside.dsps().into_keys());
         let now = unix_micros();
         let mut places: Vec<Place> = aside.map(|dsp_id| (dsp_id, now)).collect();
-        places.extend(self.load_places().await?);
-        let losses = self.until_done(|store| store.load_losses()).await?;
+        // However long it takes: a store without a record of them is read through.
+        let found = attempts.until_done(Duration::MAX, |store| store.load_places());
+        places.extend(found.await?);
+        let losses = attempts
+            .until_done(PATIENCE, |store| store.load_losses())
+            .await?;
         Ok(Loaded {
             cursors,
             places,
@@ -127,40 +167,41 @@ impl Writer {
         })
     }
 
-    /// However long it takes: a store without a record of them is read through.
-    async fn load_places(&mut self) -> Result<Vec<Place>, Failure> {
-        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
-        let mut backoff = Backoff::default();
-        loop {
-            let loaded = tokio::select! {
-                () = stop.cancelled() => return Err(Failure::Stopped),
-                loaded = store.load_places() => loaded,
-            };
-            self.note(loaded.as_ref().err())?;
-            if let Ok(places) = loaded {
-                return Ok(places);
-            }
-            tokio::select! {
-                () = stop.cancelled() => return Err(Failure::Stopped),
-                () = sleep(backoff.delay()) => {}
-            }
-        }
-    }
-
     /// Writes and commits batches until there are no more.
     ///
     /// # Errors
     /// When the store is broken, or at `stop`.
     pub async fn run(mut self, mut batches: Batches) -> Result<(), Failure> {
-        while let Some(next) = self.wait_for(&mut batches).await? {
-            let mut done = self.write(next, None).await?;
-            while let Some(next) = self.commit(&mut done, &mut batches).await? {
-                self.stored(&done);
-                done = next;
-            }
-            self.stored(&done);
+        let mut state = State::Idle;
+        loop {
+            state = match state {
+                State::Idle => match self.wait_for(&mut batches).await? {
+                    Some(next) => State::Writing {
+                        next,
+                        attempt: None,
+                    },
+                    None => return Ok(()),
+                },
+                State::Writing { next, attempt } => {
+                    let previous = self.write(next, attempt).await?;
+                    State::Committing {
+                        commit: self.commit(&previous),
+                        previous,
+                        next: None,
+                    }
+                }
+                State::Committing {
+                    previous,
+                    commit,
+                    next: None,
+                } => self.commit_alone(previous, commit, &mut batches).await?,
+                State::Committing {
+                    previous,
+                    commit,
+                    next: Some(next),
+                } => self.commit_beside(previous, commit, next).await?,
+            };
         }
-        Ok(())
     }
 
     fn take(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> Taken {
@@ -174,71 +215,111 @@ impl Writer {
         }
     }
 
-    /// The next batch, while there is nothing to be committed.
+    /// From [`State::Idle`]: the next batch; meanwhile the store is pinged. None when there will be none.
     async fn wait_for(&mut self, batches: &mut Batches) -> Result<Option<Taken>, Failure> {
-        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
         loop {
             tokio::select! {
-                () = stop.cancelled() => return Err(Failure::Stopped),
+                () = self.stop.cancelled() => return Err(Failure::Stopped),
                 next = timeout(PING_INTERVAL, batches.0.recv()) => if let Ok(next) = next {
                     return Ok(next.map(|next| self.take(next)));
                 },
             }
-            let pinged = self.unless_stopped(store.ping()).await?;
-            self.note(pinged.as_ref().err())?;
+            let ping = self.store.ping();
+            let pinged = self.attempts.unless_stopped(PATIENCE, ping).await?;
+            self.attempts.note(pinged.as_ref().err())?;
         }
     }
 
-    /// Commits a batch that was written, and writes the next if one comes meanwhile.
-    async fn commit(
-        &mut self,
-        done: &mut Done,
-        batches: &mut Batches,
-    ) -> Result<Option<Done>, Failure> {
-        let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
-        let batch = Arc::clone(&done.batch);
-        let mut committing = store.commit(&batch, done.written.receipt);
-        let (mut committed, mut next) = (None, None);
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return Err(Failure::Stopped),
-            answer = &mut committing => committed = Some(answer),
-            handed = batches.0.recv() => next = handed.map(|next| self.take(next)),
+    /// From [`State::Writing`]: writes a batch, unless an attempt has done so already.
+    async fn write(&mut self, next: Taken, attempt: Attempt) -> Result<Volatile, Failure> {
+        let Taken { batch, idle, began } = next;
+        if let Some(attempt) = &attempt {
+            self.attempts.note(attempt.as_ref().err())?;
         }
-        let mut attempt = None;
-        let committed = match (committed, &next) {
-            (Some(committed), _) => committed,
-            (None, None) => self.unless_stopped(committing).await?,
-            (None, Some(next)) => {
-                let writing = store.write(Arc::clone(&next.batch));
-                let both = async { Ok(tokio::join!(committing, writing)) };
-                match self.unless_stopped(both.boxed()).await? {
-                    Ok((committed, written)) => {
-                        attempt = Some(written);
-                        committed
-                    }
-                    Err(error) => Err(error),
-                }
+        let mut written = match attempt {
+            Some(Ok(written)) => written,
+            _ => {
+                self.attempts
+                    .until_done(PATIENCE, |store| store.write(Arc::clone(&batch)))
+                    .await?
             }
         };
-        self.note(committed.as_ref().err())?;
+        self.put_elsewhere(&batch, &mut written).await?;
+        self.record(&batch, &written).await;
+        drop(idle);
+        Ok(Volatile {
+            batch,
+            written,
+            began,
+        })
+    }
+
+    fn commit(&self, previous: &Volatile) -> Commit {
+        let (store, batch) = (Arc::clone(&self.store), Arc::clone(&previous.batch));
+        let receipt = previous.written.receipt;
+        async move { store.commit(&batch, receipt).await }.boxed()
+    }
+
+    /// From [`State::Committing`] with no next batch: until the commit ends, or one comes.
+    async fn commit_alone(
+        &mut self,
+        previous: Volatile,
+        mut commit: Commit,
+        batches: &mut Batches,
+    ) -> Result<State, Failure> {
+        tokio::select! {
+            biased;
+            committed = self.attempts.unless_stopped(PATIENCE, &mut commit) => {
+                self.committed(previous, committed?).await?;
+                Ok(State::Idle)
+            }
+            Some(next) = batches.0.recv() => Ok(State::Committing {
+                previous,
+                commit,
+                next: Some(self.take(next)),
+            }),
+        }
+    }
+
+    /// From [`State::Committing`] with a next batch: until the commit and one attempt to write that batch have ended.
+    async fn commit_beside(
+        &mut self,
+        previous: Volatile,
+        commit: Commit,
+        next: Taken,
+    ) -> Result<State, Failure> {
+        let write = self.store.write(Arc::clone(&next.batch));
+        let both = async { tokio::join!(commit, write) }.boxed();
+        let (committed, attempt) = self.attempts.unless_stopped(PATIENCE, both).await?;
+        // After a failure nothing that was written since the last commit is certain.
+        let is_durable = self.committed(previous, committed).await?;
+        Ok(State::Writing {
+            next,
+            attempt: is_durable.then_some(attempt),
+        })
+    }
+
+    /// Sees to it that a batch is durable, whatever came of its commit, and counts it. Tells whether that commit succeeded.
+    async fn committed(
+        &mut self,
+        mut previous: Volatile,
+        committed: Result<(), StoreError>,
+    ) -> Result<bool, Failure> {
+        self.attempts.note(committed.as_ref().err())?;
         if committed.is_err() {
-            // Nothing that was written since the last commit is certain.
-            attempt = None;
-            self.write_again(done).await?;
+            self.write_again(&mut previous).await?;
         }
-        match next {
-            Some(next) => self.write(next, attempt).await.map(Some),
-            None => Ok(None),
-        }
+        self.stored(&previous);
+        Ok(committed.is_ok())
     }
 
     /// Writes and commits a batch of which it is not known whether the store has it. What the store refuses only now is
     /// set aside as well: what became of the batch is what came of the last time.
-    async fn write_again(&mut self, done: &mut Done) -> Result<(), Failure> {
-        let batch = Arc::clone(&done.batch);
-        let written = self
-            .until_done(|store| {
+    async fn write_again(&mut self, previous: &mut Volatile) -> Result<(), Failure> {
+        let batch = Arc::clone(&previous.batch);
+        let mut after = self
+            .attempts
+            .until_done(PATIENCE, |store| {
                 let batch = Arc::clone(&batch);
                 async move {
                     let written = store.write(Arc::clone(&batch)).await?;
@@ -248,8 +329,7 @@ impl Writer {
                 .boxed()
             })
             .await?;
-        let mut after = written;
-        let before = std::mem::take(&mut done.written);
+        let before = std::mem::take(&mut previous.written);
         // What was set aside or has a letter has its fate, wherever else it is now.
         let has_fate: HashSet<u32> = before.not_stored().collect();
         after.stale.retain(|index| !has_fate.contains(index));
@@ -266,35 +346,8 @@ impl Writer {
             stale: Vec::new(),
             ..before
         });
-        done.written = after;
+        previous.written = after;
         Ok(())
-    }
-
-    /// Writes a batch, unless an attempt has done so already.
-    async fn write(
-        &mut self,
-        taken: Taken,
-        attempt: Option<Result<Written, StoreError>>,
-    ) -> Result<Done, Failure> {
-        let Taken { batch, idle, began } = taken;
-        if let Some(attempt) = &attempt {
-            self.note(attempt.as_ref().err())?;
-        }
-        let mut written = match attempt {
-            Some(Ok(written)) => written,
-            _ => {
-                self.until_done(|store| store.write(Arc::clone(&batch)))
-                    .await?
-            }
-        };
-        self.put_elsewhere(&batch, &mut written).await?;
-        self.record(&batch, &written).await;
-        drop(idle);
-        Ok(Done {
-            batch,
-            written,
-            began,
-        })
     }
 
     /// Sets aside what was not taken, and writes letters for what was refused, or has no room aside.
@@ -316,10 +369,9 @@ impl Writer {
             // A disk that hangs there holds up all, and is reported as the store is.
             let store = Arc::clone(&self.store);
             let is_expected = move |dsp_id| store.is_expected(dsp_id);
-            let put = async { Ok(aside.put(batch, what, is_expected).await) };
-            let put = self.patiently(put.boxed()).await;
-            self.note(put.as_ref().err())?;
-            let no_room = put.unwrap_or_default();
+            let put = aside.put(batch, what, is_expected).boxed();
+            let no_room = self.attempts.patiently(PATIENCE, put).await;
+            self.attempts.note(None)?;
             let refused: HashSet<u32> = no_room.iter().map(|it| it.index).collect();
             for it in &mut written.not_taken {
                 it.indices.retain(|index| !refused.contains(index));
@@ -332,12 +384,12 @@ impl Writer {
     }
 
     /// Counts a batch that is durable.
-    fn stored(&self, done: &Done) {
-        let (batch, metrics) = (&done.batch, &self.metrics);
+    fn stored(&self, previous: &Volatile) {
+        let (batch, metrics) = (&previous.batch, &self.metrics);
         let now = unix_micros();
-        let stale = done.written.stale.len() as u64;
-        let rejected = done.written.rejected.len() as u64;
-        let not_taken = done.written.not_taken.iter();
+        let stale = previous.written.stale.len() as u64;
+        let rejected = previous.written.rejected.len() as u64;
+        let not_taken = previous.written.not_taken.iter();
         let set_aside = not_taken.map(|it| it.indices.len() as u64).sum();
         let written = batch.len() as u64 - stale - rejected - set_aside;
         metrics.ledger.settled(&Settled {
@@ -348,7 +400,7 @@ impl Writer {
             set_aside,
         });
         metrics.batches.inc();
-        let took = done.began.elapsed();
+        let took = previous.began.elapsed();
         metrics.flush_seconds.observe(took.as_secs_f64());
         let cookies = u32::try_from(batch.len()).unwrap_or(u32::MAX);
         metrics.batch_cookies.observe(f64::from(cookies));
@@ -378,90 +430,6 @@ impl Writer {
         for first in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
             lock(&self.suppression).record(batch, written, first, RECORDED_AT_ONCE);
             yield_now().await;
-        }
-    }
-
-    /// Repeats what the store cannot do now, after growing delays.
-    async fn until_done<T>(
-        &mut self,
-        ask: impl for<'a> Fn(&'a dyn Store) -> Answer<'a, T>,
-    ) -> Result<T, Failure> {
-        let store = Arc::clone(&self.store);
-        let stop = self.stop.clone();
-        let mut backoff = Backoff::default();
-        loop {
-            let answer = self.unless_stopped(ask(&*store)).await?;
-            self.note(answer.as_ref().err())?;
-            if let Ok(done) = answer {
-                return Ok(done);
-            }
-            tokio::select! {
-                () = stop.cancelled() => return Err(Failure::Stopped),
-                () = sleep(backoff.delay()) => {}
-            }
-        }
-    }
-
-    /// Waits patiently, but not when told to stop.
-    async fn unless_stopped<T>(
-        &mut self,
-        asked: Answer<'_, T>,
-    ) -> Result<Result<T, StoreError>, Failure> {
-        let stop = self.stop.clone();
-        tokio::select! {
-            () = stop.cancelled() => Err(Failure::Stopped),
-            answer = self.patiently(asked) => Ok(answer),
-        }
-    }
-
-    /// Reports the store as failing when it does not answer soon, and as in need of a restart when it seems to hang; and
-    /// waits on.
-    async fn patiently<T>(&mut self, mut asked: Answer<'_, T>) -> Result<T, StoreError> {
-        if let Ok(answer) = timeout(PATIENCE, &mut asked).await {
-            return answer;
-        }
-        self.is_failing(format!("no answer for {PATIENCE:?}"));
-        if let Some(hangs_after) = self.store.hangs_after() {
-            if let Ok(answer) = timeout(hangs_after.saturating_sub(PATIENCE), &mut asked).await {
-                return answer;
-            }
-            let why = format!(
-                "no answer for {hangs_after:?}: it hangs, and may go on only after a restart"
-            );
-            tracing::error!(why, "the store hangs, waiting on");
-            self.health.store_needs_restart(why);
-        }
-        asked.await
-    }
-
-    fn is_failing(&mut self, why: String) {
-        self.metrics.store_up.set(0);
-        if self.reasons.len() < REASONS_MAX && !self.reasons.contains(&why) {
-            tracing::warn!(why, "the store does not work, trying on");
-            self.reasons.push(why.clone());
-        }
-        self.health.store_fails(why);
-    }
-
-    /// Takes note of how an attempt ended; an error only when none can ever succeed.
-    fn note(&mut self, error: Option<&StoreError>) -> Result<(), Failure> {
-        let Some(error) = error else {
-            if !self.reasons.is_empty() {
-                tracing::info!("the store works again");
-            }
-            self.reasons.clear();
-            self.health.store_works();
-            self.metrics.store_up.set(1);
-            return Ok(());
-        };
-        self.metrics.store_errors.inc();
-        self.is_failing(error.to_string());
-        match error {
-            StoreError::Unavailable(_) => Ok(()),
-            StoreError::Broken(why) => {
-                self.health.store_needs_restart(why.clone());
-                Err(Failure::Broken(why.clone()))
-            }
         }
     }
 }

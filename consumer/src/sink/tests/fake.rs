@@ -1,0 +1,127 @@
+//! A store that does as it is told, and tells what was asked of it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use futures_util::FutureExt;
+use tokio::time::sleep;
+
+use super::*;
+use crate::store::{
+    Answer, Compacted, Compaction, Expired, Found, Receipt, Rejected, Store, StoreError, Written,
+};
+
+/// Fails some times, then writes slowly.
+#[derive(Debug, Default)]
+pub(super) struct FakeStore {
+    pub(super) failures: AtomicU32,
+    pub(super) slow: Duration,
+    /// How long a commit takes, whether it fails or not.
+    pub(super) slow_commit: Duration,
+    pub(super) hangs_after: Option<Duration>,
+    pub(super) broken: bool,
+    /// Refuses the first cookie of every batch for ever.
+    pub(super) picky: bool,
+    /// Times that a commit fails; after one it is picky.
+    pub(super) failed_commits: AtomicU32,
+    pub(super) has_failed_commit: AtomicBool,
+    /// Times that it can be read but not written.
+    pub(super) read_only: AtomicU32,
+    pub(super) batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
+    /// What began and what succeeded, each with the last sequence of its batch.
+    pub(super) events: Mutex<Vec<String>>,
+}
+
+impl FakeStore {
+    fn note(&self, event: &str, batch: &Batch) {
+        let event = format!("{event} {}", batch.cursors()[0].sequence);
+        self.events.lock().unwrap().push(event);
+    }
+}
+
+impl Store for FakeStore {
+    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
+        std::future::ready(Ok(Vec::new())).boxed()
+    }
+
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+        async move {
+            self.note("write", &batch);
+            if self.broken {
+                return Err(StoreError::Broken("for good".to_owned()));
+            }
+            let failures = &self.failures;
+            let less = |failures: u32| failures.checked_sub(1);
+            if failures
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                .is_ok()
+            {
+                return Err(StoreError::Unavailable("for now".to_owned()));
+            }
+            sleep(self.slow).await;
+            self.note("written", &batch);
+            let cursors = batch.cursors().to_vec();
+            self.batches.lock().unwrap().push((batch.len(), cursors));
+            let rejected = Rejected {
+                index: 0,
+                reason: "not this one".to_owned(),
+            };
+            let is_picky = self.picky || self.has_failed_commit.load(Ordering::Relaxed);
+            Ok(Written {
+                rejected: is_picky.then_some(rejected).into_iter().collect(),
+                ..Written::default()
+            })
+        }
+        .boxed()
+    }
+
+    fn commit<'a>(&'a self, batch: &'a Batch, _: Receipt) -> Answer<'a, ()> {
+        async move {
+            self.note("commit", batch);
+            sleep(self.slow_commit).await;
+            let less = |times: u32| times.checked_sub(1);
+            let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+            if self.failed_commits.fetch_update(set, fetch, less).is_ok() {
+                self.has_failed_commit.store(true, Ordering::Relaxed);
+                return Err(StoreError::Unavailable("not durable".to_owned()));
+            }
+            self.note("committed", batch);
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, Found> {
+        std::future::ready(Ok(Found::default())).boxed()
+    }
+
+    fn ping(&self) -> Answer<'_, ()> {
+        let less = |times: u32| times.checked_sub(1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let answer = match self.read_only.fetch_update(set, fetch, less) {
+            Ok(_) => Err(StoreError::Unavailable("read only".to_owned())),
+            Err(_) => Ok(()),
+        };
+        std::future::ready(answer).boxed()
+    }
+
+    fn expire<'a>(&'a self, _: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
+        let nothing = Expired {
+            deleted: 0,
+            complete: true,
+            ..Expired::default()
+        };
+        std::future::ready(Ok(nothing)).boxed()
+    }
+
+    fn hangs_after(&self) -> Option<Duration> {
+        self.hangs_after
+    }
+
+    fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
+        std::future::ready(Ok(Vec::new())).boxed()
+    }
+
+    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
+        std::future::ready(Ok(Compacted::NOTHING)).boxed()
+    }
+}

@@ -1,0 +1,241 @@
+//! From each state of the writer to the next, also at a failure, at a stop, and at the end.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A store that takes 100 ms to write, and a second to commit.
+fn slow() -> FakeStore {
+    FakeStore {
+        slow: 100 * MS,
+        slow_commit: SECOND,
+        ..FakeStore::default()
+    }
+}
+
+/// Batch 1 is being committed, and batch 2 was written meanwhile.
+async fn overlapping(store: FakeStore) -> Sink {
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    sleep(400 * MS).await;
+    push(&sink, 2).await;
+    sleep(400 * MS).await;
+    sink
+}
+
+#[track_caller]
+fn check_events(store: &FakeStore, expected: &[&str]) {
+    assert_eq!(*store.events.lock().unwrap(), expected);
+}
+
+fn letters(folder: &TempDir) -> String {
+    std::fs::read_to_string(folder.path().join("letters")).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_is_written_while_the_one_before_is_committed_and_committed_after_it() {
+    let sink = overlapping(slow()).await;
+    let overlap = ["write 1", "written 1", "commit 1", "write 2", "written 2"];
+    check_events(&sink.store, &overlap);
+    let figures = sink.metrics.sink.ledger.figures();
+    assert_eq!((figures.written, figures.waiting), (0, 2));
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let events = sink.store.events.lock().unwrap();
+    let after = ["committed 1", "commit 2", "committed 2"];
+    assert_eq!(*events, [&overlap[..], &after].concat());
+    assert_eq!(settled(&sink.metrics).written, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_counts_as_soon_as_it_is_durable() {
+    let store = FakeStore {
+        slow_commit: SECOND,
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    push(&sink, 1).await;
+    sleep(500 * MS).await;
+    sink.store.failures.store(u32::MAX, Ordering::Relaxed);
+    push(&sink, 2).await;
+    sleep(2 * SECOND).await;
+    // The next batch fails on and on, but this one does not wait for it.
+    let figures = sink.metrics.sink.ledger.figures();
+    assert_eq!((figures.written, figures.waiting), (1, 1));
+    sink.stop.cancel();
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_failed_commit_both_batches_are_written_again_and_have_one_letter_each() {
+    let store = FakeStore {
+        failed_commits: AtomicU32::new(1),
+        picky: true,
+        ..slow()
+    };
+    let sink = overlapping(store).await;
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    check_events(
+        &sink.store,
+        &[
+            "write 1",
+            "written 1",
+            "commit 1",
+            "write 2",
+            "written 2",
+            // It fails, so what was written since is not certain.
+            "write 1",
+            "written 1",
+            "commit 1",
+            "committed 1",
+            "write 2",
+            "written 2",
+            "commit 2",
+            "committed 2",
+        ],
+    );
+    let letters = letters(&sink.folder);
+    let users: Vec<_> = letters.lines().collect();
+    assert_eq!(users.len(), 2, "{letters}");
+    assert!(users[0].contains("user-1") && users[1].contains("user-2"));
+    assert_eq!(settled(&sink.metrics).rejected, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_write_beside_a_commit_is_repeated() {
+    let sink = start(slow(), LIMITS);
+    push(&sink, 1).await;
+    sleep(400 * MS).await;
+    sink.store.failures.store(1, Ordering::Relaxed);
+    push(&sink, 2).await;
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    check_events(
+        &sink.store,
+        &[
+            "write 1",
+            "written 1",
+            "commit 1",
+            "write 2",
+            "committed 1",
+            "write 2",
+            "written 2",
+            "commit 2",
+            "committed 2",
+        ],
+    );
+    assert_eq!(sink.metrics.sink.store_errors.get(), 1);
+    assert_eq!(settled(&sink.metrics).written, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_only_when_a_batch_is_written_again_is_no_reason_to_leave_out_a_repeat() {
+    let store = FakeStore {
+        failed_commits: AtomicU32::new(1),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    for sequence in [1, 2] {
+        let chunk = chunk(sequence, unix_micros(), &[("u", 1, "b")]);
+        let item = Item::Chunk("p".into(), chunk);
+        sink.buffer.push(item).await.unwrap();
+        sleep(5 * SECOND).await;
+    }
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let figures = settled(&sink.metrics);
+    assert_eq!((figures.suppressed, figures.rejected), (0, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_store_is_pinged() {
+    let store = FakeStore {
+        read_only: AtomicU32::new(1),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    sleep(6 * SECOND).await;
+    assert_eq!(sink.health.store_down().as_deref(), Some("read only"));
+    sleep(5 * SECOND).await;
+    assert_eq!(sink.health.store_down(), None);
+    assert_eq!(sink.metrics.sink.store_errors.get(), 1);
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn commit_that_is_not_answered_is_reported_whether_or_not_a_batch_waits_behind_it() {
+    for is_followed in [false, true] {
+        let store = FakeStore {
+            slow_commit: 60 * SECOND,
+            ..FakeStore::default()
+        };
+        let sink = start(store, LIMITS);
+        push(&sink, 1).await;
+        sleep(SECOND).await;
+        if is_followed {
+            push(&sink, 2).await;
+        }
+        sleep(2 * SECOND).await;
+        assert_eq!(sink.health.store_down(), None);
+        sleep(4 * SECOND).await;
+        let why = sink.health.store_down();
+        assert_eq!(why.as_deref(), Some("no answer for 5s"), "{is_followed}");
+        drop(sink.buffer);
+        sink.ended.await.unwrap().unwrap();
+        assert_eq!(sink.health.store_down(), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_stops_in_every_state() {
+    let always = || AtomicU32::new(u32::MAX);
+    let hanging = || FakeStore {
+        slow_commit: 60 * SECOND,
+        ..FakeStore::default()
+    };
+    let failing = FakeStore {
+        failures: always(),
+        ..FakeStore::default()
+    };
+    let slow = FakeStore {
+        slow: 60 * SECOND,
+        ..FakeStore::default()
+    };
+    let never_durable = FakeStore {
+        failed_commits: always(),
+        ..FakeStore::default()
+    };
+    for (state, store, batches) in [
+        ("idle", FakeStore::default(), 0),
+        ("writing", slow, 1),
+        ("repeating", failing, 1),
+        ("committing", hanging(), 1),
+        ("committing, with a next batch", hanging(), 2),
+        ("writing again", never_durable, 1),
+    ] {
+        let sink = start(store, LIMITS);
+        for sequence in 1..=batches {
+            push(&sink, sequence).await;
+            sleep(SECOND).await;
+        }
+        sink.stop.cancel();
+        let ended = timeout(100 * MS, sink.ended).await.expect(state).unwrap();
+        assert!(matches!(ended, Err(Failure::Stopped)), "{state}: {ended:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_of_the_batches_waits_for_the_commit() {
+    let sink = start(slow(), LIMITS);
+    push(&sink, 1).await;
+    sleep(400 * MS).await;
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let events = sink.store.events.lock().unwrap();
+    assert_eq!(events.last().map(String::as_str), Some("committed 1"));
+    assert_eq!(settled(&sink.metrics).written, 1);
+}
