@@ -17,7 +17,7 @@ use tokio_util::sync::ReusableBoxFuture;
 use tonic::Status;
 
 use super::{
-    Superseded, get_cookies::CookieMessages, pinned::Hold, subscribers::Lease, superseded,
+    Superseded, cookie_messages::CookieMessages, pinned::Hold, subscribers::Lease, superseded,
 };
 use crate::log::{Delivery, GapReason, Reader};
 

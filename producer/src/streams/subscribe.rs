@@ -1,20 +1,17 @@
-//! `Subscribe`: where a stream begins, and what its `Hello` says of that.
+//! The `Subscribe` call: opens a stream of chunks and gaps that begins with a `Hello`.
 
 use std::net::IpAddr;
 
-use proto::{
-    limits::in_flight_bytes_max,
-    v1::{Cursor, Hello, ResumeOutcome, StartPosition, SubscribeRequest, Tail},
-};
+use proto::v1::{Hello, ResumeOutcome, SubscribeRequest, Tail};
 use tonic::Status;
 
 use super::{
     Inner, OpenError,
     body::{Form, StreamBody},
-    check_name,
-    subscribers::{self, Call, Remembered},
+    request::check_name,
+    resume::{choose, own_cursor},
+    subscribers::Call,
 };
-use crate::log::{Sequence, Span};
 
 /// Opens a stream as `request` asks.
 pub(super) fn open(
@@ -67,170 +64,4 @@ fn tail(streams: &Inner, request: &SubscribeRequest, outcome: ResumeOutcome) -> 
         return None;
     }
     config.lives.tail(own_cursor(request, &config.producer_id)?)
-}
-
-/// The subscriber's cursor for this producer.
-fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<&'a Cursor> {
-    let mut cursors = request.cursors.iter();
-    cursors.find(|cursor| cursor.producer_id == id)
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Start {
-    pub(super) first: Sequence,
-    pub(super) outcome: ResumeOutcome,
-    /// The queue's bound counts from here on, or once the stream is within it: a cursor is met for as far back as the log
-    /// reaches, and what is sent again comes whatever is behind it.
-    pub(super) catching_up_until: Sequence,
-}
-
-impl Start {
-    /// The start of a stream whose client told of this window; 0 for none.
-    pub(super) fn of_window(self, window_bytes: u32) -> subscribers::Start {
-        subscribers::Start {
-            first: self.first,
-            outcome: self.outcome,
-            window_bytes,
-        }
-    }
-}
-
-fn choose(
-    streams: &Inner,
-    request: &SubscribeRequest,
-    span: Span,
-    remembered: Option<Remembered>,
-) -> Result<Start, OpenError> {
-    if let Some(cursor) = own_cursor(request, &streams.config.producer_id) {
-        return at_cursor(cursor, streams.log.epoch(), span);
-    }
-    let start = request.start();
-    Ok(by_name(streams, start, span, remembered))
-}
-
-/// Where a stream begins that has no cursor: where its queue stands, or where it asks to when there is none.
-pub(super) fn by_name(
-    streams: &Inner,
-    start: StartPosition,
-    span: Span,
-    remembered: Option<Remembered>,
-) -> Start {
-    if let Some(queue) = remembered {
-        let first = rewound(streams, queue);
-        let behind_bound = span.next - queue.high_water > streams.config.queue_cookies_max;
-        return Start {
-            first,
-            outcome: if first < span.oldest || behind_bound {
-                ResumeOutcome::ResumedWithGap
-            } else {
-                ResumeOutcome::Resumed
-            },
-            catching_up_until: queue.high_water,
-        };
-    }
-    let (first, catching_up_until) = match start {
-        StartPosition::Newest => (span.next, 0),
-        StartPosition::Oldest => (span.oldest, Sequence::MAX),
-    };
-    Start {
-        first,
-        outcome: ResumeOutcome::Fresh,
-        catching_up_until,
-    }
-}
-
-fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError> {
-    if cursor.epoch != epoch {
-        return Ok(Start {
-            first: 1,
-            outcome: ResumeOutcome::NewEpoch,
-            catching_up_until: Sequence::MAX,
-        });
-    }
-    if cursor.sequence >= span.next {
-        return Err(OpenError::CursorFromTheFuture {
-            cursor: cursor.sequence,
-            newest: span.next - 1,
-        });
-    }
-    let first = cursor.sequence + 1;
-    Ok(Start {
-        first,
-        outcome: if first < span.oldest {
-            ResumeOutcome::ResumedWithGap
-        } else {
-            ResumeOutcome::Resumed
-        },
-        catching_up_until: Sequence::MAX,
-    })
-}
-
-/// Where a queue that is known only by its name goes on: before its position, by what its client may not have
-/// got of what it was sent.
-fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
-    let bytes = rewind_bytes(streams.config.rewind_bytes, queue.window_bytes);
-    streams
-        .log
-        .rewind(queue.position, bytes, queue.stream_began)
-}
-
-/// What a client with this window, 0 for unknown, may not have got: never more than `most`, whatever it told.
-fn rewind_bytes(most: usize, window_bytes: u32) -> usize {
-    match window_bytes {
-        0 => most,
-        window_bytes => most.min(in_flight_bytes_max(window_bytes)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proto::limits::{RECEIVE_WINDOW_BYTES, REWIND_BYTES_DEFAULT};
-
-    use super::*;
-
-    const SPAN: Span = Span {
-        oldest: 100,
-        next: 200,
-    };
-
-    #[track_caller]
-    fn check(epoch: u64, sequence: u64, expected: Option<(Sequence, ResumeOutcome)>) {
-        let cursor = Cursor {
-            producer_id: "p".to_owned(),
-            epoch,
-            sequence,
-        };
-        let start = at_cursor(&cursor, 7, SPAN).ok();
-        let start = start.map(|start| (start.first, start.outcome));
-        assert_eq!(start, expected, "{epoch} {sequence}");
-    }
-
-    #[test]
-    fn rewind_follows_the_window_that_was_told_and_exceeds_the_bound_for_nobody() {
-        let most = REWIND_BYTES_DEFAULT;
-        assert_eq!(rewind_bytes(most, 0), most);
-        assert_eq!(rewind_bytes(most, RECEIVE_WINDOW_BYTES), most);
-        assert_eq!(rewind_bytes(most, 1 << 20), 3 << 20);
-        assert_eq!(rewind_bytes(most, u32::MAX), most);
-        assert_eq!(rewind_bytes(0, 1 << 20), 0);
-    }
-
-    #[test]
-    fn cursor_is_met_exactly_or_refused() {
-        check(7, 150, Some((151, ResumeOutcome::Resumed)));
-        check(7, 199, Some((200, ResumeOutcome::Resumed)));
-        check(7, 99, Some((100, ResumeOutcome::Resumed)));
-        check(7, 98, Some((99, ResumeOutcome::ResumedWithGap)));
-        check(7, 0, Some((1, ResumeOutcome::ResumedWithGap)));
-        check(7, 200, None);
-        check(7, u64::MAX, None);
-    }
-
-    #[test]
-    fn cursor_of_another_epoch_is_not_out_of_range() {
-        for sequence in [0, 150, u64::MAX] {
-            check(6, sequence, Some((1, ResumeOutcome::NewEpoch)));
-            check(8, sequence, Some((1, ResumeOutcome::NewEpoch)));
-        }
-    }
 }

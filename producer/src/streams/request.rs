@@ -1,0 +1,109 @@
+//! The request of a streaming call: one message, bounded in size and time, and the name in it.
+
+use std::{future::poll_fn, pin::Pin, time::Duration};
+
+use http::Request;
+use http_body::Body as _;
+use prost::{
+    DecodeError, Message,
+    encoding::{DecodeContext, decode_key, skip_field},
+};
+use proto::{
+    ids::{self, Illegal},
+    limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
+};
+use tokio::time::timeout;
+use tonic::{Status, body::Body};
+
+/// The number of `SubscribeRequest.cursors`.
+const CURSORS_FIELD: u32 = 2;
+
+/// How long a client may take to send the message of its request.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes before a message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// Reads the one message of a server-streaming call, to the end of the request: what would still come would lie in memory for as long
+/// as the stream.
+///
+/// tonic's reader would set a buffer aside before anything has come, and all that the client says it will send as soon as it
+/// says so.
+pub(super) async fn read_request<M: Message + Default>(
+    request: Request<Body>,
+) -> Result<M, Status> {
+    let bytes = timeout(REQUEST_TIMEOUT, read_message(request.into_body()))
+        .await
+        .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??;
+    let malformed = |error| Status::invalid_argument(format!("malformed request: {error}"));
+    // Decoded, an empty one takes twenty times its bytes.
+    if cursors(&bytes).map_err(malformed)? > CURSORS_MAX {
+        let message = format!("more than {CURSORS_MAX} cursors");
+        return Err(Status::invalid_argument(message));
+    }
+    M::decode(&*bytes).map_err(malformed)
+}
+
+/// How many cursors a request has; one that has none has nothing else that is repeated.
+fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
+    let mut count = 0;
+    while !message.is_empty() {
+        let (field, kind) = decode_key(&mut message)?;
+        count += usize::from(field == CURSORS_FIELD);
+        skip_field(kind, field, &mut message, DecodeContext::default())?;
+    }
+    Ok(count)
+}
+
+async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        // Nobody asks for trailers.
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
+        bytes.extend_from_slice(&data);
+        if bytes.len() > message_end(&bytes)? {
+            return Err(Status::invalid_argument(
+                "the request has more than one message",
+            ));
+        }
+    }
+    if bytes.is_empty() {
+        return Err(Status::invalid_argument("the request has no message"));
+    }
+    if bytes.len() < message_end(&bytes)? {
+        return Err(Status::invalid_argument(
+            "the request's message is not whole",
+        ));
+    }
+    bytes.drain(..PREFIX_BYTES);
+    Ok(bytes)
+}
+
+/// Where the message ends that begins with `bytes`; at least where its prefix does.
+fn message_end(bytes: &[u8]) -> Result<usize, Status> {
+    let Some(&[compressed, a, b, c, d]) = bytes.first_chunk::<PREFIX_BYTES>() else {
+        return Ok(PREFIX_BYTES);
+    };
+    if compressed != 0 {
+        return Err(Status::unimplemented("the request's message is compressed"));
+    }
+    match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
+        Ok(length) if length <= REQUEST_BYTES_MAX => Ok(PREFIX_BYTES + length),
+        _ => Err(Status::out_of_range(format!(
+            "the request's message is longer than {REQUEST_BYTES_MAX} bytes"
+        ))),
+    }
+}
+
+/// Checks the name of a queue, which the request calls `field`.
+pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
+    ids::check_name(name).map_err(|illegal| {
+        Status::invalid_argument(match illegal {
+            Illegal::Empty => format!("{field} is empty"),
+            Illegal::TooLong => format!("{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes"),
+            Illegal::Character => format!("{field} holds a control character"),
+        })
+    })
+}
