@@ -1,4 +1,4 @@
-//! What each part of the producer costs on the way of a cookie, without sockets and without waiting.
+//! What each part of the producer costs on the path of a cookie, without sockets and without waiting.
 //!
 //! `cargo bench --bench parts` measures time; `.ci/instructions` counts instructions of the very same functions, those
 //! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
@@ -19,18 +19,18 @@ use proto::wire::{ChunkRef, CookieRef};
 /// What one call of a part goes through; `.ci/instructions` divides by it.
 const ITEMS: usize = 10_000;
 
-/// Chunks that a reader goes through: what a second brings when each is sealed at 10 ms.
+/// Chunks that a reader goes through: those of a second when each is sealed at 10 ms.
 const CHUNKS: usize = 100;
 
-/// Requests that one read of a busy connection brings.
+/// Requests in one read of a busy connection.
 const PIPELINED: usize = 32;
 
 fn main() {
     divan::main();
 }
 
-/// The functions that are measured. Not inlined and not generic, so that each is one symbol; and called by nothing but
-/// the benchmark of the same name, for whatever they do is counted.
+/// The functions that are measured. They are neither inlined nor generic, so that each is one symbol, and only the benchmark of
+/// the same name calls them, because every call is counted.
 mod counted {
     use std::hint::black_box;
 
@@ -105,7 +105,7 @@ fn take(reader: &mut Reader) -> Option<Delivery> {
     }
 }
 
-/// The lines that a request has beside the one with the user id.
+/// The header lines of a request besides the one with the user id.
 #[derive(Debug, Clone, Copy)]
 enum Lines {
     /// None, as `bench load` sends it.
@@ -167,7 +167,7 @@ impl Synced {
     }
 }
 
-/// A log that seals by size only, for nobody keeps its time.
+/// A log that seals by size only, because its timers do not run.
 fn log(chunk_bytes: usize, bytes_max: usize) -> Log {
     Log::new(Config {
         epoch: 1,
@@ -214,7 +214,7 @@ fn request(bencher: Bencher<'_, '_>, lines: Lines) {
         .bench_local(|| counted::request(requests.as_bytes(), &ids));
 }
 
-/// `together` is how many requests one read of a connection brings. The ring is full: chunks leave it.
+/// `together` is the number of requests in one read of a connection. The ring is full, so chunks are evicted.
 #[divan::bench(args = [1, PIPELINED])]
 fn append(bencher: Bencher<'_, '_>, together: usize) {
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);

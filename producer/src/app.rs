@@ -1,7 +1,8 @@
-//! Puts the parts together, and takes them apart in the order the data flows.
+//! Wires the parts of a producer together and starts them; `drain.rs` stops them.
 
-mod files;
-mod live;
+mod config_reload;
+mod drain;
+mod open_files;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -14,50 +15,41 @@ use runtime::{
     settings::renewal,
     status::{Board, page::Page},
 };
-use tokio::{
-    net::TcpListener,
-    time::{Instant, timeout_at},
-};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tonic_health::{ServingStatus, server::HealthReporter};
+use tonic_health::server::HealthReporter;
 
-use self::files::FILES_MIN;
-pub use self::live::Live;
+use self::open_files::FILES_MIN;
+pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
-    config::{Config, Drain},
+    config::Config,
     edge::{self, Edge},
-    epoch,
-    lives::{self, Lives},
+    epoch_history::{self, EpochHistory, epoch},
     log::{self, Log},
     memory, metrics,
     readiness::{Accepting, Readiness},
     server::Server,
     status::{self, ProducerStatus},
-    streams::{self, Streams, pinned::Pinned, refusals::Refusals, subscribers::Subscribers},
+    streams::{
+        self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
+    },
 };
 
-/// How often queues of departed subscribers are looked for.
+/// How often the queues of departed subscribers are checked for being expired.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Most of the drain that waiting for HTTP clients may take: one that holds half a request, or does not read its
-/// answers, must not cost the subscribers their tail.
-const EDGE_GRACE: Duration = Duration::from_millis(2500);
-
-/// The last part of the drain, in which the admin port still answers.
-const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
 /// A running producer.
 #[derive(Debug)]
 pub struct App {
     addresses: Addresses,
     log: Log,
-    lives: Lives,
+    epoch_history: EpochHistory,
     subscribers: Subscribers,
     edge: Stage,
     streams: Stage,
     admin: Stage,
     draining: CancellationToken,
-    live: Live,
+    runtime_config: RuntimeConfig,
     renewals: renewal::Metrics,
     health: HealthReporter,
     registry: Registry,
@@ -85,18 +77,6 @@ pub struct Ports<L> {
     pub admin: L,
 }
 
-/// Some subscribers were not sent everything in time.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "not everything was sent within {}; still behind: {}",
-    humantime::format_duration(*.within),
-    .behind.join(", ")
-)]
-pub struct DrainTimeout {
-    within: Duration,
-    behind: Vec<String>,
-}
-
 impl App {
     /// Binds all ports, then starts to serve.
     ///
@@ -112,7 +92,7 @@ impl App {
         Self::start_on(Ports::bind(&config)?, config).await
     }
 
-    /// Starts to serve these ports; the addresses of the settings are not used.
+    /// Starts to serve on these ports; the addresses in `config` are not used.
     ///
     /// # Errors
     /// When a port does not know its own address.
@@ -123,8 +103,9 @@ impl App {
             .id
             .clone()
             .unwrap_or_else(|| default_id(addresses.grpc));
-        let (lives, life) = lives::begin(&config.state, &producer_id, epoch::begin(), &registry)?;
-        let epoch = lives.epoch();
+        let (epoch_history, current_epoch) =
+            epoch_history::begin(&config.state, &producer_id, epoch::generate(), &registry)?;
+        let epoch = epoch_history.epoch();
         let log_config = log::Config {
             epoch,
             bytes_max: config.log_bytes_max,
@@ -132,7 +113,7 @@ impl App {
             chunk_age: config.chunk_age,
             idle_after: config.heartbeat,
         };
-        let log = Log::with_progress(log_config, Some(Box::new(life)));
+        let log = Log::with_progress(log_config, Some(Box::new(current_epoch)));
         let subscribers = Subscribers::new(config.subscriber_retention, config.subscribers_max);
         metrics::register(&registry, &log, &subscribers, config.queue_cookies_max)?;
         tracing::info!(?config, "settings");
@@ -141,7 +122,7 @@ impl App {
             memory_bytes_max = memory::bytes_max(&config),
             "producer started"
         );
-        config.security.say(addresses.grpc);
+        config.security.warn_if_exposed(addresses.grpc);
         admin::say_if_open(addresses.admin);
         let streams = Streams::new(
             log.clone(),
@@ -150,9 +131,9 @@ impl App {
                 producer_id: producer_id.clone(),
                 queue_cookies_max: config.queue_cookies_max,
                 rewind_bytes: config.rewind_bytes,
-                lives: lives.clone(),
+                epoch_history: epoch_history.clone(),
             },
-            Pinned::register(&registry, config.pinned_bytes_max as u64)?,
+            StreamBudget::register(&registry, config.pinned_bytes_max as u64)?,
             Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
@@ -160,8 +141,8 @@ impl App {
         let app = Self {
             addresses,
             log,
-            lives,
-            live: Live::new(&config, subscribers.clone(), edge.dsps()),
+            epoch_history,
+            runtime_config: RuntimeConfig::new(&config, subscribers.clone(), edge.dsps()),
             renewals: renewal::Metrics::register(&registry, "producer")?,
             subscribers,
             edge: Stage::default(),
@@ -195,7 +176,7 @@ impl App {
     ) -> anyhow::Result<Accepting> {
         let edge = Edge::new(self.log.clone(), config.ids, metrics, self.draining.clone());
         let connections = listen::Metrics::register(&self.registry, "producer", "http")?;
-        let limits = self.live.http.subscribe();
+        let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
         Ok(Accepting {
             address: self.addresses.http,
@@ -212,14 +193,14 @@ impl App {
     ) -> anyhow::Result<Accepting> {
         let connections = listen::Metrics::register(registry, "producer", "grpc")?;
         let stage = &self.streams;
-        let server = server.behind(config.security.open(registry, stage)?);
+        let server = server.requiring(config.security.open(registry, stage)?);
         let accepting = stage.tasks.spawn(server.serve(
             listener,
-            self.live.grpc.subscribe(),
+            self.runtime_config.grpc.subscribe(),
             connections,
             stage.clone(),
         ));
-        stage.tasks.spawn(log::keep_time(self.log.clone()));
+        stage.tasks.spawn(log::run_timers(self.log.clone()));
         let (subscribers, stop) = (self.subscribers.clone(), stage.stop.clone());
         stage.tasks.spawn(async move {
             let sweeping = async {
@@ -260,19 +241,19 @@ impl App {
         Ok(())
     }
 
-    /// Where it listens; says which port the system chose where 0 was asked for.
+    /// Where it listens, with the port that the system chose if 0 was configured.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         self.addresses
     }
 
-    /// What may change while it runs.
+    /// The settings that may change while it runs.
     #[must_use]
-    pub fn live(&self) -> Live {
-        self.live.clone()
+    pub fn runtime_config(&self) -> RuntimeConfig {
+        self.runtime_config.clone()
     }
 
-    /// Counts how often its settings are read again.
+    /// Counts how often its settings are reloaded.
     #[must_use]
     pub fn renewals(&self) -> renewal::Metrics {
         self.renewals.clone()
@@ -282,66 +263,6 @@ impl App {
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
-    }
-
-    /// Stops in the order the data flows: load balancers are given the time to see that it is not ready, requests
-    /// are finished, the log is closed, streams send the rest and say goodbye. Takes no longer than the configured
-    /// times.
-    ///
-    /// # Errors
-    /// When a subscriber that is connected was not sent everything in that time; it lost the rest.
-    pub async fn drain(self) -> Result<(), DrainTimeout> {
-        self.draining.cancel();
-        self.health.set_not_serving::<Streams>().await;
-        // What probes ask for that name no service.
-        let overall = self
-            .health
-            .set_service_status("", ServingStatus::NotServing);
-        overall.await;
-        let Drain { delay, timeout } = *self.live.drain.borrow();
-        tokio::time::sleep(delay).await;
-        let end = Instant::now() + timeout;
-        let edge_grace = EDGE_GRACE.min(timeout / 4);
-        if !self.edge.drain(Instant::now() + edge_grace).await {
-            tracing::info!("cut off HTTP clients that did not finish");
-        }
-        self.log.close();
-        let admin_grace = ADMIN_GRACE.min(timeout / 4);
-        let behind = self.drain_streams(end - admin_grace).await;
-        let appended = self.log.stats().appended;
-        let (_, recorded) = tokio::join!(self.admin.drain(end), timeout_at(end, self.lives.over()));
-        if recorded.is_err() {
-            tracing::warn!("the record of this producer's lives is not written in time");
-        }
-        if behind.is_empty() {
-            tracing::info!(appended, "drained");
-            return Ok(());
-        }
-        Err(DrainTimeout {
-            within: timeout,
-            behind,
-        })
-    }
-
-    /// Returns the names of the subscribers that still were sent something when time was up.
-    async fn drain_streams(&self, deadline: Instant) -> Vec<String> {
-        // Asked just before the connections are cut off, which ends their streams.
-        let look = async {
-            tokio::time::sleep_until(deadline).await;
-            let queues = self.subscribers.snapshot().into_iter();
-            queues
-                .filter(|queue| queue.connected)
-                .map(|queue| queue.name)
-                .collect()
-        };
-        tokio::select! {
-            biased;
-            behind = look => {
-                self.streams.drain(deadline).await;
-                behind
-            }
-            _ = self.streams.drain(deadline + Duration::from_secs(1)) => Vec::new(),
-        }
     }
 }
 

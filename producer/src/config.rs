@@ -14,7 +14,7 @@ use runtime::{
 pub use self::args::Args;
 use crate::{
     edge::{dsps::Shown, request::IdLimits},
-    lives::State,
+    epoch_history::State,
     security::Security,
 };
 

@@ -1,8 +1,8 @@
 //! The edge: HTTP/1.1 in, cookies into the log.
 //!
-//! It never waits for anything but the client: appending is a short critical section, and an answer is written
-//! when its cookie is in the log. [`head`] reads HTTP, [`request`] finds the cookie, [`response`] answers;
-//! these three are pure. `connection` moves the bytes.
+//! It waits for nothing but the client: appending is a short critical section, and a response is written once its cookie
+//! is in the log. [`head`] parses HTTP, [`request`] finds the cookie, [`response`] writes the response; these three are
+//! pure. `connection` does the I/O.
 
 mod connection;
 pub mod dsps;
@@ -34,12 +34,12 @@ pub struct Edge {
     log: Log,
     ids: IdLimits,
     metrics: Metrics,
-    /// Cancelled when clients are to go elsewhere: answers then close their connections.
+    /// Cancelled when clients should connect elsewhere: responses then close their connections.
     leaving: CancellationToken,
 }
 
 impl Edge {
-    /// An edge that appends to `log`, and once `leaving` closes each connection with the answer to a request.
+    /// An edge that appends to `log`, and that closes each connection with its next response once `leaving` is cancelled.
     #[must_use]
     pub fn new(log: Log, ids: IdLimits, metrics: Metrics, leaving: CancellationToken) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Edge {
         }
     }
 
-    /// Accepts connections until the stage stops, then lets each answer the requests it has read.
+    /// Accepts connections until the stage stops; each then answers the requests that it has read.
     pub async fn serve(
         self,
         listener: impl Listener,
@@ -73,7 +73,7 @@ impl Edge {
         listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
-    /// Decides what a request means; an accepted cookie is in `burst` or already in the log.
+    /// Handles one request; an accepted cookie is then in `burst` or already in the log.
     fn handle(
         &self,
         head: &Head<'_>,
@@ -96,21 +96,21 @@ impl Edge {
         let cookie = match request::parse(head.query, cookies, &self.ids, &mut scratch) {
             Ok(cookie) => cookie,
             Err(rejection) => {
-                tally.rejected(dsps.place(request::dsp_id(head.query)), rejection);
+                tally.rejected(dsps.slot(request::dsp_id(head.query)), rejection);
                 return Ok(Outcome::Rejected(rejection));
             }
         };
-        let place = dsps.place(Some(cookie.dsp_id));
-        if dsps.refuses(place, cookie.dsp_id) {
-            tally.rejected(place, Rejection::DspUnknown);
+        let slot = dsps.slot(Some(cookie.dsp_id));
+        if dsps.refuses(slot, cookie.dsp_id) {
+            tally.rejected(slot, Rejection::DspUnknown);
             return Ok(Outcome::Rejected(Rejection::DspUnknown));
         }
-        tally.accepted(place);
+        tally.accepted(slot);
         burst.push(&cookie);
         Ok(Outcome::Accepted)
     }
 
-    /// Puts what was accepted into the log, before anybody is told so, and counts it.
+    /// Appends the accepted cookies to the log, before any client is told so, and counts the requests.
     fn append(&self, burst: &mut Burst, tally: &mut Tally) -> Result<(), Closed> {
         let count = u64::from(burst.count());
         if count > 0 {

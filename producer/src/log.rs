@@ -1,39 +1,38 @@
-//! The log: the newest cookies of this producer, encoded once, numbered densely, shared by all readers.
+//! The log: the newest cookies of this producer, encoded once, numbered without gaps, and shared by all readers.
 //!
 //! # How it works
 //!
 //! Cookies are encoded in [`Burst`]s and appended to one *open* buffer. The buffer is *sealed* when the next burst
-//! would not fit, or when its first cookie is [`Config::chunk_age`] old, or three times that while it holds very
-//! little. Sealing gives the buffer its first sequence and its headers, in place, and turns it into an immutable
-//! [`Chunk`]: the very bytes that every stream will send. The *ring* keeps the newest chunks up to
-//! [`Config::bytes_max`]; older ones leave it, and live on only while a stream still sends them.
+//! would not fit, or when its first cookie is [`Config::chunk_age`] old, or three times that while it is small.
+//! Sealing writes the first sequence and the headers into the buffer, in place, and turns it into an immutable
+//! [`Chunk`]: exactly the bytes that every stream will send. The *ring* keeps the newest chunks up to
+//! [`Config::bytes_max`]; older ones are evicted, and stay in memory only while a stream still sends them.
 //!
-//! A [`Reader`] is a position in the ring and a bound, not a queue of its own: pushing a chunk to a thousand
-//! readers costs one wake-up each, and a slow reader costs nobody else anything. A reader that is further
-//! behind than its bound, or than the ring reaches, skips forward and is told the exact [`Delivery::Gap`].
+//! A [`Reader`] is a position in the ring and a bound, without a queue of its own: a chunk costs one wake-up for each reader,
+//! and a slow reader costs the others nothing. A reader that is further behind than its bound, or than the ring reaches
+//! back, skips forward and gets the exact [`Delivery::Gap`].
 //!
 //! # Constraints
 //!
-//! - This module knows neither HTTP nor gRPC. It knows the wire form of a chunk, because sealing *is* encoding.
-//! - Sequences start at 1 and are dense: the chunk that follows sequence `n` begins with `n + 1`.
-//! - The time of a chunk never decreases, also when the system's clock jumps back: newest wins by it.
+//! - This module knows neither HTTP nor gRPC. It knows the wire format of a chunk, because sealing *is* encoding.
+//! - Sequences start at 1 and have no gaps: the chunk that follows sequence `n` begins with `n + 1`.
+//! - The time of a chunk never decreases, even if the system's clock jumps back: "newest wins" compares it.
 //! - Two locks, always taken in the order *open*, *ring*; readers take only *ring*, for a few instructions;
-//!   wake-ups happen under neither. All appenders share one lock, which buys one order for all cookies and one
-//!   place that seals; they take it once for a [`Burst`], because taking it for each cookie cost a twelfth of
-//!   all CPU at 800 k/s, most of it waiting for a holder that had lost its processor.
-//! - After [`Log::close`] nothing is appended any more; readers get the rest and then [`Delivery::End`].
+//!   wake-ups happen under neither. All appenders share one lock, which gives all cookies one order, and sealing one
+//!   place. They take it once for each [`Burst`]: taking it for each cookie cost a twelfth of all CPU at 800 k/s, most of
+//!   it spent waiting for a holder that had been preempted.
+//! - After [`Log::close`] nothing can be appended; readers get the rest and then [`Delivery::End`].
 //!
 //! # Memory
 //!
-//! The ring counts a chunk's allocated bytes and its bookkeeping. A chunk that is sealed by
-//! age, hence small, is copied into an allocation of its own size, so that slow hours do not hold 64 KiB a
-//! chunk.
+//! The ring counts the allocated bytes of each chunk and its bookkeeping. A chunk that is sealed by age, hence small, is
+//! copied into an allocation of its own size, so that chunks of quiet hours do not take 64 KiB each.
 
 mod burst;
 mod chunk;
 mod progress;
 mod reader;
-mod writer;
+mod seal;
 
 use std::{
     collections::VecDeque,
@@ -43,7 +42,7 @@ use std::{
 
 use tokio::sync::{Notify, watch};
 
-use self::writer::Open;
+use self::seal::Open;
 pub use self::{
     burst::Burst,
     chunk::Chunk,
@@ -58,15 +57,15 @@ pub type Sequence = u64;
 /// What a log may hold and when it seals.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// Names this life of the producer.
+    /// Identifies this run of the producer.
     pub epoch: u64,
     /// Most bytes the ring holds.
     pub bytes_max: usize,
     /// Largest message of a chunk, in bytes; see [`proto::limits::CHUNK_BYTES_DEFAULT`].
     pub chunk_bytes: usize,
-    /// How long a cookie waits for its chunk to be sealed; three times as long while there are only few.
+    /// How long a cookie waits for its chunk to be sealed; three times as long while the chunk is small.
     pub chunk_age: Duration,
-    /// How long nothing must have happened before a reader says so.
+    /// How long nothing must have happened before readers get [`Delivery::Idle`].
     pub idle_after: Duration,
 }
 
@@ -86,9 +85,9 @@ struct Shared {
     config: Config,
     open: Mutex<Open>,
     ring: RwLock<Ring>,
-    /// Tells readers that there is something to look at.
+    /// Wakes readers when there is something for them.
     head: watch::Sender<Head>,
-    /// Tells the sealing task that the open buffer got its first cookie.
+    /// Wakes the sealing task when the open buffer gets its first cookie.
     opened: Notify,
 }
 
@@ -133,8 +132,8 @@ pub struct Stats {
     pub bytes_max: usize,
     /// Chunks the ring holds.
     pub chunks: usize,
-    /// Age of the oldest chunk held: how far back the log reaches.
-    pub reach: Duration,
+    /// Age of the oldest chunk held: for how long cookies are retained.
+    pub retained: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -150,7 +149,7 @@ impl Log {
         Self::with_progress(config, None)
     }
 
-    /// An empty log that tells `progress` how far it gets.
+    /// An empty log that reports its progress to `progress`.
     #[must_use]
     pub fn with_progress(config: Config, progress: Option<Box<dyn Progress>>) -> Self {
         let head = Head {
@@ -176,28 +175,28 @@ impl Log {
         self.shared.config.epoch
     }
 
-    /// What readers can get now.
+    /// The sequences that readers can get now.
     #[must_use]
     pub fn span(&self) -> Span {
         self.shared.ring().span()
     }
 
-    /// The sequence of the chunk that begins at most `bytes` of messages before `position`, but not before
+    /// A position at most `bytes` of messages before `position`, at the beginning of a chunk if possible, and neither before
     /// `floor` nor before what the ring holds.
     #[must_use]
     pub fn rewind(&self, position: Sequence, bytes: usize, floor: Sequence) -> Sequence {
         self.shared.ring().rewind(position, bytes, floor)
     }
 
-    /// A reader that gets everything from `position` on. A reader further behind than `queue_cookies_max`
-    /// skips forward; but not before it comes to `until`, unless it was once nearer than that.
+    /// A reader of everything from `position` on. A reader that is more than `queue_cookies_max` behind skips forward. This
+    /// bound applies once the reader has come to `until`, or once it has been within the bound.
     #[must_use]
     pub fn reader(&self, position: Sequence, queue_cookies_max: u64, until: Sequence) -> Reader {
         Reader::new(Arc::clone(&self.shared), position, queue_cookies_max, until)
     }
 
-    /// For each position, how long the oldest sealed cookie from there on has been in the log; zero where there is none.
-    /// All at one moment.
+    /// For each position, the age of the oldest sealed cookie from there on, zero if there is none; all taken at one
+    /// moment.
     #[must_use]
     pub fn ages(&self, positions: impl IntoIterator<Item = Sequence>) -> Vec<Duration> {
         let ring = self.shared.ring();
@@ -223,7 +222,7 @@ impl Log {
             bytes: ring.bytes,
             bytes_max: self.shared.config.bytes_max,
             chunks: ring.chunks.len(),
-            reach: ring
+            retained: ring
                 .chunks
                 .front()
                 .map_or(Duration::ZERO, |chunk| chunk.opened().elapsed()),
@@ -233,8 +232,8 @@ impl Log {
 
 impl Shared {
     fn open(&self) -> MutexGuard<'_, Open> {
-        // A panic while the lock was held would be a bug in this module; the buffer is then still whole up
-        // to its last cookie, and going on loses less than stopping.
+        // A panic under this lock would be a bug in this module. The buffer is then still intact up to its last cookie, and
+        // continuing loses less than stopping.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -266,7 +265,7 @@ impl Ring {
         self.bytes += chunk.bytes();
         self.chunks.push_back(chunk);
         let mut evicted = Vec::new();
-        // The newest chunk stays whatever the bound, so that a reader at the head always finds it.
+        // The newest chunk stays whatever its size, so that a reader at the head always finds it.
         while self.bytes > bytes_max && self.chunks.len() > 1 {
             if let Some(oldest) = self.chunks.pop_front() {
                 self.bytes -= oldest.bytes();
@@ -276,8 +275,8 @@ impl Ring {
         evicted
     }
 
-    /// Both ends at one moment. Readers learn of `next` a moment later: what was pushed is published when the lock
-    /// under which it was pushed is released, and meanwhile more may be pushed and this be evicted.
+    /// Both ends at one moment. Readers learn of `next` a moment later: a chunk is published after the lock is released
+    /// under which it was pushed, and meanwhile more may be pushed and this chunk evicted.
     fn span(&self) -> Span {
         match (self.chunks.front(), self.chunks.back()) {
             (Some(oldest), Some(newest)) => Span {
@@ -319,8 +318,8 @@ impl Ring {
     }
 }
 
-/// Seals buffers by age and tells readers when nothing happens, until the log is closed.
-pub async fn keep_time(log: Log) {
+/// Seals buffers by age and wakes readers when nothing happens, until the log is closed.
+pub async fn run_timers(log: Log) {
     let mut beats = tokio::time::interval(log.shared.config.idle_after);
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut head = log.shared.head.subscribe();

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
             let result = runtime.block_on(run(settings));
-            // A file system that hangs must not hold up the end.
+            // A file system that hangs must not delay the exit.
             runtime.shutdown_background();
             result
         });
@@ -72,8 +72,8 @@ async fn work(
 ) -> anyhow::Result<()> {
     let renewal = Renewal::of(&settings);
     let app = App::start(settings.config).await?;
-    let (live, metrics) = (app.live(), app.renewals());
-    let apply = move |config: &Config| live.apply(config);
+    let (runtime_config, metrics) = (app.runtime_config(), app.renewals());
+    let apply = move |config: &Config| runtime_config.apply(config);
     let renewing = renewal.run::<Args>(hangups, metrics, apply, drain.clone());
     tokio::join!(renewing, drain.cancelled());
     Ok(app.drain().await?)

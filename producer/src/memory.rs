@@ -1,14 +1,15 @@
-//! The most memory a producer takes: the bounds of its parts, each enforced where its figure is from, and their sum.
+//! The most memory that a producer takes: the bounds of its parts, each enforced by that part, and their sum.
 //!
-//! It is what the process holds at its worst on all ports at once. Not in it is what operators alone make it hold, by profiles
-//! (`--debug-endpoints`) and at the admin port, and what the kernel holds for sockets, which a container is charged for too.
+//! This is the worst case on all ports at once. It leaves out what only operators can cause, by profiles (`--debug-endpoints`)
+//! and at the admin port, and the kernel's memory for sockets, which is charged to a container too.
 
 use crate::{config::Config, edge, server, streams};
 
-/// What a producer takes without any connection or cookie: the program, its threads, its metrics, and what the allocator keeps.
+/// What a producer takes without connections and cookies: the program, its threads, its metrics, and memory that the
+/// allocator keeps.
 const PROCESS_BYTES: u64 = 64 << 20;
 
-/// One part, and what it takes at most.
+/// One part and the most that it takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// What it is.

@@ -1,4 +1,4 @@
-//! Whether a producer can do its work, part by part.
+//! Whether a producer is ready, part by part.
 
 use std::net::SocketAddr;
 
@@ -6,10 +6,10 @@ use runtime::admin::ready::Part;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-/// What decides it.
+/// What readiness depends on.
 #[derive(Debug)]
 pub struct Readiness {
-    /// Cancelled when it is to stop.
+    /// Cancelled when the producer begins to drain.
     pub draining: CancellationToken,
     /// The port for sync requests.
     pub http: Accepting,
@@ -27,13 +27,13 @@ pub struct Accepting {
 }
 
 impl Readiness {
-    /// Whether it was told to stop.
+    /// Whether the producer drains.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
 
-    /// How each part is now.
+    /// The state of each part.
     #[must_use]
     pub fn parts(&self) -> Vec<Part> {
         let drain = if self.is_draining() {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn draining_and_a_closed_port_are_said_each_by_itself() {
+    async fn draining_and_closed_ports_are_reported_separately() {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let accepting = |port| Accepting {
             address: SocketAddr::from(([127, 0, 0, 1], port)),

@@ -1,6 +1,6 @@
-//! Who may read the streams: TLS and tokens of the gRPC port, with files that may be replaced at any time.
+//! Who may read the streams: TLS and tokens of the gRPC port, from files that may be replaced at any time.
 
-pub mod guard;
+pub mod tokens;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -14,9 +14,9 @@ use runtime::{
     token,
 };
 
-use guard::Guard;
+use tokens::TokenCheck;
 
-/// The settings as they are written; what is empty is not set.
+/// The settings as written; an empty string means not set.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Who may read")]
 pub struct SecurityArgs {
@@ -61,26 +61,26 @@ pub struct SecurityArgs {
     token_file: String,
 }
 
-/// The checked settings, and what their files hold. Prints without that.
+/// The checked settings and the content of their files, which is never printed.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
     tls: Option<Arc<Reloaded<Files>>>,
-    /// TLS is only for clients with a certificate.
+    /// Clients must have a certificate.
     wants_certificates: bool,
     token: Option<Arc<Reloaded<token::File>>>,
 }
 
-/// What each connection passes, and each call.
+/// What every connection and every call must pass.
 #[derive(Debug, Clone, Default)]
-pub struct Door {
-    /// Without it, connections are plain.
+pub struct AccessControl {
+    /// `None`: connections are plain text.
     pub tls: Option<Arc<Handshakes>>,
-    /// Without it, every call is let through.
-    pub guard: Option<Arc<Guard>>,
+    /// `None`: calls need no token.
+    pub tokens: Option<Arc<TokenCheck>>,
 }
 
 impl SecurityArgs {
-    /// Reads the files; notes all that is wrong.
+    /// Reads the files; adds all mistakes to `mistakes`.
     #[must_use]
     pub fn check(&self, mistakes: &mut Mistakes) -> Security {
         let certificate = NamedFile::given("--tls-cert", &self.tls_cert);
@@ -104,25 +104,25 @@ impl SecurityArgs {
 }
 
 impl Security {
-    /// Begins to look after the files, in tasks of `stage`.
+    /// Starts to watch the files, in tasks of `stage`.
     ///
     /// # Errors
     /// When a metric of these names is registered already.
-    pub fn open(&self, registry: &Registry, stage: &Stage) -> prometheus::Result<Door> {
+    pub fn open(&self, registry: &Registry, stage: &Stage) -> prometheus::Result<AccessControl> {
         let metrics = reload::Metrics::register(registry, "producer")?;
-        let mut door = Door::default();
+        let mut access = AccessControl::default();
         if let Some(files) = &self.tls {
             let watching = Arc::clone(files).watch(metrics.clone(), stage.stop.clone());
             stage.tasks.spawn(watching);
             let handshakes = Handshakes::new(Arc::clone(files), registry, "producer")?;
-            door.tls = Some(Arc::new(handshakes));
+            access.tls = Some(Arc::new(handshakes));
         }
         if let Some(tokens) = &self.token {
             let watching = Arc::clone(tokens).watch(metrics, stage.stop.clone());
             stage.tasks.spawn(watching);
-            door.guard = Some(Arc::new(Guard::new(Arc::clone(tokens), registry)?));
+            access.tokens = Some(Arc::new(TokenCheck::new(Arc::clone(tokens), registry)?));
         }
-        Ok(door)
+        Ok(access)
     }
 
     /// Whether connections are TLS.
@@ -130,8 +130,8 @@ impl Security {
         self.tls.is_some()
     }
 
-    /// Says once what an operator should know of a gRPC port at `address`.
-    pub fn say(&self, address: SocketAddr) {
+    /// Warns once if others than this machine can read the streams at `address`.
+    pub fn warn_if_exposed(&self, address: SocketAddr) {
         match self.exposure(address) {
             None => {}
             Some(Exposure::Streams) => tracing::warn!(
@@ -162,12 +162,14 @@ impl Security {
     }
 }
 
-/// What others than this machine can read.
+/// What can be read from other machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exposure {
+    /// The streams, by anyone on the way.
     Streams,
-    /// The streams, by asking for them.
+    /// The streams, by any client that connects.
     Encrypted,
+    /// The tokens, and with them the streams.
     Tokens,
 }
 
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_port_is_said_where_others_reach_it_and_tokens_on_it_too() {
+    fn plain_port_is_warned_of_where_others_reach_it_and_tokens_on_it_too() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"a-token-of-some-length").unwrap();
         let path = file.path().display().to_string();

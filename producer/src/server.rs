@@ -1,12 +1,12 @@
-//! The gRPC server: HTTP/2 connections in the watched accept loop, with reflection and health beside the
-//! streams.
+//! The gRPC server: HTTP/2 connections from the shared accept loop, which serve the streams, health checks and
+//! reflection.
 
 mod admission;
-mod budget;
 mod call;
+mod call_budget;
+mod call_rates;
 mod connection;
 mod pipe;
-mod rates;
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,20 +18,20 @@ use runtime::{
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
-use self::{admission::Admission, connection::Connection, rates::Calls};
+use self::{admission::Admission, call_rates::CallLimits, connection::Connection};
 pub(crate) use self::{
-    budget::BYTES_MAX as CALLS_BYTES_MAX,
+    call_budget::BYTES_MAX as CALLS_BYTES_MAX,
     connection::{CONNECTION_BYTES, SEND_BUFFER_BYTES, TLS_BYTES},
 };
-use crate::{security::Door, streams::Streams};
+use crate::{security::AccessControl, streams::Streams};
 
-/// Longest message of health checks and reflection: the name of a service or of a symbol.
-const QUESTION_BYTES_MAX: usize = 4 * 1024;
+/// Longest request of health checks and reflection: it names a service or a symbol.
+const SMALL_REQUEST_BYTES_MAX: usize = 4 * 1024;
 
-/// A connection without any call is closed after this time.
+/// A connection without calls is closed after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What the gRPC port grants its clients; half of the connections to one address where nothing else is said.
+/// The connection limits of the gRPC port; by default, one address may have half of all connections.
 #[must_use]
 pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option<usize>) -> Limits {
     Limits {
@@ -48,13 +48,13 @@ pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option
 #[derive(Debug, Clone)]
 pub struct Server {
     routes: Routes,
-    door: Door,
+    access: AccessControl,
     health: HealthReporter,
-    calls: Calls,
+    limits: CallLimits,
 }
 
 impl Server {
-    /// Puts health and reflection beside `streams`.
+    /// Serves `streams`, health checks and reflection.
     ///
     /// # Errors
     /// When the compiled descriptors cannot be read, or a metric is registered already.
@@ -68,40 +68,40 @@ impl Server {
         reporter.set_serving::<Streams>().await;
         let routes = Routes::default()
             .add_service(streams)
-            .add_service(health.max_decoding_message_size(QUESTION_BYTES_MAX))
+            .add_service(health.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX))
             .add_service(
                 reflection()
                     .build_v1()?
-                    .max_decoding_message_size(QUESTION_BYTES_MAX),
+                    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
             )
             .add_service(
                 reflection()
                     .build_v1alpha()?
-                    .max_decoding_message_size(QUESTION_BYTES_MAX),
+                    .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
             )
             .prepare();
         Ok(Self {
             routes,
-            door: Door::default(),
+            access: AccessControl::default(),
             health: reporter,
-            calls: Calls::register(registry)?,
+            limits: CallLimits::register(registry)?,
         })
     }
 
-    /// The same behind `door`.
+    /// The same server, with `access` required of its clients.
     #[must_use]
-    pub fn behind(self, door: Door) -> Self {
-        Self { door, ..self }
+    pub fn requiring(self, access: AccessControl) -> Self {
+        Self { access, ..self }
     }
 
-    /// What tells health checks that the producer drains.
+    /// Tells health checks that the producer drains.
     #[must_use]
     pub fn health(&self) -> HealthReporter {
         self.health.clone()
     }
 
-    /// Accepts connections until the stage stops; each then ends after its last call. Cookie streams end when
-    /// the log is closed, all other calls at once.
+    /// Accepts connections until the stage stops; each then ends after its last call. Cookie streams end when the log is
+    /// closed; all other calls end at once.
     pub async fn serve(
         self,
         listener: impl Listener,
@@ -115,21 +115,21 @@ impl Server {
             let connection = Connection {
                 routes: self.routes.clone(),
                 admission: Admission {
-                    calls: self.calls.of_connection(peer),
-                    guard: self.door.guard.clone(),
+                    limits: self.limits.of_connection(peer),
+                    tokens: self.access.tokens.clone(),
                     peer,
                 },
                 activity: Arc::clone(&activity),
                 tasks: tasks.clone(),
                 stopping: stopping.clone(),
             };
-            let (tls, stopping) = (self.door.tls.clone(), stopping.clone());
+            let (tls, stopping) = (self.access.tls.clone(), stopping.clone());
             async move {
                 let Some(tls) = tls else {
                     return connection.run(stream).await;
                 };
-                let shaking = tls.shake(stream, peer);
-                if let Some(Some(stream)) = stopping.run_until_cancelled(shaking).await {
+                let handshake = tls.shake(stream, peer);
+                if let Some(Some(stream)) = stopping.run_until_cancelled(handshake).await {
                     Box::pin(connection.run(stream)).await;
                 }
             }

@@ -234,7 +234,7 @@ impl ProducerStatus {
             bytes_max: self.sources.log_bytes_max as u64,
             cookies: stats.span.next - stats.span.oldest,
             appended: stats.appended,
-            reach_seconds: short(stats.reach.as_secs_f64()),
+            reach_seconds: short(stats.retained.as_secs_f64()),
             epoch: self.sources.log.epoch(),
             newest_sequence: stats.span.next - 1,
         }

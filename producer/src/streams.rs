@@ -1,19 +1,21 @@
-//! gRPC out: two server-streaming calls that send the log's chunks as they lie in memory.
+//! gRPC out: two server-streaming calls that send the chunks of the log without copying them.
 //!
-//! A tonic codec would copy each message into a buffer of its own for each stream. Here the response body is
-//! our own: its data frames are the shared bytes of a chunk, length prefix included, so a delivery costs a
-//! reference count and a share of a system call. The body takes a chunk out of the log only when HTTP/2 asks
-//! for it: what is taken is beyond the reach of drop-oldest.
+//! A tonic codec would copy each message into a separate buffer for each stream. This module has its own response body,
+//! whose data frames are the shared bytes of a chunk, length prefix included, so a delivery costs a reference count and a
+//! share of a system call. The body takes a chunk out of the log only when HTTP/2 asks for it, because the log can no
+//! longer drop what was taken.
 //!
-//! The rest of gRPC is tonic's: status mapping, health, reflection.
+//! tonic does the rest of gRPC: status mapping, health checks, reflection.
 
 mod body;
+mod call;
 mod cookie_messages;
 mod get_cookies;
-pub mod pinned;
+pub mod in_flight;
 pub mod refusals;
 mod request;
 mod resume;
+pub(crate) mod status;
 mod subscribe;
 pub mod subscribers;
 
@@ -34,15 +36,15 @@ use tower::Service;
 use self::{
     body::{Form, Session, StreamBody},
     cookie_messages::CookieMessages,
-    pinned::Pinned,
+    in_flight::StreamBudget,
     refusals::Refusals,
     request::read_request,
     subscribers::{Lease, Subscribers, TooManySubscribers},
 };
 pub(crate) use self::{cookie_messages::CHUNKS_KEPT, request::REQUEST_TIMEOUT};
-use crate::{lives::Lives, log::Log};
+use crate::{epoch_history::EpochHistory, log::Log};
 
-/// What all streams of one producer share.
+/// The streams of one producer; clones share everything.
 #[derive(Debug, Clone)]
 pub struct Streams {
     inner: Arc<Inner>,
@@ -53,7 +55,7 @@ struct Inner {
     log: Log,
     subscribers: Subscribers,
     config: Config,
-    pinned: Pinned,
+    budget: StreamBudget,
     refusals: Refusals,
     cookie_messages: Arc<CookieMessages>,
 }
@@ -63,24 +65,24 @@ struct Inner {
 pub struct Config {
     /// The name of this producer, the same across restarts.
     pub producer_id: String,
-    /// Most cookies a subscriber may be behind.
+    /// The most cookies that a subscriber may be behind.
     pub queue_cookies_max: u64,
-    /// How far before its position a queue that is found by name alone starts again, at most: what can be on the way
-    /// to a client, in its windows and in the buffers of two kernels, when a connection breaks. Less where its client
-    /// told of a smaller window.
+    /// How far before its position a queue resumes at most when it is found by name alone: what can be on the way to a
+    /// client, in its windows and in the buffers of two kernels, when a connection breaks. Less if the client stated a
+    /// smaller window.
     pub rewind_bytes: usize,
-    /// What is known of this producer's former lives.
-    pub lives: Lives,
+    /// What is known of this producer's earlier epochs.
+    pub epoch_history: EpochHistory,
 }
 
 impl Streams {
-    /// Streams out of `log`, whose connections hold no more than `pinned` allows.
+    /// Streams out of `log`, whose in-flight bytes are bounded by `budget`.
     #[must_use]
     pub fn new(
         log: Log,
         subscribers: Subscribers,
         config: Config,
-        pinned: Pinned,
+        budget: StreamBudget,
         refusals: Refusals,
     ) -> Self {
         Self {
@@ -88,7 +90,7 @@ impl Streams {
                 log,
                 subscribers,
                 config,
-                pinned,
+                budget,
                 refusals,
                 cookie_messages: Arc::default(),
             }),
@@ -116,13 +118,13 @@ impl Inner {
     fn session(&self, lease: Lease, position: u64, until: u64, form: Form) -> Session {
         let queue_cookies_max = self.config.queue_cookies_max;
         let reader = self.log.reader(position, queue_cookies_max, until);
-        let told_from = tokio::time::Instant::from_std(lease.told_from());
-        let hold = self.pinned.open(lease.pinned(), told_from);
-        Session::new(lease, reader, form, hold)
+        let logged_from = tokio::time::Instant::from_std(lease.logged_from());
+        let in_flight = self.budget.open(lease.in_flight(), logged_from);
+        Session::new(lease, reader, form, in_flight)
     }
 }
 
-/// Of a request: where it comes from, as far as that counts as one address.
+/// Request extension: the network of the client, of which all addresses count as one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
@@ -131,14 +133,9 @@ fn network(request: &Request<Body>) -> IpAddr {
     peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0)
 }
 
-/// Of a stream's response: cancelled when another stream of its name has taken its queue.
+/// Response extension: cancelled when another stream of the same name has taken the queue.
 #[derive(Debug, Clone)]
 pub(crate) struct Superseded(pub(crate) CancellationToken);
-
-/// What such a stream ends with.
-pub(crate) fn superseded() -> Status {
-    Status::aborted("another stream took this subscriber's queue")
-}
 
 impl NamedService for Streams {
     const NAME: &'static str = "cookiesync.v1.CookieStreamer";
@@ -158,9 +155,9 @@ impl Service<Request<Body>> for Streams {
         Box::pin(async move {
             Ok(match streams.open(request).await {
                 Ok(body) => {
-                    let (hold, superseded) = (body.hold(), body.superseded());
+                    let (in_flight, superseded) = (body.in_flight(), body.superseded());
                     let mut response = Response::new(Body::new(body));
-                    response.extensions_mut().insert(hold);
+                    response.extensions_mut().insert(in_flight);
                     response.extensions_mut().insert(superseded);
                     response.headers_mut().insert(
                         header::CONTENT_TYPE,
@@ -171,7 +168,7 @@ impl Service<Request<Body>> for Streams {
                 Err(status) => {
                     streams.inner.refusals.count(&status);
                     let mut response = status.into_http();
-                    // To a client that compresses this says what it may send instead.
+                    // Tells a client that compresses its messages what it may send instead.
                     let accepted = HeaderValue::from_static("identity");
                     let headers = response.headers_mut();
                     headers.insert("grpc-accept-encoding", accepted);
@@ -182,7 +179,7 @@ impl Service<Request<Body>> for Streams {
     }
 }
 
-/// What a subscriber takes beside the log and what is pinned: its queue, its metrics, and its stream.
+/// The memory of a subscriber besides the log and in-flight bytes: its queue, its metrics, and its stream.
 pub(crate) const SUBSCRIBER_BYTES: usize = 32 * 1024;
 
 /// Why no stream was opened.

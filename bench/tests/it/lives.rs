@@ -217,7 +217,7 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
         outcome.summary()
     );
     ensure!(
-        (least..=most + producer::lives::AHEAD_COOKIES).contains(&bound),
+        (least..=most + producer::epoch_history::AHEAD_COOKIES).contains(&bound),
         "{least} to {most} are lost, at most {bound} are said to be:\n{words}"
     );
     let said = "unknown tail: at most so many cookies after this sequence are lost";
@@ -302,7 +302,7 @@ async fn disk_that_hangs_keeps_no_request_waiting_and_the_bound_is_true() -> Res
     pair.start_consumer().await?;
     let metrics = pair.expect("bounded", "cookies_max=").await?;
     let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
-    let most = 5_000 + producer::lives::AHEAD_COOKIES;
+    let most = 5_000 + producer::epoch_history::AHEAD_COOKIES;
     ensure!((5_000..=most).contains(&bound), "{bound}");
     pair.goes_on().await
 }

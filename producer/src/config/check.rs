@@ -18,7 +18,7 @@ use super::{
     Args, Config, Drain,
     args::{self, KeepingArgs, LimitArgs, ListeningArgs, StoppingArgs},
 };
-use crate::{edge::request::IdLimits, lives::State, server::SEND_BUFFER_BYTES};
+use crate::{edge::request::IdLimits, epoch_history::State, server::SEND_BUFFER_BYTES};
 
 /// Most connections that can be asked for: far beyond what one machine has.
 const CONNECTIONS: (usize, usize) = (1, 1_000_000);

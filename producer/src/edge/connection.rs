@@ -1,33 +1,34 @@
-//! One HTTP/1.1 connection: read what there is, answer all whole requests in it, write once, read again.
+//! One HTTP/1.1 connection: read what has arrived, answer all complete requests in it, write once, read again.
 //!
 //! # Why not hyper
 //!
-//! This edge needs very little of HTTP: two methods, two paths, no body of a request. With hyper a
-//! pipelined request cost 1.0 µs of CPU in user space, whatever the rest did; here it costs a third of that.
-//! The syntax is still read by `httparse`, the parser under hyper. What is left is ours, and small:
+//! This edge needs very little of HTTP: two methods, two paths, no request bodies. With hyper a pipelined request cost
+//! 1.0 µs of CPU in user space, whatever else was done; here it costs a third of that. `httparse`, the parser under hyper,
+//! still parses the syntax. The rest is done here:
 //!
-//! - Cookies of all requests that one read brought are appended with one lock, *before* their answers are
-//!   written; a finished answer never waits for a request of which only a part has arrived.
-//! - A request's body is passed over if it came with its head. Otherwise its answer closes the connection: a balancer that
-//!   does not know of the body would send another person's request in its place.
-//! - A client that does not read its answers is not asked for more requests.
-//! - After 64 requests others have their turn, whatever this connection still holds: tokio would let a task whose reads and
-//!   writes are always ready go on for 128 of them, each of which may be hundreds of requests. Sixteen clients that sent without
-//!   pause thereby took an honest one beside them from 1.5 ms to 3 s.
-//! - When it is to be closed, requests that were sent together are all answered; the last of these answers says so.
-//! - Before closing on a client that still sends, what it sends is read for a while: closing with unread
-//!   bytes would destroy the answer on its way.
+//! - The cookies of all requests of one read are appended under one lock, *before* their responses are written. A finished
+//!   response never waits for a request that has arrived only in part.
+//! - A request's body is skipped if it arrived with its head. Otherwise the response closes the connection: a load balancer
+//!   that does not know of the body would send another person's request in its place.
+//! - While a client does not read its responses, no further requests are read from it.
+//! - After 64 requests the task yields, whatever this connection still holds. tokio would let a task whose reads and writes
+//!   are always ready continue for 128 of them, each of which may be hundreds of requests: sixteen clients that sent without
+//!   pause raised the latency of a well-behaved client beside them from 1.5 ms to 3 s.
+//! - Before the connection is closed, all requests that were sent together are answered; the last response announces the
+//!   close.
+//! - Before closing on a client that still sends, its bytes are read for a while: closing with unread bytes would destroy
+//!   the response on its way.
 //!
-//! Timeouts come from the watched accept loop.
+//! Timeouts come from the shared accept loop.
 //!
-//! # What time costs
+//! # The cost of measuring time
 //!
-//! Latency is taken once for all requests that one read brought, with two readings of the monotonic clock: after
-//! the read, and after the answers are written. The first stands in for a reading of the time of day for the date
-//! of the answers, which is now looked at ten times a second. So, counted, a burst costs one reading of a clock and two
-//! atomic additions more than without. With what [`dsps`](super::dsps) counts besides, a request of 16 in flight on each of 32
-//! connections took 1.27 µs of processor time instead of 1.26 in the best of five runs by turns, and 1.34 instead of 1.31 in
-//! the middle one (`bench load -c 32 -p 16 -d 4s`); of one alone nothing was to be seen beside the noise.
+//! Latency is measured once for all requests of one read, with two readings of the monotonic clock: after the read, and after
+//! the responses are made. The first also decides when to read the time of day for the date of the responses, which happens
+//! ten times a second. A burst thus costs one reading of a clock and two atomic additions more than without. Together with
+//! the counts of [`dsps`](super::dsps), a request of 16 in flight on each of 32 connections took 1.27 µs of CPU time instead
+//! of 1.26 in the best of five alternating runs, and 1.34 instead of 1.31 in the median (`bench load -c 32 -p 16 -d 4s`); for a
+//! single request the difference was below the noise.
 
 use std::{
     io,
@@ -45,7 +46,7 @@ use super::{
     Edge,
     dsps::Tally,
     head::{self, HEAD_BYTES_MAX, Refusal},
-    response::{Answers, Manner, Outcome},
+    response::{Outcome, ResponseOptions, Responses},
 };
 use crate::log::{Burst, Closed};
 
@@ -55,29 +56,29 @@ const RESTING_BYTES: usize = 4 * 1024;
 /// How much is read at once, at most; room for the longest head.
 const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
 
-/// Answers of this size are written before further requests are looked at.
+/// Responses of this size are written before further requests are handled.
 const WRITE_BYTES_MAX: usize = 32 * 1024;
 
-/// What a busy connection holds, all in all: it fills neither of these buffers while the other is full.
+/// The memory of a busy connection: it fills neither of these buffers while the other is full.
 pub(crate) const CONNECTION_BYTES: usize = READ_BYTES_MAX + WRITE_BYTES_MAX;
 
-/// Requests after which others have their turn.
+/// Requests after which the task yields to others.
 const TURN_REQUESTS_MAX: u64 = 64;
 
-/// How much, and for how long, a client may go on sending after its connection was given up.
+/// How much and for how long a client may continue to send after its connection was shut down.
 const LINGER_BYTES_MAX: u64 = 4 << 20;
 const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How old the time of day in an answer may be, beside its being cut to seconds.
+/// How old the time of day in a response may be, besides being truncated to seconds.
 const DATE_AGE_MAX: Duration = Duration::from_millis(100);
 
-/// What follows the answers to what was read.
+/// What follows the responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// There is no other whole request.
+    /// There is no other complete request.
     Read,
-    /// There may be, but the answers are many already.
-    Answer,
+    /// There may be, but this turn is over.
+    Respond,
     /// The connection is to be closed.
     Close,
 }
@@ -88,14 +89,14 @@ pub(super) struct Connection {
     input: Vec<u8>,
     output: Vec<u8>,
     burst: Burst,
-    answers: Answers,
-    /// When the answers were last told the time of day.
+    responses: Responses,
+    /// When the date of the responses was last set.
     dated: Option<Instant>,
 }
 
-/// Why a connection ends before its client ends it.
+/// Why a connection ends before its client closes it.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
+pub(super) enum ConnectionError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(transparent)]
@@ -103,14 +104,14 @@ pub(super) enum Broken {
 }
 
 impl Connection {
-    /// Serves until the client leaves, `stopping`, or an error.
+    /// Serves until the client leaves, `stopping` is cancelled, or an error occurs.
     pub(super) async fn serve(
         mut self,
         edge: &Edge,
         mut stream: impl ByteStream,
         activity: &Activity,
         stopping: &CancellationToken,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ConnectionError> {
         let mut next = Next::Read;
         let mut read_at = Instant::now();
         let mut turn = 0;
@@ -120,7 +121,7 @@ impl Connection {
                 let read = tokio::select! {
                     biased;
                     read = stream.read_buf(&mut self.input) => read?,
-                    // A client that holds half a request has until its port is cut off.
+                    // A client that has sent half a request has time until the port is closed.
                     () = stopping.cancelled(), if self.input.is_empty() => break,
                 };
                 if read == 0 {
@@ -132,7 +133,7 @@ impl Connection {
             self.set_date(read_at);
             let requests;
             (next, requests) = self.answer(edge, activity, is_leaving)?;
-            // Before a client that reads slowly makes the figure its own.
+            // Before the write, so that a slow client does not distort the figure.
             if requests > 0 {
                 edge.metrics.seconds.observe(read_at.elapsed(), requests);
             }
@@ -148,7 +149,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Makes room to read into; an idle connection keeps little, a busy one reads much at once.
+    /// Makes room to read into: little for an idle connection, much for a busy one.
     fn make_room(&mut self) {
         if self.input.is_empty() && self.input.capacity() > RESTING_BYTES {
             self.input = Vec::new();
@@ -163,17 +164,17 @@ impl Connection {
         }
     }
 
-    /// Looks at the time of day when it was looked at too long before `now`.
+    /// Sets the date of the responses if it was last set too long before `now`.
     fn set_date(&mut self, now: Instant) {
         let is_old = |dated: Instant| now.saturating_duration_since(dated) >= DATE_AGE_MAX;
         if self.dated.is_none_or(is_old) {
-            self.answers.set_time(SystemTime::now());
+            self.responses.set_time(SystemTime::now());
             self.dated = Some(now);
         }
     }
 
-    /// Answers the whole requests in the input, as many as one turn has, and keeps the rest; what was accepted is then in the
-    /// log. Returns how many it answered.
+    /// Answers the complete requests in the input, as many as fit one turn, and keeps the rest. Accepted cookies are then in the
+    /// log. Returns how many requests it answered.
     fn answer(
         &mut self,
         edge: &Edge,
@@ -185,7 +186,7 @@ impl Connection {
         let mut next = Next::Read;
         while next == Next::Read && consumed < self.input.len() {
             let mut room = head::headers();
-            let (outcome, manner) = match head::parse(&self.input[consumed..], &mut room) {
+            let (outcome, options) = match head::parse(&self.input[consumed..], &mut room) {
                 Ok(None) => break,
                 Ok(Some((head, lines))) => {
                     activity.request();
@@ -193,34 +194,34 @@ impl Connection {
                     let body_here = head.body.min(self.input.len() - consumed);
                     consumed += body_here;
                     let body_is_late = body_here < head.body;
-                    let manner = Manner {
+                    let options = ResponseOptions {
                         head: head.method == "HEAD",
                         close: head.close
                             || body_is_late
                             || (leaving && consumed == self.input.len()),
                     };
                     let outcome = edge.handle(&head, lines, &mut self.burst, &mut tally)?;
-                    (outcome, manner)
+                    (outcome, options)
                 }
                 Err(refusal) => {
-                    let manner = Manner {
+                    let options = ResponseOptions {
                         head: false,
                         close: true,
                     };
-                    (refused(refusal), manner)
+                    (refused(refusal), options)
                 }
             };
             requests += 1;
             edge.metrics.count(outcome);
-            self.answers.write(outcome, manner, &mut self.output);
-            if manner.close {
+            self.responses.write(outcome, options, &mut self.output);
+            if options.close {
                 next = Next::Close;
             } else if self.output.len() >= WRITE_BYTES_MAX || requests >= TURN_REQUESTS_MAX {
-                next = Next::Answer;
+                next = Next::Respond;
             }
         }
         self.input.drain(..consumed);
-        // The promise first, then the word.
+        // The cookies must be in the log before the responses promise it.
         edge.append(&mut self.burst, &mut tally)?;
         Ok((next, requests))
     }
@@ -233,7 +234,7 @@ fn refused(refusal: Refusal) -> Outcome {
     }
 }
 
-/// Says that nothing more will be written, and reads for a while what the client still sends.
+/// Shuts down writing, and reads for a while what the client still sends.
 async fn linger(mut stream: impl ByteStream) -> io::Result<()> {
     stream.shutdown().await?;
     let mut rest = stream.take(LINGER_BYTES_MAX);

@@ -1,22 +1,22 @@
-//! How many cookies came of each DSP, and what of them was rejected and why.
+//! Counts the cookies of each DSP: how many were accepted, and how many were rejected and why.
 //!
-//! # Which DSPs have a name
+//! # Which DSPs have a series
 //!
-//! A request may name any of four thousand million DSPs, so the number of series is bounded. With a list in the settings those on it
-//! have one, and all others are unknown: counted as `other`, and refused where the settings say so. Without a list DSPs get
-//! one as they are first seen, until [`Shown::max`] have; the rest is `other`. A stranger can take these places by making
-//! DSPs up. Requests whose DSP is not readable are counted as `none`.
+//! A request may name any of four billion DSPs, so the number of series is bounded. If the settings list DSPs, those have
+//! their own series. All others are unknown: they are counted as `other`, and refused if the settings say so. Without a list,
+//! DSPs get a series as they are first seen, up to [`Shown::max`]; the rest is `other`. A client can use up these slots by
+//! making up DSPs. Requests with an unreadable DSP are counted as `none`.
 //!
-//! The list may change while the process runs. What has a series keeps it until the end; when a new list leaves it out, it
-//! counts no more.
+//! The list may change while the process runs. A DSP that has a series keeps it until the end of the process, but its counters
+//! stand still while it is not on the list.
 //!
 //! # What it costs
 //!
-//! A burst clears a [`Tally`] of 256 bytes, a request costs one lookup, whose result also says whether the DSP is known, and one
-//! write into the tally. When the burst is in the log, one lock is taken that, but for a scrape, rarely another thread wants, and
-//! under it an addition is made for each request. Counters that all threads share would have been simpler, but there are as many of them as
-//! DSPs, and each addition would wait for the memory of another processor. What it takes in time is said at
-//! `edge/connection.rs`.
+//! A burst clears a [`Tally`] of 256 bytes. A request costs one lookup, which also tells whether the DSP is known, and one
+//! write to the tally. When the burst is in the log, one lock is taken, which apart from scrapes another thread rarely holds,
+//! and under it one addition is made for each request. Counters shared by all threads would have been simpler, but there are
+//! as many of them as DSPs, and each addition would wait for the cache of another processor. `edge/connection.rs` has the
+//! measured times.
 
 use std::{
     cell::Cell,
@@ -42,33 +42,33 @@ const COOKIES: Family = Family::counter(
     &["dsp", "outcome"],
 );
 
-/// Most DSPs that can be told to be shown; each takes 512 bytes of each of at most 64 shards.
+/// The most DSPs that can have a series; each takes 512 bytes in each of at most 64 shards.
 pub const SHOWN_MAX: usize = 1024;
 
-/// Most sets of counts: with more threads than these, some share one.
+/// The most sets of counts: with more threads than these, some share one.
 const SHARDS_MAX: usize = 64;
 
-/// Requests that a tally holds; a burst of the log is full of fewer, unless they were rejected.
+/// The most requests that a tally holds; unless they are rejected, fewer fill a burst.
 const TALLY_MAX: usize = 64;
 
-/// Index of what was accepted; that of a rejection follows its discriminant.
+/// The index of accepted cookies; that of a rejection is one more than its discriminant.
 const ACCEPTED: usize = 0;
 const OUTCOMES: usize = 1 + Rejection::ALL.len();
 
-/// Places of what has no name of its own.
-const NONE: Place = Place(0);
-const OTHER: Place = Place(1);
+/// The slots of requests without a series of their own.
+const NONE: Slot = Slot(0);
+const OTHER: Slot = Slot(1);
 const FIRST: usize = 2;
 
-/// Set in the table for a DSP that a new list left out.
+/// Set in the table for a DSP that is not on the current list.
 const UNLISTED: u64 = 1;
 
-/// Which DSPs have a series of their own, and what becomes of others.
+/// Which DSPs have a series of their own, and whether others are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
-    /// The list; when it is empty, those that come first.
+    /// The list; if it is empty, the DSPs that are seen first.
     pub named: BTreeSet<u32>,
-    /// Most of them.
+    /// The most DSPs that get a series without a list.
     pub max: usize,
     /// Whether cookies of DSPs that are not on the list are refused.
     pub refuses_others: bool,
@@ -76,13 +76,13 @@ pub struct Shown {
 
 /// Where a DSP is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place(u16);
+pub struct Slot(u16);
 
-/// What one burst brought.
+/// The requests of one burst.
 #[derive(Debug)]
 pub struct Tally {
-    /// Place and outcome.
-    requests: [(Place, u8); TALLY_MAX],
+    /// Slot and outcome.
+    requests: [(Slot, u8); TALLY_MAX],
     len: usize,
 }
 
@@ -106,26 +106,26 @@ impl Tally {
     ///
     /// # Panics
     /// When it is full.
-    pub fn accepted(&mut self, place: Place) {
-        self.push(place, ACCEPTED);
+    pub fn accepted(&mut self, slot: Slot) {
+        self.push(slot, ACCEPTED);
     }
 
     /// Notes a rejected request.
     ///
     /// # Panics
     /// When it is full.
-    pub fn rejected(&mut self, place: Place, rejection: Rejection) {
-        self.push(place, 1 + rejection as usize);
+    pub fn rejected(&mut self, slot: Slot, rejection: Rejection) {
+        self.push(slot, 1 + rejection as usize);
     }
 
-    fn push(&mut self, place: Place, outcome: usize) {
+    fn push(&mut self, slot: Slot, outcome: usize) {
         let outcome = u8::try_from(outcome).expect("there are few outcomes");
-        self.requests[self.len] = (place, outcome);
+        self.requests[self.len] = (slot, outcome);
         self.len += 1;
     }
 }
 
-/// Counts all DSPs of one producer; clones share it.
+/// The counts of all DSPs of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Dsps {
     shared: Arc<Shared>,
@@ -138,7 +138,7 @@ struct Shared {
     shards: Vec<Shard>,
 }
 
-/// What some threads counted, apart from what others count by a line of the processor's cache.
+/// The counts of some threads, on cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard(Mutex<Vec<u64>>);
@@ -150,11 +150,11 @@ impl Dsps {
     /// When it is registered already.
     pub fn register(registry: &Registry, shown: &Shown) -> prometheus::Result<Self> {
         let names = Names::new(shown);
-        let places = names.places();
-        // Twice as many as run at once: then two that do rarely share one.
+        let slots = names.slots();
+        // Twice as many as run at once, so that two running threads rarely share one.
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let shards =
-            (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard(Mutex::new(vec![0; places * OUTCOMES])));
+            (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard(Mutex::new(vec![0; slots * OUTCOMES])));
         let dsps = Self {
             shared: Arc::new(Shared {
                 desc: COOKIES.desc()?,
@@ -166,23 +166,21 @@ impl Dsps {
         Ok(dsps)
     }
 
-    /// Where a DSP is counted, whose number never is 0; `None` when it is not readable.
+    /// The slot of a DSP, whose id is never 0; `None` for an unreadable one.
     #[must_use]
-    pub fn place(&self, dsp_id: Option<u32>) -> Place {
-        dsp_id.map_or(NONE, |dsp_id| self.shared.names.place(dsp_id))
+    pub fn slot(&self, dsp_id: Option<u32>) -> Slot {
+        dsp_id.map_or(NONE, |dsp_id| self.shared.names.slot(dsp_id))
     }
 
-    /// Whether cookies of the DSP at this place are refused.
+    /// Whether cookies of the DSP with this slot are refused.
     #[must_use]
-    pub fn refuses(&self, place: Place, dsp_id: u32) -> bool {
+    pub fn refuses(&self, slot: Slot, dsp_id: u32) -> bool {
         let names = &self.shared.names;
-        // Looked for once more: the list that is refused by may have come between.
-        place == OTHER
-            && names.refuses_others.load(Ordering::Acquire)
-            && names.place(dsp_id) == OTHER
+        // Looked up once more: the list that refuses others may have changed in between.
+        slot == OTHER && names.refuses_others.load(Ordering::Acquire) && names.slot(dsp_id) == OTHER
     }
 
-    /// Takes another list into use, at once and as a whole; [`Shown::max`] stays.
+    /// Applies another list, at once and as a whole; [`Shown::max`] does not change.
     pub fn show(&self, shown: &Shown) {
         if !self.shared.names.show(shown) {
             tracing::warn!(
@@ -192,25 +190,25 @@ impl Dsps {
         }
     }
 
-    /// Counts what a burst brought, and empties it; to be called when its cookies are in the log.
+    /// Counts the requests of a burst and empties the tally; to be called when the cookies are in the log.
     pub fn add(&self, tally: &mut Tally) {
         if tally.len == 0 {
             return;
         }
         let shared = &*self.shared;
-        let places = shared.names.places();
+        let slots = shared.names.slots();
         let shard = &shared.shards[thread_number() % shared.shards.len()];
         let mut counts = shard.counts();
-        for &(Place(place), outcome) in &tally.requests[..tally.len] {
-            counts[usize::from(outcome) * places + usize::from(place)] += 1;
+        for &(Slot(slot), outcome) in &tally.requests[..tally.len] {
+            counts[usize::from(outcome) * slots + usize::from(slot)] += 1;
         }
         drop(counts);
         tally.len = 0;
     }
 
-    /// What all threads counted, by outcome and place.
+    /// The sums over all threads, by outcome and slot.
     fn sums(&self) -> Vec<u64> {
-        let mut sums = vec![0; self.shared.names.places() * OUTCOMES];
+        let mut sums = vec![0; self.shared.names.slots() * OUTCOMES];
         for shard in &self.shared.shards {
             for (sum, count) in sums.iter_mut().zip(&*shard.counts()) {
                 *sum += count;
@@ -231,15 +229,15 @@ impl Collector for Dsps {
         vec![&self.shared.desc]
     }
 
-    /// All outcomes of what was accepted, and those rejections that there were.
+    /// Accepted cookies of every DSP, and the rejections that occurred.
     fn collect(&self) -> Vec<MetricFamily> {
         let names = &self.shared.names;
-        let (places, sums) = (names.places(), self.sums());
-        let labels: Vec<_> = (0..places).map(|place| names.label(place)).collect();
+        let (slots, sums) = (names.slots(), self.sums());
+        let labels: Vec<_> = (0..slots).map(|slot| names.label(slot)).collect();
         let counts = sums.iter().enumerate().filter_map(|(index, &count)| {
-            let (outcome, place) = (index / places, index % places);
-            let dsp = labels[place].as_deref()?;
-            let is_shown = count > 0 || (outcome == ACCEPTED && place != usize::from(NONE.0));
+            let (outcome, slot) = (index / slots, index % slots);
+            let dsp = labels[slot].as_deref()?;
+            let is_shown = count > 0 || (outcome == ACCEPTED && slot != usize::from(NONE.0));
             is_shown.then(|| ([dsp, outcome_label(outcome)], as_f64(count)))
         });
         vec![COOKIES.with(counts)]
@@ -258,7 +256,7 @@ fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// Numbers threads as they come.
+/// The number of this thread, in order of first use.
 fn thread_number() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -273,16 +271,16 @@ fn thread_number() -> usize {
     })
 }
 
-/// The DSPs that have a name: a table of their numbers, at least a quarter of it empty, that only grows and is read without a lock.
+/// The DSPs that have a series: a hash table that only grows, is at least a quarter empty, and is read without a lock.
 #[derive(Debug)]
 struct Names {
-    /// Twice a DSP's number, or [`UNLISTED`]; 0 where there is none.
+    /// A DSP's id shifted left by one, with [`UNLISTED`] in the lowest bit; 0 where there is none.
     dsps: Vec<AtomicU64>,
-    /// Most that get in by coming first.
+    /// The most DSPs that are entered as they are first seen.
     max: usize,
-    /// How many are in. Whoever lets one in or out of the list holds the lock.
+    /// How many are entered. This lock is held to enter a DSP and to change the list.
     entered: Mutex<usize>,
-    /// Whether another one that comes gets in: there is no list, and room.
+    /// Whether a new DSP is entered when it is seen: there is no list, and there is room.
     is_open: AtomicBool,
     refuses_others: AtomicBool,
 }
@@ -290,7 +288,7 @@ struct Names {
 impl Names {
     fn new(shown: &Shown) -> Self {
         let max = shown.max.max(shown.named.len()).min(SHOWN_MAX);
-        // Room for several lists, one after the other.
+        // Room for several lists, one after another.
         let size = (4 * max).next_power_of_two();
         let names = Self {
             dsps: (0..size).map(|_| AtomicU64::new(0)).collect(),
@@ -303,12 +301,12 @@ impl Names {
         names
     }
 
-    /// How many places there are.
-    fn places(&self) -> usize {
+    /// How many slots there are.
+    fn slots(&self) -> usize {
         FIRST + self.dsps.len()
     }
 
-    /// Whether there is room for the list, which then holds. A DSP of both lists is on one of them at each moment.
+    /// Applies the list if there is room for it, and returns whether there was. A DSP on both lists is listed at every moment.
     fn show(&self, shown: &Shown) -> bool {
         let listed = &shown.named;
         let mut entered = self.entered();
@@ -338,22 +336,22 @@ impl Names {
         true
     }
 
-    /// The place of a DSP, which it is given if it may have one.
-    fn place(&self, dsp_id: u32) -> Place {
+    /// The slot of a DSP, which is entered if it may be.
+    fn slot(&self, dsp_id: u32) -> Slot {
         match self.find(dsp_id) {
             (_, 0) => self.enter(dsp_id),
             found => Self::found(found),
         }
     }
 
-    /// Gives a DSP that has none a place, unless there is a list or no room.
+    /// Enters a new DSP, unless there is a list or no room.
     #[cold]
-    fn enter(&self, dsp_id: u32) -> Place {
+    fn enter(&self, dsp_id: u32) -> Slot {
         if !self.is_open.load(Ordering::Relaxed) {
             return OTHER;
         }
         let mut entered = self.entered();
-        // Another thread may have been faster.
+        // Another thread may have entered it meanwhile.
         let (at, mut entry) = self.find(dsp_id);
         if entry == 0 {
             if !self.is_open.load(Ordering::Relaxed) {
@@ -367,10 +365,10 @@ impl Names {
         Self::found((at, entry))
     }
 
-    /// Where in the table a DSP is, or would be, and what is there.
+    /// The index at which a DSP is in the table, or would be, and the entry there.
     fn find(&self, dsp_id: u32) -> (usize, u64) {
         let mask = self.dsps.len() - 1;
-        // Fibonacci hashing: numbers in a row come to lie far from each other.
+        // Fibonacci hashing spreads consecutive ids.
         let hash = u64::from(dsp_id).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let mut at = usize::try_from(hash).unwrap_or(0) & mask;
         loop {
@@ -382,21 +380,21 @@ impl Names {
         }
     }
 
-    fn found((at, entry): (usize, u64)) -> Place {
+    fn found((at, entry): (usize, u64)) -> Slot {
         if entry & UNLISTED == UNLISTED {
             return OTHER;
         }
-        Place(u16::try_from(FIRST + at).expect("there are few places"))
+        Slot(u16::try_from(FIRST + at).expect("there are few places"))
     }
 
     fn entered(&self) -> MutexGuard<'_, usize> {
         self.entered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The name of a place; `None` when nobody has it.
-    fn label(&self, place: usize) -> Option<String> {
-        match place.checked_sub(FIRST) {
-            None if place == usize::from(NONE.0) => Some("none".to_owned()),
+    /// The label of a slot; `None` when it is free.
+    fn label(&self, slot: usize) -> Option<String> {
+        match slot.checked_sub(FIRST) {
+            None if slot == usize::from(NONE.0) => Some("none".to_owned()),
             None => Some("other".to_owned()),
             Some(at) => {
                 let dsp_id = self.dsps[at].load(Ordering::Relaxed) >> 1;

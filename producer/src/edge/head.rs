@@ -4,16 +4,16 @@ use std::mem::MaybeUninit;
 
 use httparse::{Error, Header, Request, Status};
 
-/// Longest head of a request; a longer one is answered with 431.
+/// The longest head of a request; a longer one is answered with 431.
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Most header lines of a request; more are answered with 431.
+/// The most header lines of a request; more are answered with 431.
 const HEADERS_MAX: usize = 100;
 
-/// Longest body that is passed over: it comes with its head, in one read.
+/// The longest body that is skipped: it arrives with its head, in one read.
 const BODY_BYTES_MAX: usize = HEAD_BYTES_MAX;
 
-/// One whole head.
+/// One complete head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head<'a> {
     /// The method, as sent.
@@ -24,19 +24,19 @@ pub struct Head<'a> {
     pub query: &'a str,
     /// Bytes of the head.
     pub length: usize,
-    /// Bytes of the body, which follow the head and are nothing to this edge.
+    /// Bytes of the body, which follow the head and are skipped.
     pub body: usize,
-    /// The connection must be closed after the answer: the client says so, speaks HTTP/1.0, or sends a body of which it is
-    /// not certain where it ends, or that is long.
+    /// The connection must be closed after the response: the client asks for it, speaks HTTP/1.0, or sends a body that is long or
+    /// whose end is uncertain.
     pub close: bool,
 }
 
-/// Why bytes are no head.
+/// Why bytes are not a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// They are not HTTP/1.
     Malformed,
-    /// They are too many.
+    /// There are too many of them.
     TooLarge,
 }
 
@@ -49,10 +49,10 @@ pub fn headers<'a>() -> Headers<'a> {
     [const { MaybeUninit::uninit() }; HEADERS_MAX]
 }
 
-/// Reads the first head in `bytes`, and its header lines into `room`; `None` when there must come more.
+/// Parses the first head in `bytes`, and its header lines into `room`; `None` when it is incomplete.
 ///
 /// # Errors
-/// When there never will be a head.
+/// When no further bytes can make it a head.
 pub fn parse<'a, 'r>(
     bytes: &'a [u8],
     room: &'r mut Headers<'a>,
@@ -108,11 +108,11 @@ fn split_target(target: &str) -> (&str, &str) {
     (if root { "/" } else { path }, query)
 }
 
-/// What the header lines say of what follows the head.
+/// What the header lines say about the bytes after the head.
 struct After {
-    /// The length of the body; `None` when what follows it could not be told from it with certainty, or comes late.
+    /// The length of the body; `None` when its end is uncertain, or it is sent late.
     body: Option<usize>,
-    /// The connection ends after this request's answer.
+    /// The client asks to close the connection after the response.
     close: bool,
 }
 
@@ -124,7 +124,7 @@ impl After {
         };
         let mut has_length = false;
         for Header { name, value } in headers {
-            // Most header lines are told apart by the length of their names.
+            // The length of the name rules out most header lines.
             match name.len() {
                 10 if name.eq_ignore_ascii_case("connection") => {
                     let mut options = value.split(|&byte| byte == b',');
@@ -136,7 +136,7 @@ impl After {
                     after.body = after.body.and(length);
                 }
                 17 if name.eq_ignore_ascii_case("transfer-encoding") => after.body = None,
-                // The client waits to be asked for it, and may never send it.
+                // The client waits for a `100 Continue` and may never send the body.
                 6 if name.eq_ignore_ascii_case("expect") => after.body = None,
                 _ => {}
             }

@@ -1,4 +1,4 @@
-//! What the edge answers: the one place that maps outcomes to HTTP.
+//! The responses of the edge: the one place that maps outcomes to HTTP.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,10 +21,10 @@ pub enum Outcome {
     Malformed,
 }
 
-/// What of the request decides how its answer looks.
+/// What else of the request determines its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Manner {
-    /// The answer has no body, whatever its length says.
+pub struct ResponseOptions {
+    /// The response has no body, whatever its `content-length`.
     pub head: bool,
     /// The connection is closed after it.
     pub close: bool,
@@ -53,20 +53,20 @@ impl Outcome {
     }
 }
 
-/// Writes answers, with the date header made once a second.
+/// Writes responses, with a date header that is made once a second.
 ///
-/// None may be kept: a browser or a proxy that answered the repeat of a sync itself would keep it from us.
+/// No response may be cached: a browser or proxy that answered a repeated sync from its cache would keep it from the edge.
 #[derive(Debug, Default)]
-pub struct Answers {
+pub struct Responses {
     second: Option<Duration>,
-    /// `date: …` and the line's end.
+    /// `date: …` with its line break.
     date: String,
-    /// The whole answer to an accepted request on a connection that stays open.
+    /// The whole response to an accepted request on a connection that stays open.
     accepted: Vec<u8>,
 }
 
-impl Answers {
-    /// Sets the time of the answers that follow.
+impl Responses {
+    /// Sets the date of the responses that follow.
     pub fn set_time(&mut self, now: SystemTime) {
         let since_epoch = now
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -75,28 +75,28 @@ impl Answers {
         if second != self.second {
             self.second = second;
             self.date = format!("date: {}\r\n", httpdate::fmt_http_date(now));
-            let manner = Manner {
+            let options = ResponseOptions {
                 head: false,
                 close: false,
             };
             let mut accepted = Vec::new();
-            self.write_anew(Outcome::Accepted, manner, &mut accepted);
+            self.write_anew(Outcome::Accepted, options, &mut accepted);
             self.accepted = accepted;
         }
     }
 
-    /// Appends one answer to `output`.
-    pub fn write(&self, outcome: Outcome, manner: Manner, output: &mut Vec<u8>) {
-        if outcome == Outcome::Accepted && !manner.close {
+    /// Appends one response to `output`.
+    pub fn write(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
+        if outcome == Outcome::Accepted && !options.close {
             output.extend_from_slice(&self.accepted);
         } else {
-            self.write_anew(outcome, manner, output);
+            self.write_anew(outcome, options, output);
         }
     }
 
-    fn write_anew(&self, outcome: Outcome, manner: Manner, output: &mut Vec<u8>) {
+    fn write_anew(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
         let body = outcome.body();
-        let close = if manner.close {
+        let close = if options.close {
             "connection: close\r\n"
         } else {
             ""
@@ -113,7 +113,7 @@ impl Answers {
             self.date,
         );
         output.extend_from_slice(head.as_bytes());
-        if !manner.head {
+        if !options.head {
             output.extend_from_slice(body.as_bytes());
         }
     }
@@ -125,10 +125,10 @@ mod tests {
 
     #[track_caller]
     fn check(outcome: Outcome, head: bool, close: bool, expected: &str) {
-        let mut answers = Answers::default();
-        answers.set_time(SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_999));
+        let mut responses = Responses::default();
+        responses.set_time(SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_999));
         let mut output = Vec::new();
-        answers.write(outcome, Manner { head, close }, &mut output);
+        responses.write(outcome, ResponseOptions { head, close }, &mut output);
         assert_eq!(String::from_utf8(output).unwrap(), expected);
     }
 
@@ -160,12 +160,12 @@ mod tests {
 
     #[test]
     fn date_follows_the_clock() {
-        let mut answers = Answers::default();
+        let mut responses = Responses::default();
         for second in [0, 1, 5] {
             let now = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
-            answers.set_time(now);
+            responses.set_time(now);
             let date = httpdate::fmt_http_date(now);
-            let accepted = String::from_utf8(answers.accepted.clone()).unwrap();
+            let accepted = String::from_utf8(responses.accepted.clone()).unwrap();
             assert!(accepted.contains(&date), "{accepted}");
         }
     }

@@ -1,4 +1,4 @@
-//! Cookies on their way into the log: those that one read of one connection brought.
+//! Encoded cookies that are about to be appended to the log: those of one read of one connection.
 
 use proto::{
     limits::CHUNK_BYTES_MIN,

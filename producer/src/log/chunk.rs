@@ -1,4 +1,4 @@
-//! A sealed run of cookies: immutable, shared, already in the form in which it is sent.
+//! A sealed block of cookies: immutable, shared, already in its wire format.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use proto::wire::{self, ChunkHeader, ChunkRef, Received};
 
 use super::Sequence;
 
-/// What the ring counts for a chunk beside its bytes: the reference-counted [`Chunk`] and its place.
+/// What the ring counts for a chunk besides its bytes: the reference-counted [`Chunk`] and its entry.
 pub(super) const OVERHEAD_BYTES: usize = 192;
 
 /// An immutable block of encoded cookies.
@@ -42,7 +42,7 @@ impl Chunk {
         self.header.last_sequence()
     }
 
-    /// When its first cookie came, by the monotonic clock.
+    /// When its first cookie was appended, by the monotonic clock.
     #[must_use]
     pub fn opened(&self) -> Instant {
         self.opened
@@ -60,7 +60,7 @@ impl Chunk {
         self.allocated + OVERHEAD_BYTES
     }
 
-    /// The cookies from `first` on as bytes to walk.
+    /// The cookies from `first` on, to iterate over.
     ///
     /// Costs a walk over the cookies before `first`, and a copy, unless `first` is the chunk's first.
     ///

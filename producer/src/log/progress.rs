@@ -1,22 +1,22 @@
-//! Where a log says how far it will get before it gets there, so that what remains of it after a crash is bounded.
+//! How a log announces how far it will get before it gets there, so that the number of cookies lost in a crash is bounded.
 
 use std::fmt::Debug;
 
 use super::Sequence;
 
-/// Told of sequences before they are given out, under the log's lock: each call takes microseconds and never waits.
+/// Is told of sequences before they are given out, under the lock of the log: each call takes microseconds and never waits.
 pub trait Progress: Debug + Send {
-    /// Sequences up to `last` are about to be given out. Returns up to which sequence it need not be asked again, at
+    /// Sequences up to `last` are about to be given out. Returns the sequence up to which it need not be asked again, at
     /// least `last`.
     fn reserve(&mut self, last: Sequence) -> Sequence;
 
-    /// `last` is the last that was given out, for now. Returns the same as [`reserve`](Self::reserve).
+    /// `last` is the last sequence that was given out so far. Returns the same as [`reserve`](Self::reserve).
     fn settle(&mut self, last: Sequence) -> Sequence;
 
-    /// `last` is the last for ever.
+    /// `last` is the last sequence of this epoch.
     fn end(&mut self, last: Sequence);
 
-    /// Called after the [end](Self::end) without the lock: may take a while.
+    /// Called after [`end`](Self::end), without the lock: may take a while.
     fn close(self: Box<Self>);
 }
 
@@ -40,7 +40,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// What it was told last, for all who look.
+    /// Keeps what it was told last.
     #[derive(Debug, Default, Clone)]
     struct Told {
         last: Arc<AtomicU64>,
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn no_sequence_is_given_out_before_it_was_told_and_an_idle_log_tells_its_end() {
+    fn sequences_are_announced_before_they_are_given_out_and_an_idle_log_reports_its_end() {
         let told = Told::default();
         let config = Config {
             epoch: 1,

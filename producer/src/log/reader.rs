@@ -1,9 +1,12 @@
-//! A position in the log that moves forward: chunks, exact gaps, and word when nothing happens.
+//! A position in the log that moves forward: chunks, exact gaps, and heartbeats when nothing happens.
+
+mod drop_oldest;
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
+pub use self::drop_oldest::GapReason;
 use super::{Chunk, Head, Sequence, Shared};
 
 /// What a reader gets next. Each begins where the last ended.
@@ -13,7 +16,7 @@ pub enum Delivery {
     Chunk {
         /// The chunk.
         chunk: Arc<Chunk>,
-        /// The first sequence that belongs to this delivery; the chunk's own unless the reader joins inside.
+        /// The first sequence that belongs to this delivery; that of the chunk unless the reader begins inside it.
         first: Sequence,
     },
     /// These sequences will not come.
@@ -25,7 +28,7 @@ pub enum Delivery {
         /// Why.
         reason: GapReason,
     },
-    /// Nothing has happened for a while.
+    /// Nothing was sealed for a while.
     Idle {
         /// The sequence the next delivery will begin with.
         next: Sequence,
@@ -37,15 +40,6 @@ pub enum Delivery {
     },
 }
 
-/// Why a reader skips.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GapReason {
-    /// The reader was further behind than its queue's bound.
-    QueueBound,
-    /// The log no longer holds the sequences.
-    LogMovedOn,
-}
-
 /// One reader of the log; see [`Log::reader`](super::Log::reader).
 #[derive(Debug)]
 pub struct Reader {
@@ -53,11 +47,11 @@ pub struct Reader {
     head: watch::Receiver<Head>,
     position: Sequence,
     queue_cookies_max: u64,
-    /// The bound of the queue counts from this sequence on.
+    /// The bound of the queue applies from this sequence on.
     catching_up_until: Sequence,
-    /// How far behind it was before the last delivery, in cookies.
+    /// How many cookies it was behind before the last delivery.
     lag: u64,
-    /// The beat at which something was delivered last.
+    /// The beat of the last delivery.
     beat: u64,
 }
 
@@ -87,7 +81,7 @@ impl Reader {
         self.position
     }
 
-    /// How far behind the head it was when it took the last delivery, what that brought included, in cookies.
+    /// How many cookies it was behind the head just before its last delivery.
     #[must_use]
     pub fn lag(&self) -> u64 {
         self.lag
@@ -95,8 +89,7 @@ impl Reader {
 
     /// Waits for the next delivery. Dropping the future loses nothing.
     ///
-    /// What is behind the bound is skipped when this is called, not before: call it when the reader can
-    /// take more.
+    /// Cookies beyond the bound are skipped when this is called, not before: call it when the reader can take more.
     pub async fn next(&mut self) -> Delivery {
         loop {
             let head = *self.head.borrow_and_update();
@@ -111,7 +104,7 @@ impl Reader {
     }
 
     fn take(&mut self, head: Head) -> Option<Delivery> {
-        // A reader may begin at what is sealed and not yet told.
+        // A reader may begin at what is sealed but not published yet.
         self.lag = head.next.saturating_sub(self.position);
         if self.position < head.next {
             self.beat = head.beat;
@@ -121,7 +114,7 @@ impl Reader {
         if head.closed {
             return Some(self.end());
         }
-        // One beat may come right after a delivery; two mean that a whole interval went by.
+        // One beat may come right after a delivery; two mean that a whole interval has passed.
         if head.beat >= self.beat + 2 {
             self.beat = head.beat - 1;
             return Some(Delivery::Idle {
@@ -134,39 +127,6 @@ impl Reader {
     fn end(&self) -> Delivery {
         Delivery::End {
             last: self.position - 1,
-        }
-    }
-
-    fn advance(&mut self, next: Sequence) -> Delivery {
-        if self.lag <= self.queue_cookies_max {
-            self.catching_up_until = 0;
-        } else if self.position >= self.catching_up_until {
-            // To where a chunk begins: a reader that stays slow still gets shared bytes.
-            let least = next - self.queue_cookies_max;
-            let target = self.shared.ring().boundary(least, next);
-            return self.skip_to(target, GapReason::QueueBound);
-        }
-        let found = self.shared.ring().find(self.position).map(Arc::clone);
-        let Some(chunk) = found else {
-            unreachable!(
-                "the ring holds everything published but what it evicted at its other end"
-            );
-        };
-        if chunk.first() > self.position {
-            return self.skip_to(chunk.first(), GapReason::LogMovedOn);
-        }
-        let first = self.position;
-        self.position = chunk.last() + 1;
-        Delivery::Chunk { chunk, first }
-    }
-
-    fn skip_to(&mut self, position: Sequence, reason: GapReason) -> Delivery {
-        let first = self.position;
-        self.position = position;
-        Delivery::Gap {
-            first,
-            last: position - 1,
-            reason,
         }
     }
 }

@@ -1,6 +1,10 @@
 //! The log against a model that is a plain list.
 
-use std::time::{Duration, Instant};
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -42,14 +46,17 @@ pub(crate) fn seal(log: &Log) {
     log.seal_due(Instant::now() + 3 * CONFIG.chunk_age);
 }
 
-/// What a reader gets without waiting.
-fn take(reader: &mut Reader) -> Option<Delivery> {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    let next = std::pin::pin!(reader.next());
-    match next.poll(&mut context) {
-        std::task::Poll::Ready(delivery) => Some(delivery),
-        std::task::Poll::Pending => None,
+/// The output of a future that is ready at once.
+pub(crate) fn now<F: Future>(future: F) -> Option<F::Output> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut context) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
     }
+}
+
+fn take(reader: &mut Reader) -> Option<Delivery> {
+    now(reader.next())
 }
 
 /// The sequences in a message, read from its users.
@@ -366,7 +373,7 @@ async fn idle_reader_says_where_it_stands_and_the_sealing_task_seals_by_age() {
     };
     let log = Log::new(config);
     let timekeeper = tokio_util::task::TaskTracker::new();
-    timekeeper.spawn(super::keep_time(log.clone()));
+    timekeeper.spawn(super::run_timers(log.clone()));
     let mut reader = log.reader(1, u64::MAX, 0);
     assert!(matches!(reader.next().await, Delivery::Idle { next: 1 }));
     append(&log, 1).unwrap();

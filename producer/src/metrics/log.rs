@@ -52,7 +52,7 @@ const FIGURES: &[Figure] = &[
             "Age of the oldest chunk held: how long a subscriber may be away and miss nothing, unless its bound is less.",
             &[],
         ),
-        |stats| stats.reach.as_secs_f64(),
+        |stats| stats.retained.as_secs_f64(),
     ),
 ];
 

@@ -1,5 +1,6 @@
-//! Which calls are answered: those within their connection's rate, with a token where one is asked for, within the
-//! rate of all and the budget of bytes; in this order, so that whoever has no token takes nothing from whoever has one.
+//! Which calls are answered. A call must be within the rate of its connection, have a token if tokens are required, and be
+//! within the rates of its address and of all calls, and within the call budget. The order matters: a client without a token
+//! takes nothing from clients that have one.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -8,43 +9,43 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::{
-    budget::{Grant, Kind, Share},
-    rates::ConnectionCalls,
+    call_budget::{AddressShare, CallKind, Grant},
+    call_rates::ConnectionLimits,
 };
-use crate::security::guard::Guard;
+use crate::security::tokens::TokenCheck;
 
-/// What stands between the calls of one connection and the services.
+/// What every call of one connection must pass.
 #[derive(Debug)]
 pub(super) struct Admission {
-    pub(super) calls: ConnectionCalls,
-    pub(super) guard: Option<Arc<Guard>>,
+    pub(super) limits: ConnectionLimits,
+    pub(super) tokens: Option<Arc<TokenCheck>>,
     pub(super) peer: IpAddr,
 }
 
 impl Admission {
-    /// What a call holds that is answered.
+    /// Admits a call and returns what it holds of the budget.
     ///
     /// # Errors
-    /// What to answer instead.
+    /// The status to answer with.
     pub(super) fn admit<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
-        self.calls.admit_own(now)?;
-        if let Some(guard) = &self.guard {
-            let admitted = guard.admit(request, self.peer);
-            admitted.inspect_err(|_| self.calls.refused())?;
+        self.limits.admit_own(now)?;
+        if let Some(tokens) = &self.tokens {
+            let admitted = tokens.admit(request, self.peer);
+            admitted.inspect_err(|_| self.limits.refused())?;
         }
-        let kind = Kind::of(request.uri().path());
-        self.calls.admit_among_all(kind, now)?;
-        self.calls.admit_bytes(kind, now)
+        let kind = CallKind::of(request.uri().path());
+        self.limits.admit_among_all(kind, now)?;
+        self.limits.admit_bytes(kind, now)
     }
 
-    /// What of the budget of bytes is for this connection's calls.
-    pub(super) fn share(&self) -> Share {
-        self.calls.share()
+    /// The share of the call budget that this connection's calls draw on.
+    pub(super) fn share(&self) -> AddressShare {
+        self.limits.share()
     }
 
-    /// Whether the client goes on whatever it is told.
+    /// Whether the client was refused so often that its connection is to be closed.
     pub(super) fn is_abused(&self) -> bool {
-        self.calls.is_abused()
+        self.limits.is_abused()
     }
 }
 
@@ -55,25 +56,25 @@ mod tests {
     use runtime::metrics::Registry;
     use tonic::Code;
 
-    use super::{super::rates::Calls, *};
-    use crate::security::guard::tests::guard;
+    use super::{super::call_rates::CallLimits, *};
+    use crate::security::tokens::tests::token_check;
 
     #[test]
     fn calls_without_a_token_take_nothing_from_those_with_one() {
-        let calls = Calls::register(&Registry::new()).unwrap();
-        let guard = Arc::new(guard("the-only-good-token\n"));
-        // When every bucket is full.
+        let limits = CallLimits::register(&Registry::new()).unwrap();
+        let tokens = Arc::new(token_check("the-only-good-token\n"));
+        // By then every bucket is full.
         let now = Instant::now() + Duration::from_secs(1);
         let of_a_connection = || Admission {
-            calls: calls.of_connection(Ipv4Addr::LOCALHOST.into()),
-            guard: Some(Arc::clone(&guard)),
+            limits: limits.of_connection(Ipv4Addr::LOCALHOST.into()),
+            tokens: Some(Arc::clone(&tokens)),
             peer: Ipv4Addr::LOCALHOST.into(),
         };
         let refusal = |stranger: &mut Admission| {
             let refused = stranger.admit(&Request::new(()), now);
             refused.unwrap_err().code()
         };
-        // All of them at one moment: more than all connections may make.
+        // All at one moment, and more calls than all connections together may make.
         for _ in 0..100 {
             let mut stranger = of_a_connection();
             assert!((0..200).all(|_| refusal(&mut stranger) == Code::Unauthenticated));

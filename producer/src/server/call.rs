@@ -1,4 +1,4 @@
-//! One gRPC call: its request out of HTTP/2, its response back into it, and its end in every case.
+//! One gRPC call: reads its request from HTTP/2, writes its response, and ends it in every case.
 
 use std::{
     future::poll_fn,
@@ -23,43 +23,46 @@ use tonic::{Status, service::Routes};
 use tower::Service;
 
 use super::{
-    budget::{Grant, Kind, Share},
+    call_budget::{AddressShare, CallKind, Grant},
     pipe::{Data, Ended, Pipe, Sent},
 };
-use crate::streams::{self, Superseded, pinned::Hold};
+use crate::streams::{
+    Superseded,
+    in_flight::InFlight,
+    status::{draining, superseded},
+};
 
-/// How long a call may take until its answer begins: the streams wait as long for their request's message, which then
-/// says so itself.
+/// How long a call may take until its response begins. Streaming calls report a late request themselves, after a shorter time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a stream that was cut off may take to let go what HTTP/2 has begun to write. Then its connection, which is
-/// as stuck as it, is closed.
+/// How long a stream that was cut off may take to release what HTTP/2 has begun to write. After that its connection is stuck
+/// as well, and is closed.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
-/// Most frames of a request that are read before a service that is no stream asks for them.
+/// Most frames of a request that are read before the health or reflection service asks for them.
 const AHEAD_FRAMES_MAX: usize = 16;
 
-/// What a call needs of its connection.
-pub(super) struct Surroundings {
+/// What a call needs from its connection.
+pub(super) struct CallContext {
     pub(super) routes: Routes,
-    /// What of the budget of bytes is for its calls.
-    pub(super) share: Share,
+    /// The share of the call budget that its calls draw on.
+    pub(super) share: AddressShare,
     /// The producer drains.
     pub(super) stopping: CancellationToken,
     /// Closes the connection at once.
     pub(super) close: CancellationToken,
 }
 
-/// The request without what the services do not look at: headers, a query and an authority, which a client may make long, and
-/// which some calls would keep for hours.
+/// The request without its headers, query and authority. The services do not use them, a client can make them long, and some
+/// calls would keep them for hours.
 pub(super) fn bare(request: Request<RecvStream>) -> Request<RecvStream> {
     let (head, body) = request.into_parts();
     let mut request = Request::new(body);
     *request.method_mut() = head.method;
     *request.version_mut() = head.version;
-    // A path is a URI, but for `*`, which is no call.
+    // Every path is a URI except `*`, which is not a call.
     *request.uri_mut() = head.uri.path().parse().unwrap_or_default();
-    // A service that does not know the compression says so.
+    // A service refuses a compression that it does not know.
     if let Some(encoding) = head.headers.get("grpc-encoding") {
         let is_identity = encoding == "identity";
         let encoding = if is_identity { "identity" } else { "unknown" };
@@ -69,17 +72,17 @@ pub(super) fn bare(request: Request<RecvStream>) -> Request<RecvStream> {
     request
 }
 
-/// Answers one call; the connection is not idle until all of its answer is in the hands of HTTP/2.
+/// Answers one call; the connection is not idle until HTTP/2 has taken the whole response.
 pub(super) async fn run(
     request: Request<RecvStream>,
     mut respond: SendResponse<Data>,
-    mut around: Surroundings,
+    mut context: CallContext,
     grant: Grant,
     in_progress: InProgress,
 ) {
-    let is_stream = Kind::of(request.uri().path()) == Kind::Stream;
+    let is_stream = CallKind::of(request.uri().path()) == CallKind::Stream;
     let grant = Arc::new(grant);
-    // Ends with the call.
+    // Aborted when the call ends.
     let mut reading = JoinSet::new();
     let request = request.map(|stream| {
         let body = RequestBody {
@@ -93,95 +96,102 @@ pub(super) async fn run(
         reading.spawn(read_ahead(body, read));
         tonic::body::Body::new(Ahead(ahead))
     });
-    let answering = around.routes.call(request);
+    let answering = context.routes.call(request);
     let response = tokio::select! {
         biased;
         answered = timeout(ANSWER_TIMEOUT, answering) => match answered {
             Ok(Ok(response)) => response,
             Err(_) => Status::deadline_exceeded("the request's message did not come").into_http(),
         },
-        () = around.stopping.cancelled() => draining().into_http(),
-        () = grant.end().cancelled() => hurried().into_http(),
+        () = context.stopping.cancelled() => draining().into_http(),
+        () = grant.end().cancelled() => ended_early().into_http(),
         _ = poll_fn(|context| respond.poll_reset(context)) => return,
     };
     let (mut head, body) = response.into_parts();
-    let hold = head.extensions.remove::<Arc<Hold>>();
-    let superseded = head.extensions.remove::<Superseded>();
-    let Some(mut pipe) = begin(respond, head, body, hold.as_ref()) else {
+    let in_flight = head.extensions.remove::<Arc<InFlight>>();
+    let supersession = head.extensions.remove::<Superseded>();
+    let Some(mut pipe) = begin(respond, head, body, in_flight.as_ref()) else {
         return;
     };
-    // The log's end ends streams; all other calls end as soon as the producer drains, or others need what they hold.
+    // Streams end with the log; all other calls end as soon as the producer drains, or when others need what they hold.
     if is_stream {
         drop(grant);
-        // Its window may be closed, so that nobody asks its body.
-        if let Some(Superseded(superseded)) = superseded {
-            pipe = pipe.until(Box::pin(async move {
-                superseded.cancelled().await;
-                streams::superseded()
+        // While its window is closed, nobody polls its body, which would notice this too.
+        if let Some(Superseded(supersession)) = supersession {
+            pipe = pipe.ending_early(Box::pin(async move {
+                supersession.cancelled().await;
+                superseded()
             }));
         }
     } else {
-        let stopping = around.stopping.clone();
-        pipe = pipe.until(Box::pin(async move {
+        let stopping = context.stopping.clone();
+        pipe = pipe.ending_early(Box::pin(async move {
             tokio::select! {
                 biased;
                 () = stopping.cancelled() => draining(),
-                () = grant.end().cancelled() => hurried(),
+                () = grant.end().cancelled() => ended_early(),
             }
         }));
     }
-    // The body is gone by then: the subscriber's next stream does not have to take the queue.
+    // This drops the body, and with it the lease: the subscriber's next stream finds the queue free.
     let (ended, sent) = pipe.run().await;
     drop(in_progress);
-    if let Some(hold) = hold {
-        let is_stuck = let_go(ended, sent, &hold, &around.share).await.is_err();
+    if let Some(in_flight) = in_flight {
+        let is_stuck = wait_released(ended, sent, &in_flight, &context.share)
+            .await
+            .is_err();
         if is_stuck {
-            around.close.cancel();
+            context.close.cancel();
         }
     }
 }
 
-/// Waits until HTTP/2 has let go what the stream holds, which may be cut off for it also after its end.
+/// Waits until HTTP/2 has released the in-flight bytes of a stream that is over; it may still be cut off for them.
 ///
 /// # Errors
-/// When it keeps what was cut off.
-async fn let_go(ended: Ended, mut sent: Sent, hold: &Hold, share: &Share) -> Result<(), Elapsed> {
-    if hold.bytes() == 0 {
+/// When HTTP/2 does not release them after the stream was reset.
+async fn wait_released(
+    ended: Ended,
+    mut sent: Sent,
+    in_flight: &InFlight,
+    share: &AddressShare,
+) -> Result<(), Elapsed> {
+    if in_flight.bytes() == 0 {
         if ended == Ended::Cut {
             sent.end(&held_too_much());
         }
         return Ok(());
     }
-    // It is no subscriber's any more, so nothing else bounds how many there are of its kind.
-    let grant = share.open(Kind::Stream, Instant::now());
+    // It no longer belongs to a subscriber, so nothing but the call budget bounds the number of such streams.
+    let grant = share.open(CallKind::Stream, Instant::now());
     let end = async {
         match &grant {
             Some(grant) => grant.end().cancelled().await,
-            // It may be the log's end that is on its way.
+            // It may still be sending the end of the log.
             None => sleep(CUT_GRACE).await,
         }
     };
-    let cut = hold.cut().cancelled();
+    let cut = in_flight.cut().cancelled();
     tokio::select! {
         biased;
-        () = hold.released() => return Ok(()),
+        () = in_flight.released() => return Ok(()),
         () = cut => {}
         () = end => {}
     }
     sent.reset();
-    timeout(CUT_GRACE, hold.released()).await
+    timeout(CUT_GRACE, in_flight.released()).await
 }
 
-/// Sends the head; `None` when there is no body, or nobody to send it to.
+/// Sends the response headers; `None` when there is no body, or the client is gone.
 fn begin(
     mut respond: SendResponse<Data>,
     head: http::response::Parts,
     body: tonic::body::Body,
-    hold: Option<&Arc<Hold>>,
+    in_flight: Option<&Arc<InFlight>>,
 ) -> Option<Pipe> {
     let is_whole = body.is_end_stream();
     match respond.send_response(Response::from_parts(head, ()), is_whole) {
-        Ok(out) => (!is_whole).then(|| Pipe::new(body, out, hold.map(Arc::clone))),
+        Ok(out) => (!is_whole).then(|| Pipe::new(body, out, in_flight.map(Arc::clone))),
         Err(error) => {
             tracing::debug!(%error, "no response could be sent");
             respond.send_reset(Reason::INTERNAL_ERROR);
@@ -190,7 +200,7 @@ fn begin(
     }
 }
 
-/// Answers a call without looking at it.
+/// Refuses a call without reading its request.
 pub(super) fn refuse(mut respond: SendResponse<Data>, status: Status) {
     let (head, ()) = status.into_http::<()>().into_parts();
     if let Err(error) = respond.send_response(Response::from_parts(head, ()), true) {
@@ -198,11 +208,7 @@ pub(super) fn refuse(mut respond: SendResponse<Data>, status: Status) {
     }
 }
 
-fn draining() -> Status {
-    Status::unavailable("the producer is shutting down")
-}
-
-fn hurried() -> Status {
+fn ended_early() -> Status {
     Status::unavailable("ended early: all unfinished calls together hold too much")
 }
 
@@ -210,7 +216,7 @@ fn held_too_much() -> Status {
     Status::resource_exhausted("all streams together held too much, and this one was read slowest")
 }
 
-/// The body of a request; what was read makes room for more.
+/// The body of a request; reading releases flow-control capacity for more.
 struct RequestBody {
     stream: RecvStream,
     grant: Arc<Grant>,
@@ -243,11 +249,11 @@ impl Body for RequestBody {
     }
 }
 
-/// Reads a request for its service, which may not ask for it for as long as answers wait, nor let it go when the call is over. A
-/// client that sends more than `read` has room for has sent all that is answered.
+/// Reads a request on behalf of its service, which may stop reading while responses are unread, and may keep the request after
+/// the call. A client that sends more than `read` has room for is not read any further.
 async fn read_ahead(mut body: RequestBody, read: mpsc::Sender<Result<Frame<Bytes>, Status>>) {
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        // Alone, a short frame would keep the 8 KiB that it was received with.
+        // Without the copy, a short frame would keep its 8 KiB receive buffer alive.
         let frame = frame.map(|frame| frame.map_data(|data| Bytes::copy_from_slice(&data)));
         if read.try_send(frame).is_err() {
             return;
@@ -255,7 +261,7 @@ async fn read_ahead(mut body: RequestBody, read: mpsc::Sender<Result<Frame<Bytes
     }
 }
 
-/// What of a request was read ahead.
+/// A request that is read ahead.
 struct Ahead(mpsc::Receiver<Result<Frame<Bytes>, Status>>);
 
 impl Body for Ahead {

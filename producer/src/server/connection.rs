@@ -1,8 +1,8 @@
-//! One HTTP/2 connection: its calls, its signs of life, and its orderly end.
+//! One HTTP/2 connection: its calls, its keep-alive pings, and its orderly end.
 //!
-//! h2 is used directly. hyper would take a message out of the log before HTTP/2 has room for it, and would not ask a
-//! stalled response for anything until there is: such a stream could be ended neither by a status nor by a reset, and
-//! what it holds could not be counted.
+//! This uses h2 directly. hyper would take a message out of the log before HTTP/2 has capacity for it, and would not poll a
+//! stalled response until it has: such a stream could be ended neither by a status nor by a reset, and its in-flight bytes
+//! could not be counted.
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
@@ -15,57 +15,55 @@ use tonic::service::Routes;
 
 use super::{
     admission::Admission,
-    call::{self, Surroundings},
+    call::{self, CallContext},
     pipe::Data,
 };
 use crate::streams::Peer;
 
-/// Bytes in one stream's send buffer at which no further chunk is taken from the log: enough for the kernel never
-/// to wait. A stream whose client has closed its window pins one chunk; one whose client's kernel takes nothing any more
-/// pins these, one chunk that exceeds them, and one that is half written: 384 KiB at the default chunk size, or 37 MiB for
-/// a hundred such streams.
+/// A stream with this many bytes in its send buffer takes no further chunk from the log; enough for the kernel never to
+/// wait. A stream whose client has closed its window has one chunk in flight. One whose client's kernel accepts nothing more
+/// has these bytes in flight, one chunk that exceeds them, and one that is half written: 384 KiB at the default chunk size,
+/// or 37 MiB for a hundred such streams.
 pub(crate) const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Most calls at once on one connection.
 const CALLS_MAX: u32 = 64;
 
-/// Most bytes of a request's headers, and of what a client may send unasked: the largest request is read in steps. HTTP/2
-/// gives each connection 65,535 bytes before it can be told of less.
+/// Most bytes of a request's headers, and the receive windows: the largest request is read in steps. HTTP/2 starts every
+/// connection with a window of 65,535 bytes, before a smaller one can be set.
 const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 
-/// What a connection may hold beside its calls and streams: the window, and another as much for HTTP/2's buffers of both directions,
-/// the headers it is reading, its tables, and its task.
+/// What a connection may hold besides its calls and streams: the window, and as much again for HTTP/2's buffers in both
+/// directions, the headers that it is reading, its tables, and its task.
 pub(crate) const CONNECTION_BYTES: usize = 128 * 1024;
 
-/// What TLS may hold beside: what is not yet decrypted, or not yet sent.
+/// What TLS may hold in addition: bytes not yet decrypted or not yet sent.
 pub(crate) const TLS_BYTES: usize = 128 * 1024;
 
-/// Calls that a client has reset before they were accepted, resets that it has made us send by breaking the protocol, and
-/// ended calls that are remembered for frames still on their way: beyond the first two numbers the connection is closed with
-/// `ENHANCE_YOUR_CALM`. Opening and resetting without end costs a client more than us.
+/// Limits on resets: calls that a client has reset before they were accepted, resets that it has forced by breaking the
+/// protocol, and ended calls that are remembered for frames still on their way. Beyond either of the first two, the
+/// connection is closed with `ENHANCE_YOUR_CALM`: endless opening and resetting costs a client more than this server.
 const RESETS_PENDING_MAX: usize = 20;
 const RESETS_FORCED_MAX: usize = 100;
 const RESETS_REMEMBERED_MAX: usize = 50;
 const RESET_REMEMBERED: Duration = Duration::from_secs(1);
 
-/// How long a connection may be silent before it is asked for a sign of life, and how long that may take. Longer
-/// than a reader may be stopped and still find its stream.
+/// How often a connection is pinged, and how long the answer may take: longer than a reader may be suspended and still find
+/// its stream.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long a client may take for HTTP/2's preface and a first call that is let in: a connection is a place that others
-/// may need.
+/// How long a client may take for the HTTP/2 preface and its first admitted call: others may need the connection slot.
 const FIRST_CALL_WITHIN: Duration = Duration::from_secs(15);
 
-/// How long a client may take to close its connection after its last call, when the producer drains. Closing
-/// first could destroy what is still on its way to the client: a kernel answers data on a closed connection with
-/// a reset.
+/// How long a client may take to close its connection after its last call when the producer drains. Closing it first
+/// could destroy what is still on its way to the client: a kernel answers data on a closed connection with a reset.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long an HTTP/2 connection may take to end after it was told to. Its calls are over by then, and all they
-/// sent is in the kernel unless the client has stopped reading; such a client sees no `Goodbye`, and knows it.
+/// How long an HTTP/2 connection may take to end after it was told to. Its calls are over by then, and everything they sent
+/// is in the kernel unless the client has stopped reading; such a client gets no `Goodbye`, and can tell.
 const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 
 /// What a connection needs to answer calls.
@@ -73,14 +71,14 @@ pub(super) struct Connection {
     pub(super) routes: Routes,
     pub(super) admission: Admission,
     pub(super) activity: Arc<Activity>,
-    /// Where its calls run; the drain waits for them.
+    /// Runs its calls; the drain waits for them.
     pub(super) tasks: TaskTracker,
     pub(super) stopping: CancellationToken,
 }
 
-/// Why a connection is over.
+/// Why a connection ended before its client closed it.
 #[derive(Debug, thiserror::Error)]
-enum Over {
+enum ConnectionError {
     #[error(transparent)]
     Broken(#[from] h2::Error),
     #[error("no sign of life")]
@@ -101,7 +99,7 @@ impl Connection {
         }
     }
 
-    async fn serve(mut self, stream: impl ByteStream) -> Result<(), Over> {
+    async fn serve(mut self, stream: impl ByteStream) -> Result<(), ConnectionError> {
         let (activity, stopping) = (Arc::clone(&self.activity), self.stopping.clone());
         let mut closing = pin!(async {
             stopping.cancelled().await;
@@ -113,9 +111,9 @@ impl Connection {
             biased;
             connection = settings().handshake::<_, Data>(stream) => connection?,
             () = &mut closing => return Ok(()),
-            () = &mut first_call => return Err(Over::Unused),
+            () = &mut first_call => return Err(ConnectionError::Unused),
         };
-        let mut signs_of_life = pin!(signs_of_life(connection.ping_pong()));
+        let mut keep_alive = pin!(keep_alive(connection.ping_pong()));
         let close = CancellationToken::new();
         let mut closed = pin!(close.clone().cancelled_owned());
         let mut end = pin!(sleep(Duration::MAX));
@@ -135,10 +133,10 @@ impl Connection {
                     }
                     None => return Ok(()),
                 },
-                () = &mut closed => return Err(Over::Stuck),
-                Err(over) = &mut signs_of_life => return Err(over),
+                () = &mut closed => return Err(ConnectionError::Stuck),
+                Err(error) = &mut keep_alive => return Err(error),
                 () = &mut first_call, if !is_used && !is_ending => {
-                    // A client that calls just now is told to do so on another.
+                    // GOAWAY tells a client that calls at this moment to use another connection.
                     is_ending = true;
                     connection.graceful_shutdown();
                     end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
@@ -148,12 +146,12 @@ impl Connection {
                     connection.graceful_shutdown();
                     end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
                 }
-                () = &mut end => return Err(Over::Late),
+                () = &mut end => return Err(ConnectionError::Late),
             }
         }
     }
 
-    /// Has a call answered; false when it is refused.
+    /// Spawns the task that answers a call; false when the call is refused.
     fn accept(
         &mut self,
         request: Request<RecvStream>,
@@ -168,7 +166,7 @@ impl Connection {
             }
         };
         let in_progress = self.activity.long_request();
-        let around = Surroundings {
+        let context = CallContext {
             routes: self.routes.clone(),
             share: self.admission.share(),
             stopping: self.stopping.clone(),
@@ -177,7 +175,7 @@ impl Connection {
         let mut request = call::bare(request);
         let network = addresses::network(self.admission.peer);
         request.extensions_mut().insert(Peer(network));
-        let running = call::run(request, respond, around, grant, in_progress);
+        let running = call::run(request, respond, context, grant, in_progress);
         self.tasks.spawn(running);
         true
     }
@@ -198,8 +196,8 @@ fn settings() -> server::Builder {
     settings
 }
 
-/// Asks for signs of life for as long as they come in time.
-async fn signs_of_life(pings: Option<PingPong>) -> Result<Infallible, Over> {
+/// Pings the client for as long as its answers come in time.
+async fn keep_alive(pings: Option<PingPong>) -> Result<Infallible, ConnectionError> {
     let Some(mut pings) = pings else {
         unreachable!("nobody else has taken this connection's pings");
     };
@@ -207,8 +205,8 @@ async fn signs_of_life(pings: Option<PingPong>) -> Result<Infallible, Over> {
         sleep(KEEP_ALIVE_INTERVAL).await;
         match timeout(KEEP_ALIVE_TIMEOUT, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(Over::Broken(error)),
-            Err(_) => return Err(Over::Silent),
+            Ok(Err(error)) => return Err(ConnectionError::Broken(error)),
+            Err(_) => return Err(ConnectionError::Silent),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! A response body into an HTTP/2 stream: room first, then the next frame.
+//! Writes a response body into an HTTP/2 stream: waits for capacity first, then takes the next frame.
 //!
-//! What is taken out of the log is beyond the reach of drop-oldest, so nothing is taken before HTTP/2 can send or
-//! buffer at least one byte of it. That byte's room is kept while the log has nothing to give: h2 wakes whoever is
-//! given room, so a stream that gave it back and asked again at each poll would wake itself without end. What it costs the other
-//! streams of its connection is one byte of their common window.
+//! The log can no longer drop what was taken out of it, so nothing is taken before HTTP/2 can send or buffer at least one
+//! byte of it. The capacity for that byte is kept while the log has nothing to send: h2 wakes every stream that it gives
+//! capacity, so a stream that returned it and asked again at each poll would wake itself forever. This costs the other
+//! streams of the connection one byte of their shared window.
 
 use std::{
     pin::Pin,
@@ -17,13 +17,16 @@ use http_body::Body;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
-use crate::streams::pinned::{self, Hold};
+use crate::streams::{
+    in_flight::{Charge, InFlight},
+    status::trailers,
+};
 
-/// A frame in the hands of HTTP/2, which drops it when it is written or of no use any more.
+/// A frame that HTTP/2 has taken; it drops it when it is written or no longer needed.
 #[derive(Debug)]
 pub(super) struct Data {
     bytes: Bytes,
-    _pin: Option<pinned::Pin>,
+    _charge: Option<Charge>,
 }
 
 impl Buf for Data {
@@ -40,57 +43,57 @@ impl Buf for Data {
     }
 }
 
-/// How a response came to its end.
+/// How a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// All of it is in the hands of HTTP/2.
+    /// HTTP/2 has taken all of it.
     Whole,
-    /// The client has reset the stream, or the connection is gone.
+    /// The client has reset the stream, or the connection is closed.
     Gone,
-    /// It was cut off for what it holds.
+    /// It was cut off because all streams together exceeded the budget of in-flight bytes.
     Cut,
 }
 
 type Cancelled = Pin<Box<WaitForCancellationFutureOwned>>;
 
-/// When a response is to end early, and how.
-pub(super) type Until = Pin<Box<dyn Future<Output = Status> + Send>>;
+/// Resolves when a response must end early, to the status it ends with.
+pub(super) type EarlyEnd = Pin<Box<dyn Future<Output = Status> + Send>>;
 
-/// One response on its way.
+/// One response that is being sent.
 pub(super) struct Pipe {
     body: tonic::body::Body,
     out: SendStream<Data>,
-    hold: Option<Arc<Hold>>,
+    in_flight: Option<Arc<InFlight>>,
     cut: Option<Cancelled>,
-    until: Option<Until>,
+    early_end: Option<EarlyEnd>,
 }
 
 impl Pipe {
-    /// Sends `body`; what it holds counts for `hold`.
+    /// Sends `body`, whose frames are charged to `in_flight`.
     pub(super) fn new(
         body: tonic::body::Body,
         out: SendStream<Data>,
-        hold: Option<Arc<Hold>>,
+        in_flight: Option<Arc<InFlight>>,
     ) -> Self {
-        let cut = hold
+        let cut = in_flight
             .as_ref()
-            .map(|hold| Box::pin(hold.cut().clone().cancelled_owned()));
+            .map(|in_flight| Box::pin(in_flight.cut().clone().cancelled_owned()));
         Self {
             body,
             out,
-            hold,
+            in_flight,
             cut,
-            until: None,
+            early_end: None,
         }
     }
 
-    /// Ends with the status of `until` as soon as there is one, if the body has not ended before.
-    pub(super) fn until(mut self, until: Until) -> Self {
-        self.until = Some(until);
+    /// Ends the response with the status of `early_end` as soon as that resolves, unless the body has ended before.
+    pub(super) fn ending_early(mut self, early_end: EarlyEnd) -> Self {
+        self.early_end = Some(early_end);
         self
     }
 
-    /// Sends until the end. The body is dropped with it; what was sent may not be written yet.
+    /// Sends the body to its end and drops it; what was sent may not be written yet.
     pub(super) async fn run(mut self) -> (Ended, Sent) {
         let ended = std::future::poll_fn(|context| self.poll(context)).await;
         (ended, Sent(self.out))
@@ -107,8 +110,8 @@ impl Pipe {
                 self.cut = None;
                 return Poll::Ready(Ended::Cut);
             }
-            if let Some(until) = &mut self.until
-                && let Poll::Ready(status) = until.as_mut().poll(context)
+            if let Some(early_end) = &mut self.early_end
+                && let Poll::Ready(status) = early_end.as_mut().poll(context)
             {
                 return Poll::Ready(self.trailers(&status));
             }
@@ -146,7 +149,7 @@ impl Pipe {
                 let ended = self.data(bytes, last);
                 (ended != Ended::Whole || last).then_some(ended)
             }
-            // Neither data nor trailers: no other frame is known.
+            // A frame that is neither data nor trailers is skipped; there is no other kind today.
             Err(frame) => frame
                 .into_trailers()
                 .ok()
@@ -155,8 +158,12 @@ impl Pipe {
     }
 
     fn data(&mut self, bytes: Bytes, last: bool) -> Ended {
-        let pin = self.hold.as_ref().map(|hold| hold.pin(bytes.len()));
-        let data = Data { bytes, _pin: pin };
+        let charge = self.in_flight.as_ref();
+        let charge = charge.map(|in_flight| in_flight.charge(bytes.len()));
+        let data = Data {
+            bytes,
+            _charge: charge,
+        };
         match self.out.send_data(data, last) {
             Ok(()) => Ended::Whole,
             Err(_) => Ended::Gone,
@@ -176,32 +183,24 @@ impl Pipe {
     }
 }
 
-/// What of a response HTTP/2 has got, after its end.
+/// The sending side of a response that has ended.
 pub(super) struct Sent(SendStream<Data>);
 
 impl Sent {
-    /// Resets the stream, which lets go what HTTP/2 has not begun to write.
+    /// Resets the stream, which releases what HTTP/2 has not begun to write.
     ///
-    /// gRPC clients take this reason for `RESOURCE_EXHAUSTED`.
+    /// gRPC clients map this reason to `RESOURCE_EXHAUSTED`.
     pub(super) fn reset(&mut self) {
         self.0.send_reset(Reason::ENHANCE_YOUR_CALM);
     }
 
-    /// Ends the stream with `status`, after what was sent.
+    /// Ends the stream with `status`, after everything that was sent.
     pub(super) fn end(mut self, status: &Status) {
         self.0.reserve_capacity(0);
         if let Err(error) = self.0.send_trailers(trailers(status)) {
             tracing::debug!(%error, "a stream was gone before its end");
         }
     }
-}
-
-fn trailers(status: &Status) -> http::HeaderMap {
-    let mut trailers = http::HeaderMap::new();
-    if let Err(error) = status.add_header(&mut trailers) {
-        tracing::debug!(%error, "status does not fit a header");
-    }
-    trailers
 }
 
 #[cfg(test)]

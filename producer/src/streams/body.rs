@@ -1,4 +1,4 @@
-//! The body of a streaming response: deliveries of the log become HTTP/2 data, its end becomes trailers.
+//! The body of a streaming response: deliveries of the log become HTTP/2 data frames, its end becomes trailers.
 
 use std::{
     convert::Infallible,
@@ -17,26 +17,30 @@ use tokio_util::sync::ReusableBoxFuture;
 use tonic::Status;
 
 use super::{
-    Superseded, cookie_messages::CookieMessages, pinned::Hold, subscribers::Lease, superseded,
+    Superseded,
+    cookie_messages::CookieMessages,
+    in_flight::InFlight,
+    status::{draining, superseded, trailers},
+    subscribers::Lease,
 };
 use crate::log::{Delivery, GapReason, Reader};
 
-/// How a stream shows what it delivers.
+/// The messages in which a stream sends its deliveries.
 #[derive(Debug)]
 pub(super) enum Form {
-    /// As events, after this first one.
+    /// Events, of which this is the first.
     Events(v1::Hello),
-    /// As single cookies, which are made once for all streams.
+    /// Single cookies, encoded once for all streams.
     Cookies(Arc<CookieMessages>),
 }
 
-/// One stream: whose it is, where it stands, and how it is shown.
+/// One stream: its lease, its position in the log, and its form.
 #[derive(Debug)]
 pub(super) struct Session {
     lease: Lease,
     reader: Reader,
     form: Form,
-    hold: Arc<Hold>,
+    in_flight: Arc<InFlight>,
 }
 
 /// What the body does next.
@@ -48,12 +52,12 @@ enum Step {
 }
 
 impl Session {
-    pub(super) fn new(lease: Lease, reader: Reader, form: Form, hold: Arc<Hold>) -> Self {
+    pub(super) fn new(lease: Lease, reader: Reader, form: Form, in_flight: Arc<InFlight>) -> Self {
         Self {
             lease,
             reader,
             form,
-            hold,
+            in_flight,
         }
     }
 
@@ -86,10 +90,6 @@ impl Session {
     }
 }
 
-fn draining() -> Status {
-    Status::unavailable("the producer is shutting down")
-}
-
 fn event_message(delivery: &Delivery) -> Bytes {
     let event = match *delivery {
         Delivery::Chunk { ref chunk, first } => return chunk.wire_from(first),
@@ -119,9 +119,9 @@ fn event_message(delivery: &Delivery) -> Bytes {
 /// The response body of one stream.
 pub(super) struct StreamBody {
     state: State,
-    hold: Arc<Hold>,
+    in_flight: Arc<InFlight>,
     superseded: Superseded,
-    /// Reused for every delivery: no allocation for each.
+    /// Reused for every delivery, to save an allocation.
     step: ReusableBoxFuture<'static, (Session, Step)>,
 }
 
@@ -141,18 +141,18 @@ impl StreamBody {
         };
         Self {
             state,
-            hold: Arc::clone(&session.hold),
+            in_flight: Arc::clone(&session.in_flight),
             superseded: Superseded(session.lease.supersession().clone()),
             step: ReusableBoxFuture::new(session.step()),
         }
     }
 
-    /// Counts what its connection holds of it.
-    pub(super) fn hold(&self) -> Arc<Hold> {
-        Arc::clone(&self.hold)
+    /// Counts its in-flight bytes.
+    pub(super) fn in_flight(&self) -> Arc<InFlight> {
+        Arc::clone(&self.in_flight)
     }
 
-    /// Tells when another stream has its queue.
+    /// Cancelled when another stream has taken its queue.
     pub(super) fn superseded(&self) -> Superseded {
         self.superseded.clone()
     }
@@ -171,7 +171,7 @@ impl Body for StreamBody {
             State::Streaming => {}
             State::Ending(status) => {
                 self.state = State::Ended;
-                return Poll::Ready(Some(Ok(trailers(&status))));
+                return Poll::Ready(Some(Ok(Frame::trailers(trailers(&status)))));
             }
             State::Ended => {
                 self.state = State::Ended;
@@ -190,17 +190,9 @@ impl Body for StreamBody {
             }
             Step::End(status) => {
                 self.state = State::Ended;
-                trailers(&status)
+                Frame::trailers(trailers(&status))
             }
         };
         Poll::Ready(Some(Ok(frame)))
     }
-}
-
-fn trailers(status: &Status) -> Frame<Bytes> {
-    let mut headers = http::HeaderMap::new();
-    if let Err(error) = status.add_header(&mut headers) {
-        tracing::debug!(%error, "status does not fit a header");
-    }
-    Frame::trailers(headers)
 }

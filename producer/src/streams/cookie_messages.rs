@@ -12,8 +12,8 @@ use proto::wire;
 
 use crate::log::{Chunk, Sequence};
 
-/// Most chunks whose messages are kept: 6 MiB at the default chunk size, 96 MiB at the largest; enough for
-/// streams that run within a tenth of a second of each other at a million cookies a second.
+/// The most chunks whose messages are kept: 6 MiB at the default chunk size, 96 MiB at the largest; enough for streams that
+/// are within a tenth of a second of each other at a million cookies a second.
 pub(crate) const CHUNKS_KEPT: usize = 64;
 
 /// The messages of the newest chunks.
@@ -29,7 +29,7 @@ struct Kept {
 }
 
 impl CookieMessages {
-    /// The messages of `chunk` from the cookie `first` on, one after the other, each with its length prefix.
+    /// The messages of `chunk` from the cookie `first` on, concatenated, each with its length prefix.
     pub(super) fn of(&self, chunk: &Chunk, first: Sequence) -> Bytes {
         if first != chunk.first() {
             return make(chunk, first);
@@ -40,7 +40,7 @@ impl CookieMessages {
         }
     }
 
-    /// The place of a chunk's messages; `None` when the chunk is older than all that are kept.
+    /// The slot for a chunk's messages; `None` when the chunk is older than all that are kept.
     fn slot(&self, first: Sequence) -> Option<Arc<OnceLock<Bytes>>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.partition_point(|kept| kept.first < first);

@@ -13,7 +13,7 @@ use super::{
     subscribers::Call,
 };
 
-/// Opens a stream as `request` asks: at the newest cookie, or where the host's queue stands.
+/// Opens a stream at the position of the host's queue, or at the newest cookie if there is none.
 pub(super) fn open(
     streams: &Inner,
     request: &GetCookiesRequest,
@@ -26,13 +26,13 @@ pub(super) fn open(
         streams
             .subscribers
             .join(Call::GetCookies, &request.host, network, |remembered| {
-                // Not before what is remembered: see `Subscribe`.
+                // Read after the queue's position: see `Subscribe`.
                 span = streams.log.span();
                 let start = by_name(streams, StartPosition::Newest, span, remembered);
                 (first, until) = (start.first, start.catching_up_until);
                 Ok::<_, OpenError>(start.of_window(0))
             })?;
-    if lease.is_announced() {
+    if lease.is_logged() {
         tracing::info!(
             subscriber = request.host,
             first_sequence = first,

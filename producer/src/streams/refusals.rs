@@ -1,10 +1,10 @@
-//! Calls for a stream that were answered with an error instead.
+//! Counts streaming calls that were answered with an error.
 
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use runtime::metrics::Registry;
 use tonic::{Code, Status};
 
-/// The codes of all errors that a call for a stream can be answered with, and the values of the label.
+/// The codes of all errors that a streaming call can be answered with, and the values of the label.
 const CODES: [(Code, &str); 4] = [
     (Code::InvalidArgument, "invalid_argument"),
     (Code::ResourceExhausted, "resource_exhausted"),

@@ -15,20 +15,19 @@ use proto::{
 use tokio::time::timeout;
 use tonic::{Status, body::Body};
 
-/// The number of `SubscribeRequest.cursors`.
+/// The field number of `SubscribeRequest.cursors`.
 const CURSORS_FIELD: u32 = 2;
 
 /// How long a client may take to send the message of its request.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes before a message: whether it is compressed, and its length.
+/// Bytes before a message: the compression flag and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// Reads the one message of a server-streaming call, to the end of the request: what would still come would lie in memory for as long
-/// as the stream.
+/// Reads the one message of a server-streaming call, to the end of the request: anything left unread would stay in memory
+/// for as long as the stream.
 ///
-/// tonic's reader would set a buffer aside before anything has come, and all that the client says it will send as soon as it
-/// says so.
+/// tonic's reader would allocate a buffer before anything has arrived, and then the full length that the client announces.
 pub(super) async fn read_request<M: Message + Default>(
     request: Request<Body>,
 ) -> Result<M, Status> {
@@ -36,7 +35,7 @@ pub(super) async fn read_request<M: Message + Default>(
         .await
         .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??;
     let malformed = |error| Status::invalid_argument(format!("malformed request: {error}"));
-    // Decoded, an empty one takes twenty times its bytes.
+    // A decoded empty cursor takes twenty times its encoded bytes.
     if cursors(&bytes).map_err(malformed)? > CURSORS_MAX {
         let message = format!("more than {CURSORS_MAX} cursors");
         return Err(Status::invalid_argument(message));
@@ -44,7 +43,7 @@ pub(super) async fn read_request<M: Message + Default>(
     M::decode(&*bytes).map_err(malformed)
 }
 
-/// How many cursors a request has; one that has none has nothing else that is repeated.
+/// How many cursors a request has. Other requests have no repeated fields.
 fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
     let mut count = 0;
     while !message.is_empty() {
@@ -58,7 +57,7 @@ fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
 async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {
     let mut bytes = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        // Nobody asks for trailers.
+        // Trailers are ignored.
         let Ok(data) = frame?.into_data() else {
             continue;
         };
@@ -81,7 +80,7 @@ async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {
     Ok(bytes)
 }
 
-/// Where the message ends that begins with `bytes`; at least where its prefix does.
+/// The end of the message that begins with `bytes`; the end of its prefix while that is incomplete.
 fn message_end(bytes: &[u8]) -> Result<usize, Status> {
     let Some(&[compressed, a, b, c, d]) = bytes.first_chunk::<PREFIX_BYTES>() else {
         return Ok(PREFIX_BYTES);
@@ -97,7 +96,7 @@ fn message_end(bytes: &[u8]) -> Result<usize, Status> {
     }
 }
 
-/// Checks the name of a queue, which the request calls `field`.
+/// Checks the name of a queue, which is in the request's field `field`.
 pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
     ids::check_name(name).map_err(|illegal| {
         Status::invalid_argument(match illegal {

@@ -21,13 +21,13 @@ pub(super) fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<
 pub(super) struct Start {
     pub(super) first: Sequence,
     pub(super) outcome: ResumeOutcome,
-    /// The queue's bound counts from here on, or once the stream is within it: a cursor is met for as far back as the log
-    /// reaches, and what is sent again comes whatever is behind it.
+    /// The queue's bound applies from here on, or once the stream is within it: a cursor is honoured as far back as the log
+    /// reaches, and cookies are sent again regardless of the bound.
     pub(super) catching_up_until: Sequence,
 }
 
 impl Start {
-    /// The start of a stream whose client told of this window; 0 for none.
+    /// The start of a stream whose client stated this receive window; 0 for none.
     pub(super) fn of_window(self, window_bytes: u32) -> subscribers::Start {
         subscribers::Start {
             first: self.first,
@@ -50,7 +50,7 @@ pub(super) fn choose(
     Ok(by_name(streams, start, span, remembered))
 }
 
-/// Where a stream begins that has no cursor: where its queue stands, or where it asks to when there is none.
+/// Where a stream without a cursor begins: at its queue's position, or where the request asks if there is no queue.
 pub(super) fn by_name(
     streams: &Inner,
     start: StartPosition,
@@ -107,8 +107,8 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
     })
 }
 
-/// Where a queue that is known only by its name goes on: before its position, by what its client may not have
-/// got of what it was sent.
+/// Where a queue that is known only by its name resumes: before its position, by what was sent to its client but may not have
+/// arrived.
 fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
     let bytes = rewind_bytes(streams.config.rewind_bytes, queue.window_bytes);
     streams
@@ -116,7 +116,7 @@ fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
         .rewind(queue.position, bytes, queue.stream_began)
 }
 
-/// What a client with this window, 0 for unknown, may not have got: never more than `most`, whatever it told.
+/// How many bytes may not have arrived at a client with this receive window, 0 for unknown; never more than `most`.
 fn rewind_bytes(most: usize, window_bytes: u32) -> usize {
     match window_bytes {
         0 => most,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn rewind_follows_the_window_that_was_told_and_exceeds_the_bound_for_nobody() {
+    fn rewind_follows_the_stated_window_and_never_exceeds_the_bound() {
         let most = REWIND_BYTES_DEFAULT;
         assert_eq!(rewind_bytes(most, 0), most);
         assert_eq!(rewind_bytes(most, RECEIVE_WINDOW_BYTES), most);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn cursor_is_met_exactly_or_refused() {
+    fn cursor_is_resumed_exactly_or_refused() {
         check(7, 150, Some((151, ResumeOutcome::Resumed)));
         check(7, 199, Some((200, ResumeOutcome::Resumed)));
         check(7, 99, Some((100, ResumeOutcome::Resumed)));

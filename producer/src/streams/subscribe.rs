@@ -26,7 +26,7 @@ pub(super) fn open(
         &request.subscriber,
         network,
         |remembered| {
-            // Not before what is remembered: the stream that has the queue still moves it on, never beyond the log.
+            // Read after the queue's position: the stream that has the queue still advances it, but never beyond the log.
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
@@ -43,7 +43,7 @@ pub(super) fn open(
         outcome: start.outcome.into(),
         tail: tail(streams, request, start.outcome),
     };
-    if lease.is_announced() {
+    if lease.is_logged() {
         tracing::info!(
             subscriber = request.subscriber,
             outcome = start.outcome.as_str_name(),
@@ -57,11 +57,13 @@ pub(super) fn open(
     Ok(StreamBody::new(session))
 }
 
-/// What the subscriber will never get of former lives.
+/// What the subscriber will never get of earlier epochs.
 fn tail(streams: &Inner, request: &SubscribeRequest, outcome: ResumeOutcome) -> Option<Tail> {
     let config = &streams.config;
     if outcome != ResumeOutcome::NewEpoch {
         return None;
     }
-    config.lives.tail(own_cursor(request, &config.producer_id)?)
+    config
+        .epoch_history
+        .tail(own_cursor(request, &config.producer_id)?)
 }

@@ -1,18 +1,19 @@
-//! Who subscribes: one named queue each, kept for a while after its stream ended.
+//! Who subscribes: a named queue for each subscriber, which is kept for a while after its stream has ended.
 //!
-//! A queue is a position in the log and an account of what became of every cookie since it was made; the log
-//! holds the cookies. A stream holds a [`Lease`] on its queue. A second stream of the same name takes the lease away
-//! from the first.
+//! A queue is a position in the log and an account of what became of every cookie since the queue was made; the log
+//! holds the cookies. A stream holds a [`Lease`] on its queue. A second stream of the same name takes the lease over from
+//! the first.
 //!
-//! All of one queue is under one lock, taken once for each delivery, so what is read of it adds up at any time.
+//! A queue has one lock, taken once for each delivery, so its figures add up whenever they are read.
 //!
-//! A superseded stream may have one delivery in hand, which still goes out. Its bytes are counted; its cookies are
-//! not, because the newer stream begins where its own client stands, and counts them when it passes them.
+//! A stream that was superseded may have one delivery in hand, which is still sent. Its bytes are counted. Its cookies
+//! are not, because the newer stream begins where its own client stands, and counts them when it passes them.
 
 mod account;
-mod announced;
 mod lease;
-mod losing;
+mod log_limit;
+mod loss_log;
+mod retention;
 mod snapshot;
 
 use std::{
@@ -26,36 +27,21 @@ use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio_util::sync::CancellationToken;
 
-use self::{account::Account, losing::Losing};
+use self::{
+    account::Account,
+    log_limit::{LastLogged, LogLimit},
+    loss_log::LossLog,
+    retention::Limits,
+};
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
-use super::pinned;
+pub use super::call::Call;
+use super::in_flight::QueueInFlight;
 use crate::{
-    bucket::{Bucket, Rate},
     log::Sequence,
+    token_bucket::{Rate, TokenBucket},
 };
 
-/// Which call a stream came by. A name is its own queue for each call, so that a program that reads
-/// `GetCookies` and a consumer on the same host, both named after it, do not end each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Call {
-    /// One cookie a message.
-    GetCookies,
-    /// Chunks and gaps.
-    Subscribe,
-}
-
-impl Call {
-    /// The value of the metric label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::GetCookies => "get_cookies",
-            Self::Subscribe => "subscribe",
-        }
-    }
-}
-
-/// How a stream can be met, in the order in which a [`Snapshot`] counts it.
+/// How a stream can begin, in the order in which a [`Snapshot`] counts it.
 pub const RESUMES: [ResumeOutcome; 4] = [
     ResumeOutcome::Fresh,
     ResumeOutcome::Resumed,
@@ -75,14 +61,11 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     }
 }
 
-/// Names that have series of metrics of their own: this many at once, or as many as there may be subscribers, and then one every so
-/// often. A client that opens streams under ever new names would fill the server that collects them.
+/// How many names get their own metric series: this many at once, or as many as there may be subscribers if that is more,
+/// and after that one per interval. Otherwise a client that opens streams under ever new names would fill the metrics
+/// server.
 const NAMES_SHOWN: u32 = 1_024;
-const NAME_SHOWN_EACH: Duration = Duration::from_secs(10);
-
-/// Queues that one address may have at least, of [`Subscribers`] with more room than that; and half of them where that is
-/// more. Beyond that it makes room at its own cost alone.
-const OF_ONE_ADDRESS: usize = 512;
+const NAME_SHOWN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The address of tests.
 #[cfg(test)]
@@ -93,6 +76,8 @@ pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 #[error("too many subscribers")]
 pub struct TooManySubscribers;
 
+type Queues = HashMap<(Call, String), Arc<Queue>>;
+
 /// All queues of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Subscribers {
@@ -101,42 +86,35 @@ pub struct Subscribers {
 
 #[derive(Debug)]
 struct Shared {
-    queues: Mutex<HashMap<(Call, String), Arc<Queue>>>,
-    terms: Mutex<Terms>,
-    announced: Mutex<announced::OfAll>,
-    names_shown: Mutex<Bucket>,
-}
-
-/// How long queues are remembered, and how many there are.
-#[derive(Debug, Clone, Copy)]
-struct Terms {
-    retention: Duration,
-    subscribers_max: usize,
+    queues: Mutex<Queues>,
+    limits: Mutex<Limits>,
+    log_limit: Mutex<LogLimit>,
+    names_shown: Mutex<TokenBucket>,
 }
 
 #[derive(Debug)]
 struct Queue {
-    /// Whose it is: where its first stream came from.
+    /// The network of its first stream: the queue counts towards the limit of this address.
     network: IpAddr,
-    /// Whether it has series of its own.
+    /// Whether it has its own metric series.
     is_shown: bool,
     state: Mutex<State>,
-    pinned: Arc<pinned::Account>,
+    in_flight: Arc<QueueInFlight>,
 }
 
-/// All of a queue, under its lock.
+/// Everything of a queue that is under its lock.
 #[derive(Debug)]
 struct State {
     connection: Connection,
     account: Account,
-    /// Of the present or latest stream: see [`Start::window_bytes`].
+    /// Of the current or latest stream: see [`Start::window_bytes`].
     window_bytes: u32,
-    /// Streams by how they were met.
+    /// Streams by how they began.
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
     lag: Peak,
-    losing: Losing,
-    announced: announced::OfName,
+    loss_log: LossLog,
+    last_logged: LastLogged,
 }
 
 #[derive(Debug)]
@@ -145,20 +123,20 @@ enum Connection {
     Ended { since: Instant },
 }
 
-/// Where a stream begins, and how that meets what was asked for.
+/// Where a stream begins, and how that relates to what was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
-    /// The first sequence it speaks of.
+    /// The first sequence of the stream.
     pub first: Sequence,
-    /// How the subscriber was met.
+    /// Whether and how the subscriber resumed.
     pub outcome: ResumeOutcome,
-    /// The window that its client told of, in bytes; 0 for none.
+    /// The receive window that its client stated, in bytes; 0 for none.
     pub window_bytes: u32,
 }
 
 #[cfg(test)]
 impl Start {
-    /// At `first`, of a subscriber that nothing was known of.
+    /// The start of an unknown subscriber at `first`.
     pub(crate) fn fresh<E>(first: Sequence) -> Result<Self, E> {
         Ok(Self {
             first,
@@ -175,9 +153,9 @@ pub struct Remembered {
     pub position: Sequence,
     /// The sequence after the newest one ever delivered or lost.
     pub high_water: Sequence,
-    /// The first sequence its latest stream spoke of.
+    /// The first sequence of its latest stream.
     pub stream_began: Sequence,
-    /// The window of that stream, as its client told, in bytes; 0 for none.
+    /// The receive window that the client of that stream stated, in bytes; 0 for none.
     pub window_bytes: u32,
 }
 
@@ -185,45 +163,31 @@ impl Subscribers {
     /// No subscribers yet; at most `subscribers_max`, each remembered for `retention` after its stream ended.
     #[must_use]
     pub fn new(retention: Duration, subscribers_max: usize) -> Self {
-        let at_once = u32::try_from(subscribers_max).unwrap_or(u32::MAX);
+        let burst = u32::try_from(subscribers_max).unwrap_or(u32::MAX);
         let names_shown = Rate {
-            each: NAME_SHOWN_EACH,
-            at_once: at_once.max(NAMES_SHOWN),
+            interval: NAME_SHOWN_INTERVAL,
+            burst: burst.max(NAMES_SHOWN),
         };
         Self {
             shared: Arc::new(Shared {
                 queues: Mutex::default(),
-                terms: Mutex::new(Terms {
+                limits: Mutex::new(Limits {
                     retention,
                     subscribers_max,
                 }),
-                announced: Mutex::default(),
-                names_shown: Mutex::new(Bucket::full(names_shown, Instant::now().into())),
+                log_limit: Mutex::default(),
+                names_shown: Mutex::new(TokenBucket::full(names_shown, Instant::now().into())),
             }),
         }
     }
 
-    /// Changes how many there may be, and how long each is remembered, from now on; no stream ends for it.
-    pub fn keep(&self, retention: Duration, subscribers_max: usize) {
-        let terms = self.shared.terms.lock();
-        *terms.unwrap_or_else(PoisonError::into_inner) = Terms {
-            retention,
-            subscribers_max,
-        };
-    }
-
-    fn terms(&self) -> Terms {
-        let terms = self.shared.terms.lock();
-        *terms.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the queue of that name, making it if needed and ending the stream that has it.
+    /// Takes the queue of that name. The queue is made if there is none, and the stream that has it is superseded.
     ///
-    /// `network` is where the stream comes from. `start` is told what is remembered of the queue, and decides where the
-    /// stream begins.
+    /// `network` is where the stream comes from. `start` decides where the stream begins, given what is remembered of
+    /// the queue.
     ///
     /// # Errors
-    /// What `start` returns, and [`TooManySubscribers`]; the stream that has the queue then goes on.
+    /// The error of `start`, and [`TooManySubscribers`]; the stream that has the queue then continues.
     pub fn join<E: From<TooManySubscribers>>(
         &self,
         call: Call,
@@ -233,7 +197,7 @@ impl Subscribers {
     ) -> Result<Lease, E> {
         let mut queues = self.queues();
         let now = Instant::now();
-        self.forget(&mut queues, now);
+        self.forget_expired(&mut queues, now);
         let key = (call, name.to_owned());
         let known = queues.get(&key).map(Arc::clone);
         let began = start(known.as_ref().map(|queue| queue.remembered()))?;
@@ -247,19 +211,12 @@ impl Subscribers {
                 queue
             }
             None => {
-                let most = self.terms().subscribers_max;
-                let is_own = |queue: &Queue| queue.network == network;
-                let own = queues.values().filter(|queue| is_own(queue)).count();
-                if own >= OF_ONE_ADDRESS.max(most / 2) {
-                    forget_longest_ended(&mut queues, is_own)?;
-                } else if queues.len() >= most {
-                    forget_longest_ended(&mut queues, |_| true)?;
-                }
+                self.make_room(&mut queues, network)?;
                 let names_shown = self.shared.names_shown.lock();
                 let mut names_shown = names_shown.unwrap_or_else(PoisonError::into_inner);
                 let queue = Arc::new(Queue::new(
                     (network, names_shown.take(now.into())),
-                    pinned::Account::new(call, name),
+                    QueueInFlight::new(call, name),
                     connection,
                     began,
                 ));
@@ -267,24 +224,19 @@ impl Subscribers {
                 queue
             }
         };
-        let is_announced = self.announce(&queue, now);
-        Ok(Lease::new(queue, superseded, is_announced, now))
+        let is_logged = self.may_log(&queue, now);
+        Ok(Lease::new(queue, superseded, is_logged, now))
     }
 
-    /// Whether the stream that has just taken this queue is named in the log.
-    fn announce(&self, queue: &Queue, now: Instant) -> bool {
-        let all = self.shared.announced.lock();
-        let mut all = all.unwrap_or_else(PoisonError::into_inner);
-        let admitted = all.admit(&mut queue.state().announced, now);
+    /// Whether the log names the stream that has just taken this queue.
+    fn may_log(&self, queue: &Queue, now: Instant) -> bool {
+        let limit = self.shared.log_limit.lock();
+        let mut limit = limit.unwrap_or_else(PoisonError::into_inner);
+        let admitted = limit.admit(&mut queue.state().last_logged, now);
         if let Some(streams) = admitted.filter(|left_out| *left_out > 0) {
             tracing::info!(streams, "more streams were opened than are named here");
         }
         admitted.is_some()
-    }
-
-    /// Forgets the queues whose streams ended too long ago.
-    pub fn sweep(&self) {
-        self.forget(&mut self.queues(), Instant::now());
     }
 
     /// The figures of all queues, by call and name.
@@ -299,7 +251,7 @@ impl Subscribers {
         all
     }
 
-    /// Ends an interval of the greatest lags, at a scrape, while the log's next sealed sequence is at least `next`.
+    /// Begins a new interval for the greatest lags, at a scrape; the log's next sealed sequence is at least `next`.
     pub fn end_interval(&self, next: Sequence) {
         for queue in self.queues().values() {
             let mut state = queue.state();
@@ -308,42 +260,16 @@ impl Subscribers {
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<(Call, String), Arc<Queue>>> {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
         let queues = self.shared.queues.lock();
         queues.unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn forget(&self, queues: &mut HashMap<(Call, String), Arc<Queue>>, now: Instant) {
-        let retention = self.terms().retention;
-        queues.retain(|_, queue| match queue.state().connection {
-            Connection::Streaming { .. } => true,
-            Connection::Ended { since } => now - since < retention,
-        });
-    }
-}
-
-/// Makes room for a subscriber that is here at the cost of one of `these` that is not.
-fn forget_longest_ended(
-    queues: &mut HashMap<(Call, String), Arc<Queue>>,
-    these: impl Fn(&Queue) -> bool,
-) -> Result<(), TooManySubscribers> {
-    let longest_ended = queues
-        .iter()
-        .filter(|(_, queue)| these(queue))
-        .filter_map(|(key, queue)| match queue.state().connection {
-            Connection::Streaming { .. } => None,
-            Connection::Ended { since } => Some((since, key)),
-        })
-        .min_by_key(|&(since, _)| since)
-        .map(|(_, key)| key.clone());
-    queues.remove(&longest_ended.ok_or(TooManySubscribers)?);
-    Ok(())
 }
 
 impl Queue {
     fn new(
         (network, is_shown): (IpAddr, bool),
-        pinned: pinned::Account,
+        in_flight: QueueInFlight,
         connection: Connection,
         began: Start,
     ) -> Self {
@@ -353,15 +279,15 @@ impl Queue {
             window_bytes: began.window_bytes,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
-            losing: Losing::default(),
-            announced: announced::OfName::default(),
+            loss_log: LossLog::default(),
+            last_logged: LastLogged::default(),
         };
         state.begin(began);
         Self {
             network,
             is_shown,
             state: Mutex::new(state),
-            pinned: Arc::new(pinned),
+            in_flight: Arc::new(in_flight),
         }
     }
 
@@ -379,8 +305,8 @@ impl Queue {
         }
     }
 
-    /// Gives the queue to another stream, which begins at `began`; the one that had it learns so before the lock is
-    /// released, so that its [`Lease`] does not end the new one's, nor counts what that one will.
+    /// Gives the queue to another stream, which begins at `began`. The stream that had it is told before the lock is
+    /// released, so that its [`Lease`] neither ends the new one's nor counts what the new one will.
     fn supersede(&self, by: Connection, began: Start) {
         let mut state = self.state();
         if let Connection::Streaming { superseded } = &state.connection {
@@ -403,8 +329,8 @@ impl Queue {
             totals: state.account.totals,
             resumes: state.resumes,
             lag_max: state.lag.get(),
-            pinned_bytes: self.pinned.bytes(),
-            cuts: self.pinned.cuts(),
+            pinned_bytes: self.in_flight.bytes(),
+            cuts: self.in_flight.cuts(),
         }
     }
 }

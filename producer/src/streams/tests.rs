@@ -1,14 +1,14 @@
-//! Both ends of the streams against a model: what is appended by one list for each life of the producer, and for each
+//! Both ends of the streams against a model: a list of what was appended in each epoch of the producer, and for each
 //! subscriber what it must get next.
 //!
-//! Whole calls are made, from the bytes of a request to those of the answer, but for the connection.
+//! Calls are complete, from the bytes of the request to those of the response, but without a connection.
 
 mod client;
 
-use std::{future::Future, pin::pin, task::Poll, time::Duration};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::Request;
+use http::{Request, Response};
 use http_body_util::Full;
 use proptest::prelude::*;
 use prost::Message;
@@ -18,10 +18,15 @@ use tonic::{Code, Status, body::Body};
 use tower::Service;
 
 use self::client::{Client, Reads};
-use super::{Config, Streams, pinned::Pinned, refusals::Refusals, subscribers::Subscribers};
+use super::{
+    Config, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
+};
 use crate::{
-    lives::{self, State},
-    log::{self, Burst, Log, tests::seal},
+    epoch_history::{self, State},
+    log::{
+        self, Burst, Log,
+        tests::{now, seal},
+    },
 };
 
 /// What a model's log and queues may hold.
@@ -32,8 +37,8 @@ struct Bounds {
     rewind_bytes: usize,
 }
 
-/// One life of the producer, and what was appended in it.
-struct Life {
+/// One epoch of the producer, and what was appended in it.
+struct Producer {
     epoch: u64,
     log: Log,
     streams: Streams,
@@ -43,7 +48,7 @@ struct Life {
     appended: Vec<(String, String)>,
 }
 
-impl Life {
+impl Producer {
     fn new(epoch: u64, bounds: Bounds) -> Self {
         let log = Log::new(log::Config {
             epoch,
@@ -54,18 +59,19 @@ impl Life {
         });
         let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
         let registry = Registry::new();
-        let (lives, _) = lives::begin(&State::Off, "producer", epoch, &registry).unwrap();
+        let (epoch_history, _) =
+            epoch_history::begin(&State::Off, "producer", epoch, &registry).unwrap();
         let config = Config {
             producer_id: "producer".to_owned(),
             queue_cookies_max: bounds.queue_cookies_max,
             rewind_bytes: bounds.rewind_bytes,
-            lives,
+            epoch_history,
         };
-        let pinned = Pinned::register(&registry, u64::MAX).unwrap();
+        let budget = StreamBudget::register(&registry, u64::MAX).unwrap();
         let refusals = Refusals::register(&registry).unwrap();
         Self {
             epoch,
-            streams: Streams::new(log.clone(), subscribers.clone(), config, pinned, refusals),
+            streams: Streams::new(log.clone(), subscribers.clone(), config, budget, refusals),
             subscribers,
             log,
             bounds,
@@ -92,33 +98,29 @@ impl Life {
         self.log.append(&mut burst).unwrap();
     }
 
-    /// Makes a call; answers the body, or why there is none.
+    /// Makes a call; returns the body of its response, or why there is none.
     fn call(&self, call: &str, message: &impl Message) -> Result<Body, Status> {
         let mut framed = BytesMut::new();
         framed.put_u8(0);
         framed.put_u32(u32::try_from(message.encoded_len()).unwrap());
         message.encode(&mut framed).unwrap();
-        let body = Body::new(Full::new(framed.freeze()));
-        let request = Request::post(format!("/cookiesync.v1.CookieStreamer/{call}"));
-        let response = now(self.streams.clone().call(request.body(body).unwrap()));
-        let response = response.expect("the request is there").unwrap();
+        let response = self.send(call, framed.freeze());
         match Status::from_header_map(response.headers()) {
             Some(status) => Err(status),
             None => Ok(response.into_body()),
         }
     }
-}
 
-/// What a future answers without waiting.
-fn now<F: Future>(future: F) -> Option<F::Output> {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match pin!(future).poll(&mut context) {
-        Poll::Ready(output) => Some(output),
-        Poll::Pending => None,
+    /// Makes a call with this request body.
+    fn send(&self, call: &str, body: Bytes) -> Response<Body> {
+        let request = Request::post(format!("/cookiesync.v1.CookieStreamer/{call}"));
+        let request = request.body(Body::new(Full::new(body))).unwrap();
+        let response = now(self.streams.clone().call(request));
+        response.expect("the request is there").unwrap()
     }
 }
 
-/// What a call needs to be able to give up waiting.
+/// Calls need a runtime for their timeouts.
 fn runtime() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_time().build().unwrap()
@@ -140,18 +142,18 @@ enum Action {
     Leave {
         client: usize,
     },
-    /// Comes (back), perhaps while its stream still is open.
+    /// Connects (again), perhaps while its stream is still open.
     Join {
         client: usize,
         with_cursor: bool,
         oldest: bool,
     },
-    /// Comes with a cursor that nobody can have.
+    /// Connects with a cursor beyond the log.
     JoinFromTheFuture {
         client: usize,
     },
-    /// The producer dies, and starts again with a new epoch.
-    Die,
+    /// The producer is killed, and starts again with a new epoch.
+    Restart,
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -165,14 +167,14 @@ fn action() -> impl Strategy<Value = Action> {
         4 => (client(), any::<bool>(), any::<bool>())
             .prop_map(|(client, with_cursor, oldest)| Action::Join { client, with_cursor, oldest }),
         1 => client().prop_map(|client| Action::JoinFromTheFuture { client }),
-        1 => Just(Action::Die),
+        1 => Just(Action::Restart),
     ]
 }
 
 fn run(actions: &[Action], bounds: Bounds) {
     let runtime = runtime();
     let _entered = runtime.enter();
-    let mut life = Life::new(1, bounds);
+    let mut producer = Producer::new(1, bounds);
     let mut clients = [
         Client::new("a", Reads::Events),
         Client::new("b", Reads::Events),
@@ -184,25 +186,25 @@ fn run(actions: &[Action], bounds: Bounds) {
             Action::Append {
                 cookies,
                 buyer_bytes,
-            } => life.append(cookies, buyer_bytes),
-            Action::Seal => seal(&life.log),
-            Action::Read { client, frames } => clients[client].read(&life, frames),
+            } => producer.append(cookies, buyer_bytes),
+            Action::Seal => seal(&producer.log),
+            Action::Read { client, frames } => clients[client].read(&producer, frames),
             Action::Leave { client } => clients[client].leave(),
             Action::Join {
                 client,
                 with_cursor,
                 oldest,
-            } => clients[client].join(&life, with_cursor, oldest),
-            Action::JoinFromTheFuture { client } => clients[client].join_from_the_future(&life),
-            Action::Die => {
-                life = Life::new(life.epoch + 1, bounds);
-                clients.iter_mut().for_each(Client::producer_died);
+            } => clients[client].join(&producer, with_cursor, oldest),
+            Action::JoinFromTheFuture { client } => clients[client].join_from_the_future(&producer),
+            Action::Restart => {
+                producer = Producer::new(producer.epoch + 1, bounds);
+                clients.iter_mut().for_each(Client::producer_restarted);
             }
         }
     }
-    life.log.close();
+    producer.log.close();
     for client in &mut clients {
-        client.read_to_the_end(&life);
+        client.read_to_the_end(&producer);
     }
 }
 
@@ -210,7 +212,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_subscriber_gets_every_sequence_once_or_is_told_exactly_which_not(
+    fn each_subscriber_gets_every_sequence_once_or_an_exact_gap(
         actions in prop::collection::vec(action(), 1..80),
         log_bytes_max in 1_usize..80_000,
         queue_cookies_max in prop_oneof![1_u64..400, Just(u64::MAX)],
@@ -221,7 +223,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_sent_again_by_name_is_no_loss_where_the_queue_is_within_its_bound() {
+fn redelivery_by_name_is_not_a_loss_where_the_queue_is_within_its_bound() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let bounds = Bounds {
@@ -230,21 +232,21 @@ fn what_is_sent_again_by_name_is_no_loss_where_the_queue_is_within_its_bound() {
         rewind_bytes: 1 << 20,
     };
     for reads in [Reads::Events, Reads::Cookies] {
-        let mut life = Life::new(1, bounds);
+        let mut producer = Producer::new(1, bounds);
         let mut client = Client::new("a", reads);
-        client.join(&life, false, true);
+        client.join(&producer, false, true);
         for _ in 0..10 {
-            life.append(90, 0);
-            seal(&life.log);
-            client.read(&life, 100);
+            producer.append(90, 0);
+            seal(&producer.log);
+            client.read(&producer, 100);
         }
         // Twice, the second time before anything of the first was read.
         for _ in 0..2 {
             client.leave();
-            client.join(&life, false, true);
+            client.join(&producer, false, true);
         }
-        client.read(&life, 100);
-        let totals = life.subscribers.snapshot()[0].totals;
+        client.read(&producer, 100);
+        let totals = producer.subscribers.snapshot()[0].totals;
         assert_eq!(
             (totals.delivered, totals.redelivered),
             (900, 900),
@@ -263,24 +265,18 @@ fn call_without_a_message_or_with_a_torn_one_is_refused() {
         queue_cookies_max: 1,
         rewind_bytes: 0,
     };
-    let life = Life::new(1, bounds);
+    let producer = Producer::new(1, bounds);
     for torn in [&b""[..], b"\0\0\0\0\x02\x0a\x05", b"\0\0\0\0\x02\x0b\x0b"] {
-        let body = Body::new(Full::new(Bytes::from_static(torn)));
-        let request = Request::post("/cookiesync.v1.CookieStreamer/Subscribe");
-        let response = now(life.streams.clone().call(request.body(body).unwrap()));
-        let response = response.expect("nothing to wait for").unwrap();
+        let response = producer.send("Subscribe", Bytes::from_static(torn));
         let status = Status::from_header_map(response.headers()).expect("refused");
         assert_eq!(status.code(), Code::InvalidArgument, "{torn:?} {status}");
     }
     // The same with a compressed one, and what may come instead.
-    let body = Body::new(Full::new(Bytes::from_static(b"\x01\0\0\0\x01g")));
-    let request = Request::post("/cookiesync.v1.CookieStreamer/Subscribe");
-    let response = now(life.streams.clone().call(request.body(body).unwrap()));
-    let response = response.expect("nothing to wait for").unwrap();
+    let response = producer.send("Subscribe", Bytes::from_static(b"\x01\0\0\0\x01g"));
     let status = Status::from_header_map(response.headers()).expect("refused");
     assert_eq!(status.code(), Code::Unimplemented);
     assert_eq!(response.headers()["grpc-accept-encoding"], "identity");
     let empty = v1::SubscribeRequest::default();
-    let status = life.call("Subscribe", &empty).expect_err("refused");
+    let status = producer.call("Subscribe", &empty).expect_err("refused");
     assert_eq!(status.code(), Code::InvalidArgument);
 }

@@ -26,13 +26,13 @@ pub(super) const GROUPS: &[Group] = &[
     group("Log", "producer/src/metrics.rs", ""),
     group(
         "What connections hold",
-        "producer/src/streams/pinned.rs",
+        "producer/src/streams/in_flight.rs",
         "",
     ),
-    group("Calls refused", "producer/src/server/rates.rs", ""),
+    group("Calls refused", "producer/src/server/call_rates.rs", ""),
     group("Streams refused", "producer/src/streams/refusals.rs", ""),
-    group("Tokens", "producer/src/security/guard.rs", ""),
-    group("Record of lives", "producer/src/lives.rs", ""),
+    group("Tokens", "producer/src/security/tokens.rs", ""),
+    group("Record of lives", "producer/src/epoch_history.rs", ""),
     group("What became of cookies", "consumer/src/ledger.rs", ""),
     group(
         "DSPs and what is set aside",

@@ -1,10 +1,10 @@
-//! The producer's log, from the very source files of the producer, on locks and wake-ups that shuttle schedules.
+//! The producer's log, compiled from the producer's own source files, on locks and wake-ups that shuttle schedules.
 //!
-//! The tests run each scenario some thousand times, every time with another order of the steps that its threads take.
-//! A thread that waits for ever is found as a deadlock, and a failure prints the order that led to it.
+//! The tests run each scenario some thousand times, each time with a different order of the steps of its threads.
+//! A thread that waits forever is found as a deadlock, and a failure prints the order that led to it.
 //!
 //! The log names `crate::locks` and `tokio`; here both are this file. No time passes: [`time::sleep`] only lets
-//! others run, and an interval never ends, so that a lost wake-up is not made good by the next beat.
+//! others run, and an interval never ends, so that the next beat cannot make up for a lost wake-up.
 
 #![allow(
     dead_code,
@@ -49,7 +49,7 @@ pub mod time {
     #[derive(Debug)]
     pub struct Interval;
 
-    /// An interval of whatever length.
+    /// An interval of any length.
     #[must_use]
     pub fn interval(_: Duration) -> Interval {
         Interval

@@ -1,18 +1,18 @@
-//! What must hold in whichever order appenders, the sealing task, readers and the close come.
+//! What must hold in every order of appenders, the sealing task, readers and the close.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::log::{Burst, Closed, Config, Delivery, Log, Reader, keep_time};
+use crate::log::{Burst, Closed, Config, Delivery, Log, Reader, run_timers};
 use proto::wire::CookieRef;
 use shuttle::{
     future::block_on,
     thread::{self, JoinHandle},
 };
 
-/// Schedules tried of each scenario, by each of two ways to choose them.
+/// How many schedules of each scenario are tried with each of the two schedulers.
 const SCHEDULES: usize = 3_000;
 
-/// Where a schedule of the second way changes its mind, at most.
+/// The most priority changes in a schedule of the second scheduler.
 const CHANGES: usize = 3;
 
 fn explore(scenario: impl Fn() + Send + Sync + Copy + 'static) {
@@ -62,7 +62,7 @@ fn appender(log: &Log, name: &'static str, cookies: u64) -> JoinHandle<u64> {
 
 fn sealer(log: &Log) -> JoinHandle<()> {
     let log = log.clone();
-    thread::spawn(move || block_on(keep_time(log)))
+    thread::spawn(move || block_on(run_timers(log)))
 }
 
 /// What a reader got.
@@ -136,7 +136,7 @@ fn each_reader_gets_all_in_order_without_waiting_for_the_end() {
         for appender in appenders {
             assert_eq!(appender.join().expect("appended"), 2);
         }
-        // Nobody closes before all is read: that would wake whoever was forgotten.
+        // The log is closed only after everything is read: closing would wake a reader that was forgotten.
         for reader in readers {
             let read = reader.join().expect("read");
             assert_eq!((read.users.len(), read.lost, read.ended), (4, 0, false));

@@ -19,8 +19,8 @@ use crate::{
     log::{self, Log},
 };
 
-/// A connection to an edge that closes when `leaving` says so.
-fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), Broken>>) {
+/// A connection to an edge that closes once `leaving` is cancelled.
+fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), ConnectionError>>) {
     let log = Log::new(log::Config {
         epoch: 1,
         bytes_max: 1 << 20,
@@ -45,8 +45,8 @@ fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), B
     (near, served)
 }
 
-/// Reads answers until there are so many.
-async fn answers(stream: &mut DuplexStream, count: usize) -> String {
+/// Reads until there are `count` responses.
+async fn responses(stream: &mut DuplexStream, count: usize) -> String {
     let mut text = String::new();
     while text.matches("HTTP/1.1").count() < count || !text.ends_with("\r\n\r\n") {
         let mut bytes = [0; 4096];
@@ -58,7 +58,7 @@ async fn answers(stream: &mut DuplexStream, count: usize) -> String {
 }
 
 #[tokio::test]
-async fn others_have_their_turn_between_the_requests_of_one_connection() {
+async fn other_tasks_run_between_the_requests_of_one_connection() {
     const REQUESTS: usize = 6_400;
     let (mut stream, served) = connect(CancellationToken::new());
     let turns = Arc::new(AtomicU64::new(0));
@@ -75,7 +75,7 @@ async fn others_have_their_turn_between_the_requests_of_one_connection() {
         .await
         .unwrap();
     let before = turns.load(Ordering::Relaxed);
-    answers(&mut stream, REQUESTS).await;
+    responses(&mut stream, REQUESTS).await;
     let between = turns.load(Ordering::Relaxed) - before;
     // Some may be answered while all are still being written.
     assert!(
@@ -93,10 +93,10 @@ async fn requests_that_were_sent_together_are_all_answered_before_closing() {
     let (mut stream, served) = connect(leaving.clone());
     leaving.cancel();
     let request = "GET /?d=17&b=b HTTP/1.1\r\nCookie: uid=alice\r\n\r\n";
-    // More than one read brings, and than a turn has.
+    // More than fit one read, and one turn.
     let sent = request.repeat(100);
     stream.write_all(sent.as_bytes()).await.unwrap();
-    let text = answers(&mut stream, 100).await;
+    let text = responses(&mut stream, 100).await;
     assert_eq!(text.matches("200 OK").count(), 100);
     assert_eq!(text.matches("connection: close").count(), 1);
     let last = text.rfind("HTTP/1.1").unwrap();

@@ -20,7 +20,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
         if tally.is_full() {
             dsps.add(&mut tally);
         }
-        tally.accepted(dsps.place(Some(dsp_id)));
+        tally.accepted(dsps.slot(Some(dsp_id)));
     }
     dsps.add(&mut tally);
 }
@@ -47,7 +47,7 @@ fn check(dsps: &Dsps, expected: &[(&str, u64)]) {
 }
 
 #[test]
-fn dsps_that_come_first_have_a_series_and_the_rest_is_other() {
+fn dsps_seen_first_have_a_series_and_the_rest_is_other() {
     let dsps = dsps(&[], 2);
     accept(&dsps, [17, 42, 17, 99, 1_000_000, 17, 42]);
     let expected = [
@@ -59,7 +59,7 @@ fn dsps_that_come_first_have_a_series_and_the_rest_is_other() {
 }
 
 #[test]
-fn dsps_of_the_settings_have_a_series_before_they_come_and_others_have_none() {
+fn listed_dsps_have_a_series_from_the_start_and_others_have_none() {
     let dsps = dsps(&[5, 6], 64);
     accept(&dsps, 100..200);
     accept(&dsps, [6]);
@@ -72,7 +72,7 @@ fn dsps_of_the_settings_have_a_series_before_they_come_and_others_have_none() {
 }
 
 #[test]
-fn what_is_named_counts_though_fewer_are_to_be_shown() {
+fn listed_dsps_have_series_even_beyond_the_maximum() {
     let dsps = dsps(&[1, 2, 3], 0);
     accept(&dsps, 1..=4);
     let one_each = ["1 accepted", "2 accepted", "3 accepted", "other accepted"];
@@ -83,9 +83,9 @@ fn what_is_named_counts_though_fewer_are_to_be_shown() {
 fn rejections_count_for_their_dsp_by_reason() {
     let dsps = dsps(&[], 8);
     let mut tally = Tally::default();
-    tally.rejected(dsps.place(Some(17)), Rejection::UserMissing);
-    tally.rejected(dsps.place(Some(17)), Rejection::UserMissing);
-    tally.rejected(dsps.place(None), Rejection::DspMissing);
+    tally.rejected(dsps.slot(Some(17)), Rejection::UserMissing);
+    tally.rejected(dsps.slot(Some(17)), Rejection::UserMissing);
+    tally.rejected(dsps.slot(None), Rejection::DspMissing);
     dsps.add(&mut tally);
     assert!(!tally.is_full() && tally.len == 0);
     check(
@@ -100,7 +100,7 @@ fn rejections_count_for_their_dsp_by_reason() {
 }
 
 #[test]
-fn nothing_is_lost_when_threads_count_at_once_and_compete_for_places() {
+fn nothing_is_lost_when_threads_count_at_once_and_compete_for_slots() {
     const THREADS: u32 = 8;
     let dsps = dsps(&[], 16);
     thread::scope(|scope| {
@@ -119,24 +119,24 @@ fn nothing_is_lost_when_threads_count_at_once_and_compete_for_places() {
 }
 
 #[test]
-fn place_of_a_dsp_is_found_again_however_full_the_table_is() {
+fn slot_of_a_dsp_is_found_again_however_full_the_table_is() {
     let names = Names::new(&shown(&[], SHOWN_MAX, false));
     let dsp_ids = || (1..=1024).map(|i: u32| i.wrapping_mul(2_654_435_761).max(1));
-    let places: Vec<_> = dsp_ids().map(|dsp_id| names.place(dsp_id)).collect();
-    let distinct: BTreeSet<_> = places.iter().map(|Place(place)| place).collect();
+    let slots: Vec<_> = dsp_ids().map(|dsp_id| names.slot(dsp_id)).collect();
+    let distinct: BTreeSet<_> = slots.iter().map(|Slot(slot)| slot).collect();
     assert_eq!(distinct.len(), SHOWN_MAX);
     assert!(
         dsp_ids()
-            .zip(&places)
-            .all(|(dsp_id, place)| names.place(dsp_id) == *place)
+            .zip(&slots)
+            .all(|(dsp_id, slot)| names.slot(dsp_id) == *slot)
     );
-    assert_eq!(names.place(u32::MAX), OTHER);
+    assert_eq!(names.slot(u32::MAX), OTHER);
 }
 
 /// Of these DSPs those that are refused.
 #[track_caller]
 fn check_refused(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
-    let is_refused = |&dsp_id: &u32| dsps.refuses(dsps.place(Some(dsp_id)), dsp_id);
+    let is_refused = |&dsp_id: &u32| dsps.refuses(dsps.slot(Some(dsp_id)), dsp_id);
     let refused: Vec<_> = dsp_ids.iter().copied().filter(is_refused).collect();
     assert_eq!(refused, expected);
 }

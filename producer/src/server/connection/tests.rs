@@ -1,4 +1,4 @@
-//! Connections that ask for nothing, on a set clock.
+//! Connections without calls and with refused ones, on a paused clock.
 
 use std::net::Ipv4Addr;
 
@@ -7,18 +7,18 @@ use runtime::metrics::Registry;
 use tokio::{io::DuplexStream, task::JoinSet};
 
 use super::*;
-use crate::{security::guard::tests::guard, server::rates::Calls};
+use crate::{security::tokens::tests::token_check, server::call_rates::CallLimits};
 
 /// A connection that asks for tokens, and the client's end of it.
 fn connect() -> (JoinSet<()>, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let calls = Calls::register(&Registry::new()).unwrap();
+    let limits = CallLimits::register(&Registry::new()).unwrap();
     let peer = Ipv4Addr::LOCALHOST.into();
     let connection = Connection {
         routes: Routes::default(),
         admission: Admission {
-            calls: calls.of_connection(peer),
-            guard: Some(Arc::new(guard("the-only-good-token\n"))),
+            limits: limits.of_connection(peer),
+            tokens: Some(Arc::new(token_check("the-only-good-token\n"))),
             peer,
         },
         activity: Arc::default(),
@@ -31,14 +31,14 @@ fn connect() -> (JoinSet<()>, DuplexStream) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_that_says_nothing_is_not_waited_for() {
+async fn silent_client_is_disconnected() {
     let began = Instant::now();
     let (mut served, _silent) = connect();
     served.join_next().await;
     assert_eq!(began.elapsed(), FIRST_CALL_WITHIN);
 }
 
-/// Calls every five seconds until the connection is over, or for a minute; returns how long that was.
+/// Calls every five seconds until the connection is closed, for a minute at most; returns how long it lasted.
 async fn call_again_and_again(authorization: &str) -> Duration {
     let began = Instant::now();
     let (mut served, theirs) = connect();
@@ -66,7 +66,7 @@ async fn call_again_and_again(authorization: &str) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_calls_keep_no_connection() {
+async fn refused_calls_do_not_keep_a_connection_open() {
     let lived = call_again_and_again("Bearer none-that-is-taken").await;
     assert!(
         lived <= FIRST_CALL_WITHIN + Duration::from_secs(5),

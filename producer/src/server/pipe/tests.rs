@@ -1,3 +1,5 @@
+//! Response bodies that are sent to slow, stalled and vanished clients.
+
 use std::{
     collections::VecDeque,
     sync::atomic::{AtomicUsize, Ordering},
@@ -10,7 +12,7 @@ use tokio::{io::DuplexStream, task::JoinSet};
 
 use super::*;
 use crate::streams::{
-    pinned::{Account, Pinned},
+    in_flight::{QueueInFlight, StreamBudget},
     subscribers::Call,
 };
 
@@ -19,33 +21,33 @@ const FRAMES: usize = 20;
 /// Two frames and a half.
 const WINDOW_BYTES: u32 = 2_500;
 
-/// A body that tells how many frames were taken out of it, and how often it was asked. After its trailers it ends; without any
-/// it goes on with nothing to give.
+/// A body that counts how many frames were taken out of it and how often it was polled. It ends after its trailers; without
+/// trailers it stays pending.
 struct Counted {
     frames: VecDeque<Frame<Bytes>>,
     taken: Arc<AtomicUsize>,
-    asked: Arc<AtomicUsize>,
+    polls: Arc<AtomicUsize>,
 }
 
 impl Counted {
-    /// The body, how many frames were taken out of it, and how often it was asked.
+    /// The body and its two counters: frames taken, and polls.
     fn body(
         frames: VecDeque<Frame<Bytes>>,
     ) -> (tonic::body::Body, Arc<AtomicUsize>, Arc<AtomicUsize>) {
-        let (taken, asked) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let (taken, polls) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
         let body = tonic::body::Body::new(Self {
             frames,
             taken: Arc::clone(&taken),
-            asked: Arc::clone(&asked),
+            polls: Arc::clone(&polls),
         });
-        (body, taken, asked)
+        (body, taken, polls)
     }
 }
 
-fn hold() -> Arc<Hold> {
-    let pinned = Pinned::register(&Registry::new(), u64::MAX).unwrap();
-    pinned.open(
-        &Arc::new(Account::new(Call::Subscribe, "a")),
+fn in_flight() -> Arc<InFlight> {
+    let budget = StreamBudget::register(&Registry::new(), u64::MAX).unwrap();
+    budget.open(
+        &Arc::new(QueueInFlight::new(Call::Subscribe, "a")),
         tokio::time::Instant::now(),
     )
 }
@@ -58,7 +60,7 @@ impl Body for Counted {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.polls.fetch_add(1, Ordering::Relaxed);
         let Some(frame) = self.frames.pop_front() else {
             return Poll::Pending;
         };
@@ -69,8 +71,8 @@ impl Body for Counted {
 
 struct Scene {
     taken: Arc<AtomicUsize>,
-    asked: Arc<AtomicUsize>,
-    hold: Arc<Hold>,
+    polls: Arc<AtomicUsize>,
+    in_flight: Arc<InFlight>,
     /// What the client reads.
     response: h2::RecvStream,
     /// The connection's two ends.
@@ -89,11 +91,11 @@ impl Scene {
 
     /// The same with other frames.
     async fn with(frames: VecDeque<Frame<Bytes>>) -> Self {
-        let (body, taken, asked) = Counted::body(frames);
-        let hold = hold();
+        let (body, taken, polls) = Counted::body(frames);
+        let in_flight = in_flight();
         let (client, server) = tokio::io::duplex(1 << 20);
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve(server, body, Arc::clone(&hold)));
+        tasks.spawn(serve(server, body, Arc::clone(&in_flight)));
         let (mut calls, connection) = h2::client::Builder::new()
             .initial_window_size(WINDOW_BYTES)
             .handshake::<_, Bytes>(client)
@@ -107,8 +109,8 @@ impl Scene {
         let response = response.await.unwrap().into_body();
         let scene = Self {
             taken,
-            asked,
-            hold,
+            polls,
+            in_flight,
             response,
             tasks,
         };
@@ -121,8 +123,8 @@ impl Scene {
     }
 }
 
-/// Answers one call; then lets the connection be until it is dropped.
-async fn serve(stream: DuplexStream, body: tonic::body::Body, hold: Arc<Hold>) {
+/// Answers one call, then serves the connection until the client closes it.
+async fn serve(stream: DuplexStream, body: tonic::body::Body, in_flight: Arc<InFlight>) {
     let mut connection = h2::server::Builder::new()
         .handshake::<_, Data>(stream)
         .await
@@ -130,8 +132,8 @@ async fn serve(stream: DuplexStream, body: tonic::body::Body, hold: Arc<Hold>) {
     let (_, mut respond) = connection.accept().await.unwrap().unwrap();
     let out = respond.send_response(Response::new(()), false).unwrap();
     let mut running = std::pin::pin!(async {
-        let cut = hold.cut().clone();
-        let (_, mut sent) = Pipe::new(body, out, Some(hold)).run().await;
+        let cut = in_flight.cut().clone();
+        let (_, mut sent) = Pipe::new(body, out, Some(in_flight)).run().await;
         cut.cancelled().await;
         sent.reset();
         std::future::pending::<()>().await;
@@ -146,7 +148,7 @@ async fn serve(stream: DuplexStream, body: tonic::body::Body, hold: Arc<Hold>) {
     }
 }
 
-/// Lets the tasks of this one thread run until they can do nothing more.
+/// Lets the other tasks of this thread run until all of them wait.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -154,10 +156,13 @@ async fn settle() {
 }
 
 #[tokio::test]
-async fn no_more_is_taken_than_there_is_room_for_and_all_of_it_is_counted() {
+async fn no_more_is_taken_than_there_is_capacity_for_and_all_of_it_is_counted() {
     let mut scene = Scene::begin().await;
-    // The third has room for its first half, and counts in full.
-    assert_eq!((scene.taken(), scene.hold.bytes()), (3, FRAME_BYTES as u64));
+    // There is capacity for the first half of the third frame, which counts in full.
+    assert_eq!(
+        (scene.taken(), scene.in_flight.bytes()),
+        (3, FRAME_BYTES as u64)
+    );
     let mut read = Vec::new();
     while let Some(data) = scene.response.data().await {
         let data = data.unwrap();
@@ -168,15 +173,15 @@ async fn no_more_is_taken_than_there_is_room_for_and_all_of_it_is_counted() {
     assert!(scene.response.trailers().await.unwrap().is_some());
     let numbers = (0..FRAMES).flat_map(|number| [number; FRAME_BYTES]);
     assert!(read.into_iter().map(usize::from).eq(numbers));
-    assert_eq!((scene.taken(), scene.hold.bytes()), (FRAMES + 1, 0));
+    assert_eq!((scene.taken(), scene.in_flight.bytes()), (FRAMES + 1, 0));
 }
 
 #[tokio::test]
-async fn stalled_stream_is_reset_and_lets_go_what_it_holds() {
+async fn stalled_stream_is_reset_and_releases_its_bytes() {
     let mut scene = Scene::begin().await;
-    scene.hold.cut().cancel();
-    scene.hold.released().await;
-    assert_eq!((scene.taken(), scene.hold.bytes()), (3, 0));
+    scene.in_flight.cut().cancel();
+    scene.in_flight.released().await;
+    assert_eq!((scene.taken(), scene.in_flight.bytes()), (3, 0));
     let mut bytes = 0;
     let error = loop {
         match scene.response.data().await {
@@ -185,13 +190,13 @@ async fn stalled_stream_is_reset_and_lets_go_what_it_holds() {
             None => panic!("it ended as if it were whole"),
         }
     };
-    // What was sent before arrives.
+    // What was sent before the reset arrives.
     assert_eq!(bytes, WINDOW_BYTES as usize);
     assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
 }
 
 #[tokio::test]
-async fn stream_that_is_over_but_not_written_can_still_be_cut_off() {
+async fn stream_that_has_ended_but_is_not_written_can_still_be_cut_off() {
     let (client, server) = tokio::io::duplex(1 << 20);
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -211,21 +216,26 @@ async fn stream_that_is_over_but_not_written_can_still_be_cut_off() {
         Frame::trailers(HeaderMap::new()),
     ];
     let (body, _, _) = Counted::body(frames.into());
-    let hold = hold();
-    // Nobody writes: the connection is not asked for anything meanwhile.
-    let (ended, mut sent) = Pipe::new(body, out, Some(Arc::clone(&hold))).run().await;
-    assert_eq!((ended, hold.bytes()), (Ended::Whole, FRAME_BYTES as u64));
+    let in_flight = in_flight();
+    // Nothing is written, because nobody polls the connection meanwhile.
+    let (ended, mut sent) = Pipe::new(body, out, Some(Arc::clone(&in_flight)))
+        .run()
+        .await;
+    assert_eq!(
+        (ended, in_flight.bytes()),
+        (Ended::Whole, FRAME_BYTES as u64)
+    );
     sent.reset();
-    hold.released().await;
+    in_flight.released().await;
 }
 
 #[tokio::test]
-async fn end_of_the_client_is_seen_by_a_stalled_stream() {
+async fn stalled_stream_notices_that_its_client_is_gone() {
     let mut scene = Scene::begin().await;
     drop(scene.response);
     settle().await;
     assert_eq!(
-        (scene.taken.load(Ordering::Relaxed), scene.hold.bytes()),
+        (scene.taken.load(Ordering::Relaxed), scene.in_flight.bytes()),
         (3, 0)
     );
     scene.tasks.shutdown().await;
@@ -234,12 +244,12 @@ async fn end_of_the_client_is_seen_by_a_stalled_stream() {
 #[tokio::test]
 async fn stream_with_nothing_to_send_sleeps() {
     let scene = Scene::with([Frame::data(vec![1; 10].into())].into()).await;
-    let asked = scene.asked.load(Ordering::Relaxed);
+    let polls = scene.polls.load(Ordering::Relaxed);
     settle().await;
     assert_eq!(scene.taken(), 1);
     assert_eq!(
-        scene.asked.load(Ordering::Relaxed),
-        asked,
+        scene.polls.load(Ordering::Relaxed),
+        polls,
         "it wakes itself"
     );
 }

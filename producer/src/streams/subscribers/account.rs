@@ -1,6 +1,6 @@
 //! The account of one queue: what became of every cookie since the subscriber joined. Pure.
 //!
-//! # What adds up
+//! # The balance
 //!
 //! The account begins at the sequence `joined`. Every sequence from there up to, but not including, `high_water` is either
 //! *delivered* (handed to a stream) or *lost* (a gap said that it will not come); everything from `high_water` on is
@@ -13,34 +13,34 @@
 //! Counters never go down, so a sequence whose fate changes is counted a second time, on both sides:
 //! - delivered, then inside a gap of a later stream: it never arrived, and the log has moved on since. It counts as *lost*
 //!   and as *undelivered*.
-//! - lost, then delivered after all, because the subscriber came back with an older cursor, which is met beyond the
+//! - lost, then delivered after all, because the subscriber came back with an older cursor, which is honoured beyond the
 //!   queue's bound. It counts as *delivered* and as *recovered*.
 //!
-//! # What is taken on trust
+//! # Assumptions
 //!
-//! - A stream that begins after `high_water`: the subscriber's cursor says that it has what lies between, so that counts
-//!   as delivered.
-//! - A stream that begins before `joined`: what lies between was received under an account that is forgotten by now, or
-//!   there would be no such cursor. It counts as delivered from then on: what of it comes again is *redelivered*, and
-//!   what of it lies in a gap is lost and undelivered like any other.
-//! - That also holds where a stream begins before `joined` because its cursor is of another life: what it gets from there counts
-//!   as redelivered, although it is new to the subscriber. This takes a subscriber that joined at the newest sequence,
-//!   forgot it, and remembers a life before.
-//! - Delivered is what was handed to a stream. Whether a client that went away has received it, it says itself, by the cursor
-//!   it comes back with.
+//! - If a stream begins after `high_water`, the subscriber has everything before its cursor: the cookies in between count as
+//!   delivered.
+//! - If a stream begins before `joined`, the cookies in between were received under an account that has been forgotten;
+//!   otherwise there would be no such cursor. They count as delivered from then on: if they are sent again they are
+//!   *redelivered*, and if they lie in a gap they are lost and undelivered like any other.
+//! - The same applies if a stream begins before `joined` because its cursor is of another epoch: what it gets from there
+//!   counts as redelivered, although it is new to the subscriber. This takes a subscriber that joined at the newest sequence,
+//!   forgot that, and remembers an earlier epoch.
+//! - Delivered means handed to a stream. Whether a client that went away has received it shows in the cursor with which it
+//!   comes back.
 //!
 //! # Bound
 //!
-//! Which sequences are lost is kept as ranges, the [`LOST_RANGES_MAX`] newest. Sequences up to the end of the newest range that had to
-//! be forgotten keep the fate they have: delivered again they count as redelivered, in a gap again they count as nothing. The sum
-//! stays exact; only *recovered* and *undelivered* may then be less than what happened.
+//! Lost sequences are stored as ranges, the [`LOST_RANGES_MAX`] newest. Sequences up to the end of the newest range that was
+//! dropped keep their state: delivered again they count as redelivered, in another gap they do not count. The balance stays
+//! exact; only *recovered* and *undelivered* may then be too low.
 
 use std::collections::VecDeque;
 
 use crate::log::{GapReason, Sequence};
 
-/// Most ranges of lost sequences that are kept: with the one that comes before another is forgotten 1024, or 16 KiB a queue. A
-/// queue gets more only by more than that many separate losses.
+/// The most ranges of lost sequences that are kept: 1024 with the one that is added before another is dropped, or 16 KiB per
+/// queue. A queue exceeds it only by more than that many separate losses.
 pub(super) const LOST_RANGES_MAX: usize = 1023;
 
 /// What happened to one queue. All counts are of cookies unless they say otherwise.
@@ -50,15 +50,15 @@ pub(super) struct Account {
     joined: Sequence,
     /// The sequence after the newest one ever delivered or lost.
     high_water: Sequence,
-    /// The sequence after the last one taken out of the log by the present or latest stream.
+    /// The sequence after the last one taken out of the log by the current or latest stream.
     position: Sequence,
-    /// The first sequence the present or latest stream spoke of.
+    /// The first sequence of the current or latest stream.
     stream_began: Sequence,
     lost_ranges: Ranges,
     pub(super) totals: Totals,
 }
 
-/// What only grows.
+/// Counters, which never go down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Handed to a stream for the first time, or for the first time since they were lost.
@@ -92,7 +92,7 @@ impl Account {
         }
     }
 
-    /// A stream begins; what it takes on trust is said above.
+    /// A stream begins at `began`; see the assumptions above.
     pub(super) fn begin(&mut self, began: Sequence) {
         self.totals.streams += 1;
         self.totals.delivered += self.joined.saturating_sub(began);
@@ -135,7 +135,7 @@ impl Account {
     fn pass(&mut self, first: Sequence, last: Sequence) -> u64 {
         debug_assert!(
             self.joined <= first && first <= self.high_water,
-            "a stream goes on where it stands"
+            "a stream goes on from its position"
         );
         let next = last + 1;
         let new = next - first.max(self.high_water.min(next));
@@ -159,19 +159,19 @@ impl Account {
         self.high_water
     }
 
-    /// The first sequence the present or latest stream spoke of.
+    /// The first sequence of the current or latest stream.
     pub(super) fn stream_began(&self) -> Sequence {
         self.stream_began
     }
 }
 
-/// Disjoint ranges of sequences, in order, and not adjacent; at most so many, the newest.
+/// Disjoint, non-adjacent ranges of sequences in ascending order; at most `max` of them, the newest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ranges {
     /// First and last sequence, inclusive.
     ranges: VecDeque<(Sequence, Sequence)>,
     max: usize,
-    /// Before this sequence ranges were forgotten.
+    /// Ranges before this sequence were dropped.
     floor: Sequence,
 }
 
@@ -186,7 +186,7 @@ impl Ranges {
 
     /// Removes what lies in `first..=last`; returns how many sequences that were.
     fn take(&mut self, first: Sequence, last: Sequence) -> u64 {
-        // Nearly always a stream is at the head, and no loss is.
+        // The usual case: the stream is at the head, beyond all losses.
         if self.ranges.back().is_none_or(|&(_, newest)| newest < first) {
             return 0;
         }
@@ -211,7 +211,7 @@ impl Ranges {
         taken
     }
 
-    /// Adds `first..=last`, of which nothing is in.
+    /// Adds `first..=last`, none of which is contained yet.
     fn put(&mut self, mut first: Sequence, mut last: Sequence) {
         let mut at = self.ranges.partition_point(|&(_, end)| end < first);
         if let Some(&(begin, end)) = self.ranges.get(at)

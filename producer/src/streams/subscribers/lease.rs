@@ -1,4 +1,4 @@
-//! A stream's right to its queue, and what it notes there.
+//! A stream's exclusive right to its queue, through which it records what it delivers.
 
 use std::{
     sync::Arc,
@@ -8,49 +8,49 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Connection, Queue};
-use crate::{log::Delivery, streams::pinned};
+use crate::{log::Delivery, streams::in_flight::QueueInFlight};
 
-/// After how long what becomes of a stream is told whose beginning was not.
-const TOLD_AFTER: Duration = Duration::from_secs(10);
+/// A stream whose beginning was not logged must last this long before its events are logged.
+const LOGGED_AFTER: Duration = Duration::from_secs(10);
 
 /// The right to stream one queue; dropping it starts the queue's retention.
 #[derive(Debug)]
 pub struct Lease {
     queue: Arc<Queue>,
     pub(super) superseded: CancellationToken,
-    is_announced: bool,
-    told_from: Instant,
+    is_logged: bool,
+    logged_from: Instant,
 }
 
 impl Lease {
-    /// Of a stream that has just taken `queue`, and is told of from its beginning on where it is announced.
+    /// The lease of a stream that has just taken `queue`. A stream whose beginning `is_logged` is logged all along.
     pub(super) fn new(
         queue: Arc<Queue>,
         superseded: CancellationToken,
-        is_announced: bool,
+        is_logged: bool,
         now: Instant,
     ) -> Self {
         Self {
             queue,
             superseded,
-            is_announced,
-            told_from: if is_announced { now } else { now + TOLD_AFTER },
+            is_logged,
+            logged_from: if is_logged { now } else { now + LOGGED_AFTER },
         }
     }
 
-    /// Whether the log names this stream: it does not name very many.
+    /// Whether the log names this stream when it opens: see `log_limit.rs`.
     #[must_use]
-    pub fn is_announced(&self) -> bool {
-        self.is_announced
+    pub fn is_logged(&self) -> bool {
+        self.is_logged
     }
 
-    /// From when on what becomes of this stream is told: short ones could fill the log with what they make up.
-    pub(in crate::streams) fn told_from(&self) -> Instant {
-        self.told_from
+    /// From when on the log names this stream: a client could fill the log with short streams under made-up names.
+    pub(in crate::streams) fn logged_from(&self) -> Instant {
+        self.logged_from
     }
 
-    fn is_told(&self) -> bool {
-        Instant::now() >= self.told_from
+    fn may_log(&self) -> bool {
+        Instant::now() >= self.logged_from
     }
 
     /// Cancelled when another stream of the same name has taken the queue.
@@ -59,12 +59,12 @@ impl Lease {
         &self.superseded
     }
 
-    /// Where what the queue's streams hold is counted.
-    pub(in crate::streams) fn pinned(&self) -> &Arc<pinned::Account> {
-        &self.queue.pinned
+    /// Counts the in-flight bytes of the queue's streams.
+    pub(in crate::streams) fn in_flight(&self) -> &Arc<QueueInFlight> {
+        &self.queue.in_flight
     }
 
-    /// Notes what was taken out of the log, how many `bytes` it is on the wire, and how far behind the stream was before,
+    /// Records what was taken out of the log, its size on the wire in `bytes`, and how far behind the stream was before,
     /// in cookies.
     pub fn record(&self, delivery: &Delivery, bytes: usize, lag: u64) {
         let mut state = self.queue.state();
@@ -82,10 +82,10 @@ impl Lease {
             } => state.account.lose(*first, *last, *reason),
             Delivery::Idle { .. } | Delivery::End { .. } => {}
         }
-        let news = state.losing.note(delivery, Instant::now);
+        let change = state.loss_log.note(delivery, Instant::now);
         drop(state);
-        if let Some(news) = news.filter(|_| self.is_told()) {
-            news.say(self.queue.pinned.name(), delivery);
+        if let Some(change) = change.filter(|_| self.may_log()) {
+            change.log(self.queue.in_flight.name(), delivery);
         }
     }
 }
@@ -100,8 +100,8 @@ impl Drop for Lease {
             since: Instant::now(),
         };
         drop(state);
-        if self.is_told() {
-            let (subscriber, call) = self.queue.pinned.name();
+        if self.may_log() {
+            let (subscriber, call) = self.queue.in_flight.name();
             tracing::info!(subscriber, call, "subscriber disconnected");
         }
     }

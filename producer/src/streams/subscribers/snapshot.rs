@@ -1,4 +1,4 @@
-//! What is shown of a queue.
+//! The figures of a queue, for metrics and the status page.
 
 use super::{Call, RESUMES, Totals};
 use crate::log::Sequence;
@@ -10,7 +10,7 @@ pub struct Snapshot {
     pub name: String,
     /// The call it uses.
     pub call: Call,
-    /// Whether it has series of metrics of its own.
+    /// Whether it has its own metric series.
     pub is_shown: bool,
     /// Whether a stream is open.
     pub connected: bool,
@@ -20,26 +20,26 @@ pub struct Snapshot {
     pub joined: Sequence,
     /// The sequence after the newest one ever delivered or lost.
     pub high_water: Sequence,
-    /// What it counts.
+    /// Its counters.
     pub totals: Totals,
-    /// Its streams by how they were met: see [`RESUMES`].
+    /// Its streams by how they began: see [`RESUMES`].
     pub resumes: [u64; RESUMES.len()],
     /// The greatest lag since the scrape before the last, in sealed cookies: see [`Peak`](runtime::metrics::Peak).
     pub lag_max: u64,
-    /// Bytes handed to its streams that their connections have not let go.
+    /// In-flight bytes of its streams.
     pub pinned_bytes: u64,
-    /// Streams cut off for what their connections held.
+    /// Streams cut off because all streams together exceeded the budget of in-flight bytes.
     pub cuts: u64,
 }
 
 impl Snapshot {
-    /// Cookies appended since the queue's account begins, of `appended` in all, read after this snapshot.
+    /// Cookies appended since the queue's account began; `appended` is the log's count, read after this snapshot.
     #[must_use]
     pub fn appended(&self, appended: u64) -> u64 {
         appended + 1 - self.joined
     }
 
-    /// Cookies neither delivered nor lost yet, sealed or not, of `appended` in all, read after this snapshot.
+    /// Cookies that are neither delivered nor lost yet, sealed or not; `appended` as above.
     #[must_use]
     pub fn queued(&self, appended: u64) -> u64 {
         appended + 1 - self.high_water

@@ -1,24 +1,16 @@
 //! Queues that are joined, left, taken over and forgotten.
 
-use super::*;
+use super::{retention::PER_ADDRESS_MIN, *};
 use crate::log::{Delivery, GapReason};
 
 const HOUR: Duration = Duration::from_secs(3600);
-
-fn fresh(first: Sequence) -> Start {
-    Start {
-        first,
-        outcome: ResumeOutcome::Fresh,
-        window_bytes: 0,
-    }
-}
 
 fn join(
     subscribers: &Subscribers,
     name: &str,
     first: Sequence,
 ) -> Result<Lease, TooManySubscribers> {
-    subscribers.join(Call::Subscribe, name, HERE, |_| Ok(fresh(first)))
+    subscribers.join(Call::Subscribe, name, HERE, |_| Start::fresh(first))
 }
 
 fn gap(first: Sequence, last: Sequence) -> Delivery {
@@ -58,7 +50,7 @@ fn newest_stream_has_the_queue_and_the_older_one_cannot_touch_it() {
     assert!(older.superseded.is_cancelled());
     older.record(&gap(1, 5), 7, 0);
     assert_eq!(only(&subscribers).position, 1);
-    assert_eq!(only(&subscribers).totals.bytes, 7, "they still go out");
+    assert_eq!(only(&subscribers).totals.bytes, 7, "it is still sent");
     drop(older);
     assert!(only(&subscribers).connected);
     drop(newer);
@@ -80,7 +72,7 @@ fn same_name_is_another_queue_for_the_other_call() {
     let lease = join(&subscribers, "a", 1).unwrap();
     let other = subscribers.join(Call::GetCookies, "a", HERE, |remembered| {
         assert_eq!(remembered, None);
-        Ok::<_, TooManySubscribers>(fresh(1))
+        Start::fresh::<TooManySubscribers>(1)
     });
     assert!(other.is_ok());
     assert!(!lease.superseded.is_cancelled());
@@ -94,7 +86,7 @@ fn departed_subscriber_is_remembered_and_then_forgotten() {
     let mut found = None;
     let lease = subscribers.join(Call::Subscribe, "a", HERE, |remembered| {
         found = remembered;
-        Ok::<_, TooManySubscribers>(fresh(7))
+        Start::fresh::<TooManySubscribers>(7)
     });
     assert_eq!(found.map(|queue| queue.position), Some(7));
     drop(lease);
@@ -106,7 +98,7 @@ fn departed_subscriber_is_remembered_and_then_forgotten() {
 }
 
 #[test]
-fn full_house_makes_room_at_the_cost_of_the_longest_gone() {
+fn full_house_makes_room_by_forgetting_the_longest_gone() {
     let subscribers = Subscribers::new(HOUR, 2);
     drop(join(&subscribers, "gone", 1).unwrap());
     let _here = join(&subscribers, "here", 1).unwrap();
@@ -117,28 +109,28 @@ fn full_house_makes_room_at_the_cost_of_the_longest_gone() {
 }
 
 #[test]
-fn one_address_keeps_no_other_out_and_has_no_other_forgotten() {
-    let most = OF_ONE_ADDRESS + 2;
+fn one_address_neither_keeps_others_out_nor_has_them_forgotten() {
+    let most = PER_ADDRESS_MIN + 2;
     let subscribers = Subscribers::new(HOUR, most);
     let join_from = |network: [u8; 4], name: &str| {
         let network = IpAddr::from(network);
         subscribers.join(Call::Subscribe, name, network, |_| {
-            Ok::<_, TooManySubscribers>(fresh(1))
+            Start::fresh::<TooManySubscribers>(1)
         })
     };
     drop(join_from([10, 0, 0, 1], "away").unwrap());
-    let mut greedy: Vec<_> = (0..OF_ONE_ADDRESS)
+    let mut greedy: Vec<_> = (0..PER_ADDRESS_MIN)
         .map(|number| join_from([10, 0, 0, 66], &number.to_string()).unwrap())
         .collect();
     assert!(join_from([10, 0, 0, 66], "more").is_err());
     let _other = join_from([10, 0, 0, 2], "other").unwrap();
-    // What has ended of its own makes room, and nothing else.
+    // Only its own queues whose streams have ended make room.
     drop(greedy.pop());
     greedy.push(join_from([10, 0, 0, 66], "more").unwrap());
     let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
     assert_eq!(names.len(), most);
     assert!(names.contains(&"away".to_owned()) && names.contains(&"more".to_owned()));
-    // A name that is there already is no other queue.
+    // A name that exists already needs no other queue.
     assert!(join_from([10, 0, 0, 66], "away").is_ok());
 }
 
@@ -153,7 +145,11 @@ fn greatest_lag_is_seen_by_a_scrape_after_it_is_gone() {
         subscribers.end_interval(101);
         lag_max
     };
-    assert_eq!(only(&subscribers).lag_max, 100, "a look is no scrape");
+    assert_eq!(
+        only(&subscribers).lag_max,
+        100,
+        "a snapshot is not a scrape"
+    );
     assert_eq!((scrape(), scrape(), scrape()), (100, 100, 0));
 }
 
@@ -166,7 +162,7 @@ fn lag_of_a_subscriber_that_takes_nothing_is_seen_too() {
 }
 
 #[test]
-fn streams_are_counted_by_how_they_were_met() {
+fn streams_are_counted_by_how_they_began() {
     let subscribers = Subscribers::new(HOUR, 10);
     for outcome in [
         ResumeOutcome::Fresh,
@@ -174,12 +170,8 @@ fn streams_are_counted_by_how_they_were_met() {
         ResumeOutcome::NewEpoch,
         ResumeOutcome::Resumed,
     ] {
-        let start = Start {
-            outcome,
-            ..fresh(1)
-        };
         let joined = subscribers.join(Call::Subscribe, "a", HERE, |_| {
-            Ok::<_, TooManySubscribers>(start)
+            Start::fresh::<TooManySubscribers>(1).map(|fresh| Start { outcome, ..fresh })
         });
         assert!(joined.is_ok());
     }

@@ -9,7 +9,7 @@ use proto::{
 };
 use tonic::{Code, Status, body::Body};
 
-use super::{Life, now};
+use super::{Producer, now};
 
 /// Which call it makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,17 +23,17 @@ pub(super) struct Client {
     name: &'static str,
     reads: Reads,
     stream: Option<Stream>,
-    /// The newest sequence that it has dealt with, and the epoch of that.
+    /// The epoch and the newest sequence that it has processed.
     cursor: Option<(u64, u64)>,
-    /// What the producer remembers.
+    /// What the producer remembers of it.
     queue: Option<Queue>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Queue {
-    /// Where it stands.
+    /// Its position.
     position: u64,
-    /// The farthest that it ever stood.
+    /// The farthest position so far.
     high_water: u64,
     /// Where its latest stream began.
     began: u64,
@@ -45,13 +45,13 @@ struct Stream {
     buffer: BytesMut,
     /// The sequence that must come next.
     next: u64,
-    /// Hello is still to come.
+    /// The `Hello` has not arrived yet.
     greets: bool,
-    /// The bound of the queue counts from this sequence on, or once this stream was within it.
+    /// The bound of the queue applies from this sequence on, or once this stream was within it.
     until: u64,
 }
 
-/// What a stream brings.
+/// What a read of a stream returns.
 enum Got {
     Data,
     Nothing,
@@ -73,32 +73,32 @@ impl Client {
         self.stream = None;
     }
 
-    /// Everything the producer knew is gone with it.
-    pub(super) fn producer_died(&mut self) {
+    /// The producer has forgotten everything.
+    pub(super) fn producer_restarted(&mut self) {
         self.stream = None;
         self.queue = None;
     }
 
-    pub(super) fn join(&mut self, life: &Life, with_cursor: bool, oldest: bool) {
+    pub(super) fn join(&mut self, producer: &Producer, with_cursor: bool, oldest: bool) {
         let body = match self.reads {
-            Reads::Events => life.call("Subscribe", &self.request(with_cursor, oldest)),
+            Reads::Events => producer.call("Subscribe", &self.request(with_cursor, oldest)),
             Reads::Cookies => {
                 let host = self.name.to_owned();
-                life.call("GetCookies", &v1::GetCookiesRequest { host })
+                producer.call("GetCookies", &v1::GetCookiesRequest { host })
             }
         };
         let body = body.expect("nothing is wrong with the request");
         let older = self.stream.take();
-        let span = life.log.span();
+        let span = producer.log.span();
         let cursor = self
             .cursor
             .filter(|_| with_cursor && self.reads == Reads::Events);
         let (first, until) = match (cursor, self.queue) {
-            (Some((epoch, sequence)), _) if epoch == life.epoch => (sequence + 1, u64::MAX),
+            (Some((epoch, sequence)), _) if epoch == producer.epoch => (sequence + 1, u64::MAX),
             (Some(_), _) => (1, u64::MAX),
             (None, Some(queue)) => {
-                let bytes = life.bounds.rewind_bytes;
-                let first = life.log.rewind(queue.position, bytes, queue.began);
+                let bytes = producer.bounds.rewind_bytes;
+                let first = producer.log.rewind(queue.position, bytes, queue.began);
                 assert!((queue.began..=queue.position).contains(&first));
                 assert!(bytes > 0 || first == queue.position);
                 (first, queue.high_water)
@@ -145,42 +145,44 @@ impl Client {
         }
     }
 
-    /// It is refused, and the stream that there is goes on.
-    pub(super) fn join_from_the_future(&mut self, life: &Life) {
-        let own = self.cursor.replace((life.epoch, life.log.span().next));
-        let refused = life.call("Subscribe", &self.request(true, false));
+    /// Is refused; the current stream continues.
+    pub(super) fn join_from_the_future(&mut self, producer: &Producer) {
+        let own = self
+            .cursor
+            .replace((producer.epoch, producer.log.span().next));
+        let refused = producer.call("Subscribe", &self.request(true, false));
         let status = refused.expect_err("it is refused");
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
         self.cursor = own;
     }
 
-    pub(super) fn read(&mut self, life: &Life, frames: usize) {
+    pub(super) fn read(&mut self, producer: &Producer, frames: usize) {
         for _ in 0..frames {
             let Some(stream) = &mut self.stream else {
                 return;
             };
-            let expected = stream.expect(life);
+            let expected = stream.expect(producer);
             match stream.frame() {
                 Got::Nothing => {
                     return assert_eq!(expected, Expected::Nothing, "what is sealed is delivered");
                 }
                 Got::End(status) => panic!("{status}"),
-                Got::Data => self.take(life, expected),
+                Got::Data => self.take(producer, expected),
             }
         }
     }
 
     /// Reads what is left after the producer was told to stop.
-    pub(super) fn read_to_the_end(&mut self, life: &Life) {
-        let appended = life.appended.len() as u64;
+    pub(super) fn read_to_the_end(&mut self, producer: &Producer) {
+        let appended = producer.appended.len() as u64;
         loop {
             let Some(stream) = &mut self.stream else {
                 return;
             };
-            let expected = stream.expect(life);
+            let expected = stream.expect(producer);
             match stream.frame() {
                 Got::Nothing => panic!("a closed log ends its streams"),
-                Got::Data => self.take(life, expected),
+                Got::Data => self.take(producer, expected),
                 Got::End(status) => {
                     assert_eq!(status.code(), Code::Unavailable);
                     return assert_eq!(stream.next, appended + 1, "the newest chunk stays");
@@ -189,25 +191,25 @@ impl Client {
         }
     }
 
-    fn take(&mut self, life: &Life, expected: Expected) {
+    fn take(&mut self, producer: &Producer, expected: Expected) {
         let stream = self.stream.as_mut().expect("it has just brought something");
         if self.reads == Reads::Cookies {
-            stream.take_cookies(life);
+            stream.take_cookies(producer);
         }
         while let Some(message) = stream.message() {
-            stream.take_event(life, message, &expected);
+            stream.take_event(producer, message, &expected);
         }
         if let Some(queue) = &mut self.queue {
             queue.position = stream.next;
             queue.high_water = queue.high_water.max(stream.next);
         }
         if !stream.greets && stream.next > 1 {
-            self.cursor = Some((life.epoch, stream.next - 1));
+            self.cursor = Some((producer.epoch, stream.next - 1));
         }
     }
 }
 
-/// What a stream must bring now; one of single cookies passes over the gaps.
+/// What a stream must bring next; a stream of single cookies skips gaps silently.
 #[derive(Debug, PartialEq, Eq)]
 enum Expected {
     Hello,
@@ -224,19 +226,19 @@ enum Expected {
 }
 
 impl Stream {
-    fn expect(&mut self, life: &Life) -> Expected {
-        let span = life.log.span();
+    fn expect(&mut self, producer: &Producer) -> Expected {
+        let span = producer.log.span();
         let lag = span.next - self.next;
         if self.greets {
             return Expected::Hello;
         }
-        if lag <= life.bounds.queue_cookies_max {
+        if lag <= producer.bounds.queue_cookies_max {
             self.until = 0;
         }
         if lag == 0 {
             Expected::Nothing
-        } else if lag > life.bounds.queue_cookies_max && self.next >= self.until {
-            let least = span.next - life.bounds.queue_cookies_max;
+        } else if lag > producer.bounds.queue_cookies_max && self.next >= self.until {
+            let least = span.next - producer.bounds.queue_cookies_max;
             Expected::QueueBound { least }
         } else if self.next < span.oldest {
             Expected::LogMovedOn { next: span.oldest }
@@ -263,7 +265,7 @@ impl Stream {
         }
     }
 
-    /// The next message of what came, without its prefix.
+    /// The next buffered message, without its prefix.
     fn message(&mut self) -> Option<Bytes> {
         if self.buffer.is_empty() {
             return None;
@@ -273,20 +275,20 @@ impl Stream {
         Some(self.buffer.split_to(length).freeze())
     }
 
-    fn take_event(&mut self, life: &Life, message: Bytes, expected: &Expected) {
-        let last = life.appended.len() as u64;
+    fn take_event(&mut self, producer: &Producer, message: Bytes, expected: &Expected) {
+        let last = producer.appended.len() as u64;
         match Received::decode(message).expect("an event") {
             Received::Chunk(chunk) => {
                 assert_eq!(*expected, Expected::Chunk);
                 let header = *chunk.header();
                 assert_eq!(
                     (header.epoch, header.first_sequence),
-                    (life.epoch, self.next)
+                    (producer.epoch, self.next)
                 );
                 let mut count = 0;
                 for cookie in chunk.cookies() {
                     let cookie = cookie.expect("a whole cookie");
-                    let (user_id, buyer_uid) = &life.appended[at(self.next)];
+                    let (user_id, buyer_uid) = &producer.appended[at(self.next)];
                     assert_eq!(
                         (cookie.user_id, cookie.buyer_uid),
                         (&**user_id, &**buyer_uid)
@@ -315,7 +317,7 @@ impl Stream {
             Received::Event(Event::Hello(hello)) => {
                 assert!(self.greets, "once, and first");
                 self.greets = false;
-                assert_eq!(hello.epoch, life.epoch);
+                assert_eq!(hello.epoch, producer.epoch);
                 assert_eq!(hello.first_sequence, self.next);
                 assert!(hello.oldest_sequence <= hello.next_sequence);
                 let outcome = hello.outcome();
@@ -330,25 +332,25 @@ impl Stream {
         }
     }
 
-    /// Single cookies follow each other, but for what was lost, which is passed over in silence.
-    fn take_cookies(&mut self, life: &Life) {
+    /// Single cookies are consecutive except for lost ones, which are skipped silently.
+    fn take_cookies(&mut self, producer: &Producer) {
         while let Some(message) = self.message() {
             let cookie = v1::Cookie::decode(message).expect("a cookie");
             let (epoch, sequence) = cookie.user_id.split_once('-').expect("as appended");
             let sequence: u64 = sequence.parse().expect("as appended");
-            assert_eq!(epoch, life.epoch.to_string());
-            let is_next = match self.expect(life) {
-                // One that was within the ring and the bound when its chunk was taken may be neither any more.
+            assert_eq!(epoch, producer.epoch.to_string());
+            let is_next = match self.expect(producer) {
+                // The chunk was within the ring and the bound when it was taken, but may not be any more.
                 Expected::Chunk => sequence == self.next,
                 _ => sequence >= self.next,
             };
             assert!(is_next, "{sequence} instead of {}", self.next);
-            assert_eq!(cookie.buyer_uid, life.appended[at(sequence)].1);
+            assert_eq!(cookie.buyer_uid, producer.appended[at(sequence)].1);
             self.next = sequence + 1;
         }
     }
 
-    /// Another stream has its queue: it may still greet, and ends.
+    /// Another stream has taken its queue: a `Hello` may still come, then it ends.
     fn check_superseded(mut self) {
         loop {
             match self.frame() {

@@ -1,4 +1,4 @@
-//! Accounts by example, and against a model that keeps the fate of every sequence by itself.
+//! Accounts by example, and against a model that keeps the fate of every single sequence.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ enum Fate {
     Lost,
 }
 
-/// The fates of the sequences from 1 on; those before `joined` mean nothing.
+/// The fates of the sequences from 1 on; those before `joined` do not matter.
 #[derive(Debug)]
 struct Model {
     fates: Vec<Fate>,
@@ -94,12 +94,12 @@ impl Model {
 #[derive(Debug, Clone)]
 enum Action {
     Append(usize),
-    /// Out of what is there, how many are handed out.
+    /// How many of the queued cookies are delivered.
     Deliver(prop::sample::Index),
     Lose(prop::sample::Index, GapReason),
-    /// Where the next stream begins, of all that is or will be next.
+    /// Where the next stream begins: anywhere up to the next sequence.
     Begin(prop::sample::Index),
-    /// The next stream begins so far before the position.
+    /// The next stream begins this far before the position.
     Rewind(usize),
 }
 
@@ -136,17 +136,14 @@ fn apply(action: &Action, model: &mut Model, account: &mut Account) {
             account.lose(at, at + sequence(cookies) - 1, *reason);
         }
         Action::Deliver(_) | Action::Lose(..) => {}
-        Action::Begin(index) => {
-            let began = 1 + index.index(next);
-            model.begin(began);
-            account.begin(sequence(began));
-        }
-        Action::Rewind(back) => {
-            let began = position.saturating_sub(*back).max(1);
-            model.begin(began);
-            account.begin(sequence(began));
-        }
+        Action::Begin(index) => begin(1 + index.index(next), model, account),
+        Action::Rewind(back) => begin(position.saturating_sub(*back).max(1), model, account),
     }
+}
+
+fn begin(began: usize, model: &mut Model, account: &mut Account) {
+    model.begin(began);
+    account.begin(sequence(began));
 }
 
 /// The fields in the order of [`Totals`].
@@ -206,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn account_adds_up_and_never_goes_back_whatever_ranges_it_had_to_forget(
+    fn account_adds_up_and_never_goes_back_whatever_ranges_it_dropped(
         ranges_max in 0_usize..4,
         actions in prop::collection::vec(action(), 1..150),
     ) {
@@ -237,7 +234,7 @@ fn delivered_sequences_in_a_later_gap_become_lost() {
 }
 
 #[test]
-fn lost_sequences_that_come_after_all_are_recovered_once() {
+fn lost_sequences_that_are_delivered_after_all_are_recovered_once() {
     let mut account = Account::new(1);
     account.begin(1);
     account.lose(1, 60, GapReason::QueueBound);
@@ -252,7 +249,7 @@ fn lost_sequences_that_come_after_all_are_recovered_once() {
 }
 
 #[test]
-fn what_a_subscriber_says_it_has_is_delivered() {
+fn what_a_cursor_claims_counts_as_delivered() {
     let mut account = Account::new(11);
     account.begin(11);
     account.deliver(11, 20);

@@ -1,51 +1,52 @@
-//! What is known of this producer's former lives, so that a subscriber can be told how much it will never get of them.
+//! The history of this producer's epochs, from which a subscriber learns how many cookies of earlier epochs it will never get.
 //!
 //! # How it works
 //!
-//! A life is one run of the process, named by its epoch. A small record in a file keeps the last 16 of them,
-//! and where each ended. Best it lies in memory (`/dev/shm`): it survives the process however that ends, not the machine, and
-//! neither would what it speaks of. While a life runs, its entry says that no sequence is *beyond* some number:
+//! An epoch is one run of the process. A small record in a file keeps the last 16 epochs and where each ended. The record is
+//! best kept in memory (`/dev/shm`): there it survives the process, however that ends, but not the machine, and neither do
+//! the cookies that it describes. The entry of the current epoch states that no sequence is *beyond* some bound:
 //!
-//! - Before a cookie may get a sequence beyond it, the number is raised, by `AHEAD_COOKIES` more than needed.
-//! - When the log has sealed all it had because of age, the number becomes the last sequence: of a producer killed while
-//!   it was idle, the very end is known.
+//! - Before a cookie may get a sequence beyond the bound, the bound is raised, by `AHEAD_COOKIES` more than needed.
+//! - When the log has sealed everything because of its age, the bound becomes the last sequence: if a producer is killed
+//!   while it is idle, its exact end is known.
 //! - When the log is closed, the entry becomes exact.
 //!
-//! So the bound holds at each instant, whatever kills the process: what was killed within a call had not yet put the
-//! cookies into the log that the call was for. It is too high by `AHEAD_COOKIES` at most. Raising ahead, and not once a chunk by what a
-//! chunk can hold, gives a nearer bound (the smallest cookies are a tenth of usual ones) and fewer writes while there
-//! are few cookies.
+//! So the bound holds at every instant, whatever kills the process: a process that is killed while it raises the bound has not
+//! yet put the cookies into the log. The bound is too high by at most `AHEAD_COOKIES`. Raising it ahead, instead of once per chunk
+//! by what a chunk can hold, gives a tighter bound (the smallest cookies are a tenth of the usual size) and fewer writes while
+//! there are few cookies.
 //!
-//! What a subscriber will never get is then the rest of the life that its cursor is from, and all of the lives since, which it
-//! has not seen. That is told only when every one of those lives is known.
+//! A subscriber will never get the rest of the epoch of its cursor, nor any of the epochs after it, which it has not seen. It
+//! is told their sum only if every one of those epochs is known.
 //!
 //! # A record on a disk
 //!
-//! A disk may stop answering at any moment. What stands on it then is what the next life reads, however far the log got
-//! meanwhile. So of a life that runs a disk can hold no number that is true, unless each append that goes beyond it waits for the
-//! disk; writing ahead from a thread only makes the wrong moment rarer. Therefore the disk first says `no bound`, before the
-//! first cookie, and is not written again until the log is closed. What changes meanwhile is in a second file, of one entry,
-//! in `/dev/shm`. The next life takes the number from there if it is of the same epoch and the same start of the machine, and
-//! otherwise knows no bound: a container's own `/dev/shm` ends with it.
+//! A disk may stop answering at any moment, and the next run then reads what is on it, however far the log got meanwhile. So
+//! a disk cannot hold a true bound of the current epoch unless every append beyond the bound waits for the disk; a thread that
+//! writes ahead only makes the error rarer. Therefore the disk first records `no bound`, before the first cookie, and is
+//! not written again until the log is closed. Until then the bound is kept in a second file, of one entry, in `/dev/shm`. The
+//! next run takes the bound from there if it is of the same epoch and the same boot, and otherwise knows no bound: a
+//! container's own `/dev/shm` ends with the container.
 //!
 //! # Constraints
 //!
-//! - An append writes to memory alone, and never waits for a disk. The beginning waits for it, and so may the
-//!   process's end, though not its drain.
-//! - Rather no bound than a wrong one. A record that is damaged is thrown away. A write that fails empties the
-//!   record. A life that ended with the machine before it was final counts as unknown. A process that cannot get the
-//!   record, because another of the same name runs, leaves a mark in it: lives up to now are not believed.
-//! - A name is used on one machine, with one folder: of a life elsewhere the record knows nothing.
-//! - An epoch is larger than all recorded before it, also when the clock was set back.
-//! - Nothing here fails a producer: it runs without a record, and says so.
+//! - An append writes only to memory and never waits for a disk. The start waits for it, and the end of the process may, but
+//!   not its drain.
+//! - No bound is better than a wrong one. A damaged record is discarded. A write that fails empties the record. An epoch whose
+//!   machine stopped before the entry was final counts as unknown. A process that cannot lock the record, because another one
+//!   of the same name runs, marks it: epochs up to now are not trusted.
+//! - A name is used on one machine, with one folder: the record knows nothing of a run elsewhere.
+//! - An epoch is larger than all recorded before it, even if the clock was set back.
+//! - Nothing here stops a producer: it runs without a record, and logs that it does.
 //!
 //! # Cost
 //!
-//! One `pwrite` of 48 bytes to memory each `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age, under the log's
-//! lock.
+//! One `pwrite` of 48 bytes to memory for every `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age, under
+//! the lock of the log.
 
+mod current;
+pub(crate) mod epoch;
 mod file;
-mod life;
 mod record;
 
 use std::{
@@ -61,23 +62,23 @@ use proto::v1::{Cursor, Tail};
 use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
-pub use self::life::Life;
+pub use self::current::CurrentEpoch;
 use self::{
+    current::{Recording, Slot},
     file::{RecordFile, Unusable, is_in_memory},
-    life::{Kept, Slot},
-    record::{BootId, End, Entry, LIVES_MAX},
+    record::{BootId, EPOCHS_MAX, End, Entry},
 };
 
 /// How many sequences are reserved at once.
 pub const AHEAD_COOKIES: u64 = 1024;
 
-/// Where the record is kept unless told otherwise: a folder in memory that every Linux has.
+/// Where the record is kept by default: an in-memory folder that every Linux has.
 const DEFAULT_FOLDER: &str = "/dev/shm";
 
-/// Longest part of a producer's name that its file's name shows; a hash of all of it follows.
+/// Most bytes of a producer's name in its file's name; a hash of the whole name follows.
 const SHOWN_BYTES_MAX: usize = 48;
 
-/// Where a producer keeps the record of its lives.
+/// Where a producer keeps the record of its epochs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// In `/dev/shm`, if there is such a folder.
@@ -88,30 +89,30 @@ pub enum State {
     Off,
 }
 
-/// What is known of the lives before this one; clones share it.
+/// What is known of the epochs before this one; clones share it.
 #[derive(Debug, Clone)]
-pub struct Lives {
-    shared: Arc<Former>,
+pub struct EpochHistory {
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
-struct Former {
+struct Shared {
     epoch: u64,
     entries: Vec<Entry>,
-    /// In memory: carries the mark of a process that could not get the record.
+    /// In memory: where a process that cannot lock the record marks it as not to be trusted.
     bound: Option<Arc<RecordFile>>,
-    over: CancellationToken,
+    finished: CancellationToken,
 }
 
 /// The files of one producer.
 #[derive(Debug)]
-struct Places {
+struct Paths {
     record: PathBuf,
-    /// Where the bound of the life that runs is, when the record is not in memory.
+    /// The bound of the current epoch, if the record is not in memory.
     bound: Option<PathBuf>,
 }
 
-impl Places {
+impl Paths {
     fn of(folder: &Path, id: &str) -> Result<Self, Unusable> {
         let memory = Path::new(DEFAULT_FOLDER);
         // Two processes may call different folders by the same relative name.
@@ -127,65 +128,68 @@ impl Places {
     }
 }
 
-/// What was found of former lives, and the life that begins, the last of the entries.
+/// The files, the entries of former epochs, and the entry of the current one.
 #[derive(Debug)]
-struct Begun {
+struct Opened {
     record: RecordFile,
     bound: Option<RecordFile>,
     former: Vec<Entry>,
     entry: Entry,
 }
 
-/// Begins a life of the producer `id` at `now`, in microseconds since the Unix epoch.
+/// Begins an epoch of the producer `id`: `candidate`, or a larger one if an epoch that large is on record.
 ///
-/// Touches small files once, and never waits for another process.
+/// Reads and writes small files once, and never waits for another process.
 ///
 /// # Errors
 /// When the metric is registered already.
 pub fn begin(
     state: &State,
     id: &str,
-    now: u64,
+    candidate: u64,
     registry: &Registry,
-) -> prometheus::Result<(Lives, Life)> {
+) -> prometheus::Result<(EpochHistory, CurrentEpoch)> {
     let recorded = IntGauge::new(
         "producer_lives_recorded",
         "1 while it is recorded how far this producer got, for the case that it is killed.",
     )?;
     registry.register(Box::new(recorded.clone()))?;
     let Some(folder) = folder(state) else {
-        forget(&Path::new(DEFAULT_FOLDER).join(record_name(id)));
+        remove(&Path::new(DEFAULT_FOLDER).join(record_name(id)));
         tracing::info!("no record of this producer's lives is kept");
-        return Ok(unrecorded(now));
+        return Ok(unrecorded(candidate));
     };
-    let begun = Places::of(&folder, id).and_then(|places| open(&places, now));
-    Ok(match begun {
-        Ok(begun) => {
+    let opened = Paths::of(&folder, id).and_then(|paths| open(&paths, candidate));
+    Ok(match opened {
+        Ok(opened) => {
             recorded.set(1);
-            begun.recorded(recorded)
+            opened.recorded(recorded)
         }
         Err(why) => {
             let path = folder.join(record_name(id));
-            // One that is locked was marked.
+            // A locked record was marked instead.
             if !matches!(why, Unusable::Locked) {
-                forget(&path);
+                remove(&path);
             }
             tracing::warn!(
                 path = %path.display(),
                 %why,
                 "no record of this producer's lives is kept: after a crash nobody can say how much was lost"
             );
-            unrecorded(now)
+            unrecorded(candidate)
         }
     })
 }
 
-fn unrecorded(epoch: u64) -> (Lives, Life) {
-    (Lives::new(epoch, Vec::new(), None), Life::default())
+fn unrecorded(epoch: u64) -> (EpochHistory, CurrentEpoch) {
+    (
+        EpochHistory::new(epoch, Vec::new(), None),
+        CurrentEpoch::default(),
+    )
 }
 
-/// Removes a record in which the life that begins will not be: the next would be told that there was none.
-fn forget(path: &Path) {
+/// Removes a record that will not contain the current epoch: the next run would conclude that there was none.
+fn remove(path: &Path) {
     match std::fs::remove_file(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -208,18 +212,18 @@ fn folder(state: &State) -> Option<PathBuf> {
     }
 }
 
-/// Takes the files and adds the life that begins.
-fn open(places: &Places, now: u64) -> Result<Begun, Unusable> {
-    let record = RecordFile::open(&places.record)?;
-    let bound = match &places.bound {
+/// Opens and locks the files, and adds the current epoch.
+fn open(paths: &Paths, candidate: u64) -> Result<Opened, Unusable> {
+    let record = RecordFile::open(&paths.record)?;
+    let bound = match &paths.bound {
         None => None,
         Some(path) => Some(RecordFile::open(path)?),
     };
-    // What is in memory first: it is where the process that has them looks.
+    // The file in memory first: the process that holds the locks looks there for marks.
     for file in bound.iter().chain([&record]) {
         if let Err(error) = file.lock() {
             for file in bound.iter().chain([&record]) {
-                mark(file, now)?;
+                distrust(file, candidate)?;
             }
             return Err(error);
         }
@@ -230,30 +234,30 @@ fn open(places: &Places, now: u64) -> Result<Begun, Unusable> {
         Some(file) => read(file)?.pop(),
     };
     let mut former = read(&record)?;
-    believe(&mut former, last, boot);
-    let floor = record.mark().unwrap_or(0);
+    drop_unproven(&mut former, last, boot);
+    let floor = record.distrusted().unwrap_or(0);
     let newest = former.last().map_or(floor, |entry| entry.epoch.max(floor));
     let entry = Entry {
-        epoch: now.max(newest.saturating_add(1)),
+        epoch: candidate.max(newest.saturating_add(1)),
         end: End::AtMost(0),
         boot: boot.unwrap_or_default(),
     };
-    former.drain(..(former.len() + 1).saturating_sub(LIVES_MAX));
+    former.drain(..(former.len() + 1).saturating_sub(EPOCHS_MAX));
     let end = match bound {
         None => entry.end,
         Some(_) => End::Unknown,
     };
     let begins = Entry { end, ..entry };
     let all: Vec<_> = former.iter().copied().chain([begins]).collect();
-    // The record before the file that it was completed from.
+    // The record first: the other file still holds the bound that completes it.
     if let Err(error) = record.write(&all) {
-        disown(&record);
+        invalidate(&record);
         return Err(error.into());
     }
     if let Some(bound) = &bound {
         bound.write(&[entry])?;
     }
-    Ok(Begun {
+    Ok(Opened {
         record,
         bound,
         former,
@@ -261,17 +265,17 @@ fn open(places: &Places, now: u64) -> Result<Begun, Unusable> {
     })
 }
 
-/// Leaves the mark that lives up to now, also the one that runs, are not to be believed.
-fn mark(file: &RecordFile, now: u64) -> io::Result<()> {
+/// Marks the record as not to be trusted up to `candidate` or its newest epoch, whichever is larger.
+fn distrust(file: &RecordFile, candidate: u64) -> io::Result<()> {
     let newest = file
         .read()?
         .ok()
         .and_then(|entries| entries.last().copied());
-    let disowned = newest.map_or(now, |entry| entry.epoch.max(now));
-    file.set_mark(disowned.max(file.mark().unwrap_or(0)))
+    let epoch = newest.map_or(candidate, |entry| entry.epoch.max(candidate));
+    file.set_distrusted(epoch.max(file.distrusted().unwrap_or(0)))
 }
 
-/// The lives that a file tells of; one that is damaged is emptied.
+/// The epochs in a file; a damaged file is emptied.
 fn read(file: &RecordFile) -> io::Result<Vec<Entry>> {
     match file.read()? {
         Ok(entries) => Ok(entries),
@@ -283,9 +287,9 @@ fn read(file: &RecordFile) -> io::Result<Vec<Entry>> {
     }
 }
 
-/// What is believed of former lives now that the machine runs since `boot`: `last`, which was in memory, completes
-/// the one of its epoch.
-fn believe(former: &mut [Entry], last: Option<Entry>, boot: Option<BootId>) {
+/// Completes the entry of the epoch of `last`, which was in memory. An epoch that had no exact end when the machine stopped
+/// counts as unknown; `boot` is the current boot.
+fn drop_unproven(former: &mut [Entry], last: Option<Entry>, boot: Option<BootId>) {
     for entry in former {
         if entry.end == End::Unknown
             && let Some(last) = last.filter(|last| last.epoch == entry.epoch)
@@ -299,8 +303,8 @@ fn believe(former: &mut [Entry], last: Option<Entry>, boot: Option<BootId>) {
     }
 }
 
-impl Begun {
-    fn recorded(self, recorded: IntGauge) -> (Lives, Life) {
+impl Opened {
+    fn recorded(self, recorded: IntGauge) -> (EpochHistory, CurrentEpoch) {
         let slot = |file, index| Slot {
             file: Arc::new(file),
             index,
@@ -311,53 +315,53 @@ impl Begun {
             Some(file) => (slot(file, 0), Some(in_record)),
         };
         let file = Arc::clone(&bound.file);
-        let lives = Lives::new(self.entry.epoch, self.former, Some(file));
-        let life = Life {
-            kept: Some(Kept {
+        let history = EpochHistory::new(self.entry.epoch, self.former, Some(file));
+        let current = CurrentEpoch {
+            recording: Some(Recording {
                 entry: self.entry,
                 bound,
                 record,
                 recorded,
             }),
-            _over: Some(lives.shared.over.clone().drop_guard()),
+            _finished: Some(history.shared.finished.clone().drop_guard()),
         };
-        (lives, life)
+        (history, current)
     }
 }
 
-impl Lives {
+impl EpochHistory {
     fn new(epoch: u64, entries: Vec<Entry>, bound: Option<Arc<RecordFile>>) -> Self {
-        let former = Former {
+        let shared = Shared {
             epoch,
             entries,
             bound,
-            over: CancellationToken::new(),
+            finished: CancellationToken::new(),
         };
         Self {
-            shared: Arc::new(former),
+            shared: Arc::new(shared),
         }
     }
 
-    /// The epoch of the life that runs.
+    /// The current epoch.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.shared.epoch
     }
 
-    /// What the owner of `cursor` will never get of lives before this one; `None` when that is not known.
+    /// What the owner of `cursor` will never get of the epochs before this one; `None` when that is not known.
     #[must_use]
     pub fn tail(&self, cursor: &Cursor) -> Option<Tail> {
-        let former = &*self.shared;
-        if former.bound.as_ref()?.mark().ok()? >= cursor.epoch {
+        let shared = &*self.shared;
+        if shared.bound.as_ref()?.distrusted().ok()? >= cursor.epoch {
             return None;
         }
-        tail_of(&former.entries, cursor)
+        tail_of(&shared.entries, cursor)
     }
 
-    /// Waits until nothing more is written of the life that runs: it was closed, and the disk has its end.
-    pub async fn over(&self) {
+    /// Waits until the current epoch has ended and its end is on the disk.
+    pub async fn finished(&self) {
         if self.shared.bound.is_some() {
-            self.shared.over.cancelled().await;
+            self.shared.finished.cancelled().await;
         }
     }
 }
@@ -383,8 +387,8 @@ fn tail_of(entries: &[Entry], cursor: &Cursor) -> Option<Tail> {
     Some(Tail { cookies_max, exact })
 }
 
-fn disown(file: &RecordFile) {
-    if let Err(error) = file.disown() {
+fn invalidate(file: &RecordFile) {
+    if let Err(error) = file.invalidate() {
         tracing::error!(
             path = %file.path().display(),
             %error,
@@ -393,18 +397,18 @@ fn disown(file: &RecordFile) {
     }
 }
 
-/// Names the record of a producer.
+/// The file name of the record of a producer.
 fn record_name(id: &str) -> String {
     file_name("producer", id, id.as_bytes())
 }
 
-/// Names what belongs to a record in another folder.
+/// The file name of the bound of a record in another folder.
 fn bound_name(folder: &Path, id: &str) -> String {
     let whole = [folder.as_os_str(), OsStr::new(id)].map(OsStr::as_bytes);
     file_name("bound", id, &whole.join(&0))
 }
 
-/// Names a file of a producer: readable, and another one for each that is hashed.
+/// A readable file name, different for each value of `hashed`.
 fn file_name(kind: &str, id: &str, hashed: &[u8]) -> String {
     let shown: String = id
         .chars()
@@ -420,7 +424,7 @@ fn file_name(kind: &str, id: &str, hashed: &[u8]) -> String {
     format!("cookiesync-{kind}-{shown}-{:016x}", record::fnv(hashed))
 }
 
-/// Tells this start of the machine from others; `None` when the system does not say.
+/// Identifies this boot of the machine; `None` when the system does not say.
 fn boot_id() -> Option<BootId> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

@@ -1,9 +1,9 @@
-//! What may change while a producer runs: the one place where settings marked as reloaded come into use.
+//! The runtime config: applies a reload. The one place where settings marked as reloaded take effect.
 
 use runtime::listen::Limits;
 use tokio::sync::watch;
 
-use super::files::Affordable;
+use super::open_files::Affordable;
 use crate::{
     config::{Config, Drain},
     edge::dsps::Dsps,
@@ -11,9 +11,9 @@ use crate::{
     streams::subscribers::Subscribers,
 };
 
-/// What holds now; clones change the same.
+/// The settings in effect that a reload may change; clones share them.
 #[derive(Debug, Clone)]
-pub struct Live {
+pub struct RuntimeConfig {
     pub(super) http: watch::Sender<Limits>,
     pub(super) grpc: watch::Sender<Limits>,
     pub(super) drain: watch::Sender<Drain>,
@@ -21,8 +21,8 @@ pub struct Live {
     dsps: Dsps,
 }
 
-impl Live {
-    /// What `config` says.
+impl RuntimeConfig {
+    /// The settings of `config`.
     pub(super) fn new(config: &Config, subscribers: Subscribers, dsps: Dsps) -> Self {
         let affordable = Affordable::now(config);
         Self {
@@ -34,19 +34,19 @@ impl Live {
         }
     }
 
-    /// Takes into use what of `config` may change.
+    /// Applies those settings of `config` that may change.
     pub fn apply(&self, config: &Config) {
         let affordable = Affordable::now(config);
         self.http.send_replace(http_limits(config, affordable));
         self.grpc.send_replace(grpc_limits(config, affordable));
         self.drain.send_replace(config.drain);
         self.subscribers
-            .keep(config.subscriber_retention, config.subscribers_max);
+            .set_limits(config.subscriber_retention, config.subscribers_max);
         self.dsps.show(&config.dsps);
     }
 }
 
-/// What the edge grants, as far as the system leaves files for it.
+/// The limits of the edge, as far as the system allows enough open files.
 fn http_limits(config: &Config, affordable: Affordable) -> Limits {
     Limits {
         connections_max: affordable.http,
@@ -54,7 +54,7 @@ fn http_limits(config: &Config, affordable: Affordable) -> Limits {
     }
 }
 
-/// The same for streams.
+/// The limits of the streams, likewise.
 fn grpc_limits(config: &Config, affordable: Affordable) -> Limits {
     server::limits(affordable.grpc, config.grpc_connections_per_address_max)
 }
@@ -72,30 +72,30 @@ mod tests {
     use crate::config::Args;
 
     fn config(flag: Option<String>) -> Config {
-        // Without a list nothing can be refused.
+        // Refusing unknown DSPs needs a list.
         let always = ["producer", "--dsps=5"].map(ToOwned::to_owned);
         let arguments = always.into_iter().chain(flag);
         Config::load(arguments.map(Into::into)).unwrap()
     }
 
-    fn live() -> Live {
+    fn runtime_config() -> RuntimeConfig {
         let config = config(None);
         let subscribers = Subscribers::new(Duration::from_secs(60), 1024);
         let dsps = Dsps::register(&Registry::new(), &config.dsps).unwrap();
-        Live::new(&config, subscribers, dsps)
+        RuntimeConfig::new(&config, subscribers, dsps)
     }
 
-    fn holds(live: &Live) -> String {
-        let limits = (*live.http.borrow(), *live.grpc.borrow());
-        let drain = *live.drain.borrow();
+    fn in_effect(runtime: &RuntimeConfig) -> String {
+        let limits = (*runtime.http.borrow(), *runtime.grpc.borrow());
+        let drain = *runtime.drain.borrow();
         format!(
             "{limits:?} {drain:?} {:?} {:?}",
-            live.subscribers, live.dsps
+            runtime.subscribers, runtime.dsps
         )
     }
 
     #[test]
-    fn each_setting_marked_as_reloaded_changes_what_holds() {
+    fn each_setting_marked_as_reloaded_takes_effect() {
         let reloaded = Args::CHANGES
             .iter()
             .filter(|(_, change)| *change == Change::Reloaded);
@@ -109,18 +109,18 @@ mod tests {
                 _ => "7",
             };
             let flag = format!("--{}={value}", id.replace('_', "-"));
-            let live = live();
-            let before = holds(&live);
-            live.apply(&config(Some(flag)));
-            assert_ne!(holds(&live), before, "{id} changes nothing");
+            let runtime = runtime_config();
+            let before = in_effect(&runtime);
+            runtime.apply(&config(Some(flag)));
+            assert_ne!(in_effect(&runtime), before, "{id} changes nothing");
         }
     }
 
     #[test]
     fn same_settings_change_nothing() {
-        let live = live();
-        let before = holds(&live);
-        live.apply(&config(None));
-        assert_eq!(holds(&live), before);
+        let runtime = runtime_config();
+        let before = in_effect(&runtime);
+        runtime.apply(&config(None));
+        assert_eq!(in_effect(&runtime), before);
     }
 }

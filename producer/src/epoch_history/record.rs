@@ -1,34 +1,34 @@
-//! The record of a producer's lives as bytes. Pure.
+//! The record of a producer's epochs as bytes. Pure.
 //!
-//! A header, then a slot for each life, the oldest first; the rest are zeroes. A slot carries a checksum, so a record that was
-//! torn, cut short or written by somebody else is [`Damaged`] as a whole: one life that cannot be read may hide any number
-//! of cookies.
+//! A header, then a slot for each epoch, the oldest first; the rest is zeroes. Each slot has a checksum. A record that was torn,
+//! truncated or written by another program is [`Damaged`] as a whole, because an epoch that cannot be read may hide any
+//! number of cookies.
 
-/// How many lives are kept, this one included: a subscriber that was away for more than these is told no bound.
-pub(super) const LIVES_MAX: usize = 16;
+/// How many epochs are kept, the current one included: a subscriber that missed more restarts is given no bound.
+pub(super) const EPOCHS_MAX: usize = 16;
 
-/// Where the mark lies that lives leave which could not be recorded: lives up to this epoch are not believed, for others
-/// may have run meanwhile. Whoever keeps the record does not write here.
-pub(super) const MARK_AT: u64 = 8;
+/// Where a process that could not take the record writes up to which epoch the record is not to be trusted, because epochs
+/// that it does not know may lie between. The process that owns the record does not write here.
+pub(super) const DISTRUSTED_AT: u64 = 8;
 
 /// Where the slots begin.
 pub(super) const SLOTS_AT: u64 = HEADER_BYTES as u64;
 
-/// A record's size in bytes; one page holds it, so a write is never torn by the death of its process.
-pub(super) const RECORD_BYTES: usize = HEADER_BYTES + LIVES_MAX * SLOT_BYTES;
+/// The size of a record in bytes. It fits a page, so a write is never torn when its process is killed.
+pub(super) const RECORD_BYTES: usize = HEADER_BYTES + EPOCHS_MAX * SLOT_BYTES;
 
-/// What a record begins with.
+/// The first bytes of a record.
 pub(super) const MAGIC: &[u8; 8] = b"cklives1";
 const HEADER_BYTES: usize = 16;
 const SLOT_BYTES: usize = 48;
 
-/// Tells one start of the machine from another; all zeroes when the system does not say.
+/// Identifies one boot of the machine; all zeroes when the system does not say.
 pub(super) type BootId = [u8; 16];
 
-/// What is known of where a life ended.
+/// What is known of the end of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// No sequence of it is beyond this one.
+    /// It has no sequence above this one.
     AtMost(u64),
     /// This was its last sequence.
     Exact(u64),
@@ -36,7 +36,7 @@ pub(super) enum End {
     Unknown,
 }
 
-/// One life of the producer.
+/// One epoch of the producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) epoch: u64,
@@ -44,23 +44,23 @@ pub(super) struct Entry {
     pub(super) boot: BootId,
 }
 
-/// The bytes are no record.
+/// The bytes are not a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the record is damaged")]
 pub(super) struct Damaged;
 
-/// All slots, of the newest of `entries`, as many as there is room for.
+/// All slots, with the newest of `entries` that fit.
 pub(super) fn encode_slots(entries: &[Entry]) -> Vec<u8> {
-    let newest = &entries[entries.len().saturating_sub(LIVES_MAX)..];
-    let mut bytes = Vec::with_capacity(LIVES_MAX * SLOT_BYTES);
+    let newest = &entries[entries.len().saturating_sub(EPOCHS_MAX)..];
+    let mut bytes = Vec::with_capacity(EPOCHS_MAX * SLOT_BYTES);
     for (index, entry) in newest.iter().enumerate() {
         bytes.extend_from_slice(&encode_slot(index, entry));
     }
-    bytes.resize(LIVES_MAX * SLOT_BYTES, 0);
+    bytes.resize(EPOCHS_MAX * SLOT_BYTES, 0);
     bytes
 }
 
-/// One slot; where it belongs is [`slot_at`].
+/// One slot; [`slot_at`] says where it goes.
 pub(super) fn encode_slot(index: usize, entry: &Entry) -> [u8; SLOT_BYTES] {
     let (kind, end) = match entry.end {
         End::AtMost(end) => (1_u64, end),
@@ -77,12 +77,12 @@ pub(super) fn encode_slot(index: usize, entry: &Entry) -> [u8; SLOT_BYTES] {
     slot
 }
 
-/// Where a slot begins in the record.
+/// The offset of a slot in the record.
 pub(super) fn slot_at(index: usize) -> u64 {
     (HEADER_BYTES + index * SLOT_BYTES) as u64
 }
 
-/// Reads a record: the lives that are believed, the oldest first. Nothing at all is a record without lives.
+/// Reads a record: the epochs that can be trusted, the oldest first. An empty file is a record without epochs.
 pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>, Damaged> {
     if bytes.is_empty() {
         return Ok(Vec::new());
@@ -102,8 +102,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>, Damaged> {
             entries.push(decode_slot(index, slot)?);
         }
     }
-    let mark = number(header, 8);
-    if let Some(at) = entries.iter().rposition(|entry| entry.epoch <= mark) {
+    let distrusted = number(header, 8);
+    if let Some(at) = entries.iter().rposition(|entry| entry.epoch <= distrusted) {
         entries.drain(..=at);
     }
     Ok(entries)
@@ -138,7 +138,7 @@ fn checksum(index: usize, bytes: &[u8]) -> u64 {
     fnv(bytes) ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// FNV-1a in 64 bits: finds what was torn or overwritten, and is no defence against anybody.
+/// FNV-1a in 64 bits: detects what was torn or overwritten, not what was forged.
 pub(super) fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_or_foreign_record_is_never_believed() {
+    fn torn_or_foreign_record_is_damaged() {
         let good = encode(&entries(5));
         for length in 1..RECORD_BYTES {
             assert_eq!(decode(&good[..length]), Err(Damaged), "{length} bytes");
@@ -205,7 +205,7 @@ mod tests {
         }
         assert_eq!(decode(&[0; RECORD_BYTES]), Err(Damaged));
         assert_eq!(decode(&[0xff; RECORD_BYTES]), Err(Damaged));
-        // Half of a slot's new bytes over its old ones.
+        // The first half of a slot is new, the second old.
         let entry = Entry {
             epoch: u64::MAX,
             ..entries(5)[2]
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_do_not_change_places() {
+    fn swapped_slots_are_damaged() {
         let mut bytes = encode(&entries(2));
         let [first, second] = [0, 1].map(|index| at(slot_at(index)));
         bytes.copy_within(second..second + SLOT_BYTES, first);
@@ -224,14 +224,14 @@ mod tests {
     }
 
     #[test]
-    fn lives_up_to_the_mark_are_not_believed() {
-        let marked = |mark: u64| {
+    fn epochs_up_to_the_distrusted_one_are_dropped() {
+        let trusted = |distrusted: u64| {
             let mut bytes = encode(&entries(4));
-            bytes[at(MARK_AT)..at(SLOTS_AT)].copy_from_slice(&mark.to_le_bytes());
+            bytes[at(DISTRUSTED_AT)..at(SLOTS_AT)].copy_from_slice(&distrusted.to_le_bytes());
             decode(&bytes).unwrap()
         };
-        assert_eq!(marked(999), entries(4));
-        assert_eq!(marked(1_001), entries(4)[2..]);
-        assert_eq!(marked(u64::MAX), []);
+        assert_eq!(trusted(999), entries(4));
+        assert_eq!(trusted(1_001), entries(4)[2..]);
+        assert_eq!(trusted(u64::MAX), []);
     }
 }

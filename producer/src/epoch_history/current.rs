@@ -1,4 +1,4 @@
-//! The life that runs: keeps its entry true, in memory with each reservation, on a disk once it is over.
+//! The current epoch: keeps its entry in the record true, in memory with each reservation, on a disk when it has ended.
 
 use std::{sync::Arc, thread};
 
@@ -12,42 +12,42 @@ use super::{
 };
 use crate::log::{Progress, Sequence};
 
-/// The life that runs. Does nothing when there is no record.
+/// The entry of the current epoch. Does nothing when there is no record.
 #[derive(Debug, Default)]
-pub struct Life {
-    pub(super) kept: Option<Kept>,
-    /// Tells [`Lives::over`](super::Lives::over).
-    pub(super) _over: Option<DropGuard>,
+pub struct CurrentEpoch {
+    pub(super) recording: Option<Recording>,
+    /// Wakes [`EpochHistory::finished`](super::EpochHistory::finished) when dropped.
+    pub(super) _finished: Option<DropGuard>,
 }
 
-/// What is known of it, and where that is written.
+/// The entry, and the files in which it is recorded.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct Recording {
     pub(super) entry: Entry,
-    /// In memory: written under the log's lock.
+    /// In memory: written under the lock of the log.
     pub(super) bound: Slot,
-    /// The record, where that is another file, on a disk: written by a thread of its own, when all is over.
+    /// The record, if that is another file, on a disk: written by a separate thread when the epoch has ended.
     pub(super) record: Option<Slot>,
     pub(super) recorded: IntGauge,
 }
 
-/// Where an entry lies.
+/// The place of an entry in a file.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) file: Arc<RecordFile>,
     pub(super) index: usize,
 }
 
-impl Progress for Life {
+impl Progress for CurrentEpoch {
     fn reserve(&mut self, last: Sequence) -> Sequence {
         let end = last.saturating_add(AHEAD_COOKIES);
         self.note(End::AtMost(end));
-        self.unless_unrecorded(end)
+        self.or_max(end)
     }
 
     fn settle(&mut self, last: Sequence) -> Sequence {
         self.note(End::AtMost(last));
-        self.unless_unrecorded(last)
+        self.or_max(last)
     }
 
     fn end(&mut self, last: Sequence) {
@@ -55,8 +55,8 @@ impl Progress for Life {
     }
 
     fn close(self: Box<Self>) {
-        let is_on_disk = |kept: &Kept| kept.record.is_some();
-        if !self.kept.as_ref().is_some_and(is_on_disk) {
+        let is_on_disk = |recording: &Recording| recording.record.is_some();
+        if !self.recording.as_ref().is_some_and(is_on_disk) {
             return;
         }
         let writing = thread::Builder::new()
@@ -68,10 +68,10 @@ impl Progress for Life {
     }
 }
 
-impl Life {
-    /// Without a record there is nothing to be told any more.
-    fn unless_unrecorded(&self, end: Sequence) -> Sequence {
-        if self.kept.is_some() {
+impl CurrentEpoch {
+    /// `end`, or with no record `Sequence::MAX`: then there is nothing to reserve any more.
+    fn or_max(&self, end: Sequence) -> Sequence {
+        if self.recording.is_some() {
             end
         } else {
             Sequence::MAX
@@ -79,33 +79,35 @@ impl Life {
     }
 
     fn note(&mut self, end: End) {
-        let Some(kept) = &mut self.kept else {
+        let Some(recording) = &mut self.recording else {
             return;
         };
-        kept.entry.end = end;
-        let Slot { file, index } = &kept.bound;
-        if let Err(error) = file.write_one(*index, &kept.entry) {
-            kept.recorded.set(0);
+        recording.entry.end = end;
+        let Slot { file, index } = &recording.bound;
+        if let Err(error) = file.write_one(*index, &recording.entry) {
+            recording.recorded.set(0);
             tracing::warn!(
                 path = %file.path().display(),
                 %error,
                 "the record of this producer's lives cannot be written: after a crash nobody can say how much was lost"
             );
-            super::disown(file);
-            self.kept = None;
+            super::invalidate(file);
+            self.recording = None;
         }
     }
 
-    /// Brings the end to the disk. Takes as long as the disk does.
+    /// Writes the end to the disk, which may take long.
     pub(super) fn write_record(&self) {
-        let Some(kept) = &self.kept else { return };
-        let Some(Slot { file, index }) = &kept.record else {
+        let Some(recording) = &self.recording else {
+            return;
+        };
+        let Some(Slot { file, index }) = &recording.record else {
             return;
         };
         let written = file
-            .write_one(*index, &kept.entry)
+            .write_one(*index, &recording.entry)
             .and_then(|()| file.sync())
-            .and_then(|()| kept.bound.file.remove());
+            .and_then(|()| recording.bound.file.remove());
         if let Err(error) = written {
             tracing::warn!(
                 path = %file.path().display(),

@@ -1,12 +1,14 @@
+//! The call budget under greedy, slow and returning clients, on a set clock.
+
 use super::*;
 
-const CALLS_MAX: usize = ROOM_BYTES_MAX / (8 * 1024);
+const CALLS_MAX: usize = STANDING_BYTES_MAX / (8 * 1024);
 
 /// The largest requests that there is room for.
-const LARGE_MAX: usize = ROOM_BYTES_MAX / (COPIES * (REQUEST_BYTES_MAX - SMALL_REQUEST_BYTES));
+const LARGE_MAX: usize = STANDING_BYTES_MAX / (COPIES * (REQUEST_BYTES_MAX - SMALL_REQUEST_BYTES));
 
 struct Scene {
-    budget: Budget,
+    budget: CallBudget,
     began: Instant,
 }
 
@@ -14,7 +16,7 @@ impl Scene {
     fn new() -> Self {
         let count = || IntCounter::new("count", "count").unwrap();
         Self {
-            budget: Budget::new(IntGauge::new("bytes", "bytes").unwrap(), count(), count()),
+            budget: CallBudget::new(IntGauge::new("bytes", "bytes").unwrap(), count(), count()),
             began: Instant::now(),
         }
     }
@@ -25,10 +27,10 @@ impl Scene {
 
     /// A call from an address of its own.
     fn call(&self, millis: u64) -> Option<Grant> {
-        self.budget.share().open(Kind::Stream, self.at(millis))
+        self.budget.share().open(CallKind::Stream, self.at(millis))
     }
 
-    /// So many of them; all must find room.
+    /// `count` calls; all must find room.
     fn calls(&self, count: usize, millis: u64) -> Vec<Grant> {
         (0..count).map(|_| self.call(millis).unwrap()).collect()
     }
@@ -44,18 +46,18 @@ fn ended(calls: &[Grant]) -> usize {
 }
 
 #[track_caller]
-fn check_patience(percent: usize, expected: Duration) {
-    let taken = (ROOM_BYTES_MAX * percent).div_ceil(100);
-    assert_eq!(patience(taken), expected, "{percent}");
+fn check_hold_time(percent: usize, expected: Duration) {
+    let taken = (STANDING_BYTES_MAX * percent).div_ceil(100);
+    assert_eq!(hold_time(taken), expected, "{percent}");
 }
 
 #[test]
-fn time_grows_short_with_the_budget() {
-    check_patience(0, Duration::MAX);
-    check_patience(50, Duration::MAX);
-    check_patience(70, (PATIENCE + HURRY) / 2);
-    check_patience(90, HURRY);
-    check_patience(200, HURRY);
+fn hold_time_shrinks_as_the_budget_fills() {
+    check_hold_time(0, Duration::MAX);
+    check_hold_time(50, Duration::MAX);
+    check_hold_time(70, (HOLD_TIME_MAX + HOLD_TIME_MIN) / 2);
+    check_hold_time(90, HOLD_TIME_MIN);
+    check_hold_time(200, HOLD_TIME_MIN);
 }
 
 #[test]
@@ -86,12 +88,12 @@ fn large_requests_keep_no_small_one_out() {
 }
 
 #[test]
-fn questions_keep_no_stream_out() {
+fn health_checks_and_reflection_keep_no_stream_out() {
     let scene = Scene::new();
     let ask = |kind| scene.budget.share().open(kind, scene.at(0));
-    let health: Vec<_> = std::iter::from_fn(|| ask(Kind::Health)).collect();
-    assert_eq!(health.len(), ROOM_BYTES_MAX / (32 * 1024));
-    assert!(ask(Kind::Other).is_none());
+    let health: Vec<_> = std::iter::from_fn(|| ask(CallKind::Health)).collect();
+    assert_eq!(health.len(), STANDING_BYTES_MAX / (32 * 1024));
+    assert!(ask(CallKind::Other).is_none());
     let streams = scene.calls(CALLS_MAX, 0);
     assert_eq!(ended(&streams), 0);
     assert!(scene.bytes() <= BYTES_MAX, "{}", scene.bytes());
@@ -102,12 +104,12 @@ fn one_address_has_a_share() {
     let scene = Scene::new();
     let now = scene.at(0);
     let greedy = scene.budget.share();
-    let first = greedy.open(Kind::Stream, now).unwrap();
+    let first = greedy.open(CallKind::Stream, now).unwrap();
     // In frames, as it comes.
     assert!((0..32).all(|_| first.receive(REQUEST_BYTES_MAX / 32, now)));
-    let more = greedy.open(Kind::Stream, now).unwrap();
+    let more = greedy.open(CallKind::Stream, now).unwrap();
     assert!(more.receive(REQUEST_BYTES_MAX, now));
-    let second = greedy.open(Kind::Stream, now).unwrap();
+    let second = greedy.open(CallKind::Stream, now).unwrap();
     assert!(second.receive(SMALL_REQUEST_BYTES, now));
     assert!(!second.receive(3 * SMALL_REQUEST_BYTES, now));
     let other = scene.call(0).unwrap();
@@ -117,7 +119,7 @@ fn one_address_has_a_share() {
 }
 
 #[test]
-fn calls_that_nobody_is_kept_out_by_are_left_alone() {
+fn old_calls_are_left_alone_while_there_is_room() {
     let scene = Scene::new();
     let calls = scene.calls(CALLS_MAX / 2 - 1, 0);
     let hour = scene.call(3_600_000);
@@ -139,7 +141,7 @@ fn oldest_are_ended_when_others_need_room() {
     drop(older);
     let last = scene.call(3_600_000).unwrap();
     assert_eq!(ended(&younger), 0);
-    let told = scene.budget.shared.hurried.get();
+    let told = scene.budget.shared.ended_early.get();
     assert_eq!(told, (CALLS_MAX / 2) as u64);
     drop((asking, another, last));
 }
@@ -157,16 +159,17 @@ fn those_with_large_requests_alone_make_room_for_large_ones() {
     assert!(!late.end().is_cancelled());
 }
 
-/// What all connections together may make is a burst, and then a rate; none of it is ever finished, and the requests' half is full.
+/// All connections together make a burst of calls and then call at their rate. None is ever finished, and the requests' half is
+/// full.
 #[test]
-fn calls_that_are_never_finished_keep_nobody_out_after_their_burst() {
+fn unfinished_calls_keep_nobody_out_after_their_burst() {
     let scene = Scene::new();
     let large = scene.calls(LARGE_MAX, 0);
     let received = |call: &Grant| call.receive(REQUEST_BYTES_MAX, scene.at(0));
     assert!(large.iter().all(received));
     let mut held = Vec::new();
     for millis in 0..2_000 {
-        // Who is told to end is gone a millisecond later.
+        // A call that is told to end is gone a millisecond later.
         held.retain(|call: &Grant| !call.end().is_cancelled());
         let attempts = if millis == 0 { 8_000 } else { 2 };
         held.extend((0..attempts).filter_map(|_| scene.call(millis)));
@@ -177,7 +180,7 @@ fn calls_that_are_never_finished_keep_nobody_out_after_their_burst() {
 
 /// Calls that are told to end come back at once; another client asks only now and then.
 #[test]
-fn calls_that_come_back_keep_nobody_out_who_asks_now_and_then() {
+fn returning_calls_do_not_keep_an_occasional_caller_out() {
     let scene = Scene::new();
     let mut held = Vec::new();
     for second in 0..10 {
@@ -192,10 +195,10 @@ fn calls_that_come_back_keep_nobody_out_who_asks_now_and_then() {
 }
 
 #[test]
-fn calls_that_come_back_keep_nobody_out_who_has_the_same_address() {
+fn returning_calls_do_not_keep_out_others_of_their_address() {
     let scene = Scene::new();
     let address = scene.budget.share();
-    let ask = |at| address.open(Kind::Health, scene.at(at));
+    let ask = |at| address.open(CallKind::Health, scene.at(at));
     let held: Vec<_> = std::iter::from_fn(|| ask(0)).collect();
     assert_eq!(held.len(), SHARE_BYTES_MAX / (32 * 1024));
     assert!(ask(100).is_none());

@@ -1,4 +1,4 @@
-//! Appending and sealing: the open buffer, and when it becomes a chunk.
+//! The open buffer: appending to it, and when it is sealed into a chunk (by size, by age, or at the end).
 
 use std::{
     mem,
@@ -11,10 +11,10 @@ use runtime::unix_micros;
 
 use super::{Burst, Closed, Head, Log, Progress, Sequence, chunk::Chunk};
 
-/// A buffer below this size waits three times as long: about 30 cookies, what 1,000 a second bring in that time.
+/// A buffer below this size waits three times as long: about 30 cookies, which 1,000 a second bring in that time.
 const SMALL_BYTES: usize = 2 * 1024;
 
-/// The buffer that cookies are appended to, and what the next chunk will be.
+/// The buffer that cookies are appended to: the next chunk.
 #[derive(Debug)]
 pub(super) struct Open {
     buffer: Vec<u8>,
@@ -23,9 +23,9 @@ pub(super) struct Open {
     accepted_unix_micros: u64,
     opened: Instant,
     closed: bool,
-    /// Told how far this log gets.
+    /// Is told how far this log gets.
     progress: Option<Box<dyn Progress>>,
-    /// The last sequence that may be given out before `progress` is told.
+    /// The last sequence that may be given out before `progress` must be asked again.
     reserved: Sequence,
     pub(super) sealed_bytes: u64,
     pub(super) sealed_by_size: u64,
@@ -61,7 +61,7 @@ impl Open {
         self.first_sequence - 1 + u64::from(self.count)
     }
 
-    /// Sees to it that so many more sequences may be given out.
+    /// Makes sure that `count` more sequences may be given out.
     fn reserve(&mut self, count: u32) {
         let last = self.appended() + u64::from(count);
         if last > self.reserved
@@ -71,7 +71,7 @@ impl Open {
         }
     }
 
-    /// Tells how far it got when nothing is open.
+    /// Reports the last sequence, when nothing is open.
     fn settle(&mut self) {
         let last = self.appended();
         if let Some(progress) = &mut self.progress {
@@ -79,12 +79,11 @@ impl Open {
         }
     }
 
-    /// How long the first cookie waits: three times as long while there are only few.
+    /// How long the first cookie waits: three times as long while the buffer is small.
     ///
-    /// A chunk costs each subscriber the same handful of microseconds whether it holds five cookies or a
-    /// thousand. At 500 cookies a second and 50 subscribers, waiting for 30 ms instead of 10 saves two
-    /// fifths of all CPU.
-    fn patience(&self, chunk_age: Duration) -> Duration {
+    /// A chunk costs each subscriber the same few microseconds whether it holds five cookies or a thousand. At 500 cookies a
+    /// second and 50 subscribers, waiting for 30 ms instead of 10 saves two fifths of all CPU.
+    fn wait_max(&self, chunk_age: Duration) -> Duration {
         if self.buffer.len() < SMALL_BYTES {
             chunk_age * 3
         } else {
@@ -130,10 +129,10 @@ fn empty_buffer(chunk_bytes: usize) -> Vec<u8> {
 impl Log {
     /// Appends the cookies of `burst` and empties it; when this returns, they are in the log.
     ///
-    /// One lock and one copy for all of them; once a chunk one allocation and the wake-up of all readers.
+    /// Costs one lock and one copy for the burst; for each chunk, one allocation and the wake-up of all readers.
     ///
     /// # Errors
-    /// [`Closed`] after [`Log::close`], unless the burst is empty; it is left as it is.
+    /// [`Closed`] after [`Log::close`], unless the burst is empty; the burst is then unchanged.
     pub fn append(&self, burst: &mut Burst) -> Result<(), Closed> {
         if burst.is_empty() {
             return Ok(());
@@ -167,8 +166,8 @@ impl Log {
         Ok(())
     }
 
-    /// Seals the open buffer if its time has come. Returns how long to wait for the next one, `None` when
-    /// there is nothing to wait for.
+    /// Seals the open buffer if it is old enough. Returns how long to wait before looking again, `None` when the buffer is
+    /// empty.
     pub(super) fn seal_due(&self, now: Instant) -> Option<Duration> {
         let mut open = self.shared.open();
         if open.count == 0 {
@@ -176,8 +175,8 @@ impl Log {
         }
         let age = now.saturating_duration_since(open.opened);
         let chunk_age = self.shared.config.chunk_age;
-        if age < open.patience(chunk_age) {
-            // What is small now may not be when the first age is over.
+        if age < open.wait_max(chunk_age) {
+            // A buffer that is small now may have grown when the first age is over.
             let until_next_look = chunk_age.checked_sub(age);
             return Some(
                 until_next_look
@@ -195,7 +194,7 @@ impl Log {
         None
     }
 
-    /// Seals what is open and refuses everything from now on. Readers get the rest, then the end.
+    /// Seals what is open and refuses all further appends. Readers get the rest, then the end.
     pub fn close(&self) {
         let mut open = self.shared.open();
         open.closed = true;
@@ -219,7 +218,7 @@ impl Log {
         });
     }
 
-    /// Seals into the ring; returns the sequence that follows, to be published when the lock is released.
+    /// Seals the buffer and pushes it to the ring; returns the next sequence, to be published after the lock is released.
     fn seal(&self, open: &mut Open) -> Option<Sequence> {
         let config = &self.shared.config;
         let chunk = open.seal(config.epoch, config.chunk_bytes)?;

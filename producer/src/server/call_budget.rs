@@ -1,19 +1,18 @@
-//! What calls hold in memory until they are streams: one budget of bytes for all connections.
+//! The call budget: bounds what calls hold in memory until they are streams, over all connections.
 //!
-//! Half of the budget is for calls that are to become streams, each of which is charged for what it costs whatever it sends;
-//! the other half is for what comes of their requests beyond a small part, and for all other calls; of it one address has
-//! a share. So neither large requests nor the health service, which asks nobody for a token, keep an ordinary call out,
-//! which is charged as a call alone. All is given back when the call is over, or has become a stream: streams are bounded
-//! by `--subscribers` and `--pinned-bytes`.
+//! One half of the budget is for calls that become streams; each is charged a fixed amount, whatever it sends. The other half
+//! is for requests beyond a small size, and for all other calls; each address has a limited share of it. So neither large
+//! requests nor the health service, which needs no token, keep ordinary calls out. A charge is returned when the call is over
+//! or has become a stream; streams are bounded by `--subscribers` and `--pinned-bytes`.
 //!
-//! A half that runs short gives its holders less time, from `PATIENCE` when it is half full down to `HURRY` when nine tenths
-//! are taken: a call that asks for bytes ends those that have held some for longer, and where its address has taken its share, those
-//! of its address. These no longer count against the one that asks, which
-//! is what the last fifth of a half is kept for until they are gone. All connections together make 2,000 calls a second, and as
-//! many of them as come within the shortest time fit: so calls that are never finished keep no other out for longer than
-//! their first burst. What finds no room even so is refused.
+//! The fuller a half, the shorter its bytes may be held: from `HOLD_TIME_MAX` when it is half full down to `HOLD_TIME_MIN`
+//! when it is nine tenths full. A call that asks for bytes ends the calls that have held some for longer and, if its
+//! address has used up its share, calls of that address. What these hold no longer counts against the call that asks; the last
+//! fifth of each half is reserved for that, until they are gone. All connections together make at most 2,000 calls a
+//! second, and as many as arrive within the shortest hold time fit into the budget: calls that are never finished keep others
+//! out no longer than their first burst lasts. A call that finds no room even so is refused.
 //!
-//! Cost: a lock when a call begins and ends, and for each frame of a large request.
+//! Cost: one lock when a call begins, one when it ends, and one for each frame of a large request.
 
 use std::{
     collections::BTreeMap,
@@ -37,34 +36,34 @@ pub(crate) const BYTES_MAX: usize = 16 << 20;
 /// Most bytes of each half.
 const HALF_BYTES_MAX: usize = BYTES_MAX / 2;
 
-/// Most bytes of each half that are held by calls that were not told to end.
-const ROOM_BYTES_MAX: usize = HALF_BYTES_MAX / 5 * 4;
+/// Most bytes of each half held by standing calls, those that were not told to end.
+const STANDING_BYTES_MAX: usize = HALF_BYTES_MAX / 5 * 4;
 
-/// How much of the requests' half one address may hold: what two of the largest requests are charged.
+/// Most bytes of the requests' half that one address may hold: the charge of two of the largest requests.
 const SHARE_BYTES_MAX: usize = 2 * COPIES * REQUEST_BYTES_MAX;
 
-/// Bytes of a request that its call's charge covers: a name and some dozens of cursors.
+/// Bytes of a request that the fixed charge of its call covers: a name and some dozens of cursors.
 const SMALL_REQUEST_BYTES: usize = 2 * 1024;
 
-/// Bytes of a request count twice: what collects them may be half empty.
+/// Bytes of a request count twice: the buffer that collects them may be half empty.
 const COPIES: usize = 2;
 
 /// How long a call may hold bytes of a half that is half full, and of one that is nearly full.
-const PATIENCE: Duration = REQUEST_TIMEOUT;
-const HURRY: Duration = Duration::from_millis(400);
+const HOLD_TIME_MAX: Duration = REQUEST_TIMEOUT;
+const HOLD_TIME_MIN: Duration = Duration::from_millis(400);
 
 /// The kinds of calls, which cost differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// To become a stream, or what is left of one.
+pub(super) enum CallKind {
+    /// A call that becomes a stream, or what is left of one.
     Stream,
-    /// A question after the health, which may be answered for hours.
+    /// A health check, which may be a watch that lasts for hours.
     Health,
-    /// Reflection, whose client may let questions and answers wait; or no call at all.
+    /// Reflection, whose client may delay requests and responses; or an unknown call.
     Other,
 }
 
-impl Kind {
+impl CallKind {
     /// The kind of the call at this path.
     pub(super) fn of(path: &str) -> Self {
         if path.starts_with("/cookiesync.v1.CookieStreamer/") {
@@ -76,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// What such a call takes of the calls' half: what HTTP/2, its task and timers need, and the small part of its request.
+    /// The charge to the calls' half: what HTTP/2, the task and its timers need, and the small part of the request.
     fn call_bytes(self) -> usize {
         match self {
             Self::Stream => 8 * 1024,
@@ -84,7 +83,7 @@ impl Kind {
         }
     }
 
-    /// What it takes of the requests' half, whatever comes: also what tonic sets aside for questions and answers.
+    /// The fixed charge to the requests' half, including the buffers that tonic allocates for requests and responses.
     fn request_bytes(self) -> usize {
         match self {
             Self::Stream => 0,
@@ -96,7 +95,7 @@ impl Kind {
 
 /// The budget of one producer; clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Budget {
+pub(super) struct CallBudget {
     shared: Arc<Shared>,
 }
 
@@ -105,7 +104,7 @@ struct Shared {
     state: Mutex<State>,
     bytes: IntGauge,
     refused: IntCounter,
-    hurried: IntCounter,
+    ended_early: IntCounter,
 }
 
 #[derive(Debug, Default)]
@@ -118,9 +117,9 @@ struct State {
 #[derive(Debug, Default)]
 struct Half {
     taken: usize,
-    /// How much of it those hold that were told to end.
+    /// The part of it held by calls that were told to end.
     ending: usize,
-    /// Who holds some and was not told to end, the oldest first.
+    /// The standing calls that hold some, the oldest first.
     holders: BTreeMap<u64, Held>,
 }
 
@@ -129,14 +128,14 @@ struct Half {
 struct Held {
     holder: Holder,
     bytes: usize,
-    /// What its address holds, where that is bounded.
-    of_address: Option<Arc<OfAddress>>,
+    /// What its address holds, if that is bounded.
+    address: Option<Arc<AddressBytes>>,
 }
 
-/// What the calls of one address hold of the requests' half, and how much of it those that were told to end; changed under the lock
-/// of the budget alone.
+/// What the calls of one address hold of the requests' half, and the part of it held by calls that were told to end;
+/// changed only under the lock of the budget.
 #[derive(Debug, Default)]
-struct OfAddress {
+struct AddressBytes {
     taken: AtomicUsize,
     ending: AtomicUsize,
 }
@@ -147,38 +146,39 @@ struct Holder {
     end: CancellationToken,
 }
 
-impl Budget {
-    /// An empty one. `bytes` shows what is taken, `refused` counts what found no room, `hurried` the calls that were ended early.
-    pub(super) fn new(bytes: IntGauge, refused: IntCounter, hurried: IntCounter) -> Self {
+impl CallBudget {
+    /// An empty budget. `bytes` shows what is taken; `refused` counts calls that found no room, and `ended_early` those that
+    /// were ended for others.
+    pub(super) fn new(bytes: IntGauge, refused: IntCounter, ended_early: IntCounter) -> Self {
         Self {
             shared: Arc::new(Shared {
                 state: Mutex::default(),
                 bytes,
                 refused,
-                hurried,
+                ended_early,
             }),
         }
     }
 
-    /// The budget for the calls of one more address.
-    pub(super) fn share(&self) -> Share {
-        Share {
+    /// The share of one more address.
+    pub(super) fn share(&self) -> AddressShare {
+        AddressShare {
             shared: Arc::clone(&self.shared),
-            of_address: Arc::default(),
+            address: Arc::default(),
         }
     }
 }
 
-/// The budget as one address has it; clones are of the same address.
+/// The share of one address; clones belong to the same address.
 #[derive(Debug, Clone)]
-pub(super) struct Share {
+pub(super) struct AddressShare {
     shared: Arc<Shared>,
-    of_address: Arc<OfAddress>,
+    address: Arc<AddressBytes>,
 }
 
-impl Share {
+impl AddressShare {
     /// Charges a new call; `None` when there is no room.
-    pub(super) fn open(&self, kind: Kind, now: Instant) -> Option<Grant> {
+    pub(super) fn open(&self, kind: CallKind, now: Instant) -> Option<Grant> {
         let mut state = self.shared.state();
         let id = state.opened;
         state.opened += 1;
@@ -208,7 +208,7 @@ impl Share {
 /// What one call holds, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Grant {
-    share: Share,
+    share: AddressShare,
     id: u64,
     holder: Holder,
     call_bytes: usize,
@@ -217,27 +217,27 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// Charges so many more bytes of the request; false when there is no room, and the call is to end.
+    /// Charges `bytes` more of the request; false when there is no room and the call must end.
     pub(super) fn receive(&self, bytes: usize, now: Instant) -> bool {
         let before = self.received.fetch_add(bytes, Ordering::Relaxed);
         let beyond = |received: usize| received.saturating_sub(SMALL_REQUEST_BYTES);
         self.take(COPIES * (beyond(before + bytes) - beyond(before)), now)
     }
 
-    /// Cancelled when the call is to end, since others need what it has held for long enough.
+    /// Cancelled when the call must end because others need the bytes that it has held for long enough.
     pub(super) fn end(&self) -> &CancellationToken {
         &self.holder.end
     }
 
-    /// Takes so much of the requests' half.
+    /// Takes `bytes` of the requests' half.
     fn take(&self, bytes: usize, now: Instant) -> bool {
         if bytes == 0 {
             return true;
         }
-        let Share { shared, of_address } = &self.share;
+        let AddressShare { shared, address } = &self.share;
         let mut state = shared.state();
-        let (requests, of_address) = (&mut state.requests, Some(of_address));
-        let is_there = shared.take(requests, self.id, &self.holder, bytes, of_address, now);
+        let (requests, address) = (&mut state.requests, Some(address));
+        let is_there = shared.take(requests, self.id, &self.holder, bytes, address, now);
         if is_there {
             self.request_bytes.fetch_add(bytes, Ordering::Relaxed);
             shared.show(&state);
@@ -252,8 +252,8 @@ impl Drop for Grant {
         let request_bytes = *self.request_bytes.get_mut();
         let mut state = shared.state();
         state.calls.give_back(self.id, self.call_bytes, None);
-        let of_address = Some(&self.share.of_address);
-        state.requests.give_back(self.id, request_bytes, of_address);
+        let address = Some(&self.share.address);
+        state.requests.give_back(self.id, request_bytes, address);
         shared.show(&state);
     }
 }
@@ -275,60 +275,63 @@ impl Shared {
         id: u64,
         holder: &Holder,
         bytes: usize,
-        of_address: Option<&Arc<OfAddress>>,
+        address: Option<&Arc<AddressBytes>>,
         now: Instant,
     ) -> bool {
         if bytes == 0 {
             return true;
         }
-        let has_share = || of_address.is_none_or(|it| it.standing() + bytes <= SHARE_BYTES_MAX);
-        let patience = patience(half.taken - half.ending + bytes);
-        self.hurried.inc_by(half.end_older(patience, now, |_| true));
-        // Of its own address no more than it needs.
-        if let Some(asking) = of_address {
+        let has_share = || address.is_none_or(|it| it.standing() + bytes <= SHARE_BYTES_MAX);
+        let hold_time = hold_time(half.taken - half.ending + bytes);
+        self.ended_early
+            .inc_by(half.end_older(hold_time, now, |_| true));
+        // Of its own address, no more calls than needed.
+        if let Some(asking) = address {
             let is_wanted = |held: &Held| {
-                let is_own = |of: &Arc<OfAddress>| Arc::ptr_eq(of, asking);
-                !has_share() && held.of_address.as_ref().is_some_and(is_own)
+                let is_own = |of: &Arc<AddressBytes>| Arc::ptr_eq(of, asking);
+                !has_share() && held.address.as_ref().is_some_and(is_own)
             };
-            self.hurried.inc_by(half.end_older(HURRY, now, is_wanted));
+            self.ended_early
+                .inc_by(half.end_older(HOLD_TIME_MIN, now, is_wanted));
         }
         let is_room = has_share()
-            && half.taken - half.ending + bytes <= ROOM_BYTES_MAX
+            && half.taken - half.ending + bytes <= STANDING_BYTES_MAX
             && half.taken + bytes <= HALF_BYTES_MAX;
         if !is_room || holder.end.is_cancelled() {
             self.refused.inc();
             return false;
         }
         half.taken += bytes;
-        if let Some(of_address) = of_address {
-            of_address.taken.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(address) = address {
+            address.taken.fetch_add(bytes, Ordering::Relaxed);
         }
         let held = half.holders.entry(id).or_insert_with(|| Held {
             holder: holder.clone(),
             bytes: 0,
-            of_address: of_address.map(Arc::clone),
+            address: address.map(Arc::clone),
         });
         held.bytes += bytes;
         true
     }
 }
 
-impl OfAddress {
-    /// What those hold that were not told to end.
+impl AddressBytes {
+    /// What its standing calls hold.
     fn standing(&self) -> usize {
         self.taken.load(Ordering::Relaxed) - self.ending.load(Ordering::Relaxed)
     }
 }
 
 impl Half {
-    /// Ends those that are as old as `patience` and wanted, the oldest first; returns how many were not told before.
+    /// Ends the calls that are as old as `hold_time` and wanted, the oldest first; returns how many were told for the first
+    /// time.
     fn end_older(
         &mut self,
-        patience: Duration,
+        hold_time: Duration,
         now: Instant,
         is_wanted: impl Fn(&Held) -> bool,
     ) -> u64 {
-        let is_old = |held: &Held| now.saturating_duration_since(held.holder.since) >= patience;
+        let is_old = |held: &Held| now.saturating_duration_since(held.holder.since) >= hold_time;
         let old = self.holders.iter().take_while(|(_, held)| is_old(held));
         let old: Vec<_> = old.map(|(id, _)| *id).collect();
         let mut ended = 0;
@@ -340,8 +343,8 @@ impl Half {
                 continue;
             };
             self.ending += held.bytes;
-            if let Some(of_address) = &held.of_address {
-                of_address.ending.fetch_add(held.bytes, Ordering::Relaxed);
+            if let Some(address) = &held.address {
+                address.ending.fetch_add(held.bytes, Ordering::Relaxed);
             }
             ended += u64::from(!held.holder.end.is_cancelled());
             held.holder.end.cancel();
@@ -349,25 +352,25 @@ impl Half {
         ended
     }
 
-    fn give_back(&mut self, id: u64, bytes: usize, of_address: Option<&Arc<OfAddress>>) {
+    fn give_back(&mut self, id: u64, bytes: usize, address: Option<&Arc<AddressBytes>>) {
         let was_ending = self.holders.remove(&id).is_none();
         self.taken -= bytes;
         self.ending -= if was_ending { bytes } else { 0 };
-        if let Some(of_address) = of_address {
-            of_address.taken.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(address) = address {
+            address.taken.fetch_sub(bytes, Ordering::Relaxed);
             let ending = if was_ending { bytes } else { 0 };
-            of_address.ending.fetch_sub(ending, Ordering::Relaxed);
+            address.ending.fetch_sub(ending, Ordering::Relaxed);
         }
     }
 }
 
-/// How long a call may hold bytes of a half of which so many are taken by calls that were not told to end.
-fn patience(taken: usize) -> Duration {
-    let percent = taken * 100 / ROOM_BYTES_MAX;
+/// How long a call may hold bytes of a half in which standing calls hold `taken` bytes.
+fn hold_time(taken: usize) -> Duration {
+    let percent = taken * 100 / STANDING_BYTES_MAX;
     match u32::try_from(percent.clamp(50, 90) - 50) {
-        // Nobody is in anybody's way: the calls' own deadlines hold.
+        // There is room for others: only the calls' own deadlines apply.
         Ok(0) | Err(_) => Duration::MAX,
-        Ok(short) => PATIENCE - (PATIENCE - HURRY) * short / 40,
+        Ok(short) => HOLD_TIME_MAX - (HOLD_TIME_MAX - HOLD_TIME_MIN) * short / 40,
     }
 }
 

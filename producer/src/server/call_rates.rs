@@ -1,9 +1,11 @@
-//! How many calls are answered: a token bucket for each connection; one for all calls that are to become streams, and one for
-//! all others, of which the health service asks nobody for a token; a part of these two for each address; and as many as
-//! their budget of bytes allows.
+//! How many calls are answered: token buckets limit the calls of each connection, of each address and of all together, and
+//! the call budget limits the bytes that they hold.
 //!
-//! A call costs a task and a look at every queue, so whoever opens and ends them as fast as a machine can would take
-//! the CPU of the streams that run. A subscriber opens one call for hours; a health check, one a second.
+//! Calls that become streams and all other calls have separate buckets for each address and for all together, because health
+//! checks need no token.
+//!
+//! A call costs a task and a look at every queue, so a client that opened and ended calls as fast as it could would take
+//! the CPU from the streams. A subscriber opens one call and keeps it for hours; a health check makes one a second.
 
 use std::{
     collections::HashMap,
@@ -16,55 +18,55 @@ use runtime::{listen::addresses, metrics::Registry};
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::budget::{Budget, Grant, Kind, Share};
-use crate::bucket::{Bucket, Rate};
+use super::call_budget::{AddressShare, CallBudget, CallKind, Grant};
+use crate::token_bucket::{Rate, TokenBucket};
 
-/// Calls a second on one connection, and at once after a while without any.
+/// Calls per second on one connection, and their burst.
 const CONNECTION: Rate = Rate::per_second(50, 200);
 
-/// The same on all connections together: as many as there are subscribers come back at once after a restart.
-const ALL: Rate = Rate::per_second(2_000, 8_000);
+/// Streaming calls on all connections together. After a restart all subscribers come back at once.
+const STREAMS: Rate = Rate::per_second(2_000, 8_000);
 
-/// Questions after the health, and reflection, on all connections together.
-const QUESTIONS: Rate = Rate::per_second(1_000, 4_000);
+/// Health checks and reflection on all connections together.
+const OTHERS: Rate = Rate::per_second(1_000, 4_000);
 
-/// What one address has of these: a load balancer's, behind which all subscribers come back at once, or a client's that
-/// leaves the rest to others.
-const ALL_OF_ADDRESS: Rate = Rate::per_second(500, 4_000);
-const QUESTIONS_OF_ADDRESS: Rate = Rate::per_second(200, 1_000);
+/// The same for one address: enough for a load balancer behind which all subscribers come back at once, and little enough
+/// to leave calls to others.
+const STREAMS_OF_ADDRESS: Rate = Rate::per_second(500, 4_000);
+const OTHERS_OF_ADDRESS: Rate = Rate::per_second(200, 1_000);
 
-/// Addresses that are remembered before those are forgotten that have no connection and full buckets.
+/// With more addresses than these, those without a connection and with full buckets are forgotten.
 const ADDRESSES_KEPT: usize = 1_024;
 
-/// A connection whose calls were refused so often is closed: its client does not understand.
+/// A connection is closed after this many refusals: its client does not react to them.
 pub(super) const REFUSED_MAX: u32 = 1_000;
 
-/// The buckets of calls that are to become streams, and of all others.
+/// One bucket for streaming calls, one for health checks and reflection.
 #[derive(Debug)]
 struct Buckets {
-    streams: Mutex<Bucket>,
-    questions: Mutex<Bucket>,
+    streams: Mutex<TokenBucket>,
+    others: Mutex<TokenBucket>,
 }
 
 impl Buckets {
-    fn full(streams: Rate, questions: Rate) -> Self {
+    fn full(streams: Rate, others: Rate) -> Self {
         let now = Instant::now();
         Self {
-            streams: Mutex::new(Bucket::full(streams, now)),
-            questions: Mutex::new(Bucket::full(questions, now)),
+            streams: Mutex::new(TokenBucket::full(streams, now)),
+            others: Mutex::new(TokenBucket::full(others, now)),
         }
     }
 
-    fn take(&self, kind: Kind, now: Instant) -> bool {
+    fn take(&self, kind: CallKind, now: Instant) -> bool {
         let bucket = match kind {
-            Kind::Stream => &self.streams,
-            Kind::Health | Kind::Other => &self.questions,
+            CallKind::Stream => &self.streams,
+            CallKind::Health | CallKind::Other => &self.others,
         };
         locked(bucket).take(now)
     }
 
     fn are_full(&self, now: Instant) -> bool {
-        locked(&self.streams).is_full(now) && locked(&self.questions).is_full(now)
+        locked(&self.streams).is_full(now) && locked(&self.others).is_full(now)
     }
 }
 
@@ -72,25 +74,25 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What all connections of one address share.
+/// What the connections of one address share.
 #[derive(Debug)]
-struct OfAddress {
+struct Address {
     buckets: Buckets,
-    share: Share,
+    share: AddressShare,
 }
 
-/// The rate of all calls, what they may hold, and how many were refused; clones share them.
+/// The limits of all calls of one producer, and counts of what they refused; clones share them.
 #[derive(Debug, Clone)]
-pub(crate) struct Calls {
+pub(crate) struct CallLimits {
     all: Arc<Buckets>,
-    addresses: Arc<Mutex<HashMap<IpAddr, Arc<OfAddress>>>>,
-    budget: Budget,
+    addresses: Arc<Mutex<HashMap<IpAddr, Arc<Address>>>>,
+    budget: CallBudget,
     refused_connection: IntCounter,
     refused_address: IntCounter,
     refused_all: IntCounter,
 }
 
-impl Calls {
+impl CallLimits {
     /// Registers `producer_grpc_calls_refused_total{reason}` and `producer_grpc_calls_bytes`.
     ///
     /// # Errors
@@ -111,53 +113,53 @@ impl Calls {
         registry.register(Box::new(bytes.clone()))?;
         let of_budget = |reason| refused.with_label_values(&[reason]);
         Ok(Self {
-            all: Arc::new(Buckets::full(ALL, QUESTIONS)),
+            all: Arc::new(Buckets::full(STREAMS, OTHERS)),
             addresses: Arc::default(),
-            budget: Budget::new(bytes, of_budget("bytes"), of_budget("hurried")),
+            budget: CallBudget::new(bytes, of_budget("bytes"), of_budget("hurried")),
             refused_connection: refused.with_label_values(&["connection"]),
             refused_address: refused.with_label_values(&["address"]),
             refused_all: refused.with_label_values(&["all"]),
         })
     }
 
-    /// The calls of a new connection from `peer`.
-    pub(super) fn of_connection(&self, peer: IpAddr) -> ConnectionCalls {
+    /// The limits for a new connection from `peer`.
+    pub(super) fn of_connection(&self, peer: IpAddr) -> ConnectionLimits {
         let now = Instant::now();
         let mut addresses = locked(&self.addresses);
         if addresses.len() >= ADDRESSES_KEPT {
             addresses.retain(|_, it| Arc::strong_count(it) > 1 || !it.buckets.are_full(now));
         }
-        let of_address = addresses
+        let address = addresses
             .entry(addresses::network(peer))
             .or_insert_with(|| {
-                Arc::new(OfAddress {
-                    buckets: Buckets::full(ALL_OF_ADDRESS, QUESTIONS_OF_ADDRESS),
+                Arc::new(Address {
+                    buckets: Buckets::full(STREAMS_OF_ADDRESS, OTHERS_OF_ADDRESS),
                     share: self.budget.share(),
                 })
             });
-        ConnectionCalls {
+        ConnectionLimits {
             calls: self.clone(),
-            of_address: Arc::clone(of_address),
-            own: Bucket::full(CONNECTION, now),
+            address: Arc::clone(address),
+            own: TokenBucket::full(CONNECTION, now),
             refused: 0,
         }
     }
 }
 
-/// The rate of one connection's calls.
+/// The limits of one connection.
 #[derive(Debug)]
-pub(super) struct ConnectionCalls {
-    calls: Calls,
-    of_address: Arc<OfAddress>,
-    own: Bucket,
+pub(super) struct ConnectionLimits {
+    calls: CallLimits,
+    address: Arc<Address>,
+    own: TokenBucket,
     refused: u32,
 }
 
-impl ConnectionCalls {
-    /// Whether its connection may make one more call.
+impl ConnectionLimits {
+    /// Takes a token of this connection.
     ///
     /// # Errors
-    /// What to answer instead.
+    /// The status to answer with.
     pub(super) fn admit_own(&mut self, now: Instant) -> Result<(), Status> {
         if self.own.take(now) {
             return Ok(());
@@ -169,12 +171,12 @@ impl ConnectionCalls {
         ))
     }
 
-    /// Whether its address, and all connections together, may make another of this kind.
+    /// Takes a token of its address and one of all connections, for a call of this kind.
     ///
     /// # Errors
-    /// What to answer instead.
-    pub(super) fn admit_among_all(&mut self, kind: Kind, now: Instant) -> Result<(), Status> {
-        let (refused, message) = if !self.of_address.buckets.take(kind, now) {
+    /// The status to answer with.
+    pub(super) fn admit_among_all(&mut self, kind: CallKind, now: Instant) -> Result<(), Status> {
+        let (refused, message) = if !self.address.buckets.take(kind, now) {
             (
                 &self.calls.refused_address,
                 "too many calls of this address",
@@ -189,28 +191,28 @@ impl ConnectionCalls {
         Err(Status::resource_exhausted(message))
     }
 
-    /// What a call of this kind holds.
+    /// Charges a call of this kind to the budget.
     ///
     /// # Errors
-    /// What to answer instead.
-    pub(super) fn admit_bytes(&mut self, kind: Kind, now: Instant) -> Result<Grant, Status> {
-        self.of_address.share.open(kind, now).ok_or_else(|| {
+    /// The status to answer with.
+    pub(super) fn admit_bytes(&mut self, kind: CallKind, now: Instant) -> Result<Grant, Status> {
+        self.address.share.open(kind, now).ok_or_else(|| {
             self.refused += 1;
             Status::resource_exhausted("all unfinished calls together hold too much")
         })
     }
 
-    /// Notes that a call was refused for another reason.
+    /// Counts a call that was refused for another reason.
     pub(super) fn refused(&mut self) {
         self.refused += 1;
     }
 
-    /// What of the budget is for its calls.
-    pub(super) fn share(&self) -> Share {
-        self.of_address.share.clone()
+    /// Its address's share of the budget.
+    pub(super) fn share(&self) -> AddressShare {
+        self.address.share.clone()
     }
 
-    /// Whether the client goes on whatever it is told.
+    /// Whether the client was refused so often that its connection is to be closed.
     pub(super) fn is_abused(&self) -> bool {
         self.refused >= REFUSED_MAX
     }
@@ -224,15 +226,17 @@ mod tests {
 
     #[test]
     fn one_connection_cannot_take_the_calls_of_all() {
-        let calls = Calls::register(&Registry::new()).unwrap();
+        let calls = CallLimits::register(&Registry::new()).unwrap();
         let mut greedy = calls.of_connection(address(1));
         let now = Instant::now();
-        let burst = CONNECTION.at_once;
+        let burst = CONNECTION.burst;
         let admitted = (0..burst + REFUSED_MAX).filter(|_| greedy.admit_own(now).is_ok());
         assert_eq!(admitted.count(), burst as usize);
         assert!(greedy.is_abused());
         let mut modest = calls.of_connection(address(1));
-        assert!(modest.admit_own(now).is_ok() && modest.admit_among_all(Kind::Stream, now).is_ok());
+        assert!(
+            modest.admit_own(now).is_ok() && modest.admit_among_all(CallKind::Stream, now).is_ok()
+        );
         assert_eq!(calls.refused_connection.get(), u64::from(REFUSED_MAX));
         assert_eq!(calls.refused_all.get(), 0);
     }
@@ -241,25 +245,25 @@ mod tests {
         std::net::Ipv4Addr::from_bits(number).into()
     }
 
-    /// Whether a new connection of an address may make a call.
-    fn is_admitted(calls: &Calls, number: u32, kind: Kind, now: Instant) -> bool {
+    /// Whether a new connection of an address may make one more call.
+    fn is_admitted(calls: &CallLimits, number: u32, kind: CallKind, now: Instant) -> bool {
         let mut connection = calls.of_connection(address(number));
         connection.admit_among_all(kind, now).is_ok()
     }
 
     #[test]
     fn many_addresses_together_are_bounded_too() {
-        let calls = Calls::register(&Registry::new()).unwrap();
+        let calls = CallLimits::register(&Registry::new()).unwrap();
         let now = Instant::now() + Duration::from_secs(1);
         let admitted = |kind| {
-            let all = (0..2 * ALL.at_once).filter(|it| is_admitted(&calls, it % 16, kind, now));
+            let all = (0..2 * STREAMS.burst).filter(|it| is_admitted(&calls, it % 16, kind, now));
             u32::try_from(all.count()).unwrap()
         };
-        // Questions leave streams alone.
-        assert_eq!(admitted(Kind::Health), QUESTIONS.at_once);
-        assert_eq!(admitted(Kind::Other), 0);
-        assert_eq!(admitted(Kind::Stream), ALL.at_once);
-        let refused = 5 * ALL.at_once - QUESTIONS.at_once;
+        // They leave the streaming calls their own.
+        assert_eq!(admitted(CallKind::Health), OTHERS.burst);
+        assert_eq!(admitted(CallKind::Other), 0);
+        assert_eq!(admitted(CallKind::Stream), STREAMS.burst);
+        let refused = 5 * STREAMS.burst - OTHERS.burst;
         assert_eq!(
             calls.refused_all.get() + calls.refused_address.get(),
             u64::from(refused)
@@ -268,24 +272,24 @@ mod tests {
 
     #[test]
     fn connections_of_one_address_leave_calls_to_others() {
-        let calls = Calls::register(&Registry::new()).unwrap();
+        let calls = CallLimits::register(&Registry::new()).unwrap();
         let now = Instant::now() + Duration::from_secs(1);
-        for (kind, of_address) in [
-            (Kind::Stream, ALL_OF_ADDRESS),
-            (Kind::Health, QUESTIONS_OF_ADDRESS),
+        for (kind, address) in [
+            (CallKind::Stream, STREAMS_OF_ADDRESS),
+            (CallKind::Health, OTHERS_OF_ADDRESS),
         ] {
-            let all = (0..2 * ALL.at_once).filter(|_| is_admitted(&calls, 1, kind, now));
-            assert_eq!(all.count(), of_address.at_once as usize);
+            let all = (0..2 * STREAMS.burst).filter(|_| is_admitted(&calls, 1, kind, now));
+            assert_eq!(all.count(), address.burst as usize);
             assert!(is_admitted(&calls, 2, kind, now));
         }
     }
 
     #[test]
-    fn addresses_that_have_nothing_to_be_remembered_for_are_forgotten() {
-        let calls = Calls::register(&Registry::new()).unwrap();
+    fn addresses_without_connection_and_with_full_buckets_are_forgotten() {
+        let calls = CallLimits::register(&Registry::new()).unwrap();
         let later = Instant::now() + Duration::from_secs(3_600);
         let connected = calls.of_connection(address(1));
-        assert!(is_admitted(&calls, 2, Kind::Health, later));
+        assert!(is_admitted(&calls, 2, CallKind::Health, later));
         for number in 3..3 * u32::try_from(ADDRESSES_KEPT).unwrap() {
             calls.of_connection(address(number));
         }

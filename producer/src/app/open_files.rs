@@ -1,14 +1,14 @@
-//! How many connections the system leaves open files for: each is one.
+//! How many connections the limit of open files allows: each connection is an open file.
 
 use super::Config;
 
-/// With fewer, a producer would take requests and have no room for those who read them.
+/// With fewer, a producer could accept requests but have no files left for the subscribers.
 pub(super) const FILES_MIN: u64 = 256;
 
-/// Files that are neither HTTP nor gRPC connections, where there are many.
+/// Files reserved for other purposes, unless a quarter of all files is less.
 const OTHER_FILES: u64 = 512;
 
-/// Connections of the two ports.
+/// How many connections each port can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Affordable {
     pub(super) http: usize,
@@ -16,8 +16,8 @@ pub(super) struct Affordable {
 }
 
 impl Affordable {
-    /// As many as configured; or three quarters of so many `files`, shared in the proportion in which they are wanted, but at
-    /// least a quarter of these for each port that wants so many.
+    /// As many as configured, or, if there are too few `files`, a share of them in proportion to what is configured. A port
+    /// gets at least a quarter of what can be shared, if it wants as many.
     pub(super) fn of(config: &Config, files: u64) -> Self {
         Self::share(
             config.http_limits.connections_max,
@@ -26,7 +26,7 @@ impl Affordable {
         )
     }
 
-    /// As [`of`](Self::of), of the files that the system allows this process.
+    /// [`of`](Self::of) with the files that the system allows this process.
     pub(super) fn now(config: &Config) -> Self {
         let files = runtime::raise_open_files();
         let affordable = Self::of(config, files);

@@ -1,8 +1,8 @@
-//! Lets a call through that bears a token: `authorization: Bearer …`.
+//! Admits calls that carry a valid token: `authorization: Bearer …`.
 //!
-//! Asked of every call but health checks: load balancers and orchestrators make those, they tell nothing but whether
-//! this process serves, and a token is one more thing that could make a good producer look dead. A stream that
-//! is open stays open when its token is withdrawn.
+//! Health checks need none: load balancers and orchestrators make them, they reveal nothing but whether this process serves,
+//! and a token would be one more thing that could make a healthy producer look dead. A stream that is open stays open
+//! when its token is withdrawn.
 
 use std::{
     net::IpAddr,
@@ -15,26 +15,26 @@ use prometheus::{IntCounter, IntCounterVec, Opts};
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
 
-/// What may be called without a token.
+/// The service that needs no token.
 const OPEN_TO_ALL: &str = "/grpc.health.v1.Health/";
 
-/// How often refusals are said at most.
-const SAY_INTERVAL: Duration = Duration::from_secs(60);
+/// Refusals are logged at most this often.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Knows the tokens.
+/// Checks the token of each call.
 #[derive(Debug)]
-pub struct Guard {
+pub struct TokenCheck {
     tokens: Arc<Reloaded<token::File>>,
     missing: IntCounter,
     wrong: IntCounter,
-    said: Mutex<Said>,
+    unlogged: Mutex<Unlogged>,
 }
 
-/// What was refused and not said yet, and when something was said last.
+/// Refusals that were not logged yet, and when the last ones were.
 #[derive(Debug, Default)]
-struct Said {
+struct Unlogged {
     refused: u64,
-    at: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 /// Why a call is refused.
@@ -46,7 +46,7 @@ enum Refusal {
     Wrong,
 }
 
-impl Guard {
+impl TokenCheck {
     /// Registers `producer_token_refusals_total{reason}`.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Guard {
             tokens,
             missing: refusals.with_label_values(&["missing"]),
             wrong: refusals.with_label_values(&["wrong"]),
-            said: Mutex::default(),
+            unlogged: Mutex::default(),
         })
     }
 
@@ -84,10 +84,10 @@ impl Guard {
         }
     }
 
-    /// Lets the call through if it may be made.
+    /// Admits a call that carries a valid token or needs none.
     ///
     /// # Errors
-    /// `UNAUTHENTICATED`, with what is missing.
+    /// `UNAUTHENTICATED`, with the reason.
     pub fn admit<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Status> {
         self.check(request.uri().path(), request.headers())
             .map_err(|refusal| {
@@ -101,26 +101,26 @@ impl Guard {
             Refusal::Missing => self.missing.inc(),
             Refusal::Wrong => self.wrong.inc(),
         }
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(refused) = said.refused_to_say(Instant::now()) {
+        let mut unlogged = self.unlogged.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(refused) = unlogged.note(Instant::now()) {
             tracing::warn!(%peer, why = %refusal, refused, "calls are refused");
         }
     }
 }
 
-impl Said {
-    /// Counts one refusal; returns how many are to be said now.
-    fn refused_to_say(&mut self, now: Instant) -> Option<u64> {
+impl Unlogged {
+    /// Counts one refusal; returns how many are to be logged now.
+    fn note(&mut self, now: Instant) -> Option<u64> {
         self.refused += 1;
-        let due = self.at.is_none_or(|at| now - at >= SAY_INTERVAL);
-        due.then(|| {
-            self.at = Some(now);
+        let is_due = self.logged.is_none_or(|at| now - at >= LOG_INTERVAL);
+        is_due.then(|| {
+            self.logged = Some(now);
             std::mem::take(&mut self.refused)
         })
     }
 }
 
-/// The token of `Bearer <token>`; the scheme's case does not matter.
+/// The token of `Bearer <token>`; the scheme is case-insensitive.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = header.split_at_checked(7)?;
     let token = token.trim_ascii();
@@ -137,24 +137,28 @@ pub(crate) mod tests {
 
     const STREAMS: &str = "/cookiesync.v1.CookieStreamer/Subscribe";
 
-    /// One that knows the tokens, one a line.
-    pub(crate) fn guard(tokens: &str) -> Guard {
+    /// A check of these tokens, one per line.
+    pub(crate) fn token_check(tokens: &str) -> TokenCheck {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(tokens.as_bytes()).unwrap();
         let path = file.path().display().to_string();
         let file = NamedFile::given("--token-file", &path).unwrap();
         let tokens = Reloaded::load(token::File(file)).unwrap();
-        Guard::new(Arc::new(tokens), &Registry::new()).unwrap()
+        TokenCheck::new(Arc::new(tokens), &Registry::new()).unwrap()
     }
 
     #[track_caller]
     fn check(path: &str, authorization: &[&str], expected: Result<(), Refusal>) {
-        let guard = guard("the-first-of-both\nthe-other-of-both\n");
+        let token_check = token_check("the-first-of-both\nthe-other-of-both\n");
         let mut headers = HeaderMap::new();
         for value in authorization {
             headers.append(AUTHORIZATION, value.parse().unwrap());
         }
-        assert_eq!(guard.check(path, &headers), expected, "{authorization:?}");
+        assert_eq!(
+            token_check.check(path, &headers),
+            expected,
+            "{authorization:?}"
+        );
     }
 
     #[test]
@@ -179,7 +183,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn health_is_open_and_all_else_is_not() {
+    fn only_health_checks_need_no_token() {
         check("/grpc.health.v1.Health/Check", &[], Ok(()));
         for path in [
             "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
@@ -192,14 +196,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn refusals_are_said_at_once_and_then_summed_up_each_minute() {
-        let mut said = Said::default();
+    fn refusals_are_logged_at_once_and_then_summed_up_each_minute() {
+        let mut unlogged = Unlogged::default();
         let now = Instant::now();
-        assert_eq!(said.refused_to_say(now), Some(1));
+        assert_eq!(unlogged.note(now), Some(1));
         for second in 1..60 {
             let then = now + Duration::from_secs(second);
-            assert_eq!(said.refused_to_say(then), None);
+            assert_eq!(unlogged.note(then), None);
         }
-        assert_eq!(said.refused_to_say(now + SAY_INTERVAL), Some(60));
+        assert_eq!(unlogged.note(now + LOG_INTERVAL), Some(60));
     }
 }

@@ -1,51 +1,51 @@
-//! When a subscriber begins to lose cookies, and when it loses no more: each is said once, not each gap.
+//! Logs when a subscriber begins to lose cookies and when it has stopped losing them, not every gap.
 
 use std::time::{Duration, Instant};
 
 use crate::log::Delivery;
 
-/// A subscriber that has lost nothing for so long loses no more: gaps nearer to each other are said once.
-const STRETCH: Duration = Duration::from_secs(10);
+/// A subscriber that has lost nothing for this long has stopped losing; gaps closer together are logged once.
+const QUIET: Duration = Duration::from_secs(10);
 
-/// Whether a subscriber is losing cookies.
+/// Whether a subscriber is loss_log cookies.
 #[derive(Debug, Default)]
-pub(super) struct Losing {
-    /// While it does: when it lost the newest.
+pub(super) struct LossLog {
+    /// While it is: when the newest gap was.
     newest_gap: Option<Instant>,
 }
 
-/// What is to be said.
+/// What is to be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum News {
-    /// It begins to lose.
+pub(super) enum Change {
+    /// It begins to lose cookies.
     Begins,
-    /// It loses no more.
+    /// It has stopped losing cookies.
     Ends,
 }
 
-impl Losing {
-    /// Notes what was delivered. Looks at the clock only where that matters: one comes for each chunk.
+impl LossLog {
+    /// Notes a delivery. Reads the clock only where it matters, because this is called for each chunk.
     pub(super) fn note(
         &mut self,
         delivery: &Delivery,
         now: impl FnOnce() -> Instant,
-    ) -> Option<News> {
+    ) -> Option<Change> {
         if matches!(delivery, Delivery::Gap { .. }) {
             let begins = self.newest_gap.replace(now()).is_none();
-            return begins.then_some(News::Begins);
+            return begins.then_some(Change::Begins);
         }
         let newest_gap = self.newest_gap?;
-        let ends = now() - newest_gap >= STRETCH;
+        let ends = now() - newest_gap >= QUIET;
         if ends {
             self.newest_gap = None;
         }
-        ends.then_some(News::Ends)
+        ends.then_some(Change::Ends)
     }
 }
 
-impl News {
-    /// Says it of a subscriber; `delivery` is what was noted.
-    pub(super) fn say(self, (subscriber, call): (&str, &str), delivery: &Delivery) {
+impl Change {
+    /// Logs the change of a subscriber; `delivery` is what was noted.
+    pub(super) fn log(self, (subscriber, call): (&str, &str), delivery: &Delivery) {
         match delivery {
             Delivery::Gap {
                 first,
@@ -70,7 +70,7 @@ mod tests {
     use crate::log::GapReason;
 
     #[test]
-    fn stretch_of_gaps_is_said_when_it_begins_and_when_it_is_over() {
+    fn series_of_gaps_is_logged_when_it_begins_and_when_it_is_over() {
         let gap = Delivery::Gap {
             first: 1,
             last: 2,
@@ -78,20 +78,20 @@ mod tests {
         };
         let idle = Delivery::Idle { next: 3 };
         let start = Instant::now();
-        let mut losing = Losing::default();
-        for (delivery, seconds, news) in [
+        let mut loss_log = LossLog::default();
+        for (delivery, seconds, change) in [
             (&idle, 0, None),
-            (&gap, 1, Some(News::Begins)),
+            (&gap, 1, Some(Change::Begins)),
             (&gap, 2, None),
             (&idle, 9, None),
             (&gap, 11, None),
             (&idle, 20, None),
-            (&idle, 21, Some(News::Ends)),
+            (&idle, 21, Some(Change::Ends)),
             (&idle, 60, None),
-            (&gap, 61, Some(News::Begins)),
+            (&gap, 61, Some(Change::Begins)),
         ] {
             let now = start + Duration::from_secs(seconds);
-            assert_eq!(losing.note(delivery, || now), news, "at {seconds} s");
+            assert_eq!(loss_log.note(delivery, || now), change, "at {seconds} s");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Lives that begin and end in a folder of the test's own.
+//! Epochs that begin and end in a folder of the test's own.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -10,12 +10,12 @@ use crate::log::{Progress as _, Sequence};
 
 const NOW: u64 = 1_000_000;
 
-/// In memory, as most records are.
+/// A folder in memory, where most records are.
 fn memory() -> TempDir {
     TempDir::new_in(DEFAULT_FOLDER).unwrap()
 }
 
-fn start(folder: &TempDir, now: u64) -> (Lives, Life) {
+fn start(folder: &TempDir, now: u64) -> (EpochHistory, CurrentEpoch) {
     let state = State::Folder(folder.path().to_owned());
     begin(&state, "p:7676", now, &Registry::new()).unwrap()
 }
@@ -37,38 +37,41 @@ fn tail(cookies_max: u64, exact: bool) -> Option<Tail> {
 }
 
 #[test]
-fn orderly_end_is_exact_and_lives_between_are_added() {
+fn orderly_end_is_exact_and_epochs_in_between_are_added() {
     let folder = memory();
     for (now, end) in [(NOW, 500), (NOW + 1, 70)] {
-        let (lives, mut life) = start(&folder, now);
-        assert_eq!(lives.epoch(), now);
-        life.reserve(10);
-        life.end(end);
+        let (history, mut current) = start(&folder, now);
+        assert_eq!(history.epoch(), now);
+        current.reserve(10);
+        current.end(end);
     }
-    let (lives, _life) = start(&folder, NOW + 2);
-    assert_eq!(lives.tail(&cursor(NOW, 450)), tail(120, true));
-    assert_eq!(lives.tail(&cursor(NOW + 1, 70)), tail(0, true));
-    assert_eq!(lives.tail(&cursor(NOW + 1, 71)), None, "beyond its end");
-    assert_eq!(lives.tail(&cursor(NOW + 2, 0)), None, "the life that runs");
-    assert_eq!(lives.tail(&cursor(7, 1)), None, "a life that is not known");
+    let (history, _current) = start(&folder, NOW + 2);
+    assert_eq!(history.tail(&cursor(NOW, 450)), tail(120, true));
+    assert_eq!(history.tail(&cursor(NOW + 1, 70)), tail(0, true));
+    assert_eq!(history.tail(&cursor(NOW + 1, 71)), None, "beyond its end");
+    assert_eq!(history.tail(&cursor(NOW + 2, 0)), None, "the current epoch");
+    assert_eq!(history.tail(&cursor(7, 1)), None, "an unknown epoch");
 }
 
 #[test]
-fn killed_life_is_bounded_and_one_that_was_idle_has_an_end() {
+fn killed_epoch_is_bounded_and_an_idle_one_tightly() {
     let folder = memory();
-    let (_, mut life) = start(&folder, NOW);
-    life.reserve(10);
-    drop(life);
-    let (lives, mut life) = start(&folder, NOW + 1);
-    assert_eq!(lives.tail(&cursor(NOW, 4)), tail(6 + AHEAD_COOKIES, false));
-    drop(lives);
-    life.reserve(2_000);
-    life.settle(2_000);
-    drop(life);
-    let (lives, _life) = start(&folder, NOW + 2);
-    assert_eq!(lives.tail(&cursor(NOW + 1, 2_000)), tail(0, false));
+    let (_, mut current) = start(&folder, NOW);
+    current.reserve(10);
+    drop(current);
+    let (history, mut current) = start(&folder, NOW + 1);
+    assert_eq!(
+        history.tail(&cursor(NOW, 4)),
+        tail(6 + AHEAD_COOKIES, false)
+    );
+    drop(history);
+    current.reserve(2_000);
+    current.settle(2_000);
+    drop(current);
+    let (history, _current) = start(&folder, NOW + 2);
+    assert_eq!(history.tail(&cursor(NOW + 1, 2_000)), tail(0, false));
     let both = tail(6 + AHEAD_COOKIES + 2_000, false);
-    assert_eq!(lives.tail(&cursor(NOW, 4)), both);
+    assert_eq!(history.tail(&cursor(NOW, 4)), both);
 }
 
 #[test]
@@ -79,34 +82,34 @@ fn epoch_grows_when_the_clock_does_not() {
 }
 
 #[test]
-fn only_the_last_lives_are_kept() {
+fn only_the_last_epochs_are_kept() {
     let folder = memory();
     for now in 0..20 {
         start(&folder, NOW + now).1.end(1);
     }
-    let (lives, _life) = start(&folder, NOW + 20);
-    assert_eq!(lives.tail(&cursor(NOW + 4, 0)), None);
-    assert_eq!(lives.tail(&cursor(NOW + 5, 0)), tail(15, true));
+    let (history, _current) = start(&folder, NOW + 20);
+    assert_eq!(history.tail(&cursor(NOW + 4, 0)), None);
+    assert_eq!(history.tail(&cursor(NOW + 5, 0)), tail(15, true));
     assert!(fs::metadata(path(&folder)).unwrap().len() < 1024);
 }
 
 #[test]
-fn second_process_of_the_name_goes_without_and_neither_is_vouched_for() {
+fn second_process_of_a_name_has_no_record_and_neither_is_trusted() {
     let folder = memory();
     start(&folder, NOW).1.end(5);
-    let (first, mut life) = start(&folder, NOW + 1);
+    let (first, mut current) = start(&folder, NOW + 1);
     assert_eq!(first.tail(&cursor(NOW, 5)), tail(0, true));
     let (second, _unrecorded) = start(&folder, NOW + 2);
     assert_eq!(second.tail(&cursor(NOW, 5)), None);
     assert_eq!(first.tail(&cursor(NOW, 5)), None, "the second ran as well");
-    life.end(9);
-    drop((first, life));
-    let (third, _life) = start(&folder, NOW + 3);
+    current.end(9);
+    drop((first, current));
+    let (third, _current) = start(&folder, NOW + 3);
     assert_eq!(third.tail(&cursor(NOW + 1, 9)), None);
 }
 
 #[test]
-fn life_that_ended_with_the_machine_is_unknown_unless_it_was_final() {
+fn epoch_that_ended_with_the_machine_is_unknown_unless_it_was_final() {
     let folder = memory();
     start(&folder, NOW).1.end(5);
     start(&folder, NOW + 1).1.settle(7);
@@ -118,29 +121,33 @@ fn life_that_ended_with_the_machine_is_unknown_unless_it_was_final() {
     }
     file.write(&entries).unwrap();
     drop(file);
-    let (lives, _life) = start(&folder, NOW + 3);
-    assert_eq!(lives.tail(&cursor(NOW, 5)), None, "the next one is unknown");
-    assert_eq!(lives.tail(&cursor(NOW + 1, 7)), None);
-    assert_eq!(lives.tail(&cursor(NOW + 2, 9)), tail(0, true));
+    let (history, _current) = start(&folder, NOW + 3);
+    assert_eq!(
+        history.tail(&cursor(NOW, 5)),
+        None,
+        "the next one is unknown"
+    );
+    assert_eq!(history.tail(&cursor(NOW + 1, 7)), None);
+    assert_eq!(history.tail(&cursor(NOW + 2, 9)), tail(0, true));
 }
 
 #[test]
-fn garbage_is_thrown_away_and_the_next_life_is_recorded() {
+fn garbage_is_discarded_and_the_next_epoch_is_recorded() {
     let folder = memory();
     start(&folder, NOW).1.end(5);
     for garbage in [&b"nonsense"[..], &[0xff; 784], &[0xff; 5_000]] {
         fs::write(path(&folder), garbage).unwrap();
-        let (lives, mut life) = start(&folder, NOW + 1);
-        assert_eq!(lives.tail(&cursor(NOW, 5)), None);
-        life.end(3);
-        drop((lives, life));
-        let (lives, _life) = start(&folder, NOW + 2);
-        assert_eq!(lives.tail(&cursor(NOW + 1, 1)), tail(2, true));
+        let (history, mut current) = start(&folder, NOW + 1);
+        assert_eq!(history.tail(&cursor(NOW, 5)), None);
+        current.end(3);
+        drop((history, current));
+        let (history, _current) = start(&folder, NOW + 2);
+        assert_eq!(history.tail(&cursor(NOW + 1, 1)), tail(2, true));
     }
 }
 
 #[test]
-fn link_or_file_that_others_may_write_is_removed_and_nothing_behind_it_touched() {
+fn link_or_file_that_others_may_write_is_removed_and_its_target_untouched() {
     let folder = memory();
     let victim = folder.path().join("victim");
     fs::write(&victim, "precious").unwrap();
@@ -158,46 +165,46 @@ fn link_or_file_that_others_may_write_is_removed_and_nothing_behind_it_touched()
     assert!(!path(&folder).exists());
 }
 
-/// Of a life without a record the next one must not be told that there was none.
+/// After an epoch without a record, the next one must not conclude that there was none.
 #[test]
-fn life_that_cannot_be_recorded_leaves_no_proof_about_itself() {
+fn epoch_that_cannot_be_recorded_is_unknown() {
     let folder = memory();
-    let (_, mut life) = start(&folder, NOW);
-    life.reserve(10);
-    life.end(10);
-    drop(life);
+    let (_, mut current) = start(&folder, NOW);
+    current.reserve(10);
+    current.end(10);
+    drop(current);
     fs::set_permissions(path(&folder), fs::Permissions::from_mode(0o644)).unwrap();
     drop(start(&folder, NOW + 1));
-    let (lives, _life) = start(&folder, NOW + 2);
-    assert_eq!(lives.tail(&cursor(NOW, 10)), None);
+    let (history, _current) = start(&folder, NOW + 2);
+    assert_eq!(history.tail(&cursor(NOW, 10)), None);
 }
 
 #[test]
-fn folder_that_is_none_costs_only_the_record() {
+fn missing_folder_costs_only_the_record() {
     let registry = Registry::new();
     let state = State::Folder("/nonexistent/folder".into());
-    let (lives, mut life) = begin(&state, "p", NOW, &registry).unwrap();
-    life.reserve(10);
-    life.end(10);
-    assert_eq!((lives.epoch(), lives.tail(&cursor(1, 1))), (NOW, None));
-    let (lives, _life) = begin(&State::Off, "p", NOW, &Registry::new()).unwrap();
-    assert_eq!(lives.tail(&cursor(1, 1)), None);
+    let (history, mut current) = begin(&state, "p", NOW, &registry).unwrap();
+    current.reserve(10);
+    current.end(10);
+    assert_eq!((history.epoch(), history.tail(&cursor(1, 1))), (NOW, None));
+    let (history, _current) = begin(&State::Off, "p", NOW, &Registry::new()).unwrap();
+    assert_eq!(history.tail(&cursor(1, 1)), None);
 }
 
 #[test]
-fn failed_write_leaves_nothing_to_be_believed() {
+fn failed_write_empties_the_record() {
     let folder = memory();
-    let (lives, mut life) = start(&folder, NOW);
-    life.reserve(10);
+    let (history, mut current) = start(&folder, NOW);
+    current.reserve(10);
     // The same file, but not open for writing.
-    let kept = life.kept.as_mut().unwrap();
-    kept.bound.file = Arc::new(RecordFile::read_only(&path(&folder)).unwrap());
-    let recorded = kept.recorded.clone();
-    assert_eq!(life.reserve(20_000), u64::MAX, "not to be asked again");
+    let recording = current.recording.as_mut().unwrap();
+    recording.bound.file = Arc::new(RecordFile::read_only(&path(&folder)).unwrap());
+    let recorded = recording.recorded.clone();
+    assert_eq!(current.reserve(20_000), u64::MAX, "not to be asked again");
     assert_eq!(recorded.get(), 0);
-    drop((lives, life));
-    let (lives, _life) = start(&folder, NOW + 1);
-    assert_eq!(lives.tail(&cursor(NOW, 5)), None);
+    drop((history, current));
+    let (history, _current) = start(&folder, NOW + 1);
+    assert_eq!(history.tail(&cursor(NOW, 5)), None);
 }
 
 #[test]
@@ -215,43 +222,43 @@ fn names_become_file_names() {
 /// A producer with a record on a disk.
 struct OnDisk {
     folder: TempDir,
-    places: Places,
+    paths: Paths,
 }
 
 impl OnDisk {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
-        let places = Places {
+        let paths = Paths {
             record: folder.path().join("record"),
             bound: Some(folder.path().join("bound")),
         };
-        Self { folder, places }
+        Self { folder, paths }
     }
 
-    fn start(&self) -> (Lives, Life) {
+    fn start(&self) -> (EpochHistory, CurrentEpoch) {
         let recorded = IntGauge::new("recorded", "recorded").unwrap();
-        open(&self.places, NOW).unwrap().recorded(recorded)
+        open(&self.paths, NOW).unwrap().recorded(recorded)
     }
 
     fn written(&self) -> Vec<u8> {
-        fs::read(&self.places.record).unwrap()
+        fs::read(&self.paths.record).unwrap()
     }
 }
 
 #[test]
-fn disk_says_no_bound_from_the_first_cookie_on_until_all_is_over() {
+fn disk_records_no_bound_from_the_first_cookie_until_the_end() {
     let disk = OnDisk::new();
-    let (lives, mut life) = disk.start();
-    let begun = disk.written();
-    assert_eq!(record::decode(&begun).unwrap()[0].end, End::Unknown);
-    life.reserve(10);
-    life.settle(10);
-    life.reserve(5_000);
-    life.end(5_000);
-    assert_eq!(disk.written(), begun);
-    Box::new(life).close();
+    let (history, mut current) = disk.start();
+    let first = disk.written();
+    assert_eq!(record::decode(&first).unwrap()[0].end, End::Unknown);
+    current.reserve(10);
+    current.settle(10);
+    current.reserve(5_000);
+    current.end(5_000);
+    assert_eq!(disk.written(), first);
+    Box::new(current).close();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(lives.over());
+    runtime.block_on(history.finished());
     let entries = record::decode(&disk.written()).unwrap();
     assert_eq!(entries[0].end, End::Exact(5_000));
     let left: Vec<_> = fs::read_dir(&disk.folder).unwrap().collect();
@@ -259,15 +266,15 @@ fn disk_says_no_bound_from_the_first_cookie_on_until_all_is_over() {
 }
 
 #[test]
-fn second_process_finds_a_record_on_a_disk_taken_and_the_first_sees_its_mark() {
+fn second_process_marks_a_record_on_a_disk_and_the_first_sees_it() {
     let disk = OnDisk::new();
-    let (_, mut life) = disk.start();
-    life.end(5);
-    life.write_record();
-    drop(life);
-    let (first, _life) = disk.start();
+    let (_, mut current) = disk.start();
+    current.end(5);
+    current.write_record();
+    drop(current);
+    let (first, _current) = disk.start();
     assert_eq!(first.tail(&cursor(NOW, 5)), tail(0, true));
-    let refused = open(&disk.places, NOW + 9).unwrap_err();
+    let refused = open(&disk.paths, NOW + 9).unwrap_err();
     assert!(matches!(refused, Unusable::Locked), "{refused}");
     assert_eq!(first.tail(&cursor(NOW, 5)), None);
 }
@@ -278,7 +285,7 @@ enum Step {
     Append(u64),
     Idle,
     Kill,
-    /// An orderly end, after which the disk takes the last write, or never does.
+    /// An orderly end, after which the last write reaches the disk or never does.
     Stop {
         lands: bool,
     },
@@ -297,7 +304,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// A life of the model: what was appended, and what the next may know of it.
+/// An epoch of the model: what was appended, and what later ones may know of it.
 #[derive(Debug)]
 struct Ended {
     epoch: u64,
@@ -306,14 +313,14 @@ struct Ended {
     is_exact: bool,
 }
 
-/// The same questions that returning subscribers ask, of every life that there was.
-fn check_tails(lives: &Lives, ended: &[Ended]) {
+/// Asks what returning subscribers ask, for every epoch so far.
+fn check_tails(history: &EpochHistory, ended: &[Ended]) {
     for (at, first) in ended.iter().enumerate() {
         let rest = &ended[at..];
-        let lost: u64 = rest.iter().map(|life| life.last).sum();
-        let is_kept = rest.len() < LIVES_MAX;
-        let is_known = is_kept && rest.iter().all(|life| life.is_known);
-        let told = lives.tail(&cursor(first.epoch, 0));
+        let lost: u64 = rest.iter().map(|ended| ended.last).sum();
+        let is_kept = rest.len() < EPOCHS_MAX;
+        let is_known = is_kept && rest.iter().all(|ended| ended.is_known);
+        let told = history.tail(&cursor(first.epoch, 0));
         assert_eq!(told.is_some(), is_known, "{rest:?}");
         let Some(told) = told else { continue };
         let most = lost + AHEAD_COOKIES * rest.len() as u64;
@@ -321,31 +328,31 @@ fn check_tails(lives: &Lives, ended: &[Ended]) {
             (lost..=most).contains(&told.cookies_max),
             "{told:?} {rest:?}"
         );
-        assert_eq!(told.exact, rest.iter().all(|life| life.is_exact));
+        assert_eq!(told.exact, rest.iter().all(|ended| ended.is_exact));
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// No append waits for the disk, whenever it takes a write, if ever; and what it tells the next life is true.
+    /// No append waits for the disk, even if it never takes a write; and what it tells the next run is true.
     #[test]
     fn bound_is_never_below_what_was_appended(steps in steps()) {
         let disk = OnDisk::new();
         let mut ended: Vec<Ended> = Vec::new();
-        let (mut lives, mut life) = disk.start();
+        let (mut history, mut current) = disk.start();
         let (mut last, mut reserved) = (0, 0);
         for step in steps {
             let (is_known, is_exact) = match step {
                 Step::Append(count) => {
                     last += count;
                     if last > reserved {
-                        reserved = life.reserve(last);
+                        reserved = current.reserve(last);
                     }
                     continue;
                 }
                 Step::Idle => {
-                    reserved = life.settle(last);
+                    reserved = current.settle(last);
                     continue;
                 }
                 Step::Kill => (true, false),
@@ -354,18 +361,18 @@ proptest! {
                     (false, false)
                 }
                 Step::Stop { lands } => {
-                    life.end(last);
+                    current.end(last);
                     if lands {
-                        life.write_record();
+                        current.write_record();
                     }
                     (true, true)
                 }
             };
-            ended.push(Ended { epoch: lives.epoch(), last, is_known, is_exact });
-            drop((lives, life));
-            (lives, life) = disk.start();
+            ended.push(Ended { epoch: history.epoch(), last, is_known, is_exact });
+            drop((history, current));
+            (history, current) = disk.start();
             (last, reserved) = (0, 0);
-            check_tails(&lives, &ended);
+            check_tails(&history, &ended);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The file that holds a record: opened with care, locked, written in place.
 //!
-//! It usually lies in a folder that everybody may write to (`/dev/shm`), so nothing that is found there is trusted: no link
-//! is followed, and the file must be a plain one of this user's own that nobody else can read or write. Its content is the
-//! record's affair.
+//! It usually lies in a folder to which every user may write (`/dev/shm`), so nothing found there is trusted: no link is
+//! followed, and the file must be a regular file owned by this user that no other user can read or write. `record.rs` knows
+//! its content.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -16,12 +16,12 @@ use rustix::{
     process::geteuid,
 };
 
-use super::record::{self, Damaged, Entry, MAGIC, MARK_AT, RECORD_BYTES, SLOTS_AT};
+use super::record::{self, DISTRUSTED_AT, Damaged, Entry, MAGIC, RECORD_BYTES, SLOTS_AT};
 
-/// What Linux calls the file system that is in memory, `/dev/shm` and `/run` usually.
+/// Linux's magic number of the in-memory file system, usually found at `/dev/shm` and `/run`.
 const TMPFS: FsWord = 0x0102_1994;
 
-/// Whether writing to a file in `folder` waits for no disk.
+/// Whether writing to a file in `folder` never waits for a disk.
 pub(super) fn is_in_memory(folder: &Path) -> bool {
     statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
 }
@@ -33,7 +33,7 @@ pub(super) struct RecordFile {
     path: PathBuf,
 }
 
-/// Why there is no record to be kept.
+/// Why no record can be kept.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
     #[error(transparent)]
@@ -47,7 +47,7 @@ pub(super) enum Unusable {
 }
 
 impl RecordFile {
-    /// Opens the file, or makes it.
+    /// Opens the file, or creates it.
     pub(super) fn open(path: &Path) -> Result<Self, Unusable> {
         let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
         let file = OpenOptions::new()
@@ -70,7 +70,7 @@ impl RecordFile {
         Ok(Self { file, path })
     }
 
-    /// Takes the right to write the record until the process ends, however it ends.
+    /// Locks the record for writing until the process ends, however it ends.
     pub(super) fn lock(&self) -> Result<(), Unusable> {
         self.file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => Unusable::Locked,
@@ -78,17 +78,17 @@ impl RecordFile {
         })
     }
 
-    /// The lives that the record tells of.
+    /// The epochs in the record.
     pub(super) fn read(&self) -> io::Result<Result<Vec<Entry>, Damaged>> {
         let mut bytes = Vec::new();
-        // One more than there should be, to see that it is too long.
+        // One byte more than expected, to notice a file that is too long.
         (&self.file)
             .take(RECORD_BYTES as u64 + 1)
             .read_to_end(&mut bytes)?;
         Ok(record::decode(&bytes))
     }
 
-    /// Writes a whole record, but for the mark, to the disk if there is one.
+    /// Writes a whole record except for the distrusted epoch, and syncs it.
     pub(super) fn write(&self, entries: &[Entry]) -> io::Result<()> {
         self.file
             .write_all_at(&record::encode_slots(entries), SLOTS_AT)?;
@@ -96,43 +96,44 @@ impl RecordFile {
         self.file.sync_all()
     }
 
-    /// Writes one life.
+    /// Writes one epoch.
     pub(super) fn write_one(&self, index: usize, entry: &Entry) -> io::Result<()> {
         let slot = record::encode_slot(index, entry);
         self.file.write_all_at(&slot, record::slot_at(index))
     }
 
-    /// Brings what was written to the disk, if there is one.
+    /// Syncs what was written to the disk, if it is on one.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 
-    /// The epoch up to which lives are not to be believed.
-    pub(super) fn mark(&self) -> io::Result<u64> {
-        let mut mark = [0; 8];
-        self.file.read_exact_at(&mut mark, MARK_AT)?;
-        Ok(u64::from_le_bytes(mark))
+    /// The epoch up to which the record is not to be trusted.
+    pub(super) fn distrusted(&self) -> io::Result<u64> {
+        let mut epoch = [0; 8];
+        self.file.read_exact_at(&mut epoch, DISTRUSTED_AT)?;
+        Ok(u64::from_le_bytes(epoch))
     }
 
-    /// Says that lives up to `epoch` are not to be believed. Needs no lock.
-    pub(super) fn set_mark(&self, epoch: u64) -> io::Result<()> {
-        self.file.write_all_at(&epoch.to_le_bytes(), MARK_AT)?;
+    /// Marks the record as not to be trusted up to `epoch`. Needs no lock.
+    pub(super) fn set_distrusted(&self, epoch: u64) -> io::Result<()> {
+        self.file
+            .write_all_at(&epoch.to_le_bytes(), DISTRUSTED_AT)?;
         self.file.sync_data()
     }
 
-    /// Throws away what the file holds, however long it is.
+    /// Empties the file.
     pub(super) fn clear(&self) -> io::Result<()> {
         self.file.set_len(0)?;
-        self.set_mark(0)
+        self.set_distrusted(0)
     }
 
-    /// Removes it; what is open stays so.
+    /// Removes the file; open handles stay valid.
     pub(super) fn remove(&self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
 
-    /// Sees to it that nobody believes what the file says.
-    pub(super) fn disown(&self) -> io::Result<()> {
+    /// Makes sure that nobody trusts the file any more.
+    pub(super) fn invalidate(&self) -> io::Result<()> {
         let emptied = self.file.set_len(0);
         let removed = self.remove();
         emptied.or(removed)
@@ -145,7 +146,7 @@ impl RecordFile {
         Ok(Self { file, path })
     }
 
-    /// Where it lies.
+    /// The path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -1,0 +1,68 @@
+//! Which streams are cut off when all together exceed the budget of in-flight bytes.
+//!
+//! The worst go first, until the others are within the budget. The worst is a stream that has released nothing for
+//! `STALLED_AFTER`; among those, the one that holds most; and among equals, which differ by less than `EQUAL_BYTES`, the
+//! one that has been stalled for longest. A stream that is cut off ends with `RESOURCE_EXHAUSTED`. Its queue stays: the
+//! subscriber resumes by its cursor or its name.
+
+use std::sync::{Weak, atomic::Ordering};
+
+use tokio::time::{Duration, Instant};
+
+use super::{InFlight, Shared, signed};
+
+/// A stream that has released nothing for this long is cut off before one that makes progress.
+const STALLED_AFTER: Duration = Duration::from_secs(1);
+
+/// Streams whose bytes differ by less than this count as equal; a chunk of the default size.
+const EQUAL_BYTES: u64 = 64 * 1024;
+
+impl InFlight {
+    /// The greater, the worse; `None` for a stream with nothing in flight.
+    fn badness(&self, now: u64) -> Option<(bool, u64, u64)> {
+        let bytes = self.bytes();
+        let stood = now.saturating_sub(self.progress_millis.load(Ordering::Relaxed));
+        let stalled = u128::from(stood) >= STALLED_AFTER.as_millis();
+        (bytes > 0).then_some((stalled, bytes / EQUAL_BYTES, stood))
+    }
+}
+
+impl Shared {
+    /// Cuts off the worst until the others are within the budget; `now` is in this clock's milliseconds.
+    pub(super) fn enforce(&self, bytes_max: u64, now: u64) {
+        let streams = self.streams();
+        let (cut, mut rest): (Vec<_>, Vec<_>) = streams
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter_map(|stream| stream.badness(now).map(|badness| (badness, stream)))
+            .partition(|(_, stream)| stream.cut.is_cancelled());
+        let going: u64 = cut.iter().map(|(_, stream)| stream.bytes()).sum();
+        let total = self.total();
+        let mut held = total.saturating_sub(going);
+        rest.sort_unstable_by_key(|&(badness, _)| badness);
+        while held > bytes_max {
+            let Some(((_, _, stood_millis), worst)) = rest.pop() else {
+                return;
+            };
+            let bytes = worst.bytes();
+            // A client could fill the log with short streams under made-up names.
+            if Instant::now() >= worst.logged_from {
+                let (subscriber, call) = worst.queue.name();
+                tracing::warn!(
+                    subscriber,
+                    call,
+                    pinned_bytes = bytes,
+                    stood_millis,
+                    all_pinned_bytes = held,
+                    pinned_bytes_max = bytes_max,
+                    "cut off a subscriber for what its connection holds"
+                );
+            }
+            worst.queue.cuts.fetch_add(1, Ordering::Relaxed);
+            worst.cut.cancel();
+            held = held.saturating_sub(bytes);
+        }
+        let walk_above = signed(bytes_max) + signed(total) - signed(held);
+        self.walk_above.store(walk_above, Ordering::Relaxed);
+    }
+}
