@@ -29,8 +29,8 @@ fn main() {
     divan::main();
 }
 
-/// The functions that are measured. They are neither inlined nor generic, so that each is one symbol, and only the benchmark of
-/// the same name calls them, because every call is counted.
+/// The functions that are measured. They are neither inlined nor generic, so that each is one symbol, and only the
+/// benchmark of the same name calls them, because every call is counted.
 mod counted {
     use std::hint::black_box;
 

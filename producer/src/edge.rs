@@ -1,8 +1,8 @@
 //! The edge: HTTP/1.1 in, cookies into the log.
 //!
-//! It waits for nothing but the client: appending is a short critical section, and a response is written once its cookie
-//! is in the log. [`head`] parses HTTP, [`request`] finds the cookie, [`response`] writes the response; these three are
-//! pure. `connection` does the I/O.
+//! It waits for nothing but the client: appending is a short critical section, and a response is written once its
+//! cookie is in the log. [`head`] parses HTTP, [`request`] finds the cookie, [`response`] writes the response; these
+//! three are pure. `connection` does the I/O.
 
 mod connection;
 pub mod dsps;
@@ -39,7 +39,8 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// An edge that appends to `log`, and that closes each connection with its next response once `leaving` is cancelled.
+    /// An edge that appends to `log`, and that closes each connection with its next response once `leaving` is
+    /// cancelled.
     #[must_use]
     pub fn new(log: Log, ids: IdLimits, metrics: Metrics, leaving: CancellationToken) -> Self {
         Self {

@@ -1,48 +1,50 @@
-//! The history of this producer's epochs, from which a subscriber learns how many cookies of earlier epochs it will never get.
+//! The history of this producer's epochs, from which a subscriber learns how many cookies of earlier epochs it will
+//! never get.
 //!
 //! # How it works
 //!
-//! An epoch is one run of the process. A small record in a file keeps the last 16 epochs and where each ended. The record is
-//! best kept in memory (`/dev/shm`): there it survives the process, however that ends, but not the machine, and neither do
-//! the cookies that it describes. The entry of the current epoch states that no sequence is *beyond* some bound:
+//! An epoch is one run of the process. A small record in a file keeps the last 16 epochs and where each ended. The
+//! record is best kept in memory (`/dev/shm`): there it survives the process, however that ends, but not the machine,
+//! and neither do the cookies that it describes. The entry of the current epoch states that no sequence is *beyond*
+//! some bound:
 //!
 //! - Before a cookie may get a sequence beyond the bound, the bound is raised, by `AHEAD_COOKIES` more than needed.
-//! - When the log has sealed everything because of its age, the bound becomes the last sequence: if a producer is killed
-//!   while it is idle, its exact end is known.
+//! - When the log has sealed everything because of its age, the bound becomes the last sequence: if a producer is
+//!   killed while it is idle, its exact end is known.
 //! - When the log is closed, the entry becomes exact.
 //!
-//! So the bound holds at every instant, whatever kills the process: a process that is killed while it raises the bound has not
-//! yet put the cookies into the log. The bound is too high by at most `AHEAD_COOKIES`. Raising it ahead, instead of once per chunk
-//! by what a chunk can hold, gives a tighter bound (the smallest cookies are a tenth of the usual size) and fewer writes while
-//! there are few cookies.
+//! So the bound holds at every instant, whatever kills the process: a process that is killed while it raises the bound
+//! has not yet put the cookies into the log. The bound is too high by at most `AHEAD_COOKIES`. Raising it ahead,
+//! instead of once per chunk by what a chunk can hold, gives a tighter bound (the smallest cookies are a tenth of the
+//! usual size) and fewer writes while there are few cookies.
 //!
-//! A subscriber will never get the rest of the epoch of its cursor, nor any of the epochs after it, which it has not seen. It
-//! is told their sum only if every one of those epochs is known.
+//! A subscriber will never get the rest of the epoch of its cursor, nor any of the epochs after it, which it has not
+//! seen. It is told their sum only if every one of those epochs is known.
 //!
 //! # A record on a disk
 //!
-//! A disk may stop answering at any moment, and the next run then reads what is on it, however far the log got meanwhile. So
-//! a disk cannot hold a true bound of the current epoch unless every append beyond the bound waits for the disk; a thread that
-//! writes ahead only makes the error rarer. Therefore the disk first records `no bound`, before the first cookie, and is
-//! not written again until the log is closed. Until then the bound is kept in a second file, of one entry, in `/dev/shm`. The
-//! next run takes the bound from there if it is of the same epoch and the same boot, and otherwise knows no bound: a
-//! container's own `/dev/shm` ends with the container.
+//! A disk may stop answering at any moment, and the next run then reads what is on it, however far the log got
+//! meanwhile. So a disk cannot hold a true bound of the current epoch unless every append beyond the bound waits for
+//! the disk; a thread that writes ahead only makes the error rarer. Therefore the disk first records `no bound`, before
+//! the first cookie, and is not written again until the log is closed. Until then the bound is kept in a second file,
+//! of one entry, in `/dev/shm`. The next run takes the bound from there if it is of the same epoch and the same boot,
+//! and otherwise knows no bound: a container's own `/dev/shm` ends with the container.
 //!
 //! # Constraints
 //!
-//! - An append writes only to memory and never waits for a disk. The start waits for it, and the end of the process may, but
-//!   not its drain.
-//! - No bound is better than a wrong one. A damaged record is discarded. A write that fails empties the record. An epoch whose
-//!   machine stopped before the entry was final counts as unknown. A process that cannot lock the record, because another one
-//!   of the same name runs, marks it: epochs up to now are not trusted.
+//! - An append writes only to memory and never waits for a disk. The start waits for it, and the end of the process
+//!   may, but not its drain.
+//! - No bound is better than a wrong one. A damaged record is discarded. A write that fails empties the record. An
+//!   epoch whose machine stopped before the entry was final counts as unknown. A process that cannot lock the record,
+//!   because another one of the same name runs, marks it: epochs up to now are not trusted.
 //! - A name is used on one machine, with one folder: the record knows nothing of a run elsewhere.
 //! - An epoch is larger than all recorded before it, even if the clock was set back.
 //! - Nothing here stops a producer: it runs without a record, and logs that it does.
 //!
 //! # Cost
 //!
-//! One `pwrite` of 48 bytes to memory for every `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age, under
-//! the lock of the log.
+//! One `pwrite` of 48 bytes to memory for every `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age,
+//! under the lock of the log.
 
 mod current;
 pub(crate) mod epoch;
@@ -287,8 +289,8 @@ fn read(file: &RecordFile) -> io::Result<Vec<Entry>> {
     }
 }
 
-/// Completes the entry of the epoch of `last`, which was in memory. An epoch that had no exact end when the machine stopped
-/// counts as unknown; `boot` is the current boot.
+/// Completes the entry of the epoch of `last`, which was in memory. An epoch that had no exact end when the machine
+/// stopped counts as unknown; `boot` is the current boot.
 fn drop_unproven(former: &mut [Entry], last: Option<Entry>, boot: Option<BootId>) {
     for entry in former {
         if entry.end == End::Unknown

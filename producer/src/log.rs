@@ -8,25 +8,25 @@
 //! [`Chunk`]: exactly the bytes that every stream will send. The *ring* keeps the newest chunks up to
 //! [`Config::bytes_max`]; older ones are evicted, and stay in memory only while a stream still sends them.
 //!
-//! A [`Reader`] is a position in the ring and a bound, without a queue of its own: a chunk costs one wake-up for each reader,
-//! and a slow reader costs the others nothing. A reader that is further behind than its bound, or than the ring reaches
-//! back, skips forward and gets the exact [`Delivery::Gap`].
+//! A [`Reader`] is a position in the ring and a bound, without a queue of its own: a chunk costs one wake-up for each
+//! reader, and a slow reader costs the others nothing. A reader that is further behind than its bound, or than the ring
+//! reaches back, skips forward and gets the exact [`Delivery::Gap`].
 //!
 //! # Constraints
 //!
 //! - This module knows neither HTTP nor gRPC. It knows the wire format of a chunk, because sealing *is* encoding.
 //! - Sequences start at 1 and have no gaps: the chunk that follows sequence `n` begins with `n + 1`.
 //! - The time of a chunk never decreases, even if the system's clock jumps back: "newest wins" compares it.
-//! - Two locks, always taken in the order *open*, *ring*; readers take only *ring*, for a few instructions;
-//!   wake-ups happen under neither. All appenders share one lock, which gives all cookies one order, and sealing one
-//!   place. They take it once for each [`Burst`]: taking it for each cookie cost a twelfth of all CPU at 800 k/s, most of
-//!   it spent waiting for a holder that had been preempted.
+//! - Two locks, always taken in the order *open*, *ring*; readers take only *ring*, for a few instructions; wake-ups
+//!   happen under neither. All appenders share one lock, which gives all cookies one order, and sealing one place. They
+//!   take it once for each [`Burst`]: taking it for each cookie cost a twelfth of all CPU at 800 k/s, most of it spent
+//!   waiting for a holder that had been preempted.
 //! - After [`Log::close`] nothing can be appended; readers get the rest and then [`Delivery::End`].
 //!
 //! # Memory
 //!
-//! The ring counts the allocated bytes of each chunk and its bookkeeping. A chunk that is sealed by age, hence small, is
-//! copied into an allocation of its own size, so that chunks of quiet hours do not take 64 KiB each.
+//! The ring counts the allocated bytes of each chunk and its bookkeeping. A chunk that is sealed by age, hence small,
+//! is copied into an allocation of its own size, so that chunks of quiet hours do not take 64 KiB each.
 
 mod burst;
 mod chunk;
@@ -181,15 +181,15 @@ impl Log {
         self.shared.ring().span()
     }
 
-    /// A position at most `bytes` of messages before `position`, at the beginning of a chunk if possible, and neither before
-    /// `floor` nor before what the ring holds.
+    /// A position at most `bytes` of messages before `position`, at the beginning of a chunk if possible, and neither
+    /// before `floor` nor before what the ring holds.
     #[must_use]
     pub fn rewind(&self, position: Sequence, bytes: usize, floor: Sequence) -> Sequence {
         self.shared.ring().rewind(position, bytes, floor)
     }
 
-    /// A reader of everything from `position` on. A reader that is more than `queue_cookies_max` behind skips forward. This
-    /// bound applies once the reader has come to `until`, or once it has been within the bound.
+    /// A reader of everything from `position` on. A reader that is more than `queue_cookies_max` behind skips forward.
+    /// This bound applies once the reader has come to `until`, or once it has been within the bound.
     #[must_use]
     pub fn reader(&self, position: Sequence, queue_cookies_max: u64, until: Sequence) -> Reader {
         Reader::new(Arc::clone(&self.shared), position, queue_cookies_max, until)
@@ -232,8 +232,8 @@ impl Log {
 
 impl Shared {
     fn open(&self) -> MutexGuard<'_, Open> {
-        // A panic under this lock would be a bug in this module. The buffer is then still intact up to its last cookie, and
-        // continuing loses less than stopping.
+        // A panic under this lock would be a bug in this module. The buffer is then still intact up to its last cookie,
+        // and continuing loses less than stopping.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

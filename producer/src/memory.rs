@@ -1,7 +1,8 @@
 //! The most memory that a producer takes: the bounds of its parts, each enforced by that part, and their sum.
 //!
-//! This is the worst case on all ports at once. It leaves out what only operators can cause, by profiles (`--debug-endpoints`)
-//! and at the admin port, and the kernel's memory for sockets, which is charged to a container too.
+//! This is the worst case on all ports at once. It leaves out what only operators can cause, by profiles
+//! (`--debug-endpoints`) and at the admin port, and the kernel's memory for sockets, which is charged to a container
+//! too.
 
 use crate::{config::Config, edge, server, streams};
 

@@ -100,8 +100,8 @@ impl Server {
         self.health.clone()
     }
 
-    /// Accepts connections until the stage stops; each then ends after its last call. Cookie streams end when the log is
-    /// closed; all other calls end at once.
+    /// Accepts connections until the stage stops; each then ends after its last call. Cookie streams end when the log
+    /// is closed; all other calls end at once.
     pub async fn serve(
         self,
         listener: impl Listener,

@@ -1,8 +1,8 @@
 //! gRPC out: two server-streaming calls that send the chunks of the log without copying them.
 //!
 //! A tonic codec would copy each message into a separate buffer for each stream. This module has its own response body,
-//! whose data frames are the shared bytes of a chunk, length prefix included, so a delivery costs a reference count and a
-//! share of a system call. The body takes a chunk out of the log only when HTTP/2 asks for it, because the log can no
+//! whose data frames are the shared bytes of a chunk, length prefix included, so a delivery costs a reference count and
+//! a share of a system call. The body takes a chunk out of the log only when HTTP/2 asks for it, because the log can no
 //! longer drop what was taken.
 //!
 //! tonic does the rest of gRPC: status mapping, health checks, reflection.

@@ -8,8 +8,8 @@ use tonic_health::ServingStatus;
 use super::App;
 use crate::{config::Drain, streams::Streams};
 
-/// Most of the drain that waiting for HTTP clients may take: a client that has sent half a request, or does not read its
-/// responses, must not cost the subscribers their tail.
+/// Most of the drain that waiting for HTTP clients may take: a client that has sent half a request, or does not read
+/// its responses, must not cost the subscribers their tail.
 const EDGE_GRACE: Duration = Duration::from_millis(2500);
 
 /// The last part of the drain, in which the admin port still answers.

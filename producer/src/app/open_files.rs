@@ -16,8 +16,8 @@ pub(super) struct Affordable {
 }
 
 impl Affordable {
-    /// As many as configured, or, if there are too few `files`, a share of them in proportion to what is configured. A port
-    /// gets at least a quarter of what can be shared, if it wants as many.
+    /// As many as configured, or, if there are too few `files`, a share of them in proportion to what is configured. A
+    /// port gets at least a quarter of what can be shared, if it wants as many.
     pub(super) fn of(config: &Config, files: u64) -> Self {
         Self::share(
             config.http_limits.connections_max,

@@ -3,32 +3,32 @@
 //! # Why not hyper
 //!
 //! This edge needs very little of HTTP: two methods, two paths, no request bodies. With hyper a pipelined request cost
-//! 1.0 µs of CPU in user space, whatever else was done; here it costs a third of that. `httparse`, the parser under hyper,
-//! still parses the syntax. The rest is done here:
+//! 1.0 µs of CPU in user space, whatever else was done; here it costs a third of that. `httparse`, the parser under
+//! hyper, still parses the syntax. The rest is done here:
 //!
-//! - The cookies of all requests of one read are appended under one lock, *before* their responses are written. A finished
-//!   response never waits for a request that has arrived only in part.
-//! - A request's body is skipped if it arrived with its head. Otherwise the response closes the connection: a load balancer
-//!   that does not know of the body would send another person's request in its place.
+//! - The cookies of all requests of one read are appended under one lock, *before* their responses are written. A
+//!   finished response never waits for a request that has arrived only in part.
+//! - A request's body is skipped if it arrived with its head. Otherwise the response closes the connection: a load
+//!   balancer that does not know of the body would send another person's request in its place.
 //! - While a client does not read its responses, no further requests are read from it.
-//! - After 64 requests the task yields, whatever this connection still holds. tokio would let a task whose reads and writes
-//!   are always ready continue for 128 of them, each of which may be hundreds of requests: sixteen clients that sent without
-//!   pause raised the latency of a well-behaved client beside them from 1.5 ms to 3 s.
-//! - Before the connection is closed, all requests that were sent together are answered; the last response announces the
-//!   close.
-//! - Before closing on a client that still sends, its bytes are read for a while: closing with unread bytes would destroy
-//!   the response on its way.
+//! - After 64 requests the task yields, whatever this connection still holds. tokio would let a task whose reads and
+//!   writes are always ready continue for 128 of them, each of which may be hundreds of requests: sixteen clients that
+//!   sent without pause raised the latency of a well-behaved client beside them from 1.5 ms to 3 s.
+//! - Before the connection is closed, all requests that were sent together are answered; the last response announces
+//!   the close.
+//! - Before closing on a client that still sends, its bytes are read for a while: closing with unread bytes would
+//!   destroy the response on its way.
 //!
 //! Timeouts come from the shared accept loop.
 //!
 //! # The cost of measuring time
 //!
-//! Latency is measured once for all requests of one read, with two readings of the monotonic clock: after the read, and after
-//! the responses are made. The first also decides when to read the time of day for the date of the responses, which happens
-//! ten times a second. A burst thus costs one reading of a clock and two atomic additions more than without. Together with
-//! the counts of [`dsps`](super::dsps), a request of 16 in flight on each of 32 connections took 1.27 µs of CPU time instead
-//! of 1.26 in the best of five alternating runs, and 1.34 instead of 1.31 in the median (`bench load -c 32 -p 16 -d 4s`); for a
-//! single request the difference was below the noise.
+//! Latency is measured once for all requests of one read, with two readings of the monotonic clock: after the read, and
+//! after the responses are made. The first also decides when to read the time of day for the date of the responses,
+//! which happens ten times a second. A burst thus costs one reading of a clock and two atomic additions more than
+//! without. Together with the counts of [`dsps`](super::dsps), a request of 16 in flight on each of 32 connections took
+//! 1.27 µs of CPU time instead of 1.26 in the best of five alternating runs, and 1.34 instead of 1.31 in the median
+//! (`bench load -c 32 -p 16 -d 4s`); for a single request the difference was below the noise.
 
 use std::{
     io,
@@ -173,8 +173,8 @@ impl Connection {
         }
     }
 
-    /// Answers the complete requests in the input, as many as fit one turn, and keeps the rest. Accepted cookies are then in the
-    /// log. Returns how many requests it answered.
+    /// Answers the complete requests in the input, as many as fit one turn, and keeps the rest. Accepted cookies are
+    /// then in the log. Returns how many requests it answered.
     fn answer(
         &mut self,
         edge: &Edge,

@@ -2,21 +2,21 @@
 //!
 //! # Which DSPs have a series
 //!
-//! A request may name any of four billion DSPs, so the number of series is bounded. If the settings list DSPs, those have
-//! their own series. All others are unknown: they are counted as `other`, and refused if the settings say so. Without a list,
-//! DSPs get a series as they are first seen, up to [`Shown::max`]; the rest is `other`. A client can use up these slots by
-//! making up DSPs. Requests with an unreadable DSP are counted as `none`.
+//! A request may name any of four billion DSPs, so the number of series is bounded. If the settings list DSPs, those
+//! have their own series. All others are unknown: they are counted as `other`, and refused if the settings say so.
+//! Without a list, DSPs get a series as they are first seen, up to [`Shown::max`]; the rest is `other`. A client can
+//! use up these slots by making up DSPs. Requests with an unreadable DSP are counted as `none`.
 //!
-//! The list may change while the process runs. A DSP that has a series keeps it until the end of the process, but its counters
-//! stand still while it is not on the list.
+//! The list may change while the process runs. A DSP that has a series keeps it until the end of the process, but its
+//! counters stand still while it is not on the list.
 //!
 //! # What it costs
 //!
-//! A burst clears a [`Tally`] of 256 bytes. A request costs one lookup, which also tells whether the DSP is known, and one
-//! write to the tally. When the burst is in the log, one lock is taken, which apart from scrapes another thread rarely holds,
-//! and under it one addition is made for each request. Counters shared by all threads would have been simpler, but there are
-//! as many of them as DSPs, and each addition would wait for the cache of another processor. `edge/connection.rs` has the
-//! measured times.
+//! A burst clears a [`Tally`] of 256 bytes. A request costs one lookup, which also tells whether the DSP is known, and
+//! one write to the tally. When the burst is in the log, one lock is taken, which apart from scrapes another thread
+//! rarely holds, and under it one addition is made for each request. Counters shared by all threads would have been
+//! simpler, but there are as many of them as DSPs, and each addition would wait for the cache of another processor.
+//! `edge/connection.rs` has the measured times.
 
 use std::{
     cell::Cell,
@@ -306,7 +306,8 @@ impl Names {
         FIRST + self.dsps.len()
     }
 
-    /// Applies the list if there is room for it, and returns whether there was. A DSP on both lists is listed at every moment.
+    /// Applies the list if there is room for it, and returns whether there was. A DSP on both lists is listed at every
+    /// moment.
     fn show(&self, shown: &Shown) -> bool {
         let listed = &shown.named;
         let mut entered = self.entered();

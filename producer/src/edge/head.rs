@@ -26,8 +26,8 @@ pub struct Head<'a> {
     pub length: usize,
     /// Bytes of the body, which follow the head and are skipped.
     pub body: usize,
-    /// The connection must be closed after the response: the client asks for it, speaks HTTP/1.0, or sends a body that is long or
-    /// whose end is uncertain.
+    /// The connection must be closed after the response: the client asks for it, speaks HTTP/1.0, or sends a body that
+    /// is long or whose end is uncertain.
     pub close: bool,
 }
 

@@ -55,7 +55,8 @@ impl Outcome {
 
 /// Writes responses, with a date header that is made once a second.
 ///
-/// No response may be cached: a browser or proxy that answered a repeated sync from its cache would keep it from the edge.
+/// No response may be cached: a browser or proxy that answered a repeated sync from its cache would keep it from the
+/// edge.
 #[derive(Debug, Default)]
 pub struct Responses {
     second: Option<Duration>,

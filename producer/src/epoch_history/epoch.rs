@@ -1,8 +1,8 @@
 //! The epoch of a process: a number that no other run of this producer has, whatever the clock says.
 //!
-//! Consumers compare epochs only for equality. A repeated epoch would let a consumer resume in the middle of a run that it
-//! never read. A clock that was set back, or that starts at the same time with every boot, does not repeat one, because the
-//! lowest bits are random. The other bits are the start time, for people.
+//! Consumers compare epochs only for equality. A repeated epoch would let a consumer resume in the middle of a run that
+//! it never read. A clock that was set back, or that starts at the same time with every boot, does not repeat one,
+//! because the lowest bits are random. The other bits are the start time, for people.
 
 use std::hash::{BuildHasher as _, RandomState};
 

@@ -1,8 +1,8 @@
 //! The file that holds a record: opened with care, locked, written in place.
 //!
-//! It usually lies in a folder to which every user may write (`/dev/shm`), so nothing found there is trusted: no link is
-//! followed, and the file must be a regular file owned by this user that no other user can read or write. `record.rs` knows
-//! its content.
+//! It usually lies in a folder to which every user may write (`/dev/shm`), so nothing found there is trusted: no link
+//! is followed, and the file must be a regular file owned by this user that no other user can read or write.
+//! `record.rs` knows its content.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},

@@ -1,14 +1,14 @@
 //! The record of a producer's epochs as bytes. Pure.
 //!
-//! A header, then a slot for each epoch, the oldest first; the rest is zeroes. Each slot has a checksum. A record that was torn,
-//! truncated or written by another program is [`Damaged`] as a whole, because an epoch that cannot be read may hide any
-//! number of cookies.
+//! A header, then a slot for each epoch, the oldest first; the rest is zeroes. Each slot has a checksum. A record that
+//! was torn, truncated or written by another program is [`Damaged`] as a whole, because an epoch that cannot be read
+//! may hide any number of cookies.
 
 /// How many epochs are kept, the current one included: a subscriber that missed more restarts is given no bound.
 pub(super) const EPOCHS_MAX: usize = 16;
 
-/// Where a process that could not take the record writes up to which epoch the record is not to be trusted, because epochs
-/// that it does not know may lie between. The process that owns the record does not write here.
+/// Where a process that could not take the record writes up to which epoch the record is not to be trusted, because
+/// epochs that it does not know may lie between. The process that owns the record does not write here.
 pub(super) const DISTRUSTED_AT: u64 = 8;
 
 /// Where the slots begin.

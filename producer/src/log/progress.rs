@@ -1,13 +1,15 @@
-//! How a log announces how far it will get before it gets there, so that the number of cookies lost in a crash is bounded.
+//! How a log announces how far it will get before it gets there, so that the number of cookies lost in a crash is
+//! bounded.
 
 use std::fmt::Debug;
 
 use super::Sequence;
 
-/// Is told of sequences before they are given out, under the lock of the log: each call takes microseconds and never waits.
+/// Is told of sequences before they are given out, under the lock of the log: each call takes microseconds and never
+/// waits.
 pub trait Progress: Debug + Send {
-    /// Sequences up to `last` are about to be given out. Returns the sequence up to which it need not be asked again, at
-    /// least `last`.
+    /// Sequences up to `last` are about to be given out. Returns the sequence up to which it need not be asked again,
+    /// at least `last`.
     fn reserve(&mut self, last: Sequence) -> Sequence;
 
     /// `last` is the last sequence that was given out so far. Returns the same as [`reserve`](Self::reserve).

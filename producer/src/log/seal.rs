@@ -81,8 +81,8 @@ impl Open {
 
     /// How long the first cookie waits: three times as long while the buffer is small.
     ///
-    /// A chunk costs each subscriber the same few microseconds whether it holds five cookies or a thousand. At 500 cookies a
-    /// second and 50 subscribers, waiting for 30 ms instead of 10 saves two fifths of all CPU.
+    /// A chunk costs each subscriber the same few microseconds whether it holds five cookies or a thousand. At 500
+    /// cookies a second and 50 subscribers, waiting for 30 ms instead of 10 saves two fifths of all CPU.
     fn wait_max(&self, chunk_age: Duration) -> Duration {
         if self.buffer.len() < SMALL_BYTES {
             chunk_age * 3
@@ -166,8 +166,8 @@ impl Log {
         Ok(())
     }
 
-    /// Seals the open buffer if it is old enough. Returns how long to wait before looking again, `None` when the buffer is
-    /// empty.
+    /// Seals the open buffer if it is old enough. Returns how long to wait before looking again, `None` when the buffer
+    /// is empty.
     pub(super) fn seal_due(&self, now: Instant) -> Option<Duration> {
         let mut open = self.shared.open();
         if open.count == 0 {
@@ -218,7 +218,8 @@ impl Log {
         });
     }
 
-    /// Seals the buffer and pushes it to the ring; returns the next sequence, to be published after the lock is released.
+    /// Seals the buffer and pushes it to the ring; returns the next sequence, to be published after the lock is
+    /// released.
     fn seal(&self, open: &mut Open) -> Option<Sequence> {
         let config = &self.shared.config;
         let chunk = open.seal(config.epoch, config.chunk_bytes)?;

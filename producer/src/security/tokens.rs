@@ -1,8 +1,8 @@
 //! Admits calls that carry a valid token: `authorization: Bearer …`.
 //!
-//! Health checks need none: load balancers and orchestrators make them, they reveal nothing but whether this process serves,
-//! and a token would be one more thing that could make a healthy producer look dead. A stream that is open stays open
-//! when its token is withdrawn.
+//! Health checks need none: load balancers and orchestrators make them, they reveal nothing but whether this process
+//! serves, and a token would be one more thing that could make a healthy producer look dead. A stream that is open
+//! stays open when its token is withdrawn.
 
 use std::{
     net::IpAddr,

@@ -1,6 +1,6 @@
-//! Which calls are answered. A call must be within the rate of its connection, have a token if tokens are required, and be
-//! within the rates of its address and of all calls, and within the call budget. The order matters: a client without a token
-//! takes nothing from clients that have one.
+//! Which calls are answered. A call must be within the rate of its connection, have a token if tokens are required, and
+//! be within the rates of its address and of all calls, and within the call budget. The order matters: a client without
+//! a token takes nothing from clients that have one.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -32,11 +32,12 @@ use crate::streams::{
     status::{draining, superseded},
 };
 
-/// How long a call may take until its response begins. Streaming calls report a late request themselves, after a shorter time.
+/// How long a call may take until its response begins. Streaming calls report a late request themselves, after a
+/// shorter time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a stream that was cut off may take to release what HTTP/2 has begun to write. After that its connection is stuck
-/// as well, and is closed.
+/// How long a stream that was cut off may take to release what HTTP/2 has begun to write. After that its connection is
+/// stuck as well, and is closed.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// Most frames of a request that are read before the health or reflection service asks for them.
@@ -53,8 +54,8 @@ pub(super) struct CallContext {
     pub(super) close: CancellationToken,
 }
 
-/// The request without its headers, query and authority. The services do not use them, a client can make them long, and some
-/// calls would keep them for hours.
+/// The request without its headers, query and authority. The services do not use them, a client can make them long, and
+/// some calls would keep them for hours.
 pub(super) fn bare(request: Request<RecvStream>) -> Request<RecvStream> {
     let (head, body) = request.into_parts();
     let mut request = Request::new(body);
@@ -249,8 +250,8 @@ impl Body for RequestBody {
     }
 }
 
-/// Reads a request on behalf of its service, which may stop reading while responses are unread, and may keep the request after
-/// the call. A client that sends more than `read` has room for is not read any further.
+/// Reads a request on behalf of its service, which may stop reading while responses are unread, and may keep the
+/// request after the call. A client that sends more than `read` has room for is not read any further.
 async fn read_ahead(mut body: RequestBody, read: mpsc::Sender<Result<Frame<Bytes>, Status>>) {
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         // Without the copy, a short frame would keep its 8 KiB receive buffer alive.

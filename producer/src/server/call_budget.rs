@@ -1,16 +1,17 @@
 //! The call budget: bounds what calls hold in memory until they are streams, over all connections.
 //!
-//! One half of the budget is for calls that become streams; each is charged a fixed amount, whatever it sends. The other half
-//! is for requests beyond a small size, and for all other calls; each address has a limited share of it. So neither large
-//! requests nor the health service, which needs no token, keep ordinary calls out. A charge is returned when the call is over
-//! or has become a stream; streams are bounded by `--subscribers` and `--pinned-bytes`.
+//! One half of the budget is for calls that become streams; each is charged a fixed amount, whatever it sends. The
+//! other half is for requests beyond a small size, and for all other calls; each address has a limited share of it. So
+//! neither large requests nor the health service, which needs no token, keep ordinary calls out. A charge is returned
+//! when the call is over or has become a stream; streams are bounded by `--subscribers` and `--pinned-bytes`.
 //!
-//! The fuller a half, the shorter its bytes may be held: from `HOLD_TIME_MAX` when it is half full down to `HOLD_TIME_MIN`
-//! when it is nine tenths full. A call that asks for bytes ends the calls that have held some for longer and, if its
-//! address has used up its share, calls of that address. What these hold no longer counts against the call that asks; the last
-//! fifth of each half is reserved for that, until they are gone. All connections together make at most 2,000 calls a
-//! second, and as many as arrive within the shortest hold time fit into the budget: calls that are never finished keep others
-//! out no longer than their first burst lasts. A call that finds no room even so is refused.
+//! The fuller a half, the shorter its bytes may be held: from `HOLD_TIME_MAX` when it is half full down to
+//! `HOLD_TIME_MIN` when it is nine tenths full. A call that asks for bytes ends the calls that have held some for
+//! longer and, if its address has used up its share, calls of that address. What these hold no longer counts against
+//! the call that asks; the last fifth of each half is reserved for that, until they are gone. All connections together
+//! make at most 2,000 calls a second, and as many as arrive within the shortest hold time fit into the budget: calls
+//! that are never finished keep others out no longer than their first burst lasts. A call that finds no room even so is
+//! refused.
 //!
 //! Cost: one lock when a call begins, one when it ends, and one for each frame of a large request.
 
@@ -147,8 +148,8 @@ struct Holder {
 }
 
 impl CallBudget {
-    /// An empty budget. `bytes` shows what is taken; `refused` counts calls that found no room, and `ended_early` those that
-    /// were ended for others.
+    /// An empty budget. `bytes` shows what is taken; `refused` counts calls that found no room, and `ended_early` those
+    /// that were ended for others.
     pub(super) fn new(bytes: IntGauge, refused: IntCounter, ended_early: IntCounter) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -323,8 +324,8 @@ impl AddressBytes {
 }
 
 impl Half {
-    /// Ends the calls that are as old as `hold_time` and wanted, the oldest first; returns how many were told for the first
-    /// time.
+    /// Ends the calls that are as old as `hold_time` and wanted, the oldest first; returns how many were told for the
+    /// first time.
     fn end_older(
         &mut self,
         hold_time: Duration,

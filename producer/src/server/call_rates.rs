@@ -1,11 +1,12 @@
-//! How many calls are answered: token buckets limit the calls of each connection, of each address and of all together, and
-//! the call budget limits the bytes that they hold.
+//! How many calls are answered: token buckets limit the calls of each connection, of each address and of all together,
+//! and the call budget limits the bytes that they hold.
 //!
-//! Calls that become streams and all other calls have separate buckets for each address and for all together, because health
-//! checks need no token.
+//! Calls that become streams and all other calls have separate buckets for each address and for all together, because
+//! health checks need no token.
 //!
-//! A call costs a task and a look at every queue, so a client that opened and ended calls as fast as it could would take
-//! the CPU from the streams. A subscriber opens one call and keeps it for hours; a health check makes one a second.
+//! A call costs a task and a look at every queue, so a client that opened and ended calls as fast as it could would
+//! take the CPU from the streams. A subscriber opens one call and keeps it for hours; a health check makes one a
+//! second.
 
 use std::{
     collections::HashMap,
@@ -30,8 +31,8 @@ const STREAMS: Rate = Rate::per_second(2_000, 8_000);
 /// Health checks and reflection on all connections together.
 const OTHERS: Rate = Rate::per_second(1_000, 4_000);
 
-/// The same for one address: enough for a load balancer behind which all subscribers come back at once, and little enough
-/// to leave calls to others.
+/// The same for one address: enough for a load balancer behind which all subscribers come back at once, and little
+/// enough to leave calls to others.
 const STREAMS_OF_ADDRESS: Rate = Rate::per_second(500, 4_000);
 const OTHERS_OF_ADDRESS: Rate = Rate::per_second(200, 1_000);
 

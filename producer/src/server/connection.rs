@@ -1,8 +1,8 @@
 //! One HTTP/2 connection: its calls, its keep-alive pings, and its orderly end.
 //!
-//! This uses h2 directly. hyper would take a message out of the log before HTTP/2 has capacity for it, and would not poll a
-//! stalled response until it has: such a stream could be ended neither by a status nor by a reset, and its in-flight bytes
-//! could not be counted.
+//! This uses h2 directly. hyper would take a message out of the log before HTTP/2 has capacity for it, and would not
+//! poll a stalled response until it has: such a stream could be ended neither by a status nor by a reset, and its
+//! in-flight bytes could not be counted.
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
@@ -21,16 +21,16 @@ use super::{
 use crate::streams::Peer;
 
 /// A stream with this many bytes in its send buffer takes no further chunk from the log; enough for the kernel never to
-/// wait. A stream whose client has closed its window has one chunk in flight. One whose client's kernel accepts nothing more
-/// has these bytes in flight, one chunk that exceeds them, and one that is half written: 384 KiB at the default chunk size,
-/// or 37 MiB for a hundred such streams.
+/// wait. A stream whose client has closed its window has one chunk in flight. One whose client's kernel accepts nothing
+/// more has these bytes in flight, one chunk that exceeds them, and one that is half written: 384 KiB at the default
+/// chunk size, or 37 MiB for a hundred such streams.
 pub(crate) const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Most calls at once on one connection.
 const CALLS_MAX: u32 = 64;
 
-/// Most bytes of a request's headers, and the receive windows: the largest request is read in steps. HTTP/2 starts every
-/// connection with a window of 65,535 bytes, before a smaller one can be set.
+/// Most bytes of a request's headers, and the receive windows: the largest request is read in steps. HTTP/2 starts
+/// every connection with a window of 65,535 bytes, before a smaller one can be set.
 const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 65_535;
@@ -50,8 +50,8 @@ const RESETS_FORCED_MAX: usize = 100;
 const RESETS_REMEMBERED_MAX: usize = 50;
 const RESET_REMEMBERED: Duration = Duration::from_secs(1);
 
-/// How often a connection is pinged, and how long the answer may take: longer than a reader may be suspended and still find
-/// its stream.
+/// How often a connection is pinged, and how long the answer may take: longer than a reader may be suspended and still
+/// find its stream.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -62,8 +62,8 @@ const FIRST_CALL_WITHIN: Duration = Duration::from_secs(15);
 /// could destroy what is still on its way to the client: a kernel answers data on a closed connection with a reset.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long an HTTP/2 connection may take to end after it was told to. Its calls are over by then, and everything they sent
-/// is in the kernel unless the client has stopped reading; such a client gets no `Goodbye`, and can tell.
+/// How long an HTTP/2 connection may take to end after it was told to. Its calls are over by then, and everything they
+/// sent is in the kernel unless the client has stopped reading; such a client gets no `Goodbye`, and can tell.
 const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 
 /// What a connection needs to answer calls.

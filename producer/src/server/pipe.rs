@@ -1,9 +1,9 @@
 //! Writes a response body into an HTTP/2 stream: waits for capacity first, then takes the next frame.
 //!
-//! The log can no longer drop what was taken out of it, so nothing is taken before HTTP/2 can send or buffer at least one
-//! byte of it. The capacity for that byte is kept while the log has nothing to send: h2 wakes every stream that it gives
-//! capacity, so a stream that returned it and asked again at each poll would wake itself forever. This costs the other
-//! streams of the connection one byte of their shared window.
+//! The log can no longer drop what was taken out of it, so nothing is taken before HTTP/2 can send or buffer at least
+//! one byte of it. The capacity for that byte is kept while the log has nothing to send: h2 wakes every stream that it
+//! gives capacity, so a stream that returned it and asked again at each poll would wake itself forever. This costs the
+//! other streams of the connection one byte of their shared window.
 
 use std::{
     pin::Pin,

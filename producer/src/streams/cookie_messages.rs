@@ -12,8 +12,8 @@ use proto::wire;
 
 use crate::log::{Chunk, Sequence};
 
-/// The most chunks whose messages are kept: 6 MiB at the default chunk size, 96 MiB at the largest; enough for streams that
-/// are within a tenth of a second of each other at a million cookies a second.
+/// The most chunks whose messages are kept: 6 MiB at the default chunk size, 96 MiB at the largest; enough for streams
+/// that are within a tenth of a second of each other at a million cookies a second.
 pub(crate) const CHUNKS_KEPT: usize = 64;
 
 /// The messages of the newest chunks.

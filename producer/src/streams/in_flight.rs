@@ -5,11 +5,12 @@
 //! keeps them in memory indefinitely, even after the log has moved on. When all streams together exceed the
 //! budget, the worst are cut off: `cut_off.rs` decides which.
 //!
-//! Each stream is charged in full, although chunks are shared with the log and with other streams: the total is an upper
-//! bound of the memory, and telling shared bytes apart would cost more than it is worth.
+//! Each stream is charged in full, although chunks are shared with the log and with other streams: the total is an
+//! upper bound of the memory, and telling shared bytes apart would cost more than it is worth.
 //!
 //! Cost: three relaxed atomic operations for each chunk that is handed out, and one reading of the clock when it is
-//! released. The streams are walked only when the total exceeds the budget plus what streams that were cut off still hold.
+//! released. The streams are walked only when the total exceeds the budget plus what streams that were cut off still
+//! hold.
 
 mod cut_off;
 

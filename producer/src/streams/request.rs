@@ -24,10 +24,11 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes before a message: the compression flag and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// Reads the one message of a server-streaming call, to the end of the request: anything left unread would stay in memory
-/// for as long as the stream.
+/// Reads the one message of a server-streaming call, to the end of the request: anything left unread would stay in
+/// memory for as long as the stream.
 ///
-/// tonic's reader would allocate a buffer before anything has arrived, and then the full length that the client announces.
+/// tonic's reader would allocate a buffer before anything has arrived, and then the full length that the client
+/// announces.
 pub(super) async fn read_request<M: Message + Default>(
     request: Request<Body>,
 ) -> Result<M, Status> {

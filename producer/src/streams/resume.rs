@@ -21,8 +21,8 @@ pub(super) fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<
 pub(super) struct Start {
     pub(super) first: Sequence,
     pub(super) outcome: ResumeOutcome,
-    /// The queue's bound applies from here on, or once the stream is within it: a cursor is honoured as far back as the log
-    /// reaches, and cookies are sent again regardless of the bound.
+    /// The queue's bound applies from here on, or once the stream is within it: a cursor is honoured as far back as the
+    /// log reaches, and cookies are sent again regardless of the bound.
     pub(super) catching_up_until: Sequence,
 }
 
@@ -107,8 +107,8 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
     })
 }
 
-/// Where a queue that is known only by its name resumes: before its position, by what was sent to its client but may not have
-/// arrived.
+/// Where a queue that is known only by its name resumes: before its position, by what was sent to its client but may
+/// not have arrived.
 fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
     let bytes = rewind_bytes(streams.config.rewind_bytes, queue.window_bytes);
     streams

@@ -26,7 +26,8 @@ pub(super) fn open(
         &request.subscriber,
         network,
         |remembered| {
-            // Read after the queue's position: the stream that has the queue still advances it, but never beyond the log.
+            // Read after the queue's position: the stream that has the queue still advances it, but never beyond the
+            // log.
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));

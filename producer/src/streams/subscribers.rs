@@ -1,8 +1,8 @@
 //! Who subscribes: a named queue for each subscriber, which is kept for a while after its stream has ended.
 //!
 //! A queue is a position in the log and an account of what became of every cookie since the queue was made; the log
-//! holds the cookies. A stream holds a [`Lease`] on its queue. A second stream of the same name takes the lease over from
-//! the first.
+//! holds the cookies. A stream holds a [`Lease`] on its queue. A second stream of the same name takes the lease over
+//! from the first.
 //!
 //! A queue has one lock, taken once for each delivery, so its figures add up whenever they are read.
 //!
@@ -61,9 +61,9 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     }
 }
 
-/// How many names get their own metric series: this many at once, or as many as there may be subscribers if that is more,
-/// and after that one per interval. Otherwise a client that opens streams under ever new names would fill the metrics
-/// server.
+/// How many names get their own metric series: this many at once, or as many as there may be subscribers if that is
+/// more, and after that one per interval. Otherwise a client that opens streams under ever new names would fill the
+/// metrics server.
 const NAMES_SHOWN: u32 = 1_024;
 const NAME_SHOWN_INTERVAL: Duration = Duration::from_secs(10);
 

@@ -159,8 +159,8 @@ fn those_with_large_requests_alone_make_room_for_large_ones() {
     assert!(!late.end().is_cancelled());
 }
 
-/// All connections together make a burst of calls and then call at their rate. None is ever finished, and the requests' half is
-/// full.
+/// All connections together make a burst of calls and then call at their rate. None is ever finished, and the requests'
+/// half is full.
 #[test]
 fn unfinished_calls_keep_nobody_out_after_their_burst() {
     let scene = Scene::new();

@@ -21,8 +21,8 @@ const FRAMES: usize = 20;
 /// Two frames and a half.
 const WINDOW_BYTES: u32 = 2_500;
 
-/// A body that counts how many frames were taken out of it and how often it was polled. It ends after its trailers; without
-/// trailers it stays pending.
+/// A body that counts how many frames were taken out of it and how often it was polled. It ends after its trailers;
+/// without trailers it stays pending.
 struct Counted {
     frames: VecDeque<Frame<Bytes>>,
     taken: Arc<AtomicUsize>,

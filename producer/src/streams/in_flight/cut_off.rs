@@ -1,9 +1,9 @@
 //! Which streams are cut off when all together exceed the budget of in-flight bytes.
 //!
 //! The worst go first, until the others are within the budget. The worst is a stream that has released nothing for
-//! `STALLED_AFTER`; among those, the one that holds most; and among equals, which differ by less than `EQUAL_BYTES`, the
-//! one that has been stalled for longest. A stream that is cut off ends with `RESOURCE_EXHAUSTED`. Its queue stays: the
-//! subscriber resumes by its cursor or its name.
+//! `STALLED_AFTER`; among those, the one that holds most; and among equals, which differ by less than `EQUAL_BYTES`,
+//! the one that has been stalled for longest. A stream that is cut off ends with `RESOURCE_EXHAUSTED`. Its queue stays:
+//! the subscriber resumes by its cursor or its name.
 
 use std::sync::{Weak, atomic::Ordering};
 

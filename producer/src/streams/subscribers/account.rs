@@ -2,45 +2,45 @@
 //!
 //! # The balance
 //!
-//! The account begins at the sequence `joined`. Every sequence from there up to, but not including, `high_water` is either
-//! *delivered* (handed to a stream) or *lost* (a gap said that it will not come); everything from `high_water` on is
-//! *queued*. At all times, for an `appended` read after the account:
+//! The account begins at the sequence `joined`. Every sequence from there up to, but not including, `high_water` is
+//! either *delivered* (handed to a stream) or *lost* (a gap said that it will not come); everything from `high_water`
+//! on is *queued*. At all times, for an `appended` read after the account:
 //!
 //! ```text
 //! appended + 1 - joined = (delivered - undelivered) + (lost - recovered) + queued
 //! ```
 //!
 //! Counters never go down, so a sequence whose fate changes is counted a second time, on both sides:
-//! - delivered, then inside a gap of a later stream: it never arrived, and the log has moved on since. It counts as *lost*
-//!   and as *undelivered*.
-//! - lost, then delivered after all, because the subscriber came back with an older cursor, which is honoured beyond the
-//!   queue's bound. It counts as *delivered* and as *recovered*.
+//! - delivered, then inside a gap of a later stream: it never arrived, and the log has moved on since. It counts as
+//!   *lost* and as *undelivered*.
+//! - lost, then delivered after all, because the subscriber came back with an older cursor, which is honoured beyond
+//!   the queue's bound. It counts as *delivered* and as *recovered*.
 //!
 //! # Assumptions
 //!
-//! - If a stream begins after `high_water`, the subscriber has everything before its cursor: the cookies in between count as
-//!   delivered.
+//! - If a stream begins after `high_water`, the subscriber has everything before its cursor: the cookies in between
+//!   count as delivered.
 //! - If a stream begins before `joined`, the cookies in between were received under an account that has been forgotten;
 //!   otherwise there would be no such cursor. They count as delivered from then on: if they are sent again they are
 //!   *redelivered*, and if they lie in a gap they are lost and undelivered like any other.
-//! - The same applies if a stream begins before `joined` because its cursor is of another epoch: what it gets from there
-//!   counts as redelivered, although it is new to the subscriber. This takes a subscriber that joined at the newest sequence,
-//!   forgot that, and remembers an earlier epoch.
-//! - Delivered means handed to a stream. Whether a client that went away has received it shows in the cursor with which it
-//!   comes back.
+//! - The same applies if a stream begins before `joined` because its cursor is of another epoch: what it gets from
+//!   there counts as redelivered, although it is new to the subscriber. This takes a subscriber that joined at the
+//!   newest sequence, forgot that, and remembers an earlier epoch.
+//! - Delivered means handed to a stream. Whether a client that went away has received it shows in the cursor with which
+//!   it comes back.
 //!
 //! # Bound
 //!
-//! Lost sequences are stored as ranges, the [`LOST_RANGES_MAX`] newest. Sequences up to the end of the newest range that was
-//! dropped keep their state: delivered again they count as redelivered, in another gap they do not count. The balance stays
-//! exact; only *recovered* and *undelivered* may then be too low.
+//! Lost sequences are stored as ranges, the [`LOST_RANGES_MAX`] newest. Sequences up to the end of the newest range
+//! that was dropped keep their state: delivered again they count as redelivered, in another gap they do not count. The
+//! balance stays exact; only *recovered* and *undelivered* may then be too low.
 
 use std::collections::VecDeque;
 
 use crate::log::{GapReason, Sequence};
 
-/// The most ranges of lost sequences that are kept: 1024 with the one that is added before another is dropped, or 16 KiB per
-/// queue. A queue exceeds it only by more than that many separate losses.
+/// The most ranges of lost sequences that are kept: 1024 with the one that is added before another is dropped, or 16
+/// KiB per queue. A queue exceeds it only by more than that many separate losses.
 pub(super) const LOST_RANGES_MAX: usize = 1023;
 
 /// What happened to one queue. All counts are of cookies unless they say otherwise.

@@ -64,8 +64,8 @@ impl Lease {
         &self.queue.in_flight
     }
 
-    /// Records what was taken out of the log, its size on the wire in `bytes`, and how far behind the stream was before,
-    /// in cookies.
+    /// Records what was taken out of the log, its size on the wire in `bytes`, and how far behind the stream was
+    /// before, in cookies.
     pub fn record(&self, delivery: &Delivery, bytes: usize, lag: u64) {
         let mut state = self.queue.state();
         state.account.totals.bytes += bytes as u64;

@@ -1,5 +1,5 @@
-//! Limits how many streams the log names when they open and end, so that a client that opens them again and again, or under
-//! ever new names, cannot fill a disk. The metrics count all of them.
+//! Limits how many streams the log names when they open and end, so that a client that opens them again and again, or
+//! under ever new names, cannot fill a disk. The metrics count all of them.
 
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,8 @@ use std::{
 
 use super::{Connection, Queue, Queues, Subscribers, TooManySubscribers};
 
-/// How many queues one address may have: this many, or half of all if that is more. Beyond that it makes room at the cost
-/// of its own queues alone.
+/// How many queues one address may have: this many, or half of all if that is more. Beyond that it makes room at the
+/// cost of its own queues alone.
 pub(super) const PER_ADDRESS_MIN: usize = 512;
 
 /// How long queues are remembered, and how many there may be.
