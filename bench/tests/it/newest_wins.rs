@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use bench::{mongod::Mongod, scrape::names};
 use bytes::Bytes;
 use consumer::{
-    batch::{Batch, BatchCookie, Judge, Mark, Verdict},
+    batch::{Batch, BatchCookie, BatchId, Judge, Mark, Verdict},
     places::LookupBound,
     store::{
         Store, Written,
@@ -80,7 +80,7 @@ impl<F: FnMut() -> bool> Judge for Hints<F> {
 
     fn announce(&mut self, _: &[Mark]) {}
 
-    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark) -> Verdict {
+    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark, _: BatchId) -> Verdict {
         Verdict::Take { is_known: self.0() }
     }
 }
