@@ -13,6 +13,7 @@ mod progress;
 mod report;
 pub(crate) mod running;
 mod sizing;
+mod step;
 pub(crate) mod values;
 mod verdict;
 
@@ -26,7 +27,6 @@ use clap::Args;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::outcome::counted;
 use self::{
     drive::Drive,
     measure::Measured,
@@ -34,10 +34,12 @@ use self::{
 };
 pub use self::{
     drive::DriveArgs,
-    outcome::{NodeCounts, Outcome, ProcessUse, Quantiles, Step},
+    outcome::Outcome,
     running::{Cut, Settled, Verification},
     sizing::{Delivery, Sizing},
+    step::{NodeCounts, ProcessUse, Quantiles, Step},
 };
+pub(crate) use crate::report::counted;
 use crate::{
     cluster::{ClusterArgs, StoreChoice},
     load,

@@ -27,6 +27,8 @@ mod second;
 mod session;
 mod source;
 mod tally;
+mod task;
+mod thread_time;
 mod threads;
 mod values;
 mod written;

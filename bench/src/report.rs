@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     environment::Environment,
     folder::{ReportFolder, leave},
-    numbers::{Percentiles, micros_each, micros_histogram},
+    numbers::{Percentiles, counted, micros_each, micros_histogram},
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
 

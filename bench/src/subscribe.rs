@@ -89,6 +89,17 @@ pub enum Call {
     GetCookies,
 }
 
+impl Call {
+    /// As on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Subscribe => "subscribe",
+            Self::GetCookies => "get-cookies",
+        }
+    }
+}
+
 /// Where a stream begins whose name the producer does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Start {

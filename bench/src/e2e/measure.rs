@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    outcome::{NodeCounts, ProcessUse, Quantiles, SecondHalf, Step},
     running::{Drove, Settled},
+    step::{NodeCounts, ProcessUse, Quantiles, SecondHalf, Step},
     verdict,
 };
 use crate::{

@@ -1,13 +1,16 @@
 //! The run as a report: tables of the steps and processes, plots of everything over time.
 
 use super::{
-    outcome::{NodeCounts, Outcome, ProcessUse, Quantiles, Step, counted, micros},
+    outcome::Outcome,
     running::Cut,
     sizing::Sizing,
+    step::{NodeCounts, ProcessUse, Quantiles, Step, micros},
 };
 use crate::{
     observe::{Observation, plots},
-    report::{Better, Column, Figure, Percentiles, Report, Table, duration, grouped, rate},
+    report::{
+        Better, Column, Figure, Percentiles, Report, Table, counted, duration, grouped, rate,
+    },
 };
 
 pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report {

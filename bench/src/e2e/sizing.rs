@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::outcome::{Step, counted};
-use crate::report::{Column, Table, grouped};
+use super::step::Step;
+use crate::report::{Column, Table, counted, grouped};
 
 /// What is asked for most often: cookies a second, and exchange nodes.
 const RATES: [u64; 4] = [20_000, 50_000, 200_000, 1_000_000];

@@ -1,10 +1,7 @@
 //! Whether a rate was sustained, and if not, where it stops and why: pure.
 
-use super::{
-    outcome::{Outcome, Step, counted},
-    running::Cut,
-};
-use crate::report::{grouped, rate};
+use super::{outcome::Outcome, running::Cut, step::Step};
+use crate::report::{counted, grouped, rate};
 
 /// Share of the offered requests that must be accepted in time.
 const ACCEPTED_SHARE: f64 = 0.99;
@@ -177,8 +174,8 @@ fn what_became(step: &Step) -> String {
 mod tests {
     use super::*;
     use crate::e2e::{
-        outcome::{ProcessUse, Quantiles, SecondHalf},
         running::Settled,
+        step::{ProcessUse, Quantiles, SecondHalf},
     };
 
     fn step() -> Step {

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{FanoutArgs, outcome::name};
+use super::FanoutArgs;
 use crate::{
     programs::{Process, Programs, free_address},
     report::Percentiles,
@@ -69,10 +69,7 @@ impl Child {
         grpc: &str,
         folder: &Path,
     ) -> Result<Self> {
-        let call = match call {
-            Call::Subscribe => "subscribe",
-            Call::GetCookies => "get-cookies",
-        };
+        let call = call.name();
         let mut flags = vec!["subscribe".to_owned(), format!("--producer=http://{grpc}")];
         flags.extend([format!("--streams={streams}"), format!("--call={call}")]);
         flags.extend(["--once", "--json", "--no-report"].map(str::to_owned));
@@ -82,7 +79,7 @@ impl Child {
 
     /// Reads streams as slowly as [`CRAWL_BYTES`] says, until it is stopped.
     pub(super) fn crawlers(call: Call, streams: usize, grpc: &str, folder: &Path) -> Result<Self> {
-        let call = name(call);
+        let call = call.name();
         let mut flags = vec!["subscribe".to_owned(), format!("--producer=http://{grpc}")];
         flags.extend([format!("--streams={streams}"), format!("--call={call}")]);
         flags.extend([

@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use super::outcome::name;
 use crate::subscribe::Call;
 
 /// The producer's CPU time for a cookie, as `base + each · subscribers`: the straight line nearest to all steps.
@@ -36,7 +35,7 @@ impl Marginal {
         format!(
             "{}: each further subscriber costs the producer {each_micros:.3} µs of CPU per cookie, \
              accepting and encoding {base_micros:.2} µs (a line through all steps)",
-            name(*call)
+            call.name()
         )
     }
 }

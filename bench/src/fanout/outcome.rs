@@ -127,16 +127,8 @@ pub(super) struct Measured {
     pub(super) samples: Vec<Sample>,
 }
 
-/// The call, as on the command line.
-pub(super) fn name(call: Call) -> &'static str {
-    match call {
-        Call::Subscribe => "subscribe",
-        Call::GetCookies => "get-cookies",
-    }
-}
-
 fn title(call: Call, subscribers: usize) -> String {
-    format!("{} ×{subscribers}", name(call))
+    format!("{} ×{subscribers}", call.name())
 }
 
 fn cores() -> usize {

@@ -1,10 +1,6 @@
 //! The report of `bench fanout`.
 
-use super::{
-    Marginal, Outcome, StepOutcome,
-    outcome::{due_per_second, name},
-    sampler::Sample,
-};
+use super::{Marginal, Outcome, StepOutcome, outcome::due_per_second, sampler::Sample};
 use crate::{
     report::{
         Axis, Better, Column, Figure, Percentiles, Plot, Report, Series, Table, duration, grouped,
@@ -42,7 +38,7 @@ impl Outcome {
             findings.extend(most.map(|step| {
                 format!(
                     "{}: at most {} were delivered, with {} subscribers.",
-                    name(call),
+                    call.name(),
                     rate(step.deliveries_per_second),
                     step.subscribers
                 )
@@ -116,7 +112,7 @@ impl Outcome {
         figures.extend(self.marginals.iter().map(|marginal| {
             let name = format!(
                 "{}: producer CPU of a further subscriber per cookie",
-                name(marginal.call)
+                marginal.call.name()
             );
             Figure::new(name, "µs", marginal.each_micros, Better::Lower)
         }));
@@ -137,7 +133,7 @@ impl Outcome {
                 rate(step.sent as f64 / step.seconds.max(f64::MIN_POSITIVE))
             };
             let mut row = vec![
-                name(step.call).to_owned(),
+                step.call.name().to_owned(),
                 step.subscribers.to_string(),
                 offered,
                 rate(step.accepted_per_second),
@@ -171,7 +167,7 @@ impl Outcome {
                 let further = before.and_then(|before| step.further_micros(before));
                 before = Some(step);
                 vec![
-                    name(step.call).to_owned(),
+                    step.call.name().to_owned(),
                     step.subscribers.to_string(),
                     format!("{:.3}", step.cpu_micros_per_cookie),
                     further.map_or_else(String::new, |micros| format!("{micros:.3}")),
@@ -256,7 +252,7 @@ impl Outcome {
                 .collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             Series {
-                name: format!("{}{what}", name(*call)),
+                name: format!("{}{what}", call.name()),
                 points,
             }
         });

@@ -1,6 +1,6 @@
 //! One keep-alive connection over its life: opened, run, opened again when it breaks, and finished.
 
-use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, time::Duration};
 
 use tokio::{
     net::TcpStream,
@@ -10,35 +10,15 @@ use tokio::{
 use super::{
     history::History,
     recorder::Recorder,
-    request::Template,
-    schedule::Schedule,
     session::{Broken, Session},
-    source::Source,
     tally::Tally,
+    task::Task,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a lost connection is tried again before its remaining requests are given up.
 pub(super) const RECONNECT_PATIENCE: Duration = Duration::from_secs(30);
-
-/// What a connection is to do.
-#[derive(Debug, Clone)]
-pub(super) struct Task {
-    /// Its stream among all of the traffic.
-    pub(super) connection: u64,
-    pub(super) address: SocketAddr,
-    pub(super) template: Arc<Template>,
-    pub(super) source: Source,
-    /// Most requests without an answer.
-    pub(super) pipeline: u64,
-    /// When requests leave; without one, as soon as the pipeline allows.
-    pub(super) schedule: Option<Schedule>,
-    /// How many requests to send; `u64::MAX` for no end.
-    pub(super) requests: u64,
-    /// The fate of each request is kept, not only their number.
-    pub(super) keeps_history: bool,
-}
 
 /// A connection, or what is left of it between two streams.
 pub(super) struct Connection {

@@ -12,8 +12,8 @@ use http::Uri;
 use tokio::net::lookup_host;
 
 use super::{
-    connection::Task, malformed::Malformed, profile::Profile, recorder::nanos, recording::Replay,
-    request::Template, schedule::Schedule, source::Source,
+    malformed::Malformed, profile::Profile, recorder::nanos, recording::Replay, request::Template,
+    schedule::Schedule, source::Source, task::Task,
 };
 use crate::traffic::Traffic;
 

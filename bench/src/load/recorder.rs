@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use tokio::time::Instant;
 
-use super::{generator::ThreadTime, profile::Steps};
+use super::{profile::Steps, thread_time::ThreadTime};
 use crate::report::micros_histogram;
 
 const SECOND_NANOS: u64 = 1_000_000_000;

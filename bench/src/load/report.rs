@@ -63,7 +63,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     }
     let why = &outcome.generator.why;
     findings.push(format!("{why}."));
-    let late = Generator::late_seconds(&outcome.by_second);
+    let late = late_seconds(&outcome.by_second);
     if late > 0 {
         findings.push(format!(
             "In {late} of {} seconds the generator was late by itself; their latencies tell of it too.",
@@ -80,6 +80,14 @@ fn findings(outcome: &Outcome) -> Vec<String> {
         findings.push("The load was stopped before its end.".to_owned());
     }
     findings
+}
+
+/// Seconds in which the generator was late by itself, of those that tell.
+fn late_seconds(seconds: &[Second]) -> usize {
+    let delays = seconds
+        .iter()
+        .filter_map(|second| second.generator_delay_micros.as_ref());
+    delays.filter(|delay| Generator::is_late(delay)).count()
 }
 
 fn faults(outcome: &Outcome) -> Vec<String> {

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::Serialize;
 
 use super::{
-    generator::ThreadTime,
     plan::Intended,
     recorder::{Counts, Part, Times},
+    thread_time::ThreadTime,
 };
 use crate::report::Percentiles;
 

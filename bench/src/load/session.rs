@@ -22,11 +22,11 @@ use tokio::{
 };
 
 use super::{
-    connection::Task,
     history::{Fate, History},
     recorder::Recorder,
     response::{self, Malformed},
     tally::{Tally, Verdict},
+    task::Task,
 };
 
 const RECEIVE_BYTES: usize = 16 * 1024;

@@ -14,12 +14,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    connection::{Connection, Task, connect},
+    connection::{Connection, connect},
     history::History,
     profile::Steps,
     recorder::{Recorder, StepPart},
     second::FromThread,
     tally::Tally,
+    task::Task,
 };
 
 /// How long answers are waited for after the last request.

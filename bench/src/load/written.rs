@@ -5,9 +5,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Duration};
 
 use anyhow::Result;
 
-use super::{
-    connection::Task, history::History, outcome::Outcome, plan::Plan, recording::RecordingFile,
-};
+use super::{history::History, outcome::Outcome, plan::Plan, recording::RecordingFile, task::Task};
 
 /// Writes what was sent, in order of time: the intended time of each request, or without a schedule the time when it left, to
 /// 10 ms.

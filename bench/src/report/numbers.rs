@@ -59,3 +59,20 @@ pub fn micros_each(seconds: f64, count: u64) -> f64 {
         0.0
     }
 }
+
+/// `1 node`, `2 nodes`.
+#[must_use]
+pub fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!(counted(1, "node"), "1 node");
+        assert_eq!(counted(2, "node"), "2 nodes");
+    }
+}
