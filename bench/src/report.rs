@@ -1,7 +1,7 @@
 //! What every scenario leaves behind: findings, figures, tables and plots, in a folder of their own.
 //!
-//! A [`Report`] is plain data. The scenario fills it in; how it looks as JSON, as a page or as plots is decided here
-//! and nowhere else.
+//! A [`Report`] is plain data. The scenario fills it in with [rows](Row) of [measures](Measure), from which tables, compared
+//! figures and plots are made; how it looks in a terminal, as JSON, as a page or as plots is decided here and nowhere else.
 
 mod environment;
 mod folder;
@@ -9,6 +9,9 @@ mod gap;
 mod numbers;
 mod page;
 mod plot;
+mod row;
+mod text;
+pub mod unit;
 
 use std::path::PathBuf;
 
@@ -19,6 +22,7 @@ pub use self::{
     environment::Environment,
     folder::{ReportFolder, leave},
     numbers::{Percentiles, counted, micros_each, micros_histogram},
+    row::{Measure, Number, Row, lines, samples},
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
 
@@ -203,6 +207,32 @@ pub struct Plot {
     pub series: Vec<Series>,
 }
 
+impl Plot {
+    /// A plot whose file gets this name.
+    #[must_use]
+    pub fn new(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Self {
+        Self {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            x,
+            y,
+            series,
+        }
+    }
+
+    /// The same over the seconds since the start.
+    #[must_use]
+    pub fn over_time(name: &str, title: &str, y: Axis, series: Vec<Series>) -> Self {
+        Self::new(
+            name,
+            title,
+            Axis::linear("seconds since the start"),
+            y,
+            series,
+        )
+    }
+}
+
 /// An axis of a [`Plot`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
@@ -240,6 +270,17 @@ pub struct Series {
     /// Points, by rising x. A value that is not finite interrupts the line; in JSON it is `null`.
     #[serde(deserialize_with = "gap::points")]
     pub points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// A line through these points.
+    #[must_use]
+    pub fn new(name: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        Self {
+            name: name.to_owned(),
+            points: points.into_iter().collect(),
+        }
+    }
 }
 
 #[cfg(test)]

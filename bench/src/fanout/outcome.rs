@@ -212,23 +212,6 @@ impl StepOutcome {
         )
     }
 
-    /// The line of a step.
-    fn line(&self) -> String {
-        let delivery = self
-            .delivery_micros
-            .map_or_else(String::new, |delivery| format!(" in {}", delivery.line()));
-        format!(
-            "{:<17} accepted {:>11} | delivered {:>13}, {} lost{delivery} | producer {:.3} µs a cookie, {:.3} µs a delivery | {}",
-            self.title(),
-            rate(self.accepted_per_second),
-            rate(self.deliveries_per_second),
-            grouped(self.lost),
-            self.cpu_micros_per_cookie,
-            self.cpu_micros_per_delivery,
-            self.share.line(),
-        )
-    }
-
     fn faults(&self) -> Vec<String> {
         let title = self.title();
         let mut faults = Vec::new();
@@ -291,12 +274,6 @@ impl Share {
         let (who, share) = most.unwrap_or(("producer", 0.0));
         (who, share / self.total().max(f64::MIN_POSITIVE))
     }
-
-    fn line(&self) -> String {
-        let [producer, readers, load] =
-            [self.producer, self.readers, self.load].map(|share| 100.0 * share);
-        format!("CPU: producer {producer:.0} %, readers {readers:.0} %, load {load:.0} %")
-    }
 }
 
 impl Outcome {
@@ -346,13 +323,7 @@ impl Outcome {
     /// The summary for a person.
     #[must_use]
     pub fn summary(&self) -> String {
-        let mut lines: Vec<String> = self.steps.iter().map(StepOutcome::line).collect();
-        lines.extend(self.marginals.iter().map(Marginal::sentence));
-        if self.interrupted {
-            lines.push("ended before its time".to_owned());
-        }
-        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
-        lines.join("\n")
+        self.report().summary()
     }
 }
 

@@ -3,8 +3,8 @@
 use super::{Marginal, Outcome, StepOutcome, outcome::due_per_second, sampler::Sample};
 use crate::{
     report::{
-        Axis, Better, Column, Figure, Percentiles, Plot, Report, Series, Table, duration, grouped,
-        rate,
+        Axis, Measure, Plot, Report, Row, Series, grouped, lines, rate,
+        unit::{COUNT, CPU, MEBIBYTES, MILLIS, PERCENT, RATE},
     },
     subscribe::Call,
 };
@@ -23,9 +23,23 @@ impl Outcome {
         report.seconds = self.steps.iter().map(|step| step.delivered_seconds).sum();
         report.findings = self.findings();
         report.faults.clone_from(&self.faults);
-        report.figures = self.figures();
-        report.tables = vec![self.delivery_table(), self.cpu_table()];
-        report.plots = self.plots();
+        let (deliveries, resources) = (self.deliveries(), self.resources());
+        let note = "Due: accepted × subscribers. Delivery is from the edge to the reader, where the call tells; \
+                    lost of get-cookies is what is missing of accepted × subscribers.";
+        report.add_rows("Deliveries", Some(note.to_owned()), &deliveries);
+        let note = format!(
+            "µs of CPU time, in the kernel included; shares are of the CPU time that {} cores had. A further subscriber: \
+             against the step before. Memory is the producer's largest, its log included.",
+            self.cores
+        );
+        report.add_rows("CPU and memory", Some(note), &resources);
+        let note = "The straight line nearest to all steps of a call.";
+        report.add_rows(
+            "A further subscriber",
+            Some(note.to_owned()),
+            &self.further(),
+        );
+        report.plots = plots(&deliveries, &resources);
         report.with_outcome(self)
     }
 
@@ -107,214 +121,131 @@ impl Outcome {
         findings
     }
 
-    fn figures(&self) -> Vec<Figure> {
-        let mut figures: Vec<Figure> = self.steps.iter().flat_map(StepOutcome::figures).collect();
-        figures.extend(self.marginals.iter().map(|marginal| {
-            let name = format!(
-                "{}: producer CPU of a further subscriber per cookie",
-                marginal.call.name()
-            );
-            Figure::new(name, "µs", marginal.each_micros, Better::Lower)
-        }));
-        figures
-    }
-
-    fn delivery_table(&self) -> Table {
-        let percentiles = |micros: Option<Percentiles>| {
-            micros.map_or([String::new(), String::new()], |micros| {
-                [duration(micros.p50), duration(micros.p99)]
-            })
-        };
-        let rows = self.steps.iter().map(|step| {
-            let offered = if step.unsent > 0 {
-                self.rate
-                    .map_or_else(String::new, |asked| rate(asked as f64))
-            } else {
-                rate(step.sent as f64 / step.seconds.max(f64::MIN_POSITIVE))
+    /// Step by step, what was accepted and delivered.
+    fn deliveries(&self) -> Vec<Row> {
+        let row = |step: &StepOutcome| {
+            let offered = match self.rate.filter(|_| step.unsent > 0) {
+                Some(asked) => asked as f64,
+                None => step.sent as f64 / step.seconds.max(f64::MIN_POSITIVE),
             };
-            let mut row = vec![
-                step.call.name().to_owned(),
-                step.subscribers.to_string(),
-                offered,
-                rate(step.accepted_per_second),
-                rate(step.deliveries_per_second),
-                rate(due_per_second(step)),
-                grouped(step.lost),
-            ];
-            row.extend(percentiles(step.latency_micros));
-            row.extend(percentiles(step.delivery_micros));
-            row
-        });
-        Table {
-            title: "Deliveries".to_owned(),
-            note: Some(
-                "Due: accepted × subscribers. Delivery is from the edge to the reader, where the call tells; \
-                 lost of get-cookies is what is missing of accepted × subscribers."
-                    .to_owned(),
-            ),
-            columns: columns(&[
-                "offered", "accepted", "delivered", "due", "lost", "request p50", "request p99", "delivery p50", "delivery p99",
-            ]),
-            rows: rows.collect(),
-        }
+            let [accepted, deliveries] = [step.accepted_per_second, step.deliveries_per_second];
+            step.row([
+                RATE.of("offered", offered),
+                RATE.of("accepted", accepted)
+                    .higher()
+                    .sampled(step.samples(|sample| sample.accepted_per_second)),
+                RATE.of("deliveries", deliveries)
+                    .higher()
+                    .sampled(step.samples(|sample| sample.deliveries_per_second)),
+                RATE.of("due", due_per_second(step)),
+                COUNT.of("lost", step.lost).lower(),
+            ])
+            .and(MILLIS.percentiles("request ", step.latency_micros, &["p50", "p99"]))
+            .and(MILLIS.percentiles("delivery ", step.delivery_micros, &["p50"]))
+            .and([MILLIS
+                .of("delivery p99", step.delivery_micros.map(|times| times.p99))
+                .lower()])
+        };
+        self.steps.iter().map(row).collect()
     }
 
-    fn cpu_table(&self) -> Table {
-        let percent = |share: f64| format!("{:.0} %", 100.0 * share);
-        let rows = CALLS.iter().flat_map(|call| {
+    /// Step by step, what it took.
+    fn resources(&self) -> Vec<Row> {
+        let of_call = |call: &Call| {
             let mut before: Option<&StepOutcome> = None;
             self.of(*call).map(move |step| {
                 let further = before.and_then(|before| step.further_micros(before));
                 before = Some(step);
-                vec![
-                    step.call.name().to_owned(),
-                    step.subscribers.to_string(),
-                    format!("{:.3}", step.cpu_micros_per_cookie),
-                    further.map_or_else(String::new, |micros| format!("{micros:.3}")),
-                    format!("{:.3}", step.cpu_micros_per_delivery),
-                    format!("{:.3}", step.readers_cpu_micros_per_delivery),
-                    format!("{:.3}", step.load_cpu_micros_per_request),
-                    percent(step.share.producer),
-                    percent(step.share.readers),
-                    percent(step.share.load),
-                    format!("{:.1}", mebibytes(step.memory.peak_bytes)),
-                ]
+                step.row([
+                    CPU.of("producer CPU per cookie", step.cpu_micros_per_cookie)
+                        .lower()
+                        .sampled(step.samples(|sample| sample.cpu_micros_per_cookie)),
+                    CPU.of("of a further subscriber", further),
+                    CPU.of("producer CPU per delivery", step.cpu_micros_per_delivery)
+                        .lower(),
+                    CPU.of(
+                        "readers' CPU per delivery",
+                        step.readers_cpu_micros_per_delivery,
+                    )
+                    .lower(),
+                    CPU.of("load's CPU per request", step.load_cpu_micros_per_request),
+                    PERCENT.of("share of producer", step.share.producer),
+                    PERCENT.of("share of readers", step.share.readers),
+                    PERCENT.of("share of load", step.share.load),
+                    MEBIBYTES.of("memory", step.memory.peak_bytes).lower(),
+                ])
             })
-        });
-        Table {
-            title: "CPU and memory".to_owned(),
-            note: Some(format!(
-                "µs of CPU time, in the kernel included; shares are of the CPU time that {} cores had. A further subscriber: \
-                 against the step before. Memory is the producer's largest, its log included.",
-                self.cores
-            )),
-            columns: columns(&[
-                "producer, per cookie",
-                "of a further subscriber",
-                "producer, per delivery",
-                "readers, per delivery",
-                "load, per request",
-                "share of producer",
-                "share of readers",
-                "share of load",
-                "memory, MiB",
-            ]),
-            rows: rows.collect(),
-        }
-    }
-
-    fn plots(&self) -> Vec<Plot> {
-        let by_subscribers = |name: &str, title: &str, y: Axis, series: Vec<Series>| Plot {
-            name: name.to_owned(),
-            title: title.to_owned(),
-            x: Axis::logarithmic("subscribers"),
-            y,
-            series,
         };
-        vec![
-            by_subscribers(
-                "deliveries",
-                "Deliveries",
-                Axis::linear("cookies a second, all subscribers"),
-                self.series("", |step| step.deliveries_per_second),
-            ),
-            by_subscribers(
-                "accepted",
-                "Cookies accepted",
-                Axis::linear("cookies a second"),
-                self.series("", |step| step.accepted_per_second),
-            ),
-            by_subscribers(
-                "cpu",
-                "CPU of the producer",
-                Axis::logarithmic("µs"),
-                [
-                    self.series(", per cookie", |step| step.cpu_micros_per_cookie),
-                    self.series(", per delivery", |step| step.cpu_micros_per_delivery),
-                ]
-                .concat(),
-            ),
-            by_subscribers(
-                "memory",
-                "Memory of the producer",
-                Axis::linear("MiB, at most"),
-                self.series("", |step| mebibytes(step.memory.peak_bytes)),
-            ),
-        ]
+        CALLS.iter().flat_map(of_call).collect()
     }
 
-    /// A line for each call that was measured.
-    fn series(&self, what: &str, value: fn(&StepOutcome) -> f64) -> Vec<Series> {
-        let lines = CALLS.iter().map(|call| {
-            let mut points: Vec<_> = self
-                .of(*call)
-                .map(|step| (step.subscribers as f64, value(step)))
-                .collect();
-            points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            Series {
-                name: format!("{}{what}", call.name()),
-                points,
-            }
-        });
-        lines.filter(|series| !series.points.is_empty()).collect()
+    /// What a further subscriber costs, by the line through all steps of a call.
+    fn further(&self) -> Vec<Row> {
+        let row = |marginal: &Marginal| {
+            let call = marginal.call.name();
+            let further = "producer CPU of a further subscriber per cookie";
+            Row::new(
+                format!("{call}: "),
+                [
+                    Measure::words("call", call),
+                    CPU.of(further, marginal.each_micros).lower(),
+                    CPU.of("without subscribers", marginal.base_micros),
+                ],
+            )
+        };
+        self.marginals.iter().map(row).collect()
     }
 }
 
+fn plots(deliveries: &[Row], resources: &[Row]) -> Vec<Plot> {
+    let by_subscribers = |name: &str, title: &str, y: Axis, series: Vec<Series>| {
+        Plot::new(name, title, Axis::logarithmic("subscribers"), y, series)
+    };
+    vec![
+        by_subscribers(
+            "deliveries",
+            "Deliveries",
+            Axis::linear("cookies a second, all subscribers"),
+            lines(deliveries, &["deliveries"]),
+        ),
+        by_subscribers(
+            "accepted",
+            "Cookies accepted",
+            Axis::linear("cookies a second"),
+            lines(deliveries, &["accepted"]),
+        ),
+        by_subscribers(
+            "cpu",
+            "CPU of the producer",
+            Axis::logarithmic("µs"),
+            lines(
+                resources,
+                &["producer CPU per cookie", "producer CPU per delivery"],
+            ),
+        ),
+        by_subscribers(
+            "memory",
+            "Memory of the producer",
+            Axis::linear("MiB, at most"),
+            lines(resources, &["memory"]),
+        ),
+    ]
+}
+
 impl StepOutcome {
-    fn figures(&self) -> Vec<Figure> {
-        let name = |what: &str| format!("{}: {what}", self.title());
-        let samples = |value: fn(&Sample) -> f64| self.samples.iter().map(value);
-        let mut figures = vec![
-            Figure::new(
-                name("accepted"),
-                "/s",
-                self.accepted_per_second,
-                Better::Higher,
-            )
-            .with_samples(samples(|sample| sample.accepted_per_second)),
-            Figure::new(
-                name("deliveries"),
-                "/s",
-                self.deliveries_per_second,
-                Better::Higher,
-            )
-            .with_samples(samples(|sample| sample.deliveries_per_second)),
-            Figure::new(name("lost"), "", self.lost as f64, Better::Lower),
-            Figure::new(
-                name("producer CPU per cookie"),
-                "µs",
-                self.cpu_micros_per_cookie,
-                Better::Lower,
-            )
-            .with_samples(samples(|sample| sample.cpu_micros_per_cookie)),
-            Figure::new(
-                name("producer CPU per delivery"),
-                "µs",
-                self.cpu_micros_per_delivery,
-                Better::Lower,
-            ),
-            Figure::new(
-                name("readers' CPU per delivery"),
-                "µs",
-                self.readers_cpu_micros_per_delivery,
-                Better::Lower,
-            ),
-            Figure::new(
-                name("memory"),
-                "MiB",
-                mebibytes(self.memory.peak_bytes),
-                Better::Lower,
-            ),
+    fn row(&self, measures: impl IntoIterator<Item = Measure>) -> Row {
+        let call = self.call.name();
+        let which = [
+            Measure::words("call", call),
+            COUNT.of("subscribers", self.subscribers),
         ];
-        if let Some(delivery) = self.delivery_micros {
-            figures.push(Figure::new(
-                name("delivery p99"),
-                "ms",
-                delivery.p99 as f64 / 1e3,
-                Better::Lower,
-            ));
-        }
-        figures
+        Row::new(format!("{}: ", self.title()), which)
+            .and(measures)
+            .at(call, self.subscribers as f64)
+    }
+
+    fn samples(&self, value: fn(&Sample) -> f64) -> impl Iterator<Item = f64> {
+        self.samples.iter().map(value)
     }
 
     /// Why the load was not what was asked for, or not all that the producer takes.
@@ -334,18 +265,6 @@ impl StepOutcome {
         let more = self.subscribers as f64 - before.subscribers as f64;
         (more != 0.0).then(|| (self.cpu_micros_per_cookie - before.cpu_micros_per_cookie) / more)
     }
-}
-
-fn columns(numbers: &[&str]) -> Vec<Column> {
-    let first = [Column::words("call"), Column::number("subscribers")];
-    first
-        .into_iter()
-        .chain(numbers.iter().map(|name| Column::number(name)))
-        .collect()
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 #[cfg(test)]

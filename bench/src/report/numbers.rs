@@ -41,6 +41,20 @@ impl Percentiles {
         })
     }
 
+    /// The percentile of this name: `p99.9`, or `max`.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<u64> {
+        let all = [
+            ("p50", self.p50),
+            ("p90", self.p90),
+            ("p99", self.p99),
+            ("p99.9", self.p999),
+            ("max", self.max),
+        ];
+        all.into_iter()
+            .find_map(|(known, value)| (known == name).then_some(value))
+    }
+
     /// One line: `p50 …  p90 …  p99 …  p99.9 …  max …`.
     #[must_use]
     pub fn line(&self) -> String {

@@ -1,0 +1,268 @@
+//! Measured figures, each described once: table cells, compared figures and lines of plots are all made from them.
+
+use super::{Better, Column, Figure, Report, Series, Table, unit::Unit};
+
+/// One measured figure.
+#[derive(Debug, Clone)]
+pub struct Measure {
+    /// Heads its column, and ends the name of the compared figure.
+    name: String,
+    content: Content,
+    /// Whether it is compared with other runs, and then which way is an improvement.
+    better: Option<Better>,
+    /// The same over equal parts of the run.
+    samples: Vec<f64>,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    /// NaN when there was nothing to measure.
+    Number(f64, Unit),
+    Words(String),
+}
+
+/// Measures of one thing, such as a step or a second; things of one kind have the same measures in the same order.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Before the names of its compared figures: `120000/s: `.
+    prefix: String,
+    measures: Vec<Measure>,
+    /// The line of a plot that it is a point of.
+    line: String,
+    /// Where it is on that line.
+    x: f64,
+}
+
+/// What can be the value of a measure.
+pub trait Number {
+    /// As a number; NaN when there was nothing to measure.
+    fn number(self) -> f64;
+}
+
+impl Number for f64 {
+    fn number(self) -> f64 {
+        self
+    }
+}
+
+impl Number for u64 {
+    fn number(self) -> f64 {
+        self as f64
+    }
+}
+
+impl Number for usize {
+    fn number(self) -> f64 {
+        self as f64
+    }
+}
+
+impl<N: Number> Number for Option<N> {
+    fn number(self) -> f64 {
+        self.map_or(f64::NAN, N::number)
+    }
+}
+
+impl Measure {
+    /// A figure in the unit's raw measure; only in tables and plots until it is said to be compared.
+    #[must_use]
+    pub fn new(name: &str, value: impl Number, unit: Unit) -> Self {
+        Self {
+            name: name.to_owned(),
+            content: Content::Number(value.number(), unit),
+            better: None,
+            samples: Vec::new(),
+        }
+    }
+
+    /// Words in a table.
+    #[must_use]
+    pub fn words(name: &str, words: impl Into<String>) -> Self {
+        Self {
+            name: name.to_owned(),
+            content: Content::Words(words.into()),
+            better: None,
+            samples: Vec::new(),
+        }
+    }
+
+    /// The same, compared: more is better.
+    #[must_use]
+    pub fn higher(self) -> Self {
+        self.compared(Better::Higher)
+    }
+
+    /// The same, compared: less is better.
+    #[must_use]
+    pub fn lower(self) -> Self {
+        self.compared(Better::Lower)
+    }
+
+    /// The same, compared.
+    #[must_use]
+    pub fn compared(self, better: Better) -> Self {
+        Self {
+            better: Some(better),
+            ..self
+        }
+    }
+
+    /// The same with its samples, in the same raw measure.
+    #[must_use]
+    pub fn sampled(self, samples: impl IntoIterator<Item = f64>) -> Self {
+        Self {
+            samples: samples.into_iter().collect(),
+            ..self
+        }
+    }
+
+    /// The figure that is compared, if it is and there was something to measure.
+    fn figure(&self, prefix: &str) -> Option<Figure> {
+        let Content::Number(value, unit) = self.content else {
+            return None;
+        };
+        let samples = self.samples.iter().map(|sample| sample * unit.scale);
+        let better = self.better.filter(|_| value.is_finite())?;
+        let name = format!("{prefix}{}", self.name);
+        Some(Figure::new(name, unit.name, value * unit.scale, better).with_samples(samples))
+    }
+
+    fn cell(&self) -> String {
+        match &self.content {
+            Content::Number(value, unit) if value.is_finite() => (unit.write)(*value),
+            Content::Number(..) => String::new(),
+            Content::Words(words) => words.clone(),
+        }
+    }
+
+    fn column(&self) -> Column {
+        match &self.content {
+            Content::Number(_, unit) => Column::number(&self.heading(*unit)),
+            Content::Words(_) => Column::words(&self.name),
+        }
+    }
+
+    /// The name, with the unit when cells are without.
+    fn heading(&self, unit: Unit) -> String {
+        if unit.is_in_heading {
+            format!("{}, {}", self.name, unit.name)
+        } else {
+            self.name.clone()
+        }
+    }
+}
+
+impl Row {
+    /// Measures whose compared figures have names that begin with `prefix`.
+    #[must_use]
+    pub fn new(prefix: impl Into<String>, measures: impl IntoIterator<Item = Measure>) -> Self {
+        Self {
+            prefix: prefix.into(),
+            measures: measures.into_iter().collect(),
+            line: String::new(),
+            x: f64::NAN,
+        }
+    }
+
+    /// The same with more.
+    #[must_use]
+    pub fn and(mut self, more: impl IntoIterator<Item = Measure>) -> Self {
+        self.measures.extend(more);
+        self
+    }
+
+    /// The same as a point of the line of this name, at `x`.
+    #[must_use]
+    pub fn at(self, line: impl Into<String>, x: f64) -> Self {
+        Self {
+            line: line.into(),
+            x,
+            ..self
+        }
+    }
+
+    /// The raw number of a measure; NaN when it has none.
+    fn number(&self, name: &str) -> (f64, f64) {
+        let measure = self.measures.iter().find(|measure| measure.name == name);
+        match measure.map(|measure| &measure.content) {
+            Some(Content::Number(value, unit)) => (*value, unit.scale),
+            _ => (f64::NAN, 1.0),
+        }
+    }
+}
+
+/// What was measured for `name`, row by row, as samples of a [`Measure`].
+pub fn samples(rows: &[Row], name: &str) -> impl Iterator<Item = f64> {
+    let numbers = rows.iter().map(|row| row.number(name).0);
+    numbers.filter(|number| number.is_finite())
+}
+
+/// The measures of these names as lines through the points of their rows; those without any value are left out.
+///
+/// A line is called after its rows, or its measure, or both where that tells lines apart.
+#[must_use]
+pub fn lines(rows: &[Row], names: &[&str]) -> Vec<Series> {
+    let mut of_rows: Vec<&str> = Vec::new();
+    for row in rows {
+        if !of_rows.contains(&row.line.as_str()) {
+            of_rows.push(&row.line);
+        }
+    }
+    let all = names
+        .iter()
+        .flat_map(|name| of_rows.iter().map(move |line| (*name, *line)));
+    let series = all.map(|(name, line)| {
+        let of_it = rows.iter().filter(|row| row.line == line);
+        let mut points: Vec<_> = of_it
+            .map(|row| {
+                let (value, scale) = row.number(name);
+                (row.x, value * scale)
+            })
+            .collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let name = match (line, names.len()) {
+            ("", _) => name.to_owned(),
+            (_, 1) => line.to_owned(),
+            _ => format!("{line}, {name}"),
+        };
+        Series { name, points }
+    });
+    series
+        .filter(|series| series.points.iter().any(|(_, y)| y.is_finite()))
+        .collect()
+}
+
+impl Report {
+    /// Adds rows: a table, unless there is none, and their compared figures.
+    pub fn add_rows(&mut self, title: &str, note: Option<String>, rows: &[Row]) {
+        for row in rows {
+            let figures = row.measures.iter();
+            self.figures
+                .extend(figures.filter_map(|measure| measure.figure(&row.prefix)));
+        }
+        let Some(first) = rows.first() else {
+            return;
+        };
+        let cells = |row: &Row| row.measures.iter().map(Measure::cell).collect();
+        self.tables.push(Table {
+            title: title.to_owned(),
+            note,
+            columns: first.measures.iter().map(Measure::column).collect(),
+            rows: rows.iter().map(cells).collect(),
+        });
+    }
+
+    /// Adds measures of the whole run: a table with a line for each that has a value, and their compared figures.
+    pub fn add_facts(&mut self, title: &str, note: Option<String>, facts: &[Measure]) {
+        self.figures
+            .extend(facts.iter().filter_map(|fact| fact.figure("")));
+        let line = |fact: &Measure| vec![fact.column().name, fact.cell()];
+        let lines = facts.iter().map(line);
+        self.tables.push(Table {
+            title: title.to_owned(),
+            note,
+            columns: vec![Column::words(""), Column::number("")],
+            rows: lines.filter(|line| !line[1].is_empty()).collect(),
+        });
+    }
+}
