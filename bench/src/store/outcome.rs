@@ -3,10 +3,7 @@
 use serde::Serialize;
 
 use super::{consumed::Counts, server::Cache};
-use crate::{
-    cpu::CpuSeconds,
-    report::{self, Percentiles},
-};
+use crate::{cpu::CpuSeconds, report::Percentiles};
 
 /// What was measured, and what was found to be wrong.
 #[derive(Debug, Clone, Serialize)]
@@ -185,111 +182,5 @@ impl Outcome {
                 ));
             }
         }
-    }
-
-    /// The summary for a person.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let mut lines = vec![
-            format!(
-                "{}: {} cookies ({} pairs, {} changes, {} to warm up) of {} DSPs in {:.1} s{}; seed {}",
-                self.store,
-                report::grouped(self.cookies),
-                report::grouped(self.pairs),
-                report::grouped(self.changes),
-                report::grouped(self.warm_up_cookies),
-                self.dsps,
-                self.seconds,
-                if self.interrupted {
-                    ", interrupted"
-                } else {
-                    ""
-                },
-                self.seed,
-            ),
-            format!(
-                "{:<10}{:>13}{:>14}{:>14}{:>14}  batches",
-                "", "rate", "first slice", "last slice", "mongod CPU"
-            ),
-        ];
-        lines.extend(self.ways.iter().map(WayOutcome::line));
-        for way in &self.ways {
-            let cpu = way.client_cpu_micros_per_cookie;
-            let who = if way.counts.is_some() {
-                "consumer"
-            } else {
-                "client"
-            };
-            lines.push(format!("{:<10}{who} CPU {cpu:.2} µs a cookie", way.name));
-        }
-        for way in &self.ways {
-            if let Some(counts) = way.counts {
-                let Counts {
-                    received,
-                    written,
-                    superseded,
-                    suppressed,
-                    stale,
-                    rejected,
-                } = counts;
-                lines.push(format!(
-                    "{:<10}received {} = written {} + superseded {} + suppressed {} + stale {} + rejected {}",
-                    way.name,
-                    report::grouped(received),
-                    report::grouped(written),
-                    report::grouped(superseded),
-                    report::grouped(suppressed),
-                    report::grouped(stale),
-                    report::grouped(rejected),
-                ));
-            }
-        }
-        for Ratio {
-            of,
-            to,
-            rate,
-            mongod_cpu,
-        } in &self.ratios
-        {
-            let cpu =
-                mongod_cpu.map_or_else(String::new, |cpu| format!(", {cpu:.2} × its mongod CPU"));
-            lines.push(format!("{of} / {to}: {rate:.2} × its rate{cpu}"));
-        }
-        if self.repeat > 0.0 && self.ways.iter().any(|way| way.name == super::CEILING) {
-            lines.push("the ceiling inserts new pairs only and counts only those".to_owned());
-        }
-        if self.faults.is_empty() && self.ways.iter().any(|way| way.wrong.is_some()) {
-            lines.push(format!(
-                "verified  {} pairs have their newest value",
-                report::grouped(self.verified_pairs as u64)
-            ));
-        }
-        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
-        lines.join("\n")
-    }
-}
-
-impl WayOutcome {
-    fn line(&self) -> String {
-        let slice = |slice: Option<&SliceFigures>| {
-            slice.map_or_else(String::new, |slice| report::rate(slice.per_second))
-        };
-        let micros = |cpu: f64| format!("{cpu:.2} µs");
-        let batches = match (&self.batch_micros, self.batches, self.cookies_per_batch) {
-            (Some(micros), Some(batches), Some(cookies)) => {
-                format!("{batches} of {cookies:.0}: {}", micros.line())
-            }
-            _ => String::new(),
-        };
-        let line = format!(
-            "{:<10}{:>13}{:>14}{:>14}{:>14}  {batches}",
-            self.name,
-            report::rate(self.per_second),
-            slice(self.slices.first()),
-            slice(self.slices.last()),
-            self.mongod_cpu_micros_per_cookie
-                .map_or_else(String::new, micros),
-        );
-        line.trim_end().to_owned()
     }
 }

@@ -1,8 +1,9 @@
 //! The report of `bench store`.
 
-use super::{Cache, Outcome, Ratio, SliceFigures, WayOutcome};
+use super::{Cache, Outcome, Ratio, SliceFigures, WayOutcome, consumed::Counts};
 use crate::report::{
-    Axis, Better, Column, Figure, Plot, Report, Series, Table, duration, grouped, rate,
+    Axis, Measure, Plot, Report, Row, grouped, lines, rate, samples,
+    unit::{COUNT, CPU, MEAN, MILLIS, RATE},
 };
 
 impl Outcome {
@@ -23,10 +24,18 @@ impl Outcome {
             .environment
             .programs
             .extend(mongod.map(|version| ("mongod".to_owned(), version.clone())));
-        report.figures = self.ways.iter().flat_map(WayOutcome::figures).collect();
-        report.tables = vec![self.ways_table(), self.counts_table()];
+        report.add_rows("Ways to write", Some(self.note()), &self.measured());
+        let pairs = grouped(self.pairs);
+        let note = format!("Warm-up included; {pairs} distinct pairs were sent.");
+        report.add_rows("What became of the cookies", Some(note), &self.fates());
         report.plots = self.plots();
         report.with_outcome(self)
+    }
+
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.report().summary()
     }
 
     fn findings(&self) -> Vec<String> {
@@ -72,29 +81,38 @@ impl Outcome {
         wrong.peek().is_some() && wrong.all(|wrong| wrong == 0)
     }
 
-    fn ways_table(&self) -> Table {
-        let micros =
-            |micros: Option<f64>| micros.map_or_else(String::new, |micros| format!("{micros:.2}"));
-        let of_slice = |slice: Option<&SliceFigures>| {
-            slice.map_or_else(String::new, |slice| rate(slice.per_second))
+    /// What each way took.
+    fn measured(&self) -> Vec<Row> {
+        let rate_of = |slice: Option<&SliceFigures>| slice.map(|slice| slice.per_second);
+        let row = |way: &WayOutcome| {
+            let slices = way.slice_rows();
+            let [client, mongod] = ["client CPU per cookie", "mongod CPU per cookie"];
+            way.row([
+                COUNT.of("cookies", way.cookies),
+                RATE.of("rate", way.per_second)
+                    .higher()
+                    .sampled(samples(&slices, "rate")),
+                RATE.of("first slice", rate_of(way.slices.first())),
+                RATE.of("last slice", rate_of(way.slices.last())),
+                CPU.of(client, way.client_cpu_micros_per_cookie)
+                    .lower()
+                    .sampled(samples(&slices, client)),
+                CPU.of(mongod, way.mongod_cpu_micros_per_cookie)
+                    .lower()
+                    .sampled(samples(&slices, mongod)),
+                COUNT.of("batches", way.batches),
+                MEAN.of("cookies a batch", way.cookies_per_batch),
+            ])
+            .and(
+                MILLIS
+                    .percentiles("batch ", way.batch_micros, &["p50", "p99"])
+                    .map(Measure::lower),
+            )
         };
-        let rows = self.ways.iter().map(|way| {
-            vec![
-                way.name.to_owned(),
-                grouped(way.cookies),
-                rate(way.per_second),
-                of_slice(way.slices.first()),
-                of_slice(way.slices.last()),
-                micros(Some(way.client_cpu_micros_per_cookie)),
-                micros(way.mongod_cpu_micros_per_cookie),
-                way.cookies_per_batch
-                    .map_or_else(String::new, |cookies| format!("{cookies:.0}")),
-                way.batch_micros
-                    .map_or_else(String::new, |batch| duration(batch.p50)),
-                way.batch_micros
-                    .map_or_else(String::new, |batch| duration(batch.p99)),
-            ]
-        });
+        self.ways.iter().map(row).collect()
+    }
+
+    fn note(&self) -> String {
         let repeats = match self.repeat {
             0.0 => "all pairs new".to_owned(),
             _ => format!(
@@ -103,148 +121,81 @@ impl Outcome {
                 100.0 * self.repeat_changed
             ),
         };
-        Table {
-            title: "Ways to write".to_owned(),
-            note: Some(format!(
-                "one, embedded, none: the consumer. ceiling: bare inserts of new pairs only, counted as such. \
-                 upserts: bare upserts of all. Batches of {}, {repeats}, {} writers, seed {}.",
-                grouped(self.batch_cookies as u64),
-                self.writers,
-                self.seed,
-            )),
-            columns: [
-                vec![Column::words("way")],
-                [
-                    "cookies",
-                    "rate",
-                    "first slice",
-                    "last slice",
-                    "client CPU, µs a cookie",
-                    "mongod CPU, µs a cookie",
-                    "cookies a batch",
-                    "batch p50",
-                    "batch p99",
-                ]
-                .map(Column::number)
-                .into(),
-            ]
-            .concat(),
-            rows: rows.collect(),
-        }
+        format!(
+            "one, embedded, none: the consumer. ceiling: bare inserts of new pairs only, counted as such. \
+             upserts: bare upserts of all. Batches of {}, {repeats}, {} writers, seed {}.",
+            grouped(self.batch_cookies as u64),
+            self.writers,
+            self.seed,
+        )
     }
 
-    fn counts_table(&self) -> Table {
-        let count = |count: Option<u64>| count.map_or_else(String::new, grouped);
-        let rows = self.ways.iter().map(|way| {
-            let counts = way.counts;
-            vec![
-                way.name.to_owned(),
-                count(counts.map(|counts| counts.received)),
-                count(counts.map(|counts| counts.written)),
-                count(counts.map(|counts| counts.superseded)),
-                count(counts.map(|counts| counts.suppressed)),
-                count(counts.map(|counts| counts.stale)),
-                count(counts.map(|counts| counts.rejected)),
-                count(way.documents),
-                count(way.wrong),
-            ]
-        });
-        Table {
-            title: "What became of the cookies".to_owned(),
-            note: Some(format!(
-                "Warm-up included; {} distinct pairs were sent.",
-                grouped(self.pairs)
-            )),
-            columns: [
-                vec![Column::words("way")],
-                [
-                    "received",
-                    "written",
-                    "superseded",
-                    "suppressed",
-                    "stale",
-                    "rejected",
-                    "documents",
-                    "wrong",
-                ]
-                .map(Column::number)
-                .into(),
-            ]
-            .concat(),
-            rows: rows.collect(),
-        }
+    /// What became of the cookies of each way.
+    fn fates(&self) -> Vec<Row> {
+        let row = |way: &WayOutcome| {
+            let count = |of: fn(&Counts) -> u64| way.counts.as_ref().map(of);
+            way.row([
+                COUNT.of("received", count(|counts| counts.received)),
+                COUNT.of("written", count(|counts| counts.written)),
+                COUNT.of("superseded", count(|counts| counts.superseded)),
+                COUNT.of("suppressed", count(|counts| counts.suppressed)),
+                COUNT.of("stale", count(|counts| counts.stale)),
+                COUNT.of("rejected", count(|counts| counts.rejected)),
+                COUNT.of("documents", way.documents),
+                COUNT.of("wrong", way.wrong),
+            ])
+        };
+        self.ways.iter().map(row).collect()
     }
 
     fn plots(&self) -> Vec<Plot> {
-        let plot =
-            |name: &str, title: &str, unit: &str, value: fn(&SliceFigures) -> Option<f64>| {
-                let series = self.ways.iter().map(|way| Series {
-                    name: way.name.to_owned(),
-                    points: way
-                        .slices
-                        .iter()
-                        .filter_map(|slice| Some((slice.documents as f64, value(slice)?)))
-                        .collect(),
-                });
-                Plot {
-                    name: name.to_owned(),
-                    title: title.to_owned(),
-                    x: Axis::linear("documents before the slice"),
-                    y: Axis::linear(unit),
-                    series: series.filter(|series| !series.points.is_empty()).collect(),
-                }
-            };
+        let slices: Vec<_> = self.ways.iter().flat_map(WayOutcome::slice_rows).collect();
         let plots = [
-            plot(
-                "rate",
-                "Rate by size of the store",
-                "cookies a second",
-                |slice| Some(slice.per_second),
-            ),
-            plot(
+            ("rate", "Rate", "cookies a second", "rate"),
+            (
                 "mongod-cpu",
-                "CPU of mongod by size of the store",
+                "CPU of mongod",
                 "µs a cookie",
-                |slice| slice.mongod_cpu_micros_per_cookie,
+                "mongod CPU per cookie",
             ),
-            plot(
+            (
                 "client-cpu",
-                "CPU of the client by size of the store",
+                "CPU of the client",
                 "µs a cookie",
-                |slice| Some(slice.client_cpu_micros_per_cookie),
+                "client CPU per cookie",
             ),
         ];
+        let plots = plots.map(|(name, title, y, figure)| {
+            Plot::new(
+                name,
+                &format!("{title} by size of the store"),
+                Axis::linear("documents before the slice"),
+                Axis::linear(y),
+                lines(&slices, &[figure]),
+            )
+        });
+        let mut plots = Vec::from(plots);
+        plots.retain(|plot| !plot.series.is_empty());
         plots
-            .into_iter()
-            .filter(|plot| !plot.series.is_empty())
-            .collect()
     }
 }
 
 impl WayOutcome {
-    fn figures(&self) -> Vec<Figure> {
-        let name = |what: &str| format!("{}: {what}", self.name);
-        let samples =
-            |value: fn(&SliceFigures) -> Option<f64>| self.slices.iter().filter_map(value);
-        let rates = samples(|slice| Some(slice.per_second));
-        let cpus = samples(|slice| Some(slice.client_cpu_micros_per_cookie));
-        let cpu = self.client_cpu_micros_per_cookie;
-        let mut figures = vec![
-            Figure::new(name("rate"), "/s", self.per_second, Better::Higher).with_samples(rates),
-            Figure::new(name("client CPU per cookie"), "µs", cpu, Better::Lower).with_samples(cpus),
-        ];
-        if let Some(cpu) = self.mongod_cpu_micros_per_cookie {
-            let cpus = samples(|slice| slice.mongod_cpu_micros_per_cookie);
-            let figure = Figure::new(name("mongod CPU per cookie"), "µs", cpu, Better::Lower);
-            figures.push(figure.with_samples(cpus));
-        }
-        if let Some(batch) = self.batch_micros {
-            for (quantile, micros) in [("p50", batch.p50), ("p99", batch.p99)] {
-                let name = name(&format!("batch {quantile}"));
-                figures.push(Figure::new(name, "ms", micros as f64 / 1e3, Better::Lower));
-            }
-        }
-        figures
+    fn row(&self, measures: impl IntoIterator<Item = Measure>) -> Row {
+        let prefix = format!("{}: ", self.name);
+        Row::new(prefix, [Measure::words("way", self.name)]).and(measures)
+    }
+
+    fn slice_rows(&self) -> Vec<Row> {
+        let row = |slice: &SliceFigures| {
+            let measures = [
+                RATE.of("rate", slice.per_second),
+                CPU.of("client CPU per cookie", slice.client_cpu_micros_per_cookie),
+                CPU.of("mongod CPU per cookie", slice.mongod_cpu_micros_per_cookie),
+            ];
+            Row::new("", measures).at(self.name, slice.documents as f64)
+        };
+        self.slices.iter().map(row).collect()
     }
 
     /// How its rate went from the first slice to the last.
