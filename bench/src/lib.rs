@@ -126,8 +126,8 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let outcome = subscribe::run(&args, &stop, opened).await?;
             print(args.json, &outcome, subscribe::Outcome::summary)?;
-            leave(folder, || args.report_of(&outcome))?;
-            Ok(outcome.is_faultless() && args.is_met_by(&outcome))
+            leave(folder, || outcome.report())?;
+            Ok(outcome.is_faultless())
         }
         Command::Store(args) => {
             let folder = args.report.prepare("store")?;

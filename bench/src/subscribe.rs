@@ -27,7 +27,7 @@ pub use self::security::SecurityArgs;
 use self::stream::{Stream, Tally};
 use crate::{
     cpu::{CpuSeconds, CpuTime},
-    report::{Percentiles, ReportArgs, grouped, micros_each, micros_histogram, per_second, rate},
+    report::{Percentiles, ReportArgs, micros_each, micros_histogram, per_second},
 };
 
 /// Opens named streams from a producer and checks what arrives.
@@ -127,6 +127,9 @@ pub struct Outcome {
     pub call: Call,
     /// Number of streams.
     pub streams: usize,
+    /// Cookies that each stream was to get.
+    #[serde(skip)]
+    pub asked_of_each: Option<u64>,
     /// Whether cookies were decoded.
     pub decode: bool,
     /// From the first cookie to the last, over all streams.
@@ -258,6 +261,7 @@ fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
         producer: args.producer.clone(),
         call: args.call,
         streams: args.streams.get(),
+        asked_of_each: args.requests,
         decode: args.decode,
         seconds,
         received,
@@ -294,72 +298,16 @@ fn by_second(tallies: &[Tally]) -> Vec<u64> {
     sums
 }
 
-impl SubscribeArgs {
-    /// Whether each stream got what was asked for.
-    #[must_use]
-    pub fn is_met_by(&self, outcome: &Outcome) -> bool {
-        self.requests
-            .is_none_or(|count| outcome.received_per_stream.min >= count)
-    }
-}
-
 impl Outcome {
-    /// True when no stream broke the producer's promise.
+    /// True when no stream broke the producer's promise, and each got what was asked for.
     #[must_use]
     pub fn is_faultless(&self) -> bool {
-        self.violations == 0
+        self.violations == 0 && !self.has_too_few()
     }
 
-    /// The summary for a person.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let Extremes { min, max } = self.received_per_stream;
-        let mut lines = vec![format!(
-            "received  {} by {} streams ({} to {} each) in {:.2} s: {}",
-            grouped(self.received),
-            self.streams,
-            grouped(min),
-            grouped(max),
-            self.seconds,
-            rate(self.received_per_second)
-        )];
-        lines.push(match (self.lost, self.lost_per_stream) {
-            (Some(lost), Some(each)) => format!(
-                "lost      {} in {} gaps ({} to {} each)",
-                grouped(lost),
-                grouped(self.gaps),
-                grouped(each.min),
-                grouped(each.max)
-            ),
-            _ => "lost      unknown: this call has no sequences".to_owned(),
-        });
-        if let Some(violation) = &self.first_violation {
-            lines.push(format!(
-                "VIOLATED  {} times; first: {violation}",
-                grouped(self.violations)
-            ));
-        }
-        if let Some(error) = &self.first_broken {
-            let broken = grouped(self.broken);
-            lines.push(format!(
-                "broken    {broken} times by an error; first: {error}"
-            ));
-        }
-        if let Some(delivery) = &self.delivery_micros {
-            lines.push(format!("delivery  {}", delivery.line()));
-        }
-        if self.reconnects + self.new_epochs + self.goodbyes > 0 {
-            lines.push(format!(
-                "reconnects {}, new epochs {}, goodbyes {}",
-                self.reconnects, self.new_epochs, self.goodbyes
-            ));
-        }
-        lines.push(format!(
-            "reader    {:.2} s CPU, {:.3} µs a cookie; {} bytes",
-            self.cpu_seconds.user + self.cpu_seconds.system,
-            self.cpu_micros_per_cookie,
-            grouped(self.bytes)
-        ));
-        lines.join("\n")
+    /// A stream got less than what was asked for.
+    fn has_too_few(&self) -> bool {
+        self.asked_of_each
+            .is_some_and(|count| self.received_per_stream.min < count)
     }
 }

@@ -1,40 +1,50 @@
 //! The report of `bench subscribe`.
 
-use super::{Extremes, Outcome, SubscribeArgs};
+use super::{Extremes, Outcome};
 use crate::report::{
-    Axis, Better, Column, Figure, Percentiles, Plot, Report, Series, Table, duration, grouped,
-    per_second, rate,
+    Axis, Measure, Plot, Report, Series, duration, grouped, per_second, rate,
+    unit::{COUNT, CPU, MILLIS, RATE},
 };
 
-impl SubscribeArgs {
-    /// The report of a run with these arguments.
+impl Outcome {
+    /// The report of this run.
     #[must_use]
-    pub fn report_of(&self, outcome: &Outcome) -> Report {
-        let title = format!("{} streams from {}", outcome.streams, outcome.producer);
+    pub fn report(&self) -> Report {
+        let title = format!("{} streams from {}", self.streams, self.producer);
         let mut report = Report::new("subscribe", &title);
-        report.seconds = outcome.seconds;
-        report.findings = findings(outcome);
-        report.faults = self.faults(outcome);
-        report.figures = figures(outcome);
-        report.tables = vec![table(outcome)];
-        report.plots = vec![rate_plot(outcome)];
-        report.with_outcome(outcome)
+        report.seconds = self.seconds;
+        report.findings = findings(self);
+        report.faults = faults(self);
+        report.add_facts("Streams", None, &facts(self));
+        let seconds = self.received_by_second.iter().enumerate();
+        let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
+        report.plots = vec![Plot::over_time(
+            "rate",
+            "Cookies received",
+            Axis::linear("cookies a second, all streams"),
+            vec![Series::new("received", points)],
+        )];
+        report.with_outcome(self)
     }
 
-    fn faults(&self, outcome: &Outcome) -> Vec<String> {
-        let violation = outcome.first_violation.as_ref().map(|first| {
-            let count = grouped(outcome.violations);
-            format!("The producer broke its promise {count} times; first: {first}.")
-        });
-        let missed = self
-            .requests
-            .filter(|_| !self.is_met_by(outcome))
-            .map(|count| {
-                let (least, count) = (grouped(outcome.received_per_stream.min), grouped(count));
-                format!("A stream got {least} cookies instead of {count}.")
-            });
-        violation.into_iter().chain(missed).collect()
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.report().summary()
     }
+}
+
+fn faults(outcome: &Outcome) -> Vec<String> {
+    let violation = outcome.first_violation.as_ref().map(|first| {
+        let count = grouped(outcome.violations);
+        format!("The producer broke its promise {count} times; first: {first}.")
+    });
+    let missed = outcome.asked_of_each.filter(|_| outcome.has_too_few());
+    let missed = missed.map(|count| {
+        let (least, count) = (grouped(outcome.received_per_stream.min), grouped(count));
+        format!("A stream got {least} cookies instead of {count}.")
+    });
+    violation.into_iter().chain(missed).collect()
 }
 
 fn findings(outcome: &Outcome) -> Vec<String> {
@@ -88,28 +98,36 @@ fn lost_finding(outcome: &Outcome) -> String {
     }
 }
 
-fn figures(outcome: &Outcome) -> Vec<Figure> {
-    let cpu = outcome.cpu_micros_per_cookie;
-    let mut figures = vec![
-        Figure::new(
-            "received a second",
-            "/s",
-            outcome.received_per_second,
-            Better::Higher,
-        )
-        .with_samples(whole_seconds(&outcome.received_by_second)),
-        Figure::new("reader CPU per cookie", "µs", cpu, Better::Lower),
+fn facts(outcome: &Outcome) -> Vec<Measure> {
+    let each = |extremes: Option<Extremes>| {
+        extremes.map_or_else(String::new, |Extremes { min, max }| {
+            format!("{} to {}", grouped(min), grouped(max))
+        })
+    };
+    let megabytes = per_second(outcome.bytes, outcome.seconds) / 1e6;
+    let mut facts = vec![
+        COUNT.of("cookies received", outcome.received),
+        Measure::words("by each stream", each(Some(outcome.received_per_stream))),
+        RATE.of("received a second", outcome.received_per_second)
+            .higher()
+            .sampled(whole_seconds(&outcome.received_by_second)),
+        COUNT.of("lost", outcome.lost).lower(),
+        Measure::words("by each stream", each(outcome.lost_per_stream)),
+        COUNT.of("gaps", outcome.gaps),
+        COUNT.of("bytes", outcome.bytes),
+        Measure::words("MB a second", format!("{megabytes:.1}")),
+        COUNT.of("ends by an error", outcome.broken),
+        COUNT.of("streams opened again", outcome.reconnects),
+        COUNT.of("lives of the producer met later", outcome.new_epochs),
+        COUNT.of("orderly ends", outcome.goodbyes),
+        CPU.of("reader CPU per cookie", outcome.cpu_micros_per_cookie)
+            .lower(),
     ];
-    if let Some(lost) = outcome.lost {
-        figures.push(Figure::new("lost", "", lost as f64, Better::Lower));
-    }
-    if let Some(Percentiles { p50, p99, p999, .. }) = outcome.delivery_micros {
-        for (name, micros) in [("p50", p50), ("p99", p99), ("p99.9", p999)] {
-            let name = format!("delivery {name}");
-            figures.push(Figure::new(name, "ms", micros as f64 / 1e3, Better::Lower));
-        }
-    }
-    figures
+    let delivery = outcome.delivery_micros;
+    let compared = MILLIS.percentiles("delivery ", delivery, &["p50", "p99", "p99.9"]);
+    facts.extend(compared.map(Measure::lower));
+    facts.extend(MILLIS.percentiles("delivery ", delivery, &["p90", "max"]));
+    facts
 }
 
 /// Seconds in which the streams were open all the time: between the first and the last in which something came.
@@ -120,80 +138,11 @@ fn whole_seconds(by_second: &[u64]) -> Vec<f64> {
     whole.iter().map(|count| *count as f64).collect()
 }
 
-fn table(outcome: &Outcome) -> Table {
-    let each = |extremes: Option<Extremes>| {
-        extremes.map_or_else(String::new, |Extremes { min, max }| {
-            format!("{} to {}", grouped(min), grouped(max))
-        })
-    };
-    let rows = [
-        (
-            "cookies received",
-            grouped(outcome.received),
-            each(Some(outcome.received_per_stream)),
-        ),
-        (
-            "cookies lost",
-            outcome.lost.map_or_else(|| "unknown".to_owned(), grouped),
-            each(outcome.lost_per_stream),
-        ),
-        ("gaps", grouped(outcome.gaps), String::new()),
-        ("bytes", grouped(outcome.bytes), String::new()),
-        (
-            "MB a second",
-            format!("{:.1}", per_second(outcome.bytes, outcome.seconds) / 1e6),
-            String::new(),
-        ),
-        ("ends by an error", grouped(outcome.broken), String::new()),
-        (
-            "streams opened again",
-            grouped(outcome.reconnects),
-            String::new(),
-        ),
-        (
-            "lives of the producer met later",
-            grouped(outcome.new_epochs),
-            String::new(),
-        ),
-        ("orderly ends", grouped(outcome.goodbyes), String::new()),
-    ];
-    Table {
-        title: "Streams".to_owned(),
-        note: outcome
-            .delivery_micros
-            .as_ref()
-            .map(|delivery| format!("From the edge to here: {}", delivery.line())),
-        columns: vec![
-            Column::words(""),
-            Column::number("all streams"),
-            Column::number("each stream"),
-        ],
-        rows: rows
-            .map(|(name, all, each)| vec![name.to_owned(), all, each])
-            .into(),
-    }
-}
-
-fn rate_plot(outcome: &Outcome) -> Plot {
-    let seconds = outcome.received_by_second.iter().enumerate();
-    let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
-    Plot {
-        name: "rate".to_owned(),
-        title: "Cookies received".to_owned(),
-        x: Axis::linear("seconds since the start"),
-        y: Axis::linear("cookies a second, all streams"),
-        series: vec![Series {
-            name: "received".to_owned(),
-            points: points.collect(),
-        }],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
-    use super::*;
+    use super::{super::SubscribeArgs, *};
     use crate::cpu::CpuTime;
 
     /// The arguments as on the command line.
