@@ -2,12 +2,8 @@
 
 use serde::Serialize;
 
-use super::{
-    running::Verification,
-    sizing::Sizing,
-    step::{Step, micros},
-};
-use crate::report::{Percentiles, counted, duration, grouped, rate};
+use super::{running::Verification, sizing::Sizing, step::Step};
+use crate::report::grouped;
 
 /// What was measured, and what was found to be wrong.
 #[derive(Debug, Clone, Serialize)]
@@ -43,54 +39,6 @@ impl Outcome {
     #[must_use]
     pub fn is_faultless(&self) -> bool {
         self.faults.is_empty()
-    }
-
-    /// The summary for a person.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let mut lines = vec![format!(
-            "{}, {}, store {}, {}, {:.0} s{}; seed {}",
-            counted(self.producers, "producer"),
-            counted(self.consumers, "consumer"),
-            self.store,
-            counted(self.cores, "core"),
-            self.seconds,
-            if self.interrupted {
-                ", interrupted"
-            } else {
-                ""
-            },
-            self.seed
-        )];
-        lines.extend(self.steps.iter().map(Step::line));
-        lines.push(format!(
-            "{:>11}  {:>9} {:>9} {:>9} {:>9}  {:>10} {:>10} {:>9}  edge latency",
-            "CPU, µs", "producer", "consumer", "mongod", "generator", "received", "flush", "batch"
-        ));
-        for step in &self.steps {
-            let ms = |seconds: Option<f64>| {
-                seconds.map_or_else(|| "-".to_owned(), |seconds| duration(micros(seconds)))
-            };
-            lines.push(format!(
-                "{:>11}  {:>9.2} {:>9.2} {:>9.2} {:>9.2}  {:>10} {:>10} {:>9.0}  {}",
-                rate(step.rate as f64),
-                step.cpu_micros("producer"),
-                step.cpu_micros("consumer"),
-                step.cpu_micros("mongod"),
-                step.cpu_micros("generator"),
-                ms(step.received.p99),
-                ms(step.flush.p99),
-                step.batch_cookies,
-                step.edge_micros
-                    .as_ref()
-                    .map(Percentiles::line)
-                    .unwrap_or_default(),
-            ));
-        }
-        lines.extend(self.findings.iter().cloned());
-        lines.extend(self.verification.lines());
-        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
-        lines.join("\n")
     }
 }
 

@@ -2,16 +2,26 @@
 
 use super::{
     outcome::Outcome,
-    running::Cut,
-    sizing::Sizing,
-    step::{NodeCounts, ProcessUse, Quantiles, Step, micros},
+    step::{NodeCounts, ProcessUse, Step},
 };
 use crate::{
     observe::{Observation, plots},
     report::{
-        Better, Column, Figure, Percentiles, Report, Table, counted, duration, grouped, rate,
+        Better, Measure, Report, Row, counted,
+        unit::{BYTES, COUNT, CPU, DECIMAL, MEAN, MEBIBYTES, MILLIS, RATE, SECONDS},
     },
 };
+
+/// Whose CPU time is compared.
+const ROLES: [&str; 4] = ["producer", "consumer", "mongod", "generator"];
+
+impl Outcome {
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        report(self, &[]).summary()
+    }
+}
 
 pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report {
     let title = format!(
@@ -26,249 +36,136 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
     report.findings.extend(outcome.verification.lines());
     report.faults.clone_from(&outcome.faults);
     report.seconds = outcome.seconds;
-    report.figures = outcome.steps.iter().flat_map(figures).collect();
-    report.tables = vec![steps(outcome), latencies(outcome), processes(outcome)];
-    report
-        .tables
-        .extend(outcome.sizing.iter().map(Sizing::table));
-    report.tables.push(nodes(outcome));
+    let of_steps = |row: fn(&Step) -> Row| outcome.steps.iter().map(row).collect::<Vec<_>>();
+    report.add_rows("Steps", Some(STEPS.to_owned()), &of_steps(step));
+    report.add_rows("Latency", Some(LATENCY.to_owned()), &of_steps(latency));
+    report.add_rows("Cost", Some(COST.to_owned()), &of_steps(cost));
+    let used = |step| Step::rows(step, &step.processes, process);
+    let used: Vec<_> = outcome.steps.iter().flat_map(used).collect();
+    report.add_rows("Processes", Some(PROCESSES.to_owned()), &used);
+    if let Some(sizing) = &outcome.sizing {
+        sizing.add_to(&mut report);
+    }
+    let counts = |step| Step::rows(step, &step.nodes, node);
+    let counts: Vec<_> = outcome.steps.iter().flat_map(counts).collect();
+    report.add_rows(
+        "What became of the cookies",
+        Some(NODES.to_owned()),
+        &counts,
+    );
     if let Some(first) = observations.first() {
         report.plots = plots(observations, first.at);
     }
     report.with_outcome(outcome)
 }
 
-fn figures(step: &Step) -> Vec<Figure> {
-    let prefix = format!("{}/s", step.rate);
-    let figure = |name: &str, unit: &str, value: f64, better: Better| Figure {
-        name: format!("{prefix}: {name}"),
-        unit: unit.to_owned(),
-        value,
-        better,
-        samples: Vec::new(),
-    };
-    let mut figures = vec![
-        Figure {
-            samples: step.accepted_each_second.clone(),
-            ..figure("accepted", "/s", step.accepted_per_second, Better::Higher)
-        },
-        figure("stored", "/s", step.stored_per_second, Better::Higher),
-        figure("backlog at the end", "", step.backlog as f64, Better::Lower),
-        figure(
-            "bytes a delivery",
-            "B",
-            step.bytes_per_delivery,
-            Better::Lower,
-        ),
-        figure("batch", "", step.batch_cookies, Better::Neither),
-    ];
-    let roles = ["producer", "consumer", "mongod", "generator"];
-    for role in roles {
-        let micros = step.cpu_micros(role);
-        if micros > 0.0 {
-            let name = format!("{role} CPU per cookie");
-            figures.push(figure(&name, "µs", micros, Better::Lower));
-        }
+impl Step {
+    fn row(&self, measures: impl IntoIterator<Item = Measure>) -> Row {
+        let prefix = format!("{}/s: ", self.rate);
+        Row::new(prefix, [RATE.of("rate", self.rate)]).and(measures)
     }
-    let quantiles = [
-        ("accepted to received, p50", step.received.p50),
-        ("accepted to received, p99", step.received.p99),
-        ("accepted to stored, p50", step.stored.p50),
-        ("accepted to stored, p99", step.stored.p99),
-        ("flush, p99", step.flush.p99),
-    ];
-    for (name, seconds) in quantiles {
-        figures.extend(seconds.map(|seconds| figure(name, "ms", seconds * 1e3, Better::Lower)));
-    }
-    if let Some(edge) = step.edge_micros {
-        figures.push(figure(
-            "edge latency, p99",
-            "ms",
-            edge.p99 as f64 / 1e3,
-            Better::Lower,
-        ));
-    }
-    figures
-}
 
-fn text(name: &str) -> Column {
-    Column {
-        name: name.to_owned(),
-        is_number: false,
+    /// A row for each part of the step.
+    fn rows<T, const N: usize>(&self, parts: &[T], measures: fn(&T) -> [Measure; N]) -> Vec<Row> {
+        let parts = parts.iter();
+        parts.map(|part| self.row(measures(part))).collect()
     }
 }
 
-fn number(name: &str) -> Column {
-    Column {
-        name: name.to_owned(),
-        is_number: true,
-    }
+const STEPS: &str = "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and \
+    at most. Sustained: at least 99 % accepted, at most one second's worth waiting at the end, and in the second half stored \
+    as fast as accepted.";
+
+fn step(step: &Step) -> Row {
+    let (lost, failed) = step.lost_and_failed();
+    let samples = step.accepted_each_second.iter().copied();
+    step.row([
+        COUNT.of("requests offered", step.offered),
+        COUNT.of("requests accepted", step.accepted),
+        RATE.of("accepted", step.accepted_per_second)
+            .higher()
+            .sampled(samples),
+        RATE.of("stored", step.stored_per_second).higher(),
+        COUNT.of("backlog at the end", step.backlog).lower(),
+        COUNT.of("largest backlog", step.backlog_max),
+        SECONDS.of("stored after", step.settled.seconds),
+        COUNT.of("lost", lost),
+        COUNT.of("failed", failed),
+        Measure::words("sustained", step.verdict("yes", "no")),
+    ])
 }
 
-fn steps(outcome: &Outcome) -> Table {
-    let row = |step: &Step| {
-        let (lost, failed) = step.lost_and_failed();
-        vec![
-            rate(step.rate as f64),
-            grouped(step.offered),
-            grouped(step.accepted),
-            rate(step.accepted_per_second),
-            rate(step.stored_per_second),
-            grouped(step.backlog),
-            grouped(step.backlog_max),
-            format!("{:.1}", step.settled.seconds),
-            grouped(lost),
-            grouped(failed),
-            match step.cut {
-                Some(Cut::Interrupted) => "interrupted",
-                Some(Cut::Ended) => "a process ended",
-                None if step.is_sustained => "yes",
-                None => "no",
-            }
-            .to_owned(),
-        ]
-    };
-    Table {
-        title: "Steps".to_owned(),
-        note: Some(
-            "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and at most. Sustained: at \
-             least 99 % accepted, at most one second's worth waiting at the end, and in the second half stored as fast as accepted."
-                .to_owned(),
-        ),
-        columns: vec![
-            number("rate"),
-            number("offered"),
-            number("accepted"),
-            number("accepted a second"),
-            number("stored a second"),
-            number("backlog"),
-            number("largest backlog"),
-            number("stored after, s"),
-            number("lost"),
-            number("failed"),
-            text("sustained"),
-        ],
-        rows: outcome.steps.iter().map(row).collect(),
-    }
+const LATENCY: &str = "Edge: from the intended time of a request to its answer. The others are the consumers' own \
+    histograms, over all nodes, interpolated within their buckets; flush + interval is what a cookie waits at worst that \
+    misses a batch.";
+
+fn latency(step: &Step) -> Row {
+    let millis =
+        |name: &str, seconds: Option<f64>| MILLIS.of(name, seconds.map(|seconds| seconds * 1e6));
+    let Step {
+        edge_micros,
+        received,
+        stored,
+        flush,
+        ..
+    } = step;
+    step.row(MILLIS.percentiles("edge latency, ", *edge_micros, &["p50"]))
+        .and([MILLIS
+            .of("edge latency, p99", edge_micros.map(|edge| edge.p99))
+            .lower()])
+        .and(MILLIS.percentiles("edge latency, ", *edge_micros, &["p99.9", "max"]))
+        .and([
+            millis("accepted to received, p50", received.p50).lower(),
+            millis("accepted to received, p99", received.p99).lower(),
+            millis("accepted to stored, p50", stored.p50).lower(),
+            millis("accepted to stored, p99", stored.p99).lower(),
+            millis("flush, p50", flush.p50),
+            millis("flush, p99", flush.p99).lower(),
+            millis("flush + interval, p99", step.flush_and_interval_p99),
+        ])
 }
 
-fn latencies(outcome: &Outcome) -> Table {
-    let row = |step: &Step| {
-        let of = |seconds: Option<f64>| {
-            seconds.map_or_else(|| "-".to_owned(), |seconds| duration(micros(seconds)))
-        };
-        let edge = |of: fn(&Percentiles) -> u64| {
-            let edge = step.edge_micros.as_ref();
-            edge.map_or_else(|| "-".to_owned(), |edge| duration(of(edge)))
-        };
-        let both = |quantiles: &Quantiles| [of(quantiles.p50), of(quantiles.p99)];
-        let mut row = vec![
-            rate(step.rate as f64),
-            edge(|edge| edge.p50),
-            edge(|edge| edge.p99),
-            edge(|edge| edge.p999),
-        ];
-        row.extend(both(&step.received));
-        row.extend(both(&step.stored));
-        row.extend(both(&step.flush));
-        row.push(of(step.flush_and_interval_p99));
-        row.push(format!("{:.0}", step.batch_cookies));
-        row
-    };
-    Table {
-        title: "Latency".to_owned(),
-        note: Some(
-            "Edge: from the intended time of a request to its answer. The others are the consumers' own histograms, over all nodes, \
-             interpolated within their buckets; flush + interval is what a cookie waits at worst that misses a batch."
-                .to_owned(),
-        ),
-        columns: [
-            "rate",
-            "edge p50",
-            "edge p99",
-            "edge p99.9",
-            "to received p50",
-            "to received p99",
-            "to stored p50",
-            "to stored p99",
-            "flush p50",
-            "flush p99",
-            "flush + interval p99",
-            "cookies a batch",
-        ]
-        .map(number)
-        .into(),
-        rows: outcome.steps.iter().map(row).collect(),
-    }
+const COST: &str = "CPU of all processes of a kind for each accepted cookie; bytes handed to streams for each delivery; \
+    the mean batch.";
+
+fn cost(step: &Step) -> Row {
+    let cpu = ROLES.map(|role| {
+        let micros = Some(step.cpu_micros(role)).filter(|micros| *micros > 0.0);
+        CPU.of(&format!("{role} CPU per cookie"), micros).lower()
+    });
+    step.row(cpu).and([
+        BYTES
+            .of("bytes a delivery", step.bytes_per_delivery)
+            .lower(),
+        MEAN.of("batch", step.batch_cookies)
+            .compared(Better::Neither),
+    ])
 }
 
-fn processes(outcome: &Outcome) -> Table {
-    let mebibytes = |bytes: u64| format!("{:.0}", bytes as f64 / f64::from(1 << 20));
-    let row = |step: &Step, used: &ProcessUse| {
-        vec![
-            rate(step.rate as f64),
-            used.name.clone(),
-            format!("{:.2}", used.cores),
-            format!("{:.2}", used.cpu_micros_per_cookie),
-            mebibytes(used.resident_bytes),
-            mebibytes(used.peak_bytes),
-        ]
-    };
-    let rows = outcome
-        .steps
-        .iter()
-        .flat_map(|step| step.processes.iter().map(move |used| row(step, used)));
-    Table {
-        title: "Processes".to_owned(),
-        note: Some(
-            "Cores while requests came; CPU for each accepted cookie until all of them were stored, the kernel's included; the peak is \
-             since the process began."
-                .to_owned(),
-        ),
-        columns: vec![
-            number("rate"),
-            text("process"),
-            number("cores"),
-            number("CPU, µs a cookie"),
-            number("resident, MiB"),
-            number("peak, MiB"),
-        ],
-        rows: rows.collect(),
-    }
+const PROCESSES: &str = "Cores while requests came; CPU for each accepted cookie until all of them were stored, the kernel's \
+    included; the peak is since the process began.";
+
+fn process(used: &ProcessUse) -> [Measure; 5] {
+    [
+        Measure::words("process", used.name.clone()),
+        DECIMAL.of("cores", used.cores),
+        CPU.of("CPU per cookie", used.cpu_micros_per_cookie),
+        MEBIBYTES.of("resident", used.resident_bytes),
+        MEBIBYTES.of("peak", used.peak_bytes),
+    ]
 }
 
-fn nodes(outcome: &Outcome) -> Table {
-    let row = |step: &Step, node: &NodeCounts| {
-        let counts = [
-            node.received,
-            node.written,
-            node.superseded,
-            node.suppressed,
-            node.stale,
-            node.failed,
-            node.lost,
-        ];
-        let mut row = vec![rate(step.rate as f64), node.name.clone()];
-        row.extend(counts.map(grouped));
-        row
-    };
-    let rows = outcome
-        .steps
-        .iter()
-        .flat_map(|step| step.nodes.iter().map(move |node| row(step, node)));
-    Table {
-        title: "What became of the cookies".to_owned(),
-        note: Some(
-            "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed."
-                .to_owned(),
-        ),
-        columns: [text("rate"), text("node")]
-            .into_iter()
-            .chain(
-                ["received", "written", "superseded", "suppressed", "stale", "failed", "lost"]
-                    .map(number),
-            )
-            .collect(),
-        rows: rows.collect(),
-    }
+const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed.";
+
+fn node(node: &NodeCounts) -> [Measure; 8] {
+    [
+        Measure::words("node", node.name.clone()),
+        COUNT.of("received", node.received),
+        COUNT.of("written", node.written),
+        COUNT.of("superseded", node.superseded),
+        COUNT.of("suppressed", node.suppressed),
+        COUNT.of("stale", node.stale),
+        COUNT.of("failed", node.failed),
+        COUNT.of("lost", node.lost),
+    ]
 }

@@ -3,7 +3,10 @@
 use serde::Serialize;
 
 use super::step::Step;
-use crate::report::{Column, Table, counted, grouped};
+use crate::report::{
+    Measure, Report, Row, counted, grouped,
+    unit::{COUNT, DECIMAL},
+};
 
 /// What is asked for most often: cookies a second, and exchange nodes.
 const RATES: [u64; 4] = [20_000, 50_000, 200_000, 1_000_000];
@@ -141,30 +144,34 @@ impl Sizing {
         )
     }
 
-    pub(super) fn table(&self) -> Table {
-        let number = |name: &str| Column {
-            name: name.to_owned(),
-            is_number: true,
-        };
+    /// Adds what other rates and numbers of nodes need.
+    pub(super) fn add_to(&self, report: &mut Report) {
         let row = |rate: u64, nodes: u64| {
             let takes = match self.sustained {
                 Some(sustained) if rate <= sustained => "yes, measured",
                 Some(_) => "not by one like this",
                 None => "not measured",
             };
-            let producers = self.producer_cores(rate, nodes);
-            vec![
-                grouped(rate),
-                grouped(nodes),
-                producers.map_or_else(String::new, |cores| format!("{cores:.1}")),
-                format!("{:.2}", self.egress_gigabits(rate, nodes)),
-                format!("{:.2}", self.node_cores(rate)),
-                takes.to_owned(),
-            ]
+            let measures = [
+                COUNT.of("cookies a second", rate),
+                COUNT.of("nodes", nodes),
+                DECIMAL.of("producers, cores", self.producer_cores(rate, nodes)),
+                DECIMAL.of("egress, Gbit/s", self.egress_gigabits(rate, nodes)),
+                DECIMAL.of("each node, cores", self.node_cores(rate)),
+                Measure::words("does a node take it?", takes),
+            ];
+            Row::new("", measures)
         };
-        let rows = RATES
-            .iter()
-            .flat_map(|rate| NODES.iter().map(move |nodes| row(*rate, *nodes)));
+        let of_rate = |rate: &u64| NODES.map(|nodes| row(*rate, nodes));
+        let rows: Vec<_> = RATES.iter().flat_map(of_rate).collect();
+        report.add_rows(
+            "How many cores and how much network",
+            Some(self.note()),
+            &rows,
+        );
+    }
+
+    fn note(&self) -> String {
         let producers = match (self.delivery, self.edge_and_delivery()) {
             (Some(measured), Some(_)) => format!(
                 "producers' cores = rate × (edge + nodes × delivery), where a delivery is as measured at {}/s and edge is the rest \
@@ -173,33 +180,24 @@ impl Sizing {
             ),
             _ => "producers' cores are left out, since deliveries were not told apart".to_owned(),
         };
-        Table {
-            title: "How many cores and how much network".to_owned(),
-            note: Some(format!(
-                "Computed, not measured, from what a cookie cost in this run at {}/s, its repeats included: {producers}; egress = rate × nodes × bytes, \
-                 without TCP's headers. Every node stores every cookie, so more nodes do not \
-                 share the rate. Costs a cookie fall with the rate, and mongod's rise with the size of its database: leave room.",
-                grouped(self.measured_at)
-            )),
-            columns: vec![
-                number("cookies a second"),
-                number("nodes"),
-                number("producers, cores"),
-                number("egress, Gbit/s"),
-                number("each node, cores"),
-                Column {
-                    name: "does a node take it?".to_owned(),
-                    is_number: false,
-                },
-            ],
-            rows: rows.collect(),
-        }
+        format!(
+            "Computed, not measured, from what a cookie cost in this run at {}/s, its repeats included: {producers}; egress = rate × nodes × bytes, \
+             without TCP's headers. Every node stores every cookie, so more nodes do not \
+             share the rate. Costs a cookie fall with the rate, and mongod's rise with the size of its database: leave room.",
+            grouped(self.measured_at)
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn rows(sizing: &Sizing) -> Vec<Vec<String>> {
+        let mut report = Report::new("e2e", "Sizing");
+        sizing.add_to(&mut report);
+        report.tables.remove(0).rows
+    }
 
     #[test]
     fn sizes_grow_with_rate_and_nodes() {
@@ -219,7 +217,7 @@ mod tests {
         assert!((sizing.producer_cores(1_000_000, 100).unwrap() - 3.0).abs() < 1e-9);
         assert!((sizing.egress_gigabits(1_000_000, 100) - 52.0).abs() < 1e-9);
         assert!((sizing.node_cores(200_000) - 1.0).abs() < 1e-9);
-        assert_eq!(sizing.table().rows.len(), 12);
+        assert_eq!(rows(&sizing).len(), 12);
         let [costs, nodes] = sizing.findings();
         assert!(costs.contains("0.020 (measured at 40 000/s)"), "{costs}");
         assert!(
@@ -232,6 +230,6 @@ mod tests {
             ..sizing
         };
         assert_eq!(untold.producer_cores(1_000_000, 100), None);
-        assert!(untold.table().rows.iter().all(|row| row[2].is_empty()));
+        assert!(rows(&untold).iter().all(|row| row[2].is_empty()));
     }
 }

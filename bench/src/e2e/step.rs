@@ -134,16 +134,15 @@ impl Quantiles {
     /// `p50 …  p99 …`.
     #[must_use]
     pub fn line(&self) -> String {
+        #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
         let text = |seconds: Option<f64>| {
-            seconds.map_or_else(|| "-".to_owned(), |seconds| duration(micros(seconds)))
+            seconds.map_or_else(
+                || "-".to_owned(),
+                |seconds| duration((seconds * 1e6) as u64),
+            )
         };
         format!("p50 {}  p99 {}", text(self.p50), text(self.p99))
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
-pub(super) fn micros(seconds: f64) -> u64 {
-    (seconds * 1e6) as u64
 }
 
 impl Step {
@@ -171,6 +170,16 @@ impl Step {
         (sum(|node| node.lost), sum(|node| node.failed))
     }
 
+    /// Whether it was sustained, in these words, or why that cannot be said.
+    pub(super) fn verdict<'a>(&self, yes: &'a str, no: &'a str) -> &'a str {
+        match self.cut {
+            Some(Cut::Interrupted) => "interrupted",
+            Some(Cut::Ended) => "a process ended",
+            None if self.is_sustained => yes,
+            None => no,
+        }
+    }
+
     /// One line for a person.
     #[must_use]
     pub fn line(&self) -> String {
@@ -182,12 +191,7 @@ impl Step {
             grouped(self.backlog),
             self.settled.seconds,
             self.stored.line(),
-            match self.cut {
-                Some(Cut::Interrupted) => "interrupted",
-                Some(Cut::Ended) => "a process ended",
-                None if self.is_sustained => "sustained",
-                None => "NOT SUSTAINED",
-            }
+            self.verdict("sustained", "NOT SUSTAINED")
         )
     }
 }

@@ -319,12 +319,6 @@ impl Outcome {
     pub fn is_faultless(&self) -> bool {
         self.faults.is_empty()
     }
-
-    /// The summary for a person.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        self.report().summary()
-    }
 }
 
 /// Deliveries a second that the subscribers of a step would have at the rate of acceptance.

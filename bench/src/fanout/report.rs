@@ -43,6 +43,12 @@ impl Outcome {
         report.with_outcome(self)
     }
 
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.report().summary()
+    }
+
     fn findings(&self) -> Vec<String> {
         let mut findings: Vec<String> = self.marginals.iter().map(Marginal::sentence).collect();
         for call in CALLS {

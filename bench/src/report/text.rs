@@ -11,6 +11,7 @@ impl Report {
         let mut lines = vec![self.title.clone(), String::new()];
         for table in self.tables.iter().filter(|table| !table.rows.is_empty()) {
             lines.push(table.title.to_uppercase());
+            lines.extend(table.note.clone());
             lines.extend(table.lines());
             lines.push(String::new());
         }

@@ -33,14 +33,12 @@ pub const MICROS: Unit = in_cells("µs", 1.0, |micros| duration(to_u64(micros)))
 pub const MILLIS: Unit = in_cells("ms", 1e-3, |micros| duration(to_u64(micros)));
 /// Raw: a share, 0 to 1.
 pub const PERCENT: Unit = in_cells("%", 100.0, |share| format!("{:.0} %", 100.0 * share));
-/// Raw: how many times as much.
-pub const TIMES: Unit = in_cells("×", 1.0, |times| format!("{times:.2} ×"));
 /// A mean count.
 pub const MEAN: Unit = in_cells("", 1.0, |mean| format!("{mean:.0}"));
 /// Raw: microseconds of CPU time.
 pub const CPU: Unit = in_heading("µs", 1.0, |micros| format!("{micros:.3}"));
-/// Raw: processors in use.
-pub const CORES: Unit = in_cells("", 1.0, |cores| format!("{cores:.2}"));
+/// A plain number that is no count, such as of processors in use.
+pub const DECIMAL: Unit = in_cells("", 1.0, |number| format!("{number:.2}"));
 /// Raw: seconds.
 pub const SECONDS: Unit = in_heading("s", 1.0, |seconds| format!("{seconds:.1}"));
 /// Raw: bytes of which there are few.
