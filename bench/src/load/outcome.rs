@@ -240,19 +240,6 @@ impl Step {
         };
         begun.enumerate().map(step).collect()
     }
-
-    fn line(&self) -> String {
-        let latency = self.latency_micros.as_ref().map(Percentiles::line);
-        format!(
-            "step      {:>12}: sent {} of {}, accepted {}, errors {}; {}",
-            report::rate(self.rate as f64),
-            report::grouped(self.sent),
-            report::grouped(self.intended),
-            report::grouped(self.accepted),
-            report::grouped(self.errors),
-            latency.unwrap_or_default()
-        )
-    }
 }
 
 impl Outcome {
@@ -261,54 +248,6 @@ impl Outcome {
     #[must_use]
     pub fn is_faultless(&self) -> bool {
         self.errors.total == 0 && self.given_up == 0 && (self.unsent == 0 || self.interrupted)
-    }
-
-    /// The summary for a person.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let mut lines = vec![
-            format!(
-                "accepted  {} in {:.2} s: {}",
-                report::grouped(self.accepted),
-                self.seconds,
-                report::rate(self.accepted_per_second)
-            ),
-            format!("errors    {}", self.errors.summary()),
-        ];
-        if self.refused_as_expected > 0 {
-            lines.push(format!(
-                "refused   {} malformed requests, as they should be",
-                report::grouped(self.refused_as_expected)
-            ));
-        }
-        if let Some(latency) = &self.latency_micros {
-            lines.push(format!(
-                "latency   {}{}",
-                latency.line(),
-                self.latency_note()
-            ));
-        }
-        if let Some(delay) = &self.send_delay_micros {
-            lines.push(format!("send late {}", delay.line()));
-        }
-        lines.extend(self.steps.iter().map(Step::line));
-        if self.unsent > 0 {
-            lines.push(format!("unsent    {}", self.unsent_line()));
-        }
-        if self.given_up > 0 {
-            lines.push(format!("given up  {}", self.given_up_line()));
-        }
-        if self.reconnects > 0 {
-            lines.push(format!("reconnects {}", self.reconnects));
-        }
-        lines.push(format!(
-            "generator {:.2} s CPU, {:.2} µs a request ({:.2} µs outside the kernel)",
-            self.cpu_seconds.user + self.cpu_seconds.system,
-            self.cpu_micros_per_request,
-            self.user_cpu_micros_per_request
-        ));
-        lines.push(format!("          {}", self.generator.why));
-        lines.join("\n")
     }
 
     pub(super) fn unsent_line(&self) -> String {

@@ -6,8 +6,14 @@ use super::{
     second::Second,
 };
 use crate::report::{
-    self, Axis, Better, Column, Figure, Percentiles, Plot, Report, Series, Table, grouped, rate,
+    self, Axis, Measure, Percentiles, Plot, Report, Row, Series, grouped, lines, rate, samples,
+    unit::{COUNT, CPU, MICROS, MILLIS, PERCENT, RATE},
 };
+
+const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
+
+/// Percentiles of the latency that are compared with those of other runs.
+const COMPARED: [&str; 3] = ["p50", "p99", "p99.9"];
 
 /// Where half of the latencies are below this, a good part of them can be the millisecond of the generator's timer.
 const TIMER_SHOWS_BELOW_MICROS: u64 = 2_000;
@@ -27,16 +33,25 @@ impl Outcome {
             ),
         };
         let title = format!("{} connections: {how}", self.connections);
-        Report {
-            findings: findings(self),
-            faults: faults(self),
-            seconds: self.seconds,
-            figures: figures(self),
-            tables: tables(self),
-            plots: plots(self),
-            ..Report::new("load", &title)
-        }
-        .with_outcome(self)
+        let mut report = Report::new("load", &title);
+        report.findings = findings(self);
+        report.faults = faults(self);
+        report.seconds = self.seconds;
+        let whole = self.by_second.iter().filter(|second| is_whole(second));
+        let whole: Vec<_> = whole.map(second).collect();
+        report.add_facts("Requests", None, &facts(self, &whole));
+        report.add_rows("Times", None, &times(self, &whole));
+        let note = "By the time when a request should have left.";
+        report.add_rows("Steps", Some(note.to_owned()), &steps(&self.steps));
+        let seconds: Vec<_> = self.by_second.iter().map(second).collect();
+        report.plots = plots(self, &seconds);
+        report.with_outcome(self)
+    }
+
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.report().summary()
     }
 }
 
@@ -104,60 +119,74 @@ fn faults(outcome: &Outcome) -> Vec<String> {
     faults
 }
 
-fn whole(seconds: &[Second]) -> impl Iterator<Item = &Second> {
-    seconds
-        .iter()
-        .filter(|second| second.length >= WHOLE_SECOND)
+/// The whole run in figures.
+fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Measure> {
+    let unsent = outcome.schedule.is_some().then_some(outcome.unsent);
+    let user_cpu = outcome.user_cpu_micros_per_request;
+    vec![
+        COUNT.of("requests sent", outcome.sent),
+        COUNT.of("requests accepted", outcome.accepted),
+        RATE.of("accepted", outcome.accepted_per_second)
+            .higher()
+            .sampled(samples(whole, "accepted")),
+        COUNT.of("refused as they should be", outcome.refused_as_expected),
+        COUNT.of("errors", outcome.errors.total).lower(),
+        COUNT.of("unsent", unsent).lower(),
+        COUNT.of("reconnects", outcome.reconnects),
+        COUNT.of("connections given up", outcome.given_up),
+        CPU.of("generator CPU per request", outcome.cpu_micros_per_request)
+            .lower(),
+        CPU.of("of it outside the kernel", user_cpu),
+    ]
 }
 
-fn figures(outcome: &Outcome) -> Vec<Figure> {
-    let seconds = || whole(&outcome.by_second);
-    let accepted = outcome.accepted_per_second;
-    let mut figures = vec![
-        Figure::new("accepted", "/s", accepted, Better::Higher)
-            .with_samples(seconds().map(|second| second.accepted as f64)),
+/// Percentiles of the whole run.
+fn times(outcome: &Outcome, whole: &[Row]) -> Vec<Row> {
+    let all = [
+        ("latency", outcome.latency_micros),
+        ("send delay", outcome.send_delay_micros),
+        ("of it the generator's", outcome.generator.delay_micros),
     ];
-    if let Some(latency) = &outcome.latency_micros {
-        type Pick = fn(&Percentiles) -> u64;
-        let percentiles: [(_, Pick); 3] = [
-            ("latency p50", |latency| latency.p50),
-            ("latency p99", |latency| latency.p99),
-            ("latency p99.9", |latency| latency.p999),
-        ];
-        figures.extend(percentiles.map(|(name, pick)| {
-            let samples = seconds().filter_map(|second| second.latency_micros.as_ref());
-            Figure::new(name, "µs", pick(latency) as f64, Better::Lower)
-                .with_samples(samples.map(|latency| pick(latency) as f64))
-        }));
-    }
-    let errors = outcome.errors.total as f64;
-    figures.push(Figure::new("errors", "", errors, Better::Lower));
-    if outcome.schedule.is_some() {
-        let unsent = outcome.unsent as f64;
-        figures.push(Figure::new("unsent", "", unsent, Better::Lower));
-    }
-    let cpu = outcome.cpu_micros_per_request;
-    figures.push(Figure::new(
-        "generator CPU per request",
-        "µs",
-        cpu,
-        Better::Lower,
-    ));
-    for (index, step) in outcome.steps.iter().enumerate() {
-        let name = |what: &str| format!("{}: {what}", step_name(&outcome.steps, index));
+    let row = |(name, times): (&str, Option<Percentiles>)| {
+        let measures = MICROS.percentiles("", times, &PERCENTILES);
+        let measures = PERCENTILES.iter().zip(measures);
+        let measures = measures.map(|(percentile, measure)| {
+            if name == "latency" && COMPARED.contains(percentile) {
+                let of_seconds =
+                    samples(whole, &format!("latency {percentile}")).collect::<Vec<_>>();
+                measure.lower().sampled(of_seconds)
+            } else {
+                measure
+            }
+        });
+        Row::new(format!("{name} "), [Measure::words("", name)]).and(measures)
+    };
+    let measured = all.into_iter().filter(|(_, times)| times.is_some());
+    measured.map(row).collect()
+}
+
+/// Each step of a ramp.
+fn steps(steps: &[Step]) -> Vec<Row> {
+    let row = |(index, step): (usize, &Step)| {
         let accepted = report::per_second(step.accepted, step.seconds);
-        figures.push(Figure::new(
-            name("accepted"),
-            "/s",
-            accepted,
-            Better::Higher,
-        ));
-        if let Some(latency) = &step.latency_micros {
-            let p99 = latency.p99 as f64;
-            figures.push(Figure::new(name("latency p99"), "µs", p99, Better::Lower));
-        }
-    }
-    figures
+        let measures = [
+            RATE.of("rate", step.rate),
+            COUNT.of("due", step.intended),
+            COUNT.of("sent", step.sent),
+            COUNT.of("requests accepted", step.accepted),
+            RATE.of("accepted", accepted).higher(),
+            COUNT.of("errors", step.errors),
+        ];
+        let latency = |shown: &[&str]| {
+            let latency = MICROS.percentiles("latency ", step.latency_micros, shown);
+            latency.collect::<Vec<_>>()
+        };
+        Row::new(format!("{}: ", step_name(steps, index)), measures)
+            .and(latency(&["p50", "p90"]))
+            .and(latency(&["p99"]).into_iter().map(Measure::lower))
+            .and(latency(&["p99.9", "max"]))
+    };
+    steps.iter().enumerate().map(row).collect()
 }
 
 /// Its rate, and its number when there are several of that rate.
@@ -170,173 +199,76 @@ fn step_name(steps: &[Step], index: usize) -> String {
     }
 }
 
-fn tables(outcome: &Outcome) -> Vec<Table> {
-    let mut rows = Vec::new();
-    for (name, percentiles) in [
-        ("latency", &outcome.latency_micros),
-        ("send delay", &outcome.send_delay_micros),
-        ("of it the generator's", &outcome.generator.delay_micros),
-    ] {
-        if let Some(percentiles) = percentiles {
-            let mut row = vec![name.to_owned()];
-            row.extend(cells(percentiles));
-            rows.push(row);
-        }
-    }
-    let mut tables = vec![Table {
-        title: "Times".to_owned(),
-        note: None,
-        columns: columns(&["", "p50", "p90", "p99", "p99.9", "max"]),
-        rows,
-    }];
-    if !outcome.steps.is_empty() {
-        tables.push(Table {
-            title: "Steps".to_owned(),
-            note: Some("By the time when a request should have left.".to_owned()),
-            columns: columns(&[
-                "Rate", "Due", "Sent", "Accepted", "Errors", "p50", "p90", "p99", "p99.9", "max",
-            ]),
-            rows: outcome.steps.iter().map(step_row).collect(),
-        });
-    }
-    tables
-}
-
-fn step_row(step: &Step) -> Vec<String> {
-    let counts = [step.intended, step.sent, step.accepted, step.errors];
-    let mut row = vec![rate(step.rate as f64)];
-    row.extend(counts.map(grouped));
-    match &step.latency_micros {
-        Some(latency) => row.extend(cells(latency)),
-        None => row.extend([const { String::new() }; 5]),
-    }
-    row
-}
-
-fn cells(times: &Percentiles) -> [String; 5] {
-    [times.p50, times.p90, times.p99, times.p999, times.max].map(report::duration)
-}
-
-/// The first names the row, all others hold numbers.
-fn columns(names: &[&str]) -> Vec<Column> {
-    let column = |(index, name): (usize, &&str)| match index {
-        0 => Column::words(name),
-        _ => Column::number(name),
-    };
-    names.iter().enumerate().map(column).collect()
-}
-
-fn plots(outcome: &Outcome) -> Vec<Plot> {
-    let seconds = &outcome.by_second;
-    let mut rates = vec![
-        over_time("sent", seconds, |second| per_second(second, second.sent)),
-        over_time("accepted", seconds, |second| {
-            per_second(second, second.accepted)
-        }),
+/// One second, as points of the lines over time.
+fn second(second: &Second) -> Row {
+    let rate = |count: u64| is_whole(second).then_some(count as f64 / second.length);
+    let own_delay = second.generator_delay_micros.map(|times| times.p99);
+    let shown = ["p50", "p99", "p99.9", "max"];
+    let measures = [
+        RATE.of("intended", second.intended.and_then(rate)),
+        RATE.of("sent", rate(second.sent)),
+        RATE.of("accepted", rate(second.accepted)),
+        RATE.of("errors", rate(second.errors)),
+        COUNT.of("at the end of each second", second.outstanding),
+        MILLIS.of("p99, the generator's own", own_delay),
+        PERCENT.of("running", second.generator_running),
+        PERCENT.of("waiting for a processor", second.generator_waiting),
     ];
-    let mut plots = Vec::new();
-    if outcome.schedule.is_some() {
-        rates.insert(
-            0,
-            over_time("intended", seconds, |second| {
-                per_second(second, second.intended?)
-            }),
-        );
-    }
-    if outcome.errors.total > 0 {
-        rates.push(over_time("errors", seconds, |second| {
-            per_second(second, second.errors)
-        }));
-    }
-    plots.push(timed(
-        "rate",
-        "Rate",
-        Axis::linear("requests a second"),
-        rates,
-    ));
-    plots.push(timed(
-        "latency",
-        "Latency of the answers of each second",
-        Axis::logarithmic("milliseconds"),
-        percentiles_over_time(seconds, |second| second.latency_micros),
-    ));
-    plots.push(by_percentile(outcome));
-    if outcome.schedule.is_some() {
-        let mut delays = percentiles_over_time(seconds, |second| second.send_delay_micros);
-        delays.push(over_time("p99, the generator's own", seconds, |second| {
-            Some(second.generator_delay_micros?.p99 as f64 / 1e3)
-        }));
-        plots.push(timed(
+    Row::new("", measures)
+        .and(MILLIS.percentiles("latency ", second.latency_micros, &shown))
+        .and(MILLIS.percentiles("send delay ", second.send_delay_micros, &shown))
+        .at("", second.second as f64 + second.length)
+}
+
+fn is_whole(second: &Second) -> bool {
+    second.length >= WHOLE_SECOND
+}
+
+fn plots(outcome: &Outcome, seconds: &[Row]) -> Vec<Plot> {
+    let rates = ["intended", "sent", "accepted", "errors"];
+    let rates = match outcome.errors.total {
+        0 => &rates[..3],
+        _ => &rates[..],
+    };
+    let over_time = |name: &str, title: &str, y: Axis, names: &[&str]| {
+        Plot::over_time(name, title, y, lines(seconds, names))
+    };
+    let mut plots = vec![
+        over_time("rate", "Rate", Axis::linear("requests a second"), rates),
+        over_time(
+            "latency",
+            "Latency of the answers of each second",
+            Axis::logarithmic("milliseconds"),
+            &["latency p50", "latency p99", "latency p99.9", "latency max"],
+        ),
+        by_percentile(outcome),
+        over_time(
             "send-delay",
             "How late requests left",
             Axis::logarithmic("milliseconds"),
-            delays,
-        ));
-    }
-    plots.push(timed(
-        "outstanding",
-        "Requests without an answer",
-        Axis::linear("requests"),
-        vec![over_time("at the end of each second", seconds, |second| {
-            Some(second.outstanding as f64)
-        })],
-    ));
-    plots.push(timed(
-        "generator",
-        "Threads of the generator, mean",
-        Axis::linear("percent of the time"),
-        vec![
-            over_time("running", seconds, |second| {
-                Some(second.generator_running? * 100.0)
-            }),
-            over_time("waiting for a processor", seconds, |second| {
-                Some(second.generator_waiting? * 100.0)
-            }),
-        ],
-    ));
+            &[
+                "send delay p50",
+                "send delay p99",
+                "send delay p99.9",
+                "send delay max",
+                "p99, the generator's own",
+            ],
+        ),
+        over_time(
+            "outstanding",
+            "Requests without an answer",
+            Axis::linear("requests"),
+            &["at the end of each second"],
+        ),
+        over_time(
+            "generator",
+            "Threads of the generator, mean",
+            Axis::linear("percent of the time"),
+            &["running", "waiting for a processor"],
+        ),
+    ];
+    plots.retain(|plot| !plot.series.is_empty());
     plots
-}
-
-fn per_second(second: &Second, count: u64) -> Option<f64> {
-    (second.length >= WHOLE_SECOND).then_some(count as f64 / second.length)
-}
-
-fn over_time(name: &str, seconds: &[Second], value: impl Fn(&Second) -> Option<f64>) -> Series {
-    let point = |second: &Second| {
-        let at = second.second as f64 + second.length;
-        (at, value(second).unwrap_or(f64::NAN))
-    };
-    Series {
-        name: name.to_owned(),
-        points: seconds.iter().map(point).collect(),
-    }
-}
-
-fn percentiles_over_time(
-    seconds: &[Second],
-    of: impl Fn(&Second) -> Option<Percentiles>,
-) -> Vec<Series> {
-    let line = |name: &str, pick: fn(&Percentiles) -> u64| {
-        over_time(name, seconds, |second| {
-            of(second).map(|times| pick(&times) as f64 / 1e3)
-        })
-    };
-    vec![
-        line("p50", |times| times.p50),
-        line("p99", |times| times.p99),
-        line("p99.9", |times| times.p999),
-        line("max", |times| times.max),
-    ]
-}
-
-fn timed(name: &str, title: &str, y: Axis, series: Vec<Series>) -> Plot {
-    Plot {
-        name: name.to_owned(),
-        title: title.to_owned(),
-        x: Axis::linear("seconds since the start"),
-        y,
-        series,
-    }
 }
 
 /// Latency against one in so many requests, as HDR histograms are usually drawn: 1,000 is the 99.9th percentile.
@@ -350,18 +282,13 @@ fn by_percentile(outcome: &Outcome) -> Plot {
         let one_in = above.recip().clamp(1.0, total.max(1.0));
         (one_in, value.value_iterated_to() as f64 / 1e3)
     });
-    Plot {
-        name: "latency-by-percentile".to_owned(),
-        title: "Latency by percentile".to_owned(),
-        x: Axis::logarithmic(
-            "one in so many requests took this or longer (100: p99; 1 000: p99.9)",
-        ),
-        y: Axis::logarithmic("milliseconds"),
-        series: vec![Series {
-            name: "latency".to_owned(),
-            points: points.collect(),
-        }],
-    }
+    Plot::new(
+        "latency-by-percentile",
+        "Latency by percentile",
+        Axis::logarithmic("one in so many requests took this or longer (100: p99; 1 000: p99.9)"),
+        Axis::logarithmic("milliseconds"),
+        vec![Series::new("latency", points)],
+    )
 }
 
 #[cfg(test)]
