@@ -87,7 +87,9 @@ pub fn run(args: &CompareArgs) -> Result<Outcome> {
     }
     let folder = args.report.prepare("compare")?;
     let outcome = compare(&a, &b, args.noise);
-    leave(folder, || report::report(&outcome, &a, &b))?;
+    leave(folder, || {
+        report::report(&outcome, report::overlaid(&a.plots, &b.plots))
+    })?;
     Ok(outcome)
 }
 
@@ -144,40 +146,6 @@ impl Outcome {
         ];
         let counts = named.map(|verdict| format!("{} {verdict}", self.count(verdict)));
         format!("{} figures: {}", self.changes.len(), counts.join(", "))
-    }
-
-    /// The table for a person.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let mut lines = vec![format!("A  {}", self.a), format!("B  {}", self.b)];
-        lines.extend(
-            self.warnings
-                .iter()
-                .map(|warning| format!("note: {warning}")),
-        );
-        let width = self
-            .changes
-            .iter()
-            .map(|change| change.name.chars().count())
-            .max();
-        let width = width.unwrap_or(0).max("figure".len());
-        lines.push(format!(
-            "{:<width$}  {:>14}  {:>14}  {:>8}",
-            "figure", "A", "B", "change"
-        ));
-        lines.extend(self.changes.iter().map(|change| {
-            let [a, b] = [change.a, change.b].map(|value| change.written(value));
-            let percent = change.percent();
-            let Change { name, verdict, .. } = change;
-            format!("{name:<width$}  {a:>14}  {b:>14}  {percent:>8}  {verdict}")
-        }));
-        lines.extend(
-            self.new_faults
-                .iter()
-                .map(|fault| format!("WRONG in B  {fault}")),
-        );
-        lines.push(self.tally());
-        lines.join("\n")
     }
 }
 

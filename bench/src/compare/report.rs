@@ -1,12 +1,18 @@
 //! The report of a comparison: every figure in a table, and the plots of both runs on one.
 
-use std::fmt::Write as _;
-
 use super::{Outcome, Verdict};
 use crate::report::{Column, Plot, Report, Series, Table};
 
-/// Of [`Outcome`], with the plots of the two reports.
-pub(super) fn report(outcome: &Outcome, a: &Report, b: &Report) -> Report {
+impl Outcome {
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        report(self, Vec::new()).summary()
+    }
+}
+
+/// Of [`Outcome`], with the [plots of both reports](overlaid).
+pub(super) fn report(outcome: &Outcome, plots: Vec<Plot>) -> Report {
     let title = format!("Two runs of bench {} compared", outcome.scenario);
     let mut report = Report::new("compare", &title);
     report.findings = findings(outcome);
@@ -30,7 +36,7 @@ pub(super) fn report(outcome: &Outcome, a: &Report, b: &Report) -> Report {
             }),
     );
     report.tables = vec![table(outcome)];
-    report.plots = overlaid(&a.plots, &b.plots);
+    report.plots = plots;
     report.with_outcome(outcome)
 }
 
@@ -50,10 +56,6 @@ fn findings(outcome: &Outcome) -> Vec<String> {
 }
 
 fn table(outcome: &Outcome) -> Table {
-    let column = |name: &str, is_number| Column {
-        name: name.to_owned(),
-        is_number,
-    };
     let rows = outcome.changes.iter().map(|change| {
         let [a, b] = [change.a, change.b].map(|value| change.written(value));
         vec![
@@ -65,29 +67,26 @@ fn table(outcome: &Outcome) -> Table {
         ]
     });
     let noise = outcome.noise_percent;
-    let mut note = format!("A change counts when it exceeds {noise} %");
-    let written = write!(
-        note,
-        " ({} % for CPU time) and the samples of both runs lie apart.",
+    let note = format!(
+        "A change counts when it exceeds {noise} % ({} % for CPU time) and the samples of both runs lie apart.",
         noise / 2.0
     );
-    written.expect("a string takes everything");
     Table {
         title: "Figures".to_owned(),
         note: Some(note),
         columns: vec![
-            column("figure", false),
-            column("A", true),
-            column("B", true),
-            column("change", true),
-            column("verdict", false),
+            Column::words("figure"),
+            Column::number("A"),
+            Column::number("B"),
+            Column::number("change"),
+            Column::words("verdict"),
         ],
         rows: rows.collect(),
     }
 }
 
 /// Plots that both have, each line of A followed by the same of B.
-fn overlaid(a: &[Plot], b: &[Plot]) -> Vec<Plot> {
+pub(super) fn overlaid(a: &[Plot], b: &[Plot]) -> Vec<Plot> {
     let pairs = a.iter().filter_map(|plot| {
         let other = b.iter().find(|other| other.name == plot.name)?;
         Some((plot, other))
@@ -124,24 +123,9 @@ mod tests {
 
     #[test]
     fn same_plots_are_laid_over_each_other() {
-        let plot = |name: &str, series: &[&str]| Plot {
-            name: name.to_owned(),
-            title: name.to_owned(),
-            x: Axis {
-                label: String::new(),
-                logarithmic: false,
-            },
-            y: Axis {
-                label: String::new(),
-                logarithmic: false,
-            },
-            series: series
-                .iter()
-                .map(|name| Series {
-                    name: (*name).to_owned(),
-                    points: vec![(1.0, 1.0)],
-                })
-                .collect(),
+        let plot = |name: &str, series: &[&str]| {
+            let series = series.iter().map(|name| Series::new(name, [(1.0, 1.0)]));
+            Plot::over_time(name, name, Axis::linear(""), series.collect())
         };
         let a = [plot("rate", &["in", "out"]), plot("memory", &["all"])];
         let b = [plot("cpu", &["all"]), plot("rate", &["out", "new"])];

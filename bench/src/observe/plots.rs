@@ -57,41 +57,32 @@ pub(crate) fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
         })
     });
     vec![
-        plot(
+        Plot::over_time(
             "rate",
             "Accepted and settled",
-            "cookies a second",
-            std::iter::once(accepted).chain(stored),
+            Axis::linear("cookies a second"),
+            std::iter::once(accepted).chain(stored).collect(),
         ),
-        plot("backlog", "Accepted and not stored", "cookies", waiting),
-        logarithmic(plot(
+        Plot::over_time(
+            "backlog",
+            "Accepted and not stored",
+            Axis::linear("cookies"),
+            waiting.collect(),
+        ),
+        Plot::over_time(
             "latency",
             "From accepted at the edge, over all nodes",
-            "ms",
-            received.into_iter().chain(to_stored),
-        )),
-        plot("cpu", "CPU", "cores", cpu),
-        plot("memory", "Memory", "MiB resident", memory),
+            Axis::logarithmic("ms"),
+            received.into_iter().chain(to_stored).collect(),
+        ),
+        Plot::over_time("cpu", "CPU", Axis::linear("cores"), cpu.collect()),
+        Plot::over_time(
+            "memory",
+            "Memory",
+            Axis::linear("MiB resident"),
+            memory.collect(),
+        ),
     ]
-}
-
-fn plot(name: &str, title: &str, y: &str, series: impl Iterator<Item = Series>) -> Plot {
-    let axis = |label: &str| Axis {
-        label: label.to_owned(),
-        logarithmic: false,
-    };
-    Plot {
-        name: name.to_owned(),
-        title: title.to_owned(),
-        x: axis("seconds since the start"),
-        y: axis(y),
-        series: series.collect(),
-    }
-}
-
-fn logarithmic(mut plot: Plot) -> Plot {
-    plot.y.logarithmic = true;
-    plot
 }
 
 struct Lines<'a> {
@@ -105,7 +96,7 @@ impl Lines<'_> {
             .observations
             .iter()
             .map(|now| (self.x(now), value(now)));
-        series(name, points)
+        Series::new(name, points)
     }
 
     /// Between looks that are far enough apart.
@@ -120,7 +111,7 @@ impl Lines<'_> {
                 before = Some(now);
             }
         }
-        series(name, points.into_iter())
+        Series::new(name, points)
     }
 
     fn rate(&self, name: &str, count: impl Fn(&Observation) -> u64) -> Series {
@@ -147,13 +138,6 @@ impl Lines<'_> {
 
     fn x(&self, at: &Observation) -> f64 {
         at.at.saturating_duration_since(self.start).as_secs_f64()
-    }
-}
-
-fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
-    Series {
-        name: name.to_owned(),
-        points: points.collect(),
     }
 }
 

@@ -266,3 +266,89 @@ impl Report {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
+        *,
+    };
+
+    fn step(line: &str, x: f64, accepted: Option<f64>, micros: f64) -> Row {
+        let measures = [
+            Measure::words("call", line),
+            RATE.of("accepted", accepted).higher().sampled([1.0, 2.0]),
+            CPU.of("CPU per cookie", micros),
+        ];
+        let delivery = MILLIS.of("delivery p99", 1_500_u64).lower();
+        Row::new(format!("×{x}: "), measures)
+            .and([delivery.sampled([500.0])])
+            .at(line, x)
+    }
+
+    #[test]
+    fn rows_are_a_table_and_figures() {
+        let mut report = Report::new("fanout", "Rows");
+        let rows = [
+            step("a", 2.0, Some(12_345.0), 1.5),
+            step("a", 1.0, None, 0.5),
+        ];
+        report.add_rows("Steps", None, &rows);
+        report.add_rows("Nothing", None, &[]);
+        let [table] = report.tables.as_slice() else {
+            panic!("{:?}", report.tables);
+        };
+        let columns = table
+            .columns
+            .iter()
+            .map(|column| (column.name.as_str(), column.is_number));
+        let expected = [
+            ("call", false),
+            ("accepted", true),
+            ("CPU per cookie, µs", true),
+            ("delivery p99", true),
+        ];
+        assert!(columns.eq(expected), "{:?}", table.columns);
+        assert_eq!(table.rows[0], ["a", "12 345/s", "1.500", "1.50 ms"]);
+        assert_eq!(table.rows[1], ["a", "", "0.500", "1.50 ms"]);
+        let names = report.figures.iter().map(|figure| figure.name.as_str());
+        let expected = ["×2: accepted", "×2: delivery p99", "×1: delivery p99"];
+        assert!(names.eq(expected), "{:?}", report.figures);
+        let delivery = Figure::new("×2: delivery p99", "ms", 1.5, Better::Lower);
+        assert_eq!(report.figures[1], delivery.with_samples([0.5]));
+    }
+
+    #[test]
+    fn facts_without_a_value_are_left_out() {
+        let mut report = Report::new("load", "Facts");
+        let memory = MEBIBYTES.of("memory", 3_u64 << 20).lower();
+        let facts = [COUNT.of("unsent", None::<u64>).lower(), memory];
+        report.add_facts("Facts", None, &facts);
+        assert_eq!(report.tables[0].rows, [["memory, MiB", "3.0"]]);
+        assert_eq!(
+            report.figures,
+            [Figure::new("memory", "MiB", 3.0, Better::Lower)]
+        );
+    }
+
+    #[test]
+    fn lines_go_through_the_rows_in_the_order_of_x() {
+        let rows = [
+            step("a", 2.0, Some(20.0), 1.0),
+            step("a", 1.0, Some(10.0), 2.0),
+            step("b", 1.0, None, 3.0),
+        ];
+        let one = lines(&rows, &["accepted"]);
+        assert_eq!(one, [Series::new("a", [(1.0, 10.0), (2.0, 20.0)])]);
+        let names: Vec<_> = lines(&rows, &["accepted", "CPU per cookie"])
+            .into_iter()
+            .map(|series| series.name)
+            .collect();
+        assert_eq!(
+            names,
+            ["a, accepted", "a, CPU per cookie", "b, CPU per cookie"]
+        );
+        assert_eq!(lines(&rows[..1], &["delivery p99"])[0].points, [(2.0, 1.5)]);
+        assert!(samples(&rows, "accepted").eq([20.0, 10.0]));
+    }
+}

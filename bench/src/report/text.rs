@@ -104,3 +104,41 @@ impl TextColumn {
 fn letters(text: &str) -> usize {
     text.chars().count()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_stand_in_columns_and_empty_ones_are_left_out() {
+        let mut report = Report::new("e2e", "Made up");
+        report.findings = vec!["it kept up".to_owned()];
+        report.faults = vec!["it broke".to_owned()];
+        report.tables = vec![Table {
+            title: "Steps".to_owned(),
+            note: None,
+            columns: vec![
+                Column::words("process"),
+                Column::number("mongod CPU"),
+                Column::number("accepted to stored, p99"),
+            ],
+            rows: [("one", "7 µs"), ("another", "12.5 ms")]
+                .map(|(name, time)| vec![name.to_owned(), String::new(), time.to_owned()])
+                .into(),
+        }];
+        let expected = "\
+Made up
+
+STEPS
+         accepted
+               to
+          stored,
+process       p99
+one          7 µs
+another   12.5 ms
+
+it kept up
+WRONG     it broke";
+        assert_eq!(report.summary(), expected);
+    }
+}
