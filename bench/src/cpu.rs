@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// CPU time that a process has used, in its own code and in the kernel on its behalf.
 ///
@@ -16,12 +16,20 @@ pub struct CpuTime {
 }
 
 /// [`CpuTime`] in a report.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 pub struct CpuSeconds {
     /// In its own code.
     pub user: f64,
     /// In the kernel.
     pub system: f64,
+}
+
+impl CpuSeconds {
+    /// Both together.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.user + self.system
+    }
 }
 
 impl CpuTime {

@@ -4,7 +4,7 @@
 //! while they run. With a schedule it is an open loop: requests have intended times and leave at them whether or not
 //! answers came, and latency counts from those times, so a server that stalls cannot hide it.
 //!
-//! The way of a request: `plan` gives each connection its task; `source` makes the request from a seed
+//! The way of a request: `plan` gives each connection its `task`; `source` makes the request from a seed
 //! (`malformed` breaks some) or a file (`recording`); `schedule` and `profile` say when it leaves; `session` and
 //! `connection` send it and check its answer; `recorder` counts within the thread (`threads`), `second`
 //! over all of them; `outcome` and `report` tell of it, and `generator` whether to believe it.
@@ -46,6 +46,7 @@ pub use self::{
     outcome::{Errors, Outcome, Step},
     plan::Plan,
     profile::{Profile, RATE_MAX, Steps},
+    recorder::Counts,
     recording::{Recording, Replay},
     second::Second,
     values::{Daily, DspShares, Ramp, parse_rate},

@@ -34,25 +34,31 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
     let mut report = Report::new("e2e", &title);
     report.findings.clone_from(&outcome.findings);
     report.findings.extend(outcome.verification.lines());
+    report.findings.push(format!(
+        "it took {:.0} s{}; the seed {} makes the same cookies again",
+        outcome.seconds,
+        if outcome.interrupted {
+            ", ended before its time"
+        } else {
+            ""
+        },
+        outcome.seed
+    ));
     report.faults.clone_from(&outcome.faults);
     report.seconds = outcome.seconds;
     let of_steps = |row: fn(&Step) -> Row| outcome.steps.iter().map(row).collect::<Vec<_>>();
-    report.add_rows("Steps", Some(STEPS.to_owned()), &of_steps(step));
-    report.add_rows("Latency", Some(LATENCY.to_owned()), &of_steps(latency));
-    report.add_rows("Cost", Some(COST.to_owned()), &of_steps(cost));
+    report.add_rows("Steps", STEPS, &of_steps(step));
+    report.add_rows("Latency", LATENCY, &of_steps(latency));
+    report.add_rows("Cost", COST, &of_steps(cost));
     let used = |step| Step::rows(step, &step.processes, process);
     let used: Vec<_> = outcome.steps.iter().flat_map(used).collect();
-    report.add_rows("Processes", Some(PROCESSES.to_owned()), &used);
+    report.add_rows("Processes", PROCESSES, &used);
     if let Some(sizing) = &outcome.sizing {
         sizing.add_to(&mut report);
     }
     let counts = |step| Step::rows(step, &step.nodes, node);
     let counts: Vec<_> = outcome.steps.iter().flat_map(counts).collect();
-    report.add_rows(
-        "What became of the cookies",
-        Some(NODES.to_owned()),
-        &counts,
-    );
+    report.add_rows("What became of the cookies", NODES, &counts);
     if let Some(first) = observations.first() {
         report.plots = plots(observations, first.at);
     }
@@ -109,11 +115,8 @@ fn latency(step: &Step) -> Row {
         flush,
         ..
     } = step;
-    step.row(MILLIS.percentiles("edge latency, ", *edge_micros, &["p50"]))
-        .and([MILLIS
-            .of("edge latency, p99", edge_micros.map(|edge| edge.p99))
-            .lower()])
-        .and(MILLIS.percentiles("edge latency, ", *edge_micros, &["p99.9", "max"]))
+    let shown = ["p50", "p99", "p99.9", "max"];
+    step.row(MILLIS.percentiles("edge latency, ", *edge_micros, &shown, &["p99"]))
         .and([
             millis("accepted to received, p50", received.p50).lower(),
             millis("accepted to received, p99", received.p99).lower(),

@@ -164,11 +164,7 @@ impl Sizing {
         };
         let of_rate = |rate: &u64| NODES.map(|nodes| row(*rate, nodes));
         let rows: Vec<_> = RATES.iter().flat_map(of_rate).collect();
-        report.add_rows(
-            "How many cores and how much network",
-            Some(self.note()),
-            &rows,
-        );
+        report.add_rows("How many cores and how much network", &self.note(), &rows);
     }
 
     fn note(&self) -> String {

@@ -11,6 +11,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::FanoutArgs;
 use crate::{
+    cpu::CpuSeconds,
     programs::{Process, Programs, free_address},
     report::Percentiles,
     subscribe::Call,
@@ -147,7 +148,7 @@ pub(super) struct Load {
     pub(super) accepted_per_second: f64,
     pub(super) latency_micros: Option<Percentiles>,
     pub(super) generator: Generator,
-    pub(super) cpu_seconds: Cpu,
+    pub(super) cpu_seconds: CpuSeconds,
 }
 
 /// Whether the load's own process was its limit.
@@ -173,17 +174,5 @@ pub(super) struct Readers {
     pub(super) violations: u64,
     pub(super) first_violation: Option<String>,
     pub(super) delivery_micros: Option<Percentiles>,
-    pub(super) cpu_seconds: Cpu,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct Cpu {
-    user: f64,
-    system: f64,
-}
-
-impl Cpu {
-    pub(super) fn total(self) -> f64 {
-        self.user + self.system
-    }
+    pub(super) cpu_seconds: CpuSeconds,
 }

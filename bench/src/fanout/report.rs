@@ -26,19 +26,15 @@ impl Outcome {
         let (deliveries, resources) = (self.deliveries(), self.resources());
         let note = "Due: accepted × subscribers. Delivery is from the edge to the reader, where the call tells; \
                     lost of get-cookies is what is missing of accepted × subscribers.";
-        report.add_rows("Deliveries", Some(note.to_owned()), &deliveries);
+        report.add_rows("Deliveries", note, &deliveries);
         let note = format!(
             "µs of CPU time, in the kernel included; shares are of the CPU time that {} cores had. A further subscriber: \
              against the step before. Memory is the producer's largest, its log included.",
             self.cores
         );
-        report.add_rows("CPU and memory", Some(note), &resources);
+        report.add_rows("CPU and memory", &note, &resources);
         let note = "The straight line nearest to all steps of a call.";
-        report.add_rows(
-            "A further subscriber",
-            Some(note.to_owned()),
-            &self.further(),
-        );
+        report.add_rows("A further subscriber", note, &self.further());
         report.plots = plots(&deliveries, &resources);
         report.with_outcome(self)
     }
@@ -146,11 +142,13 @@ impl Outcome {
                 RATE.of("due", due_per_second(step)),
                 COUNT.of("lost", step.lost).lower(),
             ])
-            .and(MILLIS.percentiles("request ", step.latency_micros, &["p50", "p99"]))
-            .and(MILLIS.percentiles("delivery ", step.delivery_micros, &["p50"]))
-            .and([MILLIS
-                .of("delivery p99", step.delivery_micros.map(|times| times.p99))
-                .lower()])
+            .and(MILLIS.percentiles("request ", step.latency_micros, &["p50", "p99"], &[]))
+            .and(MILLIS.percentiles(
+                "delivery ",
+                step.delivery_micros,
+                &["p50", "p99"],
+                &["p99"],
+            ))
         };
         self.steps.iter().map(row).collect()
     }

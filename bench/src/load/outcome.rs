@@ -110,14 +110,9 @@ pub struct Step {
     pub seconds: f64,
     /// Requests that should have left.
     pub intended: u64,
-    /// Those that did.
-    pub sent: u64,
-    /// Those answered with 200.
-    pub accepted: u64,
-    /// Malformed ones that were refused.
-    pub refused_as_expected: u64,
-    /// Those answered wrongly, or not.
-    pub errors: u64,
+    /// What became of them.
+    #[serde(flatten)]
+    pub counts: Counts,
     /// From the intended time to the answer 200, or until it was given up.
     pub latency_micros: Option<Percentiles>,
 }
@@ -231,10 +226,7 @@ impl Step {
                 rate: rate.get(),
                 seconds: each,
                 intended: at(index + 1) - at(index),
-                sent: counts.sent,
-                accepted: counts.accepted,
-                refused_as_expected: counts.refused_as_expected,
-                errors: counts.errors,
+                counts,
                 latency_micros: Percentiles::of(&latency),
             }
         };

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{profile::Steps, thread_time::ThreadTime};
@@ -39,13 +40,17 @@ pub(super) struct Part {
     pub(super) times: Times,
 }
 
-/// Counts of requests.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Counts {
-    pub(super) sent: u64,
-    pub(super) accepted: u64,
-    pub(super) refused_as_expected: u64,
-    pub(super) errors: u64,
+/// Counts of the requests of a second or a step.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Counts {
+    /// Requests sent.
+    pub sent: u64,
+    /// Answers with 200.
+    pub accepted: u64,
+    /// Malformed requests that were refused.
+    pub refused_as_expected: u64,
+    /// Wrong answers, and requests that were given up.
+    pub errors: u64,
 }
 
 /// Histograms of microseconds.

@@ -39,10 +39,10 @@ impl Outcome {
         report.seconds = self.seconds;
         let whole = self.by_second.iter().filter(|second| is_whole(second));
         let whole: Vec<_> = whole.map(second).collect();
-        report.add_facts("Requests", None, &facts(self, &whole));
-        report.add_rows("Times", None, &times(self, &whole));
+        report.add_facts("Requests", &facts(self, &whole));
+        report.add_rows("Times", "", &times(self, &whole));
         let note = "By the time when a request should have left.";
-        report.add_rows("Steps", Some(note.to_owned()), &steps(&self.steps));
+        report.add_rows("Steps", note, &steps(&self.steps));
         let seconds: Vec<_> = self.by_second.iter().map(second).collect();
         report.plots = plots(self, &seconds);
         report.with_outcome(self)
@@ -148,16 +148,10 @@ fn times(outcome: &Outcome, whole: &[Row]) -> Vec<Row> {
         ("of it the generator's", outcome.generator.delay_micros),
     ];
     let row = |(name, times): (&str, Option<Percentiles>)| {
-        let measures = MICROS.percentiles("", times, &PERCENTILES);
-        let measures = PERCENTILES.iter().zip(measures);
-        let measures = measures.map(|(percentile, measure)| {
-            if name == "latency" && COMPARED.contains(percentile) {
-                let of_seconds =
-                    samples(whole, &format!("latency {percentile}")).collect::<Vec<_>>();
-                measure.lower().sampled(of_seconds)
-            } else {
-                measure
-            }
+        let compared: &[_] = if name == "latency" { &COMPARED } else { &[] };
+        let measures = MICROS.percentiles("", times, &PERCENTILES, compared);
+        let measures = measures.zip(PERCENTILES).map(|(measure, percentile)| {
+            measure.sampled(samples(whole, &format!("{name} {percentile}")))
         });
         Row::new(format!("{name} "), [Measure::words("", name)]).and(measures)
     };
@@ -168,23 +162,18 @@ fn times(outcome: &Outcome, whole: &[Row]) -> Vec<Row> {
 /// Each step of a ramp.
 fn steps(steps: &[Step]) -> Vec<Row> {
     let row = |(index, step): (usize, &Step)| {
-        let accepted = report::per_second(step.accepted, step.seconds);
+        let accepted = report::per_second(step.counts.accepted, step.seconds);
         let measures = [
             RATE.of("rate", step.rate),
             COUNT.of("due", step.intended),
-            COUNT.of("sent", step.sent),
-            COUNT.of("requests accepted", step.accepted),
+            COUNT.of("sent", step.counts.sent),
+            COUNT.of("requests accepted", step.counts.accepted),
             RATE.of("accepted", accepted).higher(),
-            COUNT.of("errors", step.errors),
+            COUNT.of("errors", step.counts.errors),
         ];
-        let latency = |shown: &[&str]| {
-            let latency = MICROS.percentiles("latency ", step.latency_micros, shown);
-            latency.collect::<Vec<_>>()
-        };
-        Row::new(format!("{}: ", step_name(steps, index)), measures)
-            .and(latency(&["p50", "p90"]))
-            .and(latency(&["p99"]).into_iter().map(Measure::lower))
-            .and(latency(&["p99.9", "max"]))
+        let latency = step.latency_micros;
+        let latency = MICROS.percentiles("latency ", latency, &PERCENTILES, &["p99"]);
+        Row::new(format!("{}: ", step_name(steps, index)), measures).and(latency)
     };
     steps.iter().enumerate().map(row).collect()
 }
@@ -206,17 +195,17 @@ fn second(second: &Second) -> Row {
     let shown = ["p50", "p99", "p99.9", "max"];
     let measures = [
         RATE.of("intended", second.intended.and_then(rate)),
-        RATE.of("sent", rate(second.sent)),
-        RATE.of("accepted", rate(second.accepted)),
-        RATE.of("errors", rate(second.errors)),
+        RATE.of("sent", rate(second.counts.sent)),
+        RATE.of("accepted", rate(second.counts.accepted)),
+        RATE.of("errors", rate(second.counts.errors)),
         COUNT.of("at the end of each second", second.outstanding),
         MILLIS.of("p99, the generator's own", own_delay),
         PERCENT.of("running", second.generator_running),
         PERCENT.of("waiting for a processor", second.generator_waiting),
     ];
     Row::new("", measures)
-        .and(MILLIS.percentiles("latency ", second.latency_micros, &shown))
-        .and(MILLIS.percentiles("send delay ", second.send_delay_micros, &shown))
+        .and(MILLIS.percentiles("latency ", second.latency_micros, &shown, &[]))
+        .and(MILLIS.percentiles("send delay ", second.send_delay_micros, &shown, &[]))
         .at("", second.second as f64 + second.length)
 }
 
@@ -293,7 +282,7 @@ fn by_percentile(outcome: &Outcome) -> Plot {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::recorder::Counts, *};
 
     #[test]
     fn steps_of_one_rate_have_names_of_their_own() {
@@ -301,10 +290,7 @@ mod tests {
             rate,
             seconds: 1.0,
             intended: rate,
-            sent: rate,
-            accepted: rate,
-            refused_as_expected: 0,
-            errors: 0,
+            counts: Counts::default(),
             latency_micros: None,
         };
         let steps = [10, 20, 10].map(step);

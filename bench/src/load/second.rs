@@ -20,14 +20,9 @@ pub struct Second {
     pub length: f64,
     /// Requests that should have left in it, when there is a schedule.
     pub intended: Option<u64>,
-    /// Requests sent.
-    pub sent: u64,
-    /// Answers with 200.
-    pub accepted: u64,
-    /// Malformed requests that were refused.
-    pub refused_as_expected: u64,
-    /// Wrong answers, and requests that were given up.
-    pub errors: u64,
+    /// What became of requests in it.
+    #[serde(flatten)]
+    pub counts: Counts,
     /// Requests without an answer at its end.
     pub outstanding: u64,
     /// Of the answers with 200 that came in it, and of the requests that were given up in it: from sending, or from the
@@ -67,7 +62,13 @@ pub(super) struct Collector {
 impl Second {
     /// Answers were awaited, and none came.
     pub(super) fn is_silent(&self) -> bool {
-        self.outstanding > 0 && self.accepted + self.refused_as_expected + self.errors == 0
+        let Counts {
+            accepted,
+            refused_as_expected,
+            errors,
+            ..
+        } = self.counts;
+        self.outstanding > 0 && accepted + refused_as_expected + errors == 0
     }
 }
 
@@ -140,10 +141,7 @@ impl Sum {
             second,
             length: self.length.as_secs_f64(),
             intended,
-            sent: self.counts.sent,
-            accepted: self.counts.accepted,
-            refused_as_expected: self.counts.refused_as_expected,
-            errors: self.counts.errors,
+            counts: self.counts,
             outstanding: self.outstanding,
             latency_micros: Percentiles::of(&self.times.latency),
             send_delay_micros: Percentiles::of(&self.times.send_delay),
@@ -184,7 +182,9 @@ mod tests {
             collector.take(part, &mut |_| unreachable!("the other has not finished it"));
         }
         for part in parts(1, slow) {
-            collector.take(part, &mut |second| shown.push((second.second, second.sent)));
+            collector.take(part, &mut |second| {
+                shown.push((second.second, second.counts.sent))
+            });
         }
         assert_eq!(shown, [(0, 7), (1, 0)]);
         assert_eq!(collector.seconds[1].outstanding, 7);

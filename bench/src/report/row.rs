@@ -233,8 +233,8 @@ pub fn lines(rows: &[Row], names: &[&str]) -> Vec<Series> {
 }
 
 impl Report {
-    /// Adds rows: a table, unless there is none, and their compared figures.
-    pub fn add_rows(&mut self, title: &str, note: Option<String>, rows: &[Row]) {
+    /// Adds rows: a table, unless there is none, with a note on how to read it, and their compared figures.
+    pub fn add_rows(&mut self, title: &str, note: &str, rows: &[Row]) {
         for row in rows {
             let figures = row.measures.iter();
             self.figures
@@ -246,21 +246,21 @@ impl Report {
         let cells = |row: &Row| row.measures.iter().map(Measure::cell).collect();
         self.tables.push(Table {
             title: title.to_owned(),
-            note,
+            note: (!note.is_empty()).then(|| note.to_owned()),
             columns: first.measures.iter().map(Measure::column).collect(),
             rows: rows.iter().map(cells).collect(),
         });
     }
 
     /// Adds measures of the whole run: a table with a line for each that has a value, and their compared figures.
-    pub fn add_facts(&mut self, title: &str, note: Option<String>, facts: &[Measure]) {
+    pub fn add_facts(&mut self, title: &str, facts: &[Measure]) {
         self.figures
             .extend(facts.iter().filter_map(|fact| fact.figure("")));
         let line = |fact: &Measure| vec![fact.column().name, fact.cell()];
         let lines = facts.iter().map(line);
         self.tables.push(Table {
             title: title.to_owned(),
-            note,
+            note: None,
             columns: vec![Column::words(""), Column::number("")],
             rows: lines.filter(|line| !line[1].is_empty()).collect(),
         });
@@ -293,8 +293,8 @@ mod tests {
             step("a", 2.0, Some(12_345.0), 1.5),
             step("a", 1.0, None, 0.5),
         ];
-        report.add_rows("Steps", None, &rows);
-        report.add_rows("Nothing", None, &[]);
+        report.add_rows("Steps", "", &rows);
+        report.add_rows("Nothing", "", &[]);
         let [table] = report.tables.as_slice() else {
             panic!("{:?}", report.tables);
         };
@@ -323,7 +323,7 @@ mod tests {
         let mut report = Report::new("load", "Facts");
         let memory = MEBIBYTES.of("memory", 3_u64 << 20).lower();
         let facts = [COUNT.of("unsent", None::<u64>).lower(), memory];
-        report.add_facts("Facts", None, &facts);
+        report.add_facts("Facts", &facts);
         assert_eq!(report.tables[0].rows, [["memory, MiB", "3.0"]]);
         assert_eq!(
             report.figures,

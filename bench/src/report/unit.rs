@@ -73,16 +73,23 @@ impl Unit {
         Measure::new(name, value, self)
     }
 
-    /// Those percentiles that are `shown`, each with `prefix` before its name: `latency p99`. They are microseconds.
+    /// Those percentiles that are `shown`, each with `prefix` before its name: `latency p99`. They are microseconds; those of
+    /// `compared` are compared, and less is better.
     pub fn percentiles(
         self,
         prefix: &str,
         times: Option<Percentiles>,
         shown: &[&str],
+        compared: &[&str],
     ) -> impl Iterator<Item = Measure> {
         shown.iter().map(move |percentile| {
             let value = times.and_then(|times| times.named(percentile));
-            self.of(&format!("{prefix}{percentile}"), value)
+            let measure = self.of(&format!("{prefix}{percentile}"), value);
+            if compared.contains(percentile) {
+                measure.lower()
+            } else {
+                measure
+            }
         })
     }
 }

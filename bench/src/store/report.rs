@@ -6,6 +6,9 @@ use crate::report::{
     unit::{COUNT, CPU, MEAN, MILLIS, RATE},
 };
 
+/// Of the time of a batch.
+const QUANTILES: [&str; 2] = ["p50", "p99"];
+
 impl Outcome {
     /// The report of this run.
     #[must_use]
@@ -24,10 +27,10 @@ impl Outcome {
             .environment
             .programs
             .extend(mongod.map(|version| ("mongod".to_owned(), version.clone())));
-        report.add_rows("Ways to write", Some(self.note()), &self.measured());
+        report.add_rows("Ways to write", &self.note(), &self.measured());
         let pairs = grouped(self.pairs);
         let note = format!("Warm-up included; {pairs} distinct pairs were sent.");
-        report.add_rows("What became of the cookies", Some(note), &self.fates());
+        report.add_rows("What became of the cookies", &note, &self.fates());
         report.plots = self.plots();
         report.with_outcome(self)
     }
@@ -103,11 +106,12 @@ impl Outcome {
                 COUNT.of("batches", way.batches),
                 MEAN.of("cookies a batch", way.cookies_per_batch),
             ])
-            .and(
-                MILLIS
-                    .percentiles("batch ", way.batch_micros, &["p50", "p99"])
-                    .map(Measure::lower),
-            )
+            .and(MILLIS.percentiles(
+                "batch ",
+                way.batch_micros,
+                &QUANTILES,
+                &QUANTILES,
+            ))
         };
         self.ways.iter().map(row).collect()
     }

@@ -77,8 +77,8 @@ async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result
     );
     let seconds = &outcome.by_second;
     let sum = |of: fn(&load::Second) -> u64| seconds.iter().map(of).sum::<u64>();
-    assert_eq!(sum(|second| second.sent), 5 * RATE);
-    assert_eq!(sum(|second| second.accepted), 5 * RATE);
+    assert_eq!(sum(|second| second.counts.sent), 5 * RATE);
+    assert_eq!(sum(|second| second.counts.accepted), 5 * RATE);
     assert_eq!(sum(|second| second.intended.unwrap_or(0)), 5 * RATE);
     Ok(())
 }
@@ -294,7 +294,14 @@ async fn ramp_is_told_step_by_step_and_producers_take_turns() -> Result<()> {
     let steps: Vec<_> = outcome
         .steps
         .iter()
-        .map(|step| (step.rate, step.intended, step.sent, step.accepted))
+        .map(|step| {
+            (
+                step.rate,
+                step.intended,
+                step.counts.sent,
+                step.counts.accepted,
+            )
+        })
         .collect();
     assert_eq!(steps, [(400, 400, 400, 400), (800, 800, 800, 800)]);
     assert_eq!(
