@@ -1,6 +1,6 @@
 //! Measured figures, each described once: table cells, compared figures and lines of plots are all made from them.
 
-use super::{Better, Column, Figure, Report, Series, Table, unit::Unit};
+use super::{Better, Column, Figure, Percentiles, Report, Series, Table, unit::Unit};
 
 /// One measured figure.
 #[derive(Debug, Clone)]
@@ -149,6 +149,34 @@ impl Measure {
         } else {
             self.name.clone()
         }
+    }
+}
+
+impl Unit {
+    /// A measure in this unit, from its raw number.
+    #[must_use]
+    pub fn of(self, name: &str, value: impl Number) -> Measure {
+        Measure::new(name, value, self)
+    }
+
+    /// Those percentiles that are `shown`, each with `prefix` before its name: `latency p99`. They are microseconds; those of
+    /// `compared` are compared, and less is better.
+    pub fn percentiles(
+        self,
+        prefix: &str,
+        times: Option<Percentiles>,
+        shown: &[&str],
+        compared: &[&str],
+    ) -> impl Iterator<Item = Measure> {
+        shown.iter().map(move |percentile| {
+            let value = times.and_then(|times| times.named(percentile));
+            let measure = self.of(&format!("{prefix}{percentile}"), value);
+            if compared.contains(percentile) {
+                measure.lower()
+            } else {
+                measure
+            }
+        })
     }
 }
 

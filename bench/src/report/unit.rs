@@ -2,11 +2,6 @@
 
 use launcher::numbers::{duration, grouped, rate};
 
-use super::{
-    Percentiles,
-    row::{Measure, Number},
-};
-
 /// Bytes.
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
@@ -63,34 +58,6 @@ const fn in_heading(name: &'static str, scale: f64, write: fn(f64) -> String) ->
         scale,
         is_in_heading: true,
         write,
-    }
-}
-
-impl Unit {
-    /// A measure in this unit, from its raw number.
-    #[must_use]
-    pub fn of(self, name: &str, value: impl Number) -> Measure {
-        Measure::new(name, value, self)
-    }
-
-    /// Those percentiles that are `shown`, each with `prefix` before its name: `latency p99`. They are microseconds; those of
-    /// `compared` are compared, and less is better.
-    pub fn percentiles(
-        self,
-        prefix: &str,
-        times: Option<Percentiles>,
-        shown: &[&str],
-        compared: &[&str],
-    ) -> impl Iterator<Item = Measure> {
-        shown.iter().map(move |percentile| {
-            let value = times.and_then(|times| times.named(percentile));
-            let measure = self.of(&format!("{prefix}{percentile}"), value);
-            if compared.contains(percentile) {
-                measure.lower()
-            } else {
-                measure
-            }
-        })
     }
 }
 
