@@ -4,13 +4,12 @@
 //! # How it works
 //!
 //! An epoch is one run of the process. A small record in a file keeps the last 16 epochs and where each ended. The
-//! record is best kept in memory (`/dev/shm`): there it survives the process, however that ends, but not the machine,
-//! and neither do the cookies that it describes. The entry of the current epoch states that no sequence is *beyond*
-//! some bound:
+//! record is best kept in memory (`/dev/shm`): there it survives the process, however that ends, but not the machine.
+//! The entry of the current epoch states that no sequence is *beyond* some bound:
 //!
 //! - Before a cookie may get a sequence beyond the bound, the bound is raised, by `AHEAD_COOKIES` more than needed.
-//! - When the log has sealed everything because of its age, the bound becomes the last sequence: if a producer is
-//!   killed while it is idle, its exact end is known.
+//! - When the log has sealed everything because of its age, the bound becomes the last sequence: the bound of a
+//!   producer that is killed while it is idle is where it ended.
 //! - When the log is closed, the entry becomes exact.
 //!
 //! So the bound holds at every instant, whatever kills the process: a process that is killed while it raises the bound
