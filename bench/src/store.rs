@@ -141,7 +141,7 @@ pub async fn run(
     ensure!(!args.prefix.is_empty(), "--prefix must not be empty");
     let config = args.config()?;
     let mut place = Place::default();
-    match &config.store {
+    match &config.storing.store {
         StoreConfig::Mongodb(uri) => {
             let server = Server::connect(uri, &args.prefix).await?;
             server.drop_own(&IN_MONGODB).await?;
@@ -210,15 +210,15 @@ async fn measure(
         outcomes.push(finished.await?);
     }
     let mut outcome = Outcome {
-        store: config.store.to_string(),
+        store: config.storing.store.to_string(),
         mongod_version: server.map(|server| server.version().to_owned()),
         seed,
         dsps: args.dsps.get(),
         repeat: args.repeat,
         repeat_changed: args.repeat_changed,
-        batch_cookies: config.batch_cookies_max,
-        writers: config.mongodb_writers,
-        refresh_interval_seconds: config.refresh_interval.as_secs_f64(),
+        batch_cookies: config.storing.batch_cookies,
+        writers: config.mongodb.mongodb_writers,
+        refresh_interval_seconds: config.keeping.refresh_interval.as_secs_f64(),
         warm_up_cookies,
         cookies: workload.cookies() - warm_up_cookies,
         pairs: workload.pairs(),
@@ -293,11 +293,11 @@ impl StoreArgs {
 
     /// All ways, the consumer's first.
     async fn ways(&self, config: &Config, place: &Place) -> Result<Vec<Way>> {
-        let StoreConfig::Mongodb(uri) = &config.store else {
+        let StoreConfig::Mongodb(uri) = &config.storing.store else {
             let mut config = config.clone();
             let mut name = DISCARD;
             if let Some(folder) = &place.folder {
-                config.store = StoreConfig::Embedded(folder.data());
+                config.storing.store = StoreConfig::Embedded(folder.data());
                 name = EMBEDDED;
             }
             let consumed = Consumed::start("store-consumer", config, self.dsps).await?;
@@ -308,8 +308,8 @@ impl StoreArgs {
         let plan = |way| Plan {
             uri: uri.clone(),
             prefix: format!("{}{way}-", self.prefix),
-            writers: config.mongodb_writers,
-            batch_cookies: config.batch_cookies_max,
+            writers: config.mongodb.mongodb_writers,
+            batch_cookies: config.storing.batch_cookies,
             dsps: self.dsps.get(),
         };
         let ceiling = Bare::start("store-ceiling", Kind::Insert, plan(CEILING)).await?;

@@ -89,14 +89,14 @@ impl App {
     /// When the store can never work, the port is taken, or the registry has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = store::open(&config).await?;
-        let aside = match config.store {
+        let aside = match config.storing.store {
             StoreConfig::Mongodb(_) => {
-                let folder = config.set_aside.clone();
-                Some(aside::Folder::open(folder, config.set_aside_bytes_max).await?)
+                let folder = config.storing.set_aside();
+                Some(aside::Folder::open(folder, config.storing.set_aside_bytes).await?)
             }
             StoreConfig::Embedded(_) | StoreConfig::Discard => None,
         };
-        let admin = listen::bind(config.admin, "--admin")?;
+        let admin = listen::bind(config.running.admin, "--admin")?;
         let surroundings = Surroundings {
             store,
             aside,
@@ -344,15 +344,15 @@ impl App {
                 Ok(())
             }));
             let context = subscription::Context {
-                name: config.name,
-                producers_expected: config.producers_expected,
+                producers_expected: config.reading.producers_expected(),
+                name: config.reading.name,
                 network,
                 security: config.security,
                 producers,
                 metrics: metrics.subscription,
             };
             let discovery = discovery::run(
-                config.producers,
+                config.reading.producer,
                 Arc::new(context),
                 buffer,
                 tracker.clone(),
@@ -377,7 +377,7 @@ impl App {
 fn say_plain_tokens(config: &Config) {
     let is_plain = |url: &&ProducerUrl| !url.https && !stays_here(&url.host);
     if config.security.token.is_some()
-        && let Some(producer) = config.producers.iter().find(is_plain)
+        && let Some(producer) = config.reading.producer.iter().find(is_plain)
     {
         tracing::warn!(
             %producer,

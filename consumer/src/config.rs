@@ -4,22 +4,17 @@
 //! the environment. No text made here contains the credentials of a store.
 
 mod args;
-mod check;
 mod parse;
 mod security;
 
-use std::{
-    collections::BTreeSet, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, time::Duration,
-};
+use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf};
 
-use jiff::tz::TimeZone;
 use runtime::{
     connect::credentials::Security,
-    settings::{self, Common, without_secret},
+    settings::{self, Common, Mistakes, Settings, without_secret},
 };
 
-pub use self::args::Args;
-use crate::{ttl::Ttls, window::Window};
+pub use self::args::{Args, Keeping, Mongodb, Night, Reading, Running, Storing};
 
 /// A producer, or all producers behind a host name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -46,56 +41,20 @@ pub enum StoreConfig {
 /// The checked settings. Prints without secrets.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Producers to read from; never empty.
-    pub producers: Vec<ProducerUrl>,
-    /// At least so many of them share what is kept for receiving; more do when more are found.
-    pub producers_expected: usize,
-    /// How to reach them.
+    /// Whom it reads from, and who it is.
+    pub reading: Reading,
+    /// How it reaches producers.
     pub security: Security,
-    /// The name of this consumer's queue on every producer.
-    pub name: String,
     /// Where cookies go.
-    pub store: StoreConfig,
-    /// How long a batch is collected, at most.
-    pub flush_interval: Duration,
-    /// Address of the admin port; port 0 takes a free one.
-    pub admin: SocketAddr,
-    /// Most cookies of one batch.
-    pub batch_cookies_max: usize,
-    /// Most bytes received but not yet part of a batch.
-    pub buffer_bytes_max: usize,
-    /// How long a cookie is kept after it was accepted; the longest is also how long an untouched cursor is.
-    pub ttls: Ttls,
-    /// How long a repeated cookie is not written again; zero writes every one.
-    pub refresh_interval: Duration,
-    /// Most bytes of memory for knowing what repeats.
-    pub refresh_bytes_max: usize,
-    /// Where cookies go that the store refuses for ever.
-    pub dead_letters: PathBuf,
-    /// Most bytes of the dead letters kept.
-    pub dead_letter_bytes_max: usize,
-    /// Where cookies go that the store does not take of one DSP alone.
-    pub set_aside: PathBuf,
-    /// Most bytes of these.
-    pub set_aside_bytes_max: usize,
-    /// DSPs that always have a place in the store.
-    pub dsps: BTreeSet<u32>,
-    /// Most others that get one by being seen.
-    pub dsps_max: usize,
-    /// DSPs that get none.
-    pub dsps_refused: BTreeSet<u32>,
-    /// What every MongoDB database's name begins with.
-    pub mongodb_prefix: String,
-    /// Most MongoDB collections written at once.
-    pub mongodb_writers: usize,
-    /// When expired cookies are deleted.
-    pub expiry_window: Window,
-    /// When the store is compacted.
-    pub compaction_window: Window,
-    /// The time zone of the windows.
-    pub time_zone: TimeZone,
-    /// How long an orderly shutdown may take.
-    pub drain_timeout: Duration,
+    pub storing: Storing,
+    /// How long cookies are kept.
+    pub keeping: Keeping,
+    /// What MongoDB is asked for.
+    pub mongodb: Mongodb,
+    /// What is done at night.
+    pub night: Night,
+    /// How it is watched and stopped.
+    pub running: Running,
     /// What every process has.
     pub common: Common,
 }
@@ -107,6 +66,48 @@ impl Config {
     /// With all mistakes at once, ready to be printed; also for `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
+    }
+}
+
+impl Settings for Args {
+    type Config = Config;
+
+    fn check(self, mistakes: &mut Mistakes) -> Config {
+        self.storing.check(mistakes);
+        self.keeping.check(mistakes);
+        Config {
+            security: self.security.check(mistakes, &self.reading.producer),
+            reading: self.reading,
+            storing: self.storing,
+            keeping: self.keeping,
+            mongodb: self.mongodb,
+            night: self.night,
+            running: self.running,
+            common: self.common.check(mistakes),
+        }
+    }
+
+    fn common(config: &Config) -> &Common {
+        &config.common
+    }
+}
+
+impl Storing {
+    fn check(&self, mistakes: &mut Mistakes) {
+        if let Some(both) = self.dsps().intersection(&self.dsps_refused()).next() {
+            mistakes.add(format!("--dsps-refused: DSP {both} is in --dsps, too"));
+        }
+    }
+}
+
+impl Keeping {
+    fn check(&self, mistakes: &mut Mistakes) {
+        let mut named = BTreeSet::new();
+        for (dsp_id, _) in &self.dsp_ttl {
+            if !named.insert(dsp_id) {
+                mistakes.add(format!("--dsp-ttl: DSP {dsp_id} is named twice"));
+            }
+        }
     }
 }
 
@@ -139,38 +140,39 @@ impl fmt::Debug for StoreConfig {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let producers: Vec<_> = self.producers.iter().map(ToString::to_string).collect();
+        let (reading, storing) = (&self.reading, &self.storing);
+        let producers: Vec<_> = reading.producer.iter().map(ToString::to_string).collect();
         write!(
             f,
             "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
              refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} set_aside={} set_aside_bytes={} dsps={} dsps_max={} dsps_refused={} mongodb_prefix={} \
              mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
             producers.join(","),
-            self.producers_expected,
+            reading.producers_expected(),
             self.security.tls.is_some(),
             self.security.token.is_some(),
-            self.name,
-            self.store,
-            self.flush_interval,
-            self.admin,
-            self.batch_cookies_max,
-            self.buffer_bytes_max,
-            self.ttls,
-            self.refresh_interval,
-            self.refresh_bytes_max,
-            self.dead_letters.display(),
-            self.dead_letter_bytes_max,
-            self.set_aside.display(),
-            self.set_aside_bytes_max,
-            self.dsps.len(),
-            self.dsps_max,
-            self.dsps_refused.len(),
-            self.mongodb_prefix,
-            self.mongodb_writers,
-            self.expiry_window,
-            self.compaction_window,
-            self.time_zone.iana_name().unwrap_or("system"),
-            self.drain_timeout,
+            reading.name,
+            storing.store,
+            storing.flush_interval,
+            self.running.admin,
+            storing.batch_cookies,
+            storing.buffer_bytes,
+            self.keeping.ttls(),
+            self.keeping.refresh_interval,
+            self.keeping.refresh_bytes,
+            storing.dead_letters.display(),
+            storing.dead_letter_bytes,
+            storing.set_aside().display(),
+            storing.set_aside_bytes,
+            storing.dsps().len(),
+            storing.dsps_max,
+            storing.dsps_refused().len(),
+            self.mongodb.mongodb_prefix,
+            self.mongodb.mongodb_writers,
+            self.night.expiry_window,
+            self.night.compaction_window,
+            self.night.time_zone.iana_name().unwrap_or("system"),
+            self.running.drain_timeout,
             self.common.log_filter,
         )
     }

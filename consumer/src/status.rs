@@ -188,8 +188,8 @@ impl Sources {
         draining: &CancellationToken,
     ) -> Self {
         Self {
-            name: config.name.clone(),
-            store: config.store.clone(),
+            name: config.reading.name.clone(),
+            store: config.storing.store.clone(),
             schedule,
             health: Arc::clone(health),
             metrics: metrics.clone(),

@@ -320,21 +320,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// When it can never work, with what to do.
 pub async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     let lookup = LookupBound {
-        listed: config.dsps.clone(),
-        others_max: config.dsps_max,
+        listed: config.storing.dsps(),
+        others_max: config.storing.dsps_max,
     };
-    Ok(match &config.store {
+    Ok(match &config.storing.store {
         StoreConfig::Embedded(folder) => {
-            let (folder, ttls) = (folder.clone(), config.ttls.clone());
+            let (folder, ttls) = (folder.clone(), config.keeping.ttls());
             let store = embedded::EmbeddedStore::open(folder, ttls).await?;
             Arc::new(store.with_lookup_bound(lookup))
         }
         StoreConfig::Mongodb(uri) => Arc::new(mongodb::MongodbStore::new(mongodb::Options {
             uri: uri.clone(),
-            name: config.name.clone(),
-            prefix: config.mongodb_prefix.clone(),
-            writers: config.mongodb_writers,
-            ttls: config.ttls.clone(),
+            name: config.reading.name.clone(),
+            prefix: config.mongodb.mongodb_prefix.clone(),
+            writers: config.mongodb.mongodb_writers,
+            ttls: config.keeping.ttls(),
             lookup,
         })),
         StoreConfig::Discard => Arc::new(discard::DiscardStore::default()),

@@ -100,22 +100,31 @@ impl App {
         let addresses = ports.addresses()?;
         let registry = Registry::new();
         let producer_id = config
+            .listening
             .id
             .clone()
             .unwrap_or_else(|| default_id(addresses.grpc));
-        let (epoch_history, current_epoch) =
-            epoch_history::begin(&config.state, &producer_id, epoch::generate(), &registry)?;
+        let (epoch_history, current_epoch) = epoch_history::begin(
+            &config.listening.state,
+            &producer_id,
+            epoch::generate(),
+            &registry,
+        )?;
         let epoch = epoch_history.epoch();
         let log_config = log::Config {
             epoch,
-            bytes_max: config.log_bytes_max,
-            chunk_bytes: config.chunk_bytes,
-            chunk_age: config.chunk_age,
-            idle_after: config.heartbeat,
+            bytes_max: config.keeping.log_bytes,
+            chunk_bytes: config.keeping.chunk_bytes,
+            chunk_age: config.keeping.chunk_age,
+            idle_after: config.keeping.heartbeat,
         };
         let log = Log::with_progress(log_config, Some(Box::new(current_epoch)));
-        let subscribers = Subscribers::new(config.subscriber_retention, config.subscribers_max);
-        metrics::register(&registry, &log, &subscribers, config.queue_cookies_max)?;
+        let subscribers = Subscribers::new(
+            config.keeping.subscriber_retention,
+            config.limits.subscribers,
+        );
+        let queue_cookies_max = config.keeping.queue_cookies as u64;
+        metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         tracing::info!(?config, "settings");
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
@@ -129,11 +138,11 @@ impl App {
             subscribers.clone(),
             streams::Config {
                 producer_id: producer_id.clone(),
-                queue_cookies_max: config.queue_cookies_max,
-                rewind_bytes: config.rewind_bytes,
+                queue_cookies_max,
+                rewind_bytes: config.keeping.rewind_bytes,
                 epoch_history: epoch_history.clone(),
             },
-            StreamBudget::register(&registry, config.pinned_bytes_max as u64)?,
+            StreamBudget::register(&registry, config.limits.pinned_bytes as u64)?,
             Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
@@ -160,7 +169,7 @@ impl App {
         let status = ProducerStatus::new(status::Sources {
             name: producer_id,
             log: app.log.clone(),
-            log_bytes_max: config.log_bytes_max,
+            log_bytes_max: config.keeping.log_bytes,
             subscribers: app.subscribers.clone(),
             readiness: Arc::clone(&readiness),
         });
@@ -174,7 +183,12 @@ impl App {
         config: &Config,
         metrics: edge::Metrics,
     ) -> anyhow::Result<Accepting> {
-        let edge = Edge::new(self.log.clone(), config.ids, metrics, self.draining.clone());
+        let edge = Edge::new(
+            self.log.clone(),
+            config.limits.ids(),
+            metrics,
+            self.draining.clone(),
+        );
         let connections = listen::Metrics::register(&self.registry, "producer", "http")?;
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
@@ -269,9 +283,9 @@ impl App {
 impl Ports<TcpListener> {
     fn bind(config: &Config) -> anyhow::Result<Self> {
         Ok(Self {
-            http: listen::bind(config.http, "--http")?,
-            grpc: listen::bind(config.grpc, "--grpc")?,
-            admin: listen::bind(config.admin, "--admin")?,
+            http: listen::bind(config.listening.http, "--http")?,
+            grpc: listen::bind(config.listening.grpc, "--grpc")?,
+            admin: listen::bind(config.listening.admin, "--admin")?,
         })
     }
 }

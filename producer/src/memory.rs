@@ -35,23 +35,23 @@ pub fn parts(config: &Config) -> [Part; 8] {
         server::CONNECTION_BYTES
     };
     [
-        part("cookies", "`--log-bytes`", 1, config.log_bytes_max),
+        part("cookies", "`--log-bytes`", 1, config.keeping.log_bytes),
         part(
             "what slow readers hold beside the log",
             "`--pinned-bytes`",
             1,
-            config.pinned_bytes_max,
+            config.limits.pinned_bytes,
         ),
         part(
             "HTTP connections",
             "`--http-connections`, 64 KiB each",
-            config.http_limits.connections_max,
+            config.limits.http_connections,
             edge::CONNECTION_BYTES,
         ),
         part(
             "gRPC connections",
             "`--grpc-connections`, 128 KiB each, 256 KiB with TLS",
-            config.grpc_connections_max,
+            config.limits.grpc_connections,
             grpc_connection,
         ),
         part(
@@ -63,7 +63,7 @@ pub fn parts(config: &Config) -> [Part; 8] {
         part(
             "subscribers, connected or remembered",
             "`--subscribers`, 32 KiB each",
-            config.subscribers_max,
+            config.limits.subscribers,
             streams::SUBSCRIBER_BYTES,
         ),
         part(
@@ -71,7 +71,7 @@ pub fn parts(config: &Config) -> [Part; 8] {
             "96 times `--chunk-bytes`",
             // Short cookies take up to a third more by themselves than in a chunk.
             streams::CHUNKS_KEPT * 3 / 2,
-            config.chunk_bytes,
+            config.keeping.chunk_bytes,
         ),
         Part {
             what: "the process itself",

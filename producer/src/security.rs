@@ -9,7 +9,7 @@ use runtime::{
     listen::Stage,
     metrics::Registry,
     reload::{self, NamedFile, Reloaded},
-    settings::Mistakes,
+    settings::{CONTENTS, Mistakes},
     tls::server::{Files, Handshakes},
     token,
 };
@@ -25,6 +25,7 @@ pub struct SecurityArgs {
     /// After it those that lead to its authority. It is looked at again every few seconds, as are the next three.
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true
@@ -34,6 +35,7 @@ pub struct SecurityArgs {
     /// PEM file with the private key of that certificate
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true
@@ -43,6 +45,7 @@ pub struct SecurityArgs {
     /// PEM file with the authorities of clients' certificates, which clients must then have
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true
@@ -54,6 +57,7 @@ pub struct SecurityArgs {
     /// Each has 16 to 512 bytes. Health checks need none.
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true

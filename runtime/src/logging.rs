@@ -15,13 +15,12 @@ use std::{
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, layer::SubscriberExt as _, reload};
 
 use self::lines::Lines;
-use super::settings::Mistakes;
 
 /// Longest filter, in bytes.
 pub const FILTER_BYTES_MAX: usize = 1024;
 
 /// The variable that every Rust program takes for its filter.
-const VARIABLE: &str = "RUST_LOG";
+pub const FILTER_VARIABLE: &str = "RUST_LOG";
 
 /// The filter of this process's log.
 static LOG: OnceLock<Log> = OnceLock::new();
@@ -133,11 +132,14 @@ impl FromStr for Format {
     }
 }
 
-/// The filter of a process that names none: `RUST_LOG`, or `info`. Notes when the variable holds no filter.
-pub fn default_filter(mistakes: &mut Mistakes) -> Filter {
-    match std::env::var(VARIABLE) {
-        Ok(text) if !text.is_empty() => mistakes.check(VARIABLE, text.parse()),
-        _ => Filter::default(),
+/// The filter of a process that names none: that of [`FILTER_VARIABLE`], or `info`.
+///
+/// # Errors
+/// In words, when the variable holds no filter.
+pub fn default_filter() -> Result<Filter, String> {
+    match std::env::var(FILTER_VARIABLE) {
+        Ok(text) if !text.is_empty() => text.parse(),
+        _ => Ok(Filter::default()),
     }
 }
 

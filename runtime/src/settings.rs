@@ -4,8 +4,9 @@
 //! A key of the file is the flag's name with underscores, an environment variable the same in capitals after the
 //! program's name. So every setting has all three forms, and none can be known to one and unknown to another.
 //!
-//! Every flag's type is `String` (a list's `Vec<String>`), so that clap accepts whatever is written and a check
-//! can name all mistakes at once, those of the file among them.
+//! A flag is the one place where a setting is described: its field's type and `value_parser` say what it takes, its group
+//! says what becomes of a change. clap would name the first mistake alone, so each value is tried by itself, and all
+//! mistakes are named at once, those of the file among them.
 //!
 //! What every process can do with its settings instead of running is in [`instead`]; [`Change`] says which of them may
 //! change while it runs, and [`renewal`] changes them; [`mod@reference`] writes the documentation.
@@ -26,16 +27,16 @@ use std::{
 };
 
 use clap::{
-    Arg, ArgAction, ArgMatches, Command, Parser, ValueHint, builder::Resettable, error::ErrorKind,
+    Arg, ArgAction, ArgGroup, ArgMatches, Command, Parser, ValueHint,
+    builder::{Resettable, ValueParser},
+    error::ErrorKind,
 };
 
 pub use self::{
     common::{Common, CommonArgs},
     effective::{Effective, Setting, Source, lacks_secret, without_secret},
     mistakes::Mistakes,
-    values::{
-        TIME_MAX, address, boolean, bytes, number, optional_number, size, time, time_within, within,
-    },
+    values::{Refused, TIME_MAX, address, boolean, bytes, count, optional, size, time},
 };
 
 /// The flag that names the file; it is the one setting the file cannot hold.
@@ -46,62 +47,59 @@ pub trait Settings: Parser + 'static {
     /// The same, checked.
     type Config: Send + 'static;
 
-    /// What becomes of a change of each setting while the process runs. Each setting is named once, as in the file;
-    /// [`unclassified`] finds what is missing. Those of [`Common`] are not named here.
-    const CHANGES: &'static [(&'static str, Change)];
-
-    /// Checks all settings; notes all mistakes.
-    fn check(&self, mistakes: &mut Mistakes) -> Self::Config;
+    /// From values that are each good to what they mean together; notes all mistakes.
+    fn check(self, mistakes: &mut Mistakes) -> Self::Config;
 
     /// The settings that every process has.
     fn common(config: &Self::Config) -> &Common;
 }
 
+/// The group of the settings of which a change is [in use at once](Change::Reloaded).
+pub const RELOADED: &str = "reloaded";
+
+/// The group of the settings that name [files which are looked at again and again](Change::Contents).
+pub const CONTENTS: &str = "contents";
+
 /// What becomes of a change of a setting while the process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// It is in use at once.
+    /// It is in use at once. Such a flag is in the group [`RELOADED`].
     Reloaded,
-    /// The setting names a file, which is looked at again and again; the name of another needs a restart.
+    /// The setting names a file, which is looked at again and again; the name of another needs a restart. Such a flag is in
+    /// the group [`CONTENTS`].
     Contents,
-    /// It needs a restart.
+    /// It needs a restart. Such a flag is in neither group.
     Restart,
 }
 
 impl Change {
-    /// That of the setting `id` of `A`; `None` when nobody said.
-    #[must_use]
-    pub fn of<A: Settings>(id: &str) -> Option<Self> {
-        let all = common::CHANGES.iter().chain(A::CHANGES);
-        all.into_iter()
-            .find(|(name, _)| *name == id)
-            .map(|&(_, change)| change)
+    /// That of one of the settings of a command that was built.
+    fn of(command: &Command, setting: &Arg) -> Self {
+        let is_in = |name| {
+            let mut groups = command.get_groups().filter(|group| group.get_id() == name);
+            groups.any(|group| group.get_args().any(|id| id == setting.get_id()))
+        };
+        if is_in(RELOADED) {
+            Self::Reloaded
+        } else if is_in(CONTENTS) {
+            Self::Contents
+        } else {
+            Self::Restart
+        }
     }
 }
 
-/// What is wrong with [`Settings::CHANGES`]: settings without a row, rows without a setting or with two. Meant for a test
-/// of each process.
+/// The names of the settings of `A` of whose change this becomes. Meant for tests.
 #[must_use]
-pub fn unclassified<A: Settings>() -> Vec<String> {
-    let command = command::<A>();
-    let settings: Vec<_> = command
+pub fn settings_with<A: Settings>(change: Change) -> Vec<String> {
+    let mut command = command::<A>();
+    command.build();
+    let settings = command
         .get_arguments()
-        .filter(|argument| is_setting(argument))
-        .map(|argument| argument.get_id().as_str())
-        .collect();
-    let rows: Vec<_> = common::CHANGES.iter().chain(A::CHANGES).collect();
-    let count = |id: &str| rows.iter().filter(|(name, _)| *name == id).count();
-    let mut wrong: Vec<_> = settings
-        .iter()
-        .filter(|id| count(id) != 1)
-        .map(|id| format!("{id} has {} rows", count(id)))
-        .collect();
-    wrong.extend(
-        rows.iter()
-            .filter(|(name, _)| !settings.contains(name))
-            .map(|(name, _)| format!("{name} is no setting")),
-    );
-    wrong
+        .filter(|argument| is_setting(argument) && Change::of(&command, argument) == change);
+    settings
+        .map(|setting| setting.get_id().to_string())
+        .collect()
 }
 
 /// The settings of a process, read.
@@ -129,7 +127,11 @@ pub fn load<A: Settings>(
 /// The command line of `A`, whose settings all have an environment variable.
 #[must_use]
 pub fn command<A: Settings>() -> Command {
-    let command = A::command();
+    let command = [RELOADED, CONTENTS]
+        .into_iter()
+        .fold(A::command(), |command, name| {
+            command.group(ArgGroup::new(name).multiple(true))
+        });
     let program = command.get_name().to_uppercase();
     command.mut_args(|argument| {
         let argument = match argument.get_value_names() {
@@ -171,7 +173,10 @@ impl Written {
         arguments: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, clap::Error> {
         let arguments: Vec<_> = arguments.into_iter().collect();
-        let mut command = command.clone().mut_args(without_empty_environment);
+        let mut command = command
+            .clone()
+            .mut_args(without_empty_environment)
+            .mut_args(taking_anything);
         let mut mistakes = Mistakes::default();
         let mut in_file = Default::default();
         let file = file_of(&command, &arguments);
@@ -192,17 +197,46 @@ impl Written {
     }
 
     fn check<A: Settings>(mut self) -> Result<Loaded<A>, clap::Error> {
-        let config = A::from_arg_matches(&self.matches)?.check(&mut self.mistakes);
+        let command = command::<A>().mut_args(|argument| argument.env(Resettable::Reset));
+        let good = self.good_values(&command);
+        let config = command
+            .try_get_matches_from(good)
+            .and_then(|matches| A::from_arg_matches(&matches))
+            .map(|settings| settings.check(&mut self.mistakes));
         if !self.mistakes.is_empty() {
             let message = format!("wrong settings:\n{}\n", self.mistakes);
             return Err(clap::Error::raw(ErrorKind::InvalidValue, message));
         }
         Ok(Loaded {
-            config,
+            config: config?,
             effective: self.effective,
             arguments: self.arguments,
             file: self.file,
         })
+    }
+
+    /// A command line that says each good value of each setting; notes what is wrong with the others, for which the defaults
+    /// stand in, so that mistakes between settings are found too.
+    fn good_values(&mut self, command: &Command) -> Vec<OsString> {
+        let mut line = vec![command.get_name().into()];
+        for setting in command
+            .get_arguments()
+            .filter(|argument| is_setting(argument))
+        {
+            let flag = setting.get_long().unwrap_or_default();
+            let values = self.matches.get_raw(setting.get_id().as_str());
+            for value in values.into_iter().flatten() {
+                match values::refusal(setting, value) {
+                    None => {
+                        let mut good = OsString::from(format!("--{flag}="));
+                        good.push(value);
+                        line.push(good);
+                    }
+                    Some(refused) => self.mistakes.add(format!("--{flag}: {refused}")),
+                }
+            }
+        }
+        line
     }
 }
 
@@ -218,6 +252,15 @@ fn without_empty_environment(argument: Arg) -> Arg {
     let value = argument.get_env().and_then(std::env::var_os);
     if value.is_some_and(|value| value.is_empty()) {
         argument.env(Resettable::Reset)
+    } else {
+        argument
+    }
+}
+
+/// A setting before its check, which is to find all mistakes and not the first alone.
+fn taking_anything(argument: Arg) -> Arg {
+    if is_setting(&argument) {
+        argument.value_parser(ValueParser::os_string())
     } else {
         argument
     }

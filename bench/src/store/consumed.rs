@@ -101,7 +101,7 @@ impl Consumed {
                 Arc::clone(&store) as Arc<dyn Store>,
                 None,
                 Arc::new(Health::default()),
-                watch::channel(config.dsps_refused.clone()).1,
+                watch::channel(config.storing.dsps_refused()).1,
                 &metrics,
                 Stops::default(),
             );

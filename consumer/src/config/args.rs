@@ -1,48 +1,28 @@
-//! The settings as they are written, and what becomes of a change of each.
+//! The settings, a field for each: what it is called, what it takes, its default, and by its group what becomes of a change.
+//!
+//! What is in no group needs a restart: buffers, tables and windows are laid out at the start, and what is stored already depends
+//! on how long it is kept.
 
-use std::{fmt, path::PathBuf};
+use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use runtime::settings::{Change, CommonArgs, instead::InsteadArgs};
+use jiff::tz::TimeZone;
+use runtime::settings::{
+    CommonArgs, RELOADED, TIME_MAX, address, count, instead::InsteadArgs, optional, size, time,
+};
 
-use super::security::SecurityArgs;
+use super::{
+    ProducerUrl, StoreConfig,
+    parse::{
+        TTL_MIN, parse_dsp, parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store,
+        parse_time_zone,
+    },
+    security::SecurityArgs,
+};
+use crate::{ttl::Ttls, window::Window};
 
-/// What becomes of changes; every setting is here once.
-pub(super) const CHANGES: &[(&str, Change)] = &[
-    ("producer", Change::Restart),
-    // A window is fixed when its stream connects.
-    ("producers_expected", Change::Restart),
-    ("name", Change::Restart),
-    ("tls_ca", Change::Contents),
-    ("tls_cert", Change::Contents),
-    ("tls_key", Change::Contents),
-    ("tls_server_name", Change::Restart),
-    ("token_file", Change::Contents),
-    ("store", Change::Restart),
-    // Buffers and tables are laid out at the start.
-    ("flush_interval", Change::Restart),
-    ("batch_cookies", Change::Restart),
-    ("buffer_bytes", Change::Restart),
-    ("dead_letters", Change::Restart),
-    ("dead_letter_bytes", Change::Restart),
-    ("set_aside", Change::Restart),
-    ("set_aside_bytes", Change::Restart),
-    ("dsps", Change::Restart),
-    ("dsps_max", Change::Restart),
-    ("dsps_refused", Change::Reloaded),
-    // What is stored already depends on them.
-    ("ttl", Change::Restart),
-    ("dsp_ttl", Change::Restart),
-    ("refresh_interval", Change::Restart),
-    ("refresh_bytes", Change::Restart),
-    ("mongodb_prefix", Change::Restart),
-    ("mongodb_writers", Change::Restart),
-    ("expiry_window", Change::Reloaded),
-    ("compaction_window", Change::Reloaded),
-    ("time_zone", Change::Reloaded),
-    ("admin", Change::Restart),
-    ("drain_timeout", Change::Reloaded),
-];
+/// Far more bytes than anybody uses, for what is held in memory or on disk.
+const FAR_TOO_MANY_BYTES: usize = 1 << 40;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,28 +44,29 @@ Examples:
 #[command(name = "consumer", version = runtime::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) reading: ReadingArgs,
+    pub(super) reading: Reading,
     #[command(flatten)]
     pub(super) security: SecurityArgs,
     #[command(flatten)]
-    pub(super) storing: StoringArgs,
+    pub(super) storing: Storing,
     #[command(flatten)]
-    pub(super) keeping: KeepingArgs,
+    pub(super) keeping: Keeping,
     #[command(flatten)]
-    pub(super) mongodb: MongodbArgs,
+    pub(super) mongodb: Mongodb,
     #[command(flatten)]
-    pub(super) night: NightArgs,
+    pub(super) night: Night,
     #[command(flatten)]
-    pub(super) running: RunningArgs,
+    pub(super) running: Running,
     #[command(flatten)]
     pub(super) common: CommonArgs,
     #[command(flatten)]
     instead: InsteadArgs,
 }
 
+/// Whom a consumer reads from, and who it is.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Whom it reads from, and who it is")]
-pub(super) struct ReadingArgs {
+pub struct Reading {
     /// Producers to read from, repeatable or comma-separated
     ///
     /// A host name stands for all its addresses, which are looked up again and again.
@@ -93,9 +74,10 @@ pub(super) struct ReadingArgs {
         long,
         value_name = "URL",
         value_delimiter = ',',
-        default_value = "http://127.0.0.1:7676"
+        default_value = "http://127.0.0.1:7676",
+        value_parser = parse_producer
     )]
-    pub(super) producer: Vec<String>,
+    pub producer: Vec<ProducerUrl>,
 
     /// Most producers there will be: they share 96 MiB of receive windows [default: as many as are found]
     ///
@@ -105,66 +87,78 @@ pub(super) struct ReadingArgs {
         long,
         value_name = "COUNT",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        value_parser = optional(count(1..=u32::MAX as usize))
     )]
-    pub(super) producers_expected: String,
+    pub producers_expected: std::option::Option<usize>,
 
     /// Name of this consumer's queue on every producer, no other consumer's [default: the host name]
     #[arg(
         long,
         value_name = "NAME",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        value_parser = parse_name
     )]
-    pub(super) name: String,
+    pub name: String,
 }
 
+/// Where cookies go.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Where cookies go")]
-pub(super) struct StoringArgs {
+pub struct Storing {
     /// Where cookies go: embedded:DIR, mongodb://…, mongodb+srv://…, or none to count and discard
     #[arg(
         long,
         value_name = "STORE",
         hide_env_values = true,
-        default_value = "embedded:./data"
+        default_value = "embedded:./data",
+        value_parser = parse_store
     )]
-    pub(super) store: Secret,
+    pub store: StoreConfig,
 
     /// How long a batch is collected, at most
-    #[arg(long, value_name = "TIME", default_value = "200ms")]
-    pub(super) flush_interval: String,
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "200ms",
+        value_parser = time(Duration::from_millis(1)..=TIME_MAX)
+    )]
+    pub flush_interval: Duration,
 
     /// Most cookies of one batch
     #[arg(
         long,
         value_name = "COUNT",
         default_value = "100000",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = count(1..=10_000_000)
     )]
-    pub(super) batch_cookies: String,
+    pub batch_cookies: usize,
 
     /// Most bytes received but not yet part of a batch; when they are reached, reading stops
     #[arg(
         long,
         value_name = "BYTES",
         default_value = "16MiB",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = size(64 << 10..=16 << 30)
     )]
-    pub(super) buffer_bytes: String,
+    pub buffer_bytes: usize,
 
     /// File for cookies that the store refuses for ever, one JSON object a line
     #[arg(long, value_name = "FILE", default_value = "dead-letters.jsonl")]
-    pub(super) dead_letters: PathBuf,
+    pub dead_letters: PathBuf,
 
     /// Most bytes of that file and the one before it, FILE.1, together
     #[arg(
         long,
         value_name = "BYTES",
         default_value = "16MiB",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = size(64 << 10..=FAR_TOO_MANY_BYTES)
     )]
-    pub(super) dead_letter_bytes: String,
+    pub dead_letter_bytes: usize,
 
     /// Folder for cookies that MongoDB does not take of one DSP alone, until it does [default: the file of --dead-letters and
     /// `.aside`]
@@ -173,111 +167,177 @@ pub(super) struct StoringArgs {
         value_name = "DIR",
         default_value = "",
         hide_default_value = true,
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = optional(|text| Ok(PathBuf::from(text)))
     )]
-    pub(super) set_aside: String,
+    pub set_aside: std::option::Option<PathBuf>,
 
     /// Most bytes of that folder: one DSP alone gets half of it, all new ones together as much, and what has no room becomes a dead letter
     #[arg(
         long,
         value_name = "BYTES",
         default_value = "256MiB",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = size(1 << 20..=FAR_TOO_MANY_BYTES)
     )]
-    pub(super) set_aside_bytes: String,
+    pub set_aside_bytes: usize,
 
     /// DSPs that always have a place in the store, repeatable or comma-separated
-    #[arg(long, value_name = "DSP", value_delimiter = ',')]
-    pub(super) dsps: Vec<String>,
+    #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
+    pub dsps: Vec<Option<u32>>,
 
     /// Most other DSPs that get a place by being seen, until their cookies have expired; cookies of more are refused
-    #[arg(long, value_name = "COUNT", default_value = "512")]
-    pub(super) dsps_max: String,
+    #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
+    pub dsps_max: usize,
 
     /// DSPs whose cookies are refused, repeatable or comma-separated; a place that one has by being seen is free at once
-    #[arg(long, value_name = "DSP", value_delimiter = ',')]
-    pub(super) dsps_refused: Vec<String>,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "DSP",
+        value_delimiter = ',',
+        value_parser = parse_dsp
+    )]
+    pub dsps_refused: Vec<Option<u32>>,
 }
 
+/// How long cookies are kept.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "How long cookies are kept")]
-pub(super) struct KeepingArgs {
+pub struct Keeping {
     /// How long a cookie is kept after it was accepted, and the cursor of a producer that is gone
-    #[arg(long, value_name = "TIME", default_value = "14d")]
-    pub(super) ttl: String,
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "14d",
+        value_parser = time(TTL_MIN..=TIME_MAX)
+    )]
+    pub ttl: Duration,
 
     /// The same for single DSPs, repeatable or comma-separated: 17=7d,42=30d
-    #[arg(long, value_name = "DSP=TIME", value_delimiter = ',')]
-    pub(super) dsp_ttl: Vec<String>,
+    #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
+    pub dsp_ttl: Vec<(u32, Duration)>,
 
     /// How long a cookie that repeats what is stored is not written again; 0s writes every cookie
     ///
     /// It repeats when the buyer uid is the one stored for its user and DSP. Such a cookie may expire that much early.
-    #[arg(long, value_name = "TIME", default_value = "1h")]
-    pub(super) refresh_interval: String,
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "1h",
+        value_parser = time(Duration::ZERO..=TIME_MAX)
+    )]
+    pub refresh_interval: Duration,
 
     /// Memory for knowing what repeats: 26 bytes for each user and DSP; where it runs short the older are forgotten
-    #[arg(long, value_name = "BYTES", default_value = "256MiB")]
-    pub(super) refresh_bytes: String,
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "256MiB",
+        value_parser = size(64 << 10..=FAR_TOO_MANY_BYTES)
+    )]
+    pub refresh_bytes: usize,
 }
 
+/// What MongoDB is asked for.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "MongoDB")]
-pub(super) struct MongodbArgs {
+pub struct Mongodb {
     /// What the names of MongoDB databases begin with, before the DSP's number or `cookiesync`
     #[arg(
         long,
         value_name = "PREFIX",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        value_parser = parse_prefix
     )]
-    pub(super) mongodb_prefix: String,
+    pub mongodb_prefix: String,
 
     /// Most MongoDB collections written at once
-    #[arg(long, value_name = "COUNT", default_value = "4")]
-    pub(super) mongodb_writers: String,
+    #[arg(long, value_name = "COUNT", default_value = "4", value_parser = count(1..=64))]
+    pub mongodb_writers: usize,
 }
 
+/// What is done at night.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "At night")]
-pub(super) struct NightArgs {
+pub struct Night {
     /// When expired cookies are deleted: hours like 01:00-03:00, never or always
-    #[arg(long, value_name = "WINDOW", default_value = "01:00-03:00")]
-    pub(super) expiry_window: String,
+    #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
+    pub expiry_window: Window,
 
     /// When MongoDB's collections are compacted: hours like 03:00-06:00, never or always
-    #[arg(long, value_name = "WINDOW", default_value = "03:00-06:00")]
-    pub(super) compaction_window: String,
+    #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
+    pub compaction_window: Window,
 
     /// IANA time zone of the windows, or system
-    #[arg(long, value_name = "ZONE", default_value = "UTC")]
-    pub(super) time_zone: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "ZONE",
+        default_value = "UTC",
+        value_parser = parse_time_zone
+    )]
+    pub time_zone: TimeZone,
 }
 
+/// How it is watched and stopped.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "How it is watched and stopped")]
-pub(super) struct RunningArgs {
+pub struct Running {
     /// Address for the status page, /metrics, /healthz, /readyz and /v1/users/ID
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091")]
-    pub(super) admin: String,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
+    pub admin: SocketAddr,
 
     /// Longest time to finish after a signal
-    #[arg(long, value_name = "TIME", default_value = "10s")]
-    pub(super) drain_timeout: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "TIME",
+        default_value = "10s",
+        value_parser = time(Duration::ZERO..=TIME_MAX)
+    )]
+    pub drain_timeout: Duration,
 }
 
-/// A text that may hold credentials.
-#[derive(Clone)]
-pub(super) struct Secret(pub(super) String);
-
-impl From<String> for Secret {
-    fn from(text: String) -> Self {
-        Self(text)
+impl Reading {
+    /// At least so many producers share what is kept for receiving; more do when more are found.
+    #[must_use]
+    pub fn producers_expected(&self) -> usize {
+        // Each name is looked up in its own time, and has at least one address.
+        self.producers_expected.unwrap_or(self.producer.len())
     }
 }
 
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
+impl Storing {
+    /// Where cookies go that the store does not take of one DSP alone.
+    #[must_use]
+    pub fn set_aside(&self) -> PathBuf {
+        let beside = || {
+            let mut folder = self.dead_letters.clone().into_os_string();
+            folder.push(".aside");
+            folder.into()
+        };
+        self.set_aside.clone().unwrap_or_else(beside)
+    }
+
+    /// DSPs that always have a place in the store.
+    #[must_use]
+    pub fn dsps(&self) -> BTreeSet<u32> {
+        self.dsps.iter().copied().flatten().collect()
+    }
+
+    /// DSPs that get none.
+    #[must_use]
+    pub fn dsps_refused(&self) -> BTreeSet<u32> {
+        self.dsps_refused.iter().copied().flatten().collect()
+    }
+}
+
+impl Keeping {
+    /// How long a cookie is kept after it was accepted; the longest is also how long an untouched cursor is.
+    #[must_use]
+    pub fn ttls(&self) -> Ttls {
+        Ttls::new(self.ttl, self.dsp_ttl.iter().copied().collect())
     }
 }

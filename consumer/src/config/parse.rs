@@ -1,11 +1,11 @@
 //! From the text of a setting to its value, or to what is wrong with it. Pure.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use http::Uri;
 use jiff::tz::TimeZone;
 use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX};
-use runtime::settings::lacks_secret;
+use runtime::settings::{Refused, TIME_MAX, lacks_secret, time};
 
 use super::{ProducerUrl, StoreConfig};
 use crate::store;
@@ -30,8 +30,15 @@ pub(super) fn parse_producer(text: &str) -> Result<ProducerUrl, String> {
     })
 }
 
+/// The name of the host where none is given.
 pub(super) fn parse_name(text: &str) -> Result<String, String> {
-    let name = ids::check_name(text).map(|()| text.to_owned());
+    let host = || gethostname::gethostname().to_string_lossy().into_owned();
+    let text = if text.is_empty() {
+        host()
+    } else {
+        text.to_owned()
+    };
+    let name = ids::check_name(&text).map(|()| text.clone());
     name.map_err(|_| {
         format!("a name has 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes without control characters")
     })
@@ -61,18 +68,31 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
     Err("expected embedded:DIR, mongodb://…, mongodb+srv://… or none".to_owned())
 }
 
-pub(super) fn parse_dsp(text: &str) -> Result<u32, String> {
-    let parsed = text.parse().ok().filter(|dsp_id| ids::is_dsp_id(*dsp_id));
-    parsed.ok_or_else(|| format!("`{text}` is not a DSP: a decimal from 1 to 4294967295"))
+/// None for an empty part of a list.
+pub(super) fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match text.parse() {
+        Ok(dsp_id) if ids::is_dsp_id(dsp_id) => Ok(Some(dsp_id)),
+        _ => Err(format!(
+            "`{text}` is not a DSP: a decimal from 1 to 4294967295"
+        )),
+    }
 }
 
-/// The number of a DSP, and the text of its time to live.
-pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, &str), String> {
+/// Shortest time to live.
+pub(super) const TTL_MIN: Duration = Duration::from_secs(1);
+
+/// The number of a DSP, and its time to live.
+pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, Duration), Refused> {
     let parts = text.split_once('=');
     let parsed = parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse().ok()?, ttl.trim())));
-    parsed
-        .filter(|(dsp_id, _)| ids::is_dsp_id(*dsp_id))
-        .ok_or_else(|| format!("`{text}` is not like 17=7d"))
+    match parsed.filter(|(dsp_id, _)| ids::is_dsp_id(*dsp_id)) {
+        Some((dsp_id, ttl)) => Ok((dsp_id, time(TTL_MIN..=TIME_MAX)(ttl)?)),
+        None => Err(format!("`{text}` is not like 17=7d").into()),
+    }
 }
 
 /// MongoDB takes names of 63 bytes; a DSP's number has ten digits at most, `cookiesync` ten letters.

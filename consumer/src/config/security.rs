@@ -2,7 +2,7 @@
 
 use runtime::{
     connect::credentials::{Flags, Security},
-    settings::Mistakes,
+    settings::{CONTENTS, Mistakes},
 };
 
 use super::ProducerUrl;
@@ -16,6 +16,7 @@ pub(super) struct SecurityArgs {
     /// It is looked at again every few seconds, as are the next two and the token.
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true
@@ -25,6 +26,7 @@ pub(super) struct SecurityArgs {
     /// PEM file with this consumer's certificate, for producers that want one
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true
@@ -34,6 +36,7 @@ pub(super) struct SecurityArgs {
     /// PEM file with the private key of that certificate
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true
@@ -52,6 +55,7 @@ pub(super) struct SecurityArgs {
     /// File whose first line is the token that producers want
     #[arg(
         long,
+        group = CONTENTS,
         value_name = "FILE",
         default_value = "",
         hide_default_value = true

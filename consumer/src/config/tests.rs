@@ -1,8 +1,6 @@
 //! Settings as operators write them.
 
-use std::io::Write;
-
-use runtime::settings::unclassified;
+use std::{io::Write, time::Duration};
 
 use super::*;
 
@@ -19,7 +17,12 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 
 #[track_caller]
 fn check_producers(config: &Config, expected: &[&str]) {
-    let producers: Vec<_> = config.producers.iter().map(ToString::to_string).collect();
+    let producers: Vec<_> = config
+        .reading
+        .producer
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(producers, expected);
 }
 
@@ -27,25 +30,20 @@ fn check_producers(config: &Config, expected: &[&str]) {
 fn defaults_are_the_documented_ones() {
     let config = load(&[]).unwrap();
     check_producers(&config, &["http://127.0.0.1:7676"]);
-    assert_eq!(config.producers_expected, 1);
-    assert_eq!(config.store, StoreConfig::Embedded("./data".into()));
-    assert_eq!(config.flush_interval, Duration::from_millis(200));
-    assert_eq!(config.admin, "127.0.0.1:9091".parse().unwrap());
-    assert_eq!(config.buffer_bytes_max, 16 << 20);
-    assert_eq!(config.ttls.to_string(), "14days");
-    assert_eq!(config.refresh_interval, Duration::from_secs(3600));
-    assert_eq!(config.refresh_bytes_max, 256 << 20);
-    assert_eq!(config.dead_letter_bytes_max, 16 << 20);
-    assert_eq!(config.mongodb_writers, 4);
-    assert_eq!(config.expiry_window.to_string(), "01:00-03:00");
-    assert_eq!(config.compaction_window.to_string(), "03:00-06:00");
-    assert_eq!(config.drain_timeout, Duration::from_secs(10));
-    assert!(!config.name.is_empty());
-}
-
-#[test]
-fn every_setting_says_what_becomes_of_a_change() {
-    assert_eq!(unclassified::<Args>(), Vec::<String>::new());
+    assert_eq!(config.reading.producers_expected(), 1);
+    assert_eq!(config.storing.store, StoreConfig::Embedded("./data".into()));
+    assert_eq!(config.storing.flush_interval, Duration::from_millis(200));
+    assert_eq!(config.running.admin, "127.0.0.1:9091".parse().unwrap());
+    assert_eq!(config.storing.buffer_bytes, 16 << 20);
+    assert_eq!(config.keeping.ttls().to_string(), "14days");
+    assert_eq!(config.keeping.refresh_interval, Duration::from_secs(3600));
+    assert_eq!(config.keeping.refresh_bytes, 256 << 20);
+    assert_eq!(config.storing.dead_letter_bytes, 16 << 20);
+    assert_eq!(config.mongodb.mongodb_writers, 4);
+    assert_eq!(config.night.expiry_window.to_string(), "01:00-03:00");
+    assert_eq!(config.night.compaction_window.to_string(), "03:00-06:00");
+    assert_eq!(config.running.drain_timeout, Duration::from_secs(10));
+    assert!(!config.reading.name.is_empty());
 }
 
 #[test]
@@ -56,10 +54,10 @@ fn flag_beats_file_beats_default() {
     );
     let file = file.path().to_str().unwrap();
     let config = load(&["--config", file, "--flush-interval", "50ms"]).unwrap();
-    assert_eq!(config.flush_interval, Duration::from_millis(50));
-    assert_eq!(config.ttls.to_string(), "7days,17=1h");
-    assert_eq!(config.batch_cookies_max, 5);
-    assert_eq!(config.buffer_bytes_max, 64 << 20);
+    assert_eq!(config.storing.flush_interval, Duration::from_millis(50));
+    assert_eq!(config.keeping.ttls().to_string(), "7days,17=1h");
+    assert_eq!(config.storing.batch_cookies, 5);
+    assert_eq!(config.storing.buffer_bytes, 64 << 20);
     check_producers(&config, &["http://a:1", "http://b:7676"]);
 }
 
@@ -68,9 +66,9 @@ fn producers_are_repeatable_and_comma_separated() {
     let two = "--producer=http://a:1,http://b:2";
     let config = load(&[two, "--producer", "http://[::1]:3"]).unwrap();
     check_producers(&config, &["http://a:1", "http://b:2", "http://[::1]:3"]);
-    assert_eq!(config.producers_expected, 3);
+    assert_eq!(config.reading.producers_expected(), 3);
     let config = load(&[two, "--producers-expected=8"]).unwrap();
-    assert_eq!(config.producers_expected, 8);
+    assert_eq!(config.reading.producers_expected(), 8);
 }
 
 #[test]
@@ -123,7 +121,7 @@ fn credentials_are_never_printed() {
         let store = format!("--store={uri}");
         for argument in [&file, &store] {
             let config = load(&[argument]).unwrap();
-            assert_eq!(config.store, StoreConfig::Mongodb(uri.to_owned()));
+            assert_eq!(config.storing.store, StoreConfig::Mongodb(uri.to_owned()));
             for text in [config.to_string(), format!("{config:?}")] {
                 assert!(!text.contains("secret"), "{text}");
                 assert!(text.contains("host"), "{text}");

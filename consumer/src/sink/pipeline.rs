@@ -58,22 +58,23 @@ impl Pipeline {
         metrics: &Metrics,
         stops: Stops,
     ) -> (BufferWriter, Self) {
-        let (buffer, received) = buffer::buffer(config.buffer_bytes_max, &metrics.subscription);
+        let (buffer, received) = buffer::buffer(config.storing.buffer_bytes, &metrics.subscription);
         let limits = Limits {
-            flush_interval: config.flush_interval,
-            cookies_max: config.batch_cookies_max,
+            flush_interval: config.storing.flush_interval,
+            cookies_max: config.storing.batch_cookies,
             bytes_max: BATCH_BYTES_MAX,
         };
+        let ttls = config.keeping.ttls();
         let suppression = Suppression::new(
-            config.refresh_interval,
-            config.refresh_bytes_max,
-            config.ttls.clone(),
+            config.keeping.refresh_interval,
+            config.keeping.refresh_bytes,
+            ttls.clone(),
         );
         let suppression = Arc::new(Mutex::new(suppression));
         let (hand_over, batches) = hand_over();
         let dead_letters = DeadLetters::new(
-            config.dead_letters.clone(),
-            config.dead_letter_bytes_max,
+            config.storing.dead_letters.clone(),
+            config.storing.dead_letter_bytes,
             metrics.sink.dead_letters.clone(),
         );
         let aside = aside.map(|folder| Aside::new(folder, metrics.aside.clone()));
@@ -84,7 +85,7 @@ impl Pipeline {
                 Arc::clone(&health),
                 dead_letters.clone(),
                 refused.clone(),
-                config.ttls.clone(),
+                ttls.clone(),
             )
         });
         let producers = health.producers().clone();
@@ -92,7 +93,7 @@ impl Pipeline {
             collector: Collector::new(
                 limits,
                 Arc::clone(&suppression),
-                Places::new(config.dsps.clone(), config.dsps_max, config.ttls.clone()),
+                Places::new(config.storing.dsps(), config.storing.dsps_max, ttls.clone()),
                 refused,
                 metrics.sink.clone(),
                 stops.hurry,

@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic_health::ServingStatus;
 
 use super::App;
-use crate::{config::Drain, streams::Streams};
+use crate::{config::Stopping, streams::Streams};
 
 /// Most of the drain that waiting for HTTP clients may take: a client that has sent half a request, or does not read
 /// its responses, must not cost the subscribers their tail.
@@ -41,7 +41,10 @@ impl App {
             .health
             .set_service_status("", ServingStatus::NotServing);
         overall.await;
-        let Drain { delay, timeout } = *self.runtime_config.drain.borrow();
+        let Stopping {
+            drain_delay: delay,
+            drain_timeout: timeout,
+        } = *self.runtime_config.stopping.borrow();
         tokio::time::sleep(delay).await;
         let end = Instant::now() + timeout;
         let edge_grace = EDGE_GRACE.min(timeout / 4);

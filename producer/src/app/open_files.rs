@@ -20,8 +20,8 @@ impl Affordable {
     /// port gets at least a quarter of what can be shared, if it wants as many.
     pub(super) fn of(config: &Config, files: u64) -> Self {
         Self::share(
-            config.http_limits.connections_max,
-            config.grpc_connections_max,
+            config.limits.http_connections,
+            config.limits.grpc_connections,
             files,
         )
     }
@@ -31,7 +31,7 @@ impl Affordable {
         let files = runtime::raise_open_files();
         let affordable = Self::of(config, files);
         let Self { http, grpc } = affordable;
-        if http < config.http_limits.connections_max || grpc < config.grpc_connections_max {
+        if http < config.limits.http_connections || grpc < config.limits.grpc_connections {
             tracing::warn!(
                 files,
                 http_connections = http,

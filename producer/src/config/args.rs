@@ -1,48 +1,29 @@
-//! The settings as they are written, and what becomes of a change of each.
+//! The settings, a field for each: what it is called, what it takes, its default, and by its group what becomes of a change.
+//!
+//! What is in no group needs a restart: consumers know a producer by its addresses and name, and what is kept, and how it is cut,
+//! is laid out at the start.
+
+use std::{convert::Infallible, net::SocketAddr, ops::RangeInclusive, time::Duration};
 
 use clap::Parser;
-use runtime::settings::{Change, CommonArgs, instead::InsteadArgs};
+use proto::{
+    ids,
+    limits::{
+        BUYER_UID_BYTES_MAX, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, HEARTBEAT_MAX, USER_ID_BYTES_MAX,
+    },
+};
+use runtime::{
+    listen,
+    settings::{
+        CommonArgs, RELOADED, TIME_MAX, address, count, instead::InsteadArgs, optional, size, time,
+    },
+};
 
 use super::dsps::DspsArgs;
-use crate::security::SecurityArgs;
+use crate::{edge::request::IdLimits, epoch_history::State, security::SecurityArgs};
 
-/// What becomes of changes; every setting is here once.
-pub(super) const CHANGES: &[(&str, Change)] = &[
-    ("http", Change::Restart),
-    ("grpc", Change::Restart),
-    ("admin", Change::Restart),
-    // Consumers know it by these.
-    ("id", Change::Restart),
-    ("state", Change::Restart),
-    // What is kept, and how it is cut, is laid out at the start.
-    ("log_bytes", Change::Restart),
-    ("chunk_bytes", Change::Restart),
-    ("chunk_age", Change::Restart),
-    ("queue_cookies", Change::Restart),
-    ("subscriber_retention", Change::Reloaded),
-    ("subscribers", Change::Reloaded),
-    ("rewind_bytes", Change::Restart),
-    ("pinned_bytes", Change::Restart),
-    ("heartbeat", Change::Restart),
-    ("user_id_bytes", Change::Restart),
-    ("buyer_uid_bytes", Change::Restart),
-    ("dsps", Change::Reloaded),
-    ("unknown_dsps", Change::Reloaded),
-    ("dsps_shown", Change::Restart),
-    ("http_connections", Change::Reloaded),
-    ("grpc_connections", Change::Reloaded),
-    ("http_connections_per_address", Change::Reloaded),
-    ("grpc_connections_per_address", Change::Reloaded),
-    ("request_timeout", Change::Reloaded),
-    ("idle_timeout", Change::Reloaded),
-    ("write_timeout", Change::Reloaded),
-    ("tls_cert", Change::Contents),
-    ("tls_key", Change::Contents),
-    ("tls_client_ca", Change::Contents),
-    ("token_file", Change::Contents),
-    ("drain_delay", Change::Reloaded),
-    ("drain_timeout", Change::Reloaded),
-];
+/// Most connections that can be asked for: far beyond what one machine has.
+const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,46 +45,48 @@ Examples:
 #[command(name = "producer", version = runtime::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) listening: ListeningArgs,
+    pub(super) listening: Listening,
     #[command(flatten)]
-    pub(super) keeping: KeepingArgs,
+    pub(super) keeping: Keeping,
     #[command(flatten)]
-    pub(super) limits: LimitArgs,
+    pub(super) limits: Granted,
     #[command(flatten)]
     pub(super) dsps: DspsArgs,
     #[command(flatten)]
     pub(super) security: SecurityArgs,
     #[command(flatten)]
-    pub(super) stopping: StoppingArgs,
+    pub(super) stopping: Stopping,
     #[command(flatten)]
     pub(super) common: CommonArgs,
     #[command(flatten)]
     instead: InsteadArgs,
 }
 
+/// Where a producer listens, and who it is.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Where it listens, and who it is")]
-pub(super) struct ListeningArgs {
+pub struct Listening {
     /// Address for sync requests (HTTP/1.1)
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
-    pub(super) http: String,
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
+    pub http: SocketAddr,
 
     /// Address for subscribers (gRPC)
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:7676")]
-    pub(super) grpc: String,
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:7676", value_parser = address)]
+    pub grpc: SocketAddr,
 
     /// Address for the status page, /metrics, /healthz and /readyz
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
-    pub(super) admin: String,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = address)]
+    pub admin: SocketAddr,
 
     /// Name of this producer, the same across restarts and no other producer's [default: host name and gRPC port]
     #[arg(
         long,
         value_name = "NAME",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        value_parser = parse_id
     )]
-    pub(super) id: String,
+    pub id: std::option::Option<String>,
 
     /// Folder for the record of how far this producer got, or `none` [default: /dev/shm]
     ///
@@ -114,40 +97,59 @@ pub(super) struct ListeningArgs {
         long,
         value_name = "DIR",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        value_parser = parse_state
     )]
-    pub(super) state: String,
+    pub state: State,
 }
 
+/// What it keeps.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "What it keeps")]
-pub(super) struct KeepingArgs {
+pub struct Keeping {
     /// Most bytes of cookies held for subscribers that are behind
-    #[arg(long, value_name = "BYTES", default_value = "1GiB")]
-    pub(super) log_bytes: String,
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "1GiB",
+        value_parser = size(1 << 20..=usize::MAX)
+    )]
+    pub log_bytes: usize,
 
     /// Size at which a chunk is sealed
     #[arg(
         long,
         value_name = "BYTES",
         default_value = "64KiB",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = size(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX)
     )]
-    pub(super) chunk_bytes: String,
+    pub chunk_bytes: usize,
 
     /// Age at which a chunk is sealed: longer means less CPU, shorter means less delay
     ///
     /// Three times that while it holds only few cookies.
-    #[arg(long, value_name = "TIME", default_value = "10ms")]
-    pub(super) chunk_age: String,
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
+    pub chunk_age: Duration,
 
     /// Most cookies a subscriber may be behind before its oldest are dropped
-    #[arg(long, value_name = "COUNT", default_value = "16000000")]
-    pub(super) queue_cookies: String,
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "16000000",
+        value_parser = count(1..=usize::MAX)
+    )]
+    pub queue_cookies: usize,
 
     /// How long the queue of a disconnected subscriber is kept
-    #[arg(long, value_name = "TIME", default_value = "60s")]
-    pub(super) subscriber_retention: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "TIME",
+        default_value = "60s",
+        value_parser = time(Duration::ZERO..=TIME_MAX)
+    )]
+    pub subscriber_retention: Duration,
 
     /// How much a subscriber that comes back without a cursor gets again, at most: what may have been on its way
     ///
@@ -156,121 +158,217 @@ pub(super) struct KeepingArgs {
         long,
         value_name = "BYTES",
         default_value = "34MiB",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = size(0..=usize::MAX)
     )]
-    pub(super) rewind_bytes: String,
+    pub rewind_bytes: usize,
 
     /// How long a stream is silent before it says that it lives
     #[arg(
         long,
         value_name = "TIME",
         default_value = "1s",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = time(ms(10)..=HEARTBEAT_MAX)
     )]
-    pub(super) heartbeat: String,
+    pub heartbeat: Duration,
 }
 
+/// What it grants others at most.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Limits")]
-pub(super) struct LimitArgs {
+pub struct Granted {
     /// Most subscribers, connected or remembered
     #[arg(
         long,
+        group = RELOADED,
         value_name = "COUNT",
         default_value = "1024",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = count(CONNECTIONS)
     )]
-    pub(super) subscribers: String,
+    pub subscribers: usize,
 
     /// Most bytes that the connections of slow subscribers may hold, beside the log
     ///
     /// Beyond it the worst are cut off. At least 256 KiB and two chunks.
-    #[arg(long, value_name = "BYTES", default_value = "256MiB")]
-    pub(super) pinned_bytes: String,
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "256MiB",
+        value_parser = size(0..=usize::MAX)
+    )]
+    pub pinned_bytes: usize,
 
     /// Longest user id accepted, in bytes
     #[arg(
         long,
         value_name = "COUNT",
         default_value = "64",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = count(1..=USER_ID_BYTES_MAX)
     )]
-    pub(super) user_id_bytes: String,
+    pub user_id_bytes: usize,
 
     /// Longest buyer uid accepted, in bytes after percent-decoding
     #[arg(
         long,
         value_name = "COUNT",
         default_value = "256",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = count(1..=BUYER_UID_BYTES_MAX)
     )]
-    pub(super) buyer_uid_bytes: String,
+    pub buyer_uid_bytes: usize,
 
     /// Most HTTP connections at once
-    #[arg(long, value_name = "COUNT", default_value = "16384")]
-    pub(super) http_connections: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "COUNT",
+        default_value = "16384",
+        value_parser = count(CONNECTIONS)
+    )]
+    pub http_connections: usize,
 
     /// Most gRPC connections at once
-    #[arg(long, value_name = "COUNT", default_value = "2048")]
-    pub(super) grpc_connections: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "COUNT",
+        default_value = "2048",
+        value_parser = count(CONNECTIONS)
+    )]
+    pub grpc_connections: usize,
 
     /// Most HTTP connections at once from one address [default: no limit but --http-connections]
     ///
     /// Or from one IPv6 network of 64 bits. A load balancer's are all from one.
     #[arg(
         long,
+        group = RELOADED,
         value_name = "COUNT",
         default_value = "",
         hide_default_value = true,
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = optional(count(CONNECTIONS))
     )]
-    pub(super) http_connections_per_address: String,
+    pub http_connections_per_address: std::option::Option<usize>,
 
     /// Most gRPC connections at once from one address [default: half of --grpc-connections]
     ///
     /// Or from one IPv6 network of 64 bits.
     #[arg(
         long,
+        group = RELOADED,
         value_name = "COUNT",
         default_value = "",
         hide_default_value = true,
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = optional(count(CONNECTIONS))
     )]
-    pub(super) grpc_connections_per_address: String,
+    pub grpc_connections_per_address: std::option::Option<usize>,
 
     /// Longest time an HTTP client may take to send the head of a request
     #[arg(
         long,
+        group = RELOADED,
         value_name = "TIME",
         default_value = "10s",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = time(ms(10)..=TIME_MAX)
     )]
-    pub(super) request_timeout: String,
+    pub request_timeout: Duration,
 
     /// Longest time an HTTP connection may be idle; a sixteenth of it where more than four fifths of them are taken
-    #[arg(long, value_name = "TIME", default_value = "75s")]
-    pub(super) idle_timeout: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "TIME",
+        default_value = "75s",
+        value_parser = time(ms(10)..=TIME_MAX)
+    )]
+    pub idle_timeout: Duration,
 
     /// Longest time an HTTP client may take to read its answers
     #[arg(
         long,
+        group = RELOADED,
         value_name = "TIME",
         default_value = "10s",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = time(ms(10)..=TIME_MAX)
     )]
-    pub(super) write_timeout: String,
+    pub write_timeout: Duration,
 }
 
-#[derive(Debug, Clone, clap::Args)]
+/// How long stopping takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "How it stops")]
-pub(super) struct StoppingArgs {
+pub struct Stopping {
     /// How long a producer that was told to stop takes requests on: longer than load balancers need to see it
     ///
     /// `/readyz` already says 503 meanwhile, and answers close their connections.
-    #[arg(long, value_name = "TIME", default_value = "0s")]
-    pub(super) drain_delay: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "TIME",
+        default_value = "0s",
+        value_parser = time(Duration::ZERO..=TIME_MAX)
+    )]
+    pub drain_delay: Duration,
 
     /// Longest time to finish after a signal, and after the delay
-    #[arg(long, value_name = "TIME", default_value = "10s")]
-    pub(super) drain_timeout: String,
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "TIME",
+        default_value = "10s",
+        value_parser = time(Duration::ZERO..=TIME_MAX)
+    )]
+    pub drain_timeout: Duration,
+}
+
+impl Granted {
+    /// Longest ids.
+    #[must_use]
+    pub fn ids(&self) -> IdLimits {
+        IdLimits {
+            user_id_bytes_max: self.user_id_bytes,
+            buyer_uid_bytes_max: self.buyer_uid_bytes,
+        }
+    }
+
+    /// What the edge grants its clients.
+    #[must_use]
+    pub fn http(&self) -> listen::Limits {
+        listen::Limits {
+            connections_max: self.http_connections,
+            connections_per_address_max: self.http_connections_per_address,
+            request_timeout: Some(self.request_timeout),
+            idle_timeout: self.idle_timeout,
+            write_timeout: Some(self.write_timeout),
+        }
+    }
+}
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match ids::check_name(text) {
+        Ok(()) => Ok(Some(text.to_owned())),
+        Err(_) => Err("longer than 256 bytes, or with control characters"),
+    }
+}
+
+fn parse_state(text: &str) -> Result<State, Infallible> {
+    Ok(match text {
+        "" => State::Default,
+        "none" => State::Off,
+        folder => State::Folder(folder.into()),
+    })
 }

@@ -1,9 +1,11 @@
 //! The settings as operators write them, right and wrong.
 
+use std::time::Duration;
+
 use proto::limits;
-use runtime::settings::unclassified;
 
 use super::*;
+use crate::epoch_history::State;
 
 fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
     let arguments = ["producer"].into_iter().chain(arguments.iter().copied());
@@ -13,23 +15,18 @@ fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
 #[test]
 fn defaults_are_the_documented_ones() {
     let config = load(&[]).unwrap();
-    assert_eq!(config.http, "0.0.0.0:8080".parse().unwrap());
-    assert_eq!(config.grpc, "0.0.0.0:7676".parse().unwrap());
-    assert_eq!(config.admin, "127.0.0.1:9090".parse().unwrap());
-    assert_eq!(config.log_bytes_max, 1 << 30);
-    assert_eq!(config.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
-    assert_eq!(config.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
-    assert_eq!(config.pinned_bytes_max, 256 << 20);
-    assert_eq!(config.subscriber_retention, Duration::from_secs(60));
-    assert_eq!(config.drain.timeout, Duration::from_secs(10));
-    assert_eq!(config.http_limits.connections_per_address_max, None);
-    assert_eq!(config.grpc_connections_per_address_max, None);
-    assert_eq!(config.drain.delay, Duration::ZERO);
-}
-
-#[test]
-fn every_setting_says_what_becomes_of_a_change() {
-    assert_eq!(unclassified::<Args>(), Vec::<String>::new());
+    assert_eq!(config.listening.http, "0.0.0.0:8080".parse().unwrap());
+    assert_eq!(config.listening.grpc, "0.0.0.0:7676".parse().unwrap());
+    assert_eq!(config.listening.admin, "127.0.0.1:9090".parse().unwrap());
+    assert_eq!(config.keeping.log_bytes, 1 << 30);
+    assert_eq!(config.keeping.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
+    assert_eq!(config.keeping.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
+    assert_eq!(config.limits.pinned_bytes, 256 << 20);
+    assert_eq!(config.keeping.subscriber_retention, Duration::from_secs(60));
+    assert_eq!(config.stopping.drain_timeout, Duration::from_secs(10));
+    assert_eq!(config.limits.http_connections_per_address, None);
+    assert_eq!(config.limits.grpc_connections_per_address, None);
+    assert_eq!(config.stopping.drain_delay, Duration::ZERO);
 }
 
 #[test]
@@ -39,7 +36,7 @@ fn record_of_lives_has_a_folder_or_none() {
         ("--state=none", State::Off),
         ("--state=/run/p", State::Folder("/run/p".into())),
     ] {
-        assert_eq!(load(&[flag]).unwrap().state, state);
+        assert_eq!(load(&[flag]).unwrap().listening.state, state);
     }
 }
 

@@ -2,15 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{Change, Mistakes, boolean};
-use crate::logging::{self, Filter, Format};
+use clap::ArgAction;
 
-/// What becomes of their changes.
-pub(super) const CHANGES: &[(&str, Change)] = &[
-    ("log_filter", Change::Reloaded),
-    ("log_format", Change::Restart),
-    ("debug_endpoints", Change::Restart),
-];
+use super::{Mistakes, RELOADED, boolean, optional};
+use crate::logging::{self, Filter, Format};
 
 /// As they are written. Their environment variables are named by [`command`](super::command), after the program.
 #[derive(Debug, Clone, clap::Args)]
@@ -29,15 +24,17 @@ pub struct CommonArgs {
     /// Levels are error, warn, info, debug (each connection and batch), trace and off.
     #[arg(
         long,
+        group = RELOADED,
         value_name = "FILTER",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        value_parser = optional(|text| Ok(text.parse::<Filter>()?))
     )]
-    log_filter: String,
+    log_filter: std::option::Option<Filter>,
 
     /// How a line of the log is written, on standard error: text or json
     #[arg(long, value_name = "FORMAT", default_value = "text")]
-    log_format: String,
+    log_format: Format,
 
     /// Whether the admin port may profile the process and change its log filter
     ///
@@ -49,9 +46,11 @@ pub struct CommonArgs {
         num_args = 0..=1,
         require_equals = true,
         default_value = "false",
-        default_missing_value = "true"
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = boolean
     )]
-    debug_endpoints: String,
+    debug_endpoints: bool,
 }
 
 /// The same, checked.
@@ -66,17 +65,13 @@ pub struct Common {
 }
 
 impl CommonArgs {
-    /// Checks them; notes all mistakes.
-    pub fn check(&self, mistakes: &mut Mistakes) -> Common {
-        let log_filter = if self.log_filter.is_empty() {
-            logging::default_filter(mistakes)
-        } else {
-            mistakes.check("--log-filter", self.log_filter.parse())
-        };
+    /// What they mean; notes what is wrong with `RUST_LOG` where that counts.
+    pub fn check(self, mistakes: &mut Mistakes) -> Common {
+        let default_filter = || mistakes.check(logging::FILTER_VARIABLE, logging::default_filter());
         Common {
-            log_filter,
-            log_format: mistakes.check("--log-format", self.log_format.parse()),
-            debug_endpoints: boolean(mistakes, "--debug-endpoints", &self.debug_endpoints),
+            log_filter: self.log_filter.unwrap_or_else(default_filter),
+            log_format: self.log_format,
+            debug_endpoints: self.debug_endpoints,
         }
     }
 }

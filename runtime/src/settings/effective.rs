@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, path::Path};
 
 use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 
-use super::{is_list, is_setting};
+use super::{Change, is_list, is_setting};
 
 /// Where the value of a setting comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Setting {
     pub id: String,
     /// Where its value is from.
     pub source: Source,
+    /// What becomes of a change while the process runs.
+    pub change: Change,
     heading: String,
     values: Vec<String>,
     is_list: bool,
@@ -49,7 +51,7 @@ impl Effective {
         let settings = command
             .get_arguments()
             .filter(|argument| is_setting(argument))
-            .map(|argument| Setting::of(argument, matches, in_file));
+            .map(|argument| Setting::of(command, argument, matches, in_file));
         Self {
             settings: settings.collect(),
             program: command.get_name().to_owned(),
@@ -88,7 +90,12 @@ impl Effective {
 }
 
 impl Setting {
-    fn of(argument: &Arg, matches: &ArgMatches, in_file: &BTreeSet<String>) -> Self {
+    fn of(
+        command: &Command,
+        argument: &Arg,
+        matches: &ArgMatches,
+        in_file: &BTreeSet<String>,
+    ) -> Self {
         let id = argument.get_id().as_str();
         let values = matches.get_raw(id).into_iter().flatten();
         let source = match matches.value_source(id) {
@@ -103,6 +110,7 @@ impl Setting {
         Self {
             id: id.to_owned(),
             source,
+            change: Change::of(command, argument),
             heading: argument.get_help_heading().unwrap_or_default().to_owned(),
             values: values
                 .map(|value| value.to_string_lossy().into_owned())

@@ -1,12 +1,11 @@
 //! What is wrong with the settings, collected so that all of it is said at once.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
-/// All that is wrong with the settings; also what range each value was checked against, for the documentation.
+/// All that is wrong with the settings.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Mistakes {
     said: Vec<String>,
-    ranges: BTreeMap<String, String>,
 }
 
 impl Mistakes {
@@ -43,38 +42,6 @@ impl Mistakes {
         } else {
             Err(self)
         }
-    }
-
-    /// What the value of a flag was checked against, in words; `None` when it has no range.
-    pub(super) fn range_of(&self, flag: &str) -> Option<&str> {
-        self.ranges.get(flag).map(String::as_str)
-    }
-
-    /// Notes the range of a flag's values; from `unbounded` on, its upper end is none that a user would meet.
-    pub(super) fn range<T: PartialOrd + Copy>(
-        &mut self,
-        flag: &str,
-        (least, most): (T, T),
-        unbounded: T,
-        show: impl Fn(T) -> String,
-    ) {
-        let range = if most >= unbounded {
-            format!("at least {}", show(least))
-        } else {
-            format!("{} to {}", show(least), show(most))
-        };
-        self.ranges.insert(flag.to_owned(), range);
-    }
-
-    /// The same for whole numbers of any type.
-    pub(super) fn range_of_numbers<N: ToString>(&mut self, flag: &str, (least, most): (N, N)) {
-        let (least, most) = (least.to_string(), most.to_string());
-        let range = if most == u64::MAX.to_string() {
-            format!("at least {least}")
-        } else {
-            format!("{least} to {most}")
-        };
-        self.ranges.insert(flag.to_owned(), range);
     }
 }
 

@@ -1,18 +1,19 @@
 //! The settings of a program as tables for its documentation, so that the page cannot say what the code does not.
 
-use std::fmt::Write as _;
+use std::{ffi::OsStr, fmt::Write as _};
 
 use clap::Arg;
 
-use super::{Change, Mistakes, Settings, command, is_list, is_setting};
+use super::{Change, Settings, command, is_list, is_setting, values};
 
 /// A table for each group of the settings of `A`, in Markdown, under headings of the third level.
 #[must_use]
 pub fn tables<A: Settings>() -> String {
-    let ranges = ranges::<A>();
     let mut text = String::new();
     let mut heading = None;
-    let command = command::<A>();
+    let mut command = command::<A>();
+    // Only then groups know who is in them.
+    command.build();
     for argument in command
         .get_arguments()
         .filter(|argument| is_setting(argument))
@@ -24,23 +25,12 @@ pub fn tables<A: Settings>() -> String {
                 "\n### {name}\n\n| setting | default | takes | a change | meaning |\n|---|---|---|---|---|\n"
             ));
         }
-        row::<A>(&mut text, argument, &ranges);
+        row(&mut text, argument, Change::of(&command, argument));
     }
     text
 }
 
-/// The ranges that the check of `A` looks at.
-fn ranges<A: Settings>() -> Mistakes {
-    let mut ranges = Mistakes::default();
-    let command = A::command().mut_args(|argument| argument.env(clap::builder::Resettable::Reset));
-    let matches = command.try_get_matches_from([""]);
-    if let Ok(args) = matches.and_then(|matches| A::from_arg_matches(&matches)) {
-        args.check(&mut ranges);
-    }
-    ranges
-}
-
-fn row<A: Settings>(text: &mut String, argument: &Arg, ranges: &Mistakes) {
+fn row(text: &mut String, argument: &Arg, change: Change) {
     let id = argument.get_id().as_str();
     let flag = format!("--{}", id.replace('_', "-"));
     let variable = argument.get_env().unwrap_or_default().to_string_lossy();
@@ -61,13 +51,15 @@ fn row<A: Settings>(text: &mut String, argument: &Arg, ranges: &Mistakes) {
     if is_list(argument) {
         takes.push_str(", several");
     }
-    if let Some(range) = ranges.range_of(&flag) {
+    // No setting with a range takes this.
+    let refused = values::refusal(argument, OsStr::new("?"));
+    if let Some(range) = refused.and_then(|refused| refused.range) {
         takes.push_str(&format!(", {range}"));
     }
-    let change = match Change::of::<A>(id) {
-        Some(Change::Reloaded) => "at once",
-        Some(Change::Contents) => "of the file's contents: at once; of its name: restart",
-        Some(Change::Restart) | None => "restart",
+    let change = match change {
+        Change::Reloaded => "at once",
+        Change::Contents => "of the file's contents: at once; of its name: restart",
+        Change::Restart => "restart",
     };
     let written = writeln!(
         text,

@@ -199,8 +199,7 @@ impl Renewal {
     }
 
     fn renewed<A: Settings>(&mut self, loaded: &Loaded<A>) -> News {
-        let is_reloaded =
-            |setting: &&Setting| Change::of::<A>(&setting.id) == Some(Change::Reloaded);
+        let is_reloaded = |setting: &&Setting| setting.change == Change::Reloaded;
         let differ = loaded.effective.differences(&self.running);
         let (changed, others): (Vec<_>, Vec<_>) = differ.into_iter().partition(is_reloaded);
         for setting in &changed {

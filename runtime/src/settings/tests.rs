@@ -17,8 +17,8 @@ pub(super) struct Args {
     one: String,
     #[arg(long, default_value = "b", value_delimiter = ',')]
     two: Vec<String>,
-    #[arg(long, default_value = "3", value_name = "COUNT")]
-    three: String,
+    #[arg(long, default_value = "3", value_name = "COUNT", group = RELOADED, value_parser = count(1..=9))]
+    three: usize,
     #[command(flatten)]
     common: CommonArgs,
     #[command(flatten)]
@@ -29,26 +29,21 @@ pub(super) struct Args {
 pub(super) struct Config {
     pub(super) one: String,
     two: Vec<String>,
-    pub(super) three: u32,
+    pub(super) three: usize,
     common: Common,
 }
 
 impl Settings for Args {
     type Config = Config;
-    const CHANGES: &'static [(&'static str, Change)] = &[
-        ("one", Change::Restart),
-        ("two", Change::Restart),
-        ("three", Change::Reloaded),
-    ];
 
-    fn check(&self, mistakes: &mut Mistakes) -> Config {
+    fn check(self, mistakes: &mut Mistakes) -> Config {
         if self.one == "wrong" {
             mistakes.add("--one: wrong");
         }
         Config {
-            one: self.one.clone(),
-            two: self.two.clone(),
-            three: number(mistakes, "--three", &self.three, (1, 9)),
+            one: self.one,
+            two: self.two,
+            three: self.three,
             common: self.common.check(mistakes),
         }
     }
@@ -236,27 +231,40 @@ fn printed_settings_hold_no_secret_and_say_so_where_one_was() {
 }
 
 #[test]
-fn settings_without_a_class_and_classes_without_a_setting_are_found() {
-    #[derive(Debug, Parser)]
-    struct Unclassified {
-        #[arg(long)]
-        forgotten: Option<String>,
-        #[command(flatten)]
-        common: CommonArgs,
+fn change_needs_a_restart_unless_the_flag_says_otherwise() {
+    assert_eq!(
+        settings_with::<Args>(Change::Reloaded),
+        ["three", "log_filter"]
+    );
+    assert_eq!(
+        settings_with::<Args>(Change::Contents),
+        Vec::<String>::new()
+    );
+    let others = ["one", "two", "log_format", "debug_endpoints"];
+    assert_eq!(settings_with::<Args>(Change::Restart), others);
+}
+
+#[test]
+fn wrong_value_hides_no_other_mistake_and_flags_in_a_group_go_together() {
+    let error = load_with(
+        "three = 10\nlog_format = 'xml'",
+        &["--one=wrong", "--debug-endpoints="],
+    );
+    let error = error.unwrap_err();
+    for part in [
+        "--one: wrong",
+        "--three: 10 is more than 9",
+        "--log-format: \"xml\" is neither",
+        "--debug-endpoints: \"\" is neither",
+    ] {
+        assert!(error.contains(part), "{part} is missing in {error}");
     }
-    impl Settings for Unclassified {
-        type Config = Common;
-        const CHANGES: &'static [(&'static str, Change)] = &[("gone", Change::Restart)];
-        fn check(&self, mistakes: &mut Mistakes) -> Common {
-            self.common.check(mistakes)
-        }
-        fn common(config: &Common) -> &Common {
-            config
-        }
-    }
-    let wrong = unclassified::<Unclassified>();
-    assert_eq!(wrong, ["forgotten has 0 rows", "gone is no setting"]);
-    assert_eq!(unclassified::<Args>(), Vec::<String>::new());
+    check(
+        "",
+        &["--three=9", "--log-filter=info", "--debug-endpoints"],
+        "a",
+        &["b"],
+    );
 }
 
 #[test]

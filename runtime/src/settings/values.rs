@@ -1,39 +1,147 @@
-//! From the text of a setting to its value, within its range, or to what is wrong with it.
+//! From the text of a setting to its value, within its range, or to what is wrong with it: parsers for a flag's `value_parser`.
 
-use std::{net::SocketAddr, str::FromStr, time::Duration};
+use std::{error::Error, ffi::OsStr, fmt, net::SocketAddr, ops::RangeInclusive, time::Duration};
 
-use super::Mistakes;
+use clap::{Arg, Command};
 
 /// Longest any single time setting may be: long enough to mean "never".
 pub const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Reads an address to listen on; notes what is none.
-pub fn address(mistakes: &mut Mistakes, flag: &str, text: &str) -> SocketAddr {
-    let parsed = text
-        .parse()
-        .map_err(|_| format!("{text:?} is no IP address with a port, like 127.0.0.1:8080"));
-    mistakes
-        .good(flag, parsed)
-        .unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
+/// Why a text is not a value of a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    why: String,
+    /// What would be a value, where that is a range.
+    pub(super) range: Option<String>,
 }
 
-/// Reads a time like `200ms` or `10s`, from `least` to [`TIME_MAX`]; notes what is none.
-pub fn time(mistakes: &mut Mistakes, flag: &str, text: &str, least: Duration) -> Duration {
-    time_within(mistakes, flag, text, (least, TIME_MAX))
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self { why, range: None }
+    }
 }
 
-/// Reads a time like `200ms` within a range, both ends included; notes what is none.
-pub fn time_within(
-    mistakes: &mut Mistakes,
-    flag: &str,
-    text: &str,
-    range: (Duration, Duration),
-) -> Duration {
-    mistakes.range(flag, range, TIME_MAX, in_time);
-    let parsed = humantime::parse_duration(text)
-        .map_err(|error| format!("{text:?} is no time, like 200ms or 10s ({error})"))
-        .and_then(|time| within(time, range, in_time));
-    mistakes.check(flag, parsed)
+impl fmt::Display for Refused {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.why)
+    }
+}
+
+impl Error for Refused {}
+
+/// Why the parser of this flag does not take `value`; `None` when it does.
+pub(super) fn refusal(argument: &Arg, value: &OsStr) -> Option<Refused> {
+    let parser = argument.get_value_parser().clone();
+    let alone = Command::new("setting")
+        .no_binary_name(true)
+        .arg(Arg::new("value").value_parser(parser));
+    let error = alone
+        .try_get_matches_from([OsStr::new("--"), value])
+        .err()?;
+    let why = match error.source() {
+        Some(source) => match source.downcast_ref::<Refused>() {
+            Some(refused) => return Some(refused.clone()),
+            None => source.to_string(),
+        },
+        None if value.is_empty() => "needs a value".to_owned(),
+        None => error.kind().to_string(),
+    };
+    Some(why.into())
+}
+
+/// Takes an address to listen on.
+///
+/// # Errors
+/// In words, when it is none; as those below.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is no IP address with a port, like 127.0.0.1:8080"))
+}
+
+/// Takes `true` and `false`.
+///
+/// # Errors
+/// In words.
+pub fn boolean(text: &str) -> Result<bool, String> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is neither true nor false"))
+}
+
+/// Takes times like `200ms` or `10s`; none is longer than [`TIME_MAX`].
+pub fn time(
+    range: RangeInclusive<Duration>,
+) -> impl Fn(&str) -> Result<Duration, Refused> + Clone + Send + Sync + 'static {
+    within(range, TIME_MAX, in_time, |text| {
+        humantime::parse_duration(text)
+            .map_err(|error| format!("{text:?} is no time, like 200ms or 10s ({error})"))
+    })
+}
+
+/// Takes numbers of bytes, as [`bytes()`] reads them.
+pub fn size(
+    range: RangeInclusive<usize>,
+) -> impl Fn(&str) -> Result<usize, Refused> + Clone + Send + Sync + 'static {
+    within(range, usize::MAX, in_bytes, bytes)
+}
+
+/// Takes whole numbers.
+pub fn count(
+    range: RangeInclusive<usize>,
+) -> impl Fn(&str) -> Result<usize, Refused> + Clone + Send + Sync + 'static {
+    within(
+        range,
+        usize::MAX,
+        |count| count.to_string(),
+        |text| {
+            text.parse()
+                .map_err(|_| format!("{text:?} is no whole number, or too large"))
+        },
+    )
+}
+
+/// Takes what `parse` does, and an empty text for none. The field's type is written `std::option::Option`: clap takes a
+/// plain `Option` for a flag without a default.
+pub fn optional<T>(
+    parse: impl Fn(&str) -> Result<T, Refused> + Clone + Send + Sync + 'static,
+) -> impl Fn(&str) -> Result<Option<T>, Refused> + Clone + Send + Sync + 'static {
+    move |text| {
+        if text.is_empty() {
+            Ok(None)
+        } else {
+            parse(text).map(Some)
+        }
+    }
+}
+
+/// Takes what `parse` does, within a range, both ends included; an upper end of `unbounded` is none that a user would meet.
+fn within<T: PartialOrd + Copy + Send + Sync + 'static>(
+    range: RangeInclusive<T>,
+    unbounded: T,
+    show: fn(T) -> String,
+    parse: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<T, Refused> + Clone + Send + Sync + 'static {
+    let (least, most) = range.into_inner();
+    let refuse = move |why| Refused {
+        why,
+        range: Some(if most >= unbounded {
+            format!("at least {}", show(least))
+        } else {
+            format!("{} to {}", show(least), show(most))
+        }),
+    };
+    move |text| match parse(text) {
+        Ok(value) if value < least => Err(refuse(format!(
+            "{} is less than {}",
+            show(value),
+            show(least)
+        ))),
+        Ok(value) if value > most => Err(refuse(format!(
+            "{} is more than {}",
+            show(value),
+            show(most)
+        ))),
+        parsed => parsed.map_err(refuse),
+    }
 }
 
 /// A time as a user would write it: days stay days, of which a library makes months.
@@ -44,69 +152,6 @@ fn in_time(time: Duration) -> String {
         return format!("{days}d");
     }
     humantime::format_duration(time).to_string()
-}
-
-/// Reads `true` or `false`; notes what is neither.
-pub fn boolean(mistakes: &mut Mistakes, flag: &str, text: &str) -> bool {
-    let parsed = text
-        .parse::<bool>()
-        .map_err(|_| format!("{text:?} is neither true nor false"));
-    mistakes.check(flag, parsed)
-}
-
-/// Reads a number of bytes as [`bytes()`] does, within a range, both ends included; notes what is none.
-pub fn size(mistakes: &mut Mistakes, flag: &str, text: &str, range: (usize, usize)) -> usize {
-    mistakes.range(flag, range, usize::MAX, in_bytes);
-    let parsed = bytes(text).and_then(|size| within(size, range, in_bytes));
-    mistakes.check(flag, parsed)
-}
-
-/// Reads a whole number within a range, both ends included; notes what is none.
-pub fn number<N>(mistakes: &mut Mistakes, flag: &str, text: &str, range: (N, N)) -> N
-where
-    N: FromStr + PartialOrd + Copy + Default + ToString,
-{
-    mistakes.range_of_numbers(flag, range);
-    let parsed = text
-        .parse()
-        .map_err(|_| format!("{text:?} is no whole number, or too large"))
-        .and_then(|number| within(number, range, |number| number.to_string()));
-    mistakes.check(flag, parsed)
-}
-
-/// Like [`number`]; `None` when the text is empty.
-pub fn optional_number<N>(
-    mistakes: &mut Mistakes,
-    flag: &str,
-    text: &str,
-    range: (N, N),
-) -> Option<N>
-where
-    N: FromStr + PartialOrd + Copy + Default + ToString,
-{
-    if text.is_empty() {
-        mistakes.range_of_numbers(flag, range);
-        return None;
-    }
-    Some(number(mistakes, flag, text, range))
-}
-
-/// Passes a value on that is within a range, both ends included.
-///
-/// # Errors
-/// In words, when it is not; `show` writes values as a user would.
-pub fn within<T: PartialOrd + Copy>(
-    value: T,
-    (least, most): (T, T),
-    show: impl Fn(T) -> String,
-) -> Result<T, String> {
-    if value < least {
-        Err(format!("{} is less than {}", show(value), show(least)))
-    } else if value > most {
-        Err(format!("{} is more than {}", show(value), show(most)))
-    } else {
-        Ok(value)
-    }
 }
 
 /// Reads a number of bytes: `65536`, `64KiB`, `1GiB`, `1.5GiB`.
@@ -162,29 +207,55 @@ fn in_bytes(bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::builder::ValueParser;
+
     use super::*;
 
+    #[track_caller]
+    fn check(parser: impl Into<ValueParser>, text: &str, wrong: Option<(&str, Option<&str>)>) {
+        let argument = Arg::new("any").value_parser(parser);
+        let refused = refusal(&argument, OsStr::new(text));
+        let said = refused
+            .as_ref()
+            .map(|said| (&*said.why, said.range.as_deref()));
+        assert_eq!(said, wrong, "{text}");
+    }
+
     #[test]
-    fn values_outside_their_range_are_noted_under_their_flag() {
-        let mut mistakes = Mistakes::default();
-        let m = &mut mistakes;
-        assert_eq!(number(m, "--n", "5", (1, 5)), 5);
-        assert_eq!(size(m, "--s", "1KiB", (1, 1024)), 1024);
-        assert_eq!(time(m, "--t", "1m", Duration::ZERO).as_secs(), 60);
-        assert!(m.is_empty());
-        number(m, "--n", "6", (1, 5));
-        size(m, "--s", "1025", (1, 1024));
-        time(m, "--t", "400d", Duration::ZERO);
-        address(m, "--a", "localhost:1");
-        let text = mistakes.to_string();
-        for part in [
-            "--n: 6 is more than 5",
-            "--s: 1025 bytes is more than 1KiB",
-            "--t: 400d is more than 366d",
-            "--a:",
-        ] {
-            assert!(text.contains(part), "{part} is missing in {text}");
-        }
+    fn values_outside_their_range_are_refused_with_it() {
+        check(count(1..=5), "5", None);
+        check(size(1..=1024), "1KiB", None);
+        check(time(Duration::ZERO..=TIME_MAX), "1m", None);
+        check(
+            count(1..=5),
+            "6",
+            Some(("6 is more than 5", Some("1 to 5"))),
+        );
+        check(
+            count(1..=usize::MAX),
+            "0",
+            Some(("0 is less than 1", Some("at least 1"))),
+        );
+        let wrong = "1025 bytes is more than 1KiB";
+        check(
+            size(1..=1024),
+            "1025",
+            Some((wrong, Some("1 bytes to 1KiB"))),
+        );
+        let wrong = "400d is more than 366d";
+        check(
+            time(Duration::ZERO..=TIME_MAX),
+            "400d",
+            Some((wrong, Some("at least 0s"))),
+        );
+        let wrong = "\"localhost:1\" is no IP address with a port, like 127.0.0.1:8080";
+        check(address, "localhost:1", Some((wrong, None)));
+        check(optional(count(1..=5)), "", None);
+        check(
+            optional(count(1..=5)),
+            "-1",
+            Some(("\"-1\" is no whole number, or too large", Some("1 to 5"))),
+        );
     }
 
     #[test]

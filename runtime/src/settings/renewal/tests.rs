@@ -2,7 +2,7 @@
 
 use std::{
     os::unix::fs::symlink,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 struct Running {
     file: TestFile,
     renewal: Renewal,
-    applied: AtomicU32,
+    applied: AtomicUsize,
 }
 
 impl Running {
@@ -24,7 +24,7 @@ impl Running {
         Self {
             file,
             renewal,
-            applied: AtomicU32::new(0),
+            applied: AtomicUsize::new(0),
         }
     }
 
@@ -39,7 +39,7 @@ impl Running {
     }
 
     /// What was applied last; 0 for nothing.
-    fn three(&self) -> u32 {
+    fn three(&self) -> usize {
         self.applied.load(Ordering::Relaxed)
     }
 }
