@@ -8,6 +8,7 @@
 //! Each stage of the pipeline runs under a watch: one that ends before it was told to ends the process.
 
 mod live;
+mod opening;
 mod watch;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
@@ -25,8 +26,8 @@ use runtime::{
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::live::Live;
 use self::watch::{Failed, Watch};
+pub use self::{live::Live, opening::open_store};
 use crate::{
     aside,
     clock::Clock,
@@ -38,7 +39,7 @@ use crate::{
     metrics::{Metrics, ProducerSeries},
     sink::{Failure, Pipeline, Stops},
     status::{self, ConsumerStatus},
-    store::{self, Store},
+    store::Store,
     subscription::{self, discovery},
 };
 
@@ -88,7 +89,7 @@ impl App {
     /// # Errors
     /// When the store can never work, the port is taken, or the registry has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
-        let store = store::open(&config).await?;
+        let store = open_store(&config).await?;
         let aside = match config.storing.store {
             StoreConfig::Mongodb(_) => {
                 let folder = config.storing.set_aside();

@@ -16,9 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
-    config::{Config, StoreConfig},
     losses::Numbered,
-    places::{LookupBound, Place},
+    places::Place,
 };
 
 /// What a store answers, in time.
@@ -312,31 +311,4 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When something could not be done; all else was. A later call makes up for it.
     fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, Compacted>;
-}
-
-/// Opens the store that the configuration names. MongoDB need not be up for that.
-///
-/// # Errors
-/// When it can never work, with what to do.
-pub async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    let lookup = LookupBound {
-        listed: config.storing.dsps(),
-        others_max: config.storing.dsps_max,
-    };
-    Ok(match &config.storing.store {
-        StoreConfig::Embedded(folder) => {
-            let (folder, ttls) = (folder.clone(), config.keeping.ttls());
-            let store = embedded::EmbeddedStore::open(folder, ttls).await?;
-            Arc::new(store.with_lookup_bound(lookup))
-        }
-        StoreConfig::Mongodb(uri) => Arc::new(mongodb::MongodbStore::new(mongodb::Options {
-            uri: uri.clone(),
-            name: config.reading.name.clone(),
-            prefix: config.mongodb.mongodb_prefix.clone(),
-            writers: config.mongodb.mongodb_writers,
-            ttls: config.keeping.ttls(),
-            lookup,
-        })),
-        StoreConfig::Discard => Arc::new(discard::DiscardStore::default()),
-    })
 }

@@ -11,11 +11,12 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use consumer::{
     Config,
+    app::open_store,
     batch::Batch,
     health::Health,
     metrics::Metrics,
     sink::{Failure, Pipeline, Stops},
-    store::{self, Store},
+    store::Store,
     subscription::buffer::{BufferWriter, Item},
 };
 use prometheus::{Encoder, TextEncoder};
@@ -90,7 +91,7 @@ impl Consumed {
         let registry = Registry::new();
         let metrics = Metrics::register(&registry).context("metrics")?;
         let opened = threads.run(async move {
-            let store = Arc::new(TimedStore::new(store::open(&config).await?));
+            let store = Arc::new(TimedStore::new(open_store(&config).await?));
             let asked = timeout(START_PATIENCE, store.load_cursors()).await;
             asked.map_err(|_| anyhow!("the store does not answer"))??;
             for dsp_id in 1..=dsps.get() {
