@@ -4,14 +4,12 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use bench::Cli;
-use runtime::raise_open_files;
-use tokio::{
-    runtime::Builder,
-    signal::unix::{Signal, SignalKind, signal},
+use runtime::{
+    raise_open_files,
+    signals::{EXIT_INTERRUPTED, Signals},
 };
+use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
-
-const EXIT_INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     let cli = match Cli::read(std::env::args_os()) {
@@ -30,37 +28,20 @@ fn try_main(cli: Cli) -> Result<ExitCode> {
     let _open_files = raise_open_files();
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let finished = runtime.block_on(async {
-        let kinds = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-        ];
-        let [mut interrupt, mut terminate, mut hangup] = install(kinds)?;
-        let mut next_signal = async || {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-                _ = hangup.recv() => {}
-            }
-        };
+        let mut signals = Signals::end_or_hangup().context("cannot handle signals")?;
         let stop = CancellationToken::new();
         let mut scenario = std::pin::pin!(bench::run(cli, stop.clone()));
         tokio::select! {
             finished = scenario.as_mut() => return finished.map(exit_code),
-            () = next_signal() => stop.cancel(),
+            () = signals.next() => stop.cancel(),
         }
         tokio::select! {
             finished = scenario => finished.map(exit_code),
-            () = next_signal() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
+            () = signals.next() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
         }
     });
     runtime.shutdown_timeout(Duration::from_millis(100));
     finished
-}
-
-fn install(kinds: [SignalKind; 3]) -> Result<[Signal; 3]> {
-    let [a, b, c] = kinds.map(|kind| signal(kind).context("cannot handle signals"));
-    Ok([a?, b?, c?])
 }
 
 fn exit_code(faultless: bool) -> ExitCode {

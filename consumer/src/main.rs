@@ -4,13 +4,11 @@ use std::process::ExitCode;
 
 use consumer::{Config, app::App, config::Args};
 use runtime::{
-    drain_on_signals, logging,
+    logging,
     metrics::Registry,
     raise_open_files,
-    settings::{
-        Loaded, instead,
-        renewal::{Hangups, Renewal},
-    },
+    settings::{Loaded, instead, renewal::Renewal},
+    signals::{Signals, drain_on_signals},
 };
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -52,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
-    let hangups = Hangups::install()?;
+    let hangups = Signals::hangup()?;
     let files = raise_open_files();
     tracing::info!(config = %settings.config, files, "starting");
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
@@ -68,7 +66,7 @@ async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
 
 async fn work(
     drain: CancellationToken,
-    hangups: Hangups,
+    hangups: Signals,
     settings: Loaded<Args>,
 ) -> anyhow::Result<()> {
     let renewal = Renewal::of(&settings);

@@ -7,11 +7,9 @@ use producer::{
     config::{Args, Config},
 };
 use runtime::{
-    drain_on_signals, logging,
-    settings::{
-        Loaded, instead,
-        renewal::{Hangups, Renewal},
-    },
+    logging,
+    settings::{Loaded, instead, renewal::Renewal},
+    signals::{Signals, drain_on_signals},
 };
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -53,7 +51,7 @@ fn main() -> ExitCode {
 }
 
 async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
-    let hangups = Hangups::install()?;
+    let hangups = Signals::hangup()?;
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
     let signals = drain_on_signals(drain.clone(), stopped.clone())?;
     let work = async {
@@ -67,7 +65,7 @@ async fn run(settings: Loaded<Args>) -> anyhow::Result<()> {
 
 async fn work(
     settings: Loaded<Args>,
-    hangups: Hangups,
+    hangups: Signals,
     drain: CancellationToken,
 ) -> anyhow::Result<()> {
     let renewal = Renewal::of(&settings);

@@ -9,15 +9,14 @@ pub mod logging;
 pub mod metrics;
 pub mod reload;
 pub mod settings;
+pub mod signals;
 pub mod status;
 pub mod tls;
 pub mod token;
 
-use std::{future::Future, io, time::SystemTime};
+use std::time::SystemTime;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
 /// The commit this was built from, or `unknown`; see `runtime/build.rs`.
 pub const COMMIT: &str = env!("COOKIESYNC_COMMIT");
@@ -32,9 +31,6 @@ pub const VERSION: &str = concat!(
     env!("COOKIESYNC_PROFILE"),
     ")"
 );
-
-/// Exit code after a second signal: the work was not finished.
-const EXIT_INTERRUPTED: i32 = 130;
 
 /// Raises the number of files this process may open as far as the system allows; returns that number.
 #[must_use]
@@ -51,38 +47,6 @@ pub fn raise_open_files() -> u64 {
         Ok(()) => maximum,
         Err(_) => limit.current.unwrap_or(maximum),
     }
-}
-
-/// Runs until the first SIGTERM or SIGINT, which cancels `drain`; a second one ends the process at once.
-///
-/// Returns only when `stopped` is cancelled, so run it beside the work.
-///
-/// # Errors
-/// When the system refuses to install a signal handler.
-pub fn drain_on_signals(
-    drain: CancellationToken,
-    stopped: CancellationToken,
-) -> io::Result<impl Future<Output = ()> + Send> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        let mut signals: u32 = 0;
-        loop {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-                () = stopped.cancelled() => return,
-            }
-            signals += 1;
-            if signals > 1 {
-                tracing::warn!("second signal, stopping at once");
-                logging::flush();
-                std::process::exit(EXIT_INTERRUPTED);
-            }
-            tracing::info!("draining; a second signal stops at once");
-            drain.cancel();
-        }
-    })
 }
 
 /// Microseconds since the Unix epoch by the system's clock; 0 before 1970.

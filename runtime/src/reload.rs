@@ -16,10 +16,13 @@ use std::{
 };
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts};
-use tokio::time::sleep;
+use tokio::{
+    task::{JoinError, spawn_blocking},
+    time::sleep,
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{metrics::Registry, unix_micros};
+use super::{metrics::Registry, signals::Signals, unix_micros};
 
 /// How often files are looked at.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(3);
@@ -155,18 +158,8 @@ impl<S: Source> Reloaded<S> {
         said.expiries::<S>(&self.current(), &metrics);
         let reloads = |outcome| metrics.reloads.with_label_values(&[S::NAME, outcome]);
         let (done, failed) = (reloads("done"), reloads("failed"));
-        loop {
-            let resting = stop.run_until_cancelled(sleep(LOOK_INTERVAL));
-            if resting.await.is_none() {
-                return;
-            }
-            let looking = Arc::clone(&self);
-            let looking = tokio::task::spawn_blocking(move || looking.look());
-            // Only a panic or the end of the runtime is an error here.
-            let Some(Ok(news)) = stop.run_until_cancelled(looking).await else {
-                return;
-            };
-            match news {
+        let look = move |this: &mut Arc<Self>, _| {
+            match this.look() {
                 News::Nothing => {}
                 News::Replaced => {
                     done.inc();
@@ -181,8 +174,10 @@ impl<S: Source> Reloaded<S> {
                     );
                 }
             }
-            said.expiries::<S>(&self.current(), &metrics);
-        }
+            said.expiries::<S>(&this.current(), &metrics);
+        };
+        // Only a panic or the end of the runtime is an error here.
+        drop(look_again(self, Signals::none(), look, stop).await);
     }
 
     fn look(&self) -> News {
@@ -229,8 +224,36 @@ fn read(source: &impl Source) -> Result<Vec<Vec<u8>>, Vec<String>> {
     }
 }
 
+/// Looks at files every [`LOOK_INTERVAL`], and at each of `signals`, which `look` is told, until `stop`. It does so where it
+/// holds up nobody else; a file system that hangs is not waited for.
+///
+/// # Errors
+/// When `look` panics, or the runtime ends.
+pub(crate) async fn look_again<T: Send + 'static>(
+    mut looked_at: T,
+    mut signals: Signals,
+    mut look: impl FnMut(&mut T, bool) + Send + 'static,
+    stop: CancellationToken,
+) -> Result<(), JoinError> {
+    loop {
+        let asked = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = sleep(LOOK_INTERVAL) => false,
+            () = signals.next() => true,
+        };
+        let looking = spawn_blocking(move || {
+            look(&mut looked_at, asked);
+            (looked_at, look)
+        });
+        match stop.run_until_cancelled(looking).await {
+            None => return Ok(()),
+            Some(looked) => (looked_at, look) = looked?,
+        }
+    }
+}
+
 /// Tells one content from another, so that no second copy of a key has to be kept.
-fn fingerprint(contents: &Result<Vec<Vec<u8>>, Vec<String>>) -> u64 {
+pub(crate) fn fingerprint(contents: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     contents.hash(&mut hasher);
     hasher.finish()

@@ -10,19 +10,19 @@
 use std::{
     ffi::OsString,
     fs,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
     path::{Path, PathBuf},
 };
 
 use prometheus::{IntCounterVec, Opts};
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    time::sleep,
-};
 use tokio_util::sync::CancellationToken;
 
 use super::{Change, Effective, Loaded, Setting, Settings, file, load};
-use crate::{logging, metrics::Registry, reload::LOOK_INTERVAL};
+use crate::{
+    logging,
+    metrics::Registry,
+    reload::{self, fingerprint},
+    signals::Signals,
+};
 
 /// Keeps the settings of one process up to date.
 #[derive(Debug)]
@@ -88,21 +88,6 @@ impl Metrics {
     }
 }
 
-/// The signal that asks for it. A process installs it before all else that it does with its settings, such as opening a store:
-/// only one that comes earlier, while these are read, ends it.
-#[derive(Debug)]
-pub struct Hangups(Signal);
-
-impl Hangups {
-    /// From now on SIGHUP does not end the process.
-    ///
-    /// # Errors
-    /// When the system refuses to install a signal handler.
-    pub fn install() -> std::io::Result<Self> {
-        signal(SignalKind::hangup()).map(Self)
-    }
-}
-
 impl Renewal {
     /// For a process that runs with these settings.
     #[must_use]
@@ -110,7 +95,7 @@ impl Renewal {
         let file = loaded.file.clone();
         Self {
             arguments: loaded.arguments.clone(),
-            fingerprint: fingerprint(file.as_deref()),
+            fingerprint: fingerprint(&contents(file.as_deref())),
             file,
             running: loaded.effective.clone(),
             broken: Broken::Not,
@@ -121,46 +106,29 @@ impl Renewal {
     /// [`Change::Reloaded`] into use. The log filter is seen to here: it follows its setting when that changes, and on
     /// a signal goes back to it from whatever the admin port was told.
     pub async fn run<A: Settings>(
-        mut self,
-        mut hangups: Hangups,
+        self,
+        hangups: Signals,
         metrics: Metrics,
-        apply: impl Fn(&A::Config) + Send + Sync + Clone + 'static,
+        apply: impl Fn(&A::Config) + Send + 'static,
         stop: CancellationToken,
     ) {
-        loop {
-            let asked = tokio::select! {
-                () = stop.cancelled() => return,
-                () = sleep(LOOK_INTERVAL) => false,
-                _ = hangups.0.recv() => true,
-            };
-            let apply = apply.clone();
-            let looking = tokio::task::spawn_blocking(move || {
-                let news = self.look::<A>(asked, apply);
-                (self, news)
-            });
-            let Some(looked) = stop.run_until_cancelled(looking).await else {
-                return;
-            };
-            match looked {
-                Ok((renewal, news)) => {
-                    self = renewal;
-                    say(&news, &metrics);
-                }
-                // A panic, or the end of the runtime.
-                Err(error) => {
-                    metrics.count("failed");
-                    tracing::error!(
-                        %error,
-                        "reading the settings again went wrong: a change needs a restart from now on"
-                    );
-                    return;
-                }
-            }
+        let failed = metrics.clone();
+        let look = move |renewal: &mut Self, asked| {
+            let news = renewal.look::<A>(asked, &apply);
+            say(&news, &metrics);
+        };
+        // A panic, or the end of the runtime.
+        if let Err(error) = reload::look_again(self, hangups, look, stop).await {
+            failed.count("failed");
+            tracing::error!(
+                %error,
+                "reading the settings again went wrong: a change needs a restart from now on"
+            );
         }
     }
 
     fn look<A: Settings>(&mut self, asked: bool, apply: impl Fn(&A::Config)) -> News {
-        let fingerprint = fingerprint(self.file.as_deref());
+        let fingerprint = fingerprint(&contents(self.file.as_deref()));
         let is_new = asked || fingerprint != self.fingerprint;
         if !is_new && self.broken == Broken::Not {
             return News::Nothing;
@@ -250,13 +218,10 @@ fn say(news: &News, metrics: &Metrics) {
     }
 }
 
-/// Tells one content from another; the same for every file that cannot be read.
-fn fingerprint(file: Option<&Path>) -> u64 {
-    let mut hasher = DefaultHasher::new();
+/// None of every file that cannot be read, or not again.
+fn contents(file: Option<&Path>) -> Option<String> {
     let file = file.filter(|file| !is_read_once(file));
-    let content = file.and_then(|file| file::read(file).ok());
-    content.hash(&mut hasher);
-    hasher.finish()
+    file.and_then(|file| file::read(file).ok())
 }
 
 /// Whether this is something like a pipe: empty when it is read again, or never at its end.

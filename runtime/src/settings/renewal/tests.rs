@@ -139,7 +139,7 @@ async fn panic_of_a_look_is_counted() {
     let metrics = Metrics::register(&Registry::new(), "test").unwrap();
     let failed = metrics.reloads.with_label_values(&["failed"]);
     let apply = |_: &Config| panic!("as it should");
-    let hangups = Hangups::install().unwrap();
+    let hangups = Signals::hangup().unwrap();
     let stop = CancellationToken::new();
     tokio::time::pause();
     running
