@@ -1,5 +1,7 @@
 //! A profile as a picture: each function is a bar over the one that called it, as wide as the time spent in it and in what
 //! it called. The whole name, and the share, show under the pointer.
+//!
+//! Drawn here, as the library for such pictures, inferno, has a licence (CDDL) that asks more than a notice.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
