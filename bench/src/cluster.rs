@@ -22,11 +22,10 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use self::netns::{Namespace, Network};
-pub(crate) use self::place::memory_of_machine;
 pub use self::{
     args::{ClusterArgs, StoreChoice},
     node::Node,
-    place::Place,
+    place::{Place, memory_of_machine},
 };
 use crate::{
     admin,

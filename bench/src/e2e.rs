@@ -6,15 +6,15 @@
 //! order, and all stores are read whole ([`crate::verify`]).
 
 mod delivery;
-pub(crate) mod drive;
+mod drive;
 mod measure;
 mod outcome;
 mod progress;
 mod report;
-pub(crate) mod running;
+mod running;
 mod sizing;
 mod step;
-pub(crate) mod values;
+mod values;
 mod verdict;
 
 use std::{
@@ -27,19 +27,17 @@ use clap::Args;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    drive::Drive,
-    measure::Measured,
-    running::{Drove, Running},
-};
+use self::measure::Measured;
 pub use self::{
-    drive::DriveArgs,
+    drive::{Drive, DriveArgs, Driven},
     outcome::Outcome,
-    running::{Cut, Settled, Verification},
+    progress::Progress,
+    running::{Cut, Drove, Explain, Mark, Meanwhile, Running, Settled, Verification},
     sizing::{Delivery, Sizing},
     step::{NodeCounts, ProcessUse, Quantiles, Step},
+    values::parse_time,
 };
-pub(crate) use crate::report::counted;
+pub use crate::report::counted;
 use crate::{
     cluster::{ClusterArgs, StoreChoice},
     load,

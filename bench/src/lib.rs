@@ -7,14 +7,13 @@
 //! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
 //! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
 //! - [`e2e`] drives everything together through a ladder of rates and verifies every store;
-//! - [`soak`] does so at one rate for long, with faults, and verifies likewise;
 //! - [`fanout`] says what each further subscriber costs;
-//! - [`compare`] puts two reports side by side and says what changed beyond noise;
-//! - [`peers`] compares ours with NATS, Redis and RabbitMQ.
+//! - [`compare`] puts two reports side by side and says what changed beyond noise.
 //!
-//! The rest is what they, and the tests in `tests/it`, need: the cookies of a load made again from its seed
+//! The rest is what they, and what only developers run (`trials`), need: the cookies of a load made again from its seed
 //! ([`traffic`]), the real processes together ([`cluster`]; each by itself and its admin port: [`launcher`]) and what they use
-//! and say meanwhile ([`observe`]), what a store must hold ([`verify`]), and what is left behind ([`report`]).
+//! and say meanwhile ([`observe`]), what a store must hold ([`verify`]),
+//! what is left behind ([`report`]), and how a program that runs scenarios begins and ends ([`program`]).
 
 pub mod cluster;
 pub mod compare;
@@ -24,9 +23,8 @@ pub mod fanout;
 pub mod load;
 pub mod memory;
 pub mod observe;
-pub mod peers;
+pub mod program;
 pub mod report;
-pub mod soak;
 pub mod store;
 pub mod subscribe;
 pub mod traffic;
@@ -39,10 +37,12 @@ use std::{ffi::OsString, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use runtime::settings::instead::{self, AboutArgs};
-use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::report::{Environment, leave};
+use crate::{
+    program::{print, warn_of_profile},
+    report::leave,
+};
 
 /// Measures cookiesync.
 #[derive(Debug, Parser)]
@@ -86,16 +86,8 @@ enum Command {
     Subscribe(subscribe::SubscribeArgs),
     Store(store::StoreArgs),
     E2e(Box<e2e::E2eArgs>),
-    Soak(Box<soak::SoakArgs>),
     Fanout(fanout::FanoutArgs),
     Compare(compare::CompareArgs),
-    Peers(peers::PeersArgs),
-    /// The subscribers of one step of `peers`.
-    #[command(hide = true)]
-    PeersReader(peers::ReaderArgs),
-    /// The publisher of one step of `peers`.
-    #[command(hide = true)]
-    PeersPublisher(peers::PublisherArgs),
 }
 
 /// Runs what the command line asks for, until it ends or `stop`, and prints its report.
@@ -108,10 +100,8 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     let command = cli
         .command
         .context("name a scenario: bench --help lists them")?;
-    if !matches!(command, Command::Compare(_))
-        && let Some(warning) = Environment::of_this_run().profile_warning()
-    {
-        eprintln!("warning: {warning}");
+    if !matches!(command, Command::Compare(_)) {
+        warn_of_profile();
     }
     match command {
         Command::Load(args) => {
@@ -141,11 +131,6 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             print(args.json, &outcome, e2e::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
-        Command::Soak(args) => {
-            let outcome = soak::run(&args, &stop).await?;
-            print(args.json, &outcome, soak::Outcome::summary)?;
-            Ok(outcome.is_faultless())
-        }
         Command::Fanout(args) => {
             let folder = args.report.prepare("fanout")?;
             let outcome = fanout::run(&args, &stop, |line| eprintln!("{line}")).await?;
@@ -158,23 +143,5 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             print(args.json, &outcome, compare::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
-        Command::Peers(args) => {
-            let folder = args.report.prepare("peers")?;
-            let outcome = peers::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, peers::Outcome::summary)?;
-            leave(folder, || outcome.report())?;
-            Ok(outcome.is_faultless())
-        }
-        Command::PeersReader(args) => peers::read(&args, &stop).await.map(|()| true),
-        Command::PeersPublisher(args) => peers::publish(&args, &stop).await.map(|()| true),
     }
-}
-
-fn print<T: Serialize>(json: bool, outcome: &T, summary: impl Fn(&T) -> String) -> Result<()> {
-    if json {
-        println!("{}", serde_json::to_string(outcome)?);
-    } else {
-        println!("{}", summary(outcome));
-    }
-    Ok(())
 }

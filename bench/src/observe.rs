@@ -13,8 +13,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
-pub use self::counts::{ConsumerCounts, Counts, ProducerCounts};
-pub(crate) use self::plots::plots;
+pub use self::{
+    counts::{ConsumerCounts, Counts, ProducerCounts},
+    plots::plots,
+};
 use crate::{admin::HttpClient, cpu::CpuTime, ledger, memory::Memory, scrape::Samples};
 
 /// Less than the time between two looks.

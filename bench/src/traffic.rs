@@ -210,7 +210,8 @@ impl SyntheticCookie {
 
 /// The `index`-th word of the random sequence that begins at `state` (splitmix64).
 #[inline]
-pub(crate) fn nth_word(state: u64, index: u64) -> u64 {
+#[must_use]
+pub fn nth_word(state: u64, index: u64) -> u64 {
     let mut word = state.wrapping_add(GOLDEN.wrapping_mul(index.wrapping_add(1)));
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -3,17 +3,12 @@
 //! Every port is checked before anything is built or started. The processes are stopped in the direction of the data,
 //! the load first and then the producer, so what was accepted is stored when the demonstration ends.
 
-use std::{
-    fs,
-    num::NonZeroU64,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, num::NonZeroU64, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use launcher::{
     admin,
-    programs::{self, Process, target_dir},
+    programs::{Process, Programs, target_dir},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -48,7 +43,14 @@ const MARKER: &str = ".cookiesync-demo";
 pub(crate) async fn run(args: &Args, stop: &CancellationToken) -> Result<()> {
     args.check_ports()?;
     let with_load = args.load.is_some();
-    let programs = tokio::task::spawn_blocking(move || Programs::find(with_load)).await?;
+    let programs = tokio::task::spawn_blocking(move || {
+        if with_load {
+            Programs::find_with_bench()
+        } else {
+            Programs::find()
+        }
+    })
+    .await?;
     if stop.is_cancelled() {
         // The same Ctrl-C has ended cargo.
         return Ok(());
@@ -69,32 +71,6 @@ pub(crate) async fn run(args: &Args, stop: &CancellationToken) -> Result<()> {
     };
     shown?;
     demo.stop().await
-}
-
-/// Where the programs are.
-struct Programs {
-    producer: PathBuf,
-    consumer: PathBuf,
-    /// Sends the load, if there is one.
-    bench: Option<PathBuf>,
-}
-
-impl Programs {
-    fn find(with_load: bool) -> Result<Self> {
-        // In one go, so that cargo builds them side by side.
-        let (producer, consumer, bench) = if with_load {
-            let [producer, consumer, bench] = programs::find(["producer", "consumer", "bench"])?;
-            (producer, consumer, Some(bench))
-        } else {
-            let [producer, consumer] = programs::find(["producer", "consumer"])?;
-            (producer, consumer, None)
-        };
-        Ok(Self {
-            producer,
-            consumer,
-            bench,
-        })
-    }
 }
 
 /// Makes the folder ready: empty of what an earlier demonstration left, of nothing else.

@@ -32,23 +32,42 @@ const OWN_VARIABLES: [&str; 2] = ["PRODUCER_", "CONSUMER_"];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Where the `producer` and `consumer` programs are.
+/// Where the programs are that are started together.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The `producer` program.
     pub producer: PathBuf,
     /// The `consumer` program.
     pub consumer: PathBuf,
+    /// The `bench` program, where it was asked for.
+    pub bench: Option<PathBuf>,
 }
 
 impl Programs {
-    /// [Finds](find) both.
+    /// [Finds](find) what takes cookies and what stores them.
     ///
     /// # Errors
     /// As [`find`].
     pub fn find() -> Result<Self> {
         let [producer, consumer] = find(["producer", "consumer"])?;
-        Ok(Self { producer, consumer })
+        Ok(Self {
+            producer,
+            consumer,
+            bench: None,
+        })
+    }
+
+    /// Like [`find`](Self::find), with what sends a load; in one go, so that cargo builds them side by side.
+    ///
+    /// # Errors
+    /// As [`find`].
+    pub fn find_with_bench() -> Result<Self> {
+        let [producer, consumer, bench] = find(["producer", "consumer", "bench"])?;
+        Ok(Self {
+            producer,
+            consumer,
+            bench: Some(bench),
+        })
     }
 }
 

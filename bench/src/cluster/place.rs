@@ -153,7 +153,8 @@ fn cache_gibibytes(consumers: usize) -> f64 {
 }
 
 /// The machine's memory in bytes.
-pub(crate) fn memory_of_machine() -> u64 {
+#[must_use]
+pub fn memory_of_machine() -> u64 {
     fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| memory_bytes(&text))

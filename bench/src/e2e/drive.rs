@@ -61,35 +61,48 @@ fn parse_share(text: &str) -> Result<f64, String> {
 
 /// One constant load.
 #[derive(Debug, Clone)]
-pub(crate) struct Drive {
-    pub(crate) urls: Vec<String>,
-    pub(crate) connections: NonZeroUsize,
-    pub(crate) traffic: Traffic,
-    pub(crate) rate: NonZeroU64,
-    pub(crate) lasts: Duration,
+pub struct Drive {
+    /// Where requests go: the edges of the producers.
+    pub urls: Vec<String>,
+    /// Connections, spread over the producers.
+    pub connections: NonZeroUsize,
+    /// What is sent.
+    pub traffic: Traffic,
+    /// Requests a second.
+    pub rate: NonZeroU64,
+    /// How long they are sent.
+    pub lasts: Duration,
     /// Of the connections, in the traffic: each load of a run has its own.
-    pub(crate) first_connection: u64,
+    pub first_connection: u64,
 }
 
 /// What a load saw.
 #[derive(Default)]
-pub(crate) struct Driven {
-    pub(crate) seconds: f64,
-    pub(crate) sent: u64,
-    pub(crate) accepted: u64,
+pub struct Driven {
+    /// How long it lasted.
+    pub seconds: f64,
+    /// Requests that left.
+    pub sent: u64,
+    /// Requests answered with 200.
+    pub accepted: u64,
     /// Answered otherwise, or with what is no answer.
-    pub(crate) refused: u64,
-    pub(crate) unanswered: u64,
+    pub refused: u64,
+    /// Without an answer: what became of them is unknown.
+    pub unanswered: u64,
     /// What should have left and did not.
-    pub(crate) unsent: u64,
-    pub(crate) latency: Option<Percentiles>,
+    pub unsent: u64,
+    /// From the intended time to the answer, in microseconds.
+    pub latency: Option<Percentiles>,
     /// Why the generator was the limit, if it was.
-    pub(crate) limit: Option<String>,
-    pub(crate) sources: Vec<Source>,
+    pub limit: Option<String>,
+    /// What was sent on each connection, for the verification.
+    pub sources: Vec<Source>,
 }
 
 impl Drive {
-    pub(crate) fn new(args: &DriveArgs, seed: u64, cluster: &Cluster) -> Self {
+    /// A load of what `args` and `seed` say on all producers of `cluster`; the caller sets its rate and how long it lasts.
+    #[must_use]
+    pub fn new(args: &DriveArgs, seed: u64, cluster: &Cluster) -> Self {
         let producers = cluster.producers.iter();
         let draw = match args.draw {
             DrawKind::Uniform => Draw::Uniform,
@@ -113,7 +126,7 @@ impl Drive {
     }
 
     /// Drives to the end, or until `stop`.
-    pub(crate) async fn run(self, stop: CancellationToken) -> Result<Driven> {
+    pub(super) async fn run(self, stop: CancellationToken) -> Result<Driven> {
         let mut plan = Plan::new(Uri::default(), self.traffic.clone());
         let urls = self.urls.iter().map(|url| url.parse());
         plan.urls = urls

@@ -72,7 +72,7 @@ impl Verification {
     }
 
     /// What could not be verified though it is there.
-    pub(crate) fn not_done(&self) -> impl Iterator<Item = String> {
+    pub fn not_done(&self) -> impl Iterator<Item = String> {
         self.failed.iter().map(|why| format!("not verified: {why}"))
     }
 

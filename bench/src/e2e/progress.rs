@@ -6,13 +6,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// Where progress is shown.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     is_terminal: bool,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             is_terminal: std::io::stderr().is_terminal(),
             bar: None,
@@ -20,7 +20,7 @@ impl Progress {
     }
 
     /// Begins something that takes about so long; a line says what it is.
-    pub(crate) fn begin(&mut self, what: &str, lasts: Option<Duration>) {
+    pub fn begin(&mut self, what: &str, lasts: Option<Duration>) {
         self.end();
         if !self.is_terminal {
             eprintln!("{what}");
@@ -42,7 +42,7 @@ impl Progress {
     }
 
     /// Shows how far it is, on a terminal.
-    pub(crate) fn at(&self, elapsed: Duration, message: String) {
+    pub fn at(&self, elapsed: Duration, message: String) {
         if let Some(bar) = &self.bar {
             let tenths = u64::try_from(elapsed.as_millis() / 100).unwrap_or(u64::MAX);
             bar.set_position(tenths.min(bar.length().unwrap_or(tenths)));
@@ -51,7 +51,7 @@ impl Progress {
     }
 
     /// Writes a line that stays.
-    pub(crate) fn line(&self, line: &str) {
+    pub fn line(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
             None => eprintln!("{line}"),
@@ -59,7 +59,7 @@ impl Progress {
     }
 
     /// Removes the bar.
-    pub(crate) fn end(&mut self) {
+    pub fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }

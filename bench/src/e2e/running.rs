@@ -39,24 +39,31 @@ const SETTLE_INTERRUPTED_MAX: Duration = Duration::from_secs(30);
 const MEANWHILE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A cluster at work.
-pub(crate) struct Running {
-    pub(crate) cluster: Cluster,
-    pub(crate) observer: Observer,
-    pub(crate) progress: Progress,
-    pub(crate) started: Instant,
+pub struct Running {
+    /// The processes.
+    pub cluster: Cluster,
+    /// What was seen of them so far.
+    pub observer: Observer,
+    /// What a person sees meanwhile.
+    pub progress: Progress,
+    /// When everything had started.
+    pub started: Instant,
     /// Why nothing more can be driven: a process has ended by itself, or a load could not begin.
-    pub(crate) ended: Option<String>,
+    pub ended: Option<String>,
 }
 
 /// A load as it was seen from outside.
-pub(crate) struct Drove {
-    pub(crate) driven: Driven,
-    pub(crate) before: Observation,
-    pub(crate) after: Observation,
+pub struct Drove {
+    /// What the load itself saw.
+    pub driven: Driven,
+    /// Everything before it began.
+    pub before: Observation,
+    /// Everything after it ended.
+    pub after: Observation,
     /// Largest backlog that was seen.
-    pub(crate) backlog_max: u64,
+    pub backlog_max: u64,
     /// Why it did not go on to its end.
-    pub(crate) cut: Option<Cut>,
+    pub cut: Option<Cut>,
 }
 
 /// Why a load did not go on to its end: what it says of its rate is not to be relied on.
@@ -96,10 +103,14 @@ pub struct Verification {
 }
 
 /// Whether the request with this number on this connection may have been lost for a node.
-pub(crate) type Explain<'a> = &'a (dyn Fn(usize, &Source, u64) -> bool + Sync);
+pub type Explain<'a> = &'a (dyn Fn(usize, &Source, u64) -> bool + Sync);
 
 impl Running {
-    pub(crate) async fn start(args: &ClusterArgs, stop: &CancellationToken) -> Result<Self> {
+    /// Starts a cluster and waits until every consumer reads from every producer.
+    ///
+    /// # Errors
+    /// When something does not start, or `stop` comes first.
+    pub async fn start(args: &ClusterArgs, stop: &CancellationToken) -> Result<Self> {
         let mut progress = Progress::new();
         progress.begin("starting", None);
         let started = tokio::select! {
@@ -128,14 +139,15 @@ impl Running {
         Ok(running)
     }
 
-    pub(crate) async fn look(&mut self) -> Observation {
+    /// Looks at everything once.
+    pub async fn look(&mut self) -> Observation {
         let targets = self.cluster.targets();
         self.observer.look(&targets).await.clone()
     }
 
     /// Runs a load to its end, looking at everything each second; `meanwhile` gets a turn often. A process that ends by
     /// itself ends it, unless `meanwhile` is there to know better.
-    pub(crate) async fn drive(
+    pub async fn drive(
         &mut self,
         drive: Drive,
         stop: &CancellationToken,
@@ -195,12 +207,12 @@ impl Running {
     }
 
     /// Nothing more can be driven; the first reason counts.
-    pub(crate) fn end(&mut self, why: &anyhow::Error) {
+    pub fn end(&mut self, why: &anyhow::Error) {
         self.ended.get_or_insert(format!("{why:#}"));
     }
 
     /// Stops producers and consumers in order; what went wrong, each once, books that did not balance included.
-    pub(crate) async fn stop(&mut self) -> Vec<String> {
+    pub async fn stop(&mut self) -> Vec<String> {
         let stopped = self.cluster.stop().await;
         let ended = self.ended.iter();
         let others = stopped
@@ -211,16 +223,15 @@ impl Running {
     }
 
     /// Removes what was made, and says what is kept; what could not be removed.
-    pub(crate) async fn remove(self) -> (Vec<String>, Observer) {
+    pub async fn remove(self) -> (Vec<String>, Observer) {
         (tell(self.cluster.remove().await), self.observer)
     }
 
     /// Gives `meanwhile` its turn.
-    pub(crate) async fn turn(
-        &mut self,
-        meanwhile: &mut dyn Meanwhile,
-        elapsed: Duration,
-    ) -> Result<()> {
+    ///
+    /// # Errors
+    /// As [`Meanwhile::turn`].
+    pub async fn turn(&mut self, meanwhile: &mut dyn Meanwhile, elapsed: Duration) -> Result<()> {
         match meanwhile.turn(&mut self.cluster, elapsed)? {
             Some(Mark::Look) => {
                 self.look().await;
@@ -238,7 +249,7 @@ impl Running {
     }
 
     /// Waits until `is_settled`, as long as the backlog shrinks now and then.
-    pub(crate) async fn settle(
+    pub async fn settle(
         &mut self,
         stop: &CancellationToken,
         is_settled: impl Fn(&Observation, &Observation) -> bool,
@@ -286,7 +297,7 @@ impl Running {
     }
 
     /// Holds every store against what was sent; producers and consumers have been stopped.
-    pub(crate) async fn verify(
+    pub async fn verify(
         &mut self,
         sources: Vec<Source>,
         explain: Explain<'_>,
@@ -372,7 +383,8 @@ fn tell(removed: Removed) -> Vec<String> {
 
 impl Verification {
     /// None was possible, for this reason.
-    pub(crate) fn failed(why: String) -> Self {
+    #[must_use]
+    pub fn failed(why: String) -> Self {
         Self {
             failed: vec![why],
             ..Self::default()
@@ -381,15 +393,18 @@ impl Verification {
 }
 
 /// What a scenario does while a load runs.
-pub(crate) trait Meanwhile {
+pub trait Meanwhile {
     /// Does what is due; a line about it if it did something.
+    ///
+    /// # Errors
+    /// When it cannot, or a process has ended that nobody told to.
     fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<Mark>>;
     /// Takes note that everything was looked at when it asked for that.
     fn seen(&mut self);
 }
 
 /// What a turn came to.
-pub(crate) enum Mark {
+pub enum Mark {
     /// Everything is to be looked at before the next turn: what was counted up to now goes with a process.
     Look,
     /// Something was done.

@@ -15,7 +15,11 @@ pub(super) fn parse_step(text: &str) -> Result<Duration, String> {
     bounded(text, STEP_MIN)
 }
 
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+/// A time on the command line for what lasts, from a second to a month: `90s`, `2h 30m`.
+///
+/// # Errors
+/// When it is not a time, or out of these bounds.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
     bounded(text, TIME_MIN)
 }
 

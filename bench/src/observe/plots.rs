@@ -14,7 +14,8 @@ use crate::{
 const APART_MIN: Duration = Duration::from_millis(900);
 
 /// Rates, backlog, latency, CPU and memory over the time since `start`.
-pub(crate) fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
+#[must_use]
+pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     let Some(first) = observations.first() else {
         return Vec::new();
     };

@@ -1,0 +1,220 @@
+//! The server of a peer: found, started on loopback ports of its own, measured and ended.
+
+use std::{
+    env, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Result, bail};
+use bench::{
+    admin,
+    cpu::CpuTime,
+    memory::Memory,
+    programs::{Process, Programs},
+    scrape::names,
+};
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep},
+};
+
+use super::{others, ours, peer::Peer};
+
+/// Where servers lie that are not for every user's PATH.
+const FURTHER_FOLDERS: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
+
+/// RabbitMQ takes 5 s on an idle machine.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The program of a peer.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    program: PathBuf,
+    /// As it says itself.
+    pub(super) version: String,
+}
+
+impl Found {
+    /// Finds the program of `peer`, or says why not. Blocks, for our own while cargo builds it.
+    ///
+    /// # Errors
+    /// When our own program cannot be built.
+    pub(super) fn of(peer: Peer) -> Result<Result<Self, String>> {
+        let name = match peer {
+            Peer::Ours => {
+                let program = Programs::find()?.producer;
+                let version = version(&program, "--version");
+                return Ok(Ok(Self { program, version }));
+            }
+            Peer::Nats => "nats-server",
+            Peer::RedisPubsub | Peer::RedisStreams => "redis-server",
+            Peer::Rabbitmq => "rabbitmq-server",
+        };
+        if let Some(why) = others::LEFT_OUT {
+            return Ok(Err(why.to_owned()));
+        }
+        let missing = |name: &str| Ok(Err(format!("{name} is not on the PATH")));
+        let Some(program) = find(name) else {
+            return missing(name);
+        };
+        if peer == Peer::Rabbitmq && find("epmd").is_none() {
+            return missing("epmd");
+        }
+        let version = match peer {
+            // It tells its version only as it starts.
+            Peer::Rabbitmq => String::new(),
+            _ => version(&program, "--version"),
+        };
+        Ok(Ok(Self { program, version }))
+    }
+
+    /// Starts it and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// When it does not, with its last words.
+    pub(super) async fn start(&self, peer: Peer, folder: &Path, keep: u64) -> Result<Broker> {
+        fs::create_dir_all(folder)?;
+        let program = self.program.as_path();
+        match peer {
+            Peer::Ours => ours::start(program, folder, keep).await,
+            _ => others::start(peer, program, folder).await,
+        }
+    }
+}
+
+/// The program of this name on the PATH or where servers lie.
+pub(super) fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(FURTHER_FOLDERS.map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
+}
+
+/// What a program says of its version, up to the number.
+fn version(program: &Path, flag: &str) -> String {
+    let output = Command::new(program).arg(flag).output();
+    let said = output.map(|output| output.stdout).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let mut words = Vec::new();
+    for word in said.split_whitespace() {
+        words.push(word);
+        if word.contains(|letter: char| letter.is_ascii_digit()) {
+            break;
+        }
+    }
+    words.join(" ")
+}
+
+/// Waits until `process` accepts connections at `address`.
+///
+/// # Errors
+/// When it ends before, or does not in time.
+pub(super) async fn accept(process: &mut Process, address: SocketAddr) -> Result<()> {
+    let deadline = Instant::now() + START_PATIENCE;
+    while TcpStream::connect(address).await.is_err() {
+        process.check()?;
+        if Instant::now() >= deadline {
+            let words = process.last_lines(20);
+            bail!(
+                "{} does not accept connections; its last lines:\n{words}",
+                process.name()
+            );
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// A running server; it is killed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Broker {
+    process: Process,
+    /// Ended after it.
+    companion: Option<Process>,
+    publishers: String,
+    subscribers: String,
+    /// Of ours: where it says what it lost.
+    admin: Option<String>,
+}
+
+impl Broker {
+    pub(super) fn new(process: Process, address: String) -> Self {
+        Self {
+            process,
+            companion: None,
+            subscribers: address.clone(),
+            publishers: address,
+            admin: None,
+        }
+    }
+
+    pub(super) fn with_companion(mut self, companion: Process) -> Self {
+        self.companion = Some(companion);
+        self
+    }
+
+    pub(super) fn with_subscribers_at(mut self, address: String) -> Self {
+        self.subscribers = address;
+        self
+    }
+
+    pub(super) fn with_admin_at(mut self, address: String) -> Self {
+        self.admin = Some(address);
+        self
+    }
+
+    /// Cookies that subscribers will not get, as far as the server itself says so: ours does.
+    pub(super) async fn declared_lost(&self) -> Result<u64> {
+        let Some(admin) = &self.admin else {
+            return Ok(0);
+        };
+        let samples = admin::metrics(admin).await?;
+        Ok(samples.count(names::SUBSCRIBER_LOST, &[]))
+    }
+
+    /// Where to publish.
+    pub(super) fn publishers(&self) -> &str {
+        &self.publishers
+    }
+
+    /// Where to subscribe.
+    pub(super) fn subscribers(&self) -> &str {
+        &self.subscribers
+    }
+
+    /// CPU time and memory so far; without those of helper processes, which do nothing for messages.
+    ///
+    /// # Errors
+    /// When it has ended, with its last words.
+    pub(super) fn usage(&mut self) -> Result<(CpuTime, Memory)> {
+        self.process.check()?;
+        let id = self.process.id();
+        Ok((
+            CpuTime::of(id).unwrap_or_default(),
+            Memory::of(id).unwrap_or_default(),
+        ))
+    }
+
+    /// What it said of its version as it started, as RabbitMQ does: `RabbitMQ 3.10.8`.
+    pub(super) fn said_version(&self) -> Option<String> {
+        let said = self.process.last_lines(usize::MAX);
+        let at = said.find("RabbitMQ ")?;
+        let words: Vec<_> = said[at..].split_whitespace().take(2).collect();
+        Some(words.join(" "))
+    }
+
+    /// Asks it to end, then makes it.
+    pub(super) async fn stop(mut self) {
+        // A server that takes long has been killed, which is all that is wanted here.
+        self.process.stop(STOP_PATIENCE).await.ok();
+        if let Some(mut companion) = self.companion.take() {
+            companion.stop(STOP_PATIENCE).await.ok();
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! NATS core.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::{Context, Result};
+use async_nats::{Client, ConnectOptions, Event, Subscriber};
+use bench::programs::{Process, free_address};
+use bytes::Bytes;
+use tokio_stream::StreamExt;
+
+use crate::peers::{
+    broker::{Broker, accept},
+    publisher::Publish,
+    reader::Subscribe,
+    seen::Seen,
+};
+
+const SUBJECT: &str = "cookies";
+
+/// Messages that the client holds for a subscriber task and between it and the connection: more than a busy
+/// machine lets gather, so that what is lost is lost by the server and not by its client.
+const CLIENT_MESSAGES: usize = 1 << 20;
+
+/// Messages between a publisher and its connection, from where they are written together.
+const PUBLISHER_MESSAGES: usize = 8192;
+
+/// Starts a server with its defaults, which keep nothing on disk.
+pub(super) async fn start(program: &Path, folder: &Path) -> Result<Broker> {
+    let address = free_address()?;
+    let args = [
+        "--addr",
+        &address.ip().to_string(),
+        "--port",
+        &address.port().to_string(),
+    ];
+    let args = args.map(str::to_owned);
+    let mut process = Process::start("nats-server", program, &args, &folder.join("nats.log"))?;
+    accept(&mut process, address).await?;
+    Ok(Broker::new(process, format!("nats://{address}")))
+}
+
+/// A connection that publishes.
+pub(super) struct Publisher {
+    client: Client,
+}
+
+impl Publisher {
+    pub(super) async fn connect(server: &str) -> Result<Self> {
+        let options = ConnectOptions::new().client_capacity(PUBLISHER_MESSAGES);
+        let client = options.connect(server).await?;
+        Ok(Self { client })
+    }
+}
+
+impl Publish for Publisher {
+    async fn send(&mut self, messages: Vec<Bytes>) -> Result<()> {
+        for message in messages {
+            self.client.publish(SUBJECT, message).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<()> {
+        Ok(self.client.flush().await?)
+    }
+}
+
+/// A connection with one subscription. The client opens it again by itself when it breaks.
+pub(super) struct Reader {
+    server: String,
+    seen: Arc<Seen>,
+    /// The client is kept because its connection ends with its last handle.
+    subscribed: Option<(Client, Subscriber)>,
+}
+
+impl Reader {
+    /// A reader that counts its disconnects in `seen`.
+    pub(super) fn new(server: String, seen: Arc<Seen>) -> Self {
+        Self {
+            server,
+            seen,
+            subscribed: None,
+        }
+    }
+}
+
+impl Subscribe for Reader {
+    async fn open(&mut self) -> Result<()> {
+        let seen = Arc::clone(&self.seen);
+        let client = ConnectOptions::new()
+            .subscription_capacity(CLIENT_MESSAGES)
+            .event_callback(move |event| {
+                if event == Event::Disconnected {
+                    seen.disconnected();
+                }
+                std::future::ready(())
+            })
+            .connect(&self.server)
+            .await?;
+        let subscriber = client.subscribe(SUBJECT).await?;
+        // Until this is answered, the server may not know of the subscription.
+        client.flush().await?;
+        self.subscribed = Some((client, subscriber));
+        Ok(())
+    }
+
+    async fn read(&mut self, seen: &Seen) -> Result<()> {
+        let (_client, mut subscriber) = self.subscribed.take().context("is open")?;
+        while let Some(message) = subscriber.next().await {
+            seen.message(message.payload);
+        }
+        Ok(())
+    }
+}

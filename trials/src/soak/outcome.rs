@@ -1,0 +1,242 @@
+//! What a soak found, and its summary.
+
+use std::time::Duration;
+
+use bench::{
+    e2e::counted,
+    observe::{ConsumerCounts, Observation, Role},
+    report::{Percentiles, grouped, per_second, rate},
+    verify::Verdict,
+};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{AllowedLosses, Driven, Event, Kind, Settled, SoakArgs, Verification};
+
+/// What was done, what was seen, and what was found to be wrong.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// Consumers, each with a store.
+    pub consumers: usize,
+    /// Producers.
+    pub producers: usize,
+    /// What the stores are.
+    pub store: &'static str,
+    /// Makes the same cookies and the same faults again.
+    pub seed: u64,
+    /// Requests a second that were asked for.
+    pub rate: u64,
+    /// How long they were sent.
+    pub seconds: f64,
+    /// Whether it was ended before its time.
+    pub interrupted: bool,
+    /// Requests that left.
+    pub sent: u64,
+    /// Requests answered with 200.
+    pub accepted: u64,
+    /// Requests answered otherwise.
+    pub refused: u64,
+    /// Requests without an answer: what became of them is unknown.
+    pub unanswered: u64,
+    /// Requests that should have left and did not.
+    pub unsent: u64,
+    /// `accepted` a second.
+    pub accepted_per_second: f64,
+    /// From the intended time to the answer.
+    pub edge_micros: Option<Percentiles>,
+    /// Largest number of cookies that were accepted and not stored, as far as counts survived.
+    pub backlog_max: u64,
+    /// How the backlog went away.
+    pub settled: Settled,
+    /// Cookies that each consumer said it will not get.
+    pub lost: Vec<u64>,
+    /// Lives of producers of which each consumer said that their end is unknown.
+    pub unknown_tails: Vec<u64>,
+    /// The kinds of faults, each with the mean seconds between two.
+    pub kinds: Vec<(Kind, f64)>,
+    /// What was done, in the order of time.
+    pub events: Vec<Event>,
+    /// Whether every accepted cookie is in every store.
+    pub verification: Verification,
+    /// What the run says, in sentences.
+    pub findings: Vec<String>,
+    /// What is wrong; empty when all is well.
+    pub faults: Vec<String>,
+}
+
+/// What an outcome is made of.
+pub(super) struct Run<'a> {
+    pub(super) args: &'a SoakArgs,
+    pub(super) seed: u64,
+    pub(super) interrupted: bool,
+    pub(super) driven: &'a Driven,
+    pub(super) before: &'a Observation,
+    pub(super) settled: Settled,
+    pub(super) kinds: &'a [(Kind, Duration)],
+    pub(super) events: Vec<Event>,
+    /// Producers that were killed.
+    pub(super) killed: usize,
+    /// When the load began.
+    pub(super) began: Instant,
+    /// What each node may lack, by its name.
+    pub(super) allowed: Vec<(String, AllowedLosses)>,
+    pub(super) verification: Verification,
+    pub(super) faults: Vec<String>,
+    pub(super) observations: &'a [Observation],
+}
+
+impl Outcome {
+    pub(super) fn new(run: Run<'_>) -> Self {
+        let driven = run.driven;
+        let last = run.observations.last().unwrap_or(run.before);
+        let nodes = |of: fn(&ConsumerCounts) -> u64| -> Vec<u64> {
+            last.of(Role::Consumer)
+                .map(|seen| of(&seen.counts.consumer))
+                .collect()
+        };
+        let mut outcome = Self {
+            consumers: run.args.cluster.consumers.get(),
+            producers: run.args.cluster.producers.get(),
+            store: run.args.cluster.store.name(),
+            seed: run.seed,
+            rate: run.args.rate.get(),
+            seconds: driven.seconds,
+            interrupted: run.interrupted,
+            sent: driven.sent,
+            accepted: driven.accepted,
+            refused: driven.refused,
+            unanswered: driven.unanswered,
+            unsent: driven.unsent,
+            accepted_per_second: per_second(driven.accepted, driven.seconds),
+            edge_micros: driven.latency,
+            backlog_max: run
+                .observations
+                .iter()
+                .map(Observation::backlog)
+                .max()
+                .unwrap_or(0),
+            settled: run.settled,
+            lost: nodes(|counts| counts.lost),
+            unknown_tails: nodes(|counts| counts.unknown_tails),
+            kinds: run
+                .kinds
+                .iter()
+                .map(|(kind, every)| (*kind, every.as_secs_f64()))
+                .collect(),
+            events: run.events,
+            verification: run.verification,
+            findings: Vec::new(),
+            faults: run.faults,
+        };
+        outcome.judge();
+        outcome.hold_against(run.killed, &run.allowed, run.began);
+        outcome
+    }
+
+    fn judge(&mut self) {
+        self.faults.extend(self.verification.not_done());
+        let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.strikes_the_edge());
+        let without_answer = self.refused + self.unanswered;
+        if without_answer > 0 && !edge_is_struck {
+            self.faults.push(format!(
+                "{without_answer} requests were refused or not answered, though no producer was struck"
+            ));
+        }
+        let lost: u64 = self.lost.iter().sum();
+        if lost == 0 {
+            self.findings
+                .push("no consumer had to be told that it lost a cookie".to_owned());
+        }
+        let verdicts = self.verification.verdicts.iter();
+        let wrong = verdicts.filter(|verdict| !verdict.is_faultless());
+        self.faults.extend(wrong.map(Verdict::line));
+    }
+
+    /// Holds what is missing against what the consumers reported.
+    fn hold_against(&mut self, killed: usize, allowed: &[(String, AllowedLosses)], began: Instant) {
+        for verdict in &self.verification.verdicts {
+            let of_node = allowed.iter().find(|(node, _)| *node == verdict.node);
+            let Some((node, allowed)) = of_node.filter(|_| verdict.explained > 0) else {
+                continue;
+            };
+            if allowed.reported.forgotten > 0 {
+                self.faults.push(format!(
+                    "{node}: {} of its records of losses were forgotten, since others came",
+                    grouped(allowed.reported.forgotten)
+                ));
+            }
+            let exceeded = allowed.exceeded(&verdict.lost, began);
+            let exceeded = exceeded.iter().map(|what| format!("{node}: {what}"));
+            self.faults.extend(exceeded);
+            let reported = allowed.reported;
+            self.findings.push(format!(
+                "{node}: {} pairs are missing or stale and allowed: the {} requests they lack at least were under way while their \
+                 producers accepted what the node's consumer reported: gaps ({} cookies) and ends of lives of producers ({}, \
+                 with {} cookies at most; producers were killed {}), give or take two seconds",
+                grouped(verdict.explained),
+                grouped(verdict.lost.len() as u64),
+                grouped(reported.cookies_in_gaps),
+                grouped(reported.ends),
+                grouped(reported.cookies_at_ends_max),
+                counted(killed, "time")
+            ));
+            if reported.ends_without_bound > 0 {
+                self.findings.push(format!(
+                    "{node}: of {} of these ends no bound is known, so that they allow any number",
+                    grouped(reported.ends_without_bound)
+                ));
+            }
+        }
+    }
+
+    /// True when nothing is missing but what may be.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    /// The summary for a person.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut lines = vec![
+            format!(
+                "{}, {}, store {}; {} for {:.0} s{}; seed {}",
+                counted(self.producers, "producer"),
+                counted(self.consumers, "consumer"),
+                self.store,
+                rate(self.rate as f64),
+                self.seconds,
+                if self.interrupted {
+                    ", interrupted"
+                } else {
+                    ""
+                },
+                self.seed
+            ),
+            format!(
+                "sent {}, accepted {}, refused {}, unanswered {}, unsent {}",
+                grouped(self.sent),
+                grouped(self.accepted),
+                grouped(self.refused),
+                grouped(self.unanswered),
+                grouped(self.unsent)
+            ),
+            format!(
+                "at most {} waiting; all stored {:.1} s after the end; lost {:?}, unknown tails {:?}",
+                grouped(self.backlog_max),
+                self.settled.seconds,
+                self.lost,
+                self.unknown_tails
+            ),
+        ];
+        lines.extend(
+            self.edge_micros
+                .as_ref()
+                .map(|edge| format!("edge      {}", edge.line())),
+        );
+        lines.extend(self.findings.iter().cloned());
+        lines.extend(self.verification.lines());
+        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,323 @@
+//! Which faults strike when: drawn from a seed before the load begins, so that a run can be repeated. Pure.
+
+use std::time::Duration;
+
+use bench::{cluster::netns::Direction, traffic::nth_word};
+use serde::Serialize;
+
+/// No fault strikes before: everything is to have begun.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// Between the end of a fault and the next to the same process: time to connect again and catch up.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// An orderly restart of a producer loses nothing only for consumers that are there and whose stores work. So nothing else
+/// strikes for as long before, for a backlog to be gone, and after, while it drains.
+const ORDERLY_BEFORE: Duration = Duration::from_secs(6);
+const ORDERLY_AFTER: Duration = Duration::from_secs(4);
+
+/// After a cut a consumer may still wait to connect, and then has all of it to catch up with.
+const ORDERLY_AFTER_CUT: Duration = Duration::from_secs(20);
+
+/// A cut is at least as long, in milliseconds; how long at most is asked for.
+const CUT_MILLIS_MIN: u64 = 1_000;
+
+/// Keeps what is drawn here apart from everything else that is drawn from the seed.
+const FAULTS: u64 = 0x6a09_e667_f3bc_c908;
+
+/// What is done to a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// SIGKILL, and a new start.
+    KillConsumer,
+    /// SIGSTOP, and SIGCONT.
+    StopConsumer,
+    /// SIGTERM, and a new start.
+    RestartConsumer,
+    /// Its packets to and from producers vanish.
+    CutNode,
+    /// Those to it vanish.
+    DeafenNode,
+    /// Those from it vanish.
+    MuteNode,
+    /// SIGKILL, and a new start.
+    KillMongod,
+    /// SIGSTOP, and SIGCONT.
+    StopMongod,
+    /// SIGTERM, and a new start.
+    RestartMongod,
+    /// SIGSTOP, and SIGCONT.
+    StopProducer,
+    /// SIGTERM, and a new start when it has drained.
+    RestartProducer,
+    /// SIGKILL, and a new start.
+    KillProducer,
+}
+
+/// What a fault is done to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Victim {
+    Producer(usize),
+    Consumer(usize),
+    Mongod(usize),
+    /// The way between a node and all producers.
+    Way(usize),
+}
+
+/// What there is to strike.
+#[derive(Debug, Clone)]
+pub(super) struct Scene {
+    pub(super) producers: usize,
+    pub(super) nodes: usize,
+    /// The nodes with a mongod of ours.
+    pub(super) mongods: Vec<usize>,
+    /// How long a cut lasts at most.
+    pub(super) cut_max: Duration,
+}
+
+impl Scene {
+    fn victims(&self, kind: Kind) -> Vec<Victim> {
+        match kind {
+            Kind::KillConsumer | Kind::StopConsumer | Kind::RestartConsumer => {
+                (0..self.nodes).map(Victim::Consumer).collect()
+            }
+            Kind::CutNode | Kind::DeafenNode | Kind::MuteNode => {
+                (0..self.nodes).map(Victim::Way).collect()
+            }
+            Kind::KillMongod | Kind::StopMongod | Kind::RestartMongod => {
+                self.mongods.iter().copied().map(Victim::Mongod).collect()
+            }
+            Kind::StopProducer | Kind::RestartProducer | Kind::KillProducer => {
+                (0..self.producers).map(Victim::Producer).collect()
+            }
+        }
+    }
+
+    /// Shortest and longest, in milliseconds. Producers are away for less than a load waits for a connection, and
+    /// stopped for less than it waits for an answer.
+    fn lasts_millis(&self, kind: Kind) -> (u64, u64) {
+        match kind {
+            Kind::StopConsumer | Kind::StopMongod => (1_000, 5_000),
+            Kind::StopProducer => (500, 3_000),
+            Kind::KillConsumer | Kind::RestartConsumer | Kind::KillMongod | Kind::RestartMongod => {
+                (200, 3_000)
+            }
+            Kind::RestartProducer | Kind::KillProducer => (100, 1_000),
+            Kind::CutNode | Kind::DeafenNode | Kind::MuteNode => {
+                (CUT_MILLIS_MIN, millis(self.cut_max).max(CUT_MILLIS_MIN))
+            }
+        }
+    }
+}
+
+/// One fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// Since the begin of the load.
+    pub(super) at: Duration,
+    pub(super) kind: Kind,
+    pub(super) victim: Victim,
+    /// How long the process is stopped, or away after its end.
+    pub(super) lasts: Duration,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 12] = [
+        Self::KillConsumer,
+        Self::StopConsumer,
+        Self::RestartConsumer,
+        Self::CutNode,
+        Self::DeafenNode,
+        Self::MuteNode,
+        Self::KillMongod,
+        Self::StopMongod,
+        Self::RestartMongod,
+        Self::StopProducer,
+        Self::RestartProducer,
+        Self::KillProducer,
+    ];
+
+    /// As in its flag.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::KillConsumer => "kill-consumer",
+            Self::StopConsumer => "stop-consumer",
+            Self::RestartConsumer => "restart-consumer",
+            Self::CutNode => "cut-node",
+            Self::DeafenNode => "deafen-node",
+            Self::MuteNode => "mute-node",
+            Self::KillMongod => "kill-mongod",
+            Self::StopMongod => "stop-mongod",
+            Self::RestartMongod => "restart-mongod",
+            Self::StopProducer => "stop-producer",
+            Self::RestartProducer => "restart-producer",
+            Self::KillProducer => "kill-producer",
+        }
+    }
+
+    pub(super) fn needs_mongod(self) -> bool {
+        matches!(
+            self,
+            Self::KillMongod | Self::StopMongod | Self::RestartMongod
+        )
+    }
+
+    /// Which packets of a node vanish.
+    pub(super) fn cuts(self) -> Option<Direction> {
+        match self {
+            Self::CutNode => Some(Direction::Both),
+            Self::DeafenNode => Some(Direction::ToNode),
+            Self::MuteNode => Some(Direction::FromNode),
+            _ => None,
+        }
+    }
+
+    /// Whether requests may stay without an answer, or be refused.
+    pub(super) fn strikes_the_edge(self) -> bool {
+        matches!(self, Self::RestartProducer | Self::KillProducer)
+    }
+}
+
+impl Fault {
+    fn ends(&self) -> Duration {
+        self.at + self.lasts
+    }
+
+    fn collides_with(&self, other: &Self) -> bool {
+        let apart =
+            |earlier: &Self, later: &Self, pause: Duration| earlier.ends() + pause <= later.at;
+        let pause_after = |fault: &Self, next: &Self| {
+            let mut pause = Duration::ZERO;
+            if fault.victim == next.victim {
+                pause = PAUSE;
+            }
+            if next.kind == Kind::RestartProducer {
+                pause = pause.max(ORDERLY_BEFORE);
+            }
+            if next.kind == Kind::RestartProducer && fault.kind.cuts().is_some() {
+                pause = pause.max(ORDERLY_AFTER_CUT);
+            }
+            if fault.kind == Kind::RestartProducer {
+                pause = pause.max(ORDERLY_AFTER);
+            }
+            pause
+        };
+        let is_free = self.victim != other.victim
+            && self.kind != Kind::RestartProducer
+            && other.kind != Kind::RestartProducer;
+        !is_free
+            && !apart(self, other, pause_after(self, other))
+            && !apart(other, self, pause_after(other, self))
+    }
+}
+
+/// Faults of each kind, on average so far apart, within `lasts`; what would collide with another is left out.
+pub(super) fn plan(
+    kinds: &[(Kind, Duration)],
+    scene: &Scene,
+    lasts: Duration,
+    seed: u64,
+) -> Vec<Fault> {
+    let mut drawn = 0;
+    let mut draw = |from: u64, to: u64| {
+        drawn += 1;
+        from + nth_word(seed ^ FAULTS, drawn) % (to - from + 1)
+    };
+    let mut wanted = Vec::new();
+    for &(kind, mean) in kinds {
+        let mean = millis(mean).max(2);
+        let mut at = FIRST;
+        let victims = scene.victims(kind);
+        let (shortest, longest) = scene.lasts_millis(kind);
+        if victims.is_empty() {
+            continue;
+        }
+        loop {
+            at += Duration::from_millis(draw(mean / 2, mean + mean / 2));
+            if at >= lasts {
+                break;
+            }
+            let index = usize::try_from(draw(0, victims.len() as u64 - 1)).unwrap_or(0);
+            wanted.push(Fault {
+                at,
+                kind,
+                victim: victims[index],
+                lasts: Duration::from_millis(draw(shortest, longest)),
+            });
+        }
+    }
+    // What needs most room comes first, or would never find it.
+    wanted.sort_by_key(|fault| (fault.kind != Kind::RestartProducer, fault.at));
+    let mut faults: Vec<Fault> = Vec::new();
+    for fault in wanted {
+        if !faults.iter().any(|earlier| earlier.collides_with(&fault)) {
+            faults.push(fault);
+        }
+    }
+    faults.sort_by_key(|fault| fault.at);
+    faults
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn all(seed: u64) -> Vec<Fault> {
+        let kinds = Kind::ALL.map(|kind| match kind {
+            Kind::RestartProducer => (kind, 80 * SECOND),
+            _ => (kind, 10 * SECOND),
+        });
+        let scene = Scene {
+            producers: 2,
+            nodes: 3,
+            mongods: vec![0, 2],
+            cut_max: 20 * SECOND,
+        };
+        plan(&kinds, &scene, 600 * SECOND, seed)
+    }
+
+    #[test]
+    fn same_seed_makes_the_same_faults_and_another_others() {
+        assert_eq!(all(1), all(1));
+        assert_ne!(all(1), all(2));
+    }
+
+    #[test]
+    fn every_kind_strikes_within_the_time_and_none_collides() {
+        let faults = all(3);
+        for kind in Kind::ALL {
+            assert!(faults.iter().any(|fault| fault.kind == kind), "{kind:?}");
+        }
+        for (index, fault) in faults.iter().enumerate() {
+            assert!(fault.at >= FIRST && fault.at < 600 * SECOND);
+            assert_ne!(fault.victim, Victim::Mongod(1), "it has none");
+            for later in &faults[index + 1..] {
+                assert!(fault.at <= later.at && !fault.collides_with(later));
+                if later.victim == fault.victim {
+                    assert!(fault.ends() + PAUSE <= later.at, "{fault:?} {later:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn producer_is_restarted_in_order_only_while_nothing_else_is_broken() {
+        let faults = all(4);
+        let mut restarts = 0;
+        for (index, restart) in faults.iter().enumerate() {
+            if restart.kind == Kind::RestartProducer {
+                let mut before = faults[..index].iter();
+                assert!(before.all(|fault| fault.ends() + ORDERLY_BEFORE <= restart.at));
+                restarts += 1;
+            }
+        }
+        assert!(restarts > 4, "{restarts}");
+    }
+}

@@ -1,0 +1,260 @@
+//! Which cookies consumers reported as lost, and when these were accepted. Pure.
+//!
+//! A consumer's `/v1/losses` names each gap by its producer, epoch and sequences; and, once a producer's next life answers, how
+//! many cookies it may lack after a sequence of the life before. The looks at that producer, once a second, say when
+//! it had accepted how many: so a request that may be one of these was under way between two looks.
+
+use std::time::Duration;
+
+use bench::observe::{Observation, Role};
+use consumer::losses::{Cause, Loss, Page};
+use tokio::time::Instant;
+
+/// The time between a look and what it saw, and between an answer and the count of it.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// How far the start that a producer says may be from its epoch: both are taken as it starts. Two of its lives
+/// begin further apart than twice that, as no fault strikes within three seconds after another.
+const START_SECONDS: u64 = 1;
+
+/// Cookies that a consumer will not get, or may not, as it reported them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ReportedLoss {
+    pub(super) producer: String,
+    pub(super) epoch: u64,
+    pub(super) first: u64,
+    /// `u64::MAX` when the consumer knew no bound.
+    pub(super) last: u64,
+    /// How many of these at most, if that is known.
+    pub(super) cookies: Option<u64>,
+    pub(super) what: What,
+}
+
+/// What a consumer reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    /// In the midst of a life.
+    Gap,
+    /// At most so many, of the end of a life, and of lives since then up to the one with this epoch.
+    End(u64),
+}
+
+/// One moment by two clocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) at: Instant,
+    pub(super) unix_micros: u64,
+}
+
+impl ReportedLoss {
+    /// All of them, those of overlapping sequences as one: a consumer that was killed may report an end again, from where its store
+    /// stands.
+    pub(super) fn all(page: &Page) -> Vec<Self> {
+        let losses = page.losses.iter().map(|it| &it.loss);
+        let mut all: Vec<_> = losses.filter_map(Self::of).collect();
+        all.sort_by(|a, b| (&a.producer, a.epoch, a.first).cmp(&(&b.producer, b.epoch, b.first)));
+        let mut merged: Vec<Self> = Vec::new();
+        for loss in all {
+            match merged.last_mut() {
+                Some(last) if last.overlaps(&loss) => last.merge(&loss),
+                _ => merged.push(loss),
+            }
+        }
+        merged
+    }
+
+    /// Nothing where nothing was lost.
+    fn of(loss: &Loss) -> Option<Self> {
+        if loss.cookies == Some(0) {
+            return None;
+        }
+        let counted = |cookies: u64| loss.first.saturating_add(cookies - 1);
+        let what = match loss.cause {
+            // One that never came back was followed by no life.
+            Cause::Ended { told_by, .. } => What::End(told_by.unwrap_or(u64::MAX)),
+            Cause::QueueBound | Cause::LogMovedOn | Cause::Unspecified => What::Gap,
+        };
+        Some(Self {
+            producer: loss.producer.clone(),
+            epoch: loss.epoch,
+            first: loss.first,
+            last: loss.last.or(loss.cookies.map(counted)).unwrap_or(u64::MAX),
+            cookies: loss.cookies,
+            what,
+        })
+    }
+
+    fn overlaps(&self, later: &Self) -> bool {
+        (&self.producer, self.epoch) == (&later.producer, later.epoch) && later.first <= self.last
+    }
+
+    fn merge(&mut self, later: &Self) {
+        let is_same = self.first == later.first && self.what == later.what;
+        self.last = self.last.max(later.last);
+        self.what = self.what.max(later.what);
+        let span = self.last.saturating_add(1) - self.first;
+        let both = self.cookies.zip(later.cookies);
+        self.cookies = both.map(|(a, b)| if is_same { a.max(b) } else { span.min(a + b) });
+    }
+
+    /// Between when and when they were accepted.
+    pub(super) fn accepted(&self, observations: &[Observation], now: Moment) -> (Instant, Instant) {
+        let began = now.of(self.epoch).checked_sub(MARGIN);
+        let began = began.unwrap_or(now.at);
+        let (mut from, mut last_look) = (began, began);
+        let mut most = 0;
+        for (at, count) in self.looks(observations) {
+            // A count that stands still may be an old one, of a producer that did not answer.
+            if count > most && count < self.first {
+                from = at;
+            }
+            most = count;
+            last_look = at;
+            if count >= self.last {
+                break;
+            }
+        }
+        let until = match self.what {
+            // Lives in between have no looks to be known by, but all were over.
+            What::End(next) => now.of(next) + MARGIN,
+            What::Gap if most >= self.last => last_look + MARGIN,
+            // The rest came after the last look at this life.
+            What::Gap => last_look + 2 * MARGIN,
+        };
+        (from, until)
+    }
+
+    /// The looks at this life, and how many cookies it had accepted. A producer that does not answer is shown as the life before
+    /// until its next one does, so it is not the time of a look that says which life it is of.
+    fn looks<'a>(
+        &'a self,
+        observations: &'a [Observation],
+    ) -> impl Iterator<Item = (Instant, u64)> + 'a {
+        observations.iter().filter_map(|at| {
+            let mut producers = at.of(Role::Producer);
+            let seen = producers.find(|seen| seen.name == self.producer)?;
+            let life = &seen.life.producer;
+            let is_it = life.started.abs_diff(self.epoch / 1_000_000) <= START_SECONDS;
+            is_it.then_some((at.at, life.appended))
+        })
+    }
+}
+
+impl Moment {
+    /// When it was so many microseconds since the Unix epoch.
+    fn of(&self, unix_micros: u64) -> Instant {
+        let age = Duration::from_micros(self.unix_micros.saturating_sub(unix_micros));
+        self.at.checked_sub(age).unwrap_or(self.at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::samples, *};
+
+    /// Looks at a producer, one a second from the second on; of each, when its life started and how many it had accepted.
+    fn looks(start: Instant, lives: &[(u64, u64)]) -> Vec<Observation> {
+        let look = |(second, &(started, appended)): (u64, &(u64, u64))| {
+            samples::look(start + Duration::from_secs(second), started, appended)
+        };
+        (2..).zip(lives).map(look).collect()
+    }
+
+    /// Seconds between which a gap was accepted, told by the clock whose 50 is the start.
+    #[track_caller]
+    fn check(lives: &[(u64, u64)], (epoch, first, last): (u64, u64, u64), expected: (u64, u64)) {
+        check_what(lives, What::Gap, (epoch, first, last), expected);
+    }
+
+    #[track_caller]
+    fn check_what(
+        lives: &[(u64, u64)],
+        what: What,
+        (epoch, first, last): (u64, u64, u64),
+        expected: (u64, u64),
+    ) {
+        let start = Instant::now();
+        let now = Moment {
+            at: start + Duration::from_secs(20),
+            unix_micros: 70_000_000,
+        };
+        let lost = ReportedLoss {
+            producer: "p".to_owned(),
+            epoch: epoch * 1_000_000,
+            first,
+            last,
+            cookies: None,
+            what,
+        };
+        let (from, until) = lost.accepted(&looks(start, lives), now);
+        let seconds = |at: Instant| at.saturating_duration_since(start).as_secs();
+        assert_eq!((seconds(from), seconds(until)), expected);
+    }
+
+    /// A life of 600 cookies, of which one look saw nothing new; and another that began after eight seconds.
+    const TWO_LIVES: [(u64, u64); 8] = [
+        (52, 100),
+        (52, 200),
+        (52, 300),
+        (52, 300),
+        (52, 500),
+        (52, 600),
+        (58, 50),
+        (58, 900),
+    ];
+
+    #[test]
+    fn gap_was_accepted_between_the_looks_around_it() {
+        check(&TWO_LIVES, (52, 150, 180), (2, 4));
+        check(&TWO_LIVES, (52, 310, 590), (4, 8));
+        // Its end was not seen.
+        check(&TWO_LIVES, (52, 350, 700), (4, 9));
+        check(&TWO_LIVES, (58, 60, 70), (8, 10));
+    }
+
+    #[test]
+    fn look_that_still_shows_the_life_before_says_nothing_of_the_next() {
+        let lives = [(50, 5_000), (50, 6_000), (50, 6_000), (54, 40), (54, 80)];
+        check(&lives, (54, 10, 20), (3, 6));
+        check(&lives, (54, 50, 60), (5, 7));
+        // One that has not answered yet shows no life at all.
+        let unanswered = [(50, 5_000), (0, 0), (0, 0), (54, 40), (54, 80)];
+        check(&unanswered, (54, 50, 60), (5, 7));
+    }
+
+    #[test]
+    fn end_of_a_life_was_accepted_after_the_last_sequence_and_before_the_next_life() {
+        let end = What::End(57_500_000);
+        check_what(&TWO_LIVES, end, (52, 351, 1_500), (4, 8));
+        check_what(&TWO_LIVES, end, (52, 1, u64::MAX), (1, 8));
+        // A cursor that no look knows of says only that it is of this life.
+        check_what(&TWO_LIVES, end, (52, 9, 20), (1, 8));
+        check_what(&TWO_LIVES, What::End(u64::MAX), (52, 601, 700), (7, 21));
+    }
+
+    #[track_caller]
+    fn check_all(losses: &[Loss], expected: &[(u64, u64, Option<u64>, What)]) {
+        let all = ReportedLoss::all(&samples::page(losses));
+        let all: Vec<_> = all
+            .iter()
+            .map(|it| (it.first, it.last, it.cookies, it.what))
+            .collect();
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn records_of_overlapping_sequences_are_one() {
+        let (gap, end) = (samples::gap, samples::end);
+        check_all(
+            &[gap(70, 5, 15), gap(70, 30, 31)],
+            &[(5, 15, Some(11), What::Gap), (30, 31, Some(2), What::Gap)],
+        );
+        check_all(
+            &[end(70, 100, Some(50), 90), end(70, 80, Some(70), 95)],
+            &[(81, 150, Some(70), What::End(95))],
+        );
+        check_all(&[end(70, 100, Some(0), 90)], &[]);
+        let no_bound = (8, u64::MAX, None, What::End(96));
+        check_all(&[end(95, 7, None, 96)], &[no_bound]);
+    }
+}

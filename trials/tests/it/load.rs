@@ -1,0 +1,410 @@
+//! What a load says of a server that is well, stands still, or answers wrongly.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    num::NonZeroU64,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use bench::{
+    load::{self, Fate, Plan, Profile},
+    traffic::Traffic,
+};
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{PATIENCE, Producer, accept_all, bench, in_time, run_to_end, wait_until};
+
+fn per_second(rate: u64) -> NonZeroU64 {
+    NonZeroU64::new(rate).expect("no test asks for no rate")
+}
+
+#[tokio::test]
+async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result<()> {
+    const RATE: u64 = 2_000;
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    let plan = Plan {
+        connections: 4.try_into()?,
+        requests: Some(5 * RATE),
+        ..producer.load(1)?.rate(per_second(RATE))
+    };
+    let (seconds, outstanding) = (AtomicU64::new(0), AtomicU64::new(0));
+    let observe = |second: &load::Second| {
+        seconds.store(second.second + 1, Ordering::Relaxed);
+        outstanding.store(second.outstanding, Ordering::Relaxed);
+    };
+    let stop = CancellationToken::new();
+    let stall = async {
+        wait_until(PATIENCE, "a second is over", async || {
+            Ok(seconds.load(Ordering::Relaxed) > 0)
+        })
+        .await?;
+        let began = Instant::now();
+        producer.process.signal(Signal::STOP)?;
+        let goes_on = wait_until(PATIENCE, "requests leave without answers", async || {
+            Ok(outstanding.load(Ordering::Relaxed) > RATE * 3 / 4)
+        })
+        .await;
+        let stalled = began.elapsed();
+        producer.process.signal(Signal::CONT)?;
+        goes_on?;
+        anyhow::Ok(stalled)
+    };
+    let (outcome, stalled) = tokio::join!(load::run_observed(&plan, &stop, observe), stall);
+    let (outcome, stalled) = (outcome?, stalled?);
+    assert!(outcome.is_faultless(), "{}", outcome.summary());
+    assert_eq!((outcome.accepted, outcome.unsent), (5 * RATE, 0));
+
+    let latency = outcome.latency_micros.unwrap();
+    assert!(latency.p999 >= 500_000, "{}", latency.line());
+    let slow = outcome.latency.count_between(100_000, u64::MAX);
+    let due = (stalled - Duration::from_millis(100)).as_secs_f64() * RATE as f64;
+    ensure!(
+        slow as f64 >= 0.9 * due,
+        "{slow} were slow, {due:.0} were due in the stall"
+    );
+    let seconds = &outcome.by_second;
+    let sum = |of: fn(&load::Second) -> u64| seconds.iter().map(of).sum::<u64>();
+    assert_eq!(sum(|second| second.counts.sent), 5 * RATE);
+    assert_eq!(sum(|second| second.counts.accepted), 5 * RATE);
+    assert_eq!(sum(|second| second.intended.unwrap_or(0)), 5 * RATE);
+    Ok(())
+}
+
+const ACCEPTED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+
+/// Answers each request with the same bytes, until there were so many or the other side goes.
+async fn answer_all(stream: &mut TcpStream, answer: &str, most: u64) {
+    let (mut bytes, mut ends, mut answered) = ([0; 4_096], 0, 0);
+    while let Ok(count @ 1..) = stream.read(&mut bytes).await {
+        for byte in &bytes[..count] {
+            // Only the end of a head has two of them in a row.
+            ends = match byte {
+                b'\r' => ends,
+                b'\n' => ends + 1,
+                _ => 0,
+            };
+            if ends == 2 {
+                answered += 1;
+                if stream.write_all(answer.as_bytes()).await.is_err() || answered == most {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Something that answers every request with the same bytes, or not at all.
+struct FakeEdge {
+    plan: Plan,
+    _serving: JoinSet<()>,
+}
+
+impl FakeEdge {
+    async fn start(answer: &'static str) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}/", listener.local_addr()?).parse()?;
+        let mut serving = JoinSet::new();
+        serving.spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                answer_all(&mut stream, answer, u64::MAX).await;
+            }
+        });
+        Ok(Self {
+            plan: Plan {
+                requests: Some(200),
+                ..Plan::new(url, Traffic::new(1, None))
+            },
+            _serving: serving,
+        })
+    }
+}
+
+#[tokio::test]
+async fn malformed_requests_are_refused_and_only_they_may_be() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let plan = Plan {
+        connections: 3.try_into()?,
+        pipeline: Some(8.try_into()?),
+        requests: Some(3_000),
+        malformed: 0.3,
+        ..producer.load(2)?
+    };
+    let outcome = load::run(&plan, &CancellationToken::new()).await?;
+    assert!(outcome.is_faultless(), "{}", outcome.summary());
+    assert_eq!(outcome.accepted + outcome.refused_as_expected, 3_000);
+    assert!((800..1_000).contains(&outcome.refused_as_expected));
+    assert_eq!(producer.appended().await?, outcome.accepted);
+    let fates = |fate: Fate| {
+        let of_one = |history: &load::History| {
+            let numbers = 0..history.sent();
+            numbers
+                .filter(|&number| history.fate(number) == fate)
+                .count() as u64
+        };
+        outcome.histories.iter().map(of_one).sum::<u64>()
+    };
+    assert_eq!(fates(Fate::Accepted), outcome.accepted);
+    assert_eq!(fates(Fate::Refused), outcome.refused_as_expected);
+
+    let lenient = FakeEdge::start(ACCEPTED).await?;
+    let plan = Plan {
+        malformed: 0.5,
+        ..lenient.plan.clone()
+    };
+    let outcome = load::run(&plan, &CancellationToken::new()).await?;
+    let wrong = outcome.errors.accepted_malformed;
+    assert!((70..130).contains(&wrong), "{}", outcome.summary());
+    assert_eq!(
+        (outcome.errors.total, outcome.accepted),
+        (wrong, 200 - wrong)
+    );
+
+    let strict = FakeEdge::start("HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n").await?;
+    let outcome = load::run(&strict.plan, &CancellationToken::new()).await?;
+    assert_eq!(
+        (outcome.errors.total, outcome.errors.status[&400]),
+        (200, 200)
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_bound_keeps_back_counts_against_the_run() -> Result<()> {
+    let silent = FakeEdge::start("").await?;
+    let plan = Plan {
+        pipeline: Some(1.try_into()?),
+        duration: Some(Duration::from_millis(300)),
+        ..silent.plan.clone().rate(per_second(100))
+    };
+    let outcome = in_time("it ends", load::run(&plan, &CancellationToken::new())).await??;
+    let counts = (outcome.sent, outcome.errors.unanswered, outcome.unsent);
+    assert_eq!(counts, (1, 1, 29), "{}", outcome.summary());
+    assert!(!outcome.is_faultless());
+    // To its end by the plan, not by the patience; and what got no answer took at least so long.
+    assert!((0.29..0.4).contains(&outcome.seconds));
+    assert!(
+        outcome
+            .latency_micros
+            .is_some_and(|latency| latency.max >= 300_000)
+    );
+    assert_eq!(outcome.histories[0].fate(0), Fate::Unknown);
+    assert_eq!(outcome.histories[0].fate(1), Fate::NotSent);
+    Ok(())
+}
+
+#[tokio::test]
+async fn outage_is_in_the_latency_and_not_the_generators_fault() -> Result<()> {
+    const OUTAGE: Duration = Duration::from_millis(200);
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let url = format!("http://{address}/").parse()?;
+    let plan = Plan {
+        requests: Some(600),
+        ..Plan::new(url, Traffic::new(1, None)).rate(per_second(1_000))
+    };
+    let edge = async {
+        let (mut stream, _) = listener.accept().await?;
+        answer_all(&mut stream, ACCEPTED, 200).await;
+        drop((stream, listener));
+        sleep(OUTAGE).await;
+        let listener = TcpListener::bind(address).await?;
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            answer_all(&mut stream, ACCEPTED, u64::MAX).await;
+        }
+    };
+    let stop = CancellationToken::new();
+    let outcome = tokio::select! {
+        outcome = load::run(&plan, &stop) => outcome?,
+        ended = edge => return ended,
+    };
+    assert_eq!(
+        (outcome.sent, outcome.unsent, outcome.reconnects),
+        (600, 0, 1),
+        "{}",
+        outcome.summary()
+    );
+    // Those that were due first in the outage waited for its end.
+    let behind = outcome.send_delay_micros.unwrap();
+    assert!(behind.max >= 150_000, "{}", behind.line());
+    let own = outcome.generator.delay_micros.unwrap();
+    assert!(own.p99 < behind.max / 2, "{}", own.line());
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_answer_that_closes_closes_its_connection() -> Result<()> {
+    let closing = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let edge = FakeEdge::start(closing).await?;
+    let plan = Plan {
+        requests: Some(4),
+        ..edge.plan.clone()
+    };
+    let outcome = accept_all(&plan).await?;
+    assert_eq!(outcome.reconnects, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn answers_of_any_kind_take_time() -> Result<()> {
+    let strict = FakeEdge::start("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await?;
+    let plan = Plan {
+        requests: Some(50),
+        keeps_history: false,
+        ..strict.plan.clone().rate(per_second(100))
+    };
+    let outcome = load::run(&plan, &CancellationToken::new()).await?;
+    assert!(outcome.seconds >= 0.45, "{}", outcome.summary());
+    assert_eq!(outcome.sent_by_connection, [50]);
+    assert!(outcome.histories.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn ramp_is_told_step_by_step_and_producers_take_turns() -> Result<()> {
+    let folder = TempDir::new()?;
+    let first = Producer::start(&folder, &[]).await?;
+    let second = Producer::start(&folder, &[]).await?;
+    let ramp = Profile::steps([400, 800].map(per_second).to_vec(), Duration::from_secs(1));
+    let plan = Plan {
+        urls: vec![
+            format!("http://{}/", first.http).parse()?,
+            format!("http://{}/", second.http).parse()?,
+        ],
+        connections: 4.try_into()?,
+        schedule: Some(ramp),
+        requests: Some(1_200),
+        ..first.load(3)?
+    };
+    let outcome = accept_all(&plan).await?;
+    let steps: Vec<_> = outcome
+        .steps
+        .iter()
+        .map(|step| {
+            (
+                step.rate,
+                step.intended,
+                step.counts.sent,
+                step.counts.accepted,
+            )
+        })
+        .collect();
+    assert_eq!(steps, [(400, 400, 400, 400), (800, 800, 800, 800)]);
+    assert_eq!(
+        (first.appended().await?, second.appended().await?),
+        (600, 600)
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn loads_of_one_seed_can_send_other_cookies_of_the_same_users() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let traffic = Traffic::new(5, NonZeroU64::new(10));
+    let plan = |first_connection| -> Result<Plan> {
+        Ok(Plan {
+            connections: 2.try_into()?,
+            requests: Some(200),
+            traffic: traffic.clone(),
+            first_connection,
+            ..producer.load(5)?
+        })
+    };
+    let (mut users, mut buyers) = (BTreeMap::new(), BTreeMap::new());
+    for first in [0, 2] {
+        for history in accept_all(&plan(first)?).await?.histories {
+            for number in 0..history.sent() {
+                let cookie = traffic.cookie(history.connection(), number);
+                *users.entry(cookie.user_id().to_owned()).or_insert(0) += 1;
+                *buyers.entry(cookie.buyer_uid().to_owned()).or_insert(0) += 1;
+                assert_eq!(history.fate(number), Fate::Accepted);
+                assert!(history.sent_after(number) <= history.answered_before(number));
+            }
+        }
+    }
+    assert_eq!((users.len(), buyers.len()), (10, 400));
+    Ok(())
+}
+
+/// The requests in a recording, without their times, each user's in order.
+fn recorded(path: &Path) -> Result<Vec<String>> {
+    let text = fs::read_to_string(path)?;
+    let mut lines: Vec<_> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_once('\t').map_or(line, |(_, request)| request))
+        .map(|request| {
+            let user = request.split('\t').nth(1).unwrap_or_default();
+            (user.to_owned(), request.to_owned())
+        })
+        .collect();
+    // It keeps the order of equal users.
+    lines.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(lines.into_iter().map(|(_, request)| request).collect())
+}
+
+#[tokio::test]
+async fn recording_that_is_replayed_is_the_same_requests() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let url = format!("http://{}/?x=1", producer.http);
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let load = async |flags: &[&str]| -> Result<()> {
+        let mut args = vec!["load", "--url", url.as_str(), "--no-report"];
+        args.extend(flags);
+        let ended = run_to_end(bench().await?, &args, &[]).await?;
+        ensure!(ended.code == Some(0), "{flags:?}: {}", ended.words);
+        Ok(())
+    };
+    let [made, again, quick] = ["made", "again", "quick"].map(file);
+    let traffic = ["--users", "40", "--draw", "zipf", "--malformed", "0.1"];
+    let mut first = vec!["-l", "3000", "-r", "900", "-c", "4", "--record", &made];
+    first.extend(traffic);
+    load(&first).await?;
+    load(&["--replay", &made, "--speed", "2", "--record", &again]).await?;
+    load(&[
+        "--replay",
+        &again,
+        "--unlimited",
+        "-p",
+        "9",
+        "--record",
+        &quick,
+    ])
+    .await?;
+
+    let requests = recorded(Path::new(&made))?;
+    assert_eq!(requests.len(), 900);
+    assert_eq!(recorded(Path::new(&again))?, requests);
+    assert_eq!(recorded(Path::new(&quick))?, requests);
+    let malformed = requests.iter().filter(|line| line.ends_with("\t400"));
+    let accepted = 900 - malformed.count() as u64;
+    assert_eq!(producer.appended().await?, 3 * accepted);
+
+    let micros = |path: &str| -> Result<Vec<u64>> {
+        let text = fs::read_to_string(path)?;
+        let lines = text.lines().skip(1);
+        let times = lines.map(|line| Ok(line.split('\t').next().unwrap_or_default().parse()?));
+        times.collect()
+    };
+    let times = micros(&made)?;
+    assert!(times.is_sorted());
+    let halved: Vec<_> = times.iter().map(|time| time / 2).collect();
+    assert_eq!(micros(&again)?, halved);
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Reports on disk: where they go, and how two of them compare.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use bench::report::{Axis, Better, Figure, Plot, Report, ReportArgs, Series};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::harness::{Ended, bench, run_to_end};
+
+async fn run_bench(args: &[&str]) -> Result<Ended> {
+    run_to_end(bench().await?, args, &[]).await
+}
+
+/// A made-up report of a scenario, with one figure and its plot.
+fn write(
+    parent: &TempDir,
+    name: &str,
+    scenario: &str,
+    rate: f64,
+    faults: &[&str],
+) -> Result<PathBuf> {
+    let path = parent.path().join(name);
+    let args = ReportArgs {
+        report: Some(path.clone()),
+        no_report: false,
+    };
+    let mut report = Report::new(scenario, "Made up");
+    report.environment.command = vec!["bench".to_owned(), scenario.to_owned()];
+    // As if this process had not found them meanwhile.
+    report.environment.programs.clear();
+    report.faults = faults.iter().map(|fault| (*fault).to_owned()).collect();
+    report.figures = vec![
+        Figure::new("rate", "/s", rate, Better::Higher).with_samples([
+            rate,
+            rate + 1.0,
+            rate - 1.0,
+        ]),
+    ];
+    report.plots = vec![Plot {
+        name: "rate".to_owned(),
+        title: "Rate".to_owned(),
+        x: Axis::linear("seconds"),
+        y: Axis::linear("cookies a second"),
+        series: vec![Series {
+            name: "rate".to_owned(),
+            points: vec![(0.0, rate), (1.0, rate)],
+        }],
+    }];
+    let folder = args.prepare(scenario)?.context("no folder")?;
+    folder.write(&report)?;
+    Ok(path)
+}
+
+#[tokio::test]
+async fn two_reports_are_compared_beyond_noise() -> Result<()> {
+    let parent = TempDir::new()?;
+    let a = write(&parent, "a", "load", 1_000.0, &[])?;
+    for (name, rate, faults, noise, code, word) in [
+        ("same", 1_100.0, &[][..], "20", 0, "within noise"),
+        ("faster", 1_500.0, &[], "20%", 0, "better"),
+        ("slower", 700.0, &[], "20", 1, "worse"),
+        ("tolerated", 700.0, &[], "40", 0, "within noise"),
+        ("broken", 1_000.0, &["it broke"], "20", 1, "it broke"),
+    ] {
+        let b = write(&parent, name, "load", rate, faults)?;
+        // A folder and its JSON file are the same report.
+        let [a, b] = [
+            a.display().to_string(),
+            b.join("report.json").display().to_string(),
+        ];
+        let own = parent.path().join(format!("{name}-compared"));
+        let flags = [
+            format!("--noise={noise}"),
+            format!("--report={}", own.display()),
+        ];
+        let ended = run_bench(&["compare", &a, &b, &flags[0], &flags[1]]).await?;
+        ensure!(
+            ended.code == Some(code),
+            "{name}: {:?}: {}",
+            ended.code,
+            ended.words
+        );
+        ensure!(ended.words.contains(word), "{name}: {}", ended.words);
+        let report = Report::read(&own)?;
+        assert_eq!(
+            report.faults.is_empty(),
+            code == 0,
+            "{name}: {:?}",
+            report.faults
+        );
+        let lines: Vec<_> = report.plots[0]
+            .series
+            .iter()
+            .map(|series| series.name.as_str())
+            .collect();
+        assert_eq!(lines, ["A: rate", "B: rate"]);
+        ensure!(fs::metadata(own.join("rate.svg"))?.len() > 0);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_compared_is_refused() -> Result<()> {
+    let parent = TempDir::new()?;
+    let load = write(&parent, "load", "load", 1.0, &[])?
+        .display()
+        .to_string();
+    let store = write(&parent, "store", "store", 1.0, &[])?
+        .display()
+        .to_string();
+    let nothing = parent.path().display().to_string();
+    let optimized = parent.path().join("optimized");
+    fs::create_dir(&optimized)?;
+    let report = fs::read_to_string(Path::new(&load).join("report.json"))?;
+    let report = report.replace("\"profile\": \"dev\"", "\"profile\": \"dist\"");
+    fs::write(optimized.join("report.json"), report)?;
+    let optimized = optimized.display().to_string();
+    for (args, word) in [
+        ([load.as_str(), store.as_str()], "same scenario"),
+        ([&load, &nothing], "report.json"),
+        ([&load, &optimized], "dev build in A, a dist build in B"),
+        ([&load, "--noise=-1"], "--noise"),
+    ] {
+        let ended = run_bench(&["compare", args[0], args[1], "--no-report"]).await?;
+        ensure!(ended.code != Some(0), "{args:?}: {}", ended.words);
+        ensure!(ended.words.contains(word), "{args:?}: {}", ended.words);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn store_leaves_its_report_in_the_folder_it_was_given() -> Result<()> {
+    let parent = TempDir::new()?;
+    let folder = parent.path().join("report");
+    let report = format!("--report={}", folder.display());
+    let args = [
+        "store",
+        "--store=none",
+        "--cookies=4000",
+        "--slice=1000",
+        "--json",
+        &report,
+    ];
+    let ended = run_bench(&args).await?;
+    ensure!(ended.code == Some(0), "{}", ended.words);
+    let report = Report::read(&folder)?;
+    let rate = report
+        .figures
+        .iter()
+        .find(|figure| figure.name == "none: rate")
+        .context("no rate")?;
+    assert_eq!(rate.samples.len(), 4, "one for each slice");
+    assert_eq!(report.outcome["cookies"], Value::from(4_000));
+    ensure!(folder.join("rate.svg").is_file());
+
+    let again = run_bench(&args).await?;
+    ensure!(
+        again.code == Some(1) && again.words.contains("--report"),
+        "{}",
+        again.words
+    );
+    Ok(())
+}
