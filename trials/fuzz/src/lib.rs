@@ -1,6 +1,6 @@
 //! What must hold for whatever bytes an outsider sends. Each function panics when it does not.
 //!
-//! The fuzz targets call these with what the fuzzer makes up, the tests with what is kept of that in `fuzz/corpus`.
+//! The fuzz targets call these with what the fuzzer makes up, the tests with what is kept of that in `trials/fuzz/corpus`.
 
 mod chunk;
 mod lookup;

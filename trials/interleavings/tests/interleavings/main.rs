@@ -15,7 +15,7 @@
 mod scenarios;
 
 /// The sources of the producer.
-#[path = "../../../src"]
+#[path = "../../../../producer/src"]
 mod source {
     pub mod log;
 }
