@@ -15,6 +15,7 @@
 
 mod broker;
 mod child;
+mod found;
 mod message;
 #[cfg(feature = "peers")]
 mod others;
@@ -27,6 +28,7 @@ mod peer;
 mod publisher;
 mod reader;
 mod report;
+mod roles;
 mod scene;
 mod seen;
 mod step;
@@ -49,15 +51,14 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::{broker::Found, scene::Scene};
+use self::{found::Found, scene::Scene};
 pub use self::{
     outcome::{Outcome, Participant, Step, Stopped},
     peer::Peer,
     publisher::PublisherArgs,
     reader::ReaderArgs,
+    roles::{publish, read},
 };
-
-pub use self::{publisher::run as publish, reader::run as read};
 
 /// The largest message: NATS takes 1 MiB by default, and this many cookies have at most 68 bytes each.
 const BATCH_MAX: u32 = 10_000;

@@ -1,27 +1,13 @@
-//! The server of a peer: found, started on loopback ports of its own, measured and ended.
+//! The server of a peer: measured while it runs on loopback ports of its own, and ended.
 
-use std::{
-    env, fs,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{env, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
-use bench::{
-    admin,
-    cpu::CpuTime,
-    memory::Memory,
-    programs::{Process, Programs},
-    scrape::names,
-};
+use bench::{admin, cpu::CpuTime, memory::Memory, programs::Process, scrape::names};
 use tokio::{
     net::TcpStream,
     time::{Instant, sleep},
 };
-
-use super::{others, ours, peer::Peer};
 
 /// Where servers lie that are not for every user's PATH.
 const FURTHER_FOLDERS: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
@@ -31,62 +17,6 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The program of a peer.
-#[derive(Debug, Clone)]
-pub(super) struct Found {
-    program: PathBuf,
-    /// As it says itself.
-    pub(super) version: String,
-}
-
-impl Found {
-    /// Finds the program of `peer`, or says why not. Blocks, for our own while cargo builds it.
-    ///
-    /// # Errors
-    /// When our own program cannot be built.
-    pub(super) fn of(peer: Peer) -> Result<Result<Self, String>> {
-        let name = match peer {
-            Peer::Ours => {
-                let program = Programs::find()?.producer;
-                let version = version(&program, "--version");
-                return Ok(Ok(Self { program, version }));
-            }
-            Peer::Nats => "nats-server",
-            Peer::RedisPubsub | Peer::RedisStreams => "redis-server",
-            Peer::Rabbitmq => "rabbitmq-server",
-        };
-        if let Some(why) = others::LEFT_OUT {
-            return Ok(Err(why.to_owned()));
-        }
-        let missing = |name: &str| Ok(Err(format!("{name} is not on the PATH")));
-        let Some(program) = find(name) else {
-            return missing(name);
-        };
-        if peer == Peer::Rabbitmq && find("epmd").is_none() {
-            return missing("epmd");
-        }
-        let version = match peer {
-            // It tells its version only as it starts.
-            Peer::Rabbitmq => String::new(),
-            _ => version(&program, "--version"),
-        };
-        Ok(Ok(Self { program, version }))
-    }
-
-    /// Starts it and waits until it accepts connections.
-    ///
-    /// # Errors
-    /// When it does not, with its last words.
-    pub(super) async fn start(&self, peer: Peer, folder: &Path, keep: u64) -> Result<Broker> {
-        fs::create_dir_all(folder)?;
-        let program = self.program.as_path();
-        match peer {
-            Peer::Ours => ours::start(program, folder, keep).await,
-            _ => others::start(peer, program, folder).await,
-        }
-    }
-}
-
 /// The program of this name on the PATH or where servers lie.
 pub(super) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -94,21 +24,6 @@ pub(super) fn find(name: &str) -> Option<PathBuf> {
         .chain(FURTHER_FOLDERS.map(PathBuf::from))
         .map(|folder| folder.join(name))
         .find(|program| program.is_file())
-}
-
-/// What a program says of its version, up to the number.
-fn version(program: &Path, flag: &str) -> String {
-    let output = Command::new(program).arg(flag).output();
-    let said = output.map(|output| output.stdout).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
-    let mut words = Vec::new();
-    for word in said.split_whitespace() {
-        words.push(word);
-        if word.contains(|letter: char| letter.is_ascii_digit()) {
-            break;
-        }
-    }
-    words.join(" ")
 }
 
 /// Waits until `process` accepts connections at `address`.

@@ -18,6 +18,18 @@ pub(super) const COOKIE_BYTES_MAX: usize = 68;
 /// Connections over which a peer's messages are published; each counts the sequences of its own messages.
 pub(super) const LANES: usize = 4;
 
+/// What is given to a client at once: enough for 30 messages of 500 cookies, little enough to end in time.
+pub(super) const BURST_BYTES: usize = 1024 * 1024;
+
+/// Most messages given to a client at once.
+const BURST_MESSAGES: usize = 512;
+
+/// Most that one XREAD asks for: 123 entries of 500 cookies.
+const READ_BYTES: usize = 4 * 1024 * 1024;
+
+/// Most entries that one XREAD asks for.
+const READ_ENTRIES: usize = 1_000;
+
 /// The bits of a sequence below those that name its lane: more cookies than a run can make.
 const LANE_SHIFT: u32 = 48;
 
@@ -90,6 +102,17 @@ pub(super) fn walk_chunk(chunk: &ChunkRef) -> Option<(u64, u32)> {
     (walked == header.count).then_some((header.first_sequence, walked))
 }
 
+/// Messages of `batch` cookies that are given to a client at once.
+pub(super) fn burst(batch: u32) -> u64 {
+    let burst = BURST_BYTES / (batch as usize * COOKIE_BYTES_MAX);
+    burst.clamp(1, BURST_MESSAGES) as u64
+}
+
+/// Entries of `batch` cookies that one XREAD asks for.
+pub(super) fn xread_entries(batch: u32) -> usize {
+    (READ_BYTES / (batch as usize * COOKIE_BYTES_MAX)).clamp(1, READ_ENTRIES)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,5 +137,15 @@ mod tests {
         }
         assert_eq!(messages.cookies(), 9);
         assert_eq!(walk(Bytes::from_static(b"no chunk")), None);
+    }
+
+    #[test]
+    fn a_burst_of_large_messages_is_no_single_message() {
+        assert_eq!([1, 500, 10_000].map(burst), [512, 30, 1]);
+    }
+
+    #[test]
+    fn an_xread_asks_for_many_entries() {
+        assert_eq!([1, 500, 10_000].map(xread_entries), [1_000, 123, 6]);
     }
 }

@@ -1,4 +1,4 @@
-//! `trials peers-publisher`: publishes the cookies of one step from a process of its own.
+//! What publishes to a system: the cookies of one step, over several connections.
 
 use std::{future::Future, num::NonZeroU64, time::Duration};
 
@@ -14,16 +14,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    message::{COOKIE_BYTES_MAX, LANES, Messages},
-    others, ours,
+    message::{LANES, Messages, burst},
     peer::Peer,
 };
-
-/// What is given to a client at once: enough for 30 messages of 500 cookies, little enough to end in time.
-pub(super) const BURST_BYTES: usize = 1024 * 1024;
-
-/// Most messages given to a client at once.
-const BURST_MESSAGES: usize = 512;
 
 /// Shortest time between two bursts of a load with a rate.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -77,19 +70,6 @@ pub(super) trait Publish: Send + 'static {
 
     /// Waits until the server has everything.
     fn finish(&mut self) -> impl Future<Output = Result<()>> + Send;
-}
-
-/// Publishes until the time is over, or `stop`, and prints one JSON object with what it did.
-///
-/// # Errors
-/// When the peer cannot be reached or breaks off.
-pub async fn run(args: &PublisherArgs, stop: &CancellationToken) -> Result<()> {
-    let line = match args.peer {
-        Peer::Ours => ours::publish(args, stop).await?,
-        _ => others::publish(args, stop).await?,
-    };
-    println!("{}", serde_json::to_string(&line)?);
-    Ok(())
 }
 
 /// Publishes over [`LANES`] connections, each with its task, so that one sends while another waits.
@@ -147,12 +127,6 @@ async fn publish_lane(
     }
     publisher.finish().await?;
     Ok(messages.cookies())
-}
-
-/// Messages of `batch` cookies that are given to a client at once.
-pub(super) fn burst(batch: u32) -> u64 {
-    let burst = BURST_BYTES / (batch as usize * COOKIE_BYTES_MAX);
-    burst.clamp(1, BURST_MESSAGES) as u64
 }
 
 /// Which messages of a lane should have left when.
@@ -230,10 +204,5 @@ mod tests {
         assert_eq!([at(&lanes[0], 250), at(&lanes[0], 251)], [Some(1), None]);
         assert_eq!(lanes[0].at(duration + LATE_PATIENCE, 250), None);
         assert_eq!(lanes[3].at(Duration::from_millis(3), 0), Some(0));
-    }
-
-    #[test]
-    fn a_burst_of_large_messages_is_no_single_message() {
-        assert_eq!([1, 500, 10_000].map(burst), [512, 30, 1]);
     }
 }

@@ -1,10 +1,11 @@
 //! The report of `trials peers`.
 
 mod findings;
+mod usage;
 
-use self::findings::{findings, further_subscriber};
 use bench::report::{Axis, Better, Column, Figure, Plot, Report, Series, Table, grouped, rate};
 
+use self::findings::{findings, further_subscriber};
 use super::{
     outcome::{Outcome, Participant, Step, Stopped, mebibytes},
     scene::{QUIET, SETTLE_PATIENCE},

@@ -7,10 +7,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    broker::{Broker, Found},
-    child::Child,
-    peer::Peer,
-    publisher::PublisherLine,
+    broker::Broker, child::Child, found::Found, peer::Peer, publisher::PublisherLine,
     seen::ReaderLine,
 };
 

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 
 use crate::peers::{
     broker::{Broker, accept},
-    publisher::{BURST_BYTES, Publish},
+    message::BURST_BYTES,
+    publisher::Publish,
 };
 
 /// Starts a server that keeps nothing on disk.

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use redis::{Value, aio::MultiplexedConnection, cmd};
 
 use super::redis_server::{self, Publisher};
-use crate::peers::{peer::xread_entries, reader::Subscribe, seen::Seen};
+use crate::peers::{message::xread_entries, reader::Subscribe, seen::Seen};
 
 const STREAM: &str = "cookies";
 const FIELD: &str = "c";
