@@ -30,11 +30,12 @@ pub use self::{
 use crate::{
     admin,
     observe::{Role, Target},
+    producer::{Addresses, Launch, Producer},
     programs::{Process, Programs, free_address},
     scrape::names,
 };
 
-pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a process may take to finish in order; longer than any drain it is told.
 const STOP_PATIENCE: Duration = Duration::from_secs(40);
@@ -42,25 +43,10 @@ const STOP_PATIENCE: Duration = Duration::from_secs(40);
 /// What consumers and producers are told: enough for all that a full buffer holds, on a slow disk.
 const DRAIN_TIMEOUT: &str = "30s";
 
-/// A producer and where it listens.
-#[derive(Debug)]
-pub struct Producer {
-    /// The process.
-    pub process: Process,
-    /// Its name for cursors.
-    pub id: String,
-    /// Address of the edge.
-    pub http: String,
-    /// Address of the streams.
-    pub grpc: String,
-    /// Address of the admin port.
-    pub admin: String,
-}
-
 /// Everything that runs.
 #[derive(Debug)]
 pub struct Cluster {
-    /// In order of their numbers.
+    /// In order of their numbers; the name of the process is the producer's name for cursors.
     pub producers: Vec<Producer>,
     /// Likewise.
     pub nodes: Vec<Node>,
@@ -127,11 +113,11 @@ impl Cluster {
         say("starting producers and consumers");
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
-            let started = Producer::start(args, number, &programs, &folder.path, host);
+            let started = start_producer(args, number, &programs, &folder.path, host);
             producers.push(started?);
         }
         for producer in &mut producers {
-            producer.wait_ready().await?;
+            producer.wait_ready(READY_PATIENCE).await?;
         }
         let mut nodes = Vec::new();
         for (number, place) in (1..).zip(places) {
@@ -210,7 +196,7 @@ impl Cluster {
         for producer in &self.producers {
             targets.push(Target {
                 role: Role::Producer,
-                name: producer.id.clone(),
+                name: producer.process.name().to_owned(),
                 process_id: producer.process.id(),
                 admin: Some(producer.admin.clone()),
             });
@@ -326,47 +312,35 @@ async fn stop(process: &mut Process) -> Option<String> {
     ))
 }
 
-impl Producer {
-    fn start(
-        args: &ClusterArgs,
-        number: usize,
-        programs: &Programs,
-        folder: &Path,
-        host: Option<Ipv4Addr>,
-    ) -> Result<Self> {
-        let id = format!("producer-{number}");
+/// Starts the producer with this number.
+fn start_producer(
+    args: &ClusterArgs,
+    number: usize,
+    programs: &Programs,
+    folder: &Path,
+    host: Option<Ipv4Addr>,
+) -> Result<Producer> {
+    let name = format!("producer-{number}");
+    let mut addresses = Addresses::free()?;
+    if let Some(host) = host {
         let mut streams = free_address()?;
-        if let Some(host) = host {
-            streams.set_ip(host.into());
-        }
-        let [http, grpc, admin] =
-            [free_address()?, streams, free_address()?].map(|address| address.to_string());
-        let mut flags = flags([
-            ("--http", &http),
-            ("--grpc", &grpc),
-            ("--admin", &admin),
-            ("--id", &id),
-            ("--state", &folder.display().to_string()),
-            ("--drain-timeout", DRAIN_TIMEOUT),
-        ]);
-        flags.extend(args.producer_arg.iter().cloned());
-        let log = folder.join(format!("{id}.log"));
-        Ok(Self {
-            process: Process::start(&id, &programs.producer, &flags, &log)?,
-            id,
-            http,
-            grpc,
-            admin,
-        })
+        streams.set_ip(host.into());
+        addresses.grpc = streams.to_string();
     }
-
-    /// Waits until it is ready.
-    ///
-    /// # Errors
-    /// When it ends or is not after a minute.
-    pub async fn wait_ready(&mut self) -> Result<()> {
-        self.process.wait_ready(&self.admin, READY_PATIENCE).await
-    }
+    let mut flags = flags([
+        ("--id", &name),
+        ("--state", &folder.display().to_string()),
+        ("--drain-timeout", DRAIN_TIMEOUT),
+    ]);
+    flags.extend(args.producer_arg.iter().cloned());
+    let launch = Launch {
+        program: &programs.producer,
+        name,
+        addresses,
+        folder,
+        flags,
+    };
+    launch.start()
 }
 
 fn flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {

@@ -30,7 +30,7 @@ pub mod subscribe;
 pub mod traffic;
 pub mod verify;
 
-pub use launcher::{admin, ledger, mongod, programs, scrape};
+pub use launcher::{admin, http, ledger, mongod, producer, programs, scrape};
 
 use std::{ffi::OsString, process::ExitCode};
 

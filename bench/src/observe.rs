@@ -17,7 +17,7 @@ pub use self::{
     counts::{ConsumerCounts, Counts, ProducerCounts},
     plots::plots,
 };
-use crate::{admin::HttpClient, cpu::CpuTime, ledger, memory::Memory, scrape::Samples};
+use crate::{cpu::CpuTime, http::HttpClient, ledger, memory::Memory, scrape::Samples};
 
 /// Less than the time between two looks.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(700);

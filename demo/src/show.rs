@@ -8,6 +8,7 @@ use std::{fs, num::NonZeroU64, path::Path, time::Duration};
 use anyhow::{Context, Result, bail};
 use launcher::{
     admin,
+    producer::{Addresses, Launch},
     programs::{Process, Programs, target_dir},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -98,11 +99,17 @@ struct Demo {
 
 impl Demo {
     fn start(args: &Args, programs: &Programs, folder: &Path) -> Result<Self> {
-        let producer = flags([
-            ("--http", args.http.to_string()),
-            ("--grpc", args.grpc.to_string()),
-            ("--admin", args.producer_admin.to_string()),
-        ]);
+        let producer = Launch {
+            program: &programs.producer,
+            name: "producer".to_owned(),
+            addresses: Addresses {
+                http: args.http.to_string(),
+                grpc: args.grpc.to_string(),
+                admin: args.producer_admin.to_string(),
+            },
+            folder,
+            flags: Vec::new(),
+        };
         let store = folder.join("store");
         let consumer = flags([
             ("--producer", format!("http://{}", reachable(args.grpc))),
@@ -115,7 +122,7 @@ impl Demo {
             ),
         ]);
         Ok(Self {
-            producer: start("producer", &programs.producer, &producer, folder)?,
+            producer: producer.start()?.process,
             consumer: start("consumer", &programs.consumer, &consumer, folder)?,
             load: None,
         })

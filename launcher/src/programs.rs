@@ -236,16 +236,12 @@ pub fn given<'a, A: AsRef<str>>(args: &'a [A], flag: &str) -> Option<&'a str> {
     value.or_else(|| Some(args.get(at + 1).map_or("", AsRef::as_ref)))
 }
 
-/// The name and the value of an environment variable.
-pub type Variable = (&'static str, &'static str);
-
 /// A running program; it is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     name: String,
     program: PathBuf,
     args: Vec<String>,
-    variable: Option<Variable>,
     log: PathBuf,
     child: Child,
 }
@@ -259,27 +255,12 @@ impl Process {
     /// # Errors
     /// When the file cannot be written or the program cannot be started.
     pub fn start(name: &str, program: &Path, args: &[String], log: &Path) -> Result<Self> {
-        Self::start_with(name, program, args, None, log)
-    }
-
-    /// Like [`start`](Self::start), with an environment variable.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
-    pub fn start_with(
-        name: &str,
-        program: &Path,
-        args: &[String],
-        variable: Option<Variable>,
-        log: &Path,
-    ) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
             program: program.to_owned(),
             args: args.to_vec(),
-            variable,
             log: log.to_owned(),
-            child: spawn(program, args, variable, log)?,
+            child: spawn(program, args, log)?,
         })
     }
 
@@ -291,7 +272,7 @@ impl Process {
         if self.exited()?.is_none() {
             bail!("{} still runs", self.name);
         }
-        self.child = spawn(&self.program, &self.args, self.variable, &self.log)?;
+        self.child = spawn(&self.program, &self.args, &self.log)?;
         Ok(())
     }
 
@@ -421,7 +402,7 @@ impl Process {
     }
 }
 
-fn spawn(program: &Path, args: &[String], variable: Option<Variable>, log: &Path) -> Result<Child> {
+fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
     let log = File::options()
         .create(true)
         .append(true)
@@ -436,7 +417,6 @@ fn spawn(program: &Path, args: &[String], variable: Option<Variable>, log: &Path
         }
     }
     command
-        .envs(variable)
         .args(args)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)

@@ -4,8 +4,11 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{ClusterArgs, DRAIN_TIMEOUT, Place, Producer, flags, netns::Namespace};
-use crate::programs::{Process, Programs, free_address, given};
+use super::{ClusterArgs, DRAIN_TIMEOUT, Place, flags, netns::Namespace};
+use crate::{
+    producer::Producer,
+    programs::{Process, Programs, free_address, given},
+};
 
 /// A consumer and its store.
 #[derive(Debug)]

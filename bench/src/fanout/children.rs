@@ -12,7 +12,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::FanoutArgs;
 use crate::{
     cpu::CpuSeconds,
-    programs::{Process, Programs, free_address},
+    producer::{Addresses, Launch, Producer},
+    programs::{Process, Programs},
     report::Percentiles,
     subscribe::Call,
 };
@@ -26,33 +27,24 @@ pub(super) const CRAWLER: &str = "crawler";
 /// Bytes a second that a crawler reads.
 const CRAWL_BYTES: u64 = 16 * 1024;
 
-/// A fresh producer and where it listens.
-pub(super) struct Producer {
-    pub(super) process: Process,
-    pub(super) http: String,
-    pub(super) grpc: String,
-    pub(super) admin: String,
-}
-
-impl Producer {
-    pub(super) fn start(args: &FanoutArgs, programs: &Programs, folder: &Path) -> Result<Self> {
-        let free = || free_address().map(|address| address.to_string());
-        let [http, grpc, admin] = [free()?, free()?, free()?];
-        let mut flags: Vec<String> = ["--http", &http, "--grpc", &grpc, "--admin", &admin]
-            .map(str::to_owned)
-            .into();
-        flags.extend(["--state".to_owned(), folder.display().to_string()]);
-        if let Some(bytes) = &args.log_bytes {
-            flags.extend(["--log-bytes".to_owned(), bytes.clone()]);
-        }
-        let log = folder.join("producer.log");
-        Ok(Self {
-            process: Process::start("the producer", &programs.producer, &flags, &log)?,
-            http,
-            grpc,
-            admin,
-        })
+/// Starts a fresh producer.
+pub(super) fn start_producer(
+    args: &FanoutArgs,
+    programs: &Programs,
+    folder: &Path,
+) -> Result<Producer> {
+    let mut flags = vec!["--state".to_owned(), folder.display().to_string()];
+    if let Some(bytes) = &args.log_bytes {
+        flags.extend(["--log-bytes".to_owned(), bytes.clone()]);
     }
+    let launch = Launch {
+        program: &programs.producer,
+        name: "producer".to_owned(),
+        addresses: Addresses::free()?,
+        folder,
+        flags,
+    };
+    launch.start()
 }
 
 /// A process of this program, with its JSON object in the end.

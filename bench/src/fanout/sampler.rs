@@ -6,8 +6,8 @@ use anyhow::Result;
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::children::{CRAWLER, Producer};
-use crate::{admin, cpu::CpuTime, report::micros_each, scrape::names};
+use super::children::CRAWLER;
+use crate::{admin, cpu::CpuTime, producer::Producer, report::micros_each, scrape::names};
 
 /// Long enough for the system's CPU accounting, whose resolution is 10 ms, to be off by little; short enough for a step of
 /// five seconds to have samples to compare.

@@ -8,11 +8,11 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     FanoutArgs, StepOutcome,
-    children::{Child, Crawlers, Load, Producer, Readers},
+    children::{Child, Crawlers, Load, Readers, start_producer},
     outcome::Measured,
     sampler::{self, Look},
 };
-use crate::{memory::Memory, programs::Programs, subscribe::Call};
+use crate::{memory::Memory, producer::Producer, programs::Programs, subscribe::Call};
 
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// A load ends within its duration, half a second for what is late, and five for answers.
@@ -32,9 +32,8 @@ pub(super) async fn run(
     programs: &Programs,
     folder: &Path,
 ) -> Result<StepOutcome> {
-    let mut producer = Producer::start(args, programs, folder)?;
-    let Producer { process, admin, .. } = &mut producer;
-    process.wait_ready(admin, READY_PATIENCE).await?;
+    let mut producer = start_producer(args, programs, folder)?;
+    producer.wait_ready(READY_PATIENCE).await?;
     let subscribers = subscribers - args.crawlers;
     let mut readers = Child::readers(args, call, subscribers, &producer.grpc, folder)?;
     wait_open(&mut readers).await?;

@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, path::Path, time::Duration};
 use anyhow::{Context, Result, bail, ensure};
 use bench::{
     load,
-    programs::{Process, free_address},
+    producer::{Addresses, Launch},
     traffic::Traffic,
 };
 use bytes::Bytes;
@@ -33,22 +33,23 @@ pub(super) const PIPELINE: NonZeroUsize = NonZeroUsize::new(32).expect("is not z
 
 /// Starts a producer with its defaults and a queue of `keep` cookies for each subscriber.
 pub(super) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Broker> {
-    let (http, grpc, admin) = (free_address()?, free_address()?, free_address()?);
-    let args = [
-        format!("--http={http}"),
-        format!("--grpc={grpc}"),
-        format!("--admin={admin}"),
-        format!("--queue-cookies={keep}"),
-        "--id=trials-peers".to_owned(),
-        format!("--state={}", folder.display()),
-    ];
-    let mut process = Process::start("producer", program, &args, &folder.join("producer.log"))?;
-    process
-        .wait_ready(&admin.to_string(), READY_PATIENCE)
-        .await?;
-    Ok(Broker::new(process, format!("http://{http}/"))
-        .with_subscribers_at(format!("http://{grpc}"))
-        .with_admin_at(admin.to_string()))
+    let launch = Launch {
+        program,
+        name: "producer".to_owned(),
+        addresses: Addresses::free()?,
+        folder,
+        flags: vec![
+            format!("--queue-cookies={keep}"),
+            "--id=trials-peers".to_owned(),
+            format!("--state={}", folder.display()),
+        ],
+    };
+    let mut producer = launch.start()?;
+    producer.wait_ready(READY_PATIENCE).await?;
+    let broker = Broker::new(producer.process, format!("http://{}/", producer.http));
+    Ok(broker
+        .with_subscribers_at(format!("http://{}", producer.grpc))
+        .with_admin_at(producer.admin))
 }
 
 /// Sends the load, as `bench load` does.

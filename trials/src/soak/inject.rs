@@ -255,7 +255,7 @@ fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process
     let found = match victim {
         Victim::Producer(index) => {
             let producer = cluster.producers.get_mut(index);
-            producer.map(|it| (it.id.clone(), &mut it.process))
+            producer.map(|it| (it.process.name().to_owned(), &mut it.process))
         }
         Victim::Consumer(index) => {
             let node = cluster.nodes.get_mut(index);

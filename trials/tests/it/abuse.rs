@@ -9,16 +9,14 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::{load, scrape::names};
+use bench::{http::HttpClient, load, scrape::names};
 use tempfile::TempDir;
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{Addresses, PATIENCE, Producer, programs, request, run_to_end, wait_until},
-    http_client::HttpConnection,
     stream_client::CookieStream,
-    wrapped,
 };
 
 /// Runs `abuse` beside a good client, whose requests alone may reach the log.
@@ -78,7 +76,7 @@ async fn random_bytes_are_refused() -> Result<()> {
             let bytes: Vec<u8> = (0..random.usize(1..20_000))
                 .map(|_| random.u8(..))
                 .collect();
-            let mut connection = HttpConnection::open(&producer.http).await?;
+            let mut connection = HttpClient::connect(&producer.http).await?;
             connection.send(&bytes).await?;
             // What could be the beginning of a request is waited for, and cut off then.
             let answer = connection.rest().await?;
@@ -98,7 +96,7 @@ async fn a_million_byte_header_is_answered_431_and_closed() -> Result<()> {
     let producer = Producer::start(&folder, &[]).await?;
     let abuse = async {
         for _ in 0..3 {
-            let mut connection = HttpConnection::open(&producer.http).await?;
+            let mut connection = HttpClient::connect(&producer.http).await?;
             let header = "x".repeat(1_000_000);
             let request = format!("GET /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\nX: {header}\r\n\r\n");
             connection.send(request.as_bytes()).await?;
@@ -116,7 +114,7 @@ async fn a_request_byte_by_byte_is_cut_off() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &["--request-timeout", "500ms"]).await?;
     let abuse = async {
-        let mut connection = HttpConnection::open(&producer.http).await?;
+        let mut connection = HttpClient::connect(&producer.http).await?;
         // A whole request first: a connection once good gets no more time for the next one.
         connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
         assert_eq!(connection.answer().await?.status, 404);
@@ -139,7 +137,7 @@ async fn a_client_that_never_reads_is_cut_off() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &["--write-timeout", "500ms"]).await?;
     let abuse = async {
-        let mut connection = HttpConnection::open_narrow(&producer.http).await?;
+        let mut connection = HttpClient::connect_narrow(&producer.http).await?;
         let requests = "GET /none HTTP/1.1\r\n\r\n".repeat(100);
         connection.send_until_cut(requests.as_bytes()).await?;
         wait_cut(&producer, "slow_reader", 1).await
@@ -155,7 +153,7 @@ async fn five_hundred_idle_connections_are_borne_and_then_closed() -> Result<()>
         let mut opening = JoinSet::new();
         for _ in 0..500 {
             let address = producer.http.clone();
-            opening.spawn(async move { HttpConnection::open(&address).await });
+            opening.spawn(async move { HttpClient::connect(&address).await });
         }
         let mut idle = Vec::new();
         while let Some(connection) = opening.join_next().await {
@@ -186,12 +184,12 @@ async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()>
         .await?;
         let mut seven = Vec::new();
         for _ in 0..7 {
-            let mut connection = HttpConnection::open(&producer.http).await?;
+            let mut connection = HttpClient::connect(&producer.http).await?;
             connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
             assert_eq!(connection.answer().await?.status, 404);
             seven.push(connection);
         }
-        let mut ninth = HttpConnection::open(&producer.http).await?;
+        let mut ninth = HttpClient::connect(&producer.http).await?;
         ninth.wait_ended().await?;
         wait_cut(&producer, "too_many", 1).await?;
 
@@ -205,7 +203,7 @@ async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()>
                 == 7)
         })
         .await?;
-        let mut again = HttpConnection::open(&producer.http).await?;
+        let mut again = HttpClient::connect(&producer.http).await?;
         again.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
         assert_eq!(again.answer().await?.status, 404);
         Ok(())
@@ -227,7 +225,7 @@ async fn log_that_nobody_reads_stops_nothing() -> Result<()> {
     };
     let addresses = Addresses::free()?;
     let flags = ["--log-filter", "trace,h2=trace"];
-    let producer = wrapped::producer(&folder, &addresses, &flags, &into_pipe).await?;
+    let producer = Producer::start_wrapped(&folder, &addresses, &flags, &into_pipe).await?;
     let flooded = wait_until(PATIENCE, "the log is more than anybody keeps", async || {
         for number in 0..20 {
             CookieStream::open(&producer.grpc, &format!("reader-{number}")).await?;
@@ -256,10 +254,11 @@ async fn few_open_files_are_shared_by_both_ports_and_too_few_are_refused() -> Re
     ensure!(ended.code == Some(1), "{:?}: {}", ended.code, ended.words);
     ensure!(ended.words.contains("100 open files"), "{}", ended.words);
 
-    let producer = wrapped::producer(&folder, &Addresses::free()?, &[], &with_files(256)).await?;
+    let producer =
+        Producer::start_wrapped(&folder, &Addresses::free()?, &[], &with_files(256)).await?;
     let mut idle = Vec::new();
     for _ in 0..300 {
-        idle.push(HttpConnection::open(&producer.http).await?);
+        idle.push(HttpClient::connect(&producer.http).await?);
     }
     wait_until(PATIENCE, "HTTP has its share and no more", async || {
         let metrics = producer.metrics().await?;

@@ -99,7 +99,7 @@ impl FakeClock {
 
     async fn producer(&self, folder: &TempDir, flags: &[&str]) -> Result<Producer> {
         let addresses = Addresses::free()?;
-        wrapped::producer(folder, &addresses, flags, &|program, args| {
+        Producer::start_wrapped(folder, &addresses, flags, &|program, args| {
             self.wrap(program, args)
         })
         .await

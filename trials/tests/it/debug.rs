@@ -2,17 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use bench::{admin, load, programs::Process};
+use anyhow::{Result, bail, ensure};
+use bench::{admin, http::HttpClient, load};
 use prost::Message;
 use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Addresses, PATIENCE, Producer, expect_exit, in_time, programs, wait_until};
+use crate::harness::{Addresses, PATIENCE, Producer, expect_exit, in_time, wait_until};
 
 /// What is looked at of a profile in the form of pprof.
 #[derive(Message)]
@@ -33,20 +29,11 @@ struct Sample {
 
 /// The status and the bytes of an answer that may be no text.
 async fn get(address: &str, path: &str) -> Result<(u16, Vec<u8>)> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await?;
-    let end = answer
-        .windows(4)
-        .position(|window| window == b"\r\n\r\n")
-        .context("no whole head")?;
-    let status = std::str::from_utf8(&answer[..end])?
-        .split(' ')
-        .nth(1)
-        .context("no status")?;
-    Ok((status.parse()?, answer[end + 4..].to_vec()))
+    let mut client = HttpClient::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    client.send(request.as_bytes()).await?;
+    let (answer, body) = client.answer_of_bytes().await?;
+    Ok((answer.status, body))
 }
 
 /// Takes a profile, after those that others take.
@@ -170,27 +157,21 @@ async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<(
 async fn profile_without_a_folder_for_its_file_says_which_one_it_wants() -> Result<()> {
     let folder = TempDir::new()?;
     let addresses = Addresses::free()?;
-    let state = folder.path().display().to_string();
-    let args = [
-        "--debug-endpoints",
-        "--http",
-        &addresses.http,
-        "--grpc",
-        &addresses.grpc,
-        "--admin",
-        &addresses.admin,
-        "--state",
-        &state,
-    ];
-    let process = Process::start_with(
-        "the producer",
-        &programs().await?.producer,
-        &args.map(str::to_owned),
-        Some(("TMPDIR", "/no/such")),
-        &folder.path().join("producer.log"),
-    )?;
-    let mut producer = Producer::of(process, &addresses);
-    producer.wait_ready().await?;
+    let producer = Producer::start_wrapped(
+        &folder,
+        &addresses,
+        &["--debug-endpoints"],
+        &|program, flags| {
+            // Through `env`, which becomes it.
+            let program = program.display().to_string();
+            let args = ["TMPDIR=/no/such".to_owned(), program].into_iter();
+            (
+                "/usr/bin/env".into(),
+                args.chain(flags.to_owned()).collect(),
+            )
+        },
+    )
+    .await?;
     for _ in 0..2 {
         let (status, body) = get(&producer.admin, "/debug/pprof/profile?seconds=1").await?;
         let body = String::from_utf8(body)?;

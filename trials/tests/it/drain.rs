@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bench::{load, mongod::Mongod};
+use bench::{http::HttpClient, load, mongod::Mongod};
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
@@ -15,7 +15,6 @@ use crate::{
     harness::{
         Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, newest, wait_until,
     },
-    http_client::HttpConnection,
     stream_client::{CookieStream, Subscription, from_newest},
 };
 
@@ -116,15 +115,15 @@ async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
     producer.accept_numbers(1..=10).await?;
 
     // Half a request; one whole request and a half; nothing at all, on each port.
-    let mut half = HttpConnection::open(&producer.http).await?;
+    let mut half = HttpClient::connect(&producer.http).await?;
     half.send(b"GET /?d=1&b=x HTTP/1.1\r\nCookie: ui").await?;
-    let mut later = HttpConnection::open(&producer.http).await?;
+    let mut later = HttpClient::connect(&producer.http).await?;
     later
         .send(b"GET /none HTTP/1.1\r\n\r\nGET /?d=1&b=x HTTP/1.1\r\n")
         .await?;
     assert_eq!(later.answer().await?.status, 404);
-    let _silent_http = HttpConnection::open(&producer.http).await?;
-    let _silent_admin = HttpConnection::open(&producer.admin).await?;
+    let _silent_http = HttpClient::connect(&producer.http).await?;
+    let _silent_admin = HttpClient::connect(&producer.admin).await?;
     let grpc = producer.grpc.trim_start_matches("http://").to_owned();
     let _silent_grpc = TcpStream::connect(&grpc).await?;
     // An HTTP/2 connection without a call.

@@ -1,12 +1,11 @@
 //! HTTP in: what well-behaved clients are answered.
 
 use anyhow::{Result, ensure};
-use bench::scrape::names;
+use bench::{http::HttpClient, scrape::names};
 use tempfile::TempDir;
 
 use crate::{
     harness::{Producer, request},
-    http_client::HttpConnection,
     stream_client::{Subscription, from_oldest},
 };
 
@@ -50,7 +49,7 @@ async fn each_bad_request_is_told_which_parameter_and_leaves_nothing_in_the_log(
         ),
     ];
     // All over one connection: bad input is no reason to close it.
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     for (target, cookie, status, why) in cases.iter().chain(&too_long) {
         let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n");
         connection.send(request.as_bytes()).await?;
@@ -98,7 +97,7 @@ async fn buyer_uid_and_user_id_come_out_byte_for_byte() -> Result<()> {
         (&format!("d=1&b={long}"), "uid=u4", &"ü".repeat(128)),
         ("d=1&b=%2525", "a=b\r\nCookie: uid=u5", "%25"),
     ];
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     for (query, cookie, _) in &cases {
         let request = format!("GET /sync?{query} HTTP/1.1\r\nCookie: {cookie}\r\n\r\n");
         connection.send(request.as_bytes()).await?;
@@ -120,7 +119,7 @@ async fn buyer_uid_and_user_id_come_out_byte_for_byte() -> Result<()> {
 async fn answers_to_whole_requests_do_not_wait_for_half_a_one() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &[]).await?;
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     let three = format!(
         "{}{}{}",
         request("a", 1, "x"),
@@ -143,7 +142,7 @@ async fn answers_to_whole_requests_do_not_wait_for_half_a_one() -> Result<()> {
 async fn answers_come_in_order_and_what_is_no_request_ends_the_connection() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &[]).await?;
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     let requests = format!(
         "{}GET /?d=x&b=y HTTP/1.1\r\n\r\nGET /none HTTP/1.1\r\n\r\n{}no request\r\n\r\n{}",
         request("a", 1, "x"),
@@ -174,7 +173,7 @@ async fn answers_come_in_order_and_what_is_no_request_ends_the_connection() -> R
 async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &[]).await?;
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     // What looks like a request within a body is none.
     let body = request("smuggled", 1, "x").repeat(20);
     let length = body.len();
@@ -191,7 +190,7 @@ async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> 
     assert_eq!(connection.answer().await?.status, 404);
 
     // What follows a head without its body may be somebody else's request.
-    let mut late = HttpConnection::open(&producer.http).await?;
+    let mut late = HttpClient::connect(&producer.http).await?;
     late.send(head.as_bytes()).await?;
     let answer = late.answer().await?;
     assert_eq!((answer.status, answer.closes()), (405, true), "{answer:?}");
@@ -206,7 +205,7 @@ async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> 
     assert_eq!((answer.status, answer.closes()), (405, true), "{answer:?}");
     connection.wait_ended().await?;
 
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     connection
         .send(b"PUT /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\n\r\n")
         .await?;
@@ -231,7 +230,7 @@ async fn old_and_closing_clients_are_answered_and_closed() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &[]).await?;
     for (line, more) in [("HTTP/1.0", ""), ("HTTP/1.1", "Connection: close\r\n")] {
-        let mut connection = HttpConnection::open(&producer.http).await?;
+        let mut connection = HttpClient::connect(&producer.http).await?;
         let request = format!("GET /?d=1&b=x {line}\r\n{more}Cookie: uid=u\r\n\r\n");
         connection.send(request.as_bytes()).await?;
         let answer = connection.answer().await?;

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+pub(crate) use bench::producer::Addresses;
 use bench::programs::{Process, Programs};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -23,7 +24,7 @@ use tokio::{
 pub(crate) use self::{
     consumer::{Consumer, embedded},
     cookies::{Known, newest, numbered, request},
-    producer::{Addresses, Producer, accept_all},
+    producer::{Producer, Wrap, accept_all},
 };
 
 /// How long a process may take to become ready, and a cookie to arrive, on a busy machine.

@@ -4,14 +4,13 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use bench::{load, mongod::Mongod, scrape::names};
+use bench::{http::HttpClient, load, mongod::Mongod, scrape::names};
 use mongodb::Client;
 use tempfile::TempDir;
 use tokio::time::{Instant, interval};
 
 use crate::{
     harness::{Consumer, PATIENCE, Producer, accept_all, embedded, machine, request, wait_until},
-    http_client::HttpConnection,
     windows::settled,
 };
 
@@ -46,7 +45,7 @@ async fn invent(producer: &Producer, mix: &Mix, first: u32) -> Result<Duration> 
     let began = Instant::now();
     let at_once = (mix.invented_per_second / 10).max(1);
     let mut ticks = interval(Duration::from_millis(100));
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     let mut sent = 0;
     while sent < mix.invented {
         ticks.tick().await;

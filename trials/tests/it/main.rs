@@ -20,7 +20,6 @@ mod full_disk;
 mod get_cookies;
 mod grpc_abuse;
 mod harness;
-mod http_client;
 mod instead;
 mod invented;
 mod languages;

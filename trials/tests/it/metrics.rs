@@ -1,12 +1,14 @@
 //! What metrics tell of things that are over when somebody looks.
 
 use anyhow::{Result, ensure};
-use bench::scrape::{Samples, names};
+use bench::{
+    http::HttpClient,
+    scrape::{Samples, names},
+};
 use tempfile::TempDir;
 
 use crate::{
     harness::{Consumer, PATIENCE, Producer, request, wait_until},
-    http_client::HttpConnection,
     stream_client::{CookieStream, Subscription, from_cursor, from_newest},
 };
 
@@ -64,7 +66,7 @@ async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
     for dsp in [17, 42, 99, 100, 17] {
         producer.accept("alice", dsp, "a").await?;
     }
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     let bad = [
         "/?d=17&b=x HTTP/1.1\r\n",
         "/?d=17&b= HTTP/1.1\r\nCookie: uid=u\r\n",

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use anyhow::{Result, ensure};
-use bench::{mongod::Mongod, scrape::names};
+use bench::{http::HttpClient, mongod::Mongod, scrape::names};
 use mongodb::{
     Client, IndexModel,
     bson::{Document, doc},
@@ -13,10 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{
-    harness::{Consumer, PATIENCE, Producer, request, wait_until},
-    http_client::HttpConnection,
-};
+use crate::harness::{Consumer, PATIENCE, Producer, request, wait_until};
 
 async fn refused(consumer: &Consumer) -> Result<u64> {
     let metrics = consumer.metrics().await?;
@@ -170,7 +167,7 @@ async fn no_line_of_the_log_names_a_user() -> Result<()> {
         }
     }
     // Neither do those that are no good.
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     for (user_id, buyer_uid) in [
         (USER.repeat(9), BUYER.into()),
         (USER.into(), BUYER.repeat(99)),
@@ -225,7 +222,7 @@ async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
     ];
     let producer = Producer::start(&folder, &[]).await?;
     let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
-    let mut connection = HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     for hundred in 0..COOKIES / 100 {
         let users = (0..100).map(|at| format!("user-{}", hundred * 100 + at));
         let requests: String = users.map(|user| request(&user, 17, "shared")).collect();

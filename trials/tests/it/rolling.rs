@@ -8,6 +8,7 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use bench::{
+    http::HttpClient,
     load::{self, Fate, History, Profile},
     programs::{Process, free_address},
     scrape::names,
@@ -231,7 +232,7 @@ async fn producer_that_is_to_stop_first_sends_its_clients_elsewhere() -> Result<
         Ok(readiness == Err("drain: draining".to_owned()))
     })
     .await?;
-    let mut connection = crate::http_client::HttpConnection::open(&producer.http).await?;
+    let mut connection = HttpClient::connect(&producer.http).await?;
     let request = crate::harness::request("alice", 17, "a-1");
     connection.send(request.as_bytes()).await?;
     let answer = connection.answer().await?;

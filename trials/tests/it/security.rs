@@ -5,6 +5,7 @@ pub(crate) mod certificates;
 use std::{net::SocketAddr, path::Path, process::Stdio, sync::Arc};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use bench::http::HttpClient;
 use bytes::Bytes;
 use proto::{client, v1::GetCookiesRequest, wire::decode_cookie};
 use runtime::{
@@ -22,7 +23,6 @@ use tonic::Streaming;
 use self::certificates::{Authority, write};
 use crate::{
     harness::{Consumer, PATIENCE, Producer, in_time, wait_until},
-    http_client::HttpConnection,
     languages,
 };
 
@@ -336,12 +336,12 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
 
     let mut let_in = Vec::new();
     for _ in 0..2 {
-        let mut connection = HttpConnection::open(&producer.http).await?;
+        let mut connection = HttpClient::connect(&producer.http).await?;
         connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
         assert_eq!(connection.answer().await?.status, 404);
         let_in.push(connection);
     }
-    let mut third = HttpConnection::open(&producer.http).await?;
+    let mut third = HttpClient::connect(&producer.http).await?;
     third.wait_ended().await?;
     wait_counted(&producer, "producer_http_connections_cut_total", reason, 1).await
 }

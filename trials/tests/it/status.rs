@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use bench::{
     admin,
+    http::{Answer, HttpClient},
     scrape::{Samples, names},
 };
 use rustix::process::Signal;
@@ -14,7 +15,6 @@ use crate::{
         Consumer, DRAIN_PATIENCE, PATIENCE, Producer, accept_all, embedded, expect_exit, in_time,
         wait_until,
     },
-    http_client::{HttpConnection, RawAnswer},
     stream_client::{Subscription, from_newest},
 };
 
@@ -32,21 +32,21 @@ fn number(status: &Value, path: &str) -> Result<u64> {
     value.with_context(|| format!("no number at {path} of {status}"))
 }
 
-async fn ask(admin: &str, request: &str) -> Result<(HttpConnection, RawAnswer)> {
-    let mut connection = HttpConnection::open(admin).await?;
+async fn ask(admin: &str, request: &str) -> Result<(HttpClient, Answer)> {
+    let mut connection = HttpClient::connect(admin).await?;
     connection.send(request.as_bytes()).await?;
     let answer = connection.answer_to_head().await?;
     Ok((connection, answer))
 }
 
 /// Opens a stream of events and reads its head.
-async fn watch(admin: &str) -> Result<(HttpConnection, RawAnswer)> {
+async fn watch(admin: &str) -> Result<(HttpClient, Answer)> {
     let request = format!("GET /status/events HTTP/1.1\r\nHost: {admin}\r\n\r\n");
     ask(admin, &request).await
 }
 
 /// Opens a stream of events as soon as there is room for one.
-async fn watch_in_time(admin: &str) -> Result<HttpConnection> {
+async fn watch_in_time(admin: &str) -> Result<HttpClient> {
     let opened = async {
         loop {
             let (connection, answer) = watch(admin).await?;
@@ -58,7 +58,7 @@ async fn watch_in_time(admin: &str) -> Result<HttpConnection> {
     in_time("there is room for a viewer", opened).await?
 }
 
-async fn event(connection: &mut HttpConnection) -> Result<Value> {
+async fn event(connection: &mut HttpClient) -> Result<Value> {
     let event = connection.event().await?.context("the stream ended")?;
     Ok(serde_json::from_str(&event)?)
 }
@@ -169,7 +169,7 @@ async fn subscriber_that_stops_is_seen_by_name_and_a_script_in_a_name_stays_a_na
     let stream = Subscription::open(&producer.grpc, from_newest(HOSTILE)).await?;
     let (mut connection, _) = watch(&producer.admin).await?;
     let row = |event: &Value| event["subscribers"][0].clone();
-    let shows = async |connection: &mut HttpConnection, state: &str| -> Result<()> {
+    let shows = async |connection: &mut HttpClient, state: &str| -> Result<()> {
         loop {
             let row = row(&event(connection).await?);
             if row["state"] == state {
@@ -186,7 +186,7 @@ async fn subscriber_that_stops_is_seen_by_name_and_a_script_in_a_name_stays_a_na
     )
     .await??;
 
-    let mut connection = HttpConnection::open(&producer.admin).await?;
+    let mut connection = HttpClient::connect(&producer.admin).await?;
     let mut ask = async |path| {
         let host = &producer.admin;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use anyhow::Result;
@@ -12,30 +12,7 @@ use bench::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{Addresses, Consumer, Producer, programs};
-
-/// Makes of a program and its arguments those that start it. The process id must stay the same.
-pub(crate) type Wrap<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
-
-/// Starts a producer and waits until it is ready.
-pub(crate) async fn producer(
-    folder: &TempDir,
-    addresses: &Addresses,
-    flags: &[&str],
-    wrap: Wrap<'_>,
-) -> Result<Producer> {
-    let Addresses { http, grpc, admin } = addresses;
-    let state = folder.path().to_string_lossy();
-    let mut args = owned(&["--http", http, "--grpc", grpc, "--admin", admin]);
-    args.extend(owned(&["--state", &state]));
-    args.extend(owned(flags));
-    let (program, args) = wrap(&programs().await?.producer, &args);
-    let log = folder.path().join(format!("producer-{http}.log"));
-    let process = Process::start("the producer", &program, &args, &log)?;
-    let mut producer = Producer::of(process, addresses);
-    producer.wait_ready().await?;
-    Ok(producer)
-}
+use crate::harness::{Addresses, Consumer, Producer, Wrap, programs};
 
 /// Starts a consumer whose admin port is at `ip`, and waits until it is ready.
 pub(crate) async fn consumer(

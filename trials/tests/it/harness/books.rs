@@ -1,14 +1,10 @@
 //! The books and the log of a process, read when it is about to be killed.
 
-use std::{
-    fs,
-    io::{Read as _, Write as _},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use bench::{ledger, scrape::Samples, traffic::USER_ID_BYTES};
+use anyhow::{Result, anyhow, ensure};
+use bench::{admin, ledger, scrape::Samples, traffic::USER_ID_BYTES};
+use tokio::{runtime::Builder, time::timeout};
 
 use crate::metrics_page;
 
@@ -83,20 +79,13 @@ fn ids_are_found_in_a_line_and_words_are_none() {
 /// Like [`admin::metrics`], for where nothing can be awaited, and without looking at the books.
 fn blocking_metrics(address: &str) -> Result<Samples> {
     const PATIENCE: Duration = Duration::from_secs(2);
-    let mut stream = std::net::TcpStream::connect_timeout(&address.parse()?, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    write!(
-        stream,
-        "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no whole head")?;
-    let length = format!("content-length: {}", body.len());
-    ensure!(
-        head.starts_with("HTTP/1.1 200") && head.to_ascii_lowercase().contains(&length),
-        "no whole answer: {head}"
-    );
-    Ok(Samples::parse(body))
+    let address = address.to_owned();
+    // A thread may wait for a runtime of its own, which a task may not.
+    let asking = std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { timeout(PATIENCE, admin::get(&address, "/metrics")).await? })
+    });
+    let answer = asking.join().map_err(|_| anyhow!("it panicked"))??;
+    ensure!(answer.status == 200, "{answer:?}");
+    Ok(Samples::parse(&answer.body))
 }

@@ -4,7 +4,8 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Result, ensure};
 use bench::{
-    admin::{self, HttpClient},
+    admin,
+    http::HttpClient,
     programs::{Process, free_address},
     scrape::{Samples, names},
 };

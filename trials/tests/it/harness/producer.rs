@@ -1,11 +1,17 @@
 //! A producer process, and what is sent to it.
 
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Result, ensure};
 use bench::{
-    admin, load,
-    programs::{Process, free_address, given},
+    admin,
+    http::HttpClient,
+    load,
+    producer::{self, Addresses, Launch},
+    programs::{Process, given},
     scrape::{Samples, names},
     traffic::Traffic,
 };
@@ -13,26 +19,9 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use super::{PATIENCE, books::LastBooks, numbered, owned, programs, request};
-use crate::http_client::HttpConnection;
 
-/// Where a producer listens.
-#[derive(Debug, Clone)]
-pub(crate) struct Addresses {
-    pub(crate) http: String,
-    pub(crate) grpc: String,
-    pub(crate) admin: String,
-}
-
-impl Addresses {
-    /// Three free loopback addresses.
-    pub(crate) fn free() -> Result<Self> {
-        Ok(Self {
-            http: free_address()?.to_string(),
-            grpc: free_address()?.to_string(),
-            admin: free_address()?.to_string(),
-        })
-    }
-}
+/// Makes of a program and its arguments those that start it. The process id must stay the same.
+pub(crate) type Wrap<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
 
 /// A producer process on free ports.
 pub(crate) struct Producer {
@@ -57,32 +46,36 @@ impl Producer {
         addresses: &Addresses,
         flags: &[&str],
     ) -> Result<Self> {
-        let Addresses { http, grpc, admin } = addresses.clone();
-        let mut args = owned(&["--http", &http, "--grpc", &grpc, "--admin", &admin]);
-        args.extend(owned(flags));
-        if given(flags, "--state").is_none() {
-            args.extend(owned(&["--state", &folder.path().display().to_string()]));
-        }
         let program = &programs().await?.producer;
-        let log = folder.path().join(format!("producer-{http}.log"));
-        let process = Process::start("the producer", program, &args, &log)?;
-        let mut producer = Self::of(process, addresses);
+        let mut producer = Self::of(launch(program, folder, addresses, flags).start()?);
         producer.wait_ready().await?;
         Ok(producer)
     }
 
-    /// The producer that runs as `process`.
-    pub(crate) fn of(process: Process, addresses: &Addresses) -> Self {
-        let Addresses { http, grpc, admin } = addresses.clone();
+    /// Like [`start_at`](Self::start_at), as `wrap` says of the program and its flags.
+    pub(crate) async fn start_wrapped(
+        folder: &TempDir,
+        addresses: &Addresses,
+        flags: &[&str],
+        wrap: Wrap<'_>,
+    ) -> Result<Self> {
+        let program = &programs().await?.producer;
+        let launch = launch(program, folder, addresses, flags);
+        let mut producer = Self::of(launch.start_wrapped(wrap)?);
+        producer.wait_ready().await?;
+        Ok(producer)
+    }
+
+    fn of(started: producer::Producer) -> Self {
         Self {
             _books: LastBooks {
-                admin: admin.clone(),
-                log: process.log().to_owned(),
+                admin: started.admin.clone(),
+                log: started.process.log().to_owned(),
             },
-            process,
-            http,
-            grpc: format!("http://{grpc}"),
-            admin,
+            process: started.process,
+            http: started.http,
+            grpc: format!("http://{}", started.grpc),
+            admin: started.admin,
         }
     }
 
@@ -108,7 +101,7 @@ impl Producer {
             let (user, dsp, buyer) = numbered(number);
             requests.push_str(&request(&user, dsp, &buyer));
         }
-        let mut connection = HttpConnection::open(&self.http).await?;
+        let mut connection = HttpClient::connect(&self.http).await?;
         connection.send(requests.as_bytes()).await?;
         for _ in numbers {
             let answer = connection.answer().await?;
@@ -150,6 +143,26 @@ impl Producer {
     /// Cookies in its log since its start.
     pub(crate) async fn appended(&self) -> Result<u64> {
         Ok(self.metrics().await?.count(names::APPENDED, &[]))
+    }
+}
+
+/// A producer with its log in `folder`, and its state unless a flag names another place.
+fn launch<'a>(
+    program: &'a Path,
+    folder: &'a TempDir,
+    addresses: &Addresses,
+    flags: &[&str],
+) -> Launch<'a> {
+    let mut args = owned(flags);
+    if given(flags, "--state").is_none() {
+        args.extend(owned(&["--state", &folder.path().display().to_string()]));
+    }
+    Launch {
+        program,
+        name: format!("producer-{}", addresses.http),
+        addresses: addresses.clone(),
+        folder: folder.path(),
+        flags: args,
     }
 }
 
