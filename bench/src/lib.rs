@@ -25,6 +25,7 @@ pub mod memory;
 pub mod observe;
 pub mod program;
 pub mod report;
+pub mod stat;
 pub mod store;
 pub mod subscribe;
 pub mod traffic;

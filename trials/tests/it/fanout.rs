@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use bench::{
     programs::{BIN_DIR_VARIABLE, Process},
     report::Report,
+    stat::Stat,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -125,10 +126,7 @@ fn children(parent: u32) -> Result<BTreeSet<u32>> {
         let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // Whatever has ended meanwhile is no child any more.
-        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        if after_name.split_ascii_whitespace().nth(1) == Some(&parent.to_string()) {
+        if Stat::of(id).is_some_and(|stat| stat.parent == parent) {
             children.insert(id);
         }
     }
