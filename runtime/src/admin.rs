@@ -8,6 +8,8 @@
 //! - One whose name was made to lead to this machine (DNS rebinding) could: so a port on loopback answers only who calls it
 //!   by a loopback name. Elsewhere the port is open to whoever reaches it, and a name proves nothing.
 
+pub mod answer;
+pub(crate) mod caller;
 pub mod ready;
 
 use std::{
@@ -26,10 +28,11 @@ use super::{
     metrics::Registry,
     status::Board,
 };
+pub use answer::{Answer, Body, json};
+use answer::{content, text};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use prometheus::{Encoder, TextEncoder};
@@ -47,12 +50,6 @@ const LIMITS: Limits = Limits {
 
 /// Most bytes of answers that a connection keeps for a client that does not read.
 const WRITE_BYTES_MAX: usize = 64 << 10;
-
-/// What an answer says, at once or bit by bit.
-pub type Body = UnsyncBoxBody<Bytes, Infallible>;
-
-/// An answer of the admin port.
-pub type Answer = Response<Body>;
 
 /// What a process puts behind its admin port.
 pub trait Pages: Send + Sync + 'static {
@@ -168,14 +165,14 @@ struct Port {
 
 impl Port {
     async fn answer(&self, request: Request<Incoming>) -> Answer {
-        if self.answers_loopback_names_alone && !is_called_by_a_loopback_name(&request) {
+        if self.answers_loopback_names_alone && !caller::is_called_by_a_loopback_name(&request) {
             return text(
                 StatusCode::MISDIRECTED_REQUEST,
                 "this port answers to localhost and loopback addresses alone\n",
             );
         }
-        let is_link = is_followed_link(request.headers());
-        if is_of_another_site(request.headers()) && !is_link {
+        let is_link = caller::is_followed_link(request.headers());
+        if caller::is_of_another_site(request.headers()) && !is_link {
             let why = "this port answers no requests that pages of other sites make\n";
             return text(StatusCode::FORBIDDEN, why);
         }
@@ -214,112 +211,5 @@ impl Port {
             Ok(()) => content(StatusCode::OK, encoder.format_type(), body),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }
-    }
-}
-
-/// Whether a browser says that it asks for a page of another site, which could not read the answer but would make the process
-/// work for it.
-pub(super) fn is_of_another_site(headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site");
-    site.is_some_and(|site| site != "same-origin" && site != "none")
-}
-
-/// Whether a browser says that it will show the answer as a page of its own.
-fn is_followed_link(headers: &HeaderMap) -> bool {
-    let says = |name, value| headers.get(name).is_some_and(|it| it == value);
-    says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document")
-}
-
-/// Whether the client means this machine, by a name that only this machine can have. A client that says no name is no
-/// browser.
-fn is_called_by_a_loopback_name<B>(request: &Request<B>) -> bool {
-    let Some(host) = request.headers().get(header::HOST) else {
-        return true;
-    };
-    let authority = host.to_str().ok().and_then(|host| host.parse().ok());
-    let Some(authority) = authority.as_ref().map(http::uri::Authority::host) else {
-        return false;
-    };
-    let address = authority.trim_start_matches('[').trim_end_matches(']');
-    let name = address.trim_end_matches('.').to_ascii_lowercase();
-    address
-        .parse()
-        .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
-        || name == "localhost"
-        || name.ends_with(".localhost")
-}
-
-/// An answer in plain text.
-#[must_use]
-pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
-    content(status, "text/plain; charset=utf-8", body)
-}
-
-/// An answer in JSON, which `body` must already be.
-#[must_use]
-pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
-    content(status, "application/json", body)
-}
-
-/// An answer that no cache keeps, no frame shows, and that is taken for nothing but what it says it is.
-#[must_use]
-pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Answer {
-    streamed(status, content_type, Full::new(body.into()).boxed_unsync())
-}
-
-/// Like [`content`], with a body that comes bit by bit.
-#[must_use]
-pub fn streamed(status: StatusCode, content_type: &str, body: Body) -> Answer {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    if let Ok(content_type) = HeaderValue::from_str(content_type) {
-        headers.insert(header::CONTENT_TYPE, content_type);
-    }
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let nosniff = HeaderValue::from_static("nosniff");
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
-    let no_frames = HeaderValue::from_static("frame-ancestors 'none'");
-    headers.insert(header::CONTENT_SECURITY_POLICY, no_frames);
-    answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[track_caller]
-    fn check(host: &str, is_ours: bool) {
-        let request = Request::builder().header(header::HOST, host).body(());
-        let request = request.unwrap();
-        assert_eq!(is_called_by_a_loopback_name(&request), is_ours, "{host}");
-    }
-
-    #[test]
-    fn loopback_port_answers_only_to_names_that_nobody_else_can_have() {
-        for ours in [
-            "127.0.0.1:9090",
-            "127.1.2.3",
-            "[::1]:9090",
-            "localhost:9090",
-            "LOCALHOST",
-            "node.localhost:1",
-            "localhost.:9090",
-        ] {
-            check(ours, true);
-        }
-        for others in [
-            "rebound.example:9090",
-            "127.0.0.1.example",
-            "localhost.example",
-            "notlocalhost",
-            "10.0.0.1:9090",
-            "[2001:db8::1]:9090",
-            "",
-            "a b",
-        ] {
-            check(others, false);
-        }
-        assert!(is_called_by_a_loopback_name(&Request::new(())));
     }
 }

@@ -16,7 +16,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    admin::{self, Answer, text},
+    admin::{
+        answer::{Answer, text},
+        caller,
+    },
     logging::{self, FILTER_BYTES_MAX, Filter},
 };
 
@@ -70,7 +73,7 @@ pub(super) async fn answer(
             "this is off: start the process with --debug-endpoints\n",
         );
     }
-    if admin::is_of_another_site(request.headers()) {
+    if caller::is_of_another_site(request.headers()) {
         let word = "pages of other sites see nothing here\n";
         return text(StatusCode::FORBIDDEN, word);
     }

@@ -38,7 +38,10 @@ use self::{
     page::Page,
 };
 use super::{
-    admin::{self, Answer, json, streamed, text},
+    admin::{
+        answer::{Answer, json, streamed, text},
+        caller,
+    },
     metrics::Registry,
 };
 
@@ -167,7 +170,7 @@ impl Board {
     /// A stream of samples, the first with the history.
     pub(super) fn events<B>(&self, request: &Request<B>) -> Answer {
         let shared = &*self.shared;
-        if admin::is_of_another_site(request.headers()) {
+        if caller::is_of_another_site(request.headers()) {
             let word = "pages of other sites see nothing here\n";
             return text(StatusCode::FORBIDDEN, word);
         }

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde::Serialize;
 
-use super::{Answer, json};
+use super::answer::{Answer, json};
 
 /// A part of a process that must work for the whole to be ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

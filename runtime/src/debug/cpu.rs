@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use super::stacks::{Format, Line, Profile, Stack};
-use crate::admin::{Answer, text};
+use crate::admin::answer::{Answer, text};
 
 /// Samples for each second of processor time; not 100, so that they keep no step with timers.
 const FREQUENCY: i32 = 99;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{StatusCode, header};
 
-use crate::admin::{self, Answer};
+use crate::admin::answer::{Answer, content};
 
 /// The form of a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,10 +67,10 @@ impl Profile {
     /// The profile in this form.
     pub(super) fn answer(&self, format: Format) -> Answer {
         if format == Format::Svg {
-            return admin::content(StatusCode::OK, "image/svg+xml", flames::svg(self));
+            return content(StatusCode::OK, "image/svg+xml", flames::svg(self));
         }
         let bytes = encode::profile(self);
-        let mut answer = admin::content(StatusCode::OK, "application/octet-stream", bytes);
+        let mut answer = content(StatusCode::OK, "application/octet-stream", bytes);
         let name = header::HeaderValue::from_static("attachment; filename=\"profile.pb\"");
         answer
             .headers_mut()

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use sha2::{Digest as _, Sha256};
 
-use crate::admin::{Answer, content};
+use crate::admin::answer::{Answer, content};
 
 /// What all pages share.
 const STYLE: &str = include_str!("style.css");

@@ -1,0 +1,48 @@
+//! What the admin port answers with.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+
+/// What an answer says, at once or bit by bit.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// An answer of the admin port.
+pub type Answer = Response<Body>;
+
+/// An answer in plain text.
+#[must_use]
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    content(status, "text/plain; charset=utf-8", body)
+}
+
+/// An answer in JSON, which `body` must already be.
+#[must_use]
+pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    content(status, "application/json", body)
+}
+
+/// An answer that no cache keeps, no frame shows, and that is taken for nothing but what it says it is.
+#[must_use]
+pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Answer {
+    streamed(status, content_type, Full::new(body.into()).boxed_unsync())
+}
+
+/// Like [`content`], with a body that comes bit by bit.
+#[must_use]
+pub fn streamed(status: StatusCode, content_type: &str, body: Body) -> Answer {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    if let Ok(content_type) = HeaderValue::from_str(content_type) {
+        headers.insert(header::CONTENT_TYPE, content_type);
+    }
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let nosniff = HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    let no_frames = HeaderValue::from_static("frame-ancestors 'none'");
+    headers.insert(header::CONTENT_SECURITY_POLICY, no_frames);
+    answer
+}
