@@ -186,8 +186,13 @@ impl Algorithm {
     pub fn most_at_once(&self) -> u64 {
         match *self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
-            Self::LeakyBucket { capacity, .. } => capacity,
-            Self::Spacing { .. } | Self::WarmUp { .. } => 1,
+            Self::LeakyBucket {
+                capacity,
+                when_full: WhenFull::Drop,
+                ..
+            } => capacity,
+            // One by one.
+            Self::LeakyBucket { .. } | Self::Spacing { .. } | Self::WarmUp { .. } => 1,
             Self::FixedWindow { limit, .. }
             | Self::SlidingLog { limit, .. }
             | Self::SlidingCounter { limit, .. }
@@ -215,8 +220,8 @@ impl Algorithm {
                 capacity,
                 when_full,
             } => match when_full {
-                // A call for several is released with its last drop.
-                WhenFull::Queue | WhenFull::Drop => paced(rate, capacity),
+                WhenFull::Queue => paced(rate, 1),
+                WhenFull::Drop => paced(rate, capacity),
             },
             Self::Spacing { rate } | Self::WarmUp { rate, .. } => paced(rate, 1),
             Self::FixedWindow {

@@ -21,9 +21,8 @@ impl LimitId {
 pub struct Limit {
     /// The algorithm and its numbers.
     pub algorithm: Algorithm,
-    /// Whether a key of it stands for many who ask, as the whole has one key for all tenants. A call that waits for its own
-    /// limits does not hold up the others here; those that wait for this limit alone still go in turn. Only a token bucket, spacing and a leaky
-    /// bucket can do this; others go in turn always.
+    /// Whether its keys stand for many who ask, as the limit of the whole has one key for all tenants. A call that waits for limits of its
+    /// own then leaves the time before its moment to others. Only of a token bucket, spacing, or a leaky bucket.
     pub shared: bool,
     /// Whether refused calls count too, as some partners have it: who goes on asking never gets through.
     pub count_refused: bool,
@@ -55,11 +54,16 @@ pub struct Demand<K> {
 pub enum Decision {
     /// It may go now.
     Now,
-    /// It may go at this moment, in nanoseconds of the clock that `now` was of, and not before.
-    At(u64),
+    /// It may go later, and not before.
+    At {
+        /// When, in nanoseconds of the clock that `now` was of.
+        at: u64,
+        /// The limit that it waits for: of several the one that makes it wait longest.
+        rule: LimitId,
+    },
     /// It may not go, and no limit counted it.
     Refused {
-        /// The limit that would have made it wait longest.
+        /// The limit that refuses it: of several that would have made it wait, the one that would have done so longest.
         rule: LimitId,
         /// Why.
         why: Refusal,
@@ -79,7 +83,7 @@ pub enum Refusal {
         /// Most requests of one call.
         most: u64,
     },
-    /// The limit keeps all the keys it has room for, and none is idle.
+    /// No key can be added: those that there is room for, of all limits together, are in use, or so many that no idle one was found.
     NoRoom,
 }
 
@@ -89,7 +93,7 @@ impl Decision {
     pub fn at(self, now: u64) -> Option<u64> {
         match self {
             Self::Now => Some(now),
-            Self::At(at) => Some(at),
+            Self::At { at, .. } => Some(at),
             Self::Refused { .. } => None,
         }
     }

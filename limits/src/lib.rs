@@ -25,7 +25,7 @@
 //! }
 //! // The sixth may wait for up to a second, and waits for half of one.
 //! let sixth = limits.reserve(&demands, now, Duration::from_secs(1));
-//! assert_eq!(sixth, Decision::At(now + 500_000_000));
+//! assert_eq!(sixth, Decision::At { at: now + 500_000_000, rule: client });
 //! // Nobody waits for longer than the horizon: with none, all that would have to wait is refused.
 //! let seventh = limits.reserve(&demands, now, Duration::ZERO);
 //! assert!(matches!(seventh, Decision::Refused { rule, .. } if rule == client));
@@ -34,7 +34,9 @@
 //!
 //! - A horizon of zero *polices*; a longer one *shapes*. [`Limits::peek`] tells the moment and changes nothing.
 //! - Several limits of a call hold together: it goes when all let it, and of a refused one none has counted anything.
-//! - Each key has an allowance of its own. What is of all calls is one key, and `shared`: see [`Limit`].
+//! - Each key has an allowance of its own. A limit of all calls together has one key for all of them, and is [`shared`](Limit::shared).
+//! - Keys of real programs come and go: number them, or hand in a hash of them, so that a decision copies no text.
+//! - It is one table, changed by each decision: threads share it under a lock, or each has one.
 //! - A limit can be [changed](Limits::change) while calls wait, and these can be [planned anew](Limits::replan).
 //! - A call that waits can be [cancelled](Limits::cancel), and calls of others can be [counted](Limits::record).
 //! - [`rules`] reads limits from TOML. The program `limiter` checks such files, and replays recorded traffic through them.
@@ -44,8 +46,8 @@
 //! | algorithm | what passes | for |
 //! |---|---|---|
 //! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after a pause | nearly everything |
-//! | [`Spacing`](Algorithm::Spacing) | one each interval | what cannot take two at once |
-//! | [`LeakyBucket`](Algorithm::LeakyBucket) | one each interval, from a queue that is bounded | smoothing |
+//! | [`Spacing`](Algorithm::Spacing) | one each interval: a token bucket with a burst of 1 | what cannot take two at once |
+//! | [`LeakyBucket`](Algorithm::LeakyBucket) | as a queue one each interval, of which so many may wait if there is a horizon; else a token bucket by its other name | smoothing |
 //! | [`SteppedBucket`](Algorithm::SteppedBucket) | as many as there are tokens, which come all at once | to mirror a partner that does it so |
 //! | [`FixedWindow`](Algorithm::FixedWindow) | so many a minute by the clock; twice as many around its edge | to mirror, and for quotas |
 //! | [`SlidingLog`](Algorithm::SlidingLog) | exactly so many in any window; 8 bytes for each | small limits that must be exact |
@@ -57,14 +59,16 @@
 //!
 //! # What is defined
 //!
-//! - **Rates** are exact: 300 a second are 300 per second, not one each 3,333,333 ns. A moment that is told is rounded up to a
-//!   whole nanosecond, and the next does not pay for that.
-//! - **More than ever goes at once** is refused as [`TooMany`](Refusal::TooMany); a call for no requests passes.
-//! - **Time that goes back** stands still until it has caught up.
-//! - **Order**: calls of one key are given moments in the order in which they ask.
+//! - **Rates** are exact: 300 a second are 300 per second, not one each 3,333,333 ns. Moments are rounded up to whole
+//!   nanoseconds, and that does not add up.
+//! - **Large calls**: one for more requests than the limit ever lets go at once is refused as
+//!   [`TooMany`](Refusal::TooMany); one for no requests passes.
+//! - **Time** must not go back. If it does, it stands still here, for all keys, until it has caught up. It ends in the year 2262.
+//! - **Order**: calls of one key are given moments in the order in which they ask. Under a shared limit, a call may be given a moment before
+//!   one that was given out, which others left or gave back.
 //! - **Refused calls** do not count, unless a limit says so ([`Limit::count_refused`]).
-//! - **Memory** is bounded: idle keys, which are the same as unknown ones, make room; when none is idle, new keys are refused. A
-//!   token bucket takes some 70 bytes beside its key, in a table with a seed of its own.
+//! - **Memory** is bounded: idle keys, which are the same as unknown ones, make room. When none is found among some hundred, new
+//!   keys are refused. A token bucket takes some 100 bytes with its key, a shared one 12 KiB. The table has a seed of its own.
 //! - **Numbers** are at most 10^12 requests and ten years, so that nothing overflows.
 //!
 //! # Cost

@@ -1,6 +1,6 @@
 //! All limits and what they keep for each key; one reservation over any number of them.
 
-use std::{hash::BuildHasher, time::Duration};
+use std::{collections::BTreeMap, hash::BuildHasher, time::Duration};
 
 use crate::{
     decision::{Decision, Demand, Limit, LimitId, RecordError, Refusal, Standing},
@@ -14,6 +14,9 @@ pub const DEMANDS_MAX: usize = 16;
 
 /// How often the limits of a call are asked again for the moment that another gave, before the last answer of each stands.
 const ROUNDS_MAX: usize = 64;
+
+/// Time stands still here: what is due later still has a moment.
+const END_OF_TIME: u64 = u64::MAX / 2;
 
 #[derive(Debug, Clone)]
 struct Rule {
@@ -166,7 +169,7 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     /// When a call could go if it asked at `now`, and which limit is the binding one. Changes nothing.
     ///
     /// # Errors
-    /// When it could never go.
+    /// When it could not, however long it waited: it is for too many requests, or a queue is full.
     ///
     /// # Panics
     /// As [`reserve`](Self::reserve) does.
@@ -175,37 +178,42 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         demands: &[Demand<K>],
         now: u64,
     ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
-        let now = now.max(self.clock);
+        let now = self.at_clock(now);
         self.earliest(&self.concerns::<DEMANDS_MAX>(demands), now)
     }
 
-    /// Gives a call back that was to go at `at`, while that has not come. False when its moment has come, or when others
-    /// wait behind it in a limit that goes in turn: these would have to be told other moments, which is what [`replan`](Self::replan)
-    /// does.
+    /// Gives a call back that was to go at `at`, while that has not come: to all of its limits, or to none.
+    ///
+    /// False when its moment has come, when one of its limits was changed since, or when one of them does not know any more how it
+    /// stood before that call, as when others were given moments behind it: then nothing is given back, and
+    /// [`replan`](Self::replan) closes the gap. Nobody must cancel a call twice.
     ///
     /// # Panics
     /// As [`reserve`](Self::reserve) does.
     pub fn cancel(&mut self, demands: &[Demand<K>], at: u64, now: u64) -> bool {
         let now = self.pass_to(now);
-        if at <= now {
+        let concerns = self.concerns::<DEMANDS_MAX>(demands);
+        let can = |it: &Concern| {
+            let meter = &self.rules[it.limit.index()].meter;
+            it.entry
+                .is_none_or(|entry| meter.can_give_back(self.keys.state(entry), at))
+        };
+        if at <= now || !concerns.all().iter().all(can) {
             return false;
         }
-        self.give_back(demands, at)
-    }
-
-    fn give_back(&mut self, demands: &[Demand<K>], at: u64) -> bool {
-        let concerns = self.concerns::<DEMANDS_MAX>(demands);
-        let mut all = true;
         for concern in concerns.all().iter().filter(|it| it.entry.is_some()) {
             let (rule, state) = self.at(concern);
-            all &= rule.meter.give_back(state, concern.requests, at);
+            rule.meter.give_back(state, concern.requests, at);
         }
-        all
+        true
     }
 
-    /// Takes calls back that wait, and gives those that still want to go new moments in their order: after a change of a limit, or to close the
-    /// gap that a cancelled one leaves. `waiting` has all calls that wait in the limits concerned, in the order of their
-    /// moments; for each of them `keep` says whether it still wants to go, and is told what becomes of it.
+    /// Takes calls back that wait, and gives those that still want to go new moments in their order: after a change of a limit, or to
+    /// close the gap that a cancelled one leaves. `waiting` has *all* calls that wait in the limits concerned, of all their keys, in the order of
+    /// their moments; for each of them `keep` says whether it still wants to go, and `planned` is told what becomes of it.
+    ///
+    /// After a change of the price, and in limits that do not know how they stood before, what has gone counts for as much as it may
+    /// have been: nothing goes too early, and some calls may go a little later than they could.
     ///
     /// # Panics
     /// As [`reserve`](Self::reserve) does.
@@ -221,16 +229,21 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     {
         let now = self.pass_to(now);
         let to_come = || waiting.iter().enumerate().filter(|(_, (_, at))| *at > now);
+        // What each state has to give back, from the last to the first.
+        let mut of_states: BTreeMap<u32, (LimitId, Vec<(u64, u64)>)> = BTreeMap::new();
         for (_, (demands, at)) in to_come().rev() {
-            for concern in self
-                .concerns::<DEMANDS_MAX>(demands)
-                .all()
-                .iter()
-                .filter(|it| it.entry.is_some())
-            {
-                Meter::reopen(self.at(concern).1, now);
+            for concern in self.concerns::<DEMANDS_MAX>(demands).all() {
+                if let Some(entry) = concern.entry {
+                    let (_, calls) = of_states
+                        .entry(entry)
+                        .or_insert((concern.limit, Vec::new()));
+                    calls.push((*at, concern.requests));
+                }
             }
-            self.give_back(demands, *at);
+        }
+        for (entry, (limit, calls)) in of_states {
+            let meter = &self.rules[limit.index()].meter;
+            meter.reopen(self.keys.state_mut(entry), calls.into_iter(), now);
         }
         for (index, (demands, _)) in to_come() {
             if keep(index) {
@@ -266,7 +279,7 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     /// When the limit is of another [`Limits`].
     #[must_use]
     pub fn standing(&self, limit: LimitId, key: &K, now: u64) -> Standing {
-        let now = now.max(self.clock);
+        let now = self.at_clock(now);
         let meter = &self.rules[limit.index()].meter;
         match self.keys.find(limit, key) {
             Some(entry) => {
@@ -280,7 +293,7 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         }
     }
 
-    /// Forgets keys that are idle, looking at most at so many. There is no need to, but to have the memory back early.
+    /// Forgets keys that are idle, looking at most at so many. There is no need to; their places serve the next keys.
     pub fn forget_idle(&mut self, looked_at: usize, now: u64) -> usize {
         let now = self.pass_to(now);
         let rules = &self.rules;
@@ -302,8 +315,12 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     }
 
     fn pass_to(&mut self, now: u64) -> u64 {
-        self.clock = self.clock.max(now);
+        self.clock = self.at_clock(now);
         self.clock
+    }
+
+    fn at_clock(&self, now: u64) -> u64 {
+        now.min(END_OF_TIME).max(self.clock)
     }
 
     fn at(&mut self, concern: &Concern) -> (&Rule, &mut State) {
@@ -367,24 +384,36 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
                 return Err((concern.limit, Refusal::TooMany { most }));
             }
         }
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..2 * ROUNDS_MAX {
             let before = at;
             for concern in concerns.all() {
                 let Some(entry) = concern.entry else { continue };
                 let meter = &self.rules[concern.limit.index()].meter;
-                let earliest = meter.earliest(self.keys.state(entry), concern.requests, at);
+                let state = self.keys.state(entry);
+                let mut from = at;
+                if round == ROUNDS_MAX {
+                    // Their gaps do not fit together, so behind all of them.
+                    from = from.max(Meter::latest(state));
+                }
+                let earliest = meter.earliest(state, concern.requests, from);
+                if round == 0 && meter.patience < u64::MAX {
+                    // A queue bounds the wait for itself, and not for others.
+                    let wait = meter.earliest(state, concern.requests, now) - now;
+                    if let Some(over) = wait.checked_sub(meter.patience).filter(|over| *over > 0) {
+                        let retry_after = Duration::from_nanos(over);
+                        return Err((concern.limit, Refusal::Wait { retry_after }));
+                    }
+                }
                 if earliest > at {
                     (at, binding) = (earliest, Some(concern.limit));
                 }
             }
             // What one limit allows at a later moment, another may not any more.
             if at == before || concerns.length == 1 {
-                return Ok((at, binding));
+                break;
             }
         }
-        let rule = binding.expect("somebody made it wait");
-        let retry_after = Duration::from_nanos(at - now);
-        Err((rule, Refusal::Wait { retry_after }))
+        Ok((at, binding))
     }
 
     #[inline]
@@ -403,15 +432,12 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         };
         let wait = at - now;
         let horizon = u64::try_from(horizon.as_nanos()).unwrap_or(u64::MAX);
-        let patience = |it: &Concern| self.rules[it.limit.index()].meter.patience;
-        let patience = concerns.all().iter().map(patience).min();
-        let longest = patience.map_or(horizon, |patience| patience.min(horizon));
-        if wait > longest {
-            let retry_after = Duration::from_nanos(wait - longest);
+        if wait > horizon {
+            let retry_after = Duration::from_nanos(wait - horizon);
             let why = Refusal::Wait { retry_after };
             return Decision::Refused { rule, why };
         }
-        Decision::At(at)
+        Decision::At { at, rule }
     }
 
     /// Makes what is missing, or nothing.

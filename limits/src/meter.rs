@@ -55,6 +55,10 @@ pub(crate) enum State {
 }
 
 /// How a state follows its limit when that gets other numbers.
+///
+/// Of token buckets, spacing and leaky buckets each does as it says. Windows of the same length keep what they counted, and whatever
+/// changes its kind or its window takes over how many requests are used at that moment; these only tell
+/// [`Reset`](Self::Reset) from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Carry {
     /// What was used stays used, counted in requests: who is ten requests ahead of the old rate is ten ahead of the new.
@@ -175,26 +179,64 @@ impl Meter {
         fitting!(self, state, (meter, inner) => meter.take(inner, requests, at));
     }
 
+    /// The latest moment that was given out, where one before it may still be.
+    pub(crate) fn latest(state: &State) -> u64 {
+        match state {
+            State::Gcra(pace) => Gcra::latest(pace),
+            _ => 0,
+        }
+    }
+
     /// Counts so many that were made at `at` all the same: refused ones, or others' calls.
     pub(crate) fn force(&self, state: &mut State, requests: u64, at: u64) {
+        // More than ever goes at once makes a key wait no longer than that.
+        let requests = requests.min(self.most);
         fitting!(self, state, (meter, inner) => meter.force(inner, requests, at));
     }
 
-    /// Gives back what was taken at `at`; false when it can only be had by those who queue anew.
-    pub(crate) fn give_back(&self, state: &mut State, requests: u64, at: u64) -> bool {
-        fitting!(self, state, (meter, inner) => meter.give_back(inner, requests, at))
+    /// Whether what was taken at `at` can be given back, without those who wait behind it.
+    pub(crate) fn can_give_back(&self, state: &State, at: u64) -> bool {
+        match (&self.kind, state) {
+            (_, State::Gcra(pace)) => Gcra::can_give_back(pace, at),
+            (_, State::Stepped(tokens)) => Stepped::can_give_back(tokens, at),
+            (Kind::Fixed(meter), State::Fixed(window)) => meter.can_give_back(window, at),
+            (Kind::Counter(meter), State::Counter(counts)) => meter.can_give_back(counts, at),
+            (_, State::WarmUp(heat)) => WarmUp::can_give_back(heat, at),
+            (_, State::Log(_) | State::Steps(_) | State::Fixed(_) | State::Counter(_)) => true,
+        }
     }
 
-    /// Prepares for all that are still to come being given back, from the last to the first. A step window does not know
-    /// what was before that of its latest step, and goes on from there.
-    pub(crate) fn reopen(state: &mut State, now: u64) {
-        match state {
-            State::Gcra(pace) => Gcra::reopen(pace, now),
-            State::Fixed(window) => Fixed::reopen(window, now),
-            State::Counter(counts) => Counter::reopen(counts, now),
-            State::WarmUp(heat) => WarmUp::reopen(heat, now),
-            State::Stepped(tokens) => Stepped::reopen(tokens, now),
-            State::Log(_) | State::Steps(_) => {}
+    /// Gives back what [can be](Self::can_give_back).
+    pub(crate) fn give_back(&self, state: &mut State, requests: u64, at: u64) {
+        fitting!(self, state, (meter, inner) => meter.give_back(inner, requests, at));
+    }
+
+    /// Forgets what is to go after `now`: these calls, from the last to the first. What is not known any more counts as used.
+    pub(crate) fn reopen(
+        &self,
+        state: &mut State,
+        calls: impl Iterator<Item = (u64, u64)>,
+        now: u64,
+    ) {
+        match (&self.kind, state) {
+            (Kind::Gcra(meter), State::Gcra(pace)) => {
+                let all = calls.map(|(_, requests)| requests);
+                meter.reopen(pace, all.fold(0, u64::saturating_add), now);
+            }
+            (_, state) => {
+                match state {
+                    State::Fixed(window) => Fixed::reopen(window, now),
+                    State::Counter(counts) => Counter::reopen(counts, now),
+                    State::WarmUp(heat) => WarmUp::reopen(heat, now),
+                    State::Stepped(tokens) => Stepped::reopen(tokens, now),
+                    State::Gcra(_) | State::Log(_) | State::Steps(_) => {}
+                }
+                for (at, requests) in calls {
+                    if self.can_give_back(state, at) {
+                        self.give_back(state, requests, at);
+                    }
+                }
+            }
         }
     }
 

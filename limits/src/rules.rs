@@ -30,7 +30,7 @@ use toml::{Table, Value};
 use crate::{
     algorithm::{Algorithm, Aligned, WhenFull, step_of},
     decision::{Limit, LimitId},
-    limits::Limits,
+    limits::{DEMANDS_MAX, Limits},
     rate::{Rate, RateError, parse_count, parse_time},
 };
 
@@ -176,6 +176,20 @@ impl fmt::Display for Rules {
     }
 }
 
+/// Whether others can go before a call that waits for another limit.
+fn is_paced(algorithm: &Algorithm) -> bool {
+    matches!(
+        algorithm,
+        Algorithm::TokenBucket { .. } | Algorithm::Spacing { .. } | Algorithm::LeakyBucket { .. }
+    )
+}
+
+/// The path of a key in a table.
+fn join(path: &str, key: &str) -> String {
+    let parts = [path, key].into_iter().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(".")
+}
+
 /// Reads tables, and notes what is wrong with them.
 #[derive(Default)]
 struct Reader {
@@ -230,6 +244,19 @@ impl Reader {
                 );
             }
         }
+        let rules = |every_call| {
+            let of_kind = limits
+                .iter()
+                .filter(move |limit| limit.every_call == every_call);
+            of_kind.map(|limit| limit.rules.len())
+        };
+        let most = rules(false).max().unwrap_or(0) + rules(true).sum::<usize>();
+        if most > DEMANDS_MAX {
+            self.wrong(
+                "limits",
+                format!("{most} rules for one call are more than {DEMANDS_MAX}"),
+            );
+        }
         if let Unknown::Limit(index) = unknown
             && limits[index].every_call
         {
@@ -242,7 +269,10 @@ impl Reader {
     }
 
     fn limit(&mut self, name: String, value: Value, stands_in: bool) -> NamedLimit {
-        let path = format!("limits.{name}");
+        let path = format!("limits.{}", name.escape_debug());
+        if name.is_empty() || name.chars().any(char::is_control) {
+            self.wrong(&path, "a name is needed, without control characters");
+        }
         let mut table = self.table(&path, value);
         let every_call = self.flag(&mut table, &path, "every_call");
         let given = table.remove("keys");
@@ -291,7 +321,7 @@ impl Reader {
         let algorithm = self.algorithm(&mut table, path, name.as_deref(), rate);
         let count_refused = self.flag(&mut table, path, "count_refused");
         self.nothing_else(path, &table);
-        let algorithm = self.good(path, "rate", algorithm?.checked())?;
+        let algorithm = self.good(path, "", algorithm?.checked())?;
         let is_window = matches!(
             algorithm,
             Algorithm::FixedWindow { .. }
@@ -299,6 +329,13 @@ impl Reader {
                 | Algorithm::SlidingCounter { .. }
                 | Algorithm::StepWindow { .. }
         );
+        if shared && !is_paced(&algorithm) {
+            let name = algorithm.name();
+            self.wrong(
+                path,
+                format!("a {name} cannot be of every call: who waits would hold up all others"),
+            );
+        }
         if count_refused && !is_window {
             self.wrong(path, "count_refused is for windows and logs only");
         }
@@ -400,18 +437,22 @@ impl Reader {
         if !table.contains_key(key) {
             self.wrong(path, format!("{key} is missing"));
         }
-        self.text(table, path, key).filter(|text| !text.is_empty())
+        let text = self.text(table, path, key)?;
+        if text.trim().is_empty() {
+            self.wrong(path, format!("{key} is empty"));
+            return None;
+        }
+        if text.chars().any(char::is_control) {
+            self.wrong(path, format!("{key} has control characters"));
+        }
+        Some(text)
     }
 
     fn text(&mut self, table: &mut Table, path: &str, key: &str) -> Option<String> {
         match table.remove(key)? {
             Value::String(text) => Some(text),
             other => {
-                let path = if path.is_empty() {
-                    key.to_owned()
-                } else {
-                    format!("{path}.{key}")
-                };
+                let path = join(path, key);
                 self.wrong(&path, format!("a text is needed, not {}", other.type_str()));
                 None
             }
@@ -489,17 +530,13 @@ impl Reader {
 
     fn good<T>(&mut self, path: &str, key: &str, value: Result<T, RateError>) -> Option<T> {
         value
-            .map_err(|error| self.wrong(&format!("{path}.{key}"), error))
+            .map_err(|error| self.wrong(&join(path, key), error))
             .ok()
     }
 
     fn nothing_else(&mut self, path: &str, table: &Table) {
         for key in table.keys() {
-            let path = if path.is_empty() {
-                key.clone()
-            } else {
-                format!("{path}.{key}")
-            };
+            let path = join(path, key);
             self.wrong(&path, "nothing here has this name");
         }
     }
@@ -567,7 +604,11 @@ mod tests {
                 { id = "three", rate = "1/s", algorithm = "warm_up" },
                 { id = "four", rate = "1/s", count_refused = true },
                 { id = "five", rate = "1/s", burst = 0 },
+                { id = "", rate = "" },
             ]
+            [limits.d]
+            every_call = true
+            rules = [ { id = "log", rate = "1/s", algorithm = "sliding_log" } ]
         "#,
         )
         .unwrap_err();
@@ -583,20 +624,28 @@ mod tests {
             "limits.c: the key x is another limit's too",
             "limits.c.rules[0]: a leaky_bucket needs a capacity",
             "limits.c.rules[0].when_full: `explode` is not queue or drop",
-            "limits.c.rules[1].rate: a limit of a sliding log of 2000000 is not allowed",
+            "limits.c.rules[1]: a limit of a sliding log of 2000000 is not allowed",
             "limits.c.rules[2]: `guess` is not an algorithm",
             "limits.c.rules[2].count_refused: true or false, not integer",
             "limits.c.rules[3]: a warm_up needs the time",
             "limits.c.rules[4]: count_refused is for windows and logs only",
-            "limits.c.rules[5].rate: a burst of 0 is not allowed",
+            "limits.c.rules[5]: a burst of 0 is not allowed",
+            "limits.c.rules[6]: id is empty",
+            "limits.c.rules[6]: rate is empty",
+            "limits.d.rules[0]: a sliding_log cannot be of every call",
         ] {
             let found = mistakes
                 .iter()
                 .filter(|mistake| mistake.starts_with(expected));
             assert_eq!(found.count(), 1, "{expected}: {mistakes:#?}");
         }
-        assert_eq!(mistakes.len(), 17, "{mistakes:#?}");
+        assert_eq!(mistakes.len(), 20, "{mistakes:#?}");
         assert!(Rules::parse("").is_err());
+        let rule = |number| format!("{{ id = \"{number}\", rate = \"1/s\" }}");
+        let rules: Vec<String> = (0..17).map(rule).collect();
+        let many = format!("[limits.a]\nrules = [{}]", rules.join(","));
+        let Mistakes(mistakes) = Rules::parse(&many).unwrap_err();
+        assert_eq!(mistakes, ["limits: 17 rules for one call are more than 16"]);
         assert!(Rules::parse("[limits").is_err());
     }
 }

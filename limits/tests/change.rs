@@ -127,7 +127,16 @@ fn cancelled_call_leaves_its_moment_to_the_next() {
             planned.push((index, decision));
         },
     );
-    assert_eq!(planned, [(1, Decision::At(START + SECOND))]);
+    assert_eq!(
+        planned,
+        [(
+            1,
+            Decision::At {
+                at: START + SECOND,
+                rule: limit
+            }
+        )]
+    );
     assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
 
     let mut limits = Limits::new(1);
@@ -232,7 +241,7 @@ fn a_thousand_changes_exceed_no_limit() {
             went += u128::try_from(before - waiting.len()).unwrap();
             match limits.reserve(&demands, now, HORIZON) {
                 Decision::Now => went += 1,
-                Decision::At(at) => waiting.push(at),
+                Decision::At { at, .. } => waiting.push(at),
                 Decision::Refused { .. } => {}
             }
         }
@@ -407,7 +416,10 @@ fn time_that_goes_back_stands_still() {
     let hour_before = START - 3_600 * SECOND;
     assert_eq!(
         limits.reserve(&one(limit, 0), hour_before, HORIZON),
-        Decision::At(START + SECOND)
+        Decision::At {
+            at: START + SECOND,
+            rule: limit
+        }
     );
 }
 

@@ -185,24 +185,25 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                 seen = told.max(seen);
                 let requests = random.u64(1..=algorithm.most_at_once().min(5));
                 let demands = one(limit, requests);
-                let (at, _) = limits.peek(&demands, told).unwrap();
-                let decision = limits.reserve(&demands, told, Duration::from_nanos(horizon));
+                let horizon_time = Duration::from_nanos(horizon);
+                let Ok((at, _)) = limits.peek(&demands, told) else {
+                    // A queue that is full.
+                    let decision = limits.reserve(&demands, told, horizon_time);
+                    assert!(
+                        matches!(decision, Decision::Refused { .. }),
+                        "{algorithm:?}"
+                    );
+                    continue;
+                };
+                let decision = limits.reserve(&demands, told, horizon_time);
                 match decision {
                     Decision::Now => assert_eq!(at, seen),
-                    Decision::At(found) => assert_eq!(at, found),
+                    Decision::At { at: found, .. } => assert_eq!(at, found),
                     Decision::Refused {
                         why: Refusal::Wait { retry_after },
                         ..
                     } => {
-                        // A queue that is full has a patience of its own.
-                        let is_queue = matches!(
-                            algorithm,
-                            Algorithm::LeakyBucket {
-                                when_full: WhenFull::Queue,
-                                ..
-                            }
-                        );
-                        assert!(is_queue || at > seen + horizon, "{algorithm:?}");
+                        assert!(at > seen + horizon, "{algorithm:?}");
                         assert!(!retry_after.is_zero());
                         // A tick before its moment it is refused, and at it not.
                         let copy = limits.peek(&demands, at - 1).unwrap().0;
@@ -357,7 +358,7 @@ fn cancelled_and_replanned_calls_keep_to_the_limit() {
                         let requests = random.u64(1..=algorithm.most_at_once().min(3));
                         match limits.reserve(&one(id, requests), now, horizon) {
                             Decision::Now => released.0.push((now, requests)),
-                            Decision::At(at) => waiting.push((at, requests)),
+                            Decision::At { at, .. } => waiting.push((at, requests)),
                             Decision::Refused { .. } => {}
                         }
                         waiting.sort_unstable();
@@ -403,4 +404,91 @@ fn replan(
     );
     planned.sort_unstable();
     *waiting = planned;
+}
+
+/// The same with several limits for each call: of its key, of another kind, and of all, shared or not.
+#[test]
+fn several_limits_with_cancelled_and_replanned_calls_are_kept() {
+    let mut random = fastrand::Rng::with_seed(23);
+    for _ in 0..operations() / 300 {
+        let some = algorithms(&mut random);
+        let all = [some[0], some[random.usize(..some.len())], some[3]];
+        let mut limits = Limits::new(100);
+        let shared = random.bool();
+        let ids = [
+            all[0].into(),
+            all[1].into(),
+            Limit {
+                shared,
+                ..all[2].into()
+            },
+        ];
+        let ids = ids.map(|limit: Limit| limits.add(limit).unwrap());
+        let demands = |key: u32| {
+            ids.map(|limit| Demand {
+                limit,
+                key: if limit == ids[2] { 9 } else { key },
+                requests: 1,
+            })
+        };
+        let calls: [[Demand<u32>; 3]; 3] = [demands(0), demands(1), demands(2)];
+        let mut gone: Vec<(u64, usize)> = Vec::new();
+        let mut waiting: Vec<(u64, usize)> = Vec::new();
+        let horizon = Duration::from_secs(100);
+        let mut now = 1_000_000 * SECOND;
+        for _ in 0..300 {
+            let of = all[random.usize(..3)];
+            now += step(&mut random, &of);
+            waiting.sort_unstable();
+            let begun = waiting.partition_point(|(at, _)| *at <= now);
+            gone.extend(waiting.drain(..begun));
+            match random.u8(..8) {
+                0 if !waiting.is_empty() => {
+                    let index = random.usize(..waiting.len());
+                    let (at, key) = waiting[index];
+                    if limits.cancel(&calls[key], at, now) {
+                        waiting.remove(index);
+                    }
+                }
+                1 => {
+                    let queue: Vec<(&[Demand<u32>], u64)> = waiting
+                        .iter()
+                        .map(|(at, key)| (&calls[*key][..], *at))
+                        .collect();
+                    let kept: Vec<bool> = waiting.iter().map(|_| random.u8(..4) > 0).collect();
+                    let mut planned = Vec::new();
+                    limits.replan(
+                        &queue,
+                        now,
+                        horizon,
+                        |index| kept[index],
+                        |index, decision| {
+                            planned.extend(decision.at(now).map(|at| (at, waiting[index].1)));
+                        },
+                    );
+                    waiting = planned;
+                }
+                _ => {
+                    let key = random.usize(..3);
+                    if let Some(at) = limits.reserve(&calls[key], now, horizon).at(now) {
+                        waiting.push((at, key));
+                    }
+                }
+            }
+        }
+        gone.extend(waiting);
+        let of_key = |key: usize| {
+            Released(
+                gone.iter()
+                    .filter(|(_, it)| *it == key)
+                    .map(|(at, _)| (*at, 1))
+                    .collect(),
+            )
+        };
+        for key in 0..3 {
+            of_key(key).check(&all[0]);
+            of_key(key).check(&all[1]);
+        }
+        Released(gone.iter().map(|(at, _)| (*at, 1)).collect()).check(&all[2]);
+    }
 }

@@ -91,8 +91,9 @@ fn time(text: &str) -> Result<Duration, String> {
 }
 
 fn time_or_zero(text: &str) -> Result<Duration, String> {
-    match text.trim_start_matches('0') {
-        "" | "s" => Ok(Duration::ZERO),
-        _ => time(text),
+    let unit = text.trim_start_matches('0');
+    if unit.len() < text.len() && time(&format!("1{unit}")).is_ok() || text == "0" {
+        return Ok(Duration::ZERO);
     }
+    time(text)
 }

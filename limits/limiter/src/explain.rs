@@ -121,7 +121,7 @@ fn window_at(algorithm: &Algorithm, at: u64) -> Option<(u64, u64)> {
         _ => return None,
     };
     let start = at - at % length;
-    Some((start, start + length))
+    Some((start, start.saturating_add(length)))
 }
 
 fn nanos(time: Duration) -> u64 {

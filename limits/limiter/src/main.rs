@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::ExitCode, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Parser as _;
 use jiff::Timestamp;
 use limiter::{
@@ -55,7 +55,7 @@ fn print(text: &str) -> Result<()> {
 fn read(file: &Path) -> Result<Rules> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    Rules::parse(&text).with_context(|| format!("{} has mistakes:", file.display()))
+    Rules::parse(&text).map_err(|mistakes| anyhow!("{} has mistakes:\n{mistakes}", file.display()))
 }
 
 fn replayed(args: &ReplayArgs) -> Result<String> {
@@ -105,23 +105,26 @@ fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {
     let burst = args
         .burst
         .unwrap_or_else(|| rate.requests_in(1_000_000_000).max(1));
+    let part = args.algorithm.as_deref().unwrap_or_default();
+    let plain = |name: &str| name.replace(['_', '-'], " ");
+    let mut all = all_algorithms(rate, burst);
+    let names: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
+    all.retain(|(name, _)| plain(name).contains(&plain(part)));
+    ensure!(
+        !all.is_empty(),
+        "no algorithm has `{part}` in its name: {}",
+        names.join(", ")
+    );
     let mut candidates = Vec::new();
-    for (name, algorithm) in all_algorithms(rate, burst) {
-        let under = Under::Each(algorithm.checked().with_context(|| name.clone())?);
-        candidates.push(Candidate { name, under });
+    for (name, algorithm) in all {
+        match algorithm.checked() {
+            Ok(algorithm) => {
+                let under = Under::Each(algorithm);
+                candidates.push(Candidate { name, under });
+            }
+            Err(error) => eprintln!("limiter: without {name}: {error}"),
+        }
     }
-    if let Some(part) = &args.algorithm {
-        let part = part.replace(['_', '-'], " ");
-        let all: Vec<String> = candidates
-            .iter()
-            .map(|it| it.name.replace('-', " "))
-            .collect();
-        candidates.retain(|it| it.name.replace('-', " ").contains(&part));
-        ensure!(
-            !candidates.is_empty(),
-            "no algorithm has `{part}` in its name: {}",
-            all.join(", ")
-        );
-    }
+    ensure!(!candidates.is_empty(), "no algorithm can have this rate");
     Ok(candidates)
 }

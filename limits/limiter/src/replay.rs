@@ -150,7 +150,7 @@ pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(String, Algorithm)> {
             },
         ),
         (
-            "leaky bucket, queue of 30 s",
+            "leaky bucket, queue (see --horizon)",
             Algorithm::LeakyBucket {
                 rate,
                 capacity: queue,

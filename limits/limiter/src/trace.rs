@@ -47,11 +47,10 @@ enum Form {
 }
 
 #[derive(Deserialize)]
-struct Line<'a> {
+struct Line {
     #[serde(alias = "t", alias = "at")]
     time: serde_json::Value,
-    #[serde(borrow)]
-    key: std::borrow::Cow<'a, str>,
+    key: serde_json::Value,
     #[serde(default = "one", alias = "requests")]
     n: u64,
 }
@@ -101,7 +100,7 @@ impl Trace {
         let mut trace = Self::default();
         let mut keys = Interned::default();
         let (mut form, mut last) = (None, 0);
-        let mut rest = text;
+        let mut rest = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
         let mut number = 0;
         while !rest.is_empty() {
             let end = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
@@ -119,7 +118,9 @@ impl Trace {
                 continue;
             }
             let (at, key, requests) = form.call(line).with_context(of)?;
-            let at = u64::try_from(at.as_nanos()).ok().with_context(of)?;
+            let at = u64::try_from(at.as_nanos()).ok();
+            let at = at.context("a time after the year 2554: seconds are needed");
+            let at = at.with_context(of)?;
             trace.late += u64::from(at < last);
             last = last.max(at);
             trace.calls.push(Call {
@@ -144,8 +145,9 @@ impl Trace {
 }
 
 fn is_header(line: &str) -> bool {
-    let first = line.split(',').next().unwrap_or_default().trim();
-    first.starts_with(|it: char| it.is_ascii_alphabetic())
+    let first = line.split(',').next().unwrap_or_default();
+    let first = first.trim().trim_matches('"').to_ascii_lowercase();
+    ["time", "t", "at", "timestamp"].contains(&&*first)
 }
 
 impl Form {
@@ -174,14 +176,19 @@ impl Form {
                 Ok((parse_time(time)?, key.into(), requests))
             }
             Self::Ndjson => {
-                let line: Line<'_> = serde_json::from_str(line)
+                let line: Line = serde_json::from_str(line)
                     .context("not {\"time\": …, \"key\": …, \"n\": …}")?;
                 let time = match &line.time {
                     serde_json::Value::String(text) => parse_time(text)?,
                     serde_json::Value::Number(number) => parse_time(&number.to_string())?,
                     _ => bail!("the time is neither a number nor a text"),
                 };
-                Ok((time, line.key, line.n))
+                let key = match line.key {
+                    serde_json::Value::String(text) => text,
+                    serde_json::Value::Number(number) => number.to_string(),
+                    _ => bail!("the key is neither a text nor a number"),
+                };
+                Ok((time, key.into(), line.n))
             }
             Self::Recording => {
                 let mut fields = line.split('\t');
@@ -280,6 +287,8 @@ mod tests {
             ("# nothing\n", "there is no call"),
             ("0,a\n1\n", "line 2: 1"),
             ("0,a\nx,b\n", "line 2: x,b"),
+            ("x,b\n", "line 1: x,b"),
+            ("1700000000000000000,a\n", "seconds are needed"),
             ("0,a,1.5\n", "line 1"),
             ("0,a,1,9\n", "line 1"),
             ("0,a,99999999999\n", "line 1"),

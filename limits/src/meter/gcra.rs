@@ -35,10 +35,19 @@ pub(crate) struct Gcra {
 pub(crate) struct Pace {
     /// When the next would be due if all were evenly spaced, in parts of a nanosecond.
     tat: u128,
+    /// The same before the latest was taken; beyond all times when that is not known.
+    before: u128,
     /// The latest moment that was given out.
     last: u64,
+    /// The same before the latest was taken.
+    before_last: u64,
+    /// What was taken to go at this moment or before has had another price: the limit was changed since.
+    carried: u64,
     shared: Option<Box<Shared>>,
 }
+
+/// A TAT that is not known.
+const UNKNOWN: u128 = u128::MAX;
 
 /// What is known, beside the TAT, of a state that many keys share.
 #[derive(Debug, Clone)]
@@ -141,7 +150,7 @@ impl Gcra {
         // Rounding up to a whole nanosecond is not a pause.
         let is_pause = at >= tat.saturating_add(u128::from(self.requests));
         let base = if is_pause { at } else { tat };
-        base + self.parts_of(requests)
+        base.saturating_add(self.parts_of(requests))
     }
 
     #[inline]
@@ -172,11 +181,16 @@ impl Gcra {
         returned.chain(hole).min_by_key(|(_, at)| *at)
     }
 
+    pub(crate) fn latest(pace: &Pace) -> u64 {
+        pace.last
+    }
+
     #[inline]
     pub(crate) fn take(&self, pace: &mut Pace, requests: u64, at: u64) {
         if pace.shared.is_some() {
             return self.take_shared(pace, requests, at);
         }
+        (pace.before, pace.before_last) = (pace.tat, pace.last);
         pace.tat = self.after(pace.tat, requests, at);
         pace.last = at;
     }
@@ -225,27 +239,45 @@ impl Gcra {
 
     pub(crate) fn force(&self, pace: &mut Pace, requests: u64, at: u64) {
         pace.tat = self.after(pace.tat, requests, at);
+        pace.before = UNKNOWN;
+    }
+
+    pub(crate) fn can_give_back(pace: &Pace, at: u64) -> bool {
+        let has_room = |shared: &Shared| shared.returned.len() < RETURNED_MAX;
+        at > pace.carried && (at >= pace.last || pace.shared.as_deref().is_some_and(has_room))
     }
 
     /// The latest is as if it had never been. The place of an earlier one is lost, but where many share the limit.
-    pub(crate) fn give_back(&self, pace: &mut Pace, requests: u64, at: u64) -> bool {
-        if at >= pace.last {
-            pace.tat = pace.tat.saturating_sub(self.parts_of(requests));
-            return true;
-        }
-        match &mut pace.shared {
-            Some(shared) if shared.returned.len() < RETURNED_MAX => {
+    pub(crate) fn give_back(&self, pace: &mut Pace, requests: u64, at: u64) {
+        if at < pace.last {
+            if let Some(shared) = &mut pace.shared {
                 shared.returned.push((at, requests));
-                true
             }
-            _ => false,
+        } else if pace.before == UNKNOWN || pace.shared.is_some() {
+            pace.tat = pace.tat.saturating_sub(self.parts_of(requests));
+        } else {
+            (pace.tat, pace.last) = (pace.before, pace.before_last);
+            pace.before = UNKNOWN;
         }
     }
 
-    /// Lets the next go before those that were taken last, as all of these are given back. Of what is shared they are not.
-    pub(crate) fn reopen(pace: &mut Pace, now: u64) {
-        if pace.shared.is_none() {
-            pace.last = pace.last.min(now);
+    /// Forgets all that is to go after `now`, which is for so many requests. What has gone has left the bucket empty at worst.
+    pub(crate) fn reopen(&self, pace: &mut Pace, requests: u64, now: u64) {
+        let interval = u128::from(self.nanos);
+        let now_parts = self.parts(now);
+        let least = if pace.carried > now {
+            // At another price, so it may be that all that is left is of what has gone.
+            pace.tat.min(now_parts + interval)
+        } else {
+            0
+        };
+        let left = pace.tat.saturating_sub(self.parts_of(requests));
+        pace.tat = left.min(now_parts + self.tolerance + interval).max(least);
+        (pace.before, pace.before_last) = (UNKNOWN, 0);
+        pace.last = pace.last.min(now);
+        if let Some(shared) = &mut pace.shared {
+            shared.holes.clear();
+            shared.returned.clear();
         }
     }
 
@@ -277,10 +309,16 @@ impl Gcra {
                 }
             }
         };
-        let tat = if debt == 0 { 0 } else { self.parts(now) + debt };
+        let tat = if debt == 0 {
+            0
+        } else {
+            self.parts(now).saturating_add(debt)
+        };
         Pace {
             tat,
+            before: UNKNOWN,
             last: old.last,
+            carried: old.last.max(old.carried),
             ..self.fresh()
         }
     }

@@ -125,7 +125,7 @@ impl Log {
         (0..kept).for_each(|_| logged.push(at));
     }
 
-    pub(crate) fn give_back(&self, logged: &mut Logged, requests: u64, at: u64) -> bool {
+    pub(crate) fn give_back(&self, logged: &mut Logged, requests: u64, at: u64) {
         let end = logged.later_than(at);
         let same = (0..end).rev().take_while(|index| logged.get(*index) == at);
         let found = same
@@ -151,7 +151,6 @@ impl Log {
                 logged.length += 1;
             }
         }
-        true
     }
 
     pub(crate) fn is_idle(&self, logged: &Logged, now: u64) -> bool {

@@ -73,10 +73,11 @@ impl Stepped {
     }
 
     /// The latest only: tokens that came since would have been too many without it.
-    pub(crate) fn give_back(&self, tokens: &mut Tokens, requests: u64, at: u64) -> bool {
-        if at < tokens.last {
-            return false;
-        }
+    pub(crate) fn can_give_back(tokens: &Tokens, at: u64) -> bool {
+        at >= tokens.last
+    }
+
+    pub(crate) fn give_back(&self, tokens: &mut Tokens, requests: u64, at: u64) {
         if let Some(step_at) = &mut tokens.step_at
             && at < *step_at
         {
@@ -86,7 +87,6 @@ impl Stepped {
             tokens.left = 0;
         }
         tokens.left = tokens.left.saturating_add(requests).min(self.burst);
-        true
     }
 
     pub(crate) fn reopen(tokens: &mut Tokens, now: u64) {

@@ -144,11 +144,12 @@ impl Steps {
         if at > now.saturating_add(self.step) {
             return Err(TooEarly);
         }
-        self.force(ring, requests, at);
+        // Clocks differ; what is not past is now.
+        self.force(ring, requests, at.min(now));
         Ok(())
     }
 
-    pub(crate) fn give_back(&self, ring: &mut Ring, requests: u64, at: u64) -> bool {
+    pub(crate) fn give_back(&self, ring: &mut Ring, requests: u64, at: u64) {
         let step = at / self.step;
         if step <= ring.latest && step >= self.first(ring.latest) {
             let count = &mut ring.counts[self.index(step)];
@@ -156,7 +157,6 @@ impl Steps {
             *count -= given;
             ring.total -= given;
         }
-        true
     }
 
     pub(crate) fn is_idle(&self, ring: &Ring, now: u64) -> bool {

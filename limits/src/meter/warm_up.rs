@@ -88,7 +88,8 @@ impl WarmUp {
         let used = interval.div_ceil(u128::from(self.requests));
         let used = u64::try_from(used).unwrap_or(u64::MAX).min(stored);
         heat.stored = stored - used;
-        heat.free = base + interval + self.parts(self.surcharge(heat.stored, stored));
+        let surcharge = self.parts(self.surcharge(heat.stored, stored));
+        heat.free = base.saturating_add(interval).saturating_add(surcharge);
     }
 
     pub(crate) fn reopen(heat: &mut Heat, now: u64) {
@@ -96,13 +97,13 @@ impl WarmUp {
     }
 
     /// What was stored is not known any more: it is given back as time.
-    pub(crate) fn give_back(&self, heat: &mut Heat, requests: u64, at: u64) -> bool {
-        let is_latest = at >= heat.last;
-        if is_latest {
-            let interval = u128::from(self.nanos) * u128::from(requests);
-            heat.free = heat.free.saturating_sub(interval);
-        }
-        is_latest
+    pub(crate) fn give_back(&self, heat: &mut Heat, requests: u64, _at: u64) {
+        let interval = u128::from(self.nanos) * u128::from(requests);
+        heat.free = heat.free.saturating_sub(interval);
+    }
+
+    pub(crate) fn can_give_back(heat: &Heat, at: u64) -> bool {
+        at >= heat.last
     }
 
     pub(crate) fn is_idle(&self, heat: &Heat, now: u64) -> bool {

@@ -68,11 +68,13 @@ impl Fixed {
         window.count = window.count.saturating_add(requests);
     }
 
-    pub(crate) fn give_back(&self, window: &mut Window, requests: u64, at: u64) -> bool {
+    /// When windows begin with calls, where the one before began is not known any more.
+    pub(crate) fn can_give_back(&self, window: &Window, at: u64) -> bool {
+        at >= window.start || (window.count == 0 && self.aligned == Aligned::Clock)
+    }
+
+    pub(crate) fn give_back(&self, window: &mut Window, requests: u64, at: u64) {
         if at < window.start {
-            if window.count > 0 {
-                return false;
-            }
             // Nothing is left of the latest window. The one before had no room, or somebody would not have waited.
             let windows = (window.start - at).div_ceil(self.window);
             window.start = window
@@ -81,7 +83,6 @@ impl Fixed {
             window.count = self.limit;
         }
         window.count = window.count.saturating_sub(requests);
-        true
     }
 
     pub(crate) fn reopen(window: &mut Window, now: u64) {
@@ -184,7 +185,12 @@ impl Counter {
         counts.count = counts.count.saturating_add(requests);
     }
 
-    pub(crate) fn give_back(&self, counts: &mut Counts, requests: u64, at: u64) -> bool {
+    pub(crate) fn can_give_back(&self, counts: &Counts, at: u64) -> bool {
+        let known = if counts.count == 0 { 2 } else { 1 };
+        at >= counts.start.saturating_sub(known * self.window)
+    }
+
+    pub(crate) fn give_back(&self, counts: &mut Counts, requests: u64, at: u64) {
         // Nothing is left of the latest window: the one before is the latest, and that before it was full, for all that is known.
         while at < counts.start && counts.count == 0 && counts.start >= self.window {
             counts.start -= self.window;
@@ -192,13 +198,9 @@ impl Counter {
         }
         if at >= counts.start {
             counts.count = counts.count.saturating_sub(requests);
-            return true;
-        }
-        let is_before = at >= counts.start.saturating_sub(self.window);
-        if is_before {
+        } else {
             counts.before = counts.before.saturating_sub(requests);
         }
-        is_before
     }
 
     pub(crate) fn reopen(counts: &mut Counts, now: u64) {
