@@ -3,7 +3,7 @@
 //! - [`soak`] drives the whole system at one rate for long, with faults, and verifies every store;
 //! - [`peers`] compares ours with NATS, Redis and RabbitMQ.
 //!
-//! They are scenarios as those of [`bench`], and made of its parts. Beside them lie the trials that are tests: `tests/it` runs
+//! They are scenarios as those of [`bench`](mod@bench), and made of its parts. Beside them lie the trials that are tests: `tests/it` runs
 //! everything for real, `sim` on a simulated network and clock, `interleavings` the log's own source under many thread schedules,
 //! and `fuzz` what reads outsiders' bytes.
 

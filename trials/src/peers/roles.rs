@@ -35,7 +35,7 @@ pub async fn publish(args: &PublisherArgs, stop: &CancellationToken) -> Result<(
     Ok(())
 }
 
-/// Subscribes, and reads until `stop` or until nobody listens to what it writes: once all are open a [`ReaderLine`] ten times a
+/// Subscribes, and reads until `stop` or until nobody listens to what it writes: once all are open a `ReaderLine` ten times a
 /// second, and a last one in the end.
 ///
 /// # Errors
