@@ -157,7 +157,7 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
             }
             for concern in concerns.all() {
                 let (rule, state) = self.at(concern);
-                Meter::pass(state, now);
+                rule.meter.pass(state, now);
                 rule.meter.take(state, concern.requests, at);
             }
         } else {

@@ -242,9 +242,9 @@ impl Meter {
 
     /// Forgets what is over at `now` and is no use to anyone.
     #[inline]
-    pub(crate) fn pass(state: &mut State, now: u64) {
-        if let State::Gcra(pace) = state {
-            Gcra::pass(pace, now);
+    pub(crate) fn pass(&self, state: &mut State, now: u64) {
+        if let (Kind::Gcra(meter), State::Gcra(pace)) = (&self.kind, state) {
+            meter.pass(pace, now);
         }
     }
 

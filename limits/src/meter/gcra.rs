@@ -41,7 +41,7 @@ pub(crate) struct Pace {
     last: u64,
     /// The same before the latest was taken.
     before_last: u64,
-    /// What was taken to go at this moment or before has had another price: the limit was changed since.
+    /// What was taken to go at this moment or before was taken before the limit was changed; 0 when all that is forgotten.
     carried: u64,
     shared: Option<Box<Shared>>,
 }
@@ -230,7 +230,10 @@ impl Gcra {
 
     /// Forgets room that nobody can be given any more.
     #[inline]
-    pub(crate) fn pass(pace: &mut Pace, now: u64) {
+    pub(crate) fn pass(&self, pace: &mut Pace, now: u64) {
+        if pace.carried > 0 && self.is_idle(pace, now) {
+            pace.carried = 0;
+        }
         if let Some(shared) = &mut pace.shared {
             shared.holes.retain(|hole| hole.end > now);
             shared.returned.retain(|(at, _)| *at > now);
@@ -265,14 +268,13 @@ impl Gcra {
     pub(crate) fn reopen(&self, pace: &mut Pace, requests: u64, now: u64) {
         let interval = u128::from(self.nanos);
         let now_parts = self.parts(now);
-        let least = if pace.carried > now {
-            // At another price, so it may be that all that is left is of what has gone.
-            pace.tat.min(now_parts + interval)
-        } else {
-            0
-        };
         let left = pace.tat.saturating_sub(self.parts_of(requests));
-        pace.tat = left.min(now_parts + self.tolerance + interval).max(least);
+        pace.tat = if pace.carried == 0 {
+            left.min(now_parts + self.tolerance + interval)
+        } else {
+            // Taken at other prices, and with another burst: at least the latest of what has gone is left.
+            left.max(pace.tat.min(now_parts + interval))
+        };
         (pace.before, pace.before_last) = (UNKNOWN, 0);
         pace.last = pace.last.min(now);
         if let Some(shared) = &mut pace.shared {
