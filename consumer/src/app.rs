@@ -36,7 +36,7 @@ use crate::{
     lookup,
     losses::{self, Losses},
     maintenance,
-    metrics::{Metrics, ProducerSeries},
+    metrics::{Metrics, register_producers},
     sink::{Failure, Pipeline, Stops},
     status::{self, ConsumerStatus},
     store::Store,
@@ -141,7 +141,7 @@ impl App {
         };
         let health = Arc::clone(&app.health);
         let producers = health.producers().clone();
-        ProducerSeries::register(&registry, producers.clone()).context("metrics")?;
+        register_producers(&registry, producers.clone()).context("metrics")?;
         let sources = status::Sources::of(
             &config,
             app.live.night.subscribe(),

@@ -9,6 +9,8 @@
 //!                    + waiting + set aside
 //! ```
 //!
+//! which is [`figures::sums::LEDGER`].
+//!
 //! A cookie that is *set aside* on disk, because the store does not take those of its DSP now, has no fate yet either. It
 //! gets one when it is tried again with success, maybe by the next process, which has *found* it.
 //!
@@ -22,46 +24,26 @@
 //! Every entry is made under one lock, once a chunk and once a batch, and a scrape reads all under the same lock: any
 //! scrape adds up.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use prometheus::{
-    IntCounter, IntCounterVec, IntGauge, Opts, Result,
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
-use runtime::metrics::Registry;
+use figures::{Figure, consumer, sums::LEDGER};
+use prometheus::{Result, proto::MetricFamily};
+use runtime::metrics::{Registry, family};
+use serde::Serialize;
 
-use crate::{batch::Counts, metrics::gauge_value};
+use crate::batch::Counts;
 
 /// The ledger of one process; clones share it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Ledger {
-    shared: Arc<Shared>,
+    entries: Arc<Mutex<Entries>>,
 }
 
-#[derive(Debug)]
-struct Shared {
-    /// Held while entries are made or read.
-    entries: Mutex<()>,
-    received: IntCounter,
-    written: IntCounter,
-    superseded: IntCounter,
-    suppressed: IntCounter,
-    stale: IntCounter,
-    failed: IntCounterVec,
-    malformed: IntCounter,
-    rejected: IntCounter,
-    unreadable: IntCounter,
-    refused: IntCounter,
-    found: IntCounter,
-    set_aside: IntGauge,
-    left_out: IntCounter,
-    waiting: IntGauge,
-    /// Whether a mistake in it was said.
-    said_wrong: AtomicBool,
+#[derive(Debug, Default)]
+struct Entries {
+    figures: Figures,
+    /// Whether a mistake in them was said.
+    said_wrong: bool,
 }
 
 /// What became of a batch that is durable.
@@ -94,120 +76,87 @@ pub struct Retried {
     pub unreadable: u64,
 }
 
-/// The figures at one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The figures at one moment, under the names that `/status.json` has for them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// Cookies received.
     pub received: u64,
     /// Cookies written and durable.
     pub written: u64,
-    /// Cookies replaced by a newer one of their batch.
-    pub superseded: u64,
     /// Cookies that repeat what is stored.
     pub suppressed: u64,
+    /// Cookies replaced by a newer one of their batch.
+    pub superseded: u64,
     /// Cookies that were older than what is stored.
     pub stale: u64,
     /// Cookies that are not what the contract says.
     pub malformed: u64,
-    /// Cookies that the store refused for ever.
+    /// Cookies that the store refused for ever, which become dead letters.
+    #[serde(rename = "dead_lettered")]
     pub rejected: u64,
-    /// Cookies that were set aside and could not be read any more.
-    pub unreadable: u64,
-    /// Cookies of DSPs that have no place in the store.
-    pub refused: u64,
     /// Cookies that a process before this one had set aside.
     pub found: u64,
     /// Cookies of DSPs whose place in the store does not work, on disk.
     pub set_aside: u64,
+    /// Cookies that were set aside and could not be read any more.
+    pub unreadable: u64,
+    /// Cookies of DSPs that have no place in the store.
+    #[serde(rename = "no_place")]
+    pub refused: u64,
     /// Cookies that a drain had no time for.
     pub left_out: u64,
     /// Cookies whose fate is not known yet.
     pub waiting: u64,
 }
 
-impl Ledger {
-    /// An empty ledger, not registered anywhere.
-    ///
-    /// # Errors
-    /// Never with these names.
-    pub fn new() -> Result<Self> {
-        let counter = |name, help| IntCounter::with_opts(Opts::new(name, help));
-        let failed = IntCounterVec::new(
-            Opts::new(
-                "consumer_failed_total",
-                "Cookies that cannot be stored, by reason.",
-            ),
-            &["reason"],
-        )?;
-        Ok(Self {
-            shared: Arc::new(Shared {
-                entries: Mutex::new(()),
-                received: counter(
-                    "consumer_received_total",
-                    "Cookies received: with those found, the sum of written, superseded, suppressed, stale, failed, left out, waiting and set aside.",
-                )?,
-                written: counter(
-                    "consumer_written_total",
-                    "Cookies written to the store and durable.",
-                )?,
-                superseded: counter(
-                    "consumer_superseded_total",
-                    "Cookies replaced by a newer one of the same user and DSP before they were written.",
-                )?,
-                suppressed: counter(
-                    "consumer_suppressed_total",
-                    "Cookies not written because they repeat the buyer uid stored within the refresh interval.",
-                )?,
-                stale: counter(
-                    "consumer_stale_total",
-                    "Cookies not written because the store has a newer one.",
-                )?,
-                malformed: failed.with_label_values(&["malformed"]),
-                rejected: failed.with_label_values(&["rejected"]),
-                refused: failed.with_label_values(&["no_place"]),
-                unreadable: failed.with_label_values(&["unreadable"]),
-                failed,
-                found: counter(
-                    "consumer_aside_found_total",
-                    "Cookies found at the start that were set aside before.",
-                )?,
-                set_aside: IntGauge::with_opts(Opts::new(
-                    "consumer_aside_cookies",
-                    "Cookies set aside on disk, because the store does not take those of their DSP now.",
-                ))?,
-                left_out: counter(
-                    "consumer_left_out_total",
-                    "Cookies received that a drain had no time to store: they come again if the producers still have them.",
-                )?,
-                waiting: IntGauge::with_opts(Opts::new(
-                    "consumer_waiting_cookies",
-                    "Cookies received whose fate is not durable yet.",
-                ))?,
-                said_wrong: AtomicBool::new(false),
-            }),
-        })
-    }
+/// A metric, and how each of its series, by the values of its labels, is read.
+type Row = (Figure, &'static [Series]);
+type Series = (&'static [&'static str], fn(&Figures) -> u64);
 
+const ROWS: &[Row] = &[
+    (consumer::RECEIVED, &[(&[], |it| it.received)]),
+    (consumer::WRITTEN, &[(&[], |it| it.written)]),
+    (consumer::SUPERSEDED, &[(&[], |it| it.superseded)]),
+    (consumer::SUPPRESSED, &[(&[], |it| it.suppressed)]),
+    (consumer::STALE, &[(&[], |it| it.stale)]),
+    (
+        consumer::FAILED,
+        &[
+            (&["malformed"], |it| it.malformed),
+            (&["rejected"], |it| it.rejected),
+            (&["no_place"], |it| it.refused),
+            (&["unreadable"], |it| it.unreadable),
+        ],
+    ),
+    (consumer::ASIDE_FOUND, &[(&[], |it| it.found)]),
+    (consumer::ASIDE, &[(&[], |it| it.set_aside)]),
+    (consumer::LEFT_OUT, &[(&[], |it| it.left_out)]),
+    (consumer::WAITING, &[(&[], |it| it.waiting)]),
+];
+
+impl Ledger {
     /// Registers all its metrics.
     ///
     /// # Errors
     /// When a name is taken.
     pub fn register(&self, registry: &Registry) -> Result<()> {
-        registry.register(Box::new(self.clone()))
+        let ledger = self.clone();
+        let figures = ROWS.iter().map(|(figure, _)| *figure);
+        registry.read(figures, move || ledger.figures().families())
     }
 
     /// So many cookies came; to be called before anybody can take them.
     pub fn received(&self, cookies: u64) {
-        let _entry = self.shared.entry();
-        self.shared.received.inc_by(cookies);
-        self.shared.waiting.add(gauge_value(cookies));
+        let figures = &mut self.entries().figures;
+        figures.received += cookies;
+        figures.waiting += cookies;
     }
 
     /// So many that were received are not stored, because a drain has no time for them.
     pub fn left_out(&self, cookies: u64) {
-        let _entry = self.shared.entry();
-        self.shared.left_out.inc_by(cookies);
-        self.shared.wait_no_more(cookies);
+        let mut entries = self.entries();
+        entries.figures.left_out += cookies;
+        entries.wait_no_more(cookies);
     }
 
     /// A batch is durable.
@@ -219,30 +168,30 @@ impl Ledger {
             rejected,
             set_aside,
         } = *batch;
-        let shared = &*self.shared;
-        let _entry = shared.entry();
-        shared.written.inc_by(written);
-        shared.superseded.inc_by(counts.superseded);
-        shared.suppressed.inc_by(counts.suppressed);
-        shared.stale.inc_by(counts.stale + stale);
-        shared.malformed.inc_by(counts.malformed);
-        shared.refused.inc_by(counts.refused);
-        shared.rejected.inc_by(rejected);
-        shared.wait_no_more(counts.received - set_aside);
+        let mut entries = self.entries();
+        let figures = &mut entries.figures;
+        figures.written += written;
+        figures.superseded += counts.superseded;
+        figures.suppressed += counts.suppressed;
+        figures.stale += counts.stale + stale;
+        figures.malformed += counts.malformed;
+        figures.refused += counts.refused;
+        figures.rejected += rejected;
+        entries.wait_no_more(counts.received - set_aside);
     }
 
     /// So many that wait were set aside; to be called before anybody can try them again.
     pub fn set_aside(&self, cookies: u64) {
-        let _entry = self.shared.entry();
-        self.shared.set_aside.add(gauge_value(cookies));
-        self.shared.wait_no_more(cookies);
+        let mut entries = self.entries();
+        entries.figures.set_aside += cookies;
+        entries.wait_no_more(cookies);
     }
 
     /// So many cookies were set aside before this process began.
     pub fn found(&self, cookies: u64) {
-        let _entry = self.shared.entry();
-        self.shared.found.inc_by(cookies);
-        self.shared.set_aside.add(gauge_value(cookies));
+        let figures = &mut self.entries().figures;
+        figures.found += cookies;
+        figures.set_aside += cookies;
     }
 
     /// Cookies that were set aside are so no more.
@@ -254,71 +203,72 @@ impl Ledger {
             rejected,
             unreadable,
         } = *cookies;
-        let shared = &*self.shared;
-        let _entry = shared.entry();
-        shared.written.inc_by(written);
-        shared.superseded.inc_by(superseded);
-        shared.stale.inc_by(stale);
-        shared.rejected.inc_by(rejected);
-        shared.unreadable.inc_by(unreadable);
+        let figures = &mut self.entries().figures;
+        figures.written += written;
+        figures.superseded += superseded;
+        figures.stale += stale;
+        figures.rejected += rejected;
+        figures.unreadable += unreadable;
         let all = written + superseded + stale + rejected + unreadable;
-        shared.set_aside.sub(gauge_value(all));
+        figures.set_aside = figures.set_aside.saturating_sub(all);
     }
 
     /// All of it.
     #[must_use]
     pub fn figures(&self) -> Figures {
-        let shared = &*self.shared;
-        let _entry = shared.entry();
-        Figures {
-            received: shared.received.get(),
-            written: shared.written.get(),
-            superseded: shared.superseded.get(),
-            suppressed: shared.suppressed.get(),
-            stale: shared.stale.get(),
-            malformed: shared.malformed.get(),
-            rejected: shared.rejected.get(),
-            unreadable: shared.unreadable.get(),
-            refused: shared.refused.get(),
-            found: shared.found.get(),
-            set_aside: u64::try_from(shared.set_aside.get()).unwrap_or(0),
-            left_out: shared.left_out.get(),
-            waiting: u64::try_from(shared.waiting.get()).unwrap_or(0),
-        }
+        self.entries().figures
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Figures {
-    /// Cookies whose fate is known.
+    /// Cookies that were received or found, less all that have one fate, or wait, or are set aside: always 0, or there is a
+    /// mistake in this program.
     #[must_use]
-    pub fn settled(&self) -> u64 {
-        let failed = self.malformed + self.rejected + self.unreadable + self.refused;
-        self.written + self.superseded + self.suppressed + self.stale + failed + self.left_out
-    }
-
-    /// Cookies that this process has, or had, to do with and whose fate is known, or will be.
-    #[must_use]
-    pub fn explained(&self) -> u64 {
-        self.settled() + self.waiting + self.set_aside
+    pub fn unexplained(&self) -> i64 {
+        let came: u64 = LEDGER.came.iter().map(|figure| self.of(*figure)).sum();
+        let explained: u64 = LEDGER.terms().map(|term| self.of(term.count)).sum();
+        came.cast_signed().wrapping_sub(explained.cast_signed())
     }
 
     /// Whether every cookie that was received or found has one fate, or waits, or is set aside.
     #[must_use]
     pub fn add_up(&self) -> bool {
-        self.received + self.found == self.explained()
+        self.unexplained() == 0
+    }
+
+    /// One of the ledger's metrics, all labels together.
+    fn of(&self, figure: Figure) -> u64 {
+        let row = ROWS.iter().find(|(of, _)| *of == figure);
+        let (_, series) = row.expect("a sum of the ledger has no other terms");
+        series.iter().map(|(_, read)| read(self)).sum()
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "Prometheus has only 64-bit floats"
+    )]
+    fn families(&self) -> Vec<MetricFamily> {
+        let families = ROWS.iter().map(|(figure, series)| {
+            let samples = series
+                .iter()
+                .map(|(labels, read)| (labels, read(self) as f64));
+            family(*figure, samples)
+        });
+        families.collect()
     }
 }
 
-impl Shared {
-    fn entry(&self) -> MutexGuard<'_, ()> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Entries {
     /// Takes cookies from those that wait; never below none.
-    fn wait_no_more(&self, cookies: u64) {
-        let (waiting, cookies) = (self.waiting.get(), gauge_value(cookies));
-        self.waiting.sub(cookies.min(waiting));
-        if cookies > waiting && !self.said_wrong.swap(true, Ordering::Relaxed) {
+    fn wait_no_more(&mut self, cookies: u64) {
+        let waiting = self.figures.waiting;
+        self.figures.waiting = waiting.saturating_sub(cookies);
+        if cookies > waiting && !self.said_wrong {
+            self.said_wrong = true;
             tracing::error!(
                 waiting,
                 cookies,
@@ -327,41 +277,12 @@ impl Shared {
         }
         debug_assert!(cookies <= waiting, "{cookies} of {waiting} settled");
     }
-
-    fn families(&self) -> [&dyn Collector; 10] {
-        [
-            &self.received,
-            &self.written,
-            &self.superseded,
-            &self.suppressed,
-            &self.stale,
-            &self.failed,
-            &self.found,
-            &self.set_aside,
-            &self.left_out,
-            &self.waiting,
-        ]
-    }
-}
-
-impl Collector for Ledger {
-    fn desc(&self) -> Vec<&Desc> {
-        let families = self.shared.families();
-        families.iter().flat_map(|family| family.desc()).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let _entry = self.shared.entry();
-        let families = self.shared.families();
-        families
-            .iter()
-            .flat_map(|family| family.collect())
-            .collect()
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn settled(received: u64, written: u64) -> Settled {
@@ -384,7 +305,7 @@ mod tests {
 
     #[test]
     fn every_cookie_waits_until_it_has_one_fate() {
-        let ledger = Ledger::new().unwrap();
+        let ledger = Ledger::default();
         ledger.received(121);
         assert_eq!(ledger.figures().waiting, 121);
         ledger.set_aside(7);
@@ -398,7 +319,7 @@ mod tests {
 
     #[test]
     fn cookie_that_is_set_aside_gets_its_fate_later() {
-        let ledger = Ledger::new().unwrap();
+        let ledger = Ledger::default();
         ledger.found(3);
         ledger.received(100);
         ledger.set_aside(7);
@@ -418,7 +339,7 @@ mod tests {
 
     #[test]
     fn cookie_that_a_batch_forgets_shows() {
-        let ledger = Ledger::new().unwrap();
+        let ledger = Ledger::default();
         ledger.received(100);
         ledger.set_aside(7);
         ledger.settled(&settled(100, 70));
@@ -428,19 +349,24 @@ mod tests {
     #[test]
     #[should_panic(expected = "settled")]
     fn more_settled_than_received_is_a_bug() {
-        let ledger = Ledger::new().unwrap();
+        let ledger = Ledger::default();
         ledger.received(1);
         ledger.left_out(2);
     }
 
     #[test]
-    fn all_families_come_from_one_place() {
+    fn all_families_come_from_one_place_and_are_those_of_the_sum() {
         let registry = Registry::new();
-        let ledger = Ledger::new().unwrap();
+        let ledger = Ledger::default();
         ledger.register(&registry).unwrap();
         ledger.received(3);
+        let names: BTreeSet<_> = ROWS.iter().map(|(figure, _)| figure.name).collect();
         let families = registry.gather();
-        assert_eq!(families.len(), 10);
+        let told: BTreeSet<_> = families.iter().map(|family| family.name()).collect();
+        assert_eq!(told, names);
+        let came = LEDGER.came.iter().map(|figure| figure.name);
+        let terms = LEDGER.terms().map(|term| term.count.name);
+        assert_eq!(came.chain(terms).collect::<BTreeSet<_>>(), names);
         assert!(ledger.register(&registry).is_err());
     }
 }

@@ -14,7 +14,7 @@ use runtime::{
     admin::ready::{Part, Readiness, Reason},
     status::{
         INTERVAL, Subject,
-        families::{Buckets, Families},
+        counted::{Buckets, Count, by_label, whole},
         quantiles::{Quantiles, Window},
         series::{Rate, Series, short},
     },
@@ -31,7 +31,7 @@ use crate::{
     metrics::Metrics,
     producers::Snapshot,
 };
-pub use cookies::{Count, Ledger, Lives};
+pub use cookies::{Ledger, Lives};
 pub use night::{Night, NightWindow};
 
 /// The page.
@@ -273,17 +273,18 @@ impl ConsumerStatus {
         rows.collect()
     }
 
-    fn batches(&mut self, families: &Families, now: Instant) -> Batches {
-        let count = self.sources.metrics.sink.batches.get();
-        let cookies = families.histogram("consumer_batch_cookies");
+    fn batches(&mut self, now: Instant) -> Batches {
+        let sink = &self.sources.metrics.sink;
+        let count = sink.batches.get();
         Batches {
             count,
             per_second: self.batches.look(count, now),
-            cookies: self.batch_cookies.look(cookies),
+            cookies: self.batch_cookies.look(Buckets::of(&sink.batch_cookies)),
         }
     }
 
-    fn store(&mut self, write_seconds: Option<Buckets>) -> Store {
+    fn store(&mut self) -> Store {
+        let sink = &self.sources.metrics.sink;
         let why = self.sources.health.store_down();
         Store {
             kind: match self.sources.store {
@@ -294,24 +295,26 @@ impl ConsumerStatus {
             target: self.sources.store.to_string(),
             up: why.is_none(),
             why,
-            write_seconds: self.write_seconds.look(write_seconds),
-            errors: self.sources.metrics.sink.store_errors.get(),
+            write_seconds: self.write_seconds.look(Buckets::of(&sink.flush_seconds)),
+            errors: sink.store_errors.get(),
         }
     }
 }
 
 impl Subject for ConsumerStatus {
-    fn sample(&mut self, families: &Families, now: Instant) {
+    fn sample(&mut self, now: Instant) {
+        let Metrics {
+            subscription, sink, ..
+        } = self.sources.metrics.clone();
         let draining = self.sources.draining.is_cancelled();
         let readiness = Readiness::of(&parts(&self.sources.health, &self.sources.draining));
         let snapshot = self.sources.health.producers().snapshot();
         let addresses = &snapshot.addresses;
-        let ledger = Ledger::of(self.sources.metrics.sink.ledger.figures());
-        let received_per_second = self.received.look(ledger.received, now);
-        let written_per_second = self.written.look(ledger.written, now);
+        let figures = sink.ledger.figures();
+        let received_per_second = self.received.look(figures.received, now);
+        let written_per_second = self.written.look(figures.written, now);
         self.received_per_second.push(received_per_second);
         self.written_per_second.push(written_per_second);
-        let histogram = |name| families.histogram(name);
         self.newest = Some(Status {
             process: "consumer",
             name: self.sources.name.clone(),
@@ -328,17 +331,15 @@ impl Subject for ConsumerStatus {
             written_per_second,
             received_seconds: self
                 .received_seconds
-                .look(histogram("consumer_received_seconds")),
-            stored_seconds: self
-                .stored_seconds
-                .look(histogram("consumer_stored_seconds")),
-            buffer_bytes: families.count("consumer_buffer_bytes"),
-            buffer_bytes_max: families.count("consumer_buffer_limit_bytes"),
-            batches: self.batches(families, now),
-            store: self.store(histogram("consumer_flush_seconds")),
-            ledger,
-            lost: cookies::lost(families),
-            lives: Lives::of(&self.sources.metrics.subscription),
+                .look(Buckets::of(&subscription.received_seconds)),
+            stored_seconds: self.stored_seconds.look(Buckets::of(&sink.stored_seconds)),
+            buffer_bytes: whole(&subscription.buffer_bytes),
+            buffer_bytes_max: whole(&subscription.buffer_bytes_max),
+            batches: self.batches(now),
+            store: self.store(),
+            ledger: figures.into(),
+            lost: by_label(&subscription.lost),
+            lives: Lives::of(&subscription),
             night: Night::now(&self.sources.schedule.borrow()),
         });
     }

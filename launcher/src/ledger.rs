@@ -3,7 +3,13 @@
 //! Each process makes its scrape under its own locks, so what is checked here holds exactly for every single scrape, under
 //! load as well as at rest. What does not balance is a bug of the process, whatever the stores say.
 
+use std::fmt;
+
 use anyhow::{Result, bail, ensure};
+use figures::{
+    Figure, Sum,
+    sums::{ACCOUNT, LEDGER, Term},
+};
 
 use crate::scrape::{Samples, names};
 
@@ -21,23 +27,22 @@ pub fn check(samples: &Samples) -> Result<()> {
     Ok(())
 }
 
-/// Checks the account of each subscriber of a producer: appended since it joined = delivered - undelivered + lost -
-/// recovered + queued.
+/// Checks the [account](ACCOUNT) of each subscriber of a producer.
 ///
 /// # Errors
 /// With all terms, when one is missing or the sum is wrong.
 pub fn check_producer(samples: &Samples) -> Result<()> {
-    let Some(appended) = samples.sum(names::APPENDED, &[]) else {
-        bail!("not a producer's metrics: {} is missing", names::APPENDED);
-    };
+    let appended = term(samples, names::APPENDED, &[])?;
     for labels in samples.label_sets(names::SUBSCRIBER_APPENDED) {
-        let labels: Vec<_> = labels
-            .iter()
-            .map(|(k, v)| (k.as_str(), v.as_str()))
-            .collect();
-        Account::read(samples, &labels)?.check(appended)?;
+        let labels = labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+        let labels: Vec<_> = labels.collect();
+        let account = Reading::of(&ACCOUNT, samples, &labels)?;
+        ensure!(
+            account.adds_up() && account.came <= appended,
+            "the account of {labels:?}, of {appended} cookies appended, does not add up: {account}"
+        );
     }
-    let series = |name| samples.label_sets(name).count();
+    let series = |figure| samples.label_sets(figure).count();
     let (accounts, others) = (series(names::SUBSCRIBER_APPENDED), series(names::DELIVERED));
     ensure!(
         accounts == others,
@@ -46,91 +51,13 @@ pub fn check_producer(samples: &Samples) -> Result<()> {
     Ok(())
 }
 
-/// One subscriber's terms, in cookies.
-struct Account<'a> {
-    labels: &'a [(&'a str, &'a str)],
-    appended: f64,
-    delivered: f64,
-    undelivered: f64,
-    lost: f64,
-    recovered: f64,
-    queued: f64,
-}
-
-impl<'a> Account<'a> {
-    fn read(samples: &Samples, labels: &'a [(&'a str, &'a str)]) -> Result<Self> {
-        let term = |name| term(samples, name, labels);
-        Ok(Self {
-            labels,
-            appended: term(names::SUBSCRIBER_APPENDED)?,
-            delivered: term(names::DELIVERED)?,
-            undelivered: term(names::UNDELIVERED)?,
-            lost: term(names::SUBSCRIBER_LOST)?,
-            recovered: term(names::RECOVERED)?,
-            queued: term(names::QUEUED)?,
-        })
-    }
-
-    /// Cookies that the subscriber has, and that it will not get.
-    fn net(&self) -> (f64, f64) {
-        (
-            self.delivered - self.undelivered,
-            self.lost - self.recovered,
-        )
-    }
-
-    /// Checks it against what the producer has appended in all.
-    fn check(&self, appended: f64) -> Result<()> {
-        let (delivered, lost) = self.net();
-        let is_balanced = exact(self.appended, delivered + lost + self.queued);
-        let is_sound = delivered >= 0.0 && lost >= 0.0 && self.queued >= 0.0;
-        ensure!(
-            is_balanced && is_sound && self.appended <= appended,
-            "the account of {:?} does not add up: {} appended since it joined (of {appended}) = {} delivered - {} undelivered + \
-             {} lost - {} recovered + {} queued",
-            self.labels,
-            self.appended,
-            self.delivered,
-            self.undelivered,
-            self.lost,
-            self.recovered,
-            self.queued
-        );
-        Ok(())
-    }
-}
-
-/// Checks a consumer: received + found = written + superseded + suppressed + stale + failed + left out + waiting + set aside.
+/// Checks the [ledger](LEDGER) of a consumer.
 ///
 /// # Errors
 /// With all terms, when one is missing or the sum is wrong.
 pub fn check_consumer(samples: &Samples) -> Result<()> {
-    let terms = [
-        names::WRITTEN,
-        names::SUPERSEDED,
-        names::SUPPRESSED,
-        names::STALE,
-        names::FAILED,
-        names::LEFT_OUT,
-        names::WAITING,
-        names::ASIDE,
-    ];
-    let received = term(samples, names::RECEIVED, &[])?;
-    let found = term(samples, names::ASIDE_FOUND, &[])?;
-    let (mut sum, mut shown) = (0.0, Vec::new());
-    let mut is_sound = true;
-    for name in terms {
-        let value = term(samples, name, &[])?;
-        sum += value;
-        is_sound &= value >= 0.0;
-        shown.push(format!("{name} {value}"));
-    }
-    ensure!(
-        is_sound && exact(received + found, sum),
-        "the ledger does not add up: {} {received} + found {found} = {sum} = {}",
-        names::RECEIVED,
-        shown.join(" + ")
-    );
+    let ledger = Reading::of(&LEDGER, samples, &[])?;
+    ensure!(ledger.adds_up(), "the ledger does not add up: {ledger}");
     Ok(())
 }
 
@@ -144,24 +71,77 @@ pub fn check_consumer(samples: &Samples) -> Result<()> {
 /// With all terms, when the subscriber is unknown or the counts contradict each other.
 pub fn check_between(producer: &Samples, consumer: &Samples, subscriber: &str) -> Result<()> {
     let labels = [("subscriber", subscriber), ("call", "subscribe")];
-    let account = Account::read(producer, &labels)?;
+    let sent = term(producer, names::DELIVERED, &labels)?;
+    let undelivered = term(producer, names::UNDELIVERED, &labels)?;
     let redelivered = term(producer, names::REDELIVERED, &labels)?;
     let received = term(consumer, names::RECEIVED, &[])?;
-    let (delivered, _) = account.net();
-    let most = account.delivered + redelivered;
     ensure!(
-        delivered <= received && received <= most,
-        "{subscriber} has received {received} cookies of {} delivered - {} undelivered, with {redelivered} sent again",
-        account.delivered,
-        account.undelivered
+        sent - undelivered <= received && received <= sent + redelivered,
+        "{subscriber} has received {received} cookies of {sent} delivered - {undelivered} undelivered, with {redelivered} sent again"
     );
     Ok(())
 }
 
-fn term(samples: &Samples, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
-    match samples.sum(name, labels) {
+/// A sum as it was read.
+struct Reading {
+    came: f64,
+    all_came: Vec<String>,
+    explained: f64,
+    all: Vec<String>,
+    /// Whether no term is below zero.
+    is_sound: bool,
+}
+
+impl Reading {
+    /// That of the figures with these labels.
+    fn of(sum: &Sum, samples: &Samples, labels: &[(&str, &str)]) -> Result<Self> {
+        let mut read = Self {
+            came: 0.0,
+            all_came: Vec::new(),
+            explained: 0.0,
+            all: Vec::new(),
+            is_sound: true,
+        };
+        for figure in sum.came {
+            let count = term(samples, *figure, labels)?;
+            read.came += count;
+            read.all_came.push(format!("{figure} {count}"));
+        }
+        for Term { count, less } in sum.terms() {
+            let mut net = term(samples, *count, labels)?;
+            let mut text = format!("{count} {net}");
+            if let Some(less) = less {
+                let taken_back = term(samples, *less, labels)?;
+                net -= taken_back;
+                text += &format!(" - {less} {taken_back}");
+            }
+            read.explained += net;
+            read.all.push(text);
+            read.is_sound &= net >= 0.0;
+        }
+        Ok(read)
+    }
+
+    fn adds_up(&self) -> bool {
+        self.is_sound && exact(self.came, self.explained)
+    }
+}
+
+impl fmt::Display for Reading {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (all_came, all) = (self.all_came.join(" + "), self.all.join(" + "));
+        write!(
+            formatter,
+            "{all_came} = {}, and {all} = {}",
+            self.came, self.explained
+        )
+    }
+}
+
+fn term(samples: &Samples, figure: Figure, labels: &[(&str, &str)]) -> Result<f64> {
+    match samples.sum(figure, labels) {
         Some(value) => Ok(value),
-        None => bail!("{name} is missing for {labels:?}"),
+        None => bail!("{figure} is missing for {labels:?}"),
     }
 }
 

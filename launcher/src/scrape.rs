@@ -2,82 +2,14 @@
 
 use std::collections::BTreeMap;
 
-/// Names of the metrics that are read here, each in this one place.
+/// The figures of both programs by their names, and what else is read here of both.
 pub mod names {
-    /// Producer: cookies in the log since its start.
-    pub const APPENDED: &str = "producer_cookies_appended_total";
-    /// Producer: when its process started, in seconds since the Unix epoch.
-    pub const STARTED: &str = "process_start_time_seconds";
-    /// Producer: requests of the edge, by outcome.
-    pub const EDGE_REQUESTS: &str = "producer_edge_requests_total";
+    pub use figures::{consumer::*, process::*, producer::*};
+
     /// Producer: connections of the HTTP port that are open.
     pub const HTTP_CONNECTIONS: &str = "producer_http_connections";
     /// Producer: connections of the HTTP port that it cut off, by reason.
     pub const HTTP_CUT: &str = "producer_http_connections_cut_total";
-    /// Producer: cookies handed to a subscriber's stream, each once.
-    pub const DELIVERED: &str = "producer_subscriber_delivered_cookies_total";
-    /// Producer: cookies in the log since a subscriber joined.
-    pub const SUBSCRIBER_APPENDED: &str = "producer_subscriber_appended_cookies_total";
-    /// Producer: cookies handed to a subscriber's stream again.
-    pub const REDELIVERED: &str = "producer_subscriber_redelivered_cookies_total";
-    /// Producer: cookies counted as delivered that are counted as lost since.
-    pub const UNDELIVERED: &str = "producer_subscriber_undelivered_cookies_total";
-    /// Producer: cookies counted as lost that were delivered after all.
-    pub const RECOVERED: &str = "producer_subscriber_recovered_cookies_total";
-    /// Producer: cookies in the log that are neither delivered to a subscriber nor lost yet.
-    pub const QUEUED: &str = "producer_subscriber_queued_cookies";
-    /// Producer: cookies a subscriber will not get, by reason.
-    pub const SUBSCRIBER_LOST: &str = "producer_subscriber_lost_cookies_total";
-    /// Producer: cookies a subscriber's stream has not taken yet.
-    pub const LAG: &str = "producer_subscriber_lag_cookies";
-    /// Producer: streams a subscriber opened.
-    pub const STREAMS: &str = "producer_subscriber_streams_total";
-    /// Consumer: cookies received.
-    pub const RECEIVED: &str = "consumer_received_total";
-    /// Consumer: cookies written to the store.
-    pub const WRITTEN: &str = "consumer_written_total";
-    /// Consumer: cookies replaced by a newer one before they were written.
-    pub const SUPERSEDED: &str = "consumer_superseded_total";
-    /// Consumer: cookies not written because the store has a newer one.
-    pub const STALE: &str = "consumer_stale_total";
-    /// Consumer: cookies not written because they repeat what is stored.
-    pub const SUPPRESSED: &str = "consumer_suppressed_total";
-    /// Consumer: cookies that cannot be stored, by reason.
-    pub const FAILED: &str = "consumer_failed_total";
-    /// Consumer: cookies received that a drain had no time to store.
-    pub const LEFT_OUT: &str = "consumer_left_out_total";
-    /// Consumer: cookies received whose fate is not durable yet.
-    pub const WAITING: &str = "consumer_waiting_cookies";
-    /// Consumer: cookies set aside by a process before.
-    pub const ASIDE_FOUND: &str = "consumer_aside_found_total";
-    /// Consumer: cookies set aside now.
-    pub const ASIDE: &str = "consumer_aside_cookies";
-    /// Consumer: letters for cookies that the store refused for ever, by outcome.
-    pub const DEAD_LETTERS: &str = "consumer_dead_letters_total";
-    /// Consumer: whether the store works.
-    pub const STORE_UP: &str = "consumer_store_up";
-    /// Consumer: cookies a producer had and this consumer will not get, by reason.
-    pub const LOST: &str = "consumer_lost_total";
-    /// Producer: bytes handed to a subscriber's stream.
-    pub const SENT_BYTES: &str = "producer_subscriber_sent_bytes_total";
-    /// Consumer: lives of producers that ended without a goodbye.
-    pub const UNKNOWN_TAILS: &str = "consumer_unknown_tail_total";
-    /// Consumer: most cookies that can be missing of those that have a bound.
-    pub const UNKNOWN_TAIL_COOKIES: &str = "consumer_unknown_tail_cookies_total";
-    /// Consumer: streams open now.
-    pub const PRODUCERS_CONNECTED: &str = "consumer_producers_connected";
-    /// Consumer: bytes received but not yet part of a batch.
-    pub const BUFFER_BYTES: &str = "consumer_buffer_bytes";
-    /// Consumer: where reading stops.
-    pub const BUFFER_LIMIT_BYTES: &str = "consumer_buffer_limit_bytes";
-    /// Consumer: histogram of the time a batch takes, retries included.
-    pub const FLUSH_SECONDS: &str = "consumer_flush_seconds";
-    /// Consumer: histogram of the cookies of a batch.
-    pub const BATCH_COOKIES: &str = "consumer_batch_cookies";
-    /// Consumer: histogram of the time from accepted at the edge to received.
-    pub const RECEIVED_SECONDS: &str = "consumer_received_seconds";
-    /// Consumer: histogram of the time from accepted at the edge to durable in the store.
-    pub const STORED_SECONDS: &str = "consumer_stored_seconds";
 }
 
 /// The samples of one scrape.
@@ -108,8 +40,8 @@ impl Samples {
 
     /// The sum of all samples of `name` that bear all of `labels`; `None` when there is none.
     #[must_use]
-    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        self.matching(name, labels)
+    pub fn sum(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> Option<f64> {
+        self.matching(name.as_ref(), labels)
             .map(|sample| sample.value)
             .reduce(|sum, value| sum + value)
     }
@@ -117,22 +49,26 @@ impl Samples {
     /// Like [`sum`](Self::sum), as a whole number; 0 when there is none.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
-    pub fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+    pub fn count(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> u64 {
         self.sum(name, labels).unwrap_or(0.0) as u64
     }
 
     /// The samples of `name` as whole numbers, each with the value of this label.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
-    pub fn by_label(&self, name: &str, label: &str) -> Vec<(String, u64)> {
-        self.matching(name, &[])
+    pub fn by_label(&self, name: impl AsRef<str>, label: &str) -> Vec<(String, u64)> {
+        self.matching(name.as_ref(), &[])
             .filter_map(|sample| Some((sample.labels.get(label)?.clone(), sample.value as u64)))
             .collect()
     }
 
     /// The labels of each sample of `name`.
-    pub fn label_sets(&self, name: &str) -> impl Iterator<Item = &BTreeMap<String, String>> {
-        let named = self.samples.iter().filter(move |it| it.name == name);
+    pub fn label_sets<N: AsRef<str>>(
+        &self,
+        name: N,
+    ) -> impl Iterator<Item = &BTreeMap<String, String>> + use<'_, N> {
+        let named = self.samples.iter();
+        let named = named.filter(move |it| it.name == name.as_ref());
         named.map(|sample| &sample.labels)
     }
 
@@ -143,7 +79,8 @@ impl Samples {
 
     /// The histogram `name`, summed over all of its label sets.
     #[must_use]
-    pub fn histogram(&self, name: &str) -> Buckets {
+    pub fn histogram(&self, name: impl AsRef<str>) -> Buckets {
+        let name = name.as_ref();
         let mut buckets = BTreeMap::new();
         for sample in self.matching(&format!("{name}_bucket"), &[]) {
             let bound = sample

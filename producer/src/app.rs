@@ -133,6 +133,7 @@ impl App {
         );
         config.security.warn_if_exposed(addresses.grpc);
         admin::say_if_open(addresses.admin);
+        let in_flight = StreamBudget::register(&registry, config.limits.pinned_bytes as u64)?;
         let streams = Streams::new(
             log.clone(),
             subscribers.clone(),
@@ -142,11 +143,17 @@ impl App {
                 rewind_bytes: config.keeping.rewind_bytes,
                 epoch_history: epoch_history.clone(),
             },
-            StreamBudget::register(&registry, config.limits.pinned_bytes as u64)?,
+            in_flight.clone(),
             Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
         let edge = edge::Metrics::register(&registry, &config.dsps)?;
+        let connections = |port| listen::Metrics::register(&registry, "producer", port);
+        let (on_http, on_grpc, on_admin) = (
+            connections("http")?,
+            connections("grpc")?,
+            connections("admin")?,
+        );
         let app = Self {
             addresses,
             log,
@@ -163,17 +170,24 @@ impl App {
         };
         let readiness = Arc::new(Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, &config, edge)?,
-            grpc: app.start_streams(ports.grpc, &config, server, &registry)?,
+            http: app.start_edge(ports.http, &config, edge.clone(), on_http.clone()),
+            grpc: app.start_streams(ports.grpc, &config, server, on_grpc.clone())?,
         });
         let status = ProducerStatus::new(status::Sources {
             name: producer_id,
             log: app.log.clone(),
             log_bytes_max: config.keeping.log_bytes,
             subscribers: app.subscribers.clone(),
+            edge,
+            connections: [
+                ("http", on_http),
+                ("grpc", on_grpc),
+                ("admin", on_admin.clone()),
+            ],
+            in_flight,
             readiness: Arc::clone(&readiness),
         });
-        app.start_admin(ports.admin, &config, readiness, status)?;
+        app.start_admin(ports.admin, on_admin, &config, readiness, status)?;
         Ok(app)
     }
 
@@ -182,20 +196,20 @@ impl App {
         listener: impl Listener,
         config: &Config,
         metrics: edge::Metrics,
-    ) -> anyhow::Result<Accepting> {
+        connections: listen::Metrics,
+    ) -> Accepting {
         let edge = Edge::new(
             self.log.clone(),
             config.limits.ids(),
             metrics,
             self.draining.clone(),
         );
-        let connections = listen::Metrics::register(&self.registry, "producer", "http")?;
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
-        Ok(Accepting {
+        Accepting {
             address: self.addresses.http,
             task: self.edge.tasks.spawn(serving).abort_handle(),
-        })
+        }
     }
 
     fn start_streams(
@@ -203,11 +217,10 @@ impl App {
         listener: impl Listener,
         config: &Config,
         server: Server,
-        registry: &Registry,
+        connections: listen::Metrics,
     ) -> anyhow::Result<Accepting> {
-        let connections = listen::Metrics::register(registry, "producer", "grpc")?;
         let stage = &self.streams;
-        let server = server.requiring(config.security.open(registry, stage)?);
+        let server = server.requiring(config.security.open(&self.registry, stage)?);
         let accepting = stage.tasks.spawn(server.serve(
             listener,
             self.runtime_config.grpc.subscribe(),
@@ -234,12 +247,12 @@ impl App {
     fn start_admin(
         &self,
         listener: impl Listener,
+        connections: listen::Metrics,
         config: &Config,
         readiness: Arc<Readiness>,
         status: ProducerStatus,
     ) -> anyhow::Result<()> {
         let registry = &self.registry;
-        let connections = listen::Metrics::register(registry, "producer", "admin")?;
         let stage = &self.admin;
         let (page, stop) = (Page::new(status::PAGE), stage.stop.clone());
         let board = Board::register(registry, "producer", page, Box::new(status), stop)?;

@@ -150,11 +150,7 @@ pub fn begin(
     candidate: u64,
     registry: &Registry,
 ) -> prometheus::Result<(EpochHistory, CurrentEpoch)> {
-    let recorded = IntGauge::new(
-        "producer_lives_recorded",
-        "1 while it is recorded how far this producer got, for the case that it is killed.",
-    )?;
-    registry.register(Box::new(recorded.clone()))?;
+    let recorded: IntGauge = registry.add(figures::producer::LIVES_RECORDED)?;
     let Some(folder) = folder(state) else {
         remove(&Path::new(DEFAULT_FOLDER).join(record_name(id)));
         tracing::info!("no record of this producer's lives is kept");

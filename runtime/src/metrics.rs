@@ -6,6 +6,7 @@
 //! and nothing be forgotten. It is a type of its own so that nothing can be registered past it.
 
 mod family;
+mod handle;
 mod latency;
 mod peak;
 mod usage;
@@ -17,17 +18,19 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use figures::Figure;
 use prometheus::{
     IntGaugeVec, Opts, Result,
     core::{Collector, Desc},
     proto::{MetricFamily, MetricType},
 };
 
-use self::usage::ProcessUsage;
+use self::{family::Reader, usage::ProcessUsage};
 use super::{COMMIT, PROFILE};
 
 pub use self::{
-    family::Family,
+    family::family,
+    handle::Handle,
     latency::Latency,
     peak::{Peak, PeakGauge},
 };
@@ -79,6 +82,30 @@ impl Registry {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Registers a handle of this figure.
+    ///
+    /// # Errors
+    /// When the name is taken, or such a handle does not count such a figure.
+    #[track_caller]
+    pub fn add<H: Handle>(&self, figure: Figure) -> Result<H> {
+        let handle = H::of(figure)?;
+        self.register(Box::new(handle.clone()))?;
+        Ok(handle)
+    }
+
+    /// Registers figures that are read together when somebody asks, all of them in that order.
+    ///
+    /// # Errors
+    /// When a name is taken.
+    #[track_caller]
+    pub fn read(
+        &self,
+        figures: impl IntoIterator<Item = Figure>,
+        read: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
+    ) -> Result<()> {
+        self.register(Box::new(Reader::new(figures, read)?))
     }
 
     /// Adds a collector, which must announce each metric it may ever collect, and collect each of them even when it has no

@@ -11,8 +11,8 @@
 //! What is shown came from outsiders in part: names of subscribers and producers, reasons. The page puts it into text
 //! nodes alone, and its [policy](page) lets no script run but its own.
 
+pub mod counted;
 mod events;
-pub mod families;
 pub mod page;
 pub mod quantiles;
 pub mod series;
@@ -34,7 +34,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     events::{Events, Viewer},
-    families::Families,
     page::Page,
 };
 use super::{
@@ -56,9 +55,8 @@ pub const VIEWERS_MAX: usize = 16;
 
 /// What is shown of a process.
 pub trait Subject: Send + 'static {
-    /// Takes a sample: the figures of now, and a place for them in the history. `families` are all metrics of the
-    /// process, gathered at `now`.
-    fn sample(&mut self, families: &Families, now: Instant);
+    /// Takes a sample: the figures of `now`, and a place for them in the history.
+    fn sample(&mut self, now: Instant);
 
     /// The last sample as JSON, one object; with all of the history under the key `history`, or without that key.
     ///
@@ -75,7 +73,6 @@ pub struct Board {
 
 struct Shared {
     page: Page,
-    registry: Registry,
     subject: Mutex<Box<dyn Subject>>,
     /// The newest sample as an event; nothing while nobody looks.
     newest: watch::Sender<Bytes>,
@@ -111,7 +108,6 @@ impl Board {
         let board = Self {
             shared: Arc::new(Shared {
                 page,
-                registry: registry.clone(),
                 subject: Mutex::new(subject),
                 newest: watch::Sender::default(),
                 viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
@@ -138,9 +134,8 @@ impl Board {
     /// Takes a sample and shows it to all viewers.
     fn sample(&self) {
         let shared = &*self.shared;
-        let families = Families::gather(&shared.registry);
         let mut subject = shared.subject();
-        subject.sample(&families, Instant::now());
+        subject.sample(Instant::now());
         if shared.newest.receiver_count() == 0 {
             return;
         }

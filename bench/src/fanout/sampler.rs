@@ -13,9 +13,6 @@ use crate::{admin, cpu::CpuTime, producer::Producer, report::micros_each, scrape
 /// five seconds to have samples to compare.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Subscribers whose stream is open.
-const CONNECTED: &str = "producer_subscriber_connected";
-
 /// Of a sample in which the producer took fewer cookies than this, the figures are chance: it is the load's end.
 const COOKIES_MIN: u64 = 100;
 
@@ -47,8 +44,8 @@ impl Look {
     /// Looks at all subscribers but the crawlers.
     pub(super) async fn at(producer: &Producer) -> Result<Self> {
         let metrics = admin::metrics(&producer.admin).await?;
-        let count = |name: &str| -> u64 {
-            let each = metrics.by_label(name, "subscriber").into_iter();
+        let count = |figure| -> u64 {
+            let each = metrics.by_label(figure, "subscriber").into_iter();
             each.filter(|(subscriber, _)| !is_crawler(subscriber))
                 .map(|(_, count)| count)
                 .sum()
@@ -59,7 +56,7 @@ impl Look {
             appended: metrics.count(names::APPENDED, &[]),
             delivered: count(names::DELIVERED),
             lost: count(names::SUBSCRIBER_LOST),
-            connected: count(CONNECTED),
+            connected: count(names::SUBSCRIBER_CONNECTED),
         })
     }
 

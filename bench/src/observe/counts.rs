@@ -118,8 +118,8 @@ impl ConsumerCounts {
             received_seconds: samples.histogram(names::RECEIVED_SECONDS),
             stored_seconds: samples.histogram(names::STORED_SECONDS),
             flush_seconds: samples.histogram(names::FLUSH_SECONDS),
-            batches: samples.count(&format!("{}_count", names::BATCH_COOKIES), &[]),
-            batched: samples.count(&format!("{}_sum", names::BATCH_COOKIES), &[]),
+            batches: samples.count(format!("{}_count", names::BATCH_COOKIES), &[]),
+            batched: samples.count(format!("{}_sum", names::BATCH_COOKIES), &[]),
         }
     }
 

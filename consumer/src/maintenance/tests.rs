@@ -12,7 +12,7 @@ use crate::{
     batch::Batch,
     clock::ManualClock,
     losses::Loss,
-    metrics::ProducerSeries,
+    metrics::register_producers,
     store::{Answer, Expired, Found, Written},
     subscription::buffer::{BufferReader, BufferWriter, Item, buffer},
 };
@@ -146,7 +146,7 @@ impl Setting {
     fn new(store: FakeStore, now: &str) -> Self {
         let (registry, producers) = (Registry::new(), Producers::default());
         producers.loaded(vec![gone()], Vec::new());
-        ProducerSeries::register(&registry, producers.clone()).unwrap();
+        register_producers(&registry, producers.clone()).unwrap();
         let metrics = Metrics::register(&registry).unwrap();
         let (buffer, received) = buffer(1 << 20, &metrics.subscription);
         Self {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use figures::consumer;
 use prometheus::{IntGauge, IntGaugeVec, Result};
+use runtime::metrics::Registry;
 
-use super::Names;
 use crate::ledger::Ledger;
 
 /// Most DSPs that are named as failing.
@@ -36,19 +37,12 @@ impl Aside {
         others.set(i64::from(has_more));
     }
 
-    pub(super) fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
+    pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
         let aside = Self {
             ledger,
-            bytes: names.gauge("aside_bytes", "Bytes of what is set aside.")?,
-            bytes_max: names.gauge(
-                "aside_limit_bytes",
-                "Bytes beyond which cookies of a failing DSP become dead letters; one DSP alone gets half.",
-            )?,
-            failing: names.gauges(
-                "dsp_failing",
-                "1 for each DSP whose cookies the store does not take, the first 64; more are one, `other`.",
-                "dsp",
-            )?,
+            bytes: registry.add(consumer::ASIDE_BYTES)?,
+            bytes_max: registry.add(consumer::ASIDE_LIMIT_BYTES)?,
+            failing: registry.add(consumer::DSP_FAILING)?,
         };
         aside.fail(&BTreeSet::new());
         Ok(aside)

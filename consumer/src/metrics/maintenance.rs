@@ -2,10 +2,10 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
+use figures::consumer;
 use jiff::Timestamp;
 use prometheus::{Gauge, Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
-
-use super::Names;
+use runtime::metrics::Registry;
 
 /// Most DSPs whose cookies are shown as overdue.
 const OVERDUE_MAX: usize = 20;
@@ -50,64 +50,33 @@ pub struct Run {
 }
 
 impl Maintenance {
-    pub(super) fn register(names: &Names<'_>) -> Result<Self> {
-        let owner = names.gauge(
-            "maintenance_owner",
-            "1 if this consumer sees to expiry and compaction of its store, 0 if another does that shares it.",
-        )?;
+    pub(super) fn register(registry: &Registry) -> Result<Self> {
+        let owner: IntGauge = registry.add(consumer::MAINTENANCE_OWNER)?;
         owner.set(1);
         Ok(Self {
             owner,
-            overdue: names.gauges(
-                "expiry_overdue_seconds",
-                "How far the oldest cookie of a DSP is beyond its time to live, for the 20 DSPs where that is most; MongoDB only. Less than a day is usual: what expires by day waits for the window.",
-                "dsp",
-            )?,
-            overdue_max: names.gauge(
-                "expiry_overdue_max_seconds",
-                "The greatest of them.",
-            )?,
-            expiry_open: names.gauge("expiry_window_open", "1 while expiry may run.")?,
-            expiry: Run::register(names, "expiry")?,
-            compaction: Run::register(names, "compaction")?,
-            compaction_open: names
-                .gauge("compaction_window_open", "1 while compaction may run.")?,
-            expired: names.counter(
-                "expired_total",
-                "Expired cookies found to be deleted, older values included.",
-            )?,
-            forgotten_cursors: names.counter(
-                "forgotten_cursors_total",
-                "Cursors deleted because their producer sent nothing for as long as cookies live.",
-            )?,
-            compaction_seconds: names.histogram(
-                "compaction_seconds",
-                "Time the compaction of each collection took.",
-                &[
-                    0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0,
-                ],
-            )?,
-            compaction_freed_bytes: names.counter(
-                "compaction_freed_bytes_total",
-                "Bytes that compactions gave back to the file system.",
-            )?,
-            compaction_skipped: names.counter(
-                "compaction_skipped_total",
-                "Collections that were not compacted because there was little to gain.",
-            )?,
-            compactions: names.counter(
-                "compactions_total",
-                "Times that everything worth it was compacted, one a night.",
-            )?,
-            errors: names.counter(
-                "maintenance_errors_total",
-                "Expiries, compactions and deletions of cursors that failed.",
-            )?,
+            overdue: registry.add(consumer::EXPIRY_OVERDUE)?,
+            overdue_max: registry.add(consumer::EXPIRY_OVERDUE_MAX)?,
+            expiry_open: registry.add(consumer::EXPIRY_WINDOW_OPEN)?,
+            expiry: Run {
+                ended: registry.add(consumer::EXPIRY_LAST_RUN)?,
+                seconds: registry.add(consumer::EXPIRY_LAST_RUN_DURATION)?,
+            },
+            compaction: Run {
+                ended: registry.add(consumer::COMPACTION_LAST_RUN)?,
+                seconds: registry.add(consumer::COMPACTION_LAST_RUN_DURATION)?,
+            },
+            compaction_open: registry.add(consumer::COMPACTION_WINDOW_OPEN)?,
+            expired: registry.add(consumer::EXPIRED)?,
+            forgotten_cursors: registry.add(consumer::FORGOTTEN_CURSORS)?,
+            compaction_seconds: registry.add(consumer::COMPACTION_SECONDS)?,
+            compaction_freed_bytes: registry.add(consumer::COMPACTION_FREED_BYTES)?,
+            compaction_skipped: registry.add(consumer::COMPACTION_SKIPPED)?,
+            compactions: registry.add(consumer::COMPACTIONS)?,
+            errors: registry.add(consumer::MAINTENANCE_ERRORS)?,
         })
     }
-}
 
-impl Maintenance {
     /// Shows how far the oldest cookies of these DSPs, and of no others, are beyond their time to live.
     pub fn show_overdue(&self, overdue: &BTreeMap<u32, Duration>) {
         let seconds = |over: &Duration| i64::try_from(over.as_secs()).unwrap_or(i64::MAX);
@@ -125,20 +94,6 @@ impl Maintenance {
 }
 
 impl Run {
-    #[track_caller]
-    fn register(names: &Names<'_>, what: &str) -> Result<Self> {
-        Ok(Self {
-            ended: names.gauge(
-                &format!("{what}_last_run_unix_seconds"),
-                "When it last ran in its window without an error, in seconds since the Unix epoch; 0 before.",
-            )?,
-            seconds: names.seconds(
-                &format!("{what}_last_run_duration_seconds"),
-                "How long that took.",
-            )?,
-        })
-    }
-
     /// It ran without an error, until now.
     pub fn ended(&self, now: Timestamp, took: Duration) {
         self.ended.set(now.as_second());

@@ -8,108 +8,62 @@
 //! store keeps the cursor. In all at most [`PRODUCERS_SHOWN`] are shown; what is too many is left out, those first that
 //! nobody reads from.
 
-use prometheus::{
-    Result,
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
-use runtime::metrics::{Family, Registry};
+use figures::{Figure, consumer};
+use prometheus::{Result, proto::MetricFamily};
+use runtime::metrics::{Registry, family};
 
-use crate::producers::{PRODUCERS_SHOWN, ProducerFigures, Producers};
-
-const STREAMS: Family = Family::gauge("consumer_producers_connected", "Streams open now.", &[]);
-
-const ADDRESS_CONNECTED: Family = Family::gauge(
-    "consumer_address_connected",
-    "1 while the stream from this address is open.",
-    &["address"],
-);
-
-const LABELS: &[&str] = &["producer"];
-
-const CONNECTED: Family = Family::gauge(
-    "consumer_producer_connected",
-    "1 while a stream of this producer is open.",
-    LABELS,
-);
-
-const LAG: Family = Family::gauge(
-    "consumer_producer_lag_cookies",
-    "Cookies that this producer is known to have, by its hello or because they were received, and that are not durable here.",
-    LABELS,
-);
-
-const SKEW: Family = Family::gauge(
-    "consumer_clock_skew_seconds",
-    "How far this machine's clock is ahead of the producer's, at most: the least time from accepted there to received here in the last one to two minutes.",
-    LABELS,
-);
-
-const CURSOR: Family = Family::gauge(
-    "consumer_cursor_sequence",
-    "The newest durable sequence, by producer id.",
-    LABELS,
-);
+use crate::producers::{PRODUCERS_SHOWN, ProducerFigures, Producers, Snapshot};
 
 /// A series of each producer: its value, if it has one.
 type Value = fn(&ProducerFigures) -> Option<f64>;
 
-const BY_PRODUCER: [(Family, Value); 4] = [
-    (CONNECTED, |it| {
+const BY_PRODUCER: [(Figure, Value); 4] = [
+    (consumer::PRODUCER_CONNECTED, |it| {
         it.is_read.then(|| f64::from(u8::from(it.streams > 0)))
     }),
-    (LAG, |it| it.lag_cookies.filter(|_| it.is_read).map(as_f64)),
-    (SKEW, |it| {
+    (consumer::PRODUCER_LAG, |it| {
+        it.lag_cookies.filter(|_| it.is_read).map(as_f64)
+    }),
+    (consumer::CLOCK_SKEW, |it| {
         it.skew_micros.filter(|_| it.is_read).map(seconds)
     }),
-    (CURSOR, |it| {
+    (consumer::CURSOR, |it| {
         it.durable.map(|(_, sequence)| as_f64(sequence))
     }),
 ];
 
-/// Shows a table.
-#[derive(Debug)]
-pub struct ProducerSeries {
-    descs: Vec<Desc>,
-    producers: Producers,
+/// Shows this table.
+///
+/// # Errors
+/// When a name is taken.
+pub fn register(registry: &Registry, producers: Producers) -> Result<()> {
+    let figures = BY_PRODUCER.iter().map(|(figure, _)| *figure);
+    let figures = figures.chain([consumer::PRODUCERS_CONNECTED, consumer::ADDRESS_CONNECTED]);
+    registry.read(figures, move || families(&producers.snapshot()))
 }
 
-impl ProducerSeries {
-    /// Shows this one.
-    ///
-    /// # Errors
-    /// When a name is taken.
-    pub fn register(registry: &Registry, producers: Producers) -> Result<()> {
-        let families = BY_PRODUCER.iter().map(|(family, _)| family);
-        let families = families.chain([&STREAMS, &ADDRESS_CONNECTED]);
-        let descs = families.map(Family::desc).collect::<Result<_>>()?;
-        registry.register(Box::new(Self { descs, producers }))
-    }
-}
-
-impl Collector for ProducerSeries {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descs.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let snapshot = self.producers.snapshot();
-        let by_producer = BY_PRODUCER.iter().map(|(family, value)| {
-            let shown = snapshot.producers.iter().take(PRODUCERS_SHOWN);
-            family.with(shown.filter_map(|(id, it)| Some(([&**id], value(it)?))))
-        });
-        let addresses: Vec<_> = snapshot
-            .addresses
-            .iter()
-            .map(|it| (it.address.to_string(), u8::from(it.is_connected)))
-            .collect();
-        let connected = addresses.iter().map(|(_, connected)| u64::from(*connected));
-        let streams = STREAMS.with([([], as_f64(connected.sum()))]);
-        let addresses = addresses.iter();
-        let addresses = ADDRESS_CONNECTED
-            .with(addresses.map(|(address, connected)| ([&**address], f64::from(*connected))));
-        by_producer.chain([streams, addresses]).collect()
-    }
+fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
+    let by_producer = BY_PRODUCER.iter().map(|(figure, value)| {
+        let shown = snapshot.producers.iter().take(PRODUCERS_SHOWN);
+        family(
+            *figure,
+            shown.filter_map(|(id, it)| Some(([&**id], value(it)?))),
+        )
+    });
+    let addresses: Vec<_> = snapshot
+        .addresses
+        .iter()
+        .map(|it| (it.address.to_string(), u8::from(it.is_connected)))
+        .collect();
+    let connected = addresses.iter().map(|(_, connected)| u64::from(*connected));
+    let streams = as_f64(connected.sum());
+    let addresses = addresses.iter();
+    let addresses = addresses.map(|(address, connected)| ([&**address], f64::from(*connected)));
+    let others = [
+        family(consumer::PRODUCERS_CONNECTED, [([], streams)]),
+        family(consumer::ADDRESS_CONNECTED, addresses),
+    ];
+    by_producer.chain(others).collect()
 }
 
 #[expect(

@@ -1,9 +1,9 @@
 //! What is counted of batches and of the store.
 
-use prometheus::{Histogram, IntCounter, IntGauge, Result};
-use runtime::metrics::Latency;
+use figures::consumer;
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Result};
+use runtime::metrics::{Latency, Registry};
 
-use super::{Names, SECONDS};
 use crate::ledger::Ledger;
 
 /// What the sink counts.
@@ -45,54 +45,27 @@ pub struct DeadLetters {
 }
 
 impl Sink {
-    pub(super) fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
+    pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
         Ok(Self {
             ledger,
-            dead_letters: DeadLetters::register(names)?,
-            clock_clamped: names.counter(
-                "clock_clamped_total",
-                "Cookies accepted more than 5 minutes ahead of this machine's clock; their time was cut down.",
-            )?,
-            batches: names.counter("batches_total", "Batches made durable.")?,
-            batch_cookies: names.histogram(
-                "batch_cookies",
-                "Cookies of a batch.",
-                &[1.0, 10.0, 100.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 1e6],
-            )?,
-            flush_seconds: names.histogram(
-                "flush_seconds",
-                "Time until the store had made a batch durable, retries included.",
-                SECONDS,
-            )?,
-            stored_seconds: names.latency(
-                "stored_seconds",
-                "Time from accepted at the edge to durable in the store, cookie by cookie.",
-            )?,
-            store_errors: names.counter("store_errors_total", "Failed attempts to use the store.")?,
-            store_up: names.gauge("store_up", "1 while the store works.")?,
-            places: names.gauge(
-                "dsp_places",
-                "DSPs that are not listed in --dsps and have a place in the store.",
-            )?,
-            places_max: names.gauge(
-                "dsp_places_limit",
-                "Most DSPs that get a place by being seen: --dsps-max. Cookies of others are refused.",
-            )?,
-            goodbyes: names.counter(
-                "producer_goodbyes_total",
-                "Producers that said goodbye and of which everything before that is stored, or was declared lost.",
-            )?,
+            dead_letters: DeadLetters::register(registry)?,
+            clock_clamped: registry.add(consumer::CLOCK_CLAMPED)?,
+            batches: registry.add(consumer::BATCHES)?,
+            batch_cookies: registry.add(consumer::BATCH_COOKIES)?,
+            flush_seconds: registry.add(consumer::FLUSH_SECONDS)?,
+            stored_seconds: registry.add(consumer::STORED_SECONDS)?,
+            store_errors: registry.add(consumer::STORE_ERRORS)?,
+            store_up: registry.add(consumer::STORE_UP)?,
+            places: registry.add(consumer::DSP_PLACES)?,
+            places_max: registry.add(consumer::DSP_PLACES_LIMIT)?,
+            goodbyes: registry.add(consumer::PRODUCER_GOODBYES)?,
         })
     }
 }
 
 impl DeadLetters {
-    fn register(names: &Names<'_>) -> Result<Self> {
-        let letters = names.counters(
-            "dead_letters_total",
-            "Letters for cookies that the store refused for ever, by outcome: written to the file, or failed to be.",
-            "outcome",
-        )?;
+    fn register(registry: &Registry) -> Result<Self> {
+        let letters: IntCounterVec = registry.add(consumer::DEAD_LETTERS)?;
         Ok(Self {
             written: letters.with_label_values(&["written"]),
             failed: letters.with_label_values(&["failed"]),

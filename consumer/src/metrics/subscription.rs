@@ -1,10 +1,10 @@
 //! What is counted of streams, from the connection to the buffer.
 
-use prometheus::{IntCounter, IntGauge, Result};
+use figures::consumer;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Result};
 use proto::v1::GapReason;
-use runtime::metrics::{Latency, PeakGauge};
+use runtime::metrics::{Latency, PeakGauge, Registry};
 
-use super::Names;
 use crate::ledger::Ledger;
 
 /// What subscriptions count.
@@ -45,64 +45,30 @@ pub struct Subscription {
     lost_queue_bound: IntCounter,
     lost_log_moved_on: IntCounter,
     lost_unspecified: IntCounter,
+    /// Cookies that will never come, by reason.
+    pub lost: IntCounterVec,
     /// What became of every cookie; shared with the sink.
     pub ledger: Ledger,
 }
 
 impl Subscription {
-    pub(super) fn register(names: &Names<'_>, ledger: Ledger) -> Result<Self> {
-        let lost = names.counters(
-            "lost_total",
-            "Cookies a producer had and this consumer will not get, by reason.",
-            "reason",
-        )?;
-        let lives = names.counters(
-            "producer_lives_total",
-            "Lives of producers that ended, by what this consumer knows to have lost of them, and of lives since that it did not see: proved (nothing), lost (exactly counted), bounded (not more than a known number), unknown.",
-            "end",
-        )?;
-        let buffer_bytes = names.gauge(
-            "buffer_bytes",
-            "Bytes received but not yet part of a batch.",
-        )?;
+    pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
+        let lost: IntCounterVec = registry.add(consumer::LOST)?;
+        let lives: IntCounterVec = registry.add(consumer::PRODUCER_LIVES)?;
+        let buffer_bytes: IntGauge = registry.add(consumer::BUFFER_BYTES)?;
+        let (peak, of) = (consumer::BUFFER_BYTES_MAX, buffer_bytes.clone());
         Ok(Self {
-            bytes: names.counter("received_bytes_total", "Bytes of messages received.")?,
-            buffer_bytes_peak: PeakGauge::register(
-                names.0,
-                "consumer_buffer_bytes_max",
-                "The greatest number of bytes received but not yet part of a batch since the scrape before the last.",
-                buffer_bytes.clone(),
-            )?,
+            bytes: registry.add(consumer::RECEIVED_BYTES)?,
+            buffer_bytes_peak: PeakGauge::register(registry, peak, of)?,
             buffer_bytes,
-            buffer_bytes_max: names.gauge(
-                "buffer_limit_bytes",
-                "Bytes received but not yet part of a batch at which reading stops.",
-            )?,
-            received_seconds: names.latency(
-                "received_seconds",
-                "Time from accepted at the edge to received here, cookie by cookie.",
-            )?,
-            connections: names.counter("connections_total", "Streams that were opened.")?,
-            violations: names.counter(
-                "stream_violations_total",
-                "Streams ended because they broke the rules of the contract, goodbyes with cookies missing included.",
-            )?,
-            unknown_events: names.counter(
-                "unknown_events_total",
-                "Events of a later version of the contract, skipped.",
-            )?,
-            duplicate_producers: names.counter(
-                "duplicate_producer_ids_total",
-                "Times that two producers with the same id were found to be streaming at once.",
-            )?,
-            unknown_tails: names.counter(
-                "unknown_tail_total",
-                "Lives of producers that ended in a way that leaves unknown how much was lost.",
-            )?,
-            unknown_tail_cookies: names.counter(
-                "unknown_tail_cookies_total",
-                "Most cookies that may have been lost at the ends of those lives that have a bound.",
-            )?,
+            buffer_bytes_max: registry.add(consumer::BUFFER_LIMIT_BYTES)?,
+            received_seconds: registry.add(consumer::RECEIVED_SECONDS)?,
+            connections: registry.add(consumer::STREAMS_OPENED)?,
+            violations: registry.add(consumer::STREAM_VIOLATIONS)?,
+            unknown_events: registry.add(consumer::UNKNOWN_EVENTS)?,
+            duplicate_producers: registry.add(consumer::DUPLICATE_PRODUCER_IDS)?,
+            unknown_tails: registry.add(consumer::UNKNOWN_TAILS)?,
+            unknown_tail_cookies: registry.add(consumer::UNKNOWN_TAIL_COOKIES)?,
             lives_proved: lives.with_label_values(&["proved"]),
             lives_lost: lives.with_label_values(&["lost"]),
             lives_bounded: lives.with_label_values(&["bounded"]),
@@ -111,6 +77,7 @@ impl Subscription {
             lost_queue_bound: lost.with_label_values(&["queue_bound"]),
             lost_log_moved_on: lost.with_label_values(&["log_moved_on"]),
             lost_unspecified: lost.with_label_values(&["unspecified"]),
+            lost,
             ledger,
         })
     }

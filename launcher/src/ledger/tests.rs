@@ -109,7 +109,10 @@ fn balance_that_needs_a_negative_count_is_none() {
     let error = check_producer(&Samples::parse(&negative))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("90 undelivered"), "{error}");
+    assert!(
+        error.contains("producer_subscriber_undelivered_cookies_total 90"),
+        "{error}"
+    );
 }
 
 #[test]

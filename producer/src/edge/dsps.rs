@@ -28,19 +28,11 @@ use std::{
     thread,
 };
 
-use prometheus::{
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
-use runtime::metrics::{Family, Registry};
+use figures::producer::DSP_COOKIES;
+use prometheus::proto::MetricFamily;
+use runtime::metrics::{Registry, family};
 
 use super::request::Rejection;
-
-const COOKIES: Family = Family::counter(
-    "producer_dsp_cookies_total",
-    "Sync requests by DSP and outcome: accepted, or why they were rejected.",
-    &["dsp", "outcome"],
-);
 
 /// The most DSPs that can have a series; each takes 512 bytes in each of at most 64 shards.
 pub const SHOWN_MAX: usize = 1024;
@@ -133,7 +125,6 @@ pub struct Dsps {
 
 #[derive(Debug)]
 struct Shared {
-    desc: Desc,
     names: Names,
     shards: Vec<Shard>,
 }
@@ -157,12 +148,12 @@ impl Dsps {
             (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard(Mutex::new(vec![0; slots * OUTCOMES])));
         let dsps = Self {
             shared: Arc::new(Shared {
-                desc: COOKIES.desc()?,
                 names,
                 shards: shards.collect(),
             }),
         };
-        registry.register(Box::new(dsps.clone()))?;
+        let read = dsps.clone();
+        registry.read([DSP_COOKIES], move || vec![read.family()])?;
         Ok(dsps)
     }
 
@@ -206,6 +197,33 @@ impl Dsps {
         tally.len = 0;
     }
 
+    /// What came of each DSP: its name, requests accepted, requests rejected.
+    pub(crate) fn requests(&self) -> Vec<(String, u64, u64)> {
+        let names = &self.shared.names;
+        let (slots, sums) = (names.slots(), self.sums());
+        let (accepted, rejected) = sums.split_at(slots);
+        let each = accepted.iter().enumerate().filter_map(|(slot, &accepted)| {
+            let rejected = rejected.iter().skip(slot).step_by(slots).sum();
+            let is_shown = accepted + rejected > 0 || slot != usize::from(NONE.0);
+            Some((names.label(slot).filter(|_| is_shown)?, accepted, rejected))
+        });
+        each.collect()
+    }
+
+    /// Accepted cookies of every DSP, and the rejections that occurred.
+    fn family(&self) -> MetricFamily {
+        let names = &self.shared.names;
+        let (slots, sums) = (names.slots(), self.sums());
+        let labels: Vec<_> = (0..slots).map(|slot| names.label(slot)).collect();
+        let counts = sums.iter().enumerate().filter_map(|(index, &count)| {
+            let (outcome, slot) = (index / slots, index % slots);
+            let dsp = labels[slot].as_deref()?;
+            let is_shown = count > 0 || (outcome == ACCEPTED && slot != usize::from(NONE.0));
+            is_shown.then(|| ([dsp, outcome_label(outcome)], as_f64(count)))
+        });
+        family(DSP_COOKIES, counts)
+    }
+
     /// The sums over all threads, by outcome and slot.
     fn sums(&self) -> Vec<u64> {
         let mut sums = vec![0; self.shared.names.slots() * OUTCOMES];
@@ -221,26 +239,6 @@ impl Dsps {
 impl Shard {
     fn counts(&self) -> MutexGuard<'_, Vec<u64>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Collector for Dsps {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.shared.desc]
-    }
-
-    /// Accepted cookies of every DSP, and the rejections that occurred.
-    fn collect(&self) -> Vec<MetricFamily> {
-        let names = &self.shared.names;
-        let (slots, sums) = (names.slots(), self.sums());
-        let labels: Vec<_> = (0..slots).map(|slot| names.label(slot)).collect();
-        let counts = sums.iter().enumerate().filter_map(|(index, &count)| {
-            let (outcome, slot) = (index / slots, index % slots);
-            let dsp = labels[slot].as_deref()?;
-            let is_shown = count > 0 || (outcome == ACCEPTED && slot != usize::from(NONE.0));
-            is_shown.then(|| ([dsp, outcome_label(outcome)], as_f64(count)))
-        });
-        vec![COOKIES.with(counts)]
     }
 }
 

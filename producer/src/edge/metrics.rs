@@ -1,6 +1,7 @@
 //! What the edge counts, and how long it takes.
 
-use prometheus::{IntCounter, IntCounterVec, Opts};
+use figures::producer;
+use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
 
 use super::{
@@ -9,15 +10,14 @@ use super::{
     response::Outcome,
 };
 
-/// Finest where it is when all is well: a request that comes alone takes 10 µs, and of many that come together each waits for
-/// the last.
-const SECONDS: &[f64] = &[
-    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 1.0, 10.0,
-];
+/// The outcome of a request whose cookie is in the log.
+pub(crate) const ACCEPTED: &str = "accepted";
 
-/// The handles of all metrics of the edge, resolved once.
-#[derive(Debug)]
+/// The handles of all metrics of the edge, resolved once; clones share them.
+#[derive(Debug, Clone)]
 pub struct Metrics {
+    /// By outcome.
+    pub(crate) requests: IntCounterVec,
     /// Requests that were accepted; counted when their cookies are in the log.
     pub(super) accepted: IntCounter,
     rejected: Vec<IntCounter>,
@@ -26,9 +26,9 @@ pub struct Metrics {
     head_too_large: IntCounter,
     malformed: IntCounter,
     /// From read to answered.
-    pub(super) seconds: Latency,
+    pub(crate) seconds: Latency,
     /// The same outcomes for each DSP.
-    pub(super) dsps: Dsps,
+    pub(crate) dsps: Dsps,
 }
 
 impl Metrics {
@@ -37,17 +37,10 @@ impl Metrics {
     /// # Errors
     /// When they are registered already.
     pub fn register(registry: &Registry, shown: &Shown) -> prometheus::Result<Self> {
-        let requests = IntCounterVec::new(
-            Opts::new(
-                "producer_edge_requests_total",
-                "Requests of the edge by outcome; every outcome but \"accepted\" left nothing in the log.",
-            ),
-            &["outcome"],
-        )?;
-        registry.register(Box::new(requests.clone()))?;
+        let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
         let outcome = |label: &str| requests.with_label_values(&[label]);
         Ok(Self {
-            accepted: outcome("accepted"),
+            accepted: outcome(ACCEPTED),
             rejected: Rejection::ALL
                 .iter()
                 .map(|rejection| outcome(rejection.label()))
@@ -56,13 +49,9 @@ impl Metrics {
             method_not_allowed: outcome("method_not_allowed"),
             head_too_large: outcome("head_too_large"),
             malformed: outcome("malformed"),
-            seconds: Latency::register(
-                registry,
-                "producer_edge_request_seconds",
-                "Time from a request read to its answer made, whatever the outcome.",
-                SECONDS,
-            )?,
+            seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
             dsps: Dsps::register(registry, shown)?,
+            requests,
         })
     }
 

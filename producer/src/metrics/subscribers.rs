@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
+use figures::{Figure, producer};
 use prometheus::proto::MetricFamily;
-use runtime::metrics::Family;
+use runtime::metrics::family;
 
 use super::as_f64;
 use crate::{
     log::Stats,
     streams::subscribers::{RESUMES, Snapshot, resume_label},
 };
-
-const LABELS: &[&str] = &["subscriber", "call"];
 
 /// A subscriber, the age of the oldest cookie before it, and the log.
 struct Read<'a> {
@@ -21,134 +20,38 @@ struct Read<'a> {
 }
 
 /// A metric with one series for each subscriber, and how it is read.
-type Figure = (Family, fn(&Read<'_>) -> f64);
+type Row = (Figure, fn(&Read<'_>) -> f64);
 
-const fn counter(name: &'static str, help: &'static str) -> Family {
-    Family::counter(name, help, LABELS)
-}
-
-const fn gauge(name: &'static str, help: &'static str) -> Family {
-    Family::gauge(name, help, LABELS)
-}
-
-const FIGURES: &[Figure] = &[
-    (
-        gauge(
-            "producer_subscriber_connected",
-            "1 while a stream of the subscriber is open.",
-        ),
-        |it| as_f64(it.queue.connected.into()),
-    ),
-    (
-        gauge(
-            "producer_subscriber_lag_cookies",
-            "Sealed cookies the subscriber's stream has not taken yet.",
-        ),
-        |it| as_f64(it.lag()),
-    ),
-    (
-        gauge(
-            "producer_subscriber_lag_cookies_max",
-            "The greatest lag in cookies since the scrape before the last.",
-        ),
-        |it| as_f64(it.queue.lag_max.max(it.lag())),
-    ),
-    (
-        gauge(
-            "producer_subscriber_lag_seconds",
-            "Age of the oldest sealed cookie that the subscriber's stream has not taken yet and the log still holds.",
-        ),
-        |it| it.age.as_secs_f64(),
-    ),
-    (
-        counter(
-            "producer_subscriber_appended_cookies_total",
-            "Cookies in the log since the subscriber joined: delivered - undelivered + lost - recovered + queued.",
-        ),
-        |it| as_f64(it.queue.appended(it.stats.appended)),
-    ),
-    (
-        counter(
-            "producer_subscriber_delivered_cookies_total",
-            "Cookies handed to the subscriber's stream, each counted once.",
-        ),
-        |it| as_f64(it.queue.totals.delivered),
-    ),
-    (
-        counter(
-            "producer_subscriber_redelivered_cookies_total",
-            "Cookies handed to the subscriber's stream again after it came back.",
-        ),
-        |it| as_f64(it.queue.totals.redelivered),
-    ),
-    (
-        counter(
-            "producer_subscriber_undelivered_cookies_total",
-            "Cookies counted as delivered that never arrived and are counted as lost since.",
-        ),
-        |it| as_f64(it.queue.totals.undelivered),
-    ),
-    (
-        counter(
-            "producer_subscriber_recovered_cookies_total",
-            "Cookies counted as lost that were delivered after all, to an older cursor.",
-        ),
-        |it| as_f64(it.queue.totals.recovered),
-    ),
-    (
-        gauge(
-            "producer_subscriber_queued_cookies",
-            "Cookies in the log, sealed or not, that are neither delivered nor lost yet.",
-        ),
-        |it| as_f64(it.queue.queued(it.stats.appended)),
-    ),
-    (
-        counter(
-            "producer_subscriber_sent_bytes_total",
-            "Bytes handed to the subscriber's stream.",
-        ),
-        |it| as_f64(it.queue.totals.bytes),
-    ),
-    (
-        counter(
-            "producer_subscriber_streams_total",
-            "Streams the subscriber opened.",
-        ),
-        |it| as_f64(it.queue.totals.streams),
-    ),
-    (
-        gauge(
-            "producer_subscriber_pinned_bytes",
-            "Bytes handed to the subscriber's streams that their connections have not let go.",
-        ),
-        |it| as_f64(it.queue.pinned_bytes),
-    ),
-    (
-        counter(
-            "producer_subscriber_cut_total",
-            "Streams of the subscriber cut off because all streams together held too much.",
-        ),
-        |it| as_f64(it.queue.cuts),
-    ),
+const ROWS: &[Row] = &[
+    (producer::SUBSCRIBER_CONNECTED, |it| {
+        as_f64(it.queue.connected.into())
+    }),
+    (producer::LAG, |it| as_f64(it.lag())),
+    (producer::LAG_MAX, |it| {
+        as_f64(it.queue.lag_max.max(it.lag()))
+    }),
+    (producer::LAG_SECONDS, |it| it.age.as_secs_f64()),
+    (producer::SUBSCRIBER_APPENDED, |it| {
+        as_f64(it.queue.appended(it.stats.appended))
+    }),
+    (producer::DELIVERED, |it| as_f64(it.queue.totals.delivered)),
+    (producer::REDELIVERED, |it| {
+        as_f64(it.queue.totals.redelivered)
+    }),
+    (producer::UNDELIVERED, |it| {
+        as_f64(it.queue.totals.undelivered)
+    }),
+    (producer::RECOVERED, |it| as_f64(it.queue.totals.recovered)),
+    (producer::QUEUED, |it| {
+        as_f64(it.queue.queued(it.stats.appended))
+    }),
+    (producer::SENT_BYTES, |it| as_f64(it.queue.totals.bytes)),
+    (producer::STREAMS, |it| as_f64(it.queue.totals.streams)),
+    (producer::SUBSCRIBER_PINNED_BYTES, |it| {
+        as_f64(it.queue.pinned_bytes)
+    }),
+    (producer::SUBSCRIBER_CUT, |it| as_f64(it.queue.cuts)),
 ];
-
-const LOST: Family = Family::counter(
-    "producer_subscriber_lost_cookies_total",
-    "Cookies the subscriber will not get, by reason.",
-    &["subscriber", "call", "reason"],
-);
-
-const RESUMED: Family = Family::counter(
-    "producer_subscriber_resumes_total",
-    "Streams the subscriber opened, by how it was met.",
-    &["subscriber", "call", "outcome"],
-);
-
-const NOT_SHOWN: Family = Family::gauge(
-    "producer_subscribers_not_shown",
-    "Subscribers that have no series of their own, since too many names came.",
-    &[],
-);
 
 impl Read<'_> {
     fn lag(&self) -> u64 {
@@ -157,9 +60,13 @@ impl Read<'_> {
 }
 
 /// All that [`read`] reads.
-pub(super) fn families() -> impl Iterator<Item = Family> {
-    let figures = FIGURES.iter().map(|(family, _)| *family);
-    figures.chain([LOST, RESUMED, NOT_SHOWN])
+pub(super) fn figures() -> impl Iterator<Item = Figure> {
+    let figures = ROWS.iter().map(|(figure, _)| *figure);
+    figures.chain([
+        producer::SUBSCRIBER_LOST,
+        producer::RESUMES,
+        producer::SUBSCRIBERS_NOT_SHOWN,
+    ])
 }
 
 /// All of it; `ages` are those of the queues.
@@ -170,9 +77,9 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
         let pairs = pairs.filter(|(queue, _)| queue.is_shown);
         pairs.map(|(queue, &age)| Read { queue, age, stats })
     };
-    let figures = FIGURES
+    let figures = ROWS
         .iter()
-        .map(|(family, value)| family.with(each().map(|it| (labels(it.queue), value(&it)))));
+        .map(|(figure, value)| family(*figure, each().map(|it| (labels(it.queue), value(&it)))));
     let lost = shown().flat_map(|queue| {
         let [name, call] = labels(queue);
         [
@@ -185,11 +92,14 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
         let by_outcome = RESUMES.into_iter().zip(queue.resumes);
         by_outcome.map(move |(outcome, count)| ([name, call, resume_label(outcome)], count))
     });
+    let lost = lost.map(|(labels, count)| (labels, as_f64(count)));
+    let resumed = resumed.map(|(labels, count)| (labels, as_f64(count)));
+    let not_shown = as_f64((queues.len() - shown().count()) as u64);
     figures
         .chain([
-            LOST.with(lost.map(|(labels, count)| (labels, as_f64(count)))),
-            RESUMED.with(resumed.map(|(labels, count)| (labels, as_f64(count)))),
-            NOT_SHOWN.with([([""; 0], as_f64((queues.len() - shown().count()) as u64))]),
+            family(producer::SUBSCRIBER_LOST, lost),
+            family(producer::RESUMES, resumed),
+            family(producer::SUBSCRIBERS_NOT_SHOWN, [([], not_shown)]),
         ])
         .collect()
 }

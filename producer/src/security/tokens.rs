@@ -10,8 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use figures::producer;
 use http::{HeaderMap, Request, header::AUTHORIZATION};
-use prometheus::{IntCounter, IntCounterVec, Opts};
+use prometheus::{IntCounter, IntCounterVec};
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
 
@@ -55,14 +56,7 @@ impl TokenCheck {
         tokens: Arc<Reloaded<token::File>>,
         registry: &Registry,
     ) -> prometheus::Result<Self> {
-        let refusals = IntCounterVec::new(
-            Opts::new(
-                "producer_token_refusals_total",
-                "Calls refused because they bear no token, or a wrong one.",
-            ),
-            &["reason"],
-        )?;
-        registry.register(Box::new(refusals.clone()))?;
+        let refusals: IntCounterVec = registry.add(producer::TOKEN_REFUSALS)?;
         Ok(Self {
             tokens,
             missing: refusals.with_label_values(&["missing"]),

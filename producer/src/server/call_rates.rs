@@ -14,7 +14,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
+use figures::producer;
+use prometheus::{IntCounter, IntCounterVec};
 use runtime::{listen::addresses, metrics::Registry};
 use tokio::time::Instant;
 use tonic::Status;
@@ -99,19 +100,8 @@ impl CallLimits {
     /// # Errors
     /// When a metric of that name is registered already.
     pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let refused = IntCounterVec::new(
-            Opts::new(
-                "producer_grpc_calls_refused_total",
-                "Calls refused because there were too many a second or they held too much.",
-            ),
-            &["reason"],
-        )?;
-        let bytes = IntGauge::new(
-            "producer_grpc_calls_bytes",
-            "Bytes charged to calls that are not streams, unfinished requests among them; 16 MiB at most.",
-        )?;
-        registry.register(Box::new(refused.clone()))?;
-        registry.register(Box::new(bytes.clone()))?;
+        let refused: IntCounterVec = registry.add(producer::CALLS_REFUSED)?;
+        let bytes = registry.add(producer::CALLS_BYTES)?;
         let of_budget = |reason| refused.with_label_values(&[reason]);
         Ok(Self {
             all: Arc::new(Buckets::full(STREAMS, OTHERS)),

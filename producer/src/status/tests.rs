@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use prometheus::{IntCounterVec, Opts};
 use proto::wire::CookieRef;
 use runtime::metrics::Registry;
 use serde_json::{Value, json};
@@ -21,13 +20,18 @@ const HOUR: Duration = Duration::from_secs(3600);
 struct Scene {
     log: Log,
     subscribers: Subscribers,
-    registry: Registry,
+    edge: edge::Metrics,
     draining: CancellationToken,
     status: ProducerStatus,
 }
 
 impl Scene {
     fn new() -> Self {
+        Self::showing(1)
+    }
+
+    /// With series for so many DSPs.
+    fn showing(dsps_max: usize) -> Self {
         let log = Log::new(log::Config {
             epoch: 7,
             bytes_max: 1 << 20,
@@ -38,6 +42,16 @@ impl Scene {
         let subscribers = Subscribers::new(HOUR, 1000);
         let registry = Registry::new();
         metrics::register(&registry, &log, &subscribers, 1_000).unwrap();
+        let shown = edge::dsps::Shown {
+            named: BTreeSet::new(),
+            max: dsps_max,
+            refuses_others: false,
+        };
+        let edge = edge::Metrics::register(&registry, &shown).unwrap();
+        let connections = ["http", "grpc", "admin"].map(|port| {
+            let metrics = listen::Metrics::register(&registry, "producer", port);
+            (port, metrics.unwrap())
+        });
         let draining = CancellationToken::new();
         let tasks = TaskTracker::new();
         let accepting = || Accepting {
@@ -49,6 +63,9 @@ impl Scene {
             log: log.clone(),
             log_bytes_max: 1 << 20,
             subscribers: subscribers.clone(),
+            edge: edge.clone(),
+            connections,
+            in_flight: StreamBudget::register(&registry, 1 << 20).unwrap(),
             readiness: Arc::new(Readiness {
                 draining: draining.clone(),
                 http: accepting(),
@@ -58,7 +75,7 @@ impl Scene {
         Self {
             log,
             subscribers,
-            registry,
+            edge,
             draining,
             status,
         }
@@ -77,8 +94,7 @@ impl Scene {
     }
 
     fn sample(&mut self) {
-        let families = Families::gather(&self.registry);
-        self.status.sample(&families, Instant::now());
+        self.status.sample(Instant::now());
     }
 
     fn said(&self, with_history: bool) -> Value {
@@ -90,9 +106,7 @@ impl Scene {
 async fn figures_come_from_the_log_the_subscribers_and_the_metrics() {
     let mut scene = Scene::new();
     assert_eq!(scene.said(false), json!({}), "before the first sample");
-    let requests = Opts::new("producer_edge_requests_total", "help");
-    let requests = IntCounterVec::new(requests, &["outcome"]).unwrap();
-    scene.registry.register(Box::new(requests.clone())).unwrap();
+    let requests = scene.edge.requests.clone();
     scene.sample();
     scene.append(10);
     scene.log.close();
@@ -118,6 +132,12 @@ async fn figures_come_from_the_log_the_subscribers_and_the_metrics() {
             json!([{"what": "accepted", "count": 10}, {"what": "b_missing", "count": 2}]),
         ),
         ("/edge/latency_seconds", json!(null)),
+        (
+            "/connections/1",
+            json!({"port": "grpc", "open": 0, "accepted": 0, "cut": []}),
+        ),
+        ("/pinned_bytes", json!(0)),
+        ("/pinned_bytes_max", json!(1 << 20)),
         ("/log/bytes_max", json!(1 << 20)),
         ("/log/newest_sequence", json!(10)),
         ("/log/epoch", json!(7)),
@@ -125,7 +145,10 @@ async fn figures_come_from_the_log_the_subscribers_and_the_metrics() {
         ("/subscribers/0/name", json!("node")),
         ("/subscribers/0/lag_cookies", json!(10)),
         ("/subscribers/0/resumes", json!(0)),
-        ("/dsps", json!([])),
+        (
+            "/dsps",
+            json!([{"dsp": "other", "accepted": 0, "refused": 0}]),
+        ),
         ("/history/accepted_per_second", json!([0.0, 5.0])),
         ("/history/subscribers/0/name", json!("node")),
     ] {
@@ -147,21 +170,27 @@ async fn figures_come_from_the_log_the_subscribers_and_the_metrics() {
 
 #[tokio::test]
 async fn dsps_are_shown_where_they_are_counted_those_with_most_first() {
-    let mut scene = Scene::new();
-    let opts = Opts::new("producer_dsp_cookies_total", "help");
-    let dsps = IntCounterVec::new(opts, &["dsp", "outcome"]).unwrap();
-    for dsp in 1..=DSPS_MAX as u64 + 5 {
-        dsps.with_label_values(&[&*dsp.to_string(), "accepted"])
-            .inc_by(dsp);
+    let dsps_max = DSPS_MAX + 5;
+    let mut scene = Scene::showing(dsps_max);
+    let dsps = scene.edge.dsps();
+    let mut tally = edge::dsps::Tally::default();
+    for dsp_id in 1..=u32::try_from(dsps_max).unwrap() {
+        let slot = dsps.slot(Some(dsp_id));
+        for _ in 0..dsp_id {
+            tally.accepted(slot);
+        }
+        dsps.add(&mut tally);
     }
-    dsps.with_label_values(&["2", "b_missing"]).inc_by(1000);
-    scene.registry.register(Box::new(dsps)).unwrap();
+    for _ in 0..30 {
+        tally.rejected(dsps.slot(Some(2)), edge::request::Rejection::ALL[0]);
+    }
+    dsps.add(&mut tally);
     scene.sample();
     let said = scene.said(false);
     assert_eq!(said["dsps"].as_array().unwrap().len(), DSPS_MAX);
     assert_eq!(
         said["dsps"][0],
-        json!({"dsp": "2", "accepted": 2, "refused": 1000})
+        json!({"dsp": "2", "accepted": 2, "refused": 30})
     );
     assert_eq!(
         said["dsps"][1],
@@ -173,13 +202,7 @@ async fn dsps_are_shown_where_they_are_counted_those_with_most_first() {
 #[tokio::test]
 #[ignore = "measures"]
 async fn cost_of_a_sample_with_a_hundred_subscribers() {
-    let mut scene = Scene::new();
-    let shown = edge::dsps::Shown {
-        named: BTreeSet::new(),
-        max: 100,
-        refuses_others: false,
-    };
-    let registered = edge::Metrics::register(&scene.registry, &shown).unwrap();
+    let mut scene = Scene::showing(100);
     let leases: Vec<_> = (0..100)
         .map(|number| {
             let name = format!("node-{number}.exchange.example");
@@ -201,9 +224,6 @@ async fn cost_of_a_sample_with_a_hundred_subscribers() {
         println!("{what}: {:?}", began.elapsed() / rounds);
     };
     time(&mut scene, "sample", &mut Scene::sample);
-    time(&mut scene, "of it, gathering", &mut |scene| {
-        drop(Families::gather(&scene.registry));
-    });
     time(&mut scene, "event", &mut |scene| {
         drop(scene.status.json(false))
     });
@@ -212,5 +232,5 @@ async fn cost_of_a_sample_with_a_hundred_subscribers() {
     });
     let bytes = [false, true].map(|history| scene.status.json(history).unwrap().len());
     println!("bytes of an event and of all: {bytes:?}");
-    drop((leases, registered));
+    drop(leases);
 }

@@ -19,8 +19,9 @@ use std::sync::{
     atomic::{AtomicI64, AtomicU64, Ordering},
 };
 
+use figures::producer;
 use prometheus::IntGauge;
-use runtime::metrics::Registry;
+use runtime::{metrics::Registry, status::counted::whole};
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -88,17 +89,9 @@ impl StreamBudget {
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn register(registry: &Registry, bytes_max: u64) -> prometheus::Result<Self> {
-        let bytes = IntGauge::new(
-            "producer_pinned_bytes",
-            "Bytes handed to streams that their connections have not let go, each stream counted in full.",
-        )?;
-        let limit = IntGauge::new(
-            "producer_pinned_limit_bytes",
-            "Where subscribers are cut off for what their connections hold.",
-        )?;
+        let bytes = registry.add(producer::PINNED_BYTES)?;
+        let limit: IntGauge = registry.add(producer::PINNED_LIMIT_BYTES)?;
         limit.set(i64::try_from(bytes_max).unwrap_or(i64::MAX));
-        registry.register(Box::new(bytes.clone()))?;
-        registry.register(Box::new(limit))?;
         Ok(Self {
             shared: Arc::new(Shared {
                 bytes,
@@ -108,6 +101,16 @@ impl StreamBudget {
                 streams: Mutex::default(),
             }),
         })
+    }
+
+    /// Bytes that all streams have in flight.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shared.total()
+    }
+
+    /// The budget.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        self.shared.bytes_max
     }
 
     /// Counts for a new stream of `queue`. Before `logged_from` the log does not say that it is cut off.
@@ -220,7 +223,7 @@ impl Shared {
     }
 
     fn total(&self) -> u64 {
-        u64::try_from(self.bytes.get()).unwrap_or(0)
+        whole(&self.bytes)
     }
 
     fn millis(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Counts streaming calls that were answered with an error.
 
-use prometheus::{IntCounter, IntCounterVec, Opts};
+use figures::producer;
+use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::Registry;
 use tonic::{Code, Status};
 
@@ -25,14 +26,7 @@ impl Refusals {
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let refused = IntCounterVec::new(
-            Opts::new(
-                "producer_streams_refused_total",
-                "Calls for a stream that were answered with an error, by its gRPC code.",
-            ),
-            &["code"],
-        )?;
-        registry.register(Box::new(refused.clone()))?;
+        let refused: IntCounterVec = registry.add(producer::STREAMS_REFUSED)?;
         Ok(Self {
             by_code: CODES.map(|(_, label)| refused.with_label_values(&[label])),
             other: refused.with_label_values(&["other"]),

@@ -1,99 +1,60 @@
-//! Metrics that are read when somebody asks, instead of being kept: name, help and labels, apart from the values.
+//! Figures that are read when somebody asks, instead of being kept.
 
 use std::collections::HashMap;
 
+use figures::{Figure, Kind};
 use prometheus::{
     Result,
-    core::Desc,
+    core::{Collector, Desc},
     proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType},
 };
 
-/// What is always the same of a metric.
-#[derive(Debug, Clone, Copy)]
-pub struct Family {
-    /// Its name.
-    pub name: &'static str,
-    /// What it says.
-    pub help: &'static str,
-    /// The names of its labels.
-    pub labels: &'static [&'static str],
-    is_counter: bool,
+/// What reads some figures, and how it announces them.
+pub(super) struct Reader<F> {
+    descs: Vec<Desc>,
+    read: F,
 }
 
-impl Family {
-    /// A value that only grows.
-    #[must_use]
-    pub const fn counter(
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Self {
-        Self {
-            name,
-            help,
-            labels,
-            is_counter: true,
-        }
-    }
-
-    /// A value that goes up and down.
-    #[must_use]
-    pub const fn gauge(
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Self {
-        Self {
-            name,
-            help,
-            labels,
-            is_counter: false,
-        }
-    }
-
-    /// How a collector announces it.
-    ///
+impl<F: Fn() -> Vec<MetricFamily>> Reader<F> {
     /// # Errors
-    /// When the name, or that of a label, is none.
-    pub fn desc(&self) -> Result<Desc> {
-        let labels = self.labels.iter().map(ToString::to_string).collect();
-        Desc::new(
-            self.name.to_owned(),
-            self.help.to_owned(),
-            labels,
-            HashMap::new(),
-        )
+    /// When the name of a figure, or of a label, is none.
+    pub(super) fn new(figures: impl IntoIterator<Item = Figure>, read: F) -> Result<Self> {
+        let descs = figures.into_iter().map(desc).collect::<Result<_>>()?;
+        Ok(Self { descs, read })
+    }
+}
+
+impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Reader<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descs.iter().collect()
     }
 
-    /// It with these samples, each the values of the labels in their order, and its own value.
-    #[must_use]
-    pub fn with<'a, L: AsRef<[&'a str]>>(
-        &self,
-        samples: impl IntoIterator<Item = (L, f64)>,
-    ) -> MetricFamily {
-        let samples = samples.into_iter().map(|(labels, value)| {
-            let pairs = self.labels.iter().zip(labels.as_ref());
-            self.metric(
-                pairs.map(|(name, value)| pair(name, value)).collect(),
-                value,
-            )
-        });
-        let mut family = MetricFamily::default();
-        family.set_name(self.name.to_owned());
-        family.set_help(self.help.to_owned());
-        family.set_field_type(if self.is_counter {
-            MetricType::COUNTER
-        } else {
-            MetricType::GAUGE
-        });
-        family.set_metric(samples.collect());
-        family
+    fn collect(&self) -> Vec<MetricFamily> {
+        (self.read)()
     }
+}
 
-    fn metric(&self, labels: Vec<LabelPair>, value: f64) -> Metric {
+/// How a collector announces a figure.
+pub(super) fn desc(figure: Figure) -> Result<Desc> {
+    let labels = figure.labels.iter().map(ToString::to_string).collect();
+    let (name, help) = (figure.name.to_owned(), figure.help.to_owned());
+    Desc::new(name, help, labels, HashMap::new())
+}
+
+/// A counter or gauge with these samples, each the values of its labels in their order, and its own value.
+///
+/// # Panics
+/// When the figure is a histogram.
+#[must_use]
+pub fn family<'a, L: AsRef<[&'a str]>>(
+    figure: Figure,
+    samples: impl IntoIterator<Item = (L, f64)>,
+) -> MetricFamily {
+    let metric = |(labels, value): (L, f64)| {
+        let pairs = figure.labels.iter().zip(labels.as_ref());
         let mut metric = Metric::default();
-        metric.set_label(labels);
-        if self.is_counter {
+        metric.set_label(pairs.map(|(name, value)| pair(name, value)).collect());
+        if figure.kind == Kind::Counter {
             let mut counter = Counter::default();
             counter.set_value(value);
             metric.set_counter(counter);
@@ -103,7 +64,17 @@ impl Family {
             metric.set_gauge(gauge);
         }
         metric
-    }
+    };
+    let mut family = MetricFamily::default();
+    family.set_name(figure.name.to_owned());
+    family.set_help(figure.help.to_owned());
+    family.set_field_type(match figure.kind {
+        Kind::Counter => MetricType::COUNTER,
+        Kind::Gauge => MetricType::GAUGE,
+        Kind::Histogram(_) => panic!("{} is a histogram", figure.name),
+    });
+    family.set_metric(samples.into_iter().map(metric).collect());
+    family
 }
 
 fn pair(name: &str, value: &str) -> LabelPair {

@@ -1,7 +1,6 @@
 //! A histogram of seconds for many equal observations at once.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -9,13 +8,17 @@ use std::{
     time::Duration,
 };
 
+use figures::Figure;
 use prometheus::{
     Result,
     core::{Atomic, AtomicF64, Collector, Desc},
     proto::{Bucket, Histogram, Metric, MetricFamily, MetricType},
 };
 
-use super::Registry;
+use super::{
+    family::desc,
+    handle::{Handle, bounds},
+};
 
 /// A histogram of seconds that takes many equal observations at once, which `prometheus::Histogram` cannot: the
 /// requests of a burst, or the cookies of a chunk, share their times. Clones share it.
@@ -37,31 +40,23 @@ struct Shared {
     sum: AtomicF64,
 }
 
-impl Latency {
-    /// Registers one with buckets up to these `bounds`, in seconds and rising, and one beyond.
-    ///
-    /// # Errors
-    /// When the name is taken.
-    #[track_caller]
-    pub fn register(
-        registry: &Registry,
-        name: &str,
-        help: &str,
-        bounds: &'static [f64],
-    ) -> Result<Self> {
+/// One with a bucket up to each of the figure's bounds, which are seconds, and one beyond.
+impl Handle for Latency {
+    fn of(figure: Figure) -> Result<Self> {
+        let bounds = bounds(figure)?;
         let shared = Shared {
-            desc: Desc::new(name.to_owned(), help.to_owned(), Vec::new(), HashMap::new())?,
+            desc: desc(figure)?,
             bounds,
             counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
             sum: AtomicF64::new(0.0),
         };
-        let latency = Self {
+        Ok(Self {
             shared: Arc::new(shared),
-        };
-        registry.register(Box::new(latency.clone()))?;
-        Ok(latency)
+        })
     }
+}
 
+impl Latency {
     /// Adds `count` observations of the same time.
     pub fn observe(&self, time: Duration, count: u64) {
         let shared = &*self.shared;

@@ -5,13 +5,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use figures::Figure;
 use prometheus::{
     IntGauge, Result,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
 
-use super::Registry;
+use super::{Registry, handle::Handle as _};
 
 /// The greatest value since the scrape before the last.
 ///
@@ -59,10 +60,10 @@ impl PeakGauge {
     /// # Errors
     /// When the name is taken.
     #[track_caller]
-    pub fn register(registry: &Registry, name: &str, help: &str, of: IntGauge) -> Result<Self> {
+    pub fn register(registry: &Registry, figure: Figure, of: IntGauge) -> Result<Self> {
         let peak = Self {
             of,
-            shown: IntGauge::new(name, help)?,
+            shown: IntGauge::of(figure)?,
             peak: Arc::default(),
         };
         registry.register(Box::new(peak.clone()))?;
@@ -153,7 +154,8 @@ mod tests {
     fn gauge_shows_the_peak_of_the_other() {
         let registry = Registry::new();
         let of = IntGauge::new("of", "Of.").unwrap();
-        let peak = PeakGauge::register(&registry, "of_max", "Greatest.", of.clone()).unwrap();
+        let peak = PeakGauge::register(&registry, Figure::gauge("of_max", "Greatest."), of.clone())
+            .unwrap();
         of.set(8);
         peak.note();
         of.set(1);

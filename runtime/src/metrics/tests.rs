@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use prometheus::{Encoder, IntCounter, IntCounterVec, TextEncoder};
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, TextEncoder};
 
 use super::*;
 
@@ -36,24 +36,27 @@ fn name_that_is_taken_is_described_once() {
     assert_eq!(names(&registry), ["a_total"]);
 }
 
-/// Announces one metric and collects another.
-struct Liar(Desc);
-
-impl Collector for Liar {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.0]
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        vec![Family::gauge("another", "Other.", &[]).with([([], 1.0)])]
-    }
+#[test]
+fn handle_counts_only_what_it_is_made_for() {
+    let registry = Registry::new();
+    let counter = Figure::counter("a_total", "Counts.");
+    assert!(registry.add::<IntGauge>(counter).is_err());
+    assert!(registry.add::<IntCounterVec>(counter).is_err());
+    assert!(registry.add::<IntCounter>(counter.by(&["reason"])).is_err());
+    assert!(registry.add::<Latency>(counter).is_err());
+    assert!(registry.add::<IntCounter>(counter).is_ok());
+    assert_eq!(names(&registry), ["a_total"]);
 }
 
 #[test]
 fn collector_that_collects_something_else_is_found() {
     let registry = Registry::new();
-    let desc = Family::gauge("one", "One.", &[]).desc().unwrap();
-    registry.register(Box::new(Liar(desc))).unwrap();
+    let (one, another) = (
+        Figure::gauge("one", "One."),
+        Figure::gauge("another", "Other."),
+    );
+    let read = move || vec![family(another, [([], 1.0)])];
+    registry.read([one], read).unwrap();
     let error = registry.described().unwrap_err().to_string();
     assert!(error.contains("one"), "{error}");
 }
@@ -81,7 +84,8 @@ fn process_tells_what_it_uses_and_what_it_is() {
 #[test]
 fn latency_counts_all_that_an_observation_stands_for() {
     let registry = Registry::new();
-    let latency = Latency::register(&registry, "a_seconds", "Time.", &[0.001, 0.1]).unwrap();
+    let figure = Figure::histogram("a_seconds", "Time.", &[0.001, 0.1]);
+    let latency: Latency = registry.add(figure).unwrap();
     latency.observe(Duration::from_millis(1), 3);
     latency.observe(Duration::from_millis(50), 40);
     latency.observe(Duration::from_secs(100), 2);

@@ -1,10 +1,11 @@
-//! What this process uses of the machine, under the names that Prometheus' client libraries agree on.
+//! What this process uses of the machine.
 //!
 //! Read from `/proc` at each scrape. The collector of the `prometheus` crate does the same through `procfs`, which brings a second
 //! `rustix` and four seconds of a first build, and counts CPU time in whole seconds.
 
 use std::fs;
 
+use figures::process;
 use prometheus::{
     Counter, IntCounter, IntGauge, Result,
     core::{Collector, Desc},
@@ -15,6 +16,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
+use super::handle::Handle;
 use crate::logging::dropped_lines;
 
 /// Collects what this process uses; where `/proc` does not tell, what it told last.
@@ -43,33 +45,18 @@ struct Stat {
 }
 
 impl ProcessUsage {
-    /// That of the process `<process>`.
-    pub(super) fn new(process: &str) -> Result<Self> {
+    /// That of the process of `<program>`.
+    pub(super) fn new(program: &str) -> Result<Self> {
         let usage = Self {
-            cpu: Counter::new(
-                "process_cpu_seconds_total",
-                "Total user and system CPU time spent in seconds.",
-            )?,
-            open_files: IntGauge::new("process_open_fds", "Number of open file descriptors.")?,
-            open_files_max: IntGauge::new(
-                "process_max_fds",
-                "Maximum number of open file descriptors.",
-            )?,
-            virtual_memory: IntGauge::new(
-                "process_virtual_memory_bytes",
-                "Virtual memory size in bytes.",
-            )?,
-            resident_memory: IntGauge::new(
-                "process_resident_memory_bytes",
-                "Resident memory size in bytes.",
-            )?,
-            started: IntGauge::new(
-                "process_start_time_seconds",
-                "Start time of the process since unix epoch in seconds.",
-            )?,
-            threads: IntGauge::new("process_threads", "Number of OS threads in the process.")?,
+            cpu: Handle::of(process::CPU_SECONDS)?,
+            open_files: Handle::of(process::OPEN_FILES)?,
+            open_files_max: Handle::of(process::OPEN_FILES_MAX)?,
+            virtual_memory: Handle::of(process::VIRTUAL_BYTES)?,
+            resident_memory: Handle::of(process::RESIDENT_BYTES)?,
+            started: Handle::of(process::STARTED)?,
+            threads: Handle::of(process::THREADS)?,
             dropped_log_lines: IntCounter::new(
-                format!("{process}_log_lines_dropped_total"),
+                format!("{program}_log_lines_dropped_total"),
                 "Log lines that were dropped because standard error was not read.",
             )?,
         };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::families::Buckets;
+use super::counted::Buckets;
 
 /// Over how many samples: long enough for a figure that holds still, short enough to show what is.
 const WINDOW_SAMPLES: usize = 10;
@@ -29,8 +29,7 @@ pub struct Window(VecDeque<Buckets>);
 
 impl Window {
     /// Adds a look; returns the quantiles of what was observed within the last ten, or `None` when that is nothing.
-    pub fn look(&mut self, newest: Option<Buckets>) -> Option<Quantiles> {
-        let newest = newest?;
+    pub fn look(&mut self, newest: Buckets) -> Option<Quantiles> {
         let quantiles = match self.0.front() {
             Some(oldest) => Quantiles::between(oldest, &newest),
             None => Quantiles::between(&Buckets::default(), &newest),
@@ -88,19 +87,18 @@ fn quantile(buckets: &[(f64, u64)], count: u64, share: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn buckets(counts: [u64; 3], count: u64) -> Option<Buckets> {
+    fn buckets(counts: [u64; 3], count: u64) -> Buckets {
         let bounds = [0.1, 0.2, 0.4];
-        Some(Buckets {
+        Buckets {
             buckets: bounds.into_iter().zip(counts).collect(),
             count,
-            sum: 0.0,
-        })
+        }
     }
 
     #[test]
     fn quantiles_are_of_the_window_and_not_of_all_time() {
         let mut window = Window::default();
-        assert_eq!(window.look(None), None);
+        assert_eq!(window.clone().look(Buckets::default()), None);
         let first = window.look(buckets([100, 100, 100], 100)).unwrap();
         assert!((first.p50 - 0.05).abs() < 1e-9, "{first:?}");
         for _ in 0..WINDOW_SAMPLES {

@@ -103,7 +103,7 @@ async fn run(
             1e3 * p99,
             mix.invented,
             count(names::FAILED, &refused),
-            count("consumer_dsp_places", &[]),
+            count(names::DSP_PLACES, &[]),
             node.lost().await?,
         );
         quantiles.push(p99);

@@ -19,7 +19,7 @@ use crate::{
 const MORE_THAN_THE_LOG: u64 = 30_000;
 
 /// What a producer says of a subscriber now.
-async fn count(producer: &Producer, name: &str, subscriber: &str) -> Result<u64> {
+async fn count(producer: &Producer, name: impl AsRef<str>, subscriber: &str) -> Result<u64> {
     let labels = [("subscriber", subscriber), ("call", "subscribe")];
     Ok(producer.metrics().await?.count(name, &labels))
 }

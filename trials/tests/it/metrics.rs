@@ -17,7 +17,7 @@ const DSP_COOKIES: &str = "producer_dsp_cookies_total";
 const RESUMES: &str = "producer_subscriber_resumes_total";
 
 /// A subscriber's figure.
-fn of_node(samples: &Samples, name: &str) -> u64 {
+fn of_node(samples: &Samples, name: impl AsRef<str>) -> u64 {
     samples.count(name, &[("subscriber", "node"), ("call", "subscribe")])
 }
 

@@ -133,7 +133,7 @@ async fn status_and_its_events_say_what_the_metrics_say() -> Result<()> {
         async || {
             let (said, metrics) = (status(&consumer.admin).await?, consumer.metrics().await?);
             let counts = [
-                ("received", "consumer_received_total"),
+                ("received", names::RECEIVED),
                 ("written", names::WRITTEN),
                 ("superseded", names::SUPERSEDED),
                 ("suppressed", names::SUPPRESSED),

@@ -32,13 +32,9 @@ fn open(producers: &Producers, producer: &str, port: u16) -> (Listed, Stream) {
 }
 
 /// The values of a metric by label.
-fn values(producers: &Producers, family: &Family) -> BTreeMap<String, f64> {
-    let series = ProducerSeries {
-        descs: Vec::new(),
-        producers: producers.clone(),
-    };
-    let families = series.collect();
-    let found = families.iter().find(|it| it.name() == family.name);
+fn values(producers: &Producers, figure: Figure) -> BTreeMap<String, f64> {
+    let families = families(&producers.snapshot());
+    let found = families.iter().find(|it| it.name() == figure.name);
     let metrics = found.unwrap().get_metric().iter().map(|metric| {
         let label = metric.get_label().first();
         let label = label.map_or_else(String::new, |label| label.value().to_owned());
@@ -48,12 +44,12 @@ fn values(producers: &Producers, family: &Family) -> BTreeMap<String, f64> {
 }
 
 #[track_caller]
-fn check(producers: &Producers, family: &Family, expected: &[(&str, f64)]) {
+fn check(producers: &Producers, figure: Figure, expected: &[(&str, f64)]) {
     let expected = expected
         .iter()
         .map(|&(label, value)| (label.to_owned(), value))
         .collect();
-    assert_eq!(values(producers, family), expected, "{}", family.name);
+    assert_eq!(values(producers, figure), expected, "{}", figure.name);
 }
 
 #[test]
@@ -61,21 +57,21 @@ fn producer_is_shown_while_somebody_reads_from_it_and_its_cursor_while_that_is_k
     let producers = Producers::default();
     let (one, other) = (open(&producers, "p", 1), open(&producers, "p", 2));
     producers.committed(&[cursor("p", 7)], &[]);
-    check(&producers, &CONNECTED, &[("p", 1.0)]);
-    check(&producers, &STREAMS, &[("", 2.0)]);
+    check(&producers, consumer::PRODUCER_CONNECTED, &[("p", 1.0)]);
+    check(&producers, consumer::PRODUCERS_CONNECTED, &[("", 2.0)]);
     drop((one.1, other.1));
     let both = [("127.0.0.1:1", 0.0), ("127.0.0.1:2", 0.0)];
-    check(&producers, &ADDRESS_CONNECTED, &both);
-    check(&producers, &STREAMS, &[("", 0.0)]);
+    check(&producers, consumer::ADDRESS_CONNECTED, &both);
+    check(&producers, consumer::PRODUCERS_CONNECTED, &[("", 0.0)]);
     drop(one.0);
-    check(&producers, &CONNECTED, &[("p", 0.0)]);
-    check(&producers, &ADDRESS_CONNECTED, &both[1..]);
+    check(&producers, consumer::PRODUCER_CONNECTED, &[("p", 0.0)]);
+    check(&producers, consumer::ADDRESS_CONNECTED, &both[1..]);
     drop(other.0);
-    check(&producers, &CONNECTED, &[]);
-    check(&producers, &LAG, &[]);
-    check(&producers, &CURSOR, &[("p", 7.0)]);
+    check(&producers, consumer::PRODUCER_CONNECTED, &[]);
+    check(&producers, consumer::PRODUCER_LAG, &[]);
+    check(&producers, consumer::CURSOR, &[("p", 7.0)]);
     producers.forget("p");
-    check(&producers, &CURSOR, &[]);
+    check(&producers, consumer::CURSOR, &[]);
 }
 
 #[test]
@@ -85,17 +81,23 @@ fn producers_are_bounded_and_those_that_are_read_stay() {
     for number in 0..2 * PRODUCERS_SHOWN {
         producers.committed(&[cursor(&format!("gone-{number}"), 1)], &[]);
     }
-    assert_eq!(values(&producers, &CURSOR).len(), PRODUCERS_SHOWN - 1);
-    check(&producers, &CONNECTED, &[("read", 1.0)]);
+    assert_eq!(
+        values(&producers, consumer::CURSOR).len(),
+        PRODUCERS_SHOWN - 1
+    );
+    check(&producers, consumer::PRODUCER_CONNECTED, &[("read", 1.0)]);
 
     let ports = 2..=513;
     let all: Vec<_> = ports
         .map(|port| open(&producers, &format!("here-{port}"), port))
         .collect();
     assert_eq!(all.len(), 2 * PRODUCERS_SHOWN);
-    assert_eq!(values(&producers, &CONNECTED).len(), PRODUCERS_SHOWN);
+    assert_eq!(
+        values(&producers, consumer::PRODUCER_CONNECTED).len(),
+        PRODUCERS_SHOWN
+    );
     drop(all);
-    assert_eq!(values(&producers, &CONNECTED).len(), 1);
+    assert_eq!(values(&producers, consumer::PRODUCER_CONNECTED).len(), 1);
 }
 
 #[track_caller]
@@ -109,7 +111,7 @@ fn check_skew(received: &[u64], expected: f64) {
         };
         stream.advance(&cursor("p", 1), Some(arrival));
     }
-    check(&producers, &SKEW, &[("p", expected)]);
+    check(&producers, consumer::CLOCK_SKEW, &[("p", expected)]);
 }
 
 #[test]

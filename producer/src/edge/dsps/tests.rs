@@ -27,7 +27,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
 
 /// All series, as `dsp outcome`.
 fn series(dsps: &Dsps) -> BTreeMap<String, u64> {
-    let families = dsps.collect();
+    let families = [dsps.family()];
     let metrics = families[0].get_metric().iter().map(|metric| {
         let labels: Vec<_> = metric.get_label().iter().map(|it| it.value()).collect();
         #[expect(clippy::cast_possible_truncation, reason = "small counts")]

@@ -259,7 +259,7 @@ fn counted_ends(consumer: &Seat) -> u64 {
 }
 
 /// The sum of a consumer's counter over all its lives.
-fn of_all_lives(consumer: &Seat, name: &str, labels: &[(&str, &str)]) -> u64 {
+fn of_all_lives(consumer: &Seat, name: impl AsRef<str> + Copy, labels: &[(&str, &str)]) -> u64 {
     let lives = consumer.lives.lock().expect(UNPOISONED);
     let counts = lives.iter().map(|life| {
         let text = TextEncoder::new().encode_to_string(&life.registry.gather());

@@ -1,0 +1,41 @@
+//! The buckets of histograms: what is finest where.
+
+/// Seconds of a request at the edge. Finest where it is when all is well: one that comes alone takes 10 µs, and of many that
+/// come together each waits for the last.
+pub const REQUEST_SECONDS: &[f64] = &[
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 1.0, 10.0,
+];
+
+/// Seconds of a cookie's way to the node and into the store. Finest where cookies arrive when all is well: after one to three
+/// times a chunk's age of 10 ms.
+pub const DELIVERY_SECONDS: &[f64] = &[
+    0.001, 0.002, 0.005, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.025, 0.03, 0.05, 0.075, 0.1, 0.15,
+    0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
+];
+
+/// Cookies of a batch.
+pub const BATCH_COOKIES: &[f64] = &[
+    1.0, 10.0, 100.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 1e6,
+];
+
+/// Seconds of the compaction of a collection.
+pub const COMPACTION_SECONDS: &[f64] = &[
+    0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_rise() {
+        for bounds in [
+            REQUEST_SECONDS,
+            DELIVERY_SECONDS,
+            BATCH_COOKIES,
+            COMPACTION_SECONDS,
+        ] {
+            assert!(bounds.is_sorted_by(|a, b| a < b), "{bounds:?}");
+        }
+    }
+}

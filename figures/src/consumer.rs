@@ -1,0 +1,261 @@
+//! The figures of a consumer, by the part that counts them.
+
+#![expect(missing_docs, reason = "the help of a figure is what it means")]
+
+use crate::{Figure, buckets};
+
+// What became of cookies: the ledger.
+
+pub const RECEIVED: Figure = Figure::counter(
+    "consumer_received_total",
+    "Cookies received: with those found, the sum of written, superseded, suppressed, stale, failed, left out, waiting and set aside.",
+);
+pub const WRITTEN: Figure = Figure::counter(
+    "consumer_written_total",
+    "Cookies written to the store and durable.",
+);
+pub const SUPERSEDED: Figure = Figure::counter(
+    "consumer_superseded_total",
+    "Cookies replaced by a newer one of the same user and DSP before they were written.",
+);
+pub const SUPPRESSED: Figure = Figure::counter(
+    "consumer_suppressed_total",
+    "Cookies not written because they repeat the buyer uid stored within the refresh interval.",
+);
+pub const STALE: Figure = Figure::counter(
+    "consumer_stale_total",
+    "Cookies not written because the store has a newer one.",
+);
+pub const FAILED: Figure = Figure::counter(
+    "consumer_failed_total",
+    "Cookies that cannot be stored, by reason.",
+)
+.by(&["reason"]);
+pub const ASIDE_FOUND: Figure = Figure::counter(
+    "consumer_aside_found_total",
+    "Cookies found at the start that were set aside before.",
+);
+pub const ASIDE: Figure = Figure::gauge(
+    "consumer_aside_cookies",
+    "Cookies set aside on disk, because the store does not take those of their DSP now.",
+);
+pub const LEFT_OUT: Figure = Figure::counter(
+    "consumer_left_out_total",
+    "Cookies received that a drain had no time to store: they come again if the producers still have them.",
+);
+pub const WAITING: Figure = Figure::gauge(
+    "consumer_waiting_cookies",
+    "Cookies received whose fate is not durable yet.",
+);
+
+// What is set aside.
+
+pub const ASIDE_BYTES: Figure =
+    Figure::gauge("consumer_aside_bytes", "Bytes of what is set aside.");
+pub const ASIDE_LIMIT_BYTES: Figure = Figure::gauge(
+    "consumer_aside_limit_bytes",
+    "Bytes beyond which cookies of a failing DSP become dead letters; one DSP alone gets half.",
+);
+pub const DSP_FAILING: Figure = Figure::gauge(
+    "consumer_dsp_failing",
+    "1 for each DSP whose cookies the store does not take, the first 64; more are one, `other`.",
+)
+.by(&["dsp"]);
+
+// Each producer.
+
+pub const PRODUCER_CONNECTED: Figure = Figure::gauge(
+    "consumer_producer_connected",
+    "1 while a stream of this producer is open.",
+)
+.by(&["producer"]);
+pub const PRODUCER_LAG: Figure = Figure::gauge(
+    "consumer_producer_lag_cookies",
+    "Cookies that this producer is known to have, by its hello or because they were received, and that are not durable here.",
+)
+.by(&["producer"]);
+pub const CLOCK_SKEW: Figure = Figure::gauge(
+    "consumer_clock_skew_seconds",
+    "How far this machine's clock is ahead of the producer's, at most: the least time from accepted there to received here in the last one to two minutes.",
+)
+.by(&["producer"]);
+pub const CURSOR: Figure = Figure::gauge(
+    "consumer_cursor_sequence",
+    "The newest durable sequence, by producer id.",
+)
+.by(&["producer"]);
+
+// Streams, from the connection to the buffer.
+
+pub const LOST: Figure = Figure::counter(
+    "consumer_lost_total",
+    "Cookies a producer had and this consumer will not get, by reason.",
+)
+.by(&["reason"]);
+pub const PRODUCER_LIVES: Figure = Figure::counter(
+    "consumer_producer_lives_total",
+    "Lives of producers that ended, by what this consumer knows to have lost of them, and of lives since that it did not see: proved (nothing), lost (exactly counted), bounded (not more than a known number), unknown.",
+)
+.by(&["end"]);
+pub const BUFFER_BYTES: Figure = Figure::gauge(
+    "consumer_buffer_bytes",
+    "Bytes received but not yet part of a batch.",
+);
+pub const RECEIVED_BYTES: Figure = Figure::counter(
+    "consumer_received_bytes_total",
+    "Bytes of messages received.",
+);
+pub const BUFFER_BYTES_MAX: Figure = Figure::gauge(
+    "consumer_buffer_bytes_max",
+    "The greatest number of bytes received but not yet part of a batch since the scrape before the last.",
+);
+pub const BUFFER_LIMIT_BYTES: Figure = Figure::gauge(
+    "consumer_buffer_limit_bytes",
+    "Bytes received but not yet part of a batch at which reading stops.",
+);
+pub const RECEIVED_SECONDS: Figure = Figure::histogram(
+    "consumer_received_seconds",
+    "Time from accepted at the edge to received here, cookie by cookie.",
+    buckets::DELIVERY_SECONDS,
+);
+pub const PRODUCERS_CONNECTED: Figure =
+    Figure::gauge("consumer_producers_connected", "Streams open now.");
+pub const ADDRESS_CONNECTED: Figure = Figure::gauge(
+    "consumer_address_connected",
+    "1 while the stream from this address is open.",
+)
+.by(&["address"]);
+pub const STREAMS_OPENED: Figure =
+    Figure::counter("consumer_connections_total", "Streams that were opened.");
+pub const STREAM_VIOLATIONS: Figure = Figure::counter(
+    "consumer_stream_violations_total",
+    "Streams ended because they broke the rules of the contract, goodbyes with cookies missing included.",
+);
+pub const UNKNOWN_EVENTS: Figure = Figure::counter(
+    "consumer_unknown_events_total",
+    "Events of a later version of the contract, skipped.",
+);
+pub const DUPLICATE_PRODUCER_IDS: Figure = Figure::counter(
+    "consumer_duplicate_producer_ids_total",
+    "Times that two producers with the same id were found to be streaming at once.",
+);
+pub const UNKNOWN_TAILS: Figure = Figure::counter(
+    "consumer_unknown_tail_total",
+    "Lives of producers that ended in a way that leaves unknown how much was lost.",
+);
+pub const UNKNOWN_TAIL_COOKIES: Figure = Figure::counter(
+    "consumer_unknown_tail_cookies_total",
+    "Most cookies that may have been lost at the ends of those lives that have a bound.",
+);
+
+// Batches and the store.
+
+pub const DEAD_LETTERS: Figure = Figure::counter(
+    "consumer_dead_letters_total",
+    "Letters for cookies that the store refused for ever, by outcome: written to the file, or failed to be.",
+)
+.by(&["outcome"]);
+pub const CLOCK_CLAMPED: Figure = Figure::counter(
+    "consumer_clock_clamped_total",
+    "Cookies accepted more than 5 minutes ahead of this machine's clock; their time was cut down.",
+);
+pub const BATCHES: Figure = Figure::counter("consumer_batches_total", "Batches made durable.");
+pub const BATCH_COOKIES: Figure = Figure::histogram(
+    "consumer_batch_cookies",
+    "Cookies of a batch.",
+    buckets::BATCH_COOKIES,
+);
+pub const FLUSH_SECONDS: Figure = Figure::histogram(
+    "consumer_flush_seconds",
+    "Time until the store had made a batch durable, retries included.",
+    buckets::DELIVERY_SECONDS,
+);
+pub const STORED_SECONDS: Figure = Figure::histogram(
+    "consumer_stored_seconds",
+    "Time from accepted at the edge to durable in the store, cookie by cookie.",
+    buckets::DELIVERY_SECONDS,
+);
+pub const STORE_ERRORS: Figure = Figure::counter(
+    "consumer_store_errors_total",
+    "Failed attempts to use the store.",
+);
+pub const STORE_UP: Figure = Figure::gauge("consumer_store_up", "1 while the store works.");
+pub const DSP_PLACES: Figure = Figure::gauge(
+    "consumer_dsp_places",
+    "DSPs that are not listed in --dsps and have a place in the store.",
+);
+pub const DSP_PLACES_LIMIT: Figure = Figure::gauge(
+    "consumer_dsp_places_limit",
+    "Most DSPs that get a place by being seen: --dsps-max. Cookies of others are refused.",
+);
+pub const PRODUCER_GOODBYES: Figure = Figure::counter(
+    "consumer_producer_goodbyes_total",
+    "Producers that said goodbye and of which everything before that is stored, or was declared lost.",
+);
+
+// Maintenance.
+
+pub const MAINTENANCE_OWNER: Figure = Figure::gauge(
+    "consumer_maintenance_owner",
+    "1 if this consumer sees to expiry and compaction of its store, 0 if another does that shares it.",
+);
+pub const EXPIRY_OVERDUE: Figure = Figure::gauge(
+    "consumer_expiry_overdue_seconds",
+    "How far the oldest cookie of a DSP is beyond its time to live, for the 20 DSPs where that is most; MongoDB only. Less than a day is usual: what expires by day waits for the window.",
+)
+.by(&["dsp"]);
+pub const EXPIRY_OVERDUE_MAX: Figure = Figure::gauge(
+    "consumer_expiry_overdue_max_seconds",
+    "The greatest of them.",
+);
+pub const EXPIRY_WINDOW_OPEN: Figure =
+    Figure::gauge("consumer_expiry_window_open", "1 while expiry may run.");
+pub const EXPIRY_LAST_RUN: Figure =
+    Figure::gauge("consumer_expiry_last_run_unix_seconds", LAST_RUN);
+pub const EXPIRY_LAST_RUN_DURATION: Figure = Figure::gauge(
+    "consumer_expiry_last_run_duration_seconds",
+    LAST_RUN_DURATION,
+);
+pub const COMPACTION_LAST_RUN: Figure =
+    Figure::gauge("consumer_compaction_last_run_unix_seconds", LAST_RUN);
+pub const COMPACTION_LAST_RUN_DURATION: Figure = Figure::gauge(
+    "consumer_compaction_last_run_duration_seconds",
+    LAST_RUN_DURATION,
+);
+pub const COMPACTION_WINDOW_OPEN: Figure = Figure::gauge(
+    "consumer_compaction_window_open",
+    "1 while compaction may run.",
+);
+pub const EXPIRED: Figure = Figure::counter(
+    "consumer_expired_total",
+    "Expired cookies found to be deleted, older values included.",
+);
+pub const FORGOTTEN_CURSORS: Figure = Figure::counter(
+    "consumer_forgotten_cursors_total",
+    "Cursors deleted because their producer sent nothing for as long as cookies live.",
+);
+pub const COMPACTION_SECONDS: Figure = Figure::histogram(
+    "consumer_compaction_seconds",
+    "Time the compaction of each collection took.",
+    buckets::COMPACTION_SECONDS,
+);
+pub const COMPACTION_FREED_BYTES: Figure = Figure::counter(
+    "consumer_compaction_freed_bytes_total",
+    "Bytes that compactions gave back to the file system.",
+);
+pub const COMPACTION_SKIPPED: Figure = Figure::counter(
+    "consumer_compaction_skipped_total",
+    "Collections that were not compacted because there was little to gain.",
+);
+pub const COMPACTIONS: Figure = Figure::counter(
+    "consumer_compactions_total",
+    "Times that everything worth it was compacted, one a night.",
+);
+pub const MAINTENANCE_ERRORS: Figure = Figure::counter(
+    "consumer_maintenance_errors_total",
+    "Expiries, compactions and deletions of cursors that failed.",
+);
+
+const LAST_RUN: &str =
+    "When it last ran in its window without an error, in seconds since the Unix epoch; 0 before.";
+const LAST_RUN_DURATION: &str = "How long that took.";

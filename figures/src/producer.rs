@@ -1,0 +1,179 @@
+//! The figures of a producer, by the part that counts them.
+
+#![expect(missing_docs, reason = "the help of a figure is what it means")]
+
+use crate::{Figure, buckets};
+
+// Requests at the edge.
+
+pub const EDGE_REQUESTS: Figure = Figure::counter(
+    "producer_edge_requests_total",
+    "Requests of the edge by outcome; every outcome but \"accepted\" left nothing in the log.",
+)
+.by(&["outcome"]);
+pub const EDGE_REQUEST_SECONDS: Figure = Figure::histogram(
+    "producer_edge_request_seconds",
+    "Time from a request read to its answer made, whatever the outcome.",
+    buckets::REQUEST_SECONDS,
+);
+pub const DSP_COOKIES: Figure = Figure::counter(
+    "producer_dsp_cookies_total",
+    "Sync requests by DSP and outcome: accepted, or why they were rejected.",
+)
+.by(&["dsp", "outcome"]);
+
+// The log.
+
+pub const APPENDED: Figure = Figure::counter(
+    "producer_cookies_appended_total",
+    "Cookies in the log since start, which is what clients were told was accepted.",
+);
+pub const LOG_SEALED_BYTES: Figure = Figure::counter(
+    "producer_log_sealed_bytes_total",
+    "Bytes of sealed chunks since start, each counted once.",
+);
+pub const LOG_BYTES: Figure = Figure::gauge("producer_log_bytes", "Bytes the log holds.");
+pub const LOG_LIMIT_BYTES: Figure =
+    Figure::gauge("producer_log_limit_bytes", "Most bytes the log may hold.");
+pub const LOG_CHUNKS: Figure = Figure::gauge("producer_log_chunks", "Chunks the log holds.");
+pub const LOG_COOKIES: Figure =
+    Figure::gauge("producer_log_cookies", "Sealed cookies the log holds.");
+pub const LOG_REACH: Figure = Figure::gauge(
+    "producer_log_reach_seconds",
+    "Age of the oldest chunk held: how long a subscriber may be away and miss nothing, unless its bound is less.",
+);
+pub const LOG_CHUNKS_SEALED: Figure = Figure::counter(
+    "producer_log_chunks_sealed_total",
+    "Chunks sealed since start: because they were full, because they were old, or at the end.",
+)
+.by(&["reason"]);
+
+// Subscribers.
+
+const SUBSCRIBER: &[&str] = &["subscriber", "call"];
+
+pub const SUBSCRIBER_LIMIT: Figure = Figure::gauge(
+    "producer_subscriber_limit_cookies",
+    "How far a subscriber may be behind before its oldest cookies are lost, though the log may hold more.",
+);
+pub const SUBSCRIBER_CONNECTED: Figure = Figure::gauge(
+    "producer_subscriber_connected",
+    "1 while a stream of the subscriber is open.",
+)
+.by(SUBSCRIBER);
+pub const LAG: Figure = Figure::gauge(
+    "producer_subscriber_lag_cookies",
+    "Sealed cookies the subscriber's stream has not taken yet.",
+)
+.by(SUBSCRIBER);
+pub const LAG_MAX: Figure = Figure::gauge(
+    "producer_subscriber_lag_cookies_max",
+    "The greatest lag in cookies since the scrape before the last.",
+)
+.by(SUBSCRIBER);
+pub const LAG_SECONDS: Figure = Figure::gauge(
+    "producer_subscriber_lag_seconds",
+    "Age of the oldest sealed cookie that the subscriber's stream has not taken yet and the log still holds.",
+)
+.by(SUBSCRIBER);
+pub const SUBSCRIBER_APPENDED: Figure = Figure::counter(
+    "producer_subscriber_appended_cookies_total",
+    "Cookies in the log since the subscriber joined: delivered - undelivered + lost - recovered + queued.",
+)
+.by(SUBSCRIBER);
+pub const DELIVERED: Figure = Figure::counter(
+    "producer_subscriber_delivered_cookies_total",
+    "Cookies handed to the subscriber's stream, each counted once.",
+)
+.by(SUBSCRIBER);
+pub const REDELIVERED: Figure = Figure::counter(
+    "producer_subscriber_redelivered_cookies_total",
+    "Cookies handed to the subscriber's stream again after it came back.",
+)
+.by(SUBSCRIBER);
+pub const UNDELIVERED: Figure = Figure::counter(
+    "producer_subscriber_undelivered_cookies_total",
+    "Cookies counted as delivered that never arrived and are counted as lost since.",
+)
+.by(SUBSCRIBER);
+pub const RECOVERED: Figure = Figure::counter(
+    "producer_subscriber_recovered_cookies_total",
+    "Cookies counted as lost that were delivered after all, to an older cursor.",
+)
+.by(SUBSCRIBER);
+pub const QUEUED: Figure = Figure::gauge(
+    "producer_subscriber_queued_cookies",
+    "Cookies in the log, sealed or not, that are neither delivered nor lost yet.",
+)
+.by(SUBSCRIBER);
+pub const SENT_BYTES: Figure = Figure::counter(
+    "producer_subscriber_sent_bytes_total",
+    "Bytes handed to the subscriber's stream.",
+)
+.by(SUBSCRIBER);
+pub const STREAMS: Figure = Figure::counter(
+    "producer_subscriber_streams_total",
+    "Streams the subscriber opened.",
+)
+.by(SUBSCRIBER);
+pub const SUBSCRIBER_PINNED_BYTES: Figure = Figure::gauge(
+    "producer_subscriber_pinned_bytes",
+    "Bytes handed to the subscriber's streams that their connections have not let go.",
+)
+.by(SUBSCRIBER);
+pub const SUBSCRIBER_CUT: Figure = Figure::counter(
+    "producer_subscriber_cut_total",
+    "Streams of the subscriber cut off because all streams together held too much.",
+)
+.by(SUBSCRIBER);
+pub const SUBSCRIBER_LOST: Figure = Figure::counter(
+    "producer_subscriber_lost_cookies_total",
+    "Cookies the subscriber will not get, by reason.",
+)
+.by(&["subscriber", "call", "reason"]);
+pub const RESUMES: Figure = Figure::counter(
+    "producer_subscriber_resumes_total",
+    "Streams the subscriber opened, by how it was met.",
+)
+.by(&["subscriber", "call", "outcome"]);
+pub const SUBSCRIBERS_NOT_SHOWN: Figure = Figure::gauge(
+    "producer_subscribers_not_shown",
+    "Subscribers that have no series of their own, since too many names came.",
+);
+
+// What connections hold, and what is refused.
+
+pub const PINNED_BYTES: Figure = Figure::gauge(
+    "producer_pinned_bytes",
+    "Bytes handed to streams that their connections have not let go, each stream counted in full.",
+);
+pub const PINNED_LIMIT_BYTES: Figure = Figure::gauge(
+    "producer_pinned_limit_bytes",
+    "Where subscribers are cut off for what their connections hold.",
+);
+pub const CALLS_REFUSED: Figure = Figure::counter(
+    "producer_grpc_calls_refused_total",
+    "Calls refused because there were too many a second or they held too much.",
+)
+.by(&["reason"]);
+pub const CALLS_BYTES: Figure = Figure::gauge(
+    "producer_grpc_calls_bytes",
+    "Bytes charged to calls that are not streams, unfinished requests among them; 16 MiB at most.",
+);
+pub const STREAMS_REFUSED: Figure = Figure::counter(
+    "producer_streams_refused_total",
+    "Calls for a stream that were answered with an error, by its gRPC code.",
+)
+.by(&["code"]);
+pub const TOKEN_REFUSALS: Figure = Figure::counter(
+    "producer_token_refusals_total",
+    "Calls refused because they bear no token, or a wrong one.",
+)
+.by(&["reason"]);
+
+// The record of its lives.
+
+pub const LIVES_RECORDED: Figure = Figure::gauge(
+    "producer_lives_recorded",
+    "1 while it is recorded how far this producer got, for the case that it is killed.",
+);

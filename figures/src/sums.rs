@@ -1,0 +1,70 @@
+//! The sums that hold at any moment, in every single scrape: what came is what became of it and what is still in hand.
+
+use crate::{Figure, consumer, producer};
+
+/// What came = what became of it + what is in hand.
+#[derive(Debug)]
+pub struct Sum {
+    /// All that came.
+    pub came: &'static [Figure],
+    /// What became of it: each has one of these fates.
+    pub settled: &'static [Term],
+    /// What has no fate yet.
+    pub in_hand: &'static [Term],
+}
+
+/// A count, less what was taken back of it; never below zero.
+#[derive(Debug, Clone, Copy)]
+pub struct Term {
+    /// The count.
+    pub count: Figure,
+    /// What was taken back.
+    pub less: Option<Figure>,
+}
+
+impl Sum {
+    /// All that became of what came, or will.
+    pub fn terms(&self) -> impl Iterator<Item = &'static Term> {
+        self.settled.iter().chain(self.in_hand)
+    }
+}
+
+impl Term {
+    const fn of(count: Figure) -> Self {
+        Self { count, less: None }
+    }
+
+    const fn less(self, less: Figure) -> Self {
+        Self {
+            less: Some(less),
+            ..self
+        }
+    }
+}
+
+/// The cookies of a consumer.
+pub const LEDGER: Sum = Sum {
+    came: &[consumer::RECEIVED, consumer::ASIDE_FOUND],
+    settled: &[
+        Term::of(consumer::WRITTEN),
+        Term::of(consumer::SUPERSEDED),
+        Term::of(consumer::SUPPRESSED),
+        Term::of(consumer::STALE),
+        Term::of(consumer::FAILED),
+        Term::of(consumer::LEFT_OUT),
+    ],
+    in_hand: &[Term::of(consumer::WAITING), Term::of(consumer::ASIDE)],
+};
+
+/// The cookies of one subscriber of a producer; that is, with the same labels.
+pub const ACCOUNT: Sum = Sum {
+    came: &[producer::SUBSCRIBER_APPENDED],
+    settled: &[DELIVERED, LOST],
+    in_hand: &[Term::of(producer::QUEUED)],
+};
+
+/// Cookies that a subscriber has.
+pub const DELIVERED: Term = Term::of(producer::DELIVERED).less(producer::UNDELIVERED);
+
+/// Cookies that a subscriber will not get.
+pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).less(producer::RECOVERED);
