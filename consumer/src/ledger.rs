@@ -9,7 +9,7 @@
 //!                    + waiting + set aside
 //! ```
 //!
-//! which is [`figures::sums::LEDGER`].
+//! That is [`figures::sums::LEDGER`], by which a scrape can be checked as well.
 //!
 //! A cookie that is *set aside* on disk, because the store does not take those of its DSP now, has no fate yet either. It
 //! gets one when it is tried again with success, maybe by the next process, which has *found* it.

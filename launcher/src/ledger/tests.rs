@@ -118,16 +118,20 @@ fn balance_that_needs_a_negative_count_is_none() {
 #[test]
 fn term_that_is_missing_is_not_taken_for_none() {
     for sample in [
-        "producer_cookies",
-        "producer_subscriber_appended",
-        "producer_subscriber_queued",
+        "producer_cookies_appended_total",
+        "producer_subscriber_appended_cookies_total",
+        "producer_subscriber_queued_cookies",
     ] {
         assert!(
             check_producer(&without(PRODUCER, sample)).is_err(),
             "{sample}"
         );
     }
-    for sample in ["consumer_received", "consumer_left_out", "consumer_waiting"] {
+    for sample in [
+        "consumer_received_total",
+        "consumer_left_out_total",
+        "consumer_waiting_cookies",
+    ] {
         assert!(
             check_consumer(&without(CONSUMER, sample)).is_err(),
             "{sample}"

@@ -287,15 +287,21 @@ fn named(text: &str) -> BTreeSet<(String, bool)> {
 
 /// Texts for people and for their tools.
 fn texts() -> Result<Vec<PathBuf>> {
-    let mut found: Vec<_> = [
+    let mut found = files_under(["docs", "deploy"])?;
+    let more = [
         "README.md",
         "ARCHITECTURE.md",
         "SECURITY.md",
         "docker-compose.yml",
     ]
-    .map(|name| root().join(name))
-    .into();
-    let mut folders = vec![root().join("docs"), root().join("deploy")];
+    .map(|name| root().join(name));
+    found.extend(more);
+    Ok(found)
+}
+
+fn files_under<const N: usize>(folders: [&str; N]) -> Result<Vec<PathBuf>> {
+    let mut folders = folders.map(|name| root().join(name)).to_vec();
+    let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder)? {
             let path = entry?.path();
@@ -323,6 +329,32 @@ fn metric_that_a_text_names_exists() -> Result<()> {
             let begins = || documented().keys().any(|known| known.starts_with(&name));
             ensure!(
                 is_documented(&name) || is_value || (is_beginning && begins()),
+                "{} names {name}, which is no metric",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What a source reads by its name alone must be there to be read: what is missing would count as nothing.
+#[test]
+fn metric_that_a_source_names_exists() -> Result<()> {
+    let page = fs::read_to_string(root().join(PAGE))?;
+    let ours = [
+        "bench", "consumer", "demo", "launcher", "producer", "runtime", "trials",
+    ];
+    for path in files_under(ours)? {
+        // This file has some that are none.
+        if path.extension().is_none_or(|it| it != "rs") || path.ends_with("it/metrics_page.rs") {
+            continue;
+        }
+        let source = fs::read_to_string(&path)?;
+        let literals = source.split('"').skip(1);
+        let first = literals.filter_map(|it| it.split(['{', ' ']).next());
+        for (name, is_beginning) in first.flat_map(named) {
+            ensure!(
+                is_beginning || is_documented(&name) || page.contains(&format!("`{name}`")),
                 "{} names {name}, which is no metric",
                 path.display()
             );
