@@ -55,14 +55,6 @@ mod counted {
         }
     }
 
-    /// The same that refuse it.
-    #[inline(never)]
-    pub(super) fn refused(limits: &mut Limits<u64>, limit: LimitId, from: u64) {
-        for (key, now) in calls(from) {
-            black_box(limits.reserve(&[demand(limit, key)], now, Duration::ZERO));
-        }
-    }
-
     /// Decisions under three token buckets: of the key, of one of twenty, and of all.
     #[inline(never)]
     pub(super) fn three(limits: &mut Limits<u64>, ids: [LimitId; 3], from: u64) {
@@ -107,13 +99,6 @@ fn one(bencher: Bencher<'_, '_>) {
     let mut limits = Limits::new(10_000);
     let limit = limits.add(bucket("1000/s", 100)).expect("a good limit");
     measure(bencher, |from| counted::one(&mut limits, limit, from));
-}
-
-#[divan::bench]
-fn refused(bencher: Bencher<'_, '_>) {
-    let mut limits = Limits::new(10_000);
-    let limit = limits.add(bucket("1/day", 1)).expect("a good limit");
-    measure(bencher, |from| counted::refused(&mut limits, limit, from));
 }
 
 #[divan::bench]
