@@ -1,7 +1,7 @@
 //! Reported losses: what this node will not get of the producers' cookies, or may not, as records: each gap, and how each epoch
 //! of a producer ended for it. `GET /v1/losses` shows them.
 //!
-//! Whoever learns of a loss puts its record into the buffer: a subscription, ahead of the cursor that passes it, or maintenance.
+//! What learns of a loss puts its record into the buffer: a subscription, ahead of the cursor that passes it, or maintenance.
 //! From there it goes the way of the cookies: the collector gives it its [number](Records) and a place in a batch, and the commit
 //! of that batch makes it durable together with its cursors. Then it is [kept](Losses) for the page. So all that a store stands behind is on record, whatever became of the processes
 //! that wrote it; what a process had noted and not committed, the next one notes again, from where the store stands. A

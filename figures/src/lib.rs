@@ -1,6 +1,6 @@
 //! What the processes tell of themselves, each fact once: a metric's name, help, labels and buckets, and the sums that hold.
 //!
-//! Whoever counts a figure and whoever reads it name the same constant: the component that registers it, the programs that
+//! The code that counts a figure and the code that reads it name the same constant: the component that registers it, the programs that
 //! start the processes and scrape them, and their tests. `docs/metrics.md` is written from what is registered. What every
 //! process tells under a name that begins with its own (`<process>_build_info` and the like) is in `runtime`, which registers it.
 //!

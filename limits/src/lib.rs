@@ -2,7 +2,7 @@
 //!
 //! [`Limits::reserve`] decides on a call: it may go [now](Decision::Now), [at a moment](Decision::At) that is not far off, or
 //! it is [refused](Decision::Refused), and then no limit has counted it. Time is a number of nanoseconds that the caller hands
-//! in, and nothing here waits: whoever is told a moment sees to it that the call goes then.
+//! in, and nothing here waits: the caller sees to it that the call goes at the moment that it is told.
 //!
 //! ```
 //! use std::time::Duration;
