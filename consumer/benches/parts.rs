@@ -124,6 +124,7 @@ fn messages(seed: u64, users: usize, dsps: u32) -> Vec<Bytes> {
                 user_id: &user_id,
                 dsp_id,
                 buyer_uid: &buyer_uid,
+                age_micros: 0,
             };
             wire::put_cookie(&mut buffer, &cookie);
         }

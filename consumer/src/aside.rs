@@ -243,18 +243,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cookies at these indices as chunks, one for each run of the same time.
+/// The cookies at these indices as chunks, one for each time of the chunks that they came in.
 fn frame(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Frame {
-    let cookie = |index: &u32| batch.cookie(*index as usize);
-    let same_time =
-        |a: &u32, b: &u32| cookie(a).accepted_unix_micros == cookie(b).accepted_unix_micros;
+    let released = |index: &u32| batch.released_at(*index as usize);
     let mut indices = indices.to_vec();
-    indices.sort_by_key(|index| cookie(index).accepted_unix_micros);
+    indices.sort_by_key(released);
     let mut messages = Vec::new();
-    for run in indices.chunk_by(same_time) {
+    for run in indices.chunk_by(|a, b| released(a) == released(b)) {
         let mut chunk = vec![0; HEADROOM_BYTES];
         for index in run {
-            let cookie = cookie(index);
+            let cookie = batch.cookie(*index as usize);
             let text = |bytes| std::str::from_utf8(bytes).expect("a batch holds checked cookies");
             put_cookie(
                 &mut chunk,
@@ -262,12 +260,13 @@ fn frame(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Frame {
                     user_id: text(cookie.user_id),
                     dsp_id,
                     buyer_uid: text(cookie.buyer_uid),
+                    age_micros: released(index) - cookie.accepted_unix_micros,
                 },
             );
         }
         let header = ChunkHeader {
             count: u32::try_from(run.len()).expect("a batch is bounded in cookies"),
-            accepted_unix_micros: cookie(&run[0]).accepted_unix_micros,
+            accepted_unix_micros: released(&run[0]),
             ..ChunkHeader::default()
         };
         let at = seal(&mut chunk, &header);

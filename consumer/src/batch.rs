@@ -55,7 +55,8 @@ pub struct Batch {
     places: Vec<Place>,
     losses: Vec<Numbered>,
     held: BTreeSet<u32>,
-    accepted: Vec<(u64, u32)>,
+    /// Of each chunk, its time and its good cookies.
+    released: Vec<(u64, u32)>,
     cookies_max: usize,
     bytes: usize,
     bytes_max: usize,
@@ -109,7 +110,7 @@ impl Batch {
             places: Vec::new(),
             losses: Vec::new(),
             held: BTreeSet::new(),
-            accepted: Vec::new(),
+            released: Vec::new(),
             cookies_max,
             bytes: 0,
             bytes_max,
@@ -126,7 +127,7 @@ impl Batch {
         next.id = self.id.next();
         next.likely = self.len();
         next.chunks.reserve(self.chunks.len());
-        next.accepted.reserve(self.accepted.len());
+        next.released.reserve(self.released.len());
         next
     }
 
@@ -168,11 +169,21 @@ impl Batch {
         &self.cursors
     }
 
-    /// For each chunk, when it was accepted in microseconds since the Unix epoch, and its good cookies.
-    pub fn accepted(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.accepted
+    /// For each chunk, its time in microseconds since the Unix epoch, and its good cookies. That is when its producer had
+    /// them to send, whatever their ages.
+    pub fn released(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.released
             .iter()
             .map(|(micros, cookies)| (*micros, u64::from(*cookies)))
+    }
+
+    /// The time of the chunk that the cookie at `index` came in, from which its age counts.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Batch::len`].
+    #[must_use]
+    pub fn released_at(&self, index: usize) -> u64 {
+        self.released[self.entries[index].chunk as usize].0
     }
 
     /// The cookie at `index`, in the order in which pairs first came.
@@ -283,7 +294,7 @@ impl Batch {
     }
 
     /// Takes a chunk's cookies and its last sequence. Malformed cookies are counted and skipped. A chunk said to be
-    /// accepted after `accepted_max` counts as accepted then.
+    /// accepted after `accepted_max` counts as accepted then, and the ages of its cookies count from then.
     ///
     /// A chunk has as many cookies as its header says, because these have sequences: what it lacks counts as malformed,
     /// and what it holds beyond them has no sequence of its own and is left alone.
@@ -293,8 +304,8 @@ impl Batch {
 
     /// Takes the cookies of a chunk that is part of no stream, and so moves no cursor.
     pub fn push_chunk(&mut self, chunk: &ChunkRef) {
-        let accepted = chunk.header().accepted_unix_micros;
-        self.take(chunk, accepted, &mut TakeAll);
+        let released = chunk.header().accepted_unix_micros;
+        self.take(chunk, released, &mut TakeAll);
     }
 
     /// Like [`push`](Self::push), but takes only the cookies that `judge` wants.
@@ -315,7 +326,7 @@ impl Batch {
         });
     }
 
-    fn take(&mut self, chunk: &ChunkRef, accepted: u64, judge: &mut impl Judge) {
+    fn take(&mut self, chunk: &ChunkRef, released: u64, judge: &mut impl Judge) {
         let header = *chunk.header();
         let count = header.count as usize;
         // A chunk may hold fewer cookies than it says: the count is not trusted for an allocation.
@@ -333,16 +344,16 @@ impl Batch {
         let good = u32::try_from(cookies.len()).expect("a batch is bounded in cookies");
         let marks: Vec<Mark> = cookies
             .iter()
-            .map(|cookie| judge.mark(&lent(cookie, accepted)))
+            .map(|cookie| judge.mark(&lent(cookie, released)))
             .collect();
         judge.announce(&marks);
         for (cookie, mark) in cookies.iter().zip(marks) {
-            match judge.verdict(&lent(cookie, accepted), mark, self.id) {
+            match judge.verdict(&lent(cookie, released), mark, self.id) {
                 Verdict::LeaveOut => self.counts.suppressed += 1,
                 Verdict::Stale => self.counts.stale += 1,
                 Verdict::Refuse => self.counts.refused += 1,
                 Verdict::Take { is_known } => {
-                    let entry = self.entry(chunk_at, accepted, cookie);
+                    let entry = self.entry(chunk_at, released, cookie);
                     self.put(
                         Entry {
                             is_known,
@@ -357,7 +368,7 @@ impl Batch {
         let received = u64::from(header.count);
         self.counts.received += received;
         self.counts.malformed += received - u64::from(good);
-        self.accepted.push((accepted, good));
+        self.released.push((released, good));
     }
 
     /// Makes room at once for what the batch will likely hold, so that the table seldom grows: an eighth more than
@@ -369,10 +380,10 @@ impl Batch {
         self.index.reserve(cookies, |_| 0);
     }
 
-    fn entry(&self, chunk: u32, accepted_unix_micros: u64, cookie: &CookieRef<'_>) -> Entry {
+    fn entry(&self, chunk: u32, released: u64, cookie: &CookieRef<'_>) -> Entry {
         let body = &self.chunks[chunk as usize];
         Entry {
-            accepted_unix_micros,
+            accepted_unix_micros: cookie.accepted_unix_micros(released),
             chunk,
             user_id_at: offset(body, cookie.user_id),
             buyer_uid_at: offset(body, cookie.buyer_uid),
@@ -428,12 +439,12 @@ impl Entry {
 /// The shortest encoding of a cookie with all its fields.
 const COOKIE_BYTES_MIN: usize = 10;
 
-fn lent<'a>(cookie: &CookieRef<'a>, accepted_unix_micros: u64) -> BatchCookie<'a> {
+fn lent<'a>(cookie: &CookieRef<'a>, released: u64) -> BatchCookie<'a> {
     BatchCookie {
         user_id: cookie.user_id.as_bytes(),
         dsp_id: cookie.dsp_id,
         buyer_uid: cookie.buyer_uid.as_bytes(),
-        accepted_unix_micros,
+        accepted_unix_micros: cookie.accepted_unix_micros(released),
         is_known: false,
     }
 }

@@ -156,6 +156,7 @@ impl Synced {
             user_id: &self.0,
             dsp_id: self.1,
             buyer_uid: &self.2,
+            age_micros: 0,
         }
     }
 

@@ -10,6 +10,7 @@
 //! let channel = client::endpoint("http://127.0.0.1:7676")?.connect().await?;
 //! let request = SubscribeRequest {
 //!     subscriber: "my-node".to_owned(),
+//!     understands: client::understood(),
 //!     ..SubscribeRequest::default()
 //! };
 //! let mut messages = client::subscribe(channel, request).await?.into_inner();
@@ -17,7 +18,8 @@
 //!     if let Received::Chunk(chunk) = Received::decode(message)? {
 //!         for cookie in chunk.cookies() {
 //!             let cookie = cookie?;
-//!             println!("{} is {} at {}", cookie.user_id, cookie.buyer_uid, cookie.dsp_id);
+//!             let at = cookie.accepted_unix_micros(chunk.header().accepted_unix_micros);
+//!             println!("{} is {} at {} since {at}", cookie.user_id, cookie.buyer_uid, cookie.dsp_id);
 //!         }
 //!     }
 //! }
@@ -32,7 +34,8 @@
 //!   bug and reconnects from its cursor.
 //! - [`v1::Hello`] is always first; [`v1::Goodbye`] is last when the producer drains.
 //! - A cursor names the newest sequence a reader *has*. Cursors compare only within one epoch ([`cursor`]).
-//! - Of two cookies of one user and DSP the [`newest`] counts.
+//! - Of two cookies of one user and DSP the [`newest`] counts, which need not be the one that came last: each may have an
+//!   age, and a reader says that it [understands](client::understood) so.
 //! - Every id is legal, as [`ids`] says.
 //! - What a stream sends at once is never smaller than [`limits::SMALL_FRAME_BYTES`], and no message larger than
 //!   [`limits::MESSAGE_BYTES_MAX`].

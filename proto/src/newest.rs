@@ -1,7 +1,7 @@
 //! Which of two cookies of one (user, DSP) pair is newer.
 //!
-//! The one that was accepted later, as the chunk that it came in says
-//! ([`Chunk.accepted_unix_micros`](crate::v1::Chunk)); of two accepted at the same time the one that came later, which
+//! The one that was accepted later, as the time of the chunk that it came in and its own age say
+//! ([`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros)); of two accepted at the same time the one that came later, which
 //! from one producer is the one with the later sequence.
 //!
 //! A time counts as finely as whoever compares keeps it, so both must be of one unit: a consumer's batch and its embedded

@@ -11,7 +11,10 @@
 use bytes::Bytes;
 use prost::Message;
 
-use crate::{limits::SMALL_FRAME_BYTES, v1};
+use crate::{
+    limits::{AGE_MICROS_MAX, SMALL_FRAME_BYTES},
+    v1,
+};
 
 /// Bytes of the prefix of each gRPC message: a compression flag and a big-endian length.
 pub const FRAME_PREFIX_BYTES: usize = 5;
@@ -38,6 +41,7 @@ const fn tag(field: u64, wire_type: u64) -> u8 {
 const COOKIE_USER_ID: u8 = tag(1, WIRE_LEN);
 const COOKIE_DSP_ID: u8 = tag(2, WIRE_VARINT);
 const COOKIE_BUYER_UID: u8 = tag(3, WIRE_LEN);
+const COOKIE_AGE: u8 = tag(4, WIRE_VARINT);
 const CHUNK_EPOCH: u8 = tag(1, WIRE_FIXED64);
 const CHUNK_FIRST_SEQUENCE: u8 = tag(2, WIRE_FIXED64);
 const CHUNK_COUNT: u8 = tag(3, WIRE_FIXED32);
@@ -78,6 +82,17 @@ pub struct CookieRef<'a> {
     pub dsp_id: u32,
     /// The buyer's id of the user.
     pub buyer_uid: &'a str,
+    /// How long before the time of its chunk it was accepted, in microseconds.
+    pub age_micros: u64,
+}
+
+impl CookieRef<'_> {
+    /// When it was accepted, in microseconds since the Unix epoch, if its chunk was at `chunk_unix_micros`; 0 when that is
+    /// less than its age.
+    #[must_use]
+    pub fn accepted_unix_micros(&self, chunk_unix_micros: u64) -> u64 {
+        chunk_unix_micros.saturating_sub(self.age_micros)
+    }
 }
 
 /// What a chunk says of its cookies.
@@ -89,7 +104,8 @@ pub struct ChunkHeader {
     pub first_sequence: u64,
     /// The number of cookies.
     pub count: u32,
-    /// When the first was accepted, in microseconds since the Unix epoch.
+    /// When the first was accepted, in microseconds since the Unix epoch; each cookie may be
+    /// [older](CookieRef::age_micros).
     pub accepted_unix_micros: u64,
 }
 
@@ -105,20 +121,37 @@ impl ChunkHeader {
     }
 }
 
+/// Bytes of a cookie in the form a chunk holds it: what [`put_cookie`] appends.
+#[must_use]
+pub fn cookie_bytes(cookie: &CookieRef<'_>) -> usize {
+    let length = encoded_bytes(cookie);
+    1 + varint_bytes(length as u64) + length
+}
+
+/// Bytes of an encoded `Cookie`.
+#[inline]
+fn encoded_bytes(cookie: &CookieRef<'_>) -> usize {
+    let age = match cookie.age_micros {
+        0 => 0,
+        age => 1 + varint_bytes(age),
+    };
+    1 + varint_bytes(cookie.user_id.len() as u64)
+        + cookie.user_id.len()
+        + 1
+        + varint_bytes(u64::from(cookie.dsp_id))
+        + 1
+        + varint_bytes(cookie.buyer_uid.len() as u64)
+        + cookie.buyer_uid.len()
+        + age
+}
+
 /// Appends one cookie in the form a chunk holds it: field tag, length, `Cookie`.
 ///
 /// No allocation beyond the growth of `buffer`.
 pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
     let user_id = cookie.user_id.as_bytes();
     let buyer_uid = cookie.buyer_uid.as_bytes();
-    let length = 1
-        + varint_bytes(user_id.len() as u64)
-        + user_id.len()
-        + 1
-        + varint_bytes(u64::from(cookie.dsp_id))
-        + 1
-        + varint_bytes(buyer_uid.len() as u64)
-        + buyer_uid.len();
+    let length = encoded_bytes(cookie);
     buffer.push(CHUNK_COOKIES);
     put_varint(buffer, length as u64);
     buffer.push(COOKIE_USER_ID);
@@ -129,6 +162,10 @@ pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
     buffer.push(COOKIE_BUYER_UID);
     put_varint(buffer, buyer_uid.len() as u64);
     buffer.extend_from_slice(buyer_uid);
+    if cookie.age_micros > 0 {
+        buffer.push(COOKIE_AGE);
+        put_varint(buffer, cookie.age_micros);
+    }
 }
 
 /// Turns `HEADROOM_BYTES` of free space and the cookies after it into one whole gRPC message with an
@@ -304,7 +341,7 @@ impl ChunkRef {
     }
 }
 
-/// Reads one encoded `Cookie`, lending out its strings.
+/// Reads one encoded `Cookie`, lending out its strings. An age beyond [`AGE_MICROS_MAX`] is read as that.
 ///
 /// # Errors
 /// When the bytes are no `Cookie`.
@@ -313,6 +350,7 @@ pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
         user_id: "",
         dsp_id: 0,
         buyer_uid: "",
+        age_micros: 0,
     };
     let mut fields = Fields::new(encoded);
     while let Some((field, value)) = fields.next()? {
@@ -322,7 +360,8 @@ pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
                 cookie.dsp_id = u32::try_from(dsp_id).map_err(|_| WireError::Range)?;
             }
             (3, Value::Bytes(bytes)) => cookie.buyer_uid = utf8(bytes)?,
-            (1..=3, _) => return Err(WireError::WireType),
+            (4, Value::Varint(age)) => cookie.age_micros = age.min(AGE_MICROS_MAX),
+            (1..=4, _) => return Err(WireError::WireType),
             _ => {}
         }
     }

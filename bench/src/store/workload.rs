@@ -125,6 +125,7 @@ impl Workload {
                     user_id: cookie.user_id(),
                     dsp_id: cookie.dsp_id(),
                     buyer_uid: cookie.buyer_uid(),
+                    age_micros: 0,
                 };
                 put_cookie(&mut buffer, &cookie);
                 slice.is_new.push(is_new);

@@ -168,7 +168,8 @@ impl Stream {
             Call::Subscribe => self.subscribe(&connector, channel).await,
             Call::GetCookies => {
                 let host = self.name.clone();
-                let request = connector.request(GetCookiesRequest { host });
+                let understands = client::understood();
+                let request = connector.request(GetCookiesRequest { host, understands });
                 let opened = client::get_cookies(channel, request).await;
                 opened.map(Response::into_inner)
             }
@@ -194,6 +195,7 @@ impl Stream {
             cursors: cursors.collect(),
             start: proto::v1::StartPosition::from(self.args.start).into(),
             window_bytes: 0,
+            understands: client::understood(),
         });
         let mut messages = client::subscribe(channel, request).await?.into_inner();
         let message = messages

@@ -12,12 +12,23 @@ pub(crate) fn chunk(
     accepted_unix_micros: u64,
     cookies: &[(&str, u32, &str)],
 ) -> ChunkRef {
+    let cookies: Vec<_> = cookies.iter().map(|cookie| (*cookie, 0)).collect();
+    aged_chunk(first_sequence, accepted_unix_micros, &cookies)
+}
+
+/// A chunk of cookies with their ages in microseconds.
+pub(crate) fn aged_chunk(
+    first_sequence: u64,
+    accepted_unix_micros: u64,
+    cookies: &[((&str, u32, &str), u64)],
+) -> ChunkRef {
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
-    for &(user_id, dsp_id, buyer_uid) in cookies {
+    for &((user_id, dsp_id, buyer_uid), age_micros) in cookies {
         let cookie = CookieRef {
             user_id,
             dsp_id,
             buyer_uid,
+            age_micros,
         };
         wire::put_cookie(&mut buffer, &cookie);
     }
@@ -184,7 +195,37 @@ fn time_ahead_of_the_clock_counts_as_the_latest_allowed() {
     batch.push(&"p".into(), &chunk(2, 500, &[("u", 1, "later")]), 600);
     assert_eq!(buyers(&batch), [("u", 1, "later")]);
     assert_eq!(batch.cookie(0).accepted_unix_micros, 500);
-    assert_eq!(batch.accepted().collect::<Vec<_>>(), [(500, 1), (500, 1)]);
+    assert_eq!(batch.released().collect::<Vec<_>>(), [(500, 1), (500, 1)]);
+}
+
+#[test]
+fn accepted_last_wins_although_it_came_before_one_that_waited() {
+    let waited = aged_chunk(1, 300, &[(("u", 1, "waited"), 250), (("v", 1, "v"), 0)]);
+    let direct = chunk(3, 200, &[("u", 1, "direct")]);
+    for chunks in [[&direct, &waited], [&waited, &direct]] {
+        let batch = batch(&chunks.map(Clone::clone));
+        let u = batch.cookies().position(|cookie| cookie.user_id == b"u");
+        let u = u.unwrap();
+        assert_eq!(batch.cookie(u).buyer_uid, b"direct");
+        assert_eq!(batch.cookie(u).accepted_unix_micros, 200);
+        assert_eq!(batch.counts().superseded, 1);
+        let mut released: Vec<_> = batch.released().collect();
+        released.sort_unstable();
+        assert_eq!(released, [(200, 1), (300, 2)], "delay is from the release");
+    }
+    // Of one chunk as well.
+    let both = aged_chunk(1, 300, &[(("u", 1, "new"), 1), (("u", 1, "old"), 2)]);
+    check(&[both], &[("u", 1, "new")], 1);
+}
+
+#[test]
+fn age_counts_from_the_latest_time_that_is_allowed_and_ends_at_zero() {
+    let mut batch = Batch::new(1000, 1 << 20);
+    let ahead = aged_chunk(1, u64::MAX, &[(("u", 1, "x"), 100), (("v", 1, "x"), 501)]);
+    batch.push(&"p".into(), &ahead, 500);
+    let times: Vec<_> = batch.cookies().map(|it| it.accepted_unix_micros).collect();
+    assert_eq!(times, [400, 0]);
+    assert_eq!([batch.released_at(0), batch.released_at(1)], [500, 500]);
 }
 
 #[test]
@@ -219,7 +260,7 @@ fn judged_cookies_are_left_out_or_taken_with_their_marks() {
     assert_eq!(known, [false, false, true]);
     assert_eq!(batch.marks().last(), Some([2, 5]));
     assert_eq!((batch.counts().received, batch.counts().suppressed), (4, 1));
-    assert_eq!(batch.accepted().collect::<Vec<_>>(), [(5, 4)]);
+    assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 4)]);
     assert_eq!(batch.cursors()[0].sequence, 4);
 }
 
@@ -244,7 +285,7 @@ fn malformed_cookies_are_counted_and_skipped() {
         user_id: user_id.to_owned(),
         dsp_id,
         buyer_uid: buyer_uid.to_owned(),
-        padding: Bytes::new(),
+        ..Cookie::default()
     };
     let message = v1::Chunk {
         epoch: 1,
@@ -275,7 +316,7 @@ fn malformed_cookies_are_counted_and_skipped() {
             refused: 0,
         }
     );
-    assert_eq!(batch.accepted().collect::<Vec<_>>(), [(5, 1)]);
+    assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 1)]);
     assert_eq!(batch.cursors()[0].sequence, 8);
 }
 

@@ -404,9 +404,10 @@ impl Writer {
         metrics.flush_seconds.observe(took.as_secs_f64());
         let cookies = u32::try_from(batch.len()).unwrap_or(u32::MAX);
         metrics.batch_cookies.observe(f64::from(cookies));
-        for (accepted, cookies) in batch.accepted() {
-            let age = Duration::from_micros(now.saturating_sub(accepted));
-            metrics.stored_seconds.observe(age, cookies);
+        // From the times of chunks: what waited for its release would make every node look slow.
+        for (released, cookies) in batch.released() {
+            let took = Duration::from_micros(now.saturating_sub(released));
+            metrics.stored_seconds.observe(took, cookies);
         }
         let producers = self.health.producers();
         producers.committed(batch.cursors(), batch.losses());

@@ -127,6 +127,7 @@ pub fn parse<'a>(
             &mut scratch.buyer_uid,
         )?,
         user_id: parse_user_id(cookie_headers, limits.user_id_bytes_max)?,
+        age_micros: 0,
     })
 }
 

@@ -91,6 +91,7 @@ mod tests {
                     user_id: "u",
                     dsp_id: 1,
                     buyer_uid: "b",
+                    age_micros: 0,
                 });
             }
             log.append(&mut burst).unwrap();

@@ -38,6 +38,7 @@ fn push(burst: &mut Burst, sequence: u64) {
         user_id: &user(sequence),
         dsp_id: 7,
         buyer_uid: &"b".repeat((sequence % 200) as usize + 1),
+        age_micros: 0,
     });
 }
 
@@ -294,6 +295,7 @@ fn full_burst_of_the_largest_cookies_fits_the_smallest_chunk() {
             user_id: &"u".repeat(limits::USER_ID_BYTES_MAX),
             dsp_id: u32::MAX,
             buyer_uid: &"b".repeat(limits::BUYER_UID_BYTES_MAX),
+            age_micros: 0,
         });
     }
     assert!(burst.encoded().len() + wire::HEADROOM_BYTES <= limits::CHUNK_BYTES_MIN);

@@ -88,6 +88,7 @@ impl Scene {
                 user_id: "u",
                 dsp_id: 17,
                 buyer_uid: "b",
+                age_micros: 0,
             });
         }
         self.log.append(&mut burst).unwrap();

@@ -89,6 +89,7 @@ impl Producer {
                 user_id: &user_id,
                 dsp_id: 7,
                 buyer_uid: &buyer_uid,
+                age_micros: 0,
             });
             self.appended.push((user_id, buyer_uid));
             if burst.is_full() {

@@ -12,6 +12,11 @@ pub struct Cookie {
     /// buyer sent, after percent-decoding, unchanged.
     #[prost(string, tag = "3")]
     pub buyer_uid: ::prost::alloc::string::String,
+    /// How long before the `accepted_unix_micros` of its chunk it was accepted, in microseconds: at most 7 days, and
+    /// more counts as that. Absent, which is 0, it was accepted with its chunk. `GetCookies` has no chunks: there it is
+    /// the age at the moment when the cookie was released into the log.
+    #[prost(uint64, tag = "4")]
+    pub age_micros: u64,
     /// Carries nothing and may be absent. `GetCookies` fills it so that no HTTP/2 frame is smaller than 256
     /// bytes: some HTTP/2 receivers kill a connection on which small frames wait unread.
     #[prost(bytes = "bytes", tag = "15")]
@@ -25,6 +30,9 @@ pub struct GetCookiesRequest {
     /// back under the same name while the queue is kept goes on there; it may see the last cookies again.
     #[prost(string, tag = "1")]
     pub host: ::prost::alloc::string::String,
+    /// What the reader understands. At most 16; a producer ignores those it does not know.
+    #[prost(enumeration = "Feature", repeated, tag = "2")]
+    pub understands: ::prost::alloc::vec::Vec<i32>,
 }
 /// Where a subscriber stands on one producer.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -58,6 +66,9 @@ pub struct SubscribeRequest {
     /// a cursor starts no further before its position than that takes. 0 when it is not told.
     #[prost(uint32, tag = "4")]
     pub window_bytes: u32,
+    /// What the reader understands. At most 16; a producer ignores those it does not know.
+    #[prost(enumeration = "Feature", repeated, tag = "5")]
+    pub understands: ::prost::alloc::vec::Vec<i32>,
 }
 /// What a subscriber will never get of lives of this producer that have ended: the rest of its cursor's life, and all of
 /// every life since that the cursor's owner has not seen. Lives are those of one name on one machine; a producer that does not
@@ -111,7 +122,7 @@ pub struct Chunk {
     #[prost(fixed32, tag = "3")]
     pub count: u32,
     /// When the edge accepted the first of them, in microseconds since the Unix epoch. Never decreases within
-    /// an epoch. This is the `t` by which the newest value of a (user, DSP) pair wins.
+    /// an epoch. Minus a cookie's `age_micros`, this is the `t` by which the newest value of a (user, DSP) pair wins.
     #[prost(fixed64, tag = "4")]
     pub accepted_unix_micros: u64,
     /// The cookies in sequence order. `Cookie.padding` is never set here.
@@ -171,6 +182,35 @@ pub mod event {
         Heartbeat(super::Heartbeat),
         #[prost(message, tag = "5")]
         Goodbye(super::Goodbye),
+    }
+}
+/// What a reader must act on for its store to stay right. A producer begins nothing that needs a feature while a reader
+/// that does not understand it is connected; what is in its log by then stays there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Feature {
+    Unspecified = 0,
+    /// `Cookie.age_micros`: a cookie may come later than one that was accepted after it.
+    CookieAge = 1,
+}
+impl Feature {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "FEATURE_UNSPECIFIED",
+            Self::CookieAge => "FEATURE_COOKIE_AGE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "FEATURE_UNSPECIFIED" => Some(Self::Unspecified),
+            "FEATURE_COOKIE_AGE" => Some(Self::CookieAge),
+            _ => None,
+        }
     }
 }
 /// Where to start when no cursor fits and the name is not remembered.

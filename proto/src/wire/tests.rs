@@ -8,6 +8,7 @@ fn cookies(count: u32) -> Vec<v1::Cookie> {
             user_id: format!("user-{index}"),
             dsp_id: index.wrapping_mul(0x1357_9bdf) | 1,
             buyer_uid: "ü=/&+%--".repeat(index as usize % 40 + 1),
+            age_micros: u64::from(index % 3) * 60_000_000_000 * u64::from(index % 4),
             padding: Bytes::new(),
         })
         .collect()
@@ -22,6 +23,7 @@ fn sealed(cookies: &[v1::Cookie]) -> (ChunkHeader, Bytes) {
                 user_id: &cookie.user_id,
                 dsp_id: cookie.dsp_id,
                 buyer_uid: &cookie.buyer_uid,
+                age_micros: cookie.age_micros,
             },
         );
     }
@@ -74,8 +76,55 @@ fn sealed_chunk_is_what_prost_reads_and_what_we_read() {
                 (walked.user_id, walked.dsp_id, walked.buyer_uid),
                 (&*cookie.user_id, cookie.dsp_id, &*cookie.buyer_uid)
             );
+            assert_eq!(walked.age_micros, cookie.age_micros);
         }
     }
+}
+
+#[test]
+fn cookie_without_an_age_has_the_bytes_it_always_had() {
+    #[track_caller]
+    fn check(age_micros: u64, expected: &[u8]) {
+        let cookie = CookieRef {
+            user_id: "u",
+            dsp_id: 300,
+            buyer_uid: "b",
+            age_micros,
+        };
+        let mut buffer = Vec::new();
+        put_cookie(&mut buffer, &cookie);
+        assert_eq!(buffer, expected);
+        assert_eq!(cookie_bytes(&cookie), buffer.len());
+        assert_eq!(decode_cookie(&buffer[2..]), Ok(cookie));
+    }
+    check(0, b"\x2a\x09\x0a\x01u\x10\xac\x02\x1a\x01b");
+    check(150, b"\x2a\x0c\x0a\x01u\x10\xac\x02\x1a\x01b\x20\x96\x01");
+}
+
+#[test]
+fn no_age_makes_a_cookie_older_than_a_week_or_a_time_less_than_nothing() {
+    let aged = |age_micros| {
+        let cookie = v1::Cookie {
+            age_micros,
+            ..v1::Cookie::default()
+        };
+        let encoded = cookie.encode_to_vec();
+        decode_cookie(&encoded).unwrap().age_micros
+    };
+    assert_eq!(aged(AGE_MICROS_MAX), AGE_MICROS_MAX);
+    assert_eq!(aged(u64::MAX), AGE_MICROS_MAX);
+    let cookie = CookieRef {
+        user_id: "u",
+        dsp_id: 1,
+        buyer_uid: "b",
+        age_micros: 100,
+    };
+    let accepted = [0, 99, 100, 1_000].map(|chunk| cookie.accepted_unix_micros(chunk));
+    assert_eq!(accepted, [0, 0, 0, 900]);
+    assert_eq!(
+        decode_cookie(b"\x21\0\0\0\0\0\0\0\0"),
+        Err(WireError::WireType)
+    );
 }
 
 #[test]

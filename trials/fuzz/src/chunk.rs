@@ -10,7 +10,7 @@ use consumer::{
 };
 use prost::Message;
 use proto::{
-    limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
+    limits::{AGE_MICROS_MAX, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     v1,
     wire::{ChunkRef, FRAME_PREFIX_BYTES, Received, encode_event},
 };
@@ -46,6 +46,7 @@ fn check_chunk(chunk: &ChunkRef) {
         for (read, cookie) in read.cookies.iter().zip(walked.iter().flatten()) {
             let ours = (cookie.user_id, cookie.dsp_id, cookie.buyer_uid);
             assert_eq!((&*read.user_id, read.dsp_id, &*read.buyer_uid), ours);
+            assert_eq!(read.age_micros.min(AGE_MICROS_MAX), cookie.age_micros);
         }
     }
 
@@ -93,6 +94,7 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, walked: usize) {
         assert!(cookie.user_id.iter().all(u8::is_ascii_graphic));
         assert!(std::str::from_utf8(cookie.buyer_uid).is_ok());
         assert!(cookie.dsp_id > 0);
+        assert!(cookie.accepted_unix_micros <= chunk.header().accepted_unix_micros);
     }
     assert_eq!(batch.by_user().count(), batch.len());
     assert_eq!(batch.cursors()[0].sequence, chunk.header().last_sequence());

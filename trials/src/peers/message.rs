@@ -78,6 +78,7 @@ impl Messages {
                 user_id: cookie.user_id(),
                 dsp_id: cookie.dsp_id(),
                 buyer_uid: cookie.buyer_uid(),
+                age_micros: 0,
             };
             put_cookie(&mut buffer, &cookie);
         }

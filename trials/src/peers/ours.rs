@@ -124,7 +124,9 @@ impl Subscribe for Reader {
         let channel = client::endpoint(self.producer.clone())?.connect().await?;
         if self.one_by_one {
             let host = self.name.clone();
-            let stream = client::get_cookies(channel, GetCookiesRequest { host }).await?;
+            let understands = client::understood();
+            let request = GetCookiesRequest { host, understands };
+            let stream = client::get_cookies(channel, request).await?;
             self.messages = Some(Messages::Cookies(stream.into_inner()));
             return Ok(());
         }
@@ -133,6 +135,7 @@ impl Subscribe for Reader {
             cursors: self.cursor.iter().cloned().collect(),
             start: StartPosition::Newest.into(),
             window_bytes: 0,
+            understands: client::understood(),
         };
         let mut stream = client::subscribe(channel, request).await?.into_inner();
         let first = stream.message().await?.context("no hello")?;

@@ -159,7 +159,11 @@ async fn host_must_be_a_name() -> Result<()> {
     let producer = Producer::start(&folder, &[]).await?;
     for host in [String::new(), "x".repeat(257)] {
         let channel = client::endpoint(producer.grpc.clone())?.connect().await?;
-        let refused = match client::get_cookies(channel, GetCookiesRequest { host }).await {
+        let request = GetCookiesRequest {
+            host,
+            ..GetCookiesRequest::default()
+        };
+        let refused = match client::get_cookies(channel, request).await {
             Ok(response) => response.into_inner().message().await.map(drop),
             Err(status) => Err(status),
         };

@@ -55,6 +55,7 @@ fn chunk(sync: &Sync) -> Result<ChunkRef> {
         user_id,
         dsp_id: *dsp_id,
         buyer_uid,
+        age_micros: 0,
     };
     wire::put_cookie(&mut buffer, &cookie);
     let header = ChunkHeader {

@@ -46,7 +46,10 @@ impl Stream {
         let opened = async {
             let channel = connector.connect(&endpoint).await?;
             let host = name.to_owned();
-            let request = connector.request(GetCookiesRequest { host });
+            let request = connector.request(GetCookiesRequest {
+                host,
+                ..GetCookiesRequest::default()
+            });
             anyhow::Ok(client::get_cookies(channel, request).await?.into_inner())
         };
         match (

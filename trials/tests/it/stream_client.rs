@@ -226,6 +226,7 @@ impl CookieStream {
         let channel = in_time("connected", narrow(producer)?.connect()).await??;
         let request = GetCookiesRequest {
             host: host.to_owned(),
+            ..GetCookiesRequest::default()
         };
         let opened = in_time("opened", client::get_cookies(channel, request)).await??;
         Ok(Self {
@@ -282,6 +283,7 @@ fn owned(cookie: &CookieRef<'_>) -> Cookie {
         user_id: cookie.user_id.to_owned(),
         dsp_id: cookie.dsp_id,
         buyer_uid: cookie.buyer_uid.to_owned(),
+        age_micros: cookie.age_micros,
         padding: Bytes::new(),
     }
 }

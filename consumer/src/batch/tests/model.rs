@@ -1,5 +1,5 @@
 //! Batches against a map: chunks of several producers, reordered, repeated, with times that are equal or ahead of the
-//! clock, with cookies that are none, and with a judge of many minds.
+//! clock, with cookies of any age, with cookies that are none, and with a judge of many minds.
 
 use std::collections::HashMap;
 
@@ -17,6 +17,8 @@ struct Sent {
     user: u8,
     dsp_id: u32,
     buyer: u8,
+    /// In microseconds.
+    age: u64,
     /// Breaks it in one of these ways.
     broken: Option<u8>,
 }
@@ -55,6 +57,7 @@ impl Sent {
                 Some(6) => "b".repeat(BUYER_UID_BYTES_MAX + 1),
                 _ => format!("buyer-{}", self.buyer),
             },
+            age_micros: self.age,
             padding: Bytes::new(),
         }
     }
@@ -74,14 +77,17 @@ impl SentChunk {
 }
 
 fn sent_chunk() -> impl Strategy<Value = SentChunk> {
+    let age = prop_oneof![3 => Just(0), 2 => 0..10_u64, 1 => 0..60_u64, 1 => Just(u64::MAX)];
     let broken = prop_oneof![12 => Just(None), 1 => (0..7_u8).prop_map(Some)];
-    let cookie =
-        (0..12_u8, 1..4_u32, 0..4_u8, broken).prop_map(|(user, dsp_id, buyer, broken)| Sent {
+    let cookie = (0..12_u8, 1..4_u32, 0..4_u8, age, broken).prop_map(
+        |(user, dsp_id, buyer, age, broken)| Sent {
             user,
             dsp_id,
             buyer,
+            age,
             broken,
-        });
+        },
+    );
     let cookies = prop::collection::vec(cookie, 1..20);
     let accepted = prop_oneof![6 => 0..20_u64, 1 => CLOCK - 1..CLOCK + 3, 1 => Just(u64::MAX)];
     let missing = prop_oneof![9 => Just(0_u32), 1 => 1..5_u32];
@@ -173,7 +179,8 @@ impl Model {
                 (None, Verdict::Stale) => self.counts.stale += 1,
                 (None, Verdict::Refuse) => self.counts.refused += 1,
                 (None, Verdict::Take { is_known }) => {
-                    self.take(cookie, chunk.accepted.min(CLOCK), is_known);
+                    let accepted = chunk.accepted.min(CLOCK).saturating_sub(sent.age);
+                    self.take(cookie, accepted, is_known);
                 }
             }
         }

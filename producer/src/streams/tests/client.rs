@@ -84,7 +84,11 @@ impl Client {
             Reads::Events => producer.call("Subscribe", &self.request(with_cursor, oldest)),
             Reads::Cookies => {
                 let host = self.name.to_owned();
-                producer.call("GetCookies", &v1::GetCookiesRequest { host })
+                let request = v1::GetCookiesRequest {
+                    host,
+                    ..v1::GetCookiesRequest::default()
+                };
+                producer.call("GetCookies", &request)
             }
         };
         let body = body.expect("nothing is wrong with the request");
@@ -141,7 +145,7 @@ impl Client {
                 .into_iter()
                 .collect(),
             start: i32::from(oldest),
-            window_bytes: 0,
+            ..v1::SubscribeRequest::default()
         }
     }
 

@@ -47,6 +47,7 @@ fn append(log: &Log, user_id: &str) -> Result<(), Closed> {
         user_id,
         dsp_id: 7,
         buyer_uid: "b",
+        age_micros: 0,
     });
     log.append(&mut burst)
 }
