@@ -6,10 +6,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use proto::wire::{self, ChunkHeader};
-use runtime::unix_micros;
+use proto::{
+    limits::AGE_MICROS_MAX,
+    wire::{self, ChunkHeader, CookieRef},
+};
 
-use super::{Burst, Closed, Head, Log, Progress, Sequence, chunk::Chunk};
+use super::{Burst, Closed, Head, Log, Progress, Sequence, Shared, chunk::Chunk};
 
 /// A buffer below this size waits three times as long: about 30 cookies, which 1,000 a second bring in that time.
 const SMALL_BYTES: usize = 2 * 1024;
@@ -76,6 +78,25 @@ impl Open {
         let last = self.appended();
         if let Some(progress) = &mut self.progress {
             self.reserved = progress.settle(last);
+        }
+    }
+
+    /// Gives the chunk its time if this is its first cookie; tells whether it is.
+    fn begin(&mut self, shared: &Shared) -> bool {
+        let is_first = self.count == 0;
+        if is_first {
+            self.opened = Instant::now();
+            self.accepted_unix_micros = shared.unix_micros();
+        }
+        is_first
+    }
+
+    /// The cookie as a chunk of this time has it, if it was accepted at `accepted`.
+    fn aged<'a>(&self, cookie: CookieRef<'a>, accepted: u64) -> CookieRef<'a> {
+        let age_micros = self.accepted_unix_micros.saturating_sub(accepted);
+        CookieRef {
+            age_micros: age_micros.min(AGE_MICROS_MAX),
+            ..cookie
         }
     }
 
@@ -147,11 +168,7 @@ impl Log {
             open.sealed_by_size += u64::from(open.count > 0);
             sealed_up_to = self.seal(&mut open);
         }
-        let first = open.count == 0;
-        if first {
-            open.opened = Instant::now();
-            open.accepted_unix_micros = open.accepted_unix_micros.max(unix_micros());
-        }
+        let first = open.begin(shared);
         open.reserve(burst.count());
         open.buffer.extend_from_slice(burst.encoded());
         open.count += burst.count();
@@ -161,6 +178,55 @@ impl Log {
             shared.publish(next);
         }
         if first {
+            shared.opened.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Appends cookies that were accepted before they come here, each with when that was, in microseconds since the Unix
+    /// epoch; when this returns, they are in the log, in this order.
+    ///
+    /// The time is one that [`Log::unix_micros`] told, here or in an earlier epoch. Each cookie gets the age that makes its
+    /// chunk's time this one, whatever age it has here. A time later than the chunk's
+    /// counts as that, so that no cookie looks newer than one that was appended with it; one more than
+    /// [`AGE_MICROS_MAX`] earlier counts as so much earlier.
+    ///
+    /// They may be any number: chunks are sealed as they fill. But the iterator runs under the lock, which all of them take
+    /// once, so someone with thousands hands over some hundreds at a time.
+    ///
+    /// # Errors
+    /// [`Closed`] after [`Log::close`], unless there are none; none of them is then in the log.
+    pub fn append_accepted<'a>(
+        &self,
+        cookies: impl IntoIterator<Item = (CookieRef<'a>, u64)>,
+    ) -> Result<(), Closed> {
+        let shared = &*self.shared;
+        let mut cookies = cookies.into_iter().peekable();
+        if cookies.peek().is_none() {
+            return Ok(());
+        }
+        let mut open = shared.open();
+        if open.closed {
+            return Err(Closed);
+        }
+        let (mut sealed_up_to, mut opened) = (None, false);
+        for (cookie, accepted) in cookies {
+            let bytes = wire::cookie_bytes(&open.aged(cookie, accepted));
+            if open.count > 0 && open.buffer.len() + bytes > shared.config.chunk_bytes {
+                open.sealed_by_size += 1;
+                sealed_up_to = self.seal(&mut open);
+            }
+            opened |= open.begin(shared);
+            open.reserve(1);
+            let aged = open.aged(cookie, accepted);
+            wire::put_cookie(&mut open.buffer, &aged);
+            open.count += 1;
+        }
+        drop(open);
+        if let Some(next) = sealed_up_to {
+            shared.publish(next);
+        }
+        if opened {
             shared.opened.notify_one();
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! The log against a model that is a plain list.
 
+mod accepted;
+
 use std::{
     pin::pin,
     task::{Context, Poll, Waker},

@@ -1,0 +1,111 @@
+//! Cookies that were accepted before they are appended.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+/// What a reader gets at once: each cookie's sequence and when it was accepted.
+fn accepted_times(reader: &mut Reader) -> Vec<(u64, u64)> {
+    let mut times = Vec::new();
+    while let Some(Delivery::Chunk { chunk, first }) = take(reader) {
+        let chunk = chunk.cookies_from(first);
+        let (sequences, time) = (
+            chunk.header().first_sequence..,
+            chunk.header().accepted_unix_micros,
+        );
+        times.extend(sequences.zip(chunk.cookies()).map(|(sequence, cookie)| {
+            let cookie = cookie.unwrap();
+            assert_eq!(cookie.user_id, user(sequence), "in order");
+            (sequence, cookie.accepted_unix_micros(time))
+        }));
+    }
+    times
+}
+
+fn append_accepted(log: &Log, cookies: &[(u64, u64)]) -> Result<(), Closed> {
+    let cookies: Vec<_> = cookies
+        .iter()
+        .map(|&(sequence, accepted)| (user(sequence), accepted))
+        .collect();
+    log.append_accepted(cookies.iter().map(|(user_id, accepted)| {
+        let cookie = CookieRef {
+            user_id,
+            dsp_id: 7,
+            buyer_uid: "b",
+            age_micros: 99,
+        };
+        (cookie, *accepted)
+    }))
+}
+
+#[test]
+fn cookies_accepted_before_keep_their_times_and_order_across_chunks() {
+    let log = Log::new(CONFIG);
+    let mut reader = log.reader(1, u64::MAX, 0);
+    append(&log, 1).unwrap();
+    let before = log.unix_micros();
+    let cookies: Vec<_> = (2..=1_000)
+        .map(|sequence| (sequence, before - sequence * 1_000))
+        .collect();
+    append_accepted(&log, &cookies).unwrap();
+    append(&log, 1_001).unwrap();
+    assert!(log.stats().sealed_by_size > 3);
+    log.close();
+    for chunk in log.shared.ring().chunks.iter() {
+        assert!(chunk.wire().len() <= CONFIG.chunk_bytes);
+    }
+    let times = accepted_times(&mut reader);
+    assert_eq!(times.len(), 1_001);
+    assert_eq!(times[1..1_000], cookies);
+    assert!(times[0].1 <= before && times[1_000].1 >= times[0].1);
+}
+
+#[test]
+fn no_cookie_looks_newer_than_its_chunk_or_more_than_a_week_older() {
+    let log = Log::new(CONFIG);
+    let mut reader = log.reader(1, u64::MAX, 0);
+    append_accepted(&log, &[(1, u64::MAX), (2, log.unix_micros()), (3, 0)]).unwrap();
+    seal(&log);
+    let [(1, first), (2, second), (3, third)] = *accepted_times(&mut reader) else {
+        panic!("three cookies");
+    };
+    assert!(second <= first && first <= log.unix_micros());
+    assert_eq!(first - third, limits::AGE_MICROS_MAX);
+}
+
+#[test]
+fn times_go_on_from_the_latest_when_the_clock_goes_back() {
+    let log = Log::new(CONFIG);
+    let mut reader = log.reader(1, u64::MAX, 0);
+    let ahead = log.unix_micros() + 3_600_000_000;
+    // As it was told before the clock went back.
+    log.shared.latest.store(ahead, Ordering::Relaxed);
+    assert_eq!(log.unix_micros(), ahead);
+    append_accepted(&log, &[(1, ahead - 5), (2, ahead)]).unwrap();
+    seal(&log);
+    append(&log, 3).unwrap();
+    seal(&log);
+    let expected = [(1, ahead - 5), (2, ahead), (3, ahead)];
+    assert_eq!(accepted_times(&mut reader), expected);
+}
+
+#[test]
+fn closed_log_takes_no_cookie_that_was_accepted_before() {
+    let log = Log::new(CONFIG);
+    append_accepted(&log, &[(1, 1)]).unwrap();
+    log.close();
+    assert_eq!(append_accepted(&log, &[(2, 1), (3, 1)]), Err(Closed));
+    assert_eq!(append_accepted(&log, &[]), Ok(()));
+    assert_eq!((log.stats().appended, log.span().next), (1, 2));
+}
+
+#[test]
+fn stream_that_joins_amid_a_chunk_gets_the_ages_too() {
+    let log = Log::new(CONFIG);
+    let now = log.unix_micros();
+    append_accepted(&log, &[(1, now - 1), (2, now - 2), (3, now - 3)]).unwrap();
+    seal(&log);
+    let mut reader = log.reader(2, u64::MAX, 0);
+    let expected = [(2, now - 2), (3, now - 3)];
+    assert_eq!(accepted_times(&mut reader), expected);
+}
