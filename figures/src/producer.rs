@@ -141,6 +141,11 @@ pub const SUBSCRIBERS_NOT_SHOWN: Figure = Figure::gauge(
     "Subscribers that have no series of their own, since too many names came.",
 );
 
+pub const SUBSCRIBERS_WITHOUT_AGE: Figure = Figure::gauge(
+    "producer_subscribers_without_age",
+    "Open streams whose readers do not say that they understand the age of a cookie.",
+);
+
 // What connections hold, and what is refused.
 
 pub const PINNED_BYTES: Figure = Figure::gauge(

@@ -9,7 +9,10 @@ use runtime::metrics::family;
 use super::as_f64;
 use crate::{
     log::Stats,
-    streams::subscribers::{RESUMES, Snapshot, resume_label},
+    streams::{
+        features::{Feature, Understanding},
+        subscribers::{RESUMES, Snapshot, resume_label},
+    },
 };
 
 /// A subscriber, the age of the oldest cookie before it, and the log.
@@ -66,11 +69,17 @@ pub(super) fn figures() -> impl Iterator<Item = Figure> {
         producer::SUBSCRIBER_LOST,
         producer::RESUMES,
         producer::SUBSCRIBERS_NOT_SHOWN,
+        producer::SUBSCRIBERS_WITHOUT_AGE,
     ])
 }
 
 /// All of it; `ages` are those of the queues.
-pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec<MetricFamily> {
+pub(super) fn read(
+    queues: &[Snapshot],
+    ages: &[Duration],
+    stats: &Stats,
+    understanding: &Understanding,
+) -> Vec<MetricFamily> {
     let shown = || queues.iter().filter(|queue| queue.is_shown);
     let each = || {
         let pairs = queues.iter().zip(ages);
@@ -95,11 +104,13 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
     let lost = lost.map(|(labels, count)| (labels, as_f64(count)));
     let resumed = resumed.map(|(labels, count)| (labels, as_f64(count)));
     let not_shown = as_f64((queues.len() - shown().count()) as u64);
+    let without_age = as_f64(understanding.lacking(Feature::CookieAge).count as u64);
     figures
         .chain([
             family(producer::SUBSCRIBER_LOST, lost),
             family(producer::RESUMES, resumed),
             family(producer::SUBSCRIBERS_NOT_SHOWN, [([], not_shown)]),
+            family(producer::SUBSCRIBERS_WITHOUT_AGE, [([], without_age)]),
         ])
         .collect()
 }

@@ -20,6 +20,8 @@ pub(super) fn open(
     network: IpAddr,
 ) -> Result<StreamBody, Status> {
     check_name(&request.host, "host")?;
+    let understanding = streams.subscribers.understanding();
+    let presence = understanding.enter(Call::GetCookies, &request.host, &request.understands);
     let mut span = streams.log.span();
     let (mut first, mut until) = (span.next, 0);
     let lease =
@@ -41,5 +43,6 @@ pub(super) fn open(
         );
     }
     let form = Form::Cookies(Arc::clone(&streams.cookie_messages));
-    Ok(StreamBody::new(streams.session(lease, first, until, form)))
+    let session = streams.session((lease, presence), first, until, form);
+    Ok(StreamBody::new(session))
 }

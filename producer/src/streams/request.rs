@@ -6,17 +6,15 @@ use http::Request;
 use http_body::Body as _;
 use prost::{
     DecodeError, Message,
-    encoding::{DecodeContext, decode_key, skip_field},
+    encoding::{DecodeContext, WireType, decode_key, skip_field},
 };
 use proto::{
     ids::{self, Illegal},
-    limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
+    limits::{CURSORS_MAX, FEATURES_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
+    v1::{GetCookiesRequest, SubscribeRequest},
 };
 use tokio::time::timeout;
 use tonic::{Status, body::Body};
-
-/// The field number of `SubscribeRequest.cursors`.
-const CURSORS_FIELD: u32 = 2;
 
 /// How long a client may take to send the message of its request.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,35 +22,89 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes before a message: the compression flag and the length.
 const PREFIX_BYTES: usize = 5;
 
+/// A request of which it is known how many entries its repeated fields may have: decoded, an empty cursor takes twenty times
+/// its encoded bytes.
+pub(super) trait Bounded: Message + Default {
+    /// All its repeated fields.
+    const REPEATED: &'static [Repeated];
+}
+
+/// A repeated field.
+pub(super) struct Repeated {
+    number: u32,
+    /// What it holds, in the plural.
+    name: &'static str,
+    entries_max: usize,
+    /// Whether one occurrence may hold many numbers.
+    is_packed: bool,
+}
+
+/// The field `understands` of either request.
+const fn features(number: u32) -> Repeated {
+    Repeated {
+        number,
+        name: "features",
+        entries_max: FEATURES_MAX,
+        is_packed: true,
+    }
+}
+
+impl Bounded for SubscribeRequest {
+    const REPEATED: &'static [Repeated] = &[
+        Repeated {
+            number: 2,
+            name: "cursors",
+            entries_max: CURSORS_MAX,
+            is_packed: false,
+        },
+        features(5),
+    ];
+}
+
+impl Bounded for GetCookiesRequest {
+    const REPEATED: &'static [Repeated] = &[features(2)];
+}
+
+impl Repeated {
+    /// How many entries of it a request has.
+    fn entries(&self, mut message: &[u8]) -> Result<usize, DecodeError> {
+        let mut entries = 0;
+        while !message.is_empty() {
+            let (number, kind) = decode_key(&mut message)?;
+            let value = message;
+            skip_field(kind, number, &mut message, DecodeContext::default())?;
+            if number != self.number {
+                continue;
+            }
+            let value = &value[..value.len() - message.len()];
+            entries += if self.is_packed && kind == WireType::LengthDelimited {
+                // Each number ends in a byte without the highest bit, and so does the length before them.
+                value.iter().filter(|byte| **byte < 0x80).count() - 1
+            } else {
+                1
+            };
+        }
+        Ok(entries)
+    }
+}
+
 /// Reads the one message of a server-streaming call, to the end of the request: anything left unread would stay in
 /// memory for as long as the stream.
 ///
 /// tonic's reader would allocate a buffer before anything has arrived, and then the full length that the client
 /// announces.
-pub(super) async fn read_request<M: Message + Default>(
-    request: Request<Body>,
-) -> Result<M, Status> {
+pub(super) async fn read_request<M: Bounded>(request: Request<Body>) -> Result<M, Status> {
     let bytes = timeout(REQUEST_TIMEOUT, read_message(request.into_body()))
         .await
         .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??;
     let malformed = |error| Status::invalid_argument(format!("malformed request: {error}"));
-    // A decoded empty cursor takes twenty times its encoded bytes.
-    if cursors(&bytes).map_err(malformed)? > CURSORS_MAX {
-        let message = format!("more than {CURSORS_MAX} cursors");
-        return Err(Status::invalid_argument(message));
+    for repeated in M::REPEATED {
+        if repeated.entries(&bytes).map_err(malformed)? > repeated.entries_max {
+            let (most, name) = (repeated.entries_max, repeated.name);
+            return Err(Status::invalid_argument(format!("more than {most} {name}")));
+        }
     }
     M::decode(&*bytes).map_err(malformed)
-}
-
-/// How many cursors a request has. Other requests have no repeated fields.
-fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
-    let mut count = 0;
-    while !message.is_empty() {
-        let (field, kind) = decode_key(&mut message)?;
-        count += usize::from(field == CURSORS_FIELD);
-        skip_field(kind, field, &mut message, DecodeContext::default())?;
-    }
-    Ok(count)
 }
 
 async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {

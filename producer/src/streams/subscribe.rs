@@ -20,20 +20,20 @@ pub(super) fn open(
     network: IpAddr,
 ) -> Result<StreamBody, Status> {
     check_name(&request.subscriber, "subscriber")?;
+    let (name, understands) = (&request.subscriber, &request.understands);
+    let understanding = streams.subscribers.understanding();
+    let presence = understanding.enter(Call::Subscribe, name, understands);
     let mut start = None;
-    let lease = streams.subscribers.join(
-        Call::Subscribe,
-        &request.subscriber,
-        network,
-        |remembered| {
+    let lease = streams
+        .subscribers
+        .join(Call::Subscribe, name, network, |remembered| {
             // Read after the queue's position: the stream that has the queue still advances it, but never beyond the
             // log.
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
             Ok::<_, OpenError>(chosen.of_window(request.window_bytes))
-        },
-    )?;
+        })?;
     let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {
         producer_id: streams.config.producer_id.clone(),
@@ -54,7 +54,12 @@ pub(super) fn open(
         );
     }
     let form = Form::Events(hello);
-    let session = streams.session(lease, start.first, start.catching_up_until, form);
+    let session = streams.session(
+        (lease, presence),
+        start.first,
+        start.catching_up_until,
+        form,
+    );
     Ok(StreamBody::new(session))
 }
 

@@ -35,7 +35,7 @@ use self::{
 };
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
-use super::in_flight::QueueInFlight;
+use super::{features::Understanding, in_flight::QueueInFlight};
 use crate::{
     log::Sequence,
     token_bucket::{Rate, TokenBucket},
@@ -82,6 +82,7 @@ type Queues = HashMap<(Call, String), Arc<Queue>>;
 #[derive(Debug, Clone)]
 pub struct Subscribers {
     shared: Arc<Shared>,
+    understanding: Understanding,
 }
 
 #[derive(Debug)]
@@ -178,6 +179,7 @@ impl Subscribers {
                 log_limit: Mutex::default(),
                 names_shown: Mutex::new(TokenBucket::full(names_shown, Instant::now().into())),
             }),
+            understanding: Understanding::default(),
         }
     }
 
@@ -237,6 +239,12 @@ impl Subscribers {
             tracing::info!(streams, "more streams were opened than are named here");
         }
         admitted.is_some()
+    }
+
+    /// What those that are connected do not understand.
+    #[must_use]
+    pub fn understanding(&self) -> &Understanding {
+        &self.understanding
     }
 
     /// The figures of all queues, by call and name.

@@ -12,14 +12,15 @@ use http::{Request, Response};
 use http_body_util::Full;
 use proptest::prelude::*;
 use prost::Message;
-use proto::{v1, wire::CookieRef};
+use proto::{limits, v1, wire::CookieRef};
 use runtime::metrics::Registry;
 use tonic::{Code, Status, body::Body};
 use tower::Service;
 
 use self::client::{Client, Reads};
 use super::{
-    Config, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
+    Config, Streams, features::Feature, in_flight::StreamBudget, refusals::Refusals,
+    subscribers::Subscribers,
 };
 use crate::{
     epoch_history::{self, State},
@@ -261,12 +262,7 @@ fn redelivery_by_name_is_not_a_loss_where_the_queue_is_within_its_bound() {
 fn call_without_a_message_or_with_a_torn_one_is_refused() {
     let runtime = runtime();
     let _entered = runtime.enter();
-    let bounds = Bounds {
-        log_bytes_max: 1,
-        queue_cookies_max: 1,
-        rewind_bytes: 0,
-    };
-    let producer = Producer::new(1, bounds);
+    let producer = small_producer();
     for torn in [&b""[..], b"\0\0\0\0\x02\x0a\x05", b"\0\0\0\0\x02\x0b\x0b"] {
         let response = producer.send("Subscribe", Bytes::from_static(torn));
         let status = Status::from_header_map(response.headers()).expect("refused");
@@ -280,4 +276,90 @@ fn call_without_a_message_or_with_a_torn_one_is_refused() {
     let empty = v1::SubscribeRequest::default();
     let status = producer.call("Subscribe", &empty).expect_err("refused");
     assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+fn small_producer() -> Producer {
+    Producer::new(
+        1,
+        Bounds {
+            log_bytes_max: 1,
+            queue_cookies_max: 1,
+            rewind_bytes: 0,
+        },
+    )
+}
+
+#[test]
+fn reader_of_either_call_that_does_not_understand_ages_counts_while_its_stream_is_open() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let producer = small_producer();
+    let subscribe = |name: &str, understands| {
+        let request = v1::SubscribeRequest {
+            subscriber: name.to_owned(),
+            understands,
+            ..v1::SubscribeRequest::default()
+        };
+        producer.call("Subscribe", &request)
+    };
+    let get_cookies = |name: &str, understands| {
+        let host = name.to_owned();
+        producer.call("GetCookies", &v1::GetCookiesRequest { host, understands })
+    };
+    let lacking = || {
+        let understanding = producer.subscribers.understanding();
+        understanding.lacking(Feature::CookieAge).names
+    };
+    let understood = proto::client::understood();
+    let new = [
+        subscribe("new", understood.clone()),
+        get_cookies("new", understood),
+    ];
+    assert!(new.iter().all(Result::is_ok));
+    assert_eq!(lacking(), [""; 0]);
+    let (old, other) = (subscribe("old", Vec::new()), get_cookies("other", vec![7]));
+    assert!(old.is_ok() && other.is_ok());
+    assert_eq!(lacking(), ["old", "other"]);
+    let now_new = subscribe("old", proto::client::understood());
+    drop(old);
+    assert!(now_new.is_ok());
+    assert_eq!(lacking(), ["other"]);
+    assert!(subscribe("", Vec::new()).is_err());
+    drop(other);
+    assert_eq!(lacking(), [""; 0]);
+}
+
+#[test]
+fn request_with_too_many_features_is_refused_however_they_are_encoded() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let producer = small_producer();
+    let request = |features| v1::SubscribeRequest {
+        subscriber: "s".to_owned(),
+        understands: vec![300; features],
+        ..v1::SubscribeRequest::default()
+    };
+    assert!(
+        producer
+            .call("Subscribe", &request(limits::FEATURES_MAX))
+            .is_ok()
+    );
+    let refused = |call, request: Result<Body, Status>| {
+        let status = request.expect_err(call);
+        assert_eq!(status.code(), Code::InvalidArgument, "{call}");
+        assert_eq!(status.message(), "more than 16 features", "{call}");
+    };
+    let many = request(limits::FEATURES_MAX + 1);
+    refused("Subscribe", producer.call("Subscribe", &many));
+    let many = v1::GetCookiesRequest {
+        host: "h".to_owned(),
+        understands: many.understands,
+    };
+    refused("GetCookies", producer.call("GetCookies", &many));
+    // Field 2, one number each.
+    let mut unpacked = vec![0, 0, 0, 0, 2 * 17];
+    unpacked.extend([2 << 3, 1].repeat(17));
+    let response = producer.send("GetCookies", Bytes::from(unpacked));
+    let status = Status::from_header_map(response.headers()).expect("refused");
+    refused("GetCookies", Err(status));
 }
