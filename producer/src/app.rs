@@ -286,6 +286,12 @@ impl App {
         self.renewals.clone()
     }
 
+    /// Its log, for what appends to it beside the edge.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
     /// All its metrics.
     #[must_use]
     pub fn registry(&self) -> &Registry {

@@ -9,7 +9,7 @@
 //!   consumer said (see [`ends`]).
 //!
 //! "Newest" is judged where it is certain: on one connection by order, otherwise when the one was answered before
-//! the other was sent. A request without an answer may have been accepted at any time, so its value is right wherever
+//! the other was sent; one that came into the log late counts as sent and answered when it was accepted. A request without an answer may have been accepted at any time, so its value is right wherever
 //! it is found.
 
 mod ends;
@@ -231,7 +231,14 @@ impl<'a> Judge<'a> {
     fn follows(&self, seen: usize, at: usize) -> bool {
         let (later, earlier) = (&self.history.syncs[seen], &self.history.syncs[at]);
         let log = |sync: &SyncRequest| (sync.producer, sync.life);
-        log(later) == log(earlier) && self.is_surely_after(seen, at)
+        if log(later) != log(earlier) {
+            return false;
+        }
+        if later.connection == earlier.connection {
+            return seen > at;
+        }
+        let ((from, _), (_, until)) = (later.logged(), earlier.logged());
+        until.is_some_and(|until| from > until + self.margin)
     }
 }
 

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     UNPOISONED,
+    late::Source,
     network::{ADMIN, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
     store::SimStore,
@@ -80,7 +81,11 @@ impl Seat {
 }
 
 /// A producer's life.
-pub(crate) async fn produce(seat: Arc<Seat>, arguments: Vec<OsString>) -> anyhow::Result<()> {
+pub(crate) async fn produce(
+    seat: Arc<Seat>,
+    arguments: Vec<OsString>,
+    late: Source,
+) -> anyhow::Result<()> {
     let (stop, _) = seat.begin();
     let ports = producer::app::Ports {
         http: SimListener::bind(HTTP).await?,
@@ -89,7 +94,10 @@ pub(crate) async fn produce(seat: Arc<Seat>, arguments: Vec<OsString>) -> anyhow
     };
     let config = producer::config::Config::load(arguments)?;
     let app = producer::app::App::start_on(ports, config).await?;
-    stop.cancelled().await;
+    let releasing = late.run(seat.life(), app.log().clone());
+    if stop.run_until_cancelled(releasing).await.is_some() {
+        stop.cancelled().await;
+    }
     let drained = app.drain().await;
     tracing::info!(?drained, "producer ended");
     seat.with_last(|life| life.end = End::Drained);

@@ -45,6 +45,24 @@ pub(crate) struct SyncRequest {
     pub(crate) sent_at: Duration,
     /// When its 200 came; it may have been accepted without.
     pub(crate) answered_at: Option<Duration>,
+    /// When it came into the log, if that was later than it was accepted.
+    pub(crate) released_at: Option<Duration>,
+}
+
+impl SyncRequest {
+    /// Came into the log now, as accepted when it was sent.
+    pub(crate) fn released(&mut self, now: Duration) {
+        self.answered_at = Some(self.sent_at);
+        self.released_at = Some(now);
+    }
+
+    /// When it came into the log: not before the first, nor after the second, if that is known.
+    pub(crate) fn logged(&self) -> (Duration, Option<Duration>) {
+        match self.released_at {
+            Some(at) => (at, Some(at)),
+            None => (self.sent_at, self.answered_at),
+        }
+    }
 }
 
 /// All syncs of a run.
@@ -54,6 +72,44 @@ pub(crate) struct History {
     connections: u64,
     /// Answers that are no 200.
     pub(crate) refused: Vec<String>,
+}
+
+impl History {
+    /// The number of a new connection.
+    pub(crate) fn connect(&mut self) -> u64 {
+        self.connections += 1;
+        self.connections
+    }
+
+    /// Notes a sync as sent now; returns its number.
+    pub(crate) fn send(
+        &mut self,
+        pair: Pair,
+        producer: usize,
+        life: usize,
+        connection: u64,
+    ) -> usize {
+        self.syncs.push(SyncRequest {
+            pair,
+            producer,
+            life,
+            connection,
+            sent_at: now(),
+            answered_at: None,
+            released_at: None,
+        });
+        self.syncs.len() - 1
+    }
+}
+
+impl Load {
+    /// Of whom a sync is.
+    pub(crate) fn pair(&self, random: &mut fastrand::Rng) -> Pair {
+        Pair {
+            user: random.u64(0..self.users),
+            dsp: random.u32(1..=3),
+        }
+    }
 }
 
 /// Sends syncs to one producer until the load's time is over.
@@ -91,11 +147,7 @@ struct Browser {
 
 impl Browser {
     async fn connection(&mut self, mut stream: SimStream, life: usize) -> io::Result<()> {
-        let connection = {
-            let mut history = self.history.lock().expect(UNPOISONED);
-            history.connections += 1;
-            history.connections
-        };
+        let connection = self.history.lock().expect(UNPOISONED).connect();
         let bursts = self.random.u32(1..200);
         for _ in 0..bursts {
             if now() >= self.load.until {
@@ -118,23 +170,13 @@ impl Browser {
         let mut history = self.history.lock().expect(UNPOISONED);
         let first = history.syncs.len();
         let mut requests = String::new();
-        for number in first..first + self.random.usize(1..=self.load.burst) {
-            let pair = Pair {
-                user: self.random.u64(0..self.load.users),
-                dsp: self.random.u32(1..=3),
-            };
+        for _ in 0..self.random.usize(1..=self.load.burst) {
+            let pair = self.load.pair(&mut self.random);
+            let number = history.send(pair, self.producer, life, connection);
             let Pair { user, dsp } = pair;
             requests += &format!(
                 "GET /?d={dsp}&b=b{number} HTTP/1.1\r\nHost: edge\r\nCookie: uid=u{user}\r\n\r\n"
             );
-            history.syncs.push(SyncRequest {
-                pair,
-                producer: self.producer,
-                life,
-                connection,
-                sent_at: now(),
-                answered_at: None,
-            });
         }
         (first..history.syncs.len(), requests)
     }
@@ -167,6 +209,6 @@ impl Browser {
     }
 }
 
-fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     turmoil::sim_elapsed().unwrap_or_default()
 }

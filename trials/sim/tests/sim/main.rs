@@ -19,11 +19,14 @@
 //! through the programs. Counters of a whole process, as in tokio's own seeds, remain: so every seed has a process of
 //! its own, and there is nothing left that could differ; `same_seed_takes_the_same_way` proves it.
 //!
+//! Beside what browsers send, each producer appends cookies late, with their ages (`late.rs`).
+//!
 //! A run's clocks agree: no host's is set, none is fast or slow. The same cookie is never sent twice, so repeats that
 //! are left out are not part of it; nor are stores that refuse single cookies for ever.
 
 mod check;
 mod hosts;
+mod late;
 mod load;
 mod network;
 mod plan;

@@ -15,6 +15,7 @@ use turmoil::Sim;
 use crate::{
     UNPOISONED, check,
     hosts::{End, Seat, consume, metrics, produce},
+    late::Source,
     load::{self, History},
     network::GRPC,
     plan::{Host, Plan, START, What, millis},
@@ -88,9 +89,15 @@ impl World {
     fn people(&self, sim: &mut Sim<'_>) {
         for at in 0..self.producers.len() {
             let (seat, arguments) = (Arc::clone(&self.producers[at]), self.producer(at));
+            let late = Source {
+                producer: at,
+                load: self.plan.load,
+                history: Arc::clone(&self.history),
+                seed: self.plan.seed ^ ((at as u64 + 1) << 40),
+            };
             sim.host(seat.name.clone(), move || {
-                let (seat, arguments) = (Arc::clone(&seat), arguments.clone());
-                async move { Ok(produce(seat, arguments).await?) }
+                let (seat, arguments, late) = (Arc::clone(&seat), arguments.clone(), late.clone());
+                async move { Ok(produce(seat, arguments, late).await?) }
             });
         }
         for at in 0..self.consumers.len() {

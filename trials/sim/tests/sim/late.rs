@@ -1,0 +1,87 @@
+//! Cookies that a producer accepts at one time and appends at another, with their ages and in any order: what whatever holds
+//! cookies back does to its log.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use producer::log::Log;
+use proto::wire::CookieRef;
+use tokio::time::sleep;
+
+use crate::{
+    UNPOISONED,
+    load::{History, now},
+    plan::Load,
+};
+
+/// How many wait at most.
+const WAITING_MAX: usize = 40;
+
+/// A life of a producer, and what browsers send it.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    pub(crate) producer: usize,
+    pub(crate) load: Load,
+    pub(crate) history: Arc<Mutex<History>>,
+    pub(crate) seed: u64,
+}
+
+impl Source {
+    /// Accepts cookies and appends them late, until the load's time is over or the log is closed.
+    pub(crate) async fn run(self, life: usize, log: Log) {
+        let mut random = fastrand::Rng::with_seed(self.seed ^ life as u64);
+        let mut waiting: Vec<(usize, u64)> = Vec::new();
+        while now() < self.load.until {
+            let pause = random.u64(0..=4 * self.load.pause_millis);
+            sleep(Duration::from_millis(pause)).await;
+            for _ in 0..random.usize(0..=self.load.burst.min(WAITING_MAX - waiting.len())) {
+                let pair = self.load.pair(&mut random);
+                let mut history = self.history.lock().expect(UNPOISONED);
+                let connection = history.connect();
+                let number = history.send(pair, self.producer, life, connection);
+                waiting.push((number, log.unix_micros()));
+            }
+            random.shuffle(&mut waiting);
+            let kept = random.usize(0..=waiting.len());
+            if !self.append(&log, &waiting.split_off(kept)) {
+                return;
+            }
+        }
+        self.append(&log, &waiting);
+    }
+
+    /// Whether the log was open.
+    fn append(&self, log: &Log, cookies: &[(usize, u64)]) -> bool {
+        let mut history = self.history.lock().expect(UNPOISONED);
+        let texts: Vec<_> = cookies
+            .iter()
+            .map(|&(number, accepted)| {
+                let pair = history.syncs[number].pair;
+                (
+                    pair,
+                    format!("u{}", pair.user),
+                    format!("b{number}"),
+                    accepted,
+                )
+            })
+            .collect();
+        let appended =
+            log.append_accepted(texts.iter().map(|(pair, user_id, buyer_uid, accepted)| {
+                let cookie = CookieRef {
+                    user_id,
+                    dsp_id: pair.dsp,
+                    buyer_uid,
+                    age_micros: 0,
+                };
+                (cookie, *accepted)
+            }));
+        if appended.is_ok() {
+            for &(number, _) in cookies {
+                history.syncs[number].released(now());
+            }
+        }
+        appended.is_ok()
+    }
+}
