@@ -41,14 +41,18 @@ const NEWEST_ONLY: Config = Config {
     ..EACH_ALONE
 };
 
-fn append(log: &Log, user_id: &str) -> Result<(), Closed> {
-    let mut burst = Burst::default();
-    burst.push(&CookieRef {
+fn cookie(user_id: &str) -> CookieRef<'_> {
+    CookieRef {
         user_id,
         dsp_id: 7,
         buyer_uid: "b",
         age_micros: 0,
-    });
+    }
+}
+
+fn append(log: &Log, user_id: &str) -> Result<(), Closed> {
+    let mut burst = Burst::default();
+    burst.push(&cookie(user_id));
     log.append(&mut burst)
 }
 
@@ -181,6 +185,34 @@ fn what_was_accepted_before_the_close_is_read_before_the_end_and_nothing_else() 
             assert_eq!((read.users.len() as u64, read.lost), (a + b, 0));
             check_users(&read, &[("a", a), ("b", b)]);
             assert_eq!(append(&log, "late"), Err(Closed));
+            sealing.join().expect("the sealing task ends with the log");
+        };
+        explore(scenario);
+    }
+}
+
+#[test]
+fn cookies_accepted_before_come_side_by_side_or_not_at_all() {
+    for config in [EACH_ALONE, ALL_TOGETHER] {
+        let scenario = move || {
+            let log = Log::new(config);
+            let sealing = sealer(&log);
+            let reading = reader(&log, u64::MAX);
+            let (a, late) = (appender(&log, "a", 2), log.clone());
+            let late = thread::spawn(move || {
+                let accepted = late.unix_micros() - 1_000;
+                let users = ["b-1", "b-2", "b-3"];
+                late.append_accepted(users.map(|user_id| (cookie(user_id), accepted)))
+            });
+            log.close();
+            let a = a.join().expect("appended");
+            let b = late.join().expect("appended").map_or(0, |()| 3);
+            let read = reading.join().expect("read");
+            assert_eq!((read.users.len() as u64, read.lost), (a + b, 0));
+            check_users(&read, &[("a", a), ("b", b)]);
+            let of_b = read.users.iter().filter(|(_, user)| user.starts_with('b'));
+            let of_b: Vec<u64> = of_b.map(|(sequence, _)| *sequence).collect();
+            assert!(of_b.windows(2).all(|two| two[0] + 1 == two[1]), "{of_b:?}");
             sealing.join().expect("the sealing task ends with the log");
         };
         explore(scenario);
