@@ -3,7 +3,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    batch::tests::{batch, chunk},
+    batch::tests::{aged_chunk, batch, chunk},
     metrics::Metrics,
 };
 
@@ -16,25 +16,30 @@ async fn open(folder: &TempDir, metrics: &Metrics) -> Aside {
 async fn cookies_come_back_as_they_were_also_after_a_restart() {
     let folder = TempDir::new().unwrap();
     let cookies = [("u1", 7, "a"), ("u2", 9, "b"), ("u3", 7, "ü\"c")];
-    let later = [("u4", 7, "d")];
-    let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies), chunk(4, 2_000, &later)]));
+    let later = [(("u4", 7, "d"), 1_500), (("u5", 7, "e"), 0)];
+    let later = aged_chunk(4, 2_000, &later);
+    let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies), later]));
     let metrics = Metrics::register(&Registry::new()).unwrap();
     {
         let aside = open(&folder, &metrics).await;
-        metrics.sink.ledger.received(4);
-        let refused = aside.put(&batch, vec![(7, vec![3, 0, 2])], |_| true).await;
+        metrics.sink.ledger.received(5);
+        let refused = aside
+            .put(&batch, vec![(7, vec![3, 0, 4, 2])], |_| true)
+            .await;
         assert_eq!(metrics.sink.ledger.figures().waiting, 1);
-        assert!(refused.is_empty() && aside.dsps() == [(7, 3)].into());
+        assert!(refused.is_empty() && aside.dsps() == [(7, 4)].into());
     }
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let aside = open(&folder, &metrics).await;
-    assert_eq!(metrics.sink.ledger.figures().found, 3);
+    assert_eq!(metrics.sink.ledger.figures().found, 4);
     assert!(aside.oldest(9).await.is_none());
     let tried = aside.oldest(7).await.unwrap();
-    assert_eq!((tried.cookies, tried.batch.cursors()), (3, &[][..]));
+    assert_eq!((tried.cookies, tried.batch.cursors()), (4, &[][..]));
     let mut found: Vec<_> = tried.batch.cookies().collect();
     found.sort_unstable_by_key(|cookie| cookie.user_id);
-    let wanted = [0, 2, 3].map(|index| batch.cookie(index));
+    let wanted = [0, 2, 3, 4].map(|index| batch.cookie(index));
+    let times = found.iter().map(|cookie| cookie.accepted_unix_micros);
+    assert_eq!(times.collect::<Vec<_>>(), [1_000, 1_000, 500, 2_000]);
     assert_eq!(found, wanted);
     aside.done(7, tried.frames).await;
     assert!(aside.dsps().is_empty() && aside.oldest(7).await.is_none());

@@ -17,7 +17,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    batch::{Cursor, tests::chunk},
+    batch::{
+        Cursor,
+        tests::{aged_chunk, chunk},
+    },
     dead_letters::DeadLetters,
     health::Health,
     ledger::Figures,

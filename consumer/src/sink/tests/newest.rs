@@ -1,4 +1,4 @@
-//! The whole sink before a real store: whatever the order and the batches in which cookies come, what is stored in the
+//! The whole sink before a real store: whatever the order, the ages and the batches in which cookies come, what is stored in the
 //! end is the newest of each pair.
 
 use std::{collections::HashMap, ops::ControlFlow};
@@ -17,20 +17,24 @@ struct Sent {
     buyer: u8,
     /// When it was accepted, in milliseconds; `None` for a clock that is far ahead of ours.
     accepted: Option<u64>,
+    /// How much later it was released, in milliseconds.
+    waited: u64,
     /// The next one waits until the store has this one.
     flushed: bool,
 }
 
 fn sent() -> impl Strategy<Value = Sent> {
     let accepted = prop_oneof![12 => (0..12_u64).prop_map(Some), 1 => Just(None)];
-    let flushed = prop::bool::weighted(0.1);
-    (0..3_u8, 0..4_u8, 1..3_u32, 0..3_u8, accepted, flushed).prop_map(
-        |(producer, user, dsp_id, buyer, accepted, flushed)| Sent {
+    let waited = prop_oneof![2 => Just(0), 1 => 0..12_u64, 1 => 0..30_000_u64];
+    let times = (accepted, waited, prop::bool::weighted(0.1));
+    (0..3_u8, 0..4_u8, 1..3_u32, 0..3_u8, times).prop_map(
+        |(producer, user, dsp_id, buyer, (accepted, waited, flushed))| Sent {
             producer,
             user,
             dsp_id,
             buyer,
             accepted,
+            waited,
             flushed,
         },
     )
@@ -101,11 +105,15 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
 
     let began = unix_micros() - 60_000_000;
     for (sequence, cookie) in (1..).zip(&sent) {
-        let accepted = cookie
-            .accepted
-            .map_or(u64::MAX, |millis| began + millis * 1000);
+        let (released, age) = cookie.accepted.map_or((u64::MAX, 0), |millis| {
+            (
+                began + (millis + cookie.waited) * 1000,
+                cookie.waited * 1000,
+            )
+        });
         let (user, buyer) = (user(cookie), format!("buyer-{}", cookie.buyer));
-        let chunk = chunk(sequence, accepted, &[(&user, cookie.dsp_id, &buyer)]);
+        let cookie_sent = ((&*user, cookie.dsp_id, &*buyer), age);
+        let chunk = aged_chunk(sequence, released, &[cookie_sent]);
         let producer: Arc<str> = cookie.producer.to_string().into();
         let item = Item::Chunk(Arc::clone(&producer), chunk);
         buffer.push(item).await.unwrap();
