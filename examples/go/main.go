@@ -44,7 +44,9 @@ func main() {
 			read(address, *name, func(cookie *cookiesync.Cookie) {
 				output.Lock()
 				defer output.Unlock()
-				fmt.Printf("%s\t%d\t%s\n", cookie.UserId, cookie.DspId, cookie.BuyerUid)
+				// Of two cookies of one user and DSP the one accepted later counts, and that need not be the one that came later.
+				accepted := time.Now().Add(-time.Duration(cookie.AgeMicros) * time.Microsecond)
+				fmt.Printf("%s\t%d\t%s\t%s\n", cookie.UserId, cookie.DspId, cookie.BuyerUid, accepted.Format(time.RFC3339Nano))
 			})
 		}(address)
 	}
@@ -106,7 +108,10 @@ func stream(address, name string, handle func(*cookiesync.Cookie)) error {
 	}
 	defer connection.Close()
 	cookies, err := cookiesync.NewCookieStreamerClient(connection).
-		GetCookies(context.Background(), &cookiesync.GetCookiesRequest{Host: name})
+		GetCookies(context.Background(), &cookiesync.GetCookiesRequest{
+			Host:        name,
+			Understands: []cookiesync.Feature{cookiesync.Feature_FEATURE_COOKIE_AGE},
+		})
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ def read(address, host, settings, handle):
         with channel(address, host, settings) as connection:
             try:
                 for cookie in rpc.CookieStreamerStub(connection).GetCookies(
-                    pb.GetCookiesRequest(host=settings.name), metadata=metadata
+                    pb.GetCookiesRequest(host=settings.name, understands=[pb.FEATURE_COOKIE_AGE]), metadata=metadata
                 ):
                     handle(address, cookie)
                     delay = shortest
@@ -97,7 +97,9 @@ def main():
     lines = threading.Lock()
 
     def handle(address, cookie):
-        line = {"user_id": cookie.user_id, "dsp_id": cookie.dsp_id, "buyer_uid": cookie.buyer_uid}
+        # Of two cookies of one user and DSP the one accepted later counts, and that need not be the one that came later.
+        accepted = time.time() - cookie.age_micros / 1e6
+        line = {"user_id": cookie.user_id, "dsp_id": cookie.dsp_id, "buyer_uid": cookie.buyer_uid, "accepted": accepted}
         with lines:
             print(json.dumps(line), flush=True)
 

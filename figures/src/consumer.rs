@@ -115,7 +115,7 @@ pub const BUFFER_LIMIT_BYTES: Figure = Figure::gauge(
 );
 pub const RECEIVED_SECONDS: Figure = Figure::histogram(
     "consumer_received_seconds",
-    "Time from accepted at the edge to received here, cookie by cookie.",
+    "Time from accepted at the edge, or released if that was later, to received here, cookie by cookie.",
     buckets::DELIVERY_SECONDS,
 );
 pub const PRODUCERS_CONNECTED: Figure =
@@ -172,7 +172,7 @@ pub const FLUSH_SECONDS: Figure = Figure::histogram(
 );
 pub const STORED_SECONDS: Figure = Figure::histogram(
     "consumer_stored_seconds",
-    "Time from accepted at the edge to durable in the store, cookie by cookie.",
+    "Time from accepted at the edge, or released if that was later, to durable in the store, cookie by cookie.",
     buckets::DELIVERY_SECONDS,
 );
 pub const STORE_ERRORS: Figure = Figure::counter(

@@ -1,8 +1,8 @@
 //! What of the contract the connected readers do not understand.
 //!
 //! Whatever needs a feature must not begin while a reader without it is connected: its store would be wrong, and nothing would
-//! say so. Each open stream of either call holds a [`Presence`], from before it reads the log until its body is dropped,
-//! also while another one of its name takes its place.
+//! say so. Each open stream of either call counts, from before it reads the log until its body is dropped, also while another
+//! one of its name takes its place.
 //!
 //! What asks pays one load of an atomic. What was appended a moment before such a reader came, and what it resumes from, it
 //! gets all the same.

@@ -77,6 +77,16 @@ impl Documents {
         Ok(count)
     }
 
+    /// When the cookie of a user was accepted, in milliseconds since the Unix epoch.
+    pub(crate) async fn accepted_millis(&self, dsp: u32, user_id: &str) -> Result<u64> {
+        let found = self.cookies(dsp).find_one(doc! { "_id": user_id }).await?;
+        let time = found
+            .context("no such user")?
+            .get_datetime("t")?
+            .timestamp_millis();
+        Ok(u64::try_from(time)?)
+    }
+
     /// After how many seconds the TTL index of each DSP expires cookies.
     pub(crate) async fn expire_after_seconds(&self) -> Result<BTreeMap<u32, i64>> {
         let mut seconds = BTreeMap::new();

@@ -3,6 +3,7 @@
 
 mod abuse;
 mod admin;
+mod ages;
 mod clock_jumps;
 mod connections;
 mod cut;

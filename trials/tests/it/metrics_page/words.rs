@@ -121,6 +121,15 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "producer_subscriber_appended_cookies_total",
         "Holds in every scrape.",
     ),
+    (
+        "producer_subscribers_without_age",
+        "While there is one, nothing is begun that releases cookies with ages.",
+    ),
+    (
+        "consumer_received_seconds",
+        "From the time of its chunk. The age of a cookie, which is what it had waited before, is not in it, nor in \
+         `consumer_stored_seconds`: so waiting for a release does not look like a slow node.",
+    ),
     ("consumer_received_total", "Holds in every scrape."),
     (
         "consumer_producer_connected",
