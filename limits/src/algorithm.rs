@@ -200,6 +200,27 @@ impl Algorithm {
         }
     }
 
+    /// What it lets go in the long run, if there is always somebody who waits.
+    ///
+    /// # Panics
+    /// When its numbers were not [checked](Self::checked).
+    #[must_use]
+    pub fn mean_rate(&self) -> Rate {
+        match *self {
+            Self::TokenBucket { rate, .. }
+            | Self::SteppedBucket { rate, .. }
+            | Self::LeakyBucket { rate, .. }
+            | Self::Spacing { rate }
+            | Self::WarmUp { rate, .. } => rate,
+            Self::FixedWindow { limit, window, .. }
+            | Self::SlidingLog { limit, window }
+            | Self::SlidingCounter { limit, window }
+            | Self::StepWindow { limit, window, .. } => {
+                Rate::new(limit, window).expect("its numbers were checked")
+            }
+        }
+    }
+
     /// Most requests that can be released in any window of so many nanoseconds (from a moment, without the moment that ends it),
     /// whatever is asked for. What a partner sees at worst.
     #[must_use]
@@ -244,7 +265,6 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     /// The promise in words.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let time = |time: Duration| Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         match self {
             Self::TokenBucket { rate, burst: 1 } => {
                 write!(formatter, "{rate}, evenly spaced, nothing saved up")
@@ -291,7 +311,7 @@ impl fmt::Display for Algorithm {
             } => write!(
                 formatter,
                 "{limit} in each window of {} that begins {}; up to {} around its edge",
-                time(*window),
+                Time::from(*window),
                 match aligned {
                     Aligned::Clock => "by the clock (UTC)",
                     Aligned::FirstCall => "with a call",
@@ -299,12 +319,12 @@ impl fmt::Display for Algorithm {
                 limit.saturating_mul(2)
             ),
             Self::SlidingLog { limit, window } => {
-                write!(formatter, "at most {limit} in any {}", time(*window))
+                write!(formatter, "at most {limit} in any {}", Time::from(*window))
             }
             Self::SlidingCounter { limit, window } => write!(
                 formatter,
                 "about {limit} in any {}: counted as if the calls of the window before were spread evenly",
-                time(*window)
+                Time::from(*window)
             ),
             Self::StepWindow {
                 limit,
@@ -313,13 +333,13 @@ impl fmt::Display for Algorithm {
             } => write!(
                 formatter,
                 "at most {limit} in any {}, which moves in steps of {}",
-                time(*window),
-                time(*step)
+                Time::from(*window),
+                Time::from(*step)
             ),
             Self::WarmUp { rate, warm_up } => write!(
                 formatter,
                 "{rate} when warm, a third of it when cold; {} to warm up or cool down",
-                time(*warm_up)
+                Time::from(*warm_up)
             ),
         }
     }

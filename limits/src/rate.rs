@@ -1,4 +1,4 @@
-//! Rates and times as people write them: `300/s`, `1000/1h`, `50 000/day`, `250ms`.
+//! Rates, times and sizes as people write them: `300/s`, `1000/1h`, `50 000/day`, `250ms`, `64MiB`.
 //!
 //! A rate is a fraction of whole numbers and stays one: 300 a second are 300 per 1,000,000,000 ns, never one each
 //! 3,333,333 ns, which would be 300.00003 a second.
@@ -22,7 +22,7 @@ pub struct Rate {
     written: (u64, u64),
 }
 
-/// Why a text or a number is not a rate, a time or a count.
+/// Why a text or a number is not a rate, a time, a count or a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
     /// The text has another form.
@@ -34,6 +34,11 @@ pub enum RateError {
     /// The text has another form.
     #[error("`{0}` is not a whole number")]
     Count(String),
+    /// The text has another form.
+    #[error(
+        "`{0}` is not a number of bytes: write a whole number, or a number and KiB, MiB or GiB"
+    )]
+    Bytes(String),
     /// A zero, or more than is allowed.
     #[error("{what} of {value} is not allowed: 1 to {most}")]
     Range {
@@ -86,6 +91,13 @@ impl Rate {
         let requests = u128::from(nanos) * u128::from(self.requests) / u128::from(self.nanos);
         u64::try_from(requests).unwrap_or(u64::MAX)
     }
+
+    /// How many nanoseconds so many requests take, rounded up.
+    #[must_use]
+    pub fn nanos_of(&self, requests: u64) -> u64 {
+        let nanos = u128::from(requests) * u128::from(self.nanos);
+        u64::try_from(nanos.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
+    }
 }
 
 impl FromStr for Rate {
@@ -137,23 +149,35 @@ pub fn parse_time(text: &str) -> Result<Duration, RateError> {
     let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
     let (number, name) = text.split_at(end.ok_or_else(wrong)?);
     let unit = unit(name.trim()).ok_or_else(wrong)?;
-    let (whole, fraction) = number.trim().split_once('.').unwrap_or((number, "0"));
-    let [whole_part, fraction_part] =
-        [whole, fraction].map(|part| parse_count(part).map_err(|_| wrong()));
-    let (whole_part, fraction_part) = (whole_part?, fraction_part?);
-    // Only what is a whole number of nanoseconds: a third of a second is none.
-    let places = 10_u64.checked_pow(u32::try_from(fraction.trim().len()).unwrap_or(u32::MAX));
-    let fraction = places.and_then(|places| {
-        let nanos = u128::from(fraction_part) * u128::from(unit);
-        let is_whole = nanos.is_multiple_of(places.into());
-        u64::try_from(nanos / u128::from(places))
-            .ok()
-            .filter(|_| is_whole)
-    });
-    let nanos = whole_part.checked_mul(unit).zip(fraction);
-    let nanos = nanos.and_then(|(whole, fraction)| whole.checked_add(fraction));
-    let time = Duration::from_nanos(nanos.ok_or_else(wrong)?);
+    let time = Duration::from_nanos(times(number, unit).ok_or_else(wrong)?);
     period(time).map(|_| time)
+}
+
+/// A number of bytes such as `65536`, `64KiB` or `1.5 GiB`.
+///
+/// # Errors
+/// When it is something else, not whole, or 2^64 and more.
+pub fn parse_bytes(text: &str) -> Result<u64, RateError> {
+    let end = text.find(|it: char| it.is_ascii_alphabetic());
+    let (number, name) = text.split_at(end.unwrap_or(text.len()));
+    let unit = match name.trim() {
+        "" | "B" => Some(1),
+        name => SIZES.iter().find(|(_, it)| *it == name).map(|it| it.0),
+    };
+    let bytes = unit.and_then(|unit| times(number, unit));
+    bytes.ok_or_else(|| RateError::Bytes(text.to_owned()))
+}
+
+/// A number that may have a fraction, times a unit; `None` when the product is not whole.
+fn times(number: &str, unit: u64) -> Option<u64> {
+    let (whole, fraction) = number.trim().split_once('.').unwrap_or((number, "0"));
+    let places = 10_u64.checked_pow(u32::try_from(fraction.trim().len()).ok()?)?;
+    let [whole, fraction] = [whole, fraction].map(|part| parse_count(part).ok());
+    let fraction = u128::from(fraction?) * u128::from(unit);
+    let is_whole = fraction.is_multiple_of(places.into());
+    let fraction = u64::try_from(fraction / u128::from(places)).ok();
+    let fraction = fraction.filter(|_| is_whole)?;
+    whole?.checked_mul(unit)?.checked_add(fraction)
 }
 
 fn unit(name: &str) -> Option<u64> {
@@ -226,6 +250,13 @@ impl Time {
     }
 }
 
+impl From<Duration> for Time {
+    /// 584 years stand for what is longer.
+    fn from(time: Duration) -> Self {
+        Self(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
 impl fmt::Display for Time {
     /// Whole minutes, hours and days as such; all else with three digits after the point, at most, and not rounded up.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -240,6 +271,23 @@ impl fmt::Display for Time {
                 write!(formatter, "{text}{name}")
             }
             None => write!(formatter, "{}ns", self.0),
+        }
+    }
+}
+
+/// A number of bytes as people write it: `64MiB`, `1000 bytes`.
+#[derive(Debug, Clone, Copy)]
+pub struct Bytes(pub u64);
+
+const SIZES: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+
+impl fmt::Display for Bytes {
+    /// In the largest unit of which it is a whole number.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |(unit, _): &&(u64, &str)| self.0 >= *unit && self.0.is_multiple_of(*unit);
+        match SIZES.iter().find(whole) {
+            Some((unit, name)) => write!(formatter, "{}{name}", self.0 / unit),
+            None => write!(formatter, "{} bytes", self.0),
         }
     }
 }
@@ -296,6 +344,35 @@ mod tests {
             (2 * 86_400 * SECOND, "2days"),
         ] {
             assert_eq!(Time(nanos).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_and_shown_in_binary_units() {
+        for (text, bytes, shown) in [
+            ("65536", 65_536, "64KiB"),
+            ("64MiB", 64 << 20, "64MiB"),
+            (" 64 MiB ", 64 << 20, "64MiB"),
+            ("1.5GiB", 3 << 29, "1536MiB"),
+            ("1 000 B", 1_000, "1000 bytes"),
+            ("0", 0, "0 bytes"),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+            assert_eq!(Bytes(bytes).to_string(), shown);
+        }
+        for text in [
+            "",
+            "x",
+            "64MB",
+            "-1",
+            "1e9",
+            "0.3KiB",
+            "1.5",
+            "MiB",
+            "18000000000GiB",
+            "1.2.3MiB",
+        ] {
+            assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 }

@@ -26,14 +26,15 @@ fn check(arguments: &[&str], code: i32, expected: &[&str]) {
     }
 }
 
-fn example() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/limits.toml");
+fn example(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let path = folder.join(name);
     path.to_str().expect("it is UTF-8").to_owned()
 }
 
 #[test]
 fn example_is_good_and_explained() {
-    let example = example();
+    let example = example("limits.toml");
     check(
         &["check", &example],
         0,
@@ -62,6 +63,48 @@ fn example_is_good_and_explained() {
 }
 
 #[test]
+fn modes_are_checked_and_change_no_moment() {
+    let example = example("producer-limits.toml");
+    let modes = [
+        "mode observe: what is over passes and is counted",
+        "mode police: what is over is dropped",
+        "mode shape: what is over waits, for up to 30s",
+        "other keys: as default",
+    ];
+    check(&["check", &example], 0, &modes);
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (plain, trace) = (path("plain.toml"), path("t.csv"));
+    let text = fs::read_to_string(&example).unwrap();
+    let is_rule = |line: &&str| {
+        let options = ["mode", "shape", "dead_letter"];
+        !options.iter().any(|option| line.starts_with(option))
+    };
+    let rules: Vec<&str> = text.lines().filter(is_rule).collect();
+    fs::write(&plain, rules.join("\n")).unwrap();
+    let calls = (0..6_000).map(|number| format!("{},17\n", f64::from(number) / 600.0));
+    fs::write(&trace, calls.collect::<String>()).unwrap();
+    let explained = [&example, &plain]
+        .map(|file| run(&["explain", file, "17", "--at", "2026-11-22T10:00:59Z"]).stdout);
+    assert!(!explained[0].is_empty() && explained[0] == explained[1]);
+    for file in [&example, &plain] {
+        check(
+            &[
+                "replay",
+                &trace,
+                "--rules",
+                file,
+                "--horizon",
+                "5s",
+                "--json",
+            ],
+            0,
+            &["\"released\": 4529", "\"refused\": 1471"],
+        );
+    }
+}
+
+#[test]
 fn trace_is_replayed_through_all_algorithms_or_a_file() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -81,7 +124,13 @@ fn trace_is_replayed_through_all_algorithms_or_a_file() {
     assert!(fs::read_to_string(html).unwrap().contains("<svg"));
     assert!(fs::read_to_string(svg).unwrap().starts_with("<svg"));
     check(
-        &["replay", &trace, "--rules", &example(), "--json"],
+        &[
+            "replay",
+            &trace,
+            "--rules",
+            &example("limits.toml"),
+            "--json",
+        ],
         0,
         &["\"released\": 899", "\"refused\": 101"],
     );
@@ -146,5 +195,17 @@ fn mistakes_are_told_and_end_it() {
         1,
         &["neither seconds nor a date"],
     );
+    let path = folder.path().join("modes.toml");
+    let rules = "[limits.a]\nrules = [ { id = \"b\", rate = \"1/s\" } ]";
+    fs::write(
+        &path,
+        format!("{rules}\nmode = \"hold\"\nshape = {{ horizon = \"2h\" }}"),
+    )
+    .unwrap();
+    let expected = [
+        "limits.a.mode: `hold` is not observe, police or shape",
+        "limits.a.shape.horizon: `2h` is not allowed",
+    ];
+    check(&["check", path.to_str().unwrap()], 1, &expected);
     check(&[], 2, &["Usage"]);
 }

@@ -165,11 +165,9 @@ impl Gcra {
 
     /// The first moment before the latest one with room for so many.
     fn room(&self, shared: &Shared, requests: u64, from: u64) -> Option<(Room, u64)> {
-        let mut later = shared
-            .holes
-            .iter()
-            .enumerate()
-            .filter(|(_, hole)| hole.end > from);
+        // They lie in the order of time.
+        let first = shared.holes.partition_point(|hole| hole.end <= from);
+        let mut later = shared.holes.iter().enumerate().skip(first);
         let hole = later.find_map(|(index, hole)| {
             let at = self.due(hole.tat, requests, from.max(hole.start));
             let is_full_again = self.after(hole.tat, requests, at) <= self.parts(hole.end);
@@ -235,7 +233,8 @@ impl Gcra {
             pace.carried = 0;
         }
         if let Some(shared) = &mut pace.shared {
-            shared.holes.retain(|hole| hole.end > now);
+            let over = shared.holes.partition_point(|hole| hole.end <= now);
+            shared.holes.drain(..over);
             shared.returned.retain(|(at, _)| *at > now);
         }
     }

@@ -1,0 +1,411 @@
+//! Limits in a file: what is read, what is told of it, and every mistake.
+
+use super::*;
+
+const GOOD: &str = r#"
+    unknown = "default"
+    [limits.default]
+    rules = [ { id = "slow", rate = "10/s", burst = 20 } ]
+    [limits.dsp-17]
+    keys = [17, "117"]
+    rules = [
+        { id = "peak", rate = "300/s", burst = 300 },
+        { id = "hour", rate = "900 000/h", algorithm = "sliding_counter", count_refused = true },
+        { id = "min", rate = "1000/60s", algorithm = "step_window" },
+    ]
+    [limits.whole]
+    every_call = true
+    rules = [ { id = "queue", rate = "2000/s", algorithm = "leaky_bucket", capacity = 500 } ]
+"#;
+
+#[test]
+fn plan_is_told_in_words() {
+    let rules = Rules::parse(GOOD).unwrap();
+    assert_eq!(
+        rules.to_string(),
+        "default: keys that no limit names, each by itself\n\
+         \u{20} slow (token_bucket): 10/s, and bursts of up to 20 after a pause: at most 30 in any second\n\
+         dsp-17: keys 17, 117, each by itself\n\
+         \u{20} peak (token_bucket): 300/s, and bursts of up to 300 after a pause: at most 600 in any second\n\
+         \u{20} hour (sliding_counter): about 900000 in any 1h: counted as if the calls of the window before were spread evenly; refused calls count too\n\
+         \u{20} min (step_window): at most 1000 in any 1min, which moves in steps of 100ms\n\
+         whole: every call\n\
+         \u{20} queue (leaky_bucket): 2000/s, evenly spaced; up to 500 wait, and what comes beyond is refused\n\
+         other keys: as default\n"
+    );
+    assert_eq!(rules.of_key("17"), Some(vec![1, 2]));
+    assert_eq!(rules.of_key("anyone"), Some(vec![0, 2]));
+    let mut limits = Limits::<u32>::new(1);
+    assert_eq!(rules.add_to(&mut limits).len(), 3);
+}
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    let Mistakes(mistakes) = Rules::parse(
+        r#"
+        unknown = "nobody"
+        extra = 1
+        [limits.a]
+        every_call = true
+        keys = ["x"]
+        rules = [ { rate = "10/x", burst = -1, algorithm = "sliding_log", hurry = true } ]
+        [limits.b]
+        rules = []
+        [limits.c]
+        keys = ["x"]
+        rules = [
+            { id = "one", rate = "1/s", algorithm = "leaky_bucket", when_full = "explode" },
+            { id = "one", rate = "2000000/s", algorithm = "sliding_log" },
+            { id = "two", rate = "1/s", algorithm = "guess", count_refused = 3 },
+            { id = "three", rate = "1/s", algorithm = "warm_up" },
+            { id = "four", rate = "1/s", count_refused = true },
+            { id = "five", rate = "1/s", burst = 0 },
+            { id = "", rate = "" },
+        ]
+        [limits.d]
+        every_call = true
+        rules = [ { id = "log", rate = "1/s", algorithm = "sliding_log" } ]
+    "#,
+    )
+    .unwrap_err();
+    for expected in [
+        "unknown: `nobody` is neither refuse nor unlimited nor a limit's name",
+        "extra: nothing here has this name",
+        "limits.a: every_call and keys exclude each other",
+        "limits.a.rules[0]: id is missing",
+        "limits.a.rules[0].rate: `10/x` is not a rate",
+        "limits.a.rules[0].burst: nothing here has this name",
+        "limits.a.rules[0].hurry: nothing here has this name",
+        "limits.b: needs rules",
+        "limits.c: the key x is another limit's too",
+        "limits.c.rules[0]: a leaky_bucket needs a capacity",
+        "limits.c.rules[0].when_full: `explode` is not queue or drop",
+        "limits.c.rules[1]: a limit of a sliding log of 2000000 is not allowed",
+        "limits.c.rules[2]: `guess` is not an algorithm",
+        "limits.c.rules[2].count_refused: true or false, not integer",
+        "limits.c.rules[3]: a warm_up needs the time",
+        "limits.c.rules[4]: count_refused is for windows and logs only",
+        "limits.c.rules[5]: a burst of 0 is not allowed",
+        "limits.c.rules[6]: id is empty",
+        "limits.c.rules[6]: rate is empty",
+        "limits.d.rules[0]: a sliding_log cannot be of every call",
+    ] {
+        let found = mistakes
+            .iter()
+            .filter(|mistake| mistake.starts_with(expected));
+        assert_eq!(found.count(), 1, "{expected}: {mistakes:#?}");
+    }
+    assert_eq!(mistakes.len(), 20, "{mistakes:#?}");
+    assert!(Rules::parse("").is_err());
+    let rule = |number| format!("{{ id = \"{number}\", rate = \"1/s\" }}");
+    let rules: Vec<String> = (0..17).map(rule).collect();
+    let many = format!("[limits.a]\nrules = [{}]", rules.join(","));
+    let Mistakes(mistakes) = Rules::parse(&many).unwrap_err();
+    assert_eq!(mistakes, ["limits: 17 rules for one call are more than 16"]);
+    assert!(Rules::parse("[limits").is_err());
+}
+
+/// A limit named `a` with one rule, and what else it says.
+fn with(more: &str) -> String {
+    format!("[limits.a]\nrules = [ {{ id = \"one\", rate = \"1/s\" }} ]\n{more}")
+}
+
+#[track_caller]
+fn check_handling(more: &str, expected: Handling) {
+    let rules = Rules::parse(&with(more)).unwrap();
+    assert_eq!(rules.limits[0].handling, expected, "{more}");
+    assert_eq!(rules.limits[0].mode_given, more.contains("mode"), "{more}");
+}
+
+#[test]
+fn what_a_mode_leaves_out_has_a_default() {
+    let of = |mode| Handling {
+        mode,
+        ..Handling::default()
+    };
+    check_handling("", of(Mode::Observe));
+    check_handling("mode = \"observe\"", of(Mode::Observe));
+    check_handling("mode = \"police\"", of(Mode::Police));
+    let shape = Handling {
+        mode: Mode::Shape,
+        horizon: Duration::from_secs(30),
+        max_age: Duration::from_secs(60),
+        queue_bytes: 64 * 1024 * 1024,
+        revive: Revive {
+            base: Duration::from_secs(30),
+            cap: Duration::from_secs(15 * 60),
+            requeues_max: 8,
+            share_permille: 100,
+        },
+    };
+    check_handling("mode = \"shape\"", shape);
+    check_handling("mode = \"shape\"\nshape = {}\ndead_letter = {}", shape);
+    let written = "mode = \"shape\"\n\
+        shape = { horizon = \"30s\", max_age = \"60s\", queue_bytes = \"64MiB\" }\n\
+        dead_letter = { base = \"30s\", cap = \"15m\", max_requeues = 8, share = 0.1 }";
+    check_handling(written, shape);
+    let revive = Revive {
+        requeues_max: 0,
+        ..shape.revive
+    };
+    check_handling(
+        "mode = \"shape\"\n[limits.a.dead_letter]\nmax_requeues = 0",
+        Handling { revive, ..shape },
+    );
+}
+
+#[test]
+fn bounds_of_a_handling_are_allowed() {
+    let hours = |hours: u64| Duration::from_secs(hours * 3_600);
+    let least = Handling {
+        mode: Mode::Shape,
+        horizon: Duration::from_nanos(1),
+        max_age: Duration::from_nanos(1),
+        queue_bytes: 64 << 10,
+        revive: Revive {
+            base: Duration::from_nanos(1),
+            cap: Duration::from_nanos(1),
+            requeues_max: 0,
+            share_permille: 1,
+        },
+    };
+    check_handling(
+        r#"
+        mode = "shape"
+        shape = { horizon = "1ns", max_age = "1ns", queue_bytes = 65536 }
+        dead_letter = { base = "1ns", cap = "1ns", max_requeues = 0, share = 0.001 }
+        "#,
+        least,
+    );
+    let most = Handling {
+        mode: Mode::Shape,
+        horizon: hours(1),
+        max_age: hours(24),
+        queue_bytes: 16 << 30,
+        revive: Revive {
+            base: hours(24),
+            cap: hours(24),
+            requeues_max: 64,
+            share_permille: 500,
+        },
+    };
+    check_handling(
+        r#"
+        mode = "shape"
+        [limits.a.shape]
+        horizon = "1h"
+        max_age = "24h"
+        queue_bytes = "16 GiB"
+        [limits.a.dead_letter]
+        base = "1day"
+        cap = "1day"
+        max_requeues = 64
+        share = 0.5
+        "#,
+        most,
+    );
+    for permille in 1..=500_u16 {
+        let text = format!("mode = \"shape\"\ndead_letter = {{ share = 0.{permille:03} }}");
+        let rules = Rules::parse(&with(&text)).unwrap();
+        assert_eq!(rules.limits[0].handling.revive.share_permille, permille);
+    }
+}
+
+#[track_caller]
+fn check_mistakes(more: &str, expected: &[&str]) {
+    let Mistakes(mistakes) = Rules::parse(&with(more)).unwrap_err();
+    assert_eq!(mistakes, expected, "{more}");
+}
+
+#[test]
+fn each_mistake_of_a_handling_is_told_with_its_path() {
+    check_mistakes(
+        "mode = \"throttle\"\nshape = {}\ndead_letter = {}",
+        &["limits.a.mode: `throttle` is not observe, police or shape"],
+    );
+    check_mistakes(
+        "mode = 3",
+        &["limits.a.mode: a text is needed, not integer"],
+    );
+    for mode in ["", "mode = \"observe\"", "mode = \"police\""] {
+        check_mistakes(
+            &format!("{mode}\nshape = {{}}\ndead_letter = {{}}"),
+            &[
+                "limits.a.shape: is for mode = \"shape\" only",
+                "limits.a.dead_letter: is for mode = \"shape\" only",
+            ],
+        );
+    }
+    check_mistakes(
+        "every_call = true\nmode = \"shape\"\nshape = {}\ndead_letter = {}",
+        &[
+            "limits.a.mode: a limit of every call has no calls of its own",
+            "limits.a.shape: a limit of every call has no calls of its own",
+            "limits.a.dead_letter: a limit of every call has no calls of its own",
+        ],
+    );
+    check_mistakes(
+        "mode = \"shape\"\nshape = 3\ndead_letter = \"on\"",
+        &[
+            "limits.a.shape: a table is needed, not integer",
+            "limits.a.dead_letter: a table is needed, not string",
+        ],
+    );
+}
+
+/// Each value, and what is told of it after `limits.a.TABLE.`.
+#[track_caller]
+fn check_options(table: &str, options: &[(&str, &str)]) {
+    for (option, expected) in options {
+        let more = format!("mode = \"shape\"\n{table} = {{ {option} }}");
+        check_mistakes(&more, &[&format!("limits.a.{table}{expected}")]);
+    }
+}
+
+#[test]
+fn each_number_of_a_handling_has_bounds() {
+    const HOUR: &str = "is not allowed: more than 0s, and at most 1h";
+    const DAY: &str = "is not allowed: more than 0s, and at most 1day";
+    const TIME: &str = "is not a time: write a number and ns, us, ms, s, min, h or day";
+    const BYTES: &str =
+        "is not a number of bytes: write a whole number, or a number and KiB, MiB or GiB";
+    const QUEUE: &str = "is not allowed: 64KiB to 16GiB";
+    const SHARE: &str = "is not a share: write 0.001 to 0.5, in thousandths, as in 0.1";
+    check_options(
+        "shape",
+        &[
+            ("horizon = \"0s\"", &format!(".horizon: `0s` {HOUR}")),
+            ("horizon = \"-1s\"", &format!(".horizon: `-1s` {TIME}")),
+            ("horizon = \"3601s\"", &format!(".horizon: `3601s` {HOUR}")),
+            ("horizon = 30", ".horizon: a text is needed, not integer"),
+            (
+                "horizon = \"2m\"",
+                ": max_age is 1min, less than the horizon of 2min",
+            ),
+            (
+                "max_age = \"29s\"",
+                ": max_age is 29s, less than the horizon of 30s",
+            ),
+            ("max_age = \"0s\"", &format!(".max_age: `0s` {DAY}")),
+            ("max_age = \"25h\"", &format!(".max_age: `25h` {DAY}")),
+            (
+                "max_age = \"11000days\"",
+                &format!(".max_age: `11000days` {DAY}"),
+            ),
+            (
+                "queue_bytes = 65535",
+                &format!(".queue_bytes: 65535 bytes {QUEUE}"),
+            ),
+            (
+                "queue_bytes = \"17GiB\"",
+                &format!(".queue_bytes: 17GiB {QUEUE}"),
+            ),
+            ("queue_bytes = 0", &format!(".queue_bytes: 0 bytes {QUEUE}")),
+            ("queue_bytes = -1", &format!(".queue_bytes: `-1` {BYTES}")),
+            (
+                "queue_bytes = 65536.5",
+                &format!(".queue_bytes: `65536.5` {BYTES}"),
+            ),
+            (
+                "queue_bytes = \"64MB\"",
+                &format!(".queue_bytes: `64MB` {BYTES}"),
+            ),
+            ("depth = 3", ".depth: nothing here has this name"),
+        ],
+    );
+    check_options(
+        "dead_letter",
+        &[
+            ("base = \"0s\"", &format!(".base: `0s` {DAY}")),
+            ("base = \"soon\"", &format!(".base: `soon` {TIME}")),
+            (
+                "base = \"16m\"",
+                ": base is 16min, more than the cap of 15min",
+            ),
+            ("cap = \"29s\"", ": base is 30s, more than the cap of 29s"),
+            ("cap = \"25h\"", &format!(".cap: `25h` {DAY}")),
+            (
+                "max_requeues = 65",
+                ".max_requeues: `65` is not allowed: 0 to 64",
+            ),
+            (
+                "max_requeues = -1",
+                ".max_requeues: `-1` is not a whole number",
+            ),
+            (
+                "max_requeues = 1.5",
+                ".max_requeues: `1.5` is not a whole number",
+            ),
+            ("share = 0.0", &format!(".share: `0.0` {SHARE}")),
+            ("share = 0.501", &format!(".share: `0.501` {SHARE}")),
+            ("share = 0.0005", &format!(".share: `0.0005` {SHARE}")),
+            ("share = -0.1", &format!(".share: `-0.1` {SHARE}")),
+            ("share = nan", &format!(".share: `nan` {SHARE}")),
+            ("share = 0", &format!(".share: `0` {SHARE}")),
+            ("share = 1", &format!(".share: `1` {SHARE}")),
+            ("share = \"10%\"", &format!(".share: `\"10%\"` {SHARE}")),
+            ("delay = \"1s\"", ".delay: nothing here has this name"),
+        ],
+    );
+}
+
+#[test]
+fn all_mistakes_of_a_handling_are_told_at_once() {
+    check_mistakes(
+        r#"
+        mode = "police"
+        color = "red"
+        shape = { horizon = "2h", max_age = "no", queue_bytes = 1, wait = true }
+        dead_letter = { base = "1h", cap = "1m", max_requeues = 99, share = 1, tries = 2 }
+        "#,
+        &[
+            "limits.a.shape: is for mode = \"shape\" only",
+            "limits.a.dead_letter: is for mode = \"shape\" only",
+            "limits.a.shape.horizon: `2h` is not allowed: more than 0s, and at most 1h",
+            "limits.a.shape.max_age: `no` is not a time: write a number and ns, us, ms, s, min, h or day",
+            "limits.a.shape.queue_bytes: 1 bytes is not allowed: 64KiB to 16GiB",
+            "limits.a.shape.wait: nothing here has this name",
+            "limits.a.dead_letter: base is 1h, more than the cap of 1min",
+            "limits.a.dead_letter.max_requeues: `99` is not allowed: 0 to 64",
+            "limits.a.dead_letter.share: `1` is not a share: write 0.001 to 0.5, in thousandths, as in 0.1",
+            "limits.a.dead_letter.tries: nothing here has this name",
+            "limits.a.color: nothing here has this name",
+        ],
+    );
+}
+
+#[track_caller]
+fn check_words(more: &str, expected: &str) {
+    let rules = Rules::parse(&with(more)).unwrap();
+    let plan = rules.to_string();
+    let handling = plan.lines().nth(2).unwrap();
+    assert_eq!(handling, expected, "{more}");
+}
+
+#[test]
+fn handling_is_told_in_words_where_a_mode_is_given() {
+    check_words("", "calls of other keys are refused");
+    check_words(
+        "mode = \"observe\"",
+        "  mode observe: what is over passes and is counted",
+    );
+    check_words(
+        "mode = \"police\"",
+        "  mode police: what is over is dropped",
+    );
+    check_words(
+        "mode = \"shape\"",
+        "  mode shape: what is over waits, for up to 30s at a time and in at most 64MiB for each key; 1min after it was \
+         accepted it is a dead letter, put back up to 8 times, after 30s to 15min and within 10 % of the rate, then parked",
+    );
+    check_words(
+        "mode = \"shape\"\nshape = { queue_bytes = 100_000 }\ndead_letter = { share = 0.125, max_requeues = 1 }",
+        "  mode shape: what is over waits, for up to 30s at a time and in at most 100000 bytes for each key; 1min after it was \
+         accepted it is a dead letter, put back once, after 30s and within 12.5 % of the rate, then parked",
+    );
+    check_words(
+        "mode = \"shape\"\ndead_letter = { max_requeues = 0 }",
+        "  mode shape: what is over waits, for up to 30s at a time and in at most 64MiB for each key; 1min after it was \
+         accepted it is a dead letter and parked",
+    );
+}
