@@ -29,7 +29,7 @@ use self::{family::Reader, usage::ProcessUsage};
 use super::{COMMIT, PROFILE};
 
 pub use self::{
-    family::family,
+    family::{family, histograms},
     handle::Handle,
     latency::Latency,
     peak::{Peak, PeakGauge},

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::{metrics::Registry, signals::Signals, unix_micros};
 
 /// How often files are looked at.
-pub const LOOK_INTERVAL: Duration = Duration::from_secs(3);
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Largest file that is read: far beyond any list of certificates, far below what would hurt.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -116,6 +116,8 @@ struct Looked {
     fingerprint: u64,
     /// What is broken and not said yet.
     broken: Option<String>,
+    /// What is broken and was said.
+    refused: Option<String>,
 }
 
 /// What a look found that the one before did not.
@@ -141,6 +143,7 @@ impl<S: Source> Reloaded<S> {
             looked: Mutex::new(Looked {
                 fingerprint,
                 broken: None,
+                refused: None,
             }),
         })
     }
@@ -150,6 +153,12 @@ impl<S: Source> Reloaded<S> {
     pub fn current(&self) -> Arc<S::Value> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&current)
+    }
+
+    /// Why the files as they are now are not in use, and those before still are.
+    #[must_use]
+    pub fn refused(&self) -> Option<String> {
+        self.looked().refused.clone()
     }
 
     /// Keeps the value up to date until `stop`, which does not wait for a file system that hangs.
@@ -180,17 +189,26 @@ impl<S: Source> Reloaded<S> {
         drop(look_again(self, Signals::none(), look, stop).await);
     }
 
+    /// Looks at the files once, and says nothing: for who does not [watch](Self::watch) them.
+    pub fn look_once(&self) {
+        self.look();
+    }
+
     fn look(&self) -> News {
         let contents = read(&self.source);
         let mut looked = self.looked();
         let fingerprint = fingerprint(&contents);
         if fingerprint == looked.fingerprint {
-            return looked.broken.take().map_or(News::Nothing, News::Broken);
+            let Some(broken) = looked.broken.take() else {
+                return News::Nothing;
+            };
+            looked.refused = Some(broken.clone());
+            return News::Broken(broken);
         }
         looked.fingerprint = fingerprint;
         match contents.and_then(|contents| self.source.build(&contents)) {
             Ok(value) => {
-                looked.broken = None;
+                (looked.broken, looked.refused) = (None, None);
                 let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
                 *current = Arc::new(value);
                 News::Replaced

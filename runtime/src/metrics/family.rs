@@ -6,7 +6,7 @@ use figures::{Figure, Kind};
 use prometheus::{
     Result,
     core::{Collector, Desc},
-    proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType},
+    proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
 };
 
 /// What reads some figures, and how it announces them.
@@ -73,6 +73,46 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
         Kind::Gauge => MetricType::GAUGE,
         Kind::Histogram(_) => panic!("{} is a histogram", figure.name),
     });
+    family.set_metric(samples.into_iter().map(metric).collect());
+    family
+}
+
+/// A histogram with these samples, each the values of its labels, how many observations were up to each bound and above the one before (the
+/// last: above all bounds), and their sum.
+///
+/// # Panics
+/// When the figure is no histogram.
+#[must_use]
+pub fn histograms<'a, L: AsRef<[&'a str]>>(
+    figure: Figure,
+    samples: impl IntoIterator<Item = (L, Vec<u64>, f64)>,
+) -> MetricFamily {
+    let Kind::Histogram(bounds) = figure.kind else {
+        panic!("{} is no histogram", figure.name);
+    };
+    let metric = |(labels, counts, sum): (L, Vec<u64>, f64)| {
+        let mut histogram = Histogram::default();
+        let mut so_far = 0;
+        let buckets = bounds.iter().zip(&counts).map(|(bound, count)| {
+            so_far += count;
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(so_far);
+            bucket
+        });
+        histogram.set_bucket(buckets.collect());
+        histogram.set_sample_count(counts.iter().sum());
+        histogram.set_sample_sum(sum);
+        let pairs = figure.labels.iter().zip(labels.as_ref());
+        let mut metric = Metric::default();
+        metric.set_label(pairs.map(|(name, value)| pair(name, value)).collect());
+        metric.set_histogram(histogram);
+        metric
+    };
+    let mut family = MetricFamily::default();
+    family.set_name(figure.name.to_owned());
+    family.set_help(figure.help.to_owned());
+    family.set_field_type(MetricType::HISTOGRAM);
     family.set_metric(samples.into_iter().map(metric).collect());
     family
 }
