@@ -8,7 +8,7 @@ use crate::{Figure, buckets};
 
 pub const EDGE_REQUESTS: Figure = Figure::counter(
     "producer_edge_requests_total",
-    "Requests of the edge by outcome; every outcome but \"accepted\" left nothing in the log.",
+    "Requests of the edge by outcome; of every outcome but \"accepted\" nothing is left.",
 )
 .by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: Figure = Figure::histogram(
@@ -26,7 +26,7 @@ pub const DSP_COOKIES: Figure = Figure::counter(
 
 pub const APPENDED: Figure = Figure::counter(
     "producer_cookies_appended_total",
-    "Cookies in the log since start, which is what clients were told was accepted.",
+    "Cookies in the log since start, which is what clients were told was accepted, but for what limits hold or drop.",
 );
 pub const LOG_SEALED_BYTES: Figure = Figure::counter(
     "producer_log_sealed_bytes_total",
@@ -181,4 +181,101 @@ pub const TOKEN_REFUSALS: Figure = Figure::counter(
 pub const LIVES_RECORDED: Figure = Figure::gauge(
     "producer_lives_recorded",
     "1 while it is recorded how far this producer got, for the case that it is killed.",
+);
+
+// Limits of DSPs.
+
+const LIMIT: &[&str] = &["limit"];
+
+pub const SHAPING_ACCEPTED: Figure = Figure::counter(
+    "producer_limits_accepted_cookies_total",
+    "Cookies accepted under the limit: released + coalesced + dropped + spooled + waiting + dead + parked.",
+)
+.by(LIMIT);
+pub const SHAPING_RELEASED: Figure = Figure::counter(
+    "producer_limits_released_cookies_total",
+    "Cookies put into the log: in turn, or early, because the producer stopped or their limit no longer shapes.",
+)
+.by(&["limit", "when"]);
+pub const SHAPING_COALESCED: Figure = Figure::counter(
+    "producer_limits_coalesced_cookies_total",
+    "Held cookies superseded by a newer one of the same user and DSP.",
+)
+.by(LIMIT);
+pub const SHAPING_DROPPED: Figure = Figure::counter(
+    "producer_limits_dropped_cookies_total",
+    "Cookies dropped: bound, the waiting room was full; police, over the limit; drain, neither kept nor released at the end.",
+)
+.by(&["limit", "reason"]);
+pub const SHAPING_SPOOLED: Figure = Figure::counter(
+    "producer_limits_spooled_cookies_total",
+    "Cookies kept in the file of --limits-spool for the next start.",
+)
+.by(LIMIT);
+pub const SHAPING_WAITING: Figure = Figure::gauge(
+    "producer_limits_waiting_cookies",
+    "Cookies that wait for their turn, those that were sent back included.",
+)
+.by(LIMIT);
+pub const SHAPING_DEAD: Figure = Figure::gauge(
+    "producer_limits_dead_cookies",
+    "Dead letters that will be revived: cookies that waited for too long.",
+)
+.by(LIMIT);
+pub const SHAPING_PARKED: Figure = Figure::gauge(
+    "producer_limits_parked_cookies",
+    "Dead letters that were revived too often: held until the limits change or the producer restarts.",
+)
+.by(LIMIT);
+pub const SHAPING_BYTES: Figure = Figure::gauge(
+    "producer_limits_held_bytes",
+    "Memory of the cookies that wait, are dead or are parked.",
+)
+.by(LIMIT);
+pub const SHAPING_OLDEST: Figure = Figure::gauge(
+    "producer_limits_oldest_seconds",
+    "Age of the oldest cookie that waits, is dead or is parked, since it was accepted.",
+)
+.by(LIMIT);
+pub const SHAPING_OVER: Figure = Figure::counter(
+    "producer_limits_over_cookies_total",
+    "Times that a cookie was over a rule: delayed, or refused as the wait would exceed the horizon. Policed: always refused; observed: what would have been.",
+)
+.by(&["limit", "rule", "outcome"]);
+pub const SHAPING_DIED: Figure = Figure::counter(
+    "producer_limits_dead_letters_total",
+    "Times that a cookie became a dead letter: too old when its turn came (age), or after the wait that was ahead of it (wait).",
+)
+.by(&["limit", "rule", "reason"]);
+pub const SHAPING_REVIVED: Figure = Figure::counter(
+    "producer_limits_revived_cookies_total",
+    "Times that a dead letter was put back into the line.",
+)
+.by(LIMIT);
+pub const SHAPING_DELAY: Figure = Figure::histogram(
+    "producer_limits_delay_seconds",
+    "Time from a cookie accepted to its release in turn.",
+    buckets::SHAPING_DELAY_SECONDS,
+)
+.by(LIMIT);
+pub const SHAPING_JITTER: Figure = Figure::gauge(
+    "producer_limits_jitter_seconds",
+    "Smoothed difference of the delay from one cookie to the next (RFC 3550); of several DSPs the greatest.",
+)
+.by(LIMIT);
+pub const SHAPING_VERSION: Figure = Figure::gauge(
+    "producer_limits_version",
+    "Version of the file of limits in force: 1 at the start, one more for each that replaced it.",
+);
+pub const SHAPING_REFUSED_VERSION: Figure = Figure::gauge(
+    "producer_limits_version_refused",
+    "1 while the newest version of the file of limits is refused, and an older one is in force.",
+);
+pub const SHAPING_SUSPENDED: Figure = Figure::gauge(
+    "producer_limits_suspended",
+    "1 while nothing is shaped because a subscriber that does not understand the age of cookies is connected.",
+);
+pub const SHAPING_LOST_AT_KILL: Figure = Figure::gauge(
+    "producer_limits_lost_at_kill_cookies",
+    "Cookies that waited when the run before was killed, at most; 0 after an orderly end, no value when unknown.",
 );

@@ -68,3 +68,19 @@ pub const DELIVERED: Term = Term::of(producer::DELIVERED).less(producer::UNDELIV
 
 /// Cookies that a subscriber will not get.
 pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).less(producer::RECOVERED);
+
+/// The cookies of one limit of a producer; that is, with the same labels.
+pub const SHAPING: Sum = Sum {
+    came: &[producer::SHAPING_ACCEPTED],
+    settled: &[
+        Term::of(producer::SHAPING_RELEASED),
+        Term::of(producer::SHAPING_COALESCED),
+        Term::of(producer::SHAPING_DROPPED),
+        Term::of(producer::SHAPING_SPOOLED),
+    ],
+    in_hand: &[
+        Term::of(producer::SHAPING_WAITING),
+        Term::of(producer::SHAPING_DEAD),
+        Term::of(producer::SHAPING_PARKED),
+    ],
+};

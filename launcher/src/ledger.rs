@@ -8,7 +8,7 @@ use std::fmt;
 use anyhow::{Result, bail, ensure};
 use figures::{
     Figure, Sum,
-    sums::{ACCOUNT, LEDGER, Term},
+    sums::{ACCOUNT, LEDGER, SHAPING, Term},
 };
 
 use crate::scrape::{Samples, names};
@@ -27,11 +27,14 @@ pub fn check(samples: &Samples) -> Result<()> {
     Ok(())
 }
 
-/// Checks the [account](ACCOUNT) of each subscriber of a producer.
+/// Checks the [account](ACCOUNT) of each subscriber of a producer, and what is counted of each of its [limits](SHAPING).
 ///
 /// # Errors
 /// With all terms, when one is missing or the sum is wrong.
 pub fn check_producer(samples: &Samples) -> Result<()> {
+    for labels in samples.label_sets(names::SHAPING_ACCEPTED) {
+        of_limit(samples, labels.get("limit").map_or("", String::as_str))?;
+    }
     let appended = term(samples, names::APPENDED, &[])?;
     for labels in samples.label_sets(names::SUBSCRIBER_APPENDED) {
         let labels = labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
@@ -49,6 +52,28 @@ pub fn check_producer(samples: &Samples) -> Result<()> {
         "{accounts} accounts of {others} subscribers"
     );
     Ok(())
+}
+
+/// What became of the cookies that were accepted under a limit of a producer: how many were accepted, and how many had which fate or are
+/// held, each with the word of its figure: `released`, `waiting`.
+///
+/// # Errors
+/// With all terms, when one is missing or the [sum](SHAPING) is wrong.
+pub fn of_limit(samples: &Samples, limit: &str) -> Result<(u64, Vec<(&'static str, u64)>)> {
+    let labels = [("limit", limit)];
+    let reading = Reading::of(&SHAPING, samples, &labels)?;
+    ensure!(
+        reading.adds_up(),
+        "the ledger of the limit {limit} does not add up: {reading}"
+    );
+    let fates = SHAPING.terms().map(|term| {
+        let name = term.count.name.strip_prefix("producer_limits_");
+        let word = name.and_then(|name| name.split('_').next());
+        let count = samples.count(term.count, &labels);
+        (word.unwrap_or(term.count.name), count)
+    });
+    let accepted = samples.count(names::SHAPING_ACCEPTED, &labels);
+    Ok((accepted, fates.collect()))
 }
 
 /// Checks the [ledger](LEDGER) of a consumer.

@@ -80,9 +80,15 @@ impl Samples {
     /// The histogram `name`, summed over all of its label sets.
     #[must_use]
     pub fn histogram(&self, name: impl AsRef<str>) -> Buckets {
+        self.histogram_of(name, &[])
+    }
+
+    /// The histogram `name`, summed over the label sets that have all of `labels`.
+    #[must_use]
+    pub fn histogram_of(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> Buckets {
         let name = name.as_ref();
         let mut buckets = BTreeMap::new();
-        for sample in self.matching(&format!("{name}_bucket"), &[]) {
+        for sample in self.matching(&format!("{name}_bucket"), labels) {
             let bound = sample
                 .labels
                 .get("le")
@@ -257,5 +263,7 @@ h_seconds_sum 12
         assert_eq!(buckets.plus(&buckets).since(&buckets), buckets);
         assert_eq!(Buckets::default().plus(&buckets), buckets);
         assert!((buckets.count() - 40.0).abs() < 1e-9);
+        let none = Samples::parse(TEXT).histogram_of("h_seconds", &[("kind", "x")]);
+        assert_eq!(none, Buckets::default());
     }
 }

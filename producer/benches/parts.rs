@@ -4,7 +4,9 @@
 //! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
 
 use std::{
+    io::Write as _,
     pin::pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -13,8 +15,10 @@ use divan::{Bencher, counter::ItemsCount};
 use producer::{
     edge::request::IdLimits,
     log::{Burst, Config, Delivery, Log, Reader},
+    shaping::{Shaping, contract},
 };
 use proto::wire::{ChunkRef, CookieRef};
+use runtime::reload::{NamedFile, Reloaded};
 
 /// What one call of a part goes through; `.ci/instructions` divides by it.
 const ITEMS: usize = 10_000;
@@ -32,7 +36,7 @@ fn main() {
 /// The functions that are measured. They are neither inlined nor generic, so that each is one symbol, and only the
 /// benchmark of the same name calls them, because every call is counted.
 mod counted {
-    use std::hint::black_box;
+    use std::{hint::black_box, time::Instant};
 
     use producer::{
         edge::{
@@ -40,6 +44,7 @@ mod counted {
             request::{self, IdLimits, Scratch},
         },
         log::{Burst, Delivery, Log, Reader},
+        shaping::{Offered, Shaping},
     };
     use proto::wire::{self, ChunkRef, CookieRef};
 
@@ -70,6 +75,17 @@ mod counted {
                 burst.push(cookie);
             }
             log.append(burst).expect("it is open");
+        }
+    }
+
+    /// Cookies offered to their limits, which only look on.
+    #[inline(never)]
+    pub(super) fn offer(shaping: &Shaping, cookies: &[CookieRef<'_>], together: usize) {
+        for read in cookies.chunks(together) {
+            let now = shaping.moment(Instant::now());
+            for cookie in read {
+                assert_eq!(shaping.offer(cookie, now), Offered::Release);
+            }
         }
     }
 
@@ -227,6 +243,28 @@ fn append(bencher: Bencher<'_, '_>, together: usize) {
     bencher
         .counter(ItemsCount::new(ITEMS))
         .bench_local(|| counted::append(&log, &mut burst, &cookies, together));
+}
+
+/// One rule for each cookie, which only looks on.
+#[divan::bench(args = [1, PIPELINED])]
+fn offer(bencher: Bencher<'_, '_>, together: usize) {
+    const LIMITS: &str = r#"
+        unknown = "all"
+        [limits.all]
+        rules = [ { id = "peak", rate = "1000000/s", burst = 1000000 } ]
+    "#;
+    let mut file = tempfile::NamedTempFile::new().expect("there is room for a file");
+    file.write_all(LIMITS.as_bytes()).expect("it is written");
+    let path = file.path().display().to_string();
+    let named = NamedFile::given("--limits", &path).expect("it has a name");
+    let limits = Reloaded::load(contract::File(named)).expect("it is in order");
+    let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
+    let shaping = Shaping::new(Arc::new(limits), log);
+    let synced = Synced::many();
+    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    bencher
+        .counter(ItemsCount::new(ITEMS))
+        .bench_local(|| counted::offer(&shaping, &cookies, together));
 }
 
 /// An item is a chunk that a reader gets. Readers that go side by side find the same chunk right after each other.

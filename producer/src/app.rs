@@ -12,6 +12,7 @@ use runtime::{
     admin::{self, Answer, Pages, ready::Part},
     listen::{self, Listener, Stage},
     metrics::Registry,
+    reload,
     settings::renewal,
     status::{Board, page::Page},
 };
@@ -24,11 +25,12 @@ pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
     config::Config,
     edge::{self, Edge},
-    epoch_history::{self, EpochHistory, epoch},
+    epoch_history::{self, EpochHistory, HeldRecord, epoch},
     log::{self, Log},
     memory, metrics,
     readiness::{Accepting, Readiness},
     server::Server,
+    shaping::{self, Readers, Shaping},
     status::{self, ProducerStatus},
     streams::{
         self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
@@ -45,12 +47,16 @@ pub struct App {
     log: Log,
     epoch_history: EpochHistory,
     subscribers: Subscribers,
+    shaping: Option<Shaping>,
+    /// Its own: it ends when no more requests come, and before the log is closed.
+    shapes: Stage,
     edge: Stage,
     streams: Stage,
     admin: Stage,
     draining: CancellationToken,
     runtime_config: RuntimeConfig,
     renewals: renewal::Metrics,
+    files: reload::Metrics,
     health: HealthReporter,
     registry: Registry,
 }
@@ -89,10 +95,14 @@ impl App {
             "the system allows this process {files} open files, and a producer needs {FILES_MIN} at least, one for each \
              connection: raise the limit (ulimit -n, or LimitNOFILE= of its unit)"
         );
-        Self::start_on(Ports::bind(&config)?, config).await
+        let limits = config.shaping.clone();
+        let app = Self::start_on(Ports::bind(&config)?, config).await?;
+        let watching = limits.watch(app.files.clone(), app.shapes.stop.clone());
+        app.shapes.tasks.spawn(watching);
+        Ok(app)
     }
 
-    /// Starts to serve on these ports; the addresses in `config` are not used.
+    /// Starts to serve on these ports; the addresses in `config` are not used, and nobody looks again at the file of limits.
     ///
     /// # Errors
     /// When a port does not know its own address.
@@ -133,6 +143,14 @@ impl App {
         );
         config.security.warn_if_exposed(addresses.grpc);
         admin::say_if_open(addresses.admin);
+        let readers = Readers {
+            understanding: subscribers.understanding().clone(),
+            retention: config.keeping.subscriber_retention,
+        };
+        let shaping = config.shaping.start(&log, readers, || {
+            HeldRecord::open(&config.listening.state, &producer_id)
+        })?;
+        shaping::register(&registry, shaping.clone())?;
         let in_flight = StreamBudget::register(&registry, config.limits.pinned_bytes as u64)?;
         let streams = Streams::new(
             log.clone(),
@@ -160,7 +178,10 @@ impl App {
             epoch_history,
             runtime_config: RuntimeConfig::new(&config, subscribers.clone(), edge.dsps()),
             renewals: renewal::Metrics::register(&registry, "producer")?,
+            files: reload::Metrics::register(&registry, "producer")?,
             subscribers,
+            shaping,
+            shapes: Stage::default(),
             edge: Stage::default(),
             streams: Stage::default(),
             admin: Stage::default(),
@@ -172,7 +193,9 @@ impl App {
             draining: app.draining.clone(),
             http: app.start_edge(ports.http, &config, edge.clone(), on_http.clone()),
             grpc: app.start_streams(ports.grpc, &config, server, on_grpc.clone())?,
+            shaping: app.shaping.clone(),
         });
+        app.start_shaping();
         let status = ProducerStatus::new(status::Sources {
             name: producer_id,
             log: app.log.clone(),
@@ -185,6 +208,7 @@ impl App {
                 ("admin", on_admin.clone()),
             ],
             in_flight,
+            shaping: app.shaping.clone(),
             readiness: Arc::clone(&readiness),
         });
         app.start_admin(ports.admin, on_admin, &config, readiness, status)?;
@@ -204,11 +228,19 @@ impl App {
             metrics,
             self.draining.clone(),
         );
+        let edge = edge.shaped(self.shaping.clone());
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
         Accepting {
             address: self.addresses.http,
             task: self.edge.tasks.spawn(serving).abort_handle(),
+        }
+    }
+
+    fn start_shaping(&self) {
+        let stage = &self.shapes;
+        if let Some(shaping) = &self.shaping {
+            stage.tasks.spawn(shaping.clone().run(stage.stop.clone()));
         }
     }
 
@@ -220,7 +252,8 @@ impl App {
         connections: listen::Metrics,
     ) -> anyhow::Result<Accepting> {
         let stage = &self.streams;
-        let server = server.requiring(config.security.open(&self.registry, stage)?);
+        let access = config.security.open(&self.registry, &self.files, stage)?;
+        let server = server.requiring(access);
         let accepting = stage.tasks.spawn(server.serve(
             listener,
             self.runtime_config.grpc.subscribe(),
@@ -272,6 +305,12 @@ impl App {
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// The limits of its DSPs, if there are any.
+    #[must_use]
+    pub fn shaping(&self) -> Option<&Shaping> {
+        self.shaping.as_ref()
     }
 
     /// The settings that may change while it runs.

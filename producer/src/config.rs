@@ -2,12 +2,16 @@
 
 mod args;
 mod dsps;
+mod shaping;
 
 use std::ffi::OsString;
 
 use runtime::settings::{self, Common, Mistakes, Settings};
 
-pub use self::args::{Args, Granted, Keeping, Listening, Stopping};
+pub use self::{
+    args::{Args, Granted, Keeping, Listening, Stopping},
+    shaping::LimitsConfig,
+};
 use crate::{edge::dsps::Shown, security::Security, server::SEND_BUFFER_BYTES};
 
 /// The checked settings.
@@ -21,6 +25,8 @@ pub struct Config {
     pub limits: Granted,
     /// DSPs that are known.
     pub dsps: Shown,
+    /// What they have agreed on.
+    pub shaping: LimitsConfig,
     /// Who may read the streams.
     pub security: Security,
     /// How it stops.
@@ -54,6 +60,7 @@ impl Settings for Args {
             keeping: self.keeping,
             limits: self.limits,
             dsps: self.dsps.check(mistakes),
+            shaping: self.shaping.check(mistakes),
             security: self.security.check(mistakes),
             stopping: self.stopping,
             common: self.common.check(mistakes),

@@ -11,9 +11,10 @@ mod metrics;
 pub mod request;
 pub mod response;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use httparse::Header;
+use proto::wire::CookieRef;
 use runtime::listen::{self, Listener, LiveLimits, Stage};
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +28,10 @@ use self::{
     request::{IdLimits, Rejection, Scratch},
     response::Outcome,
 };
-use crate::log::{Burst, Closed, Log};
+use crate::{
+    log::{Burst, Closed, Log},
+    shaping::{Offered, Shaping},
+};
 
 /// The edge of one producer.
 #[derive(Debug)]
@@ -35,6 +39,7 @@ pub struct Edge {
     log: Log,
     ids: IdLimits,
     metrics: Metrics,
+    shaping: Option<Shaping>,
     /// Cancelled when clients should connect elsewhere: responses then close their connections.
     leaving: CancellationToken,
 }
@@ -48,8 +53,15 @@ impl Edge {
             log,
             ids,
             metrics,
+            shaping: None,
             leaving,
         }
+    }
+
+    /// The same, with cookies under limits.
+    #[must_use]
+    pub fn shaped(self, shaping: Option<Shaping>) -> Self {
+        Self { shaping, ..self }
     }
 
     /// Accepts connections until the stage stops; each then answers the requests that it has read.
@@ -75,11 +87,12 @@ impl Edge {
         listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request; an accepted cookie is then in `burst` or already in the log.
+    /// Handles one request that was read at `read_at`; an accepted cookie is then in `burst` or already in the log, or its limits see to it.
     fn handle(
         &self,
         head: &Head<'_>,
         lines: &[Header<'_>],
+        read_at: Instant,
         burst: &mut Burst,
         tally: &mut Tally,
     ) -> Result<Outcome, Closed> {
@@ -108,8 +121,20 @@ impl Edge {
             return Ok(Outcome::Rejected(Rejection::DspUnknown));
         }
         tally.accepted(slot);
-        burst.push(&cookie);
+        if self.goes_now(&cookie, read_at) {
+            burst.push(&cookie);
+        } else {
+            self.metrics.accepted.inc();
+        }
         Ok(Outcome::Accepted)
+    }
+
+    /// Whether its limits, if it is under any, let a cookie into the log now.
+    fn goes_now(&self, cookie: &CookieRef<'_>, read_at: Instant) -> bool {
+        self.shaping.as_ref().is_none_or(|shaping| {
+            let now = shaping.moment(read_at);
+            shaping.offer(cookie, now) == Offered::Release
+        })
     }
 
     /// Appends the accepted cookies to the log, before any client is told so, and counts the requests.

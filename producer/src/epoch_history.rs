@@ -48,6 +48,7 @@
 mod current;
 pub(crate) mod epoch;
 mod file;
+mod held;
 mod record;
 
 use std::{
@@ -68,6 +69,10 @@ use self::{
     current::{Recording, Slot},
     file::{RecordFile, Unusable, is_in_memory},
     record::{BootId, EPOCHS_MAX, End, Entry},
+};
+pub(crate) use self::{
+    held::{HeldRecord, LeftBehind},
+    record::Fnv,
 };
 
 /// How many sequences are reserved at once.
@@ -403,6 +408,12 @@ fn record_name(id: &str) -> String {
 fn bound_name(folder: &Path, id: &str) -> String {
     let whole = [folder.as_os_str(), OsStr::new(id)].map(OsStr::as_bytes);
     file_name("bound", id, &whole.join(&0))
+}
+
+/// The file name of the record of what is held.
+fn held_name(folder: &Path, id: &str) -> String {
+    let whole = [folder.as_os_str(), OsStr::new(id)].map(OsStr::as_bytes);
+    file_name("held", id, &whole.join(&0))
 }
 
 /// A readable file name, different for each value of `hashed`.

@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod readiness;
 pub mod security;
 pub mod server;
+pub mod shaping;
 pub mod status;
 pub mod streams;
 mod token_bucket;

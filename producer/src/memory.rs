@@ -23,7 +23,7 @@ pub struct Part {
 
 /// All parts of a producer with these settings.
 #[must_use]
-pub fn parts(config: &Config) -> [Part; 8] {
+pub fn parts(config: &Config) -> [Part; 9] {
     let part = |what, bound, count: usize, each: usize| Part {
         what,
         bound,
@@ -73,6 +73,11 @@ pub fn parts(config: &Config) -> [Part; 8] {
             streams::CHUNKS_KEPT * 3 / 2,
             config.keeping.chunk_bytes,
         ),
+        Part {
+            what: "cookies that wait for their limits",
+            bound: "`queue_bytes` in `--limits`, for each DSP that is shaped",
+            bytes: config.shaping.held_bytes_max(),
+        },
         Part {
             what: "the process itself",
             bound: "64 MiB",

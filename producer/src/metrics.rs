@@ -46,6 +46,6 @@ pub fn register(
     clippy::cast_precision_loss,
     reason = "Prometheus has only 64-bit floats"
 )]
-fn as_f64(count: u64) -> f64 {
+pub(crate) fn as_f64(count: u64) -> f64 {
     count as f64
 }

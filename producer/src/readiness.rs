@@ -6,6 +6,8 @@ use runtime::admin::ready::Part;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::shaping::Shaping;
+
 /// What readiness depends on.
 #[derive(Debug)]
 pub struct Readiness {
@@ -15,6 +17,8 @@ pub struct Readiness {
     pub http: Accepting,
     /// The port for subscribers.
     pub grpc: Accepting,
+    /// The limits of DSPs, if there are any: whatever is wrong with them, requests are taken and streams are served.
+    pub shaping: Option<Shaping>,
 }
 
 /// A port and the task that accepts its connections.
@@ -41,11 +45,11 @@ impl Readiness {
         } else {
             Ok("not draining".to_owned())
         };
-        vec![
-            Part::new("drain", drain),
-            self.http.part("http"),
-            self.grpc.part("grpc"),
-        ]
+        let limits = self.shaping.iter();
+        let limits = limits.map(|shaping| Part::new("limits", Ok(shaping.state_in_words())));
+        let ports = [self.http.part("http"), self.grpc.part("grpc")];
+        let drain = Part::new("drain", drain);
+        [drain].into_iter().chain(ports).chain(limits).collect()
     }
 }
 
@@ -77,6 +81,7 @@ mod tests {
             draining: CancellationToken::new(),
             http: accepting(1),
             grpc: accepting(2),
+            shaping: None,
         };
         let failing = || {
             let parts = readiness.parts().into_iter().filter(|part| !part.ready);

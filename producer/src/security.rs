@@ -108,12 +108,16 @@ impl SecurityArgs {
 }
 
 impl Security {
-    /// Starts to watch the files, in tasks of `stage`.
+    /// Starts to watch the files, in tasks of `stage`; `metrics` counts what becomes of them.
     ///
     /// # Errors
     /// When a metric of these names is registered already.
-    pub fn open(&self, registry: &Registry, stage: &Stage) -> prometheus::Result<AccessControl> {
-        let metrics = reload::Metrics::register(registry, "producer")?;
+    pub fn open(
+        &self,
+        registry: &Registry,
+        metrics: &reload::Metrics,
+        stage: &Stage,
+    ) -> prometheus::Result<AccessControl> {
         let mut access = AccessControl::default();
         if let Some(files) = &self.tls {
             let watching = Arc::clone(files).watch(metrics.clone(), stage.stop.clone());
@@ -122,7 +126,7 @@ impl Security {
             access.tls = Some(Arc::new(handshakes));
         }
         if let Some(tokens) = &self.token {
-            let watching = Arc::clone(tokens).watch(metrics, stage.stop.clone());
+            let watching = Arc::clone(tokens).watch(metrics.clone(), stage.stop.clone());
             stage.tasks.spawn(watching);
             access.tokens = Some(Arc::new(TokenCheck::new(Arc::clone(tokens), registry)?));
         }

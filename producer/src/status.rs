@@ -6,6 +6,7 @@
 //! Cost: a sample with 100 subscribers takes less than 0.7 ms of one core's second; who watches gets 26 KB a second, and 211 KB
 //! at first. A test that is ignored, `cost_of_a_sample_with_a_hundred_subscribers`, measures it in the dist profile.
 
+mod limits;
 mod subscribers;
 
 use std::{cmp::Reverse, sync::Arc};
@@ -28,8 +29,10 @@ use crate::{
     edge,
     log::{Log, Stats},
     readiness::Readiness,
+    shaping::Shaping,
     streams::{in_flight::StreamBudget, subscribers::Subscribers},
 };
+use limits::Limits;
 use subscribers::{Rows, Subscriber, SubscriberHistory};
 
 /// The page.
@@ -40,6 +43,9 @@ pub const SUBSCRIBERS_MAX: usize = 200;
 
 /// Most DSPs shown.
 pub const DSPS_MAX: usize = 20;
+
+/// Most limits shown.
+pub const LIMITS_MAX: usize = 50;
 
 /// One moment of a producer.
 #[derive(Debug, Clone, Serialize)]
@@ -78,6 +84,9 @@ pub struct Status {
     pub subscribers: Vec<Subscriber>,
     /// The DSPs with most cookies.
     pub dsps: Vec<Dsp>,
+    /// The limits of DSPs; only when there are any (`--limits`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
 }
 
 /// Sync requests since the start.
@@ -176,6 +185,8 @@ pub struct Sources {
     pub connections: [(&'static str, listen::Metrics); 3],
     /// What streams have in flight.
     pub in_flight: StreamBudget,
+    /// The limits of DSPs, if there are any.
+    pub shaping: Option<Shaping>,
     /// Whether it works.
     pub readiness: Arc<Readiness>,
 }
@@ -188,6 +199,7 @@ pub struct ProducerStatus {
     refused: Rate,
     latency: Window,
     rows: Rows,
+    limits: limits::Rows,
     accepted_per_second: Series,
     newest: Option<Status>,
 }
@@ -203,6 +215,7 @@ impl ProducerStatus {
             refused: Rate::default(),
             latency: Window::default(),
             rows: Rows::default(),
+            limits: limits::Rows::default(),
             accepted_per_second: Series::default(),
             newest: None,
         }
@@ -261,6 +274,8 @@ impl Subject for ProducerStatus {
         let subscribers = self.rows.sample(queues, &ages, &stats, now);
         let edge = self.edge(now);
         self.accepted_per_second.push(edge.accepted_per_second);
+        let shaping = self.sources.shaping.as_ref();
+        let limits = shaping.map(|shaping| self.limits.sample(shaping, now));
         self.newest = Some(Status {
             process: "producer",
             name: self.sources.name.clone(),
@@ -279,6 +294,7 @@ impl Subject for ProducerStatus {
             subscribers_connected: connected,
             subscribers,
             dsps: dsps(self.sources.edge.dsps.requests()),
+            limits,
         });
     }
 

@@ -28,6 +28,19 @@ consumer_aside_found_total 3
 consumer_aside_cookies 3
 "#;
 
+const LIMIT: &str = r#"
+producer_limits_accepted_cookies_total{limit="dsp-1"} 100
+producer_limits_released_cookies_total{limit="dsp-1",when="in_turn"} 40
+producer_limits_released_cookies_total{limit="dsp-1",when="early"} 1
+producer_limits_coalesced_cookies_total{limit="dsp-1"} 2
+producer_limits_dropped_cookies_total{limit="dsp-1",reason="bound"} 3
+producer_limits_dropped_cookies_total{limit="dsp-1",reason="police"} 4
+producer_limits_spooled_cookies_total{limit="dsp-1"} 5
+producer_limits_waiting_cookies{limit="dsp-1"} 25
+producer_limits_dead_letters{limit="dsp-1"} 15
+producer_limits_parked_cookies{limit="dsp-1"} 5
+"#;
+
 /// The scrape, with one sample's value replaced.
 fn changed(text: &str, sample: &str, value: &str) -> Samples {
     let mut found = false;
@@ -89,6 +102,30 @@ fn one_cookie_too_many_or_too_few_in_any_account_fails_with_all_terms() {
             .to_string();
         assert!(error.contains("consumer_waiting_cookies"), "{error}");
     }
+}
+
+#[test]
+fn ledger_of_a_limit_is_told_in_words_and_checked_with_the_producer() {
+    let text = format!("{PRODUCER}{LIMIT}");
+    let (accepted, fates) = of_limit(&Samples::parse(&text), "dsp-1").unwrap();
+    assert_eq!(accepted, 100);
+    let expected = [
+        ("released", 41),
+        ("coalesced", 2),
+        ("dropped", 7),
+        ("spooled", 5),
+        ("waiting", 25),
+        ("dead", 15),
+        ("parked", 5),
+    ];
+    assert_eq!(fates, expected);
+    check(&Samples::parse(&text)).unwrap();
+    for sample in LIMIT.lines().filter_map(|line| line.split_once(' ')) {
+        let error = check(&changed(&text, sample.0, "7777")).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("producer_limits_waiting_cookies"), "{error}");
+    }
+    assert!(of_limit(&Samples::parse(&text), "dsp-2").is_err());
 }
 
 #[test]

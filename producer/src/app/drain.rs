@@ -12,6 +12,9 @@ use crate::{config::Stopping, streams::Streams};
 /// its responses, must not cost the subscribers their tail.
 const EDGE_GRACE: Duration = Duration::from_millis(2500);
 
+/// How long it waits for a turn of the waiting rooms to end, which takes no millisecond.
+const SHAPING_GRACE: Duration = Duration::from_millis(500);
+
 /// The last part of the drain, in which the admin port still answers.
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
@@ -29,7 +32,7 @@ pub struct DrainTimeout {
 
 impl App {
     /// Stops in the order in which the data flows: load balancers get time to notice that it is not ready, requests are
-    /// finished, the log is closed, and streams send the rest and a goodbye. Takes no longer than configured.
+    /// finished, what waits for its limits is kept or released, the log is closed, and streams send the rest and a goodbye. Takes no longer than configured.
     ///
     /// # Errors
     /// When a connected subscriber was not sent everything in that time; it has lost the rest.
@@ -50,6 +53,10 @@ impl App {
         let edge_grace = EDGE_GRACE.min(timeout / 4);
         if !self.edge.drain(Instant::now() + edge_grace).await {
             tracing::info!("cut off HTTP clients that did not finish");
+        }
+        if let Some(shaping) = &self.shaping {
+            self.shapes.drain(Instant::now() + SHAPING_GRACE).await;
+            shaping.drain(Instant::now() + timeout / 4).await;
         }
         self.log.close();
         let admin_grace = ADMIN_GRACE.min(timeout / 4);

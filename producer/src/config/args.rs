@@ -19,7 +19,7 @@ use runtime::{
     },
 };
 
-use super::dsps::DspsArgs;
+use super::{dsps::DspsArgs, shaping::LimitsArgs};
 use crate::{edge::request::IdLimits, epoch_history::State, security::SecurityArgs};
 
 /// Most connections that can be asked for: far beyond what one machine has.
@@ -52,6 +52,8 @@ pub struct Args {
     pub(super) limits: Granted,
     #[command(flatten)]
     pub(super) dsps: DspsArgs,
+    #[command(flatten)]
+    pub(super) shaping: LimitsArgs,
     #[command(flatten)]
     pub(super) security: SecurityArgs,
     #[command(flatten)]

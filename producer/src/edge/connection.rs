@@ -132,7 +132,7 @@ impl Connection {
             let is_leaving = edge.leaving.is_cancelled() || stopping.is_cancelled();
             self.set_date(read_at);
             let requests;
-            (next, requests) = self.answer(edge, activity, is_leaving)?;
+            (next, requests) = self.answer(edge, activity, read_at, is_leaving)?;
             // Before the write, so that a slow client does not distort the figure.
             if requests > 0 {
                 edge.metrics.seconds.observe(read_at.elapsed(), requests);
@@ -179,6 +179,7 @@ impl Connection {
         &mut self,
         edge: &Edge,
         activity: &Activity,
+        read_at: Instant,
         leaving: bool,
     ) -> Result<(Next, u64), Closed> {
         let mut tally = Tally::default();
@@ -200,7 +201,8 @@ impl Connection {
                             || body_is_late
                             || (leaving && consumed == self.input.len()),
                     };
-                    let outcome = edge.handle(&head, lines, &mut self.burst, &mut tally)?;
+                    let outcome =
+                        edge.handle(&head, lines, read_at, &mut self.burst, &mut tally)?;
                     (outcome, options)
                 }
                 Err(refusal) => {

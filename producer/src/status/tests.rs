@@ -1,16 +1,22 @@
 //! A producer without ports, and what its page says of it.
 
-use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+use std::{collections::BTreeSet, fmt::Write as _, fs, net::SocketAddr, time::Duration};
 
 use proto::wire::CookieRef;
-use runtime::metrics::Registry;
+use runtime::{
+    metrics::Registry,
+    reload::{NamedFile, Reloaded},
+};
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    edge, log, metrics,
+    edge,
+    epoch_history::LeftBehind,
+    log, metrics,
     readiness::Accepting,
+    shaping::contract::File,
     streams::subscribers::{Call, HERE, Start, TooManySubscribers},
 };
 
@@ -21,6 +27,7 @@ struct Scene {
     log: Log,
     subscribers: Subscribers,
     edge: edge::Metrics,
+    shaping: Option<Shaping>,
     draining: CancellationToken,
     status: ProducerStatus,
 }
@@ -32,6 +39,22 @@ impl Scene {
 
     /// With series for so many DSPs.
     fn showing(dsps_max: usize) -> Self {
+        Self::of(dsps_max, None)
+    }
+
+    /// With these limits, whose file is looked at once.
+    fn limited(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("limits.toml");
+        fs::write(&path, text).unwrap();
+        let flag = "--limits";
+        Self::of(
+            1,
+            Some(Reloaded::load(File(NamedFile { flag, path })).unwrap()),
+        )
+    }
+
+    fn of(dsps_max: usize, limits: Option<Reloaded<File>>) -> Self {
         let log = Log::new(log::Config {
             epoch: 7,
             bytes_max: 1 << 20,
@@ -58,6 +81,17 @@ impl Scene {
             address: SocketAddr::from(([127, 0, 0, 1], 1)),
             task: tasks.spawn(std::future::pending::<()>()).abort_handle(),
         };
+        let understanding = subscribers.understanding().clone();
+        let left = (None, LeftBehind::AtMost(4));
+        let shaping = limits.map(|file| {
+            Shaping::start(
+                Arc::new(file),
+                None,
+                log.clone(),
+                readers(understanding),
+                left,
+            )
+        });
         let status = ProducerStatus::new(Sources {
             name: "</script><b>p".to_owned(),
             log: log.clone(),
@@ -66,19 +100,35 @@ impl Scene {
             edge: edge.clone(),
             connections,
             in_flight: StreamBudget::register(&registry, 1 << 20).unwrap(),
+            shaping: shaping.clone(),
             readiness: Arc::new(Readiness {
                 draining: draining.clone(),
                 http: accepting(),
                 grpc: accepting(),
+                shaping: None,
             }),
         });
         Self {
             log,
             subscribers,
             edge,
+            shaping,
             draining,
             status,
         }
+    }
+
+    /// Offers a cookie of this DSP, and of a user of this number, to the limits.
+    fn offer(&self, dsp_id: u32, user: usize) {
+        let shaping = self.shaping.as_ref().unwrap();
+        let cookie = CookieRef {
+            user_id: &user.to_string(),
+            dsp_id,
+            buyer_uid: "b",
+            age_micros: 0,
+        };
+        let now = shaping.moment(std::time::Instant::now());
+        let _fate = shaping.offer(&cookie, now);
     }
 
     fn append(&self, cookies: usize) {
@@ -199,6 +249,119 @@ async fn dsps_are_shown_where_they_are_counted_those_with_most_first() {
     );
 }
 
+const LIMITS: &str = r#"
+unknown = "<b>others"
+
+[limits."<b>others"]
+rules = [ { id = "hour", rate = "10/h", burst = 2 } ]
+mode = "police"
+
+[limits.dsp-17]
+keys = [17]
+rules = [ { id = "hour", rate = "60/h", burst = 10 } ]
+mode = "shape"
+shape = { horizon = "20m", max_age = "1h" }
+
+[limits.whole]
+every_call = true
+rules = [ { id = "share", rate = "1000/s", burst = 1000 } ]
+"#;
+
+#[tokio::test(start_paused = true)]
+async fn limits_are_shown_with_what_came_what_was_over_and_what_went() {
+    let mut without = Scene::new();
+    without.sample();
+    assert_eq!(without.said(false).get("limits"), None);
+
+    let mut scene = Scene::limited(LIMITS);
+    scene.sample();
+    (0..8).for_each(|user| scene.offer(99, user));
+    // Ten go, twenty wait for their turn, and ten are sent back.
+    (0..40).for_each(|user| scene.offer(17, user));
+    scene.offer(17, 12);
+    tokio::time::advance(Duration::from_secs(2)).await;
+    scene.sample();
+    let said = scene.said(false);
+    let limits = &said["limits"];
+    for (path, expected) in [
+        ("/version", json!(1)),
+        ("/refused", json!(null)),
+        ("/suspended_by", json!(null)),
+        ("/lost_at_kill_max", json!(4)),
+        ("/total", json!(2)),
+        ("/rows/0/name", json!("<b>others")),
+        ("/rows/0/mode", json!("police")),
+        ("/rows/0/accepted", json!(8)),
+        ("/rows/0/limited", json!(6)),
+        ("/rows/0/dropped", json!([{"what": "police", "count": 6}])),
+        ("/rows/0/released", json!(2)),
+        ("/rows/0/oldest_seconds", json!(0.0)),
+        ("/rows/0/delay_seconds/count", json!(2)),
+        ("/rows/1/name", json!("dsp-17")),
+        ("/rows/1/mode", json!("shape")),
+        ("/rows/1/accepted", json!(41)),
+        ("/rows/1/accepted_per_second", json!(20.5)),
+        ("/rows/1/limited", json!(30)),
+        ("/rows/1/limited_per_second", json!(15.0)),
+        ("/rows/1/limited_by", json!([{"what": "hour", "count": 30}])),
+        ("/rows/1/coalesced", json!(1)),
+        ("/rows/1/released", json!(10)),
+        ("/rows/1/released_per_second", json!(5.0)),
+        ("/rows/1/dropped", json!([])),
+        ("/rows/1/spooled", json!(0)),
+        ("/rows/1/waiting", json!(30)),
+        ("/rows/1/dead", json!(0)),
+        ("/rows/1/parked", json!(0)),
+        ("/rows/1/delay_seconds/count", json!(10)),
+        ("/rows/1/jitter_seconds", json!(0.0)),
+    ] {
+        assert_eq!(limits.pointer(path), Some(&expected), "{path} of {limits}");
+    }
+    let oldest = limits["rows"][1]["oldest_seconds"].as_f64();
+    assert!(oldest > Some(0.0), "{oldest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_makes_that_nothing_is_shaped_is_named() {
+    let mut scene = Scene::limited(LIMITS);
+    let understanding = scene.subscribers.understanding();
+    let _old = understanding.enter(Call::Subscribe, "<b>old", &[]);
+    let (stop, running) = (CancellationToken::new(), TaskTracker::new());
+    running.spawn(scene.shaping.clone().unwrap().run(stop.clone()));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    scene.sample();
+    assert_eq!(scene.said(false)["limits"]["suspended_by"], "<b>old");
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn limits_are_bounded_by_those_with_most_cookies() {
+    let mut file = "unknown = \"unlimited\"\n".to_owned();
+    let count = u32::try_from(LIMITS_MAX + 2).unwrap();
+    for dsp in 1..=count {
+        writeln!(
+            file,
+            "[limits.{dsp}]\nrules = [ {{ id = \"peak\", rate = \"10/s\" }} ]"
+        )
+        .unwrap();
+    }
+    let mut scene = Scene::limited(&file);
+    for dsp in 3..=count {
+        scene.offer(dsp, 1);
+    }
+    scene.sample();
+    let said = scene.said(false);
+    let rows = said["limits"]["rows"].as_array().unwrap();
+    let mut expected: Vec<_> = (3..=count).map(|dsp| dsp.to_string()).collect();
+    expected.sort();
+    let names: Vec<_> = rows
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, expected);
+    assert_eq!(said["limits"]["total"], count);
+}
+
 /// What the module's doc says; run it in the dist profile with `--nocapture`.
 #[tokio::test]
 #[ignore = "measures"]
@@ -234,4 +397,11 @@ async fn cost_of_a_sample_with_a_hundred_subscribers() {
     let bytes = [false, true].map(|history| scene.status.json(history).unwrap().len());
     println!("bytes of an event and of all: {bytes:?}");
     drop(leases);
+}
+
+fn readers(understanding: crate::streams::features::Understanding) -> crate::shaping::Readers {
+    crate::shaping::Readers {
+        understanding,
+        retention: std::time::Duration::ZERO,
+    }
 }

@@ -54,7 +54,7 @@ pub struct Lacking {
 
 /// A stream that is open; ends when it is dropped.
 #[derive(Debug)]
-pub(super) struct Presence(Option<(Arc<Readers>, (String, Call))>);
+pub(crate) struct Presence(Option<(Arc<Readers>, (String, Call))>);
 
 impl Understanding {
     /// Whether a reader is connected that does not understand this. Costs one load of an atomic.
@@ -92,7 +92,7 @@ impl Understanding {
     }
 
     /// Notes a stream that is about to read the log. Features that are not known here are ignored.
-    pub(super) fn enter(&self, call: Call, name: &str, understands: &[i32]) -> Presence {
+    pub(crate) fn enter(&self, call: Call, name: &str, understands: &[i32]) -> Presence {
         if understands.contains(&Feature::CookieAge.into()) {
             return Presence(None);
         }

@@ -33,6 +33,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("Streams refused", "producer/src/streams/refusals.rs", ""),
     group("Tokens", "producer/src/security/tokens.rs", ""),
     group("Record of lives", "producer/src/epoch_history.rs", ""),
+    group("Limits of DSPs", "producer/src/shaping/metrics.rs", ""),
     group("What became of cookies", "consumer/src/ledger.rs", ""),
     group(
         "DSPs and what is set aside",
@@ -74,6 +75,12 @@ pub(super) const LABELS: &[Label] = &[
     label("", "commit", "it was built from, or `unknown`"),
     label("", "profile", "of the build: `dist` is what ships"),
     label("", "dsp", "a DSP's number, `other`, `none`"),
+    label("", "limit", "its name in the file of `--limits`"),
+    label(
+        "",
+        "rule",
+        "its `id` in the file; of a limit of every call with that limit's name, as in `whole/intake`",
+    ),
     label(
         "producer_dsp_cookies_total",
         "outcome",
@@ -129,6 +136,23 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "consumer_received_seconds",
         "From the time of its chunk. The age of a cookie, which is what it had waited before, is not in it, nor in \
          `consumer_stored_seconds`: so waiting for a release does not look like a slow node.",
+    ),
+    (
+        "producer_limits_accepted_cookies_total",
+        "Holds in every scrape. No metric of limits has values without `--limits`. A limit that the file does not name any more keeps its series, \
+         since its counts go on counting.",
+    ),
+    (
+        "producer_limits_over_cookies_total",
+        "The rule is the one that was to be waited for longest. A cookie that is sent back and asks again counts each time.",
+    ),
+    (
+        "producer_limits_delay_seconds",
+        "0 for what did not have to wait; not measured of what was released early.",
+    ),
+    (
+        "producer_limits_oldest_seconds",
+        "Not bounded by `max_age`, as dead letters are in it.",
     ),
     ("consumer_received_total", "Holds in every scrape."),
     (

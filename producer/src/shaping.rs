@@ -1,0 +1,478 @@
+//! Contracts at the edge: cookies are accepted at any time, and released into the log at the rate that was agreed.
+//!
+//! A browser is answered at once, whatever its DSP has agreed on; the *cookie* may wait. `--limits FILE` says which DSPs are under which limits,
+//! and what is done with what is over: nothing but counting (`observe`), dropping (`police`), or waiting (`shape`). Without it none of this exists.
+//!
+//! # The way of a cookie under a limit that shapes
+//!
+//! Accepted, it goes into the log at once if that is within the limits, and else into the waiting room of its DSP (`room.rs`). There it is *released* at
+//! its turn, with its age, so that no store takes it for newer than it is. A newer cookie of its pair takes its place. What would wait for longer than
+//! the horizon is sent back for that long and asks again; what gets older than allowed is a dead letter, which is revived later, at a share of the rate,
+//! and at last parked. `docs/limits.md` has the life cycle.
+//!
+//! # What holds
+//!
+//! - Each cookie that is accepted has one fate or is held, in every scrape ([`figures::sums::SHAPING`](::figures::sums::SHAPING)).
+//! - A cookie goes into the log before any later one of its pair, or never.
+//! - Rooms are bounded in bytes, each by itself, and there is one for each DSP that the file names and one for all others.
+//! - What waits is lost when the process is killed; how much that is at most is on record (`epoch_history/held.rs`). When it stops, what waits is
+//!   kept in a file (`--limits-spool`), or else released before its time.
+//! - While a reader is connected that does not understand ages, nothing waits: cookies pass as if they were only observed.
+//!
+//! # Cost
+//!
+//! A lock that all connections share, held for a lookup and a reservation: `cargo bench -p producer` has the figures. Its task wakes
+//! when something is due, and not before.
+
+pub mod contract;
+mod figures;
+mod held;
+mod metrics;
+mod room;
+mod shaper;
+mod spool;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use limits::rules::{Mode, Rules};
+use proto::wire::CookieRef;
+use runtime::unix_micros;
+use tokio::{sync::Notify, time::timeout_at};
+use tokio_util::sync::CancellationToken;
+
+pub use self::room::Offered;
+use self::{
+    contract::LimitsFile,
+    figures::Fate,
+    held::Held,
+    shaper::{Shaper, TURN_COOKIES_MAX},
+};
+pub(crate) use self::{figures::Dropped, metrics::register, shaper::Summary, spool::Spool};
+use crate::{
+    epoch_history::{HeldRecord, LeftBehind},
+    log::Log,
+    streams::features::{Feature, Understanding},
+};
+
+/// How long the first look at a version of the file, or at who is connected, waits at most.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A moment of the clock that limits go by: nanoseconds since the Unix epoch, as if nobody had set the system's clock since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+/// Who reads what is released.
+#[derive(Debug, Clone)]
+pub(crate) struct Readers {
+    /// What they understand.
+    pub(crate) understanding: Understanding,
+    /// How long they are remembered.
+    pub(crate) retention: Duration,
+}
+
+/// The limits of one producer; clones share them.
+#[derive(Debug, Clone)]
+pub struct Shaping {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    log: Log,
+    file: LimitsFile,
+    spool: Option<Spool>,
+    understanding: Understanding,
+    /// For how long a reader is waited for that has left and does not understand ages, in nanoseconds.
+    linger: u64,
+    began: Instant,
+    began_unix_nanos: u64,
+    lost_at_kill: Option<u64>,
+    woken: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    shaper: Shaper,
+    rules: Arc<Rules>,
+    version: u64,
+    /// When [`Shaping::run`] looks next.
+    planned: u64,
+    record: Option<HeldRecord>,
+    /// Until when a reader that does not understand ages may come back and go on where it stood.
+    lacking_until: u64,
+    is_over: bool,
+}
+
+impl Shaping {
+    /// The limits of `file`, releasing into `log`; nothing is kept beyond this run, and every reader understands ages.
+    #[must_use]
+    pub fn new(file: LimitsFile, log: Log) -> Self {
+        let readers = Readers {
+            understanding: Understanding::default(),
+            retention: Duration::ZERO,
+        };
+        let nothing = (None, LeftBehind::Unknown);
+        Self::start(file, None, log, readers, nothing)
+    }
+
+    /// The limits of `file`, releasing into `log`. What an earlier run kept waits again.
+    pub(crate) fn start(
+        file: LimitsFile,
+        spool: Option<Spool>,
+        log: Log,
+        readers: Readers,
+        (record, left): (Option<HeldRecord>, LeftBehind),
+    ) -> Self {
+        let lost_at_kill = match left {
+            LeftBehind::AtMost(lost) => Some(lost),
+            LeftBehind::Unknown => None,
+        };
+        if let Some(lost) = lost_at_kill.filter(|lost| *lost > 0) {
+            tracing::warn!(
+                lost_max = lost,
+                "the run before was killed while accepted cookies waited for their limits: so many are lost at most"
+            );
+        }
+        let rules = file.current();
+        let began_unix_nanos = unix_micros().saturating_mul(1000);
+        let shaping = Self {
+            shared: Arc::new(Shared {
+                state: Mutex::new(State {
+                    shaper: Shaper::new(&rules, began_unix_nanos),
+                    rules,
+                    version: 1,
+                    planned: u64::MAX,
+                    record,
+                    lacking_until: 0,
+                    is_over: false,
+                }),
+                log,
+                file,
+                spool,
+                understanding: readers.understanding,
+                linger: u64::try_from(readers.retention.as_nanos()).unwrap_or(u64::MAX),
+                began: Instant::now(),
+                began_unix_nanos,
+                lost_at_kill,
+                woken: Notify::new(),
+            }),
+        };
+        shaping.take_back();
+        shaping
+    }
+
+    /// When this was, by the clock of limits.
+    #[must_use]
+    pub fn moment(&self, instant: Instant) -> Moment {
+        let elapsed = instant.saturating_duration_since(self.shared.began);
+        let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        Moment(self.shared.began_unix_nanos.saturating_add(elapsed))
+    }
+
+    fn now(&self) -> u64 {
+        self.moment(Instant::now()).0
+    }
+
+    /// What becomes of a cookie that is accepted now. One that is held is copied.
+    #[must_use]
+    pub fn offer(&self, cookie: &CookieRef<'_>, Moment(now): Moment) -> Offered {
+        let mut state = self.state();
+        if state.is_over {
+            // The log is about to be closed, and says so.
+            return Offered::Release;
+        }
+        let log = &self.shared.log;
+        let offered = state.shaper.offer(cookie, now, || log.unix_micros());
+        if offered == Offered::ReleaseFirst {
+            // A later one of its pair may be released by somebody else as soon as this lock is given back.
+            let is_in_log = log.append_accepted([(*cookie, u64::MAX)]).is_ok();
+            return if is_in_log { offered } else { Offered::Release };
+        }
+        if offered == Offered::Held {
+            state.note_held();
+            if state.shaper.due() < state.planned {
+                // Once: until the task has looked, nobody else need wake it.
+                state.planned = 0;
+                self.shared.woken.notify_one();
+            }
+        }
+        offered
+    }
+
+    /// Releases what is due, takes new versions of the file into force, and looks who is connected, until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut connected = self.shared.understanding.changes(Feature::CookieAge);
+        loop {
+            let wait = self.turn();
+            if wait.is_zero() {
+                tokio::task::yield_now().await;
+                if stop.is_cancelled() {
+                    return;
+                }
+                continue;
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(wait) => {}
+                () = self.shared.woken.notified() => {}
+                // Its sender lives as long as this.
+                _ = connected.changed() => {}
+            }
+        }
+    }
+
+    /// Does what is due; returns how long nothing more is.
+    fn turn(&self) -> Duration {
+        let now = self.now();
+        let mut state = self.state();
+        if state.is_over {
+            return LOOK_INTERVAL;
+        }
+        self.look_at_file(&mut state, now);
+        self.look_who_listens(&mut state, now);
+        let mut released = Vec::new();
+        state.shaper.turn(now, |held| released.push(held));
+        self.append(&mut state, &released);
+        state.note_held();
+        let longest = u64::try_from(LOOK_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
+        let wait = state.shaper.due().saturating_sub(now).min(longest);
+        state.planned = now.saturating_add(wait);
+        Duration::from_nanos(wait)
+    }
+
+    /// Appends what was released, while nobody else can release a later cookie of the same pair.
+    fn append(&self, state: &mut State, released: &[Held]) {
+        if !append(&self.shared.log, released) {
+            // It is closed after this has ended; if it is closed all the same, they are gone.
+            tracing::error!(
+                cookies = released.len(),
+                "cookies were released into a log that is closed"
+            );
+            state.is_over = true;
+        }
+    }
+
+    fn look_at_file(&self, state: &mut State, now: u64) {
+        let newest = self.shared.file.current();
+        if !Arc::ptr_eq(&newest, &state.rules) {
+            state.shaper.change(&newest, now);
+            state.rules = newest;
+            state.version += 1;
+            tracing::info!(version = state.version, "other limits are in force");
+        }
+    }
+
+    fn look_who_listens(&self, state: &mut State, now: u64) {
+        let is_lacking = self.shared.understanding.is_lacking(Feature::CookieAge);
+        if is_lacking {
+            state.lacking_until = now.saturating_add(self.shared.linger);
+        }
+        let is_suspended = is_lacking || now < state.lacking_until;
+        if is_suspended != state.shaper.is_suspended() {
+            state.shaper.suspend(is_suspended, now);
+            if !shapes(&state.rules) {
+                // Nobody notices.
+            } else if is_suspended {
+                let who = self.shared.understanding.lacking(Feature::CookieAge);
+                tracing::warn!(
+                    subscribers = %who,
+                    "nothing is shaped: these subscribers do not understand the age of cookies, and would take late ones for new"
+                );
+            } else {
+                tracing::info!(
+                    "limits shape again: no subscriber is left that does not understand the age of cookies"
+                );
+            }
+        }
+    }
+
+    /// Takes what waits out of the rooms, when no more comes: into the file if there is one and it is written by `deadline`, else into the
+    /// log.
+    pub(crate) async fn drain(&self, deadline: tokio::time::Instant) {
+        let now = self.now();
+        let held = {
+            let mut state = self.state();
+            state.is_over = true;
+            state.shaper.take_all(now)
+        };
+        let (count, log) = (held.len(), &self.shared.log);
+        let held = Arc::new(held);
+        let is_spooled = match &self.shared.spool {
+            Some(spool) if count > 0 => {
+                let keeping = keep(spool.clone(), Arc::clone(&held), log.unix_micros());
+                timeout_at(deadline, keeping).await.unwrap_or_else(|_| {
+                    tracing::error!(path = %spool.path().display(), "what waits for its limits cannot be kept there in time");
+                    false
+                })
+            }
+            _ => false,
+        };
+        let mut state = self.state();
+        // Who takes late cookies for new must not get them.
+        let is_lacking = self.shared.understanding.is_lacking(Feature::CookieAge);
+        let is_understood = !is_lacking && !state.shaper.is_suspended();
+        let fate = if is_spooled {
+            Fate::Spooled
+        } else if is_understood && held.chunks(TURN_COOKIES_MAX).all(|part| append(log, part)) {
+            Fate::ReleasedEarly
+        } else {
+            Fate::Dropped(Dropped::Drain)
+        };
+        state.shaper.settle(fate);
+        state.note_held();
+        drop(state);
+        match fate {
+            _ if count == 0 => {}
+            Fate::Spooled => tracing::info!(
+                cookies = count,
+                "what waited for its limits is kept for the next start"
+            ),
+            Fate::ReleasedEarly => tracing::info!(
+                cookies = count,
+                "what waited for its limits was released before its time"
+            ),
+            Fate::Dropped(_) => tracing::error!(
+                cookies = count,
+                "what waited for its limits is lost: it could be neither kept nor released"
+            ),
+        }
+    }
+
+    /// Holds again what an earlier run kept, if it kept anything.
+    fn take_back(&self) {
+        let Some(spool) = &self.shared.spool else {
+            return;
+        };
+        let now = self.now();
+        let kept = spool.read(|cookie, accepted_unix_micros| {
+            let age = self.shared.log.unix_micros();
+            let age = age.saturating_sub(accepted_unix_micros);
+            let accepted = now.saturating_sub(age.saturating_mul(1000));
+            Held::new(&cookie, accepted_unix_micros, accepted)
+        });
+        let kept = kept.unwrap_or_default();
+        if kept.is_empty() {
+            return;
+        }
+        tracing::info!(
+            cookies = kept.len(),
+            "what waited when the run before stopped waits again"
+        );
+        let mut state = self.state();
+        let take_back = |held| state.shaper.take_back(held, now);
+        let at_once: Vec<_> = kept.into_iter().filter_map(take_back).collect();
+        for part in at_once.chunks(TURN_COOKIES_MAX) {
+            self.append(&mut state, part);
+        }
+        state.note_held();
+        spool.remove();
+    }
+
+    /// What was counted of each limit, and what it holds: of one moment.
+    ///
+    /// Holds the lock that all connections share while it adds up every DSP of the file, with a few allocations for each and
+    /// for each of its rules: for a page and a scrape, not for a cookie.
+    pub(crate) fn summaries(&self) -> BTreeMap<String, Summary> {
+        let now = self.now();
+        self.state().shaper.summaries(now)
+    }
+
+    /// How many cookies are held, at most.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.state().shaper.held() as u64
+    }
+
+    /// Which version of the file is in force, from 1.
+    pub(crate) fn version(&self) -> u64 {
+        self.state().version
+    }
+
+    /// Why the file as it is now is not in force.
+    pub(crate) fn refused(&self) -> Option<String> {
+        self.shared.file.refused()
+    }
+
+    /// Who is connected and makes that nothing is shaped that would be.
+    pub(crate) fn suspended_by(&self) -> Option<String> {
+        let state = self.state();
+        let is_suspended = state.shaper.is_suspended() && shapes(&state.rules);
+        drop(state);
+        is_suspended.then(|| {
+            let who = self.shared.understanding.lacking(Feature::CookieAge);
+            who.to_string()
+        })
+    }
+
+    /// Most cookies that were lost when the run before was killed, if that is known.
+    pub(crate) fn lost_at_kill(&self) -> Option<u64> {
+        self.shared.lost_at_kill
+    }
+
+    /// In one line, for whoever asks whether the producer is ready.
+    pub(crate) fn state_in_words(&self) -> String {
+        if let Some(who) = self.suspended_by() {
+            return format!("shape is refused: {who} does not understand the age of cookies");
+        }
+        let version = self.version();
+        match self.refused() {
+            Some(why) => format!("version {version} is in force, the newest is refused: {why}"),
+            None => format!("version {version} is in force"),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn note_held(&mut self) {
+        let held = self.shaper.held() as u64;
+        if let Some(record) = &mut self.record
+            && let Err(error) = record.note(held)
+        {
+            tracing::warn!(%error, "how many cookies wait is not recorded any more");
+            self.record = None;
+        }
+    }
+}
+
+/// Appends cookies with their ages; false when the log is closed.
+fn append<'a>(log: &Log, held: impl IntoIterator<Item = &'a Held>) -> bool {
+    let cookies = held
+        .into_iter()
+        .map(|held| (held.cookie(), held.accepted_unix_micros));
+    log.append_accepted(cookies).is_ok()
+}
+
+/// Writes what waited into the file; whether it is there.
+async fn keep(spool: Spool, held: Arc<Vec<Held>>, now: u64) -> bool {
+    let writing = tokio::task::spawn_blocking(move || match spool.write(&held, now) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::error!(path = %spool.path().display(), %error, "what waited for its limits cannot be kept there");
+            false
+        }
+    });
+    writing.await.unwrap_or(false)
+}
+
+/// Whether anything may have to wait.
+fn shapes(rules: &Rules) -> bool {
+    rules
+        .limits
+        .iter()
+        .any(|limit| limit.handling.mode == Mode::Shape)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! What is counted of a limit: each cookie that was accepted under it has one fate, or is held.
+
+use figures::buckets::SHAPING_DELAY_SECONDS;
+
+#[cfg(test)]
+use super::room::Holding;
+
+/// Why a cookie was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dropped {
+    /// It was the oldest of a room that was full.
+    Bound,
+    /// It was over the limit of a DSP that is policed.
+    Police,
+    /// It waited when the producer stopped, and could be neither released nor kept.
+    Drain,
+}
+
+impl Dropped {
+    pub(crate) const ALL: [(Self, &str); 3] = [
+        (Self::Bound, "bound"),
+        (Self::Police, "police"),
+        (Self::Drain, "drain"),
+    ];
+}
+
+/// What became of a cookie that was taken out of its room before its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is in the log.
+    ReleasedEarly,
+    /// It is kept for the next run.
+    Spooled,
+    /// It is gone.
+    Dropped(Dropped),
+}
+
+/// Why a cookie became a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeadReason {
+    /// It was older than allowed when its turn came.
+    Age,
+    /// It would have been, as long as the wait was.
+    Wait,
+}
+
+impl DeadReason {
+    pub(crate) const ALL: [(Self, &str); 2] = [(Self::Age, "age"), (Self::Wait, "wait")];
+}
+
+/// What became of the cookies that were accepted under a limit.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Figures {
+    /// All of them: those that were held by an earlier run included.
+    pub(crate) accepted: u64,
+    /// Released at their turn.
+    pub(crate) released: u64,
+    /// Released before it.
+    pub(crate) released_early: u64,
+    /// Superseded by a newer one of their pair.
+    pub(crate) coalesced: u64,
+    /// Dropped, by reason.
+    dropped: [u64; Dropped::ALL.len()],
+    /// Kept for the next run.
+    pub(crate) spooled: u64,
+    /// How often one became a dead letter, by the demand that it waited for, and reason.
+    dead_letters: Vec<[u64; DeadReason::ALL.len()]>,
+    /// How often one was revived.
+    pub(crate) revived: u64,
+    /// How often one was over the limit, by the demand: how often it had to wait, and how often it would have had to wait
+    /// for longer than the horizon.
+    over: Vec<[u64; 2]>,
+    /// How long those that were released waited.
+    pub(crate) delays: Delays,
+}
+
+impl Figures {
+    pub(super) fn new(demands: usize) -> Self {
+        Self {
+            dead_letters: vec![Default::default(); demands],
+            over: vec![Default::default(); demands],
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn release(&mut self, delay_nanos: u64) {
+        self.released += 1;
+        self.delays.note(delay_nanos);
+    }
+
+    pub(super) fn note(&mut self, fate: Fate, count: u64) {
+        match fate {
+            Fate::ReleasedEarly => self.released_early += count,
+            Fate::Spooled => self.spooled += count,
+            Fate::Dropped(why) => self.drop(why, count),
+        }
+    }
+
+    pub(super) fn drop(&mut self, why: Dropped, count: u64) {
+        self.dropped[why as usize] += count;
+    }
+
+    pub(super) fn die(&mut self, reason: DeadReason, demand: usize) {
+        self.dead_letters[demand][reason as usize] += 1;
+    }
+
+    pub(super) fn delayed(&mut self, demand: usize) {
+        self.over[demand][0] += 1;
+    }
+
+    pub(super) fn refused(&mut self, demand: usize) {
+        self.over[demand][1] += 1;
+    }
+
+    /// Adds what another room counted; not by demand, since these are numbered otherwise there.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.accepted += other.accepted;
+        self.released += other.released;
+        self.released_early += other.released_early;
+        self.coalesced += other.coalesced;
+        self.spooled += other.spooled;
+        self.revived += other.revived;
+        for (known, more) in self.dropped.iter_mut().zip(other.dropped) {
+            *known += more;
+        }
+        self.delays.add(&other.delays);
+    }
+
+    /// What was counted by demand; it is counted anew, for so many.
+    pub(super) fn take_by_demand(&mut self, demands: usize) -> Self {
+        let anew = Self::new(demands);
+        Self {
+            dead_letters: std::mem::replace(&mut self.dead_letters, anew.dead_letters),
+            over: std::mem::replace(&mut self.over, anew.over),
+            ..Self::default()
+        }
+    }
+
+    /// How many were dropped for this reason.
+    pub(crate) fn dropped(&self, why: Dropped) -> u64 {
+        self.dropped[why as usize]
+    }
+
+    /// For each demand, how often one became a dead letter while it waited for that, by reason.
+    pub(crate) fn dead_letters(&self) -> &[[u64; DeadReason::ALL.len()]] {
+        &self.dead_letters
+    }
+
+    /// For each demand, how often one had to wait for it, and how often that was for too long.
+    pub(crate) fn over(&self) -> &[[u64; 2]] {
+        &self.over
+    }
+
+    /// What was accepted and is neither held nor has a fate: zero.
+    #[cfg(test)]
+    pub(crate) fn uncounted(&self, held: &Holding) -> i128 {
+        let fates = self.released
+            + self.released_early
+            + self.coalesced
+            + self.spooled
+            + self.dropped.iter().sum::<u64>();
+        let held = held.waiting + held.dead + held.parked;
+        i128::from(self.accepted) - i128::from(fates) - i128::from(held)
+    }
+}
+
+/// How long cookies waited: a histogram, and how much one wait differs from the next.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Delays {
+    /// How many waited for up to each of the bounds of [`SHAPING_DELAY_SECONDS`] and for longer than the one before; the last for longer than all.
+    pub(crate) buckets: [u64; SHAPING_DELAY_SECONDS.len() + 1],
+    /// All of them together.
+    pub(crate) sum_nanos: u64,
+    /// The smoothed difference from one wait to the next (RFC 3550, 6.4.1), in nanoseconds.
+    pub(crate) jitter_nanos: f64,
+    last: u64,
+}
+
+impl Delays {
+    fn add(&mut self, other: &Self) {
+        for (known, more) in self.buckets.iter_mut().zip(other.buckets) {
+            *known += more;
+        }
+        self.sum_nanos = self.sum_nanos.saturating_add(other.sum_nanos);
+        self.jitter_nanos = self.jitter_nanos.max(other.jitter_nanos);
+    }
+
+    fn note(&mut self, delay_nanos: u64) {
+        if delay_nanos == 0 && self.jitter_nanos == 0.0 && self.last == 0 {
+            // As nearly all are that have a limit which they keep to.
+            self.buckets[0] += 1;
+            return;
+        }
+        let seconds = seconds(delay_nanos);
+        let bucket = SHAPING_DELAY_SECONDS.partition_point(|bound| *bound < seconds);
+        self.buckets[bucket] += 1;
+        self.sum_nanos = self.sum_nanos.saturating_add(delay_nanos);
+        #[expect(clippy::cast_precision_loss, reason = "a difference in nanoseconds")]
+        let difference = delay_nanos.abs_diff(self.last) as f64;
+        self.jitter_nanos += (difference - self.jitter_nanos) / 16.0;
+        if self.jitter_nanos < 1.0 {
+            self.jitter_nanos = 0.0;
+        }
+        self.last = delay_nanos;
+    }
+}
+
+/// Nanoseconds as seconds.
+pub(crate) fn seconds(nanos: u64) -> f64 {
+    std::time::Duration::from_nanos(nanos).as_secs_f64()
+}

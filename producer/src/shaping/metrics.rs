@@ -1,0 +1,119 @@
+//! The metrics of limits: read of all rooms at once, so that every scrape adds up.
+
+use figures::producer::{
+    SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
+    SHAPING_DROPPED, SHAPING_JITTER, SHAPING_LOST_AT_KILL, SHAPING_OLDEST, SHAPING_OVER,
+    SHAPING_PARKED, SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED,
+    SHAPING_SUSPENDED, SHAPING_VERSION, SHAPING_WAITING,
+};
+use prometheus::proto::MetricFamily;
+use runtime::metrics::{Registry, family, histograms};
+
+use super::{
+    Shaping,
+    figures::{DeadReason, Dropped, seconds},
+    shaper::Summary,
+};
+use crate::metrics::as_f64;
+
+/// Registers them; without limits they have no values.
+///
+/// # Errors
+/// When a metric of these names is registered already.
+pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometheus::Result<()> {
+    let figures = [
+        SHAPING_ACCEPTED,
+        SHAPING_RELEASED,
+        SHAPING_COALESCED,
+        SHAPING_DROPPED,
+        SHAPING_SPOOLED,
+        SHAPING_WAITING,
+        SHAPING_DEAD,
+        SHAPING_PARKED,
+        SHAPING_BYTES,
+        SHAPING_OLDEST,
+        SHAPING_OVER,
+        SHAPING_DIED,
+        SHAPING_REVIVED,
+        SHAPING_DELAY,
+        SHAPING_JITTER,
+        SHAPING_VERSION,
+        SHAPING_REFUSED_VERSION,
+        SHAPING_SUSPENDED,
+        SHAPING_LOST_AT_KILL,
+    ];
+    registry.read(figures, move || families(shaping.as_ref()))
+}
+
+fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
+    let summaries = shaping.map(Shaping::summaries).unwrap_or_default();
+    let by_limit = |figure, value: fn(&Summary) -> f64| {
+        let samples = summaries.iter();
+        family(
+            figure,
+            samples.map(|(limit, it)| ([limit.as_str()], value(it))),
+        )
+    };
+    let released = summaries.iter().flat_map(|(limit, it)| {
+        let of = |when, count| ([limit.as_str(), when], as_f64(count));
+        [
+            of("in_turn", it.figures.released),
+            of("early", it.figures.released_early),
+        ]
+    });
+    let dropped = summaries.iter().flat_map(|(limit, it)| {
+        let of = |(why, label)| ([limit.as_str(), label], as_f64(it.figures.dropped(why)));
+        Dropped::ALL.map(of)
+    });
+    let over = summaries.iter().flat_map(|(limit, it)| {
+        it.rules.iter().flat_map(|(rule, counted)| {
+            let [delayed, refused] = counted.over;
+            [("delayed", delayed), ("refused", refused)]
+                .map(|(outcome, count)| ([limit.as_str(), rule.as_str(), outcome], as_f64(count)))
+        })
+    });
+    let died = summaries.iter().flat_map(|(limit, it)| {
+        it.rules.iter().flat_map(|(rule, counted)| {
+            DeadReason::ALL.map(|(why, label)| {
+                let count = counted.dead_letters[why as usize];
+                ([limit.as_str(), rule.as_str(), label], as_f64(count))
+            })
+        })
+    });
+    let delays = summaries.iter().map(|(limit, it)| {
+        let delays = &it.figures.delays;
+        let sum = seconds(delays.sum_nanos);
+        ([limit.as_str()], delays.buckets.to_vec(), sum)
+    });
+    let lost_at_kill = shaping.and_then(Shaping::lost_at_kill);
+    let lost_at_kill = lost_at_kill.map(|lost| ([], as_f64(lost)));
+    let of_all = |figure, value: fn(&Shaping) -> f64| {
+        let samples = shaping.map(|shaping| ([], value(shaping)));
+        family::<[&str; 0]>(figure, samples)
+    };
+    vec![
+        by_limit(SHAPING_ACCEPTED, |it| as_f64(it.figures.accepted)),
+        family(SHAPING_RELEASED, released),
+        by_limit(SHAPING_COALESCED, |it| as_f64(it.figures.coalesced)),
+        family(SHAPING_DROPPED, dropped),
+        by_limit(SHAPING_SPOOLED, |it| as_f64(it.figures.spooled)),
+        by_limit(SHAPING_WAITING, |it| as_f64(it.holding.waiting)),
+        by_limit(SHAPING_DEAD, |it| as_f64(it.holding.dead)),
+        by_limit(SHAPING_PARKED, |it| as_f64(it.holding.parked)),
+        by_limit(SHAPING_BYTES, |it| as_f64(it.holding.bytes)),
+        by_limit(SHAPING_OLDEST, |it| seconds(it.holding.oldest_nanos)),
+        family(SHAPING_OVER, over),
+        family(SHAPING_DIED, died),
+        by_limit(SHAPING_REVIVED, |it| as_f64(it.figures.revived)),
+        histograms(SHAPING_DELAY, delays),
+        by_limit(SHAPING_JITTER, |it| it.figures.delays.jitter_nanos / 1e9),
+        of_all(SHAPING_VERSION, |it| as_f64(it.version())),
+        of_all(SHAPING_REFUSED_VERSION, |it| {
+            f64::from(u8::from(it.refused().is_some()))
+        }),
+        of_all(SHAPING_SUSPENDED, |it| {
+            f64::from(u8::from(it.suspended_by().is_some()))
+        }),
+        family::<[&str; 0]>(SHAPING_LOST_AT_KILL, lost_at_kill),
+    ]
+}

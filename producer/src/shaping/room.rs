@@ -1,0 +1,624 @@
+//! One waiting room: the cookies of one DSP, or of all that no limit names, that wait for their turn.
+//!
+//! A cookie that may not go at once joins the line; the first of the line have *slots*, which are reserved of all limits together a few
+//! milliseconds ahead, so that neither a timer that is late nor a process that sleeps makes the rate fall. What would have to wait for
+//! longer than the horizon is sent back for as long as it would have had to wait, and asks again. What has waited for too long is a dead
+//! letter; it is revived after a pause that grows, at a share of the rate, and at last parked.
+//!
+//! A newer cookie of a pair takes the place of the one that is held. When the room is full, the oldest makes room.
+
+use std::{collections::VecDeque, time::Duration};
+
+use limits::{Decision, Demand, Limits, Rate, Refusal, rules::Handling};
+use proto::{limits::AGE_MICROS_MAX, wire::CookieRef};
+
+use super::{
+    figures::{DeadReason, Dropped, Figures},
+    held::{At, Held, Standing, Table},
+};
+
+/// How far ahead slots are reserved, in nanoseconds: a few ticks of the timer.
+pub(super) const AHEAD_NANOS: u64 = 5_000_000;
+
+/// What is older than readers can be told is not released any more.
+const AGE_NANOS_MAX: u64 = AGE_MICROS_MAX * 1000;
+
+/// With fewer than so many in the line, those that were sent back come back: others made room, or went.
+const LINE_MIN: usize = 256;
+
+/// A slot that is past by more than this when somebody comes is too old to be used.
+const SLOT_AGE_MAX: u64 = AHEAD_NANOS;
+
+/// What a room goes by.
+#[derive(Debug, Clone)]
+pub(super) struct Terms {
+    /// What is done with what is over the limit.
+    pub(super) handling: Handling,
+    /// What each cookie asks of the limits: of its DSP's, then of those that are of every call.
+    pub(super) demands: Vec<Demand<u32>>,
+    /// The same of one that is only observed, of copies of those that are of every call.
+    pub(super) observed: Vec<Demand<u32>>,
+    /// How many of them are its DSP's.
+    pub(super) own_count: usize,
+    /// The slowest of its own rules; none when it has none.
+    pub(super) own: Option<Rate>,
+    /// The slowest of those of every call.
+    pub(super) shared: Option<Rate>,
+}
+
+/// A waiting room.
+#[derive(Debug)]
+pub(super) struct Room {
+    pub(super) terms: Terms,
+    pub(super) figures: Figures,
+    held: Table,
+    line: VecDeque<At>,
+    /// Moments at which the first of the line may go.
+    slots: VecDeque<u64>,
+    /// The demand that made a cookie wait last.
+    binding: usize,
+    /// When the next dead letter may be revived.
+    revival: u64,
+    /// For how long nothing was released as somebody listened who does not understand ages: nobody grew impatient meanwhile.
+    paused: u64,
+    /// How many of those that were sent back ask again now, as the terms are others.
+    asking: usize,
+    /// Until when no slot can be had, as a queue of the limits' own is full.
+    blocked: u64,
+}
+
+/// What becomes of a cookie that is offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offered {
+    /// It goes into the log now.
+    Release,
+    /// It went into the log, before anything else could be released.
+    ReleaseFirst,
+    /// It is held, and released later.
+    Held,
+    /// It is over the limit.
+    Dropped,
+}
+
+/// When a cookie may go that nobody is before.
+enum Turn {
+    Now,
+    /// With the first of the slots.
+    Ahead,
+    /// In so long, which is beyond the horizon.
+    Beyond(u64),
+}
+
+impl Room {
+    pub(super) fn new(terms: Terms) -> Self {
+        Self {
+            figures: Figures::new(terms.demands.len()),
+            terms,
+            held: Table::default(),
+            line: VecDeque::new(),
+            slots: VecDeque::new(),
+            binding: 0,
+            revival: 0,
+            paused: 0,
+            asking: 0,
+            blocked: 0,
+        }
+    }
+
+    /// A cookie of a limit that only looks on.
+    pub(super) fn observe(
+        &mut self,
+        limits: &mut Limits<u32>,
+        cookie: &CookieRef<'_>,
+        now: u64,
+    ) -> Offered {
+        let terms = &self.terms;
+        let decision = limits.reserve(&terms.observed, now, terms.handling.horizon);
+        self.count(decision);
+        self.pass(cookie)
+    }
+
+    /// A cookie of a limit that drops what is over it. Of the limits that it shares, the others' slots that are handed out ahead do not
+    /// count against it.
+    pub(super) fn police(
+        &mut self,
+        limits: &mut Limits<u32>,
+        cookie: &CookieRef<'_>,
+        now: u64,
+    ) -> Offered {
+        const AHEAD: Duration = Duration::from_nanos(2 * AHEAD_NANOS);
+        let own = &self.terms.demands[..self.terms.own_count];
+        let decision = match limits.peek(own, now) {
+            Ok((at, _)) if at <= now => limits.reserve(&self.terms.demands, now, AHEAD),
+            // Some count what they refuse.
+            _ => limits.reserve(own, now, Duration::ZERO),
+        };
+        if decision.at(now).is_some() {
+            return self.pass(cookie);
+        }
+        self.count(decision);
+        self.figures.drop(Dropped::Police, 1);
+        Offered::Dropped
+    }
+
+    /// A cookie of a limit that has what is over it wait, as `held` makes it. `lines` is how many rooms have a line.
+    pub(super) fn shape(
+        &mut self,
+        limits: &mut Limits<u32>,
+        cookie: &CookieRef<'_>,
+        now: u64,
+        lines: u64,
+        held: impl FnOnce() -> Held,
+    ) -> Offered {
+        if let Some(at) = self.held.find(cookie) {
+            self.figures.coalesced += 1;
+            if let Standing::InLine | Standing::Returned(_) = self.held.get(at).standing {
+                let newer = self.impatient(held());
+                self.held.renew(at, newer);
+                self.keep_bound();
+                return Offered::Held;
+            }
+            self.held.take(at);
+        }
+        self.drop_vacant();
+        if self.line.is_empty() {
+            match self.turn(limits, now) {
+                Turn::Now => {
+                    self.figures.release(0);
+                    return Offered::ReleaseFirst;
+                }
+                Turn::Ahead => {
+                    let newer = self.impatient(held());
+                    let at = self.held.insert(newer);
+                    self.line.push_back(at);
+                }
+                Turn::Beyond(wait) => {
+                    self.figures.refused(self.binding);
+                    let newer = self.impatient(held());
+                    let at = self.held.insert(newer);
+                    self.send_back(at, now, wait);
+                }
+            }
+        } else {
+            let newer = self.impatient(held());
+            let at = self.held.insert(newer);
+            self.join_line(at, now, lines);
+        }
+        self.keep_bound();
+        Offered::Held
+    }
+
+    /// A cookie whose patience goes by this room's clock.
+    fn impatient(&self, mut held: Held) -> Held {
+        held.entered = held.accepted.saturating_sub(self.paused);
+        held
+    }
+
+    /// Lets a cookie go at once.
+    pub(super) fn pass(&mut self, cookie: &CookieRef<'_>) -> Offered {
+        self.supersede(cookie);
+        self.figures.release(0);
+        Offered::Release
+    }
+
+    /// What is held of this cookie's pair is older and never goes.
+    pub(super) fn supersede(&mut self, cookie: &CookieRef<'_>) {
+        if let Some(at) = self.held.find(cookie) {
+            self.figures.coalesced += 1;
+            self.take_out(at);
+        }
+    }
+
+    fn take_out(&mut self, at: At) {
+        if self.held.get(at).standing == Standing::InLine {
+            self.held.vacate(at);
+        } else {
+            self.held.take(at);
+        }
+    }
+
+    /// Those at the front of the line whose place has nobody any more.
+    fn drop_vacant(&mut self) {
+        while let Some(&at) = self.line.front()
+            && self.held.is_vacant(at)
+        {
+            self.line.pop_front();
+            self.held.free_place(at);
+        }
+    }
+
+    /// Holds again what an earlier run held.
+    pub(super) fn take_back(&mut self, held: Held, now: u64, lines: u64) {
+        self.figures.accepted += 1;
+        if now.saturating_sub(held.accepted) > AGE_NANOS_MAX {
+            return self.figures.drop(Dropped::Bound, 1);
+        }
+        let held = self.impatient(held);
+        if let Some(at) = self.held.find(&held.cookie()) {
+            self.figures.coalesced += 1;
+            if self.held.get(at).accepted <= held.accepted {
+                self.held.renew(at, held);
+            }
+            return;
+        }
+        let at = self.held.insert(held);
+        self.join_line(at, now, lines);
+        self.keep_bound();
+    }
+
+    /// Puts back those that were sent back and whose time has come, and revives dead letters, at most so many.
+    pub(super) fn wake(&mut self, now: u64, lines: u64, most: usize) {
+        self.asking = self.asking.min(self.held.returned.len());
+        for _ in 0..most {
+            match self.held.returned.first() {
+                Some(&(when, at))
+                    if when <= now || self.asking > 0 || self.is_short(now, lines) =>
+                {
+                    self.asking = self.asking.saturating_sub(1);
+                    self.ask_again(at, now, lines);
+                }
+                _ => break,
+            }
+        }
+        for _ in 0..most {
+            match self.held.dead.first() {
+                Some(&(when, at)) if when <= now && self.revival <= now => {
+                    self.revive(at, now, lines);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Whether the line has room for those that were sent back.
+    fn is_short(&self, now: u64, lines: u64) -> bool {
+        let horizon = nanos(self.terms.handling.horizon);
+        self.line.len() < LINE_MIN && self.wait(now, lines) <= horizon
+    }
+
+    fn ask_again(&mut self, at: At, now: u64, lines: u64) {
+        let entered = self.held.get(at).entered;
+        let wait = self.wait(now, lines);
+        let age = self.patience(now).saturating_sub(entered);
+        let age = age.saturating_add(wait);
+        if age > nanos(self.terms.handling.max_age) {
+            self.die(at, now, DeadReason::Wait);
+        } else {
+            self.held.move_to(at, Standing::InLine);
+            self.join_line(at, now, lines);
+        }
+    }
+
+    fn revive(&mut self, at: At, now: u64, lines: u64) {
+        if now.saturating_sub(self.held.get(at).accepted) > AGE_NANOS_MAX {
+            self.held.take(at);
+            self.figures.drop(Dropped::Bound, 1);
+            return;
+        }
+        let share = u64::from(self.terms.handling.revive.share_permille);
+        let each = self.nanos_of(1, lines);
+        let pause = each.saturating_mul(1000) / share;
+        self.revival = self.revival.max(now).saturating_add(pause);
+        self.held.revive(at, self.patience(now));
+        if self.wait(now, lines) > nanos(self.terms.handling.horizon) {
+            self.lay_down(at, now);
+            return;
+        }
+        self.figures.revived += 1;
+        self.held.move_to(at, Standing::InLine);
+        self.join_line(at, now, lines);
+    }
+
+    /// Puts a cookie at the end of the line, or sends it back.
+    fn join_line(&mut self, at: At, now: u64, lines: u64) {
+        let wait = self.wait(now, lines);
+        if wait > nanos(self.terms.handling.horizon) {
+            self.figures.refused(self.binding);
+            self.send_back(at, now, wait);
+        } else {
+            self.figures.delayed(self.binding);
+            self.line.push_back(at);
+        }
+    }
+
+    /// Sends a cookie back for as long as it would have to wait, but not beyond its age.
+    fn send_back(&mut self, at: At, now: u64, wait: u64) {
+        let max_age = nanos(self.terms.handling.max_age);
+        let entered = self.held.get(at).entered.saturating_add(self.paused);
+        let death = entered.saturating_add(max_age);
+        let when = now.saturating_add(wait).min(death.saturating_add(1));
+        self.held.move_to(at, Standing::Returned(when));
+    }
+
+    /// How long one that comes now would wait, by the rates: exactly so under token buckets of its own.
+    fn wait(&self, now: u64, lines: u64) -> u64 {
+        // Left by one that died.
+        if let Some(slot) = self.slots.get(self.line.len()) {
+            return slot.saturating_sub(now);
+        }
+        let before = (self.line.len() - self.slots.len()) as u64;
+        let Some(last) = self.slots.back().copied().or((before > 0).then_some(now)) else {
+            return 0;
+        };
+        last.saturating_sub(now)
+            .saturating_add(self.nanos_of(before + 1, lines))
+    }
+
+    /// How long so many take, where so many lines share what they share.
+    fn nanos_of(&self, count: u64, lines: u64) -> u64 {
+        let of = |rate: Option<Rate>, count: u64| rate.map_or(0, |rate| rate.nanos_of(count));
+        let own = of(self.terms.own, count);
+        own.max(of(self.terms.shared, count.saturating_mul(lines.max(1))))
+    }
+
+    /// The clock of patience, which stands still while nothing is released.
+    fn patience(&self, now: u64) -> u64 {
+        now.saturating_sub(self.paused)
+    }
+
+    /// Nothing was released for so long.
+    pub(super) fn pause(&mut self, nanos: u64) {
+        self.paused = self.paused.saturating_add(nanos);
+    }
+
+    /// Lets those go whose slot has come, at most so many. What has waited for too long dies instead.
+    pub(super) fn release(&mut self, now: u64, most: usize, mut go: impl FnMut(Held)) {
+        let max_age = nanos(self.terms.handling.max_age);
+        let mut gone = 0;
+        while gone < most
+            && let Some(&at) = self.line.front()
+        {
+            if self.held.is_vacant(at) {
+                self.held.free_place(at);
+                self.line.pop_front();
+                continue;
+            }
+            let held = self.held.get(at);
+            if self.patience(now).saturating_sub(held.entered) > max_age {
+                self.die(at, now, DeadReason::Age);
+            } else if self.slots.front().is_some_and(|slot| *slot <= now) {
+                self.slots.pop_front();
+                let held = self.held.take(at);
+                self.figures.release(now.saturating_sub(held.accepted));
+                go(held);
+                gone += 1;
+            } else {
+                break;
+            }
+            self.line.pop_front();
+        }
+    }
+
+    /// Whether the first of the line that has no slot should get one now.
+    pub(super) fn wants_slot(&self, now: u64) -> bool {
+        let is_near = |slot: &u64| *slot < now.saturating_add(AHEAD_NANOS);
+        self.line.len() > self.slots.len()
+            && self.blocked <= now
+            && self.slots.back().is_none_or(is_near)
+    }
+
+    /// Reserves a slot, if one can be had.
+    pub(super) fn take_slot(&mut self, limits: &mut Limits<u32>, now: u64) {
+        match limits.reserve(&self.terms.demands, now, Duration::MAX) {
+            Decision::Now => self.slots.push_back(now),
+            Decision::At { at, rule } => {
+                self.bind(rule);
+                self.slots.push_back(at);
+            }
+            Decision::Refused { rule, why } => {
+                self.bind(rule);
+                let pause = match why {
+                    Refusal::Wait { retry_after } => nanos(retry_after),
+                    Refusal::TooMany { .. } | Refusal::NoRoom => AHEAD_NANOS,
+                };
+                self.blocked = now.saturating_add(pause.max(1));
+            }
+        }
+    }
+
+    /// The slots, to be planned anew.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u64> + '_ {
+        self.slots.iter().copied()
+    }
+
+    /// Other slots, in the order of time.
+    pub(super) fn set_slots(&mut self, slots: impl IntoIterator<Item = u64>) {
+        self.slots = slots.into_iter().collect();
+        self.slots.make_contiguous().sort_unstable();
+    }
+
+    /// Goes by other terms from now on, by which those that were sent back ask again, and parked dead letters may be revived once more. Returns
+    /// what was counted of the demands so far.
+    pub(super) fn set_terms(&mut self, terms: Terms, now: u64) -> Figures {
+        self.terms = terms;
+        self.binding = 0;
+        self.revival = self.revival.min(now);
+        self.blocked = 0;
+        self.asking = self.held.returned.len();
+        self.held.unpark(now);
+        self.figures.take_by_demand(self.terms.demands.len())
+    }
+
+    /// Takes out the next of what is held, whatever its time: those in the line first.
+    pub(super) fn take_any(&mut self, now: u64) -> Option<Held> {
+        while let Some(at) = self.line.pop_front() {
+            if !self.held.is_vacant(at) {
+                return Some(self.held.take(at));
+            }
+            self.held.free_place(at);
+        }
+        self.slots.clear();
+        loop {
+            let (_, at) = self.held.oldest()?;
+            let held = self.held.take(at);
+            if now.saturating_sub(held.accepted) <= AGE_NANOS_MAX {
+                return Some(held);
+            }
+            self.figures.drop(Dropped::Bound, 1);
+        }
+    }
+
+    /// When it next has something to do.
+    pub(super) fn due(&self) -> Option<u64> {
+        let first = self.line.front().map(|at| {
+            if self.held.is_vacant(*at) {
+                return 0;
+            }
+            let entered = self.held.get(*at).entered.saturating_add(self.paused);
+            let death = entered.saturating_add(nanos(self.terms.handling.max_age));
+            let slot = self.slots.front().copied().unwrap_or(self.blocked);
+            slot.min(death.saturating_add(1))
+        });
+        let returned = self.held.returned.first();
+        let returned = returned.map(|(when, _)| match self.slots.front() {
+            _ if self.asking > 0 => 0,
+            Some(slot) if self.line.is_empty() => (*when).min(*slot),
+            None if self.line.is_empty() => 0,
+            _ => *when,
+        });
+        let dead = self.held.dead.first();
+        let dead = dead.map(|(when, _)| (*when).max(self.revival));
+        [first, returned, dead].into_iter().flatten().min()
+    }
+
+    /// Whether it has a line.
+    pub(super) fn has_line(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    /// How many it holds.
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// What it holds at this moment, beside what was counted.
+    pub(super) fn holding(&self, now: u64) -> Holding {
+        let dead = self.held.dead.len() as u64;
+        let oldest = self.held.oldest().map(|(accepted, _)| accepted);
+        Holding {
+            waiting: self.held.len() as u64 - dead - self.held.parked,
+            dead,
+            parked: self.held.parked,
+            bytes: self.held.bytes(),
+            oldest_nanos: oldest.map_or(0, |accepted| now.saturating_sub(accepted)),
+        }
+    }
+
+    fn turn(&mut self, limits: &mut Limits<u32>, now: u64) -> Turn {
+        // Left by those that died or were dropped before it came.
+        while let Some(&slot) = self.slots.front() {
+            if slot > now {
+                return Turn::Ahead;
+            }
+            self.slots.pop_front();
+            if now - slot <= SLOT_AGE_MAX {
+                return Turn::Now;
+            }
+        }
+        let horizon = self.terms.handling.horizon;
+        let decision = limits.reserve(&self.terms.demands, now, horizon);
+        match decision {
+            Decision::Now => Turn::Now,
+            Decision::At { at, rule } => {
+                self.bind(rule);
+                self.figures.delayed(self.binding);
+                self.slots.push_back(at);
+                Turn::Ahead
+            }
+            Decision::Refused { rule, why } => {
+                self.bind(rule);
+                let over = match why {
+                    Refusal::Wait { retry_after } => nanos(retry_after),
+                    Refusal::TooMany { .. } | Refusal::NoRoom => 0,
+                };
+                Turn::Beyond(nanos(horizon).saturating_add(over))
+            }
+        }
+    }
+
+    fn die(&mut self, at: At, now: u64, reason: DeadReason) {
+        self.figures.die(reason, self.binding);
+        self.lay_down(at, now);
+    }
+
+    /// Lays a dead letter down until it may be revived, or for good.
+    fn lay_down(&mut self, at: At, now: u64) {
+        let revive = &self.terms.handling.revive;
+        let revivals = self.held.get(at).revivals;
+        if revivals >= revive.requeues_max {
+            return self.held.move_to(at, Standing::Parked);
+        }
+        let pause = nanos(revive.base).saturating_mul(1 << revivals.min(40));
+        let pause = pause.min(nanos(revive.cap));
+        let pause = jittered(pause, u64::from(at) ^ now);
+        self.held
+            .move_to(at, Standing::Dead(now.saturating_add(pause)));
+    }
+
+    /// Drops the oldest until what is left is within the bound.
+    fn keep_bound(&mut self) {
+        while self.held.bytes() > self.terms.handling.queue_bytes {
+            let Some((_, at)) = self.held.oldest() else {
+                return;
+            };
+            self.take_out(at);
+            self.figures.drop(Dropped::Bound, 1);
+        }
+        self.drop_vacant();
+    }
+
+    fn count(&mut self, decision: Decision) {
+        match decision {
+            Decision::Now => {}
+            Decision::At { rule, .. } => {
+                self.bind(rule);
+                self.figures.delayed(self.binding);
+            }
+            Decision::Refused { rule, .. } => {
+                self.bind(rule);
+                self.figures.refused(self.binding);
+            }
+        }
+    }
+
+    fn bind(&mut self, rule: limits::LimitId) {
+        let of = |demand: &Demand<u32>| demand.limit == rule;
+        self.binding = self.terms.demands.iter().position(of).unwrap_or(0);
+    }
+}
+
+impl Holding {
+    /// Adds what another room holds.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.waiting += other.waiting;
+        self.dead += other.dead;
+        self.parked += other.parked;
+        self.bytes += other.bytes;
+        self.oldest_nanos = self.oldest_nanos.max(other.oldest_nanos);
+    }
+}
+
+/// What a room holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Holding {
+    /// Cookies that wait for their turn, those that were sent back included.
+    pub(crate) waiting: u64,
+    /// Dead letters that will be revived.
+    pub(crate) dead: u64,
+    /// Those that will not.
+    pub(crate) parked: u64,
+    /// What all of them take in memory.
+    pub(crate) bytes: u64,
+    /// How long ago the oldest was accepted.
+    pub(crate) oldest_nanos: u64,
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Between three quarters of a pause and all of it, so that not all come back at once; of equal seeds the same.
+fn jittered(pause: u64, seed: u64) -> u64 {
+    let quarter = pause / 4;
+    pause - fastrand::Rng::with_seed(seed).u64(0..=quarter)
+}

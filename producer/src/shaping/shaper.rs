@@ -1,0 +1,579 @@
+//! All waiting rooms under one file of limits. Pure: time is what the caller says it is.
+//!
+//! Every cookie of a DSP under a limit is offered here, and goes at once, is held, or is dropped. [`Shaper::turn`] is called when
+//! something is due, and tells what goes now.
+//!
+//! One reservation covers the limits of a cookie's DSP and those of every call. Where cookies wait it is made for the first of a line only, and
+//! each room in turn makes one: so under a limit that several DSPs share each gets as much as the others, however long its line is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use foldhash::fast::RandomState;
+use limits::{
+    Carry, Decision, Demand, Limit, LimitId, Limits, Rate,
+    rules::{Mode, NamedLimit, Rules, Unknown},
+};
+use proto::wire::CookieRef;
+
+use super::{
+    figures::{DeadReason, Fate, Figures},
+    held::Held,
+    room::{Holding, Offered, Room, Terms},
+};
+
+/// Most DSPs that a file may name.
+pub(super) const DSPS_MAX: usize = 4096;
+
+/// The key of a room that many DSPs share, and of the limits of every call: no DSP has it.
+const EVERYBODY: u32 = 0;
+
+/// Most cookies that go in one turn, so that a turn is short.
+pub(super) const TURN_COOKIES_MAX: usize = 256;
+
+/// All waiting rooms.
+#[derive(Debug)]
+pub(crate) struct Shaper {
+    limits: Limits<u32>,
+    numbers: BTreeMap<RuleName, LimitId>,
+    /// Of rules that are no more.
+    spare: Vec<LimitId>,
+    rooms: Vec<Place>,
+    by_dsp: HashMap<u32, usize, RandomState>,
+    /// The room of those that no limit names.
+    others: Option<usize>,
+    /// What was counted under names and rules that a room does not have any more.
+    past: BTreeMap<String, Summary>,
+    /// Since when nothing is released late, as somebody listens who would take it for new.
+    suspended: Option<u64>,
+    /// Whether a room is closing.
+    has_closing: bool,
+    /// The latest moment that was told.
+    latest: u64,
+    /// Rooms that may hold cookies of DSPs whose room is another one now, by their keys.
+    strays: HashMap<u32, Vec<usize>, RandomState>,
+    /// The rooms that hold something; each turn begins with another.
+    busy: Vec<usize>,
+    lines: u64,
+    /// What was taken out and has no fate yet, by the limits' names.
+    leaving: BTreeMap<String, u64>,
+    held: usize,
+    /// When something is due; at the latest.
+    due: u64,
+}
+
+/// The limit and the rule, and whether it is a copy for those that are only observed.
+type RuleName = (String, String, bool);
+
+/// A room, and whose it is.
+#[derive(Debug)]
+struct Place {
+    /// The limit's name.
+    name: String,
+    key: u32,
+    /// The rules' names, in the order of the demands.
+    rules: Vec<String>,
+    room: Room,
+    /// Its limit is no more.
+    is_closing: bool,
+    /// It is among those that hold something.
+    is_busy: bool,
+}
+
+/// What was counted of a limit, and what is held.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Summary {
+    /// Of all its rooms.
+    pub(crate) figures: Figures,
+    /// The same.
+    pub(crate) holding: Holding,
+    /// By rule.
+    pub(crate) rules: BTreeMap<String, RuleFigures>,
+    /// What the file says of it; none when the file does not name it any more.
+    pub(crate) mode: Option<Mode>,
+}
+
+/// What was counted of a rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RuleFigures {
+    /// How often a cookie had to wait for it, and how often for too long.
+    pub(crate) over: [u64; 2],
+    /// How often one that waited for it became a dead letter, by reason.
+    pub(crate) dead_letters: [u64; DeadReason::ALL.len()],
+}
+
+impl Shaper {
+    /// The rooms of a file that was [checked](super::contract::check).
+    pub(super) fn new(rules: &Rules, now: u64) -> Self {
+        let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
+        let mut shaper = Self {
+            limits: Limits::new(rules_max),
+            numbers: BTreeMap::new(),
+            spare: Vec::new(),
+            rooms: Vec::new(),
+            by_dsp: HashMap::default(),
+            others: None,
+            past: BTreeMap::new(),
+            suspended: None,
+            has_closing: false,
+            latest: now,
+            strays: HashMap::default(),
+            busy: Vec::new(),
+            lines: 0,
+            leaving: BTreeMap::new(),
+            held: 0,
+            due: 0,
+        };
+        shaper.change(rules, now);
+        shaper
+    }
+
+    /// What becomes of a cookie now. The system's time is asked for when it is held.
+    pub(crate) fn offer(
+        &mut self,
+        cookie: &CookieRef<'_>,
+        now: u64,
+        unix_micros: impl FnOnce() -> u64,
+    ) -> Offered {
+        // A read may be older than what others have offered meanwhile.
+        let now = now.max(self.latest);
+        self.latest = now;
+        let place = self.by_dsp.get(&cookie.dsp_id).copied().or(self.others);
+        if !self.strays.is_empty() {
+            let of = |key| self.strays.get(&key).into_iter().flatten();
+            for stray in of(cookie.dsp_id).chain(of(EVERYBODY)) {
+                if place != Some(*stray) {
+                    self.rooms[*stray].room.supersede(cookie);
+                }
+            }
+        }
+        let Some(place) = place else {
+            return Offered::Release;
+        };
+        let Place { room, is_busy, .. } = &mut self.rooms[place];
+        room.figures.accepted += 1;
+        let before = room.len();
+        let limits = &mut self.limits;
+        let offered = match room.terms.handling.mode {
+            Mode::Police => room.police(limits, cookie, now),
+            Mode::Shape if self.suspended.is_none() => {
+                let held = || Held::new(cookie, unix_micros(), now);
+                room.shape(limits, cookie, now, self.lines, held)
+            }
+            Mode::Shape | Mode::Observe => room.observe(limits, cookie, now),
+        };
+        self.held = self.held + room.len() - before;
+        if offered == Offered::Held {
+            self.due = self.due.min(room.due().unwrap_or(u64::MAX));
+            if !std::mem::replace(is_busy, true) {
+                self.busy.push(place);
+            }
+        }
+        offered
+    }
+
+    /// Holds again what an earlier run held; released at once when its DSP's cookies do not wait any more.
+    pub(super) fn take_back(&mut self, held: Held, now: u64) -> Option<Held> {
+        let place = self.by_dsp.get(&held.dsp_id).copied().or(self.others);
+        let Some(place) = place else {
+            return Some(held);
+        };
+        let Place { room, is_busy, .. } = &mut self.rooms[place];
+        let before = room.len();
+        room.take_back(held, now, self.lines);
+        self.held = self.held + room.len() - before;
+        if !std::mem::replace(is_busy, true) {
+            self.busy.push(place);
+        }
+        None
+    }
+
+    /// Takes another file of rules into force. Debts are kept, and those that wait go by the new rules.
+    pub(super) fn change(&mut self, rules: &Rules, now: u64) {
+        self.renumber(rules, now);
+        self.by_dsp.clear();
+        self.others = None;
+        for place in &mut self.rooms {
+            place.is_closing = true;
+        }
+        let known = self.rooms.iter().enumerate();
+        let known = known.map(|(index, place)| ((place.name.clone(), place.key), index));
+        let known: HashMap<_, _> = known.collect();
+        let unknown = match rules.unknown {
+            Unknown::Limit(index) => Some(index),
+            Unknown::Refuse | Unknown::Unlimited => None,
+        };
+        for (index, limit) in rules.limits.iter().enumerate() {
+            if limit.every_call {
+                continue;
+            }
+            for key in limit.keys.iter().filter_map(|key| key.parse().ok()) {
+                let place = self.place(rules, limit, key, &known, now);
+                self.by_dsp.insert(key, place);
+            }
+            if unknown == Some(index) {
+                self.others = Some(self.place(rules, limit, EVERYBODY, &known, now));
+            }
+        }
+        self.has_closing = self.rooms.iter().any(|place| place.is_closing);
+        self.find_strays();
+        self.replan(now);
+        self.due = 0;
+    }
+
+    /// Whether nothing may be released late; then cookies are let through as if they were only observed.
+    pub(super) fn suspend(&mut self, is_suspended: bool, now: u64) {
+        if !is_suspended && let Some(since) = self.suspended.take() {
+            for place in &mut self.rooms {
+                place.room.pause(now.saturating_sub(since));
+            }
+            self.due = 0;
+        } else if is_suspended {
+            self.suspended.get_or_insert(now);
+        }
+    }
+
+    /// Whether nothing is released late.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.suspended.is_some()
+    }
+
+    /// When something is due, `u64::MAX` when nothing is; a moment that has passed when there was too much for one turn.
+    pub(super) fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// Does what is due, and tells what goes now, in this order.
+    pub(super) fn turn(&mut self, now: u64, mut go: impl FnMut(Held)) {
+        let now = now.max(self.latest);
+        self.latest = now;
+        let busy = std::mem::take(&mut self.busy);
+        if self.is_suspended() {
+            return self.find_busy(busy);
+        }
+        let mut left = TURN_COOKIES_MAX;
+        for &index in &busy {
+            let place = &mut self.rooms[index];
+            if place.shapes() {
+                place.room.wake(now, self.lines, TURN_COOKIES_MAX);
+                continue;
+            }
+            while left > 0
+                && let Some(held) = place.room.take_any(now)
+            {
+                left -= 1;
+                place.room.figures.note(Fate::ReleasedEarly, 1);
+                go(held);
+            }
+        }
+        self.hand_out_slots(&busy, now);
+        for &index in &busy {
+            let share = left.min(TURN_COOKIES_MAX / 4);
+            self.rooms[index].room.release(now, share, |held| {
+                left -= 1;
+                go(held);
+            });
+        }
+        self.find_busy(busy);
+    }
+
+    /// Which rooms still hold something, and when the first of them has something to do.
+    fn find_busy(&mut self, mut busy: Vec<usize>) {
+        busy.retain(|index| {
+            let place = &mut self.rooms[*index];
+            place.is_busy = place.room.len() > 0;
+            place.is_busy
+        });
+        if !busy.is_empty() {
+            busy.rotate_left(1);
+        }
+        self.busy = busy;
+        self.retire();
+        if !self.strays.is_empty() {
+            self.find_strays();
+        }
+        let busy = || self.busy.iter().map(|index| &self.rooms[*index]);
+        self.lines = busy().filter(|place| place.room.has_line()).count() as u64;
+        self.held = busy().map(|place| place.room.len()).sum();
+        let due = |place: &Place| match place.shapes() {
+            true => place.room.due(),
+            false => Some(0),
+        };
+        let due = busy().filter_map(due).min();
+        self.due = due.filter(|_| !self.is_suspended()).unwrap_or(u64::MAX);
+    }
+
+    /// Takes out everything that is held. It counts as waiting until it [is settled](Self::settle).
+    pub(super) fn take_all(&mut self, now: u64) -> Vec<Held> {
+        let mut all = Vec::new();
+        for place in &mut self.rooms {
+            let before = all.len();
+            all.extend(std::iter::from_fn(|| place.room.take_any(now)));
+            *self.leaving.entry(place.name.clone()).or_default() += (all.len() - before) as u64;
+        }
+        all
+    }
+
+    /// What was taken out has this fate.
+    pub(super) fn settle(&mut self, fate: Fate) {
+        for (limit, count) in std::mem::take(&mut self.leaving) {
+            let past = self.past.entry(limit).or_default();
+            past.figures.note(fate, count);
+        }
+        self.held = 0;
+    }
+
+    /// How many cookies are held, at most.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// What was counted, by the limits' names.
+    pub(crate) fn summaries(&self, now: u64) -> BTreeMap<String, Summary> {
+        let mut summaries = self.past.clone();
+        for place in &self.rooms {
+            let summary = summaries.entry(place.name.clone()).or_default();
+            summary.add(place);
+            summary.holding.add(&place.room.holding(now));
+            if !place.is_closing {
+                summary.mode = Some(place.room.terms.handling.mode);
+            }
+        }
+        for (limit, count) in &self.leaving {
+            summaries.entry(limit.clone()).or_default().holding.waiting += count;
+        }
+        summaries
+    }
+
+    /// Gives each rule a number of the table of limits: the one that it has, so that its debt is kept, or another.
+    fn renumber(&mut self, rules: &Rules, now: u64) {
+        let mut before = std::mem::take(&mut self.numbers);
+        for limit in &rules.limits {
+            let copies: &[bool] = if limit.every_call {
+                &[false, true]
+            } else {
+                &[false]
+            };
+            for (rule, is_observed) in limit
+                .rules
+                .iter()
+                .flat_map(|rule| copies.iter().map(move |it| (rule, *it)))
+            {
+                let name = (limit.name.clone(), rule.id.clone(), is_observed);
+                let number = match before.remove(&name) {
+                    Some(number) => {
+                        self.set(number, rule.limit, Carry::Requests, now);
+                        number
+                    }
+                    None => self.add(rule.limit, now),
+                };
+                self.numbers.insert(name, number);
+            }
+        }
+        for number in before.into_values() {
+            // Nothing of it is left for who gets the number next.
+            let limit = *self.limits.limit(number);
+            self.set(number, limit, Carry::Reset, now);
+            self.spare.push(number);
+        }
+        self.limits.forget_idle(usize::MAX, now);
+    }
+
+    fn add(&mut self, limit: Limit, now: u64) -> LimitId {
+        let Some(number) = self.spare.pop() else {
+            return self.limits.add(limit).expect("the file was checked");
+        };
+        self.set(number, limit, Carry::Reset, now);
+        number
+    }
+
+    fn set(&mut self, number: LimitId, limit: Limit, carry: Carry, now: u64) {
+        if *self.limits.limit(number) != limit || carry == Carry::Reset {
+            let changed = self.limits.change(number, limit, carry, now);
+            changed.expect("the file was checked");
+        }
+    }
+
+    /// The room of a limit for a key, by these rules.
+    fn place(
+        &mut self,
+        rules: &Rules,
+        limit: &NamedLimit,
+        key: u32,
+        known: &HashMap<(String, u32), usize>,
+        now: u64,
+    ) -> usize {
+        let every_call = rules.limits.iter().filter(|limit| limit.every_call);
+        let (mut demands, mut observed, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut own, mut shared) = (None, None);
+        for under in std::iter::once(limit).chain(every_call) {
+            for rule in &under.rules {
+                let demand = |is_observed| {
+                    let name = (under.name.clone(), rule.id.clone(), is_observed);
+                    Demand {
+                        limit: self.numbers[&name],
+                        key: if under.every_call { EVERYBODY } else { key },
+                        requests: 1,
+                    }
+                };
+                demands.push(demand(false));
+                observed.push(demand(under.every_call));
+                let slowest = if under.every_call {
+                    &mut shared
+                } else {
+                    &mut own
+                };
+                *slowest = Some(slower(*slowest, rule.limit.algorithm.mean_rate()));
+                names.push(if under.every_call {
+                    format!("{}/{}", under.name, rule.id)
+                } else {
+                    rule.id.clone()
+                });
+            }
+        }
+        let terms = Terms {
+            handling: limit.handling,
+            demands,
+            observed,
+            own_count: limit.rules.len(),
+            own,
+            shared,
+        };
+        if let Some(&index) = known.get(&(limit.name.clone(), key)) {
+            let place = &mut self.rooms[index];
+            place.is_closing = false;
+            let counted = place.room.set_terms(terms, now);
+            let past = self.past.entry(place.name.clone()).or_default();
+            past.add_rules(&place.rules, &counted);
+            place.rules = names;
+            return index;
+        }
+        self.rooms.push(Place {
+            name: limit.name.clone(),
+            key,
+            rules: names,
+            room: Room::new(terms),
+            is_closing: false,
+            is_busy: false,
+        });
+        self.rooms.len() - 1
+    }
+
+    /// Gives those that have slots to come other ones, by the rules as they are now.
+    fn replan(&mut self, now: u64) {
+        let mut waiting: Vec<(usize, u64)> = Vec::new();
+        for (index, place) in self.rooms.iter().enumerate() {
+            waiting.extend(place.room.slots().map(|slot| (index, slot)));
+        }
+        waiting.sort_by_key(|(_, slot)| *slot);
+        let calls: Vec<(&[Demand<u32>], u64)> = waiting
+            .iter()
+            .map(|(index, slot)| (&*self.rooms[*index].room.terms.demands, *slot))
+            .collect();
+        let mut slots: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for (index, slot) in waiting.iter().filter(|(_, slot)| *slot <= now) {
+            slots.entry(*index).or_default().push(*slot);
+        }
+        let planned = |call: usize, decision: Decision| {
+            // Who is refused asks again when the rest is handed out.
+            if let Some(slot) = decision.at(now) {
+                slots.entry(waiting[call].0).or_default().push(slot);
+            }
+        };
+        self.limits
+            .replan(&calls, now, std::time::Duration::MAX, |_| true, planned);
+        for (index, place) in self.rooms.iter_mut().enumerate() {
+            place
+                .room
+                .set_slots(slots.remove(&index).unwrap_or_default());
+        }
+    }
+
+    /// One slot to each room that wants one, until none does.
+    fn hand_out_slots(&mut self, busy: &[usize], now: u64) {
+        let wants = |place: &Place| place.shapes() && place.room.wants_slot(now);
+        let of = |index: &usize| wants(&self.rooms[*index]);
+        let mut wanting: Vec<usize> = busy.iter().copied().filter(of).collect();
+        while !wanting.is_empty() {
+            wanting.retain(|index| {
+                let place = &mut self.rooms[*index];
+                place.room.take_slot(&mut self.limits, now);
+                wants(place)
+            });
+        }
+    }
+
+    /// Those are in rooms that close, or in that of others, as the DSP was not named before.
+    fn find_strays(&mut self) {
+        let may_have = |(index, place): &(usize, &Place)| {
+            place.room.len() > 0 && (place.is_closing || Some(*index) == self.others)
+        };
+        self.strays.clear();
+        for (index, place) in self.rooms.iter().enumerate().filter(may_have) {
+            self.strays.entry(place.key).or_default().push(index);
+        }
+    }
+
+    /// Forgets rooms whose limit is no more and that are empty; not what was counted of them.
+    fn retire(&mut self) {
+        let is_over = |place: &Place| place.is_closing && place.room.len() == 0;
+        if !self.has_closing || !self.rooms.iter().any(is_over) {
+            return;
+        }
+        let (gone, kept) = std::mem::take(&mut self.rooms)
+            .into_iter()
+            .partition(is_over);
+        let gone: Vec<Place> = gone;
+        for place in gone {
+            self.past.entry(place.name.clone()).or_default().add(&place);
+        }
+        self.rooms = kept;
+        self.has_closing = self.rooms.iter().any(|place| place.is_closing);
+        self.by_dsp.clear();
+        self.others = None;
+        self.busy.clear();
+        for (index, place) in self.rooms.iter().enumerate() {
+            if place.is_busy {
+                self.busy.push(index);
+            }
+            match place.key {
+                _ if place.is_closing => {}
+                EVERYBODY => self.others = Some(index),
+                dsp => drop(self.by_dsp.insert(dsp, index)),
+            }
+        }
+    }
+}
+
+impl Place {
+    /// Whether what is over its limit waits in it.
+    fn shapes(&self) -> bool {
+        !self.is_closing && self.room.terms.handling.mode == Mode::Shape
+    }
+}
+
+impl Summary {
+    fn add(&mut self, place: &Place) {
+        self.figures.add(&place.room.figures);
+        self.add_rules(&place.rules, &place.room.figures);
+    }
+
+    fn add_rules(&mut self, rules: &[String], figures: &Figures) {
+        let counted = figures.over().iter().zip(figures.dead_letters());
+        for (rule, (over, dead_letters)) in rules.iter().zip(counted) {
+            let known = self.rules.entry(rule.clone()).or_default();
+            for (known, more) in known.over.iter_mut().zip(over) {
+                *known += more;
+            }
+            for (known, more) in known.dead_letters.iter_mut().zip(dead_letters) {
+                *known += more;
+            }
+        }
+    }
+}
+
+fn slower(known: Option<Rate>, rate: Rate) -> Rate {
+    match known {
+        Some(known) if known.nanos_of(1_000_000) >= rate.nanos_of(1_000_000) => known,
+        _ => rate,
+    }
+}

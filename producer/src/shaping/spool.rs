@@ -1,0 +1,232 @@
+//! The file that keeps what waited when a producer stopped, until it starts again.
+//!
+//! It is a line that names the format, how many cookies there are, a checksum, and then chunks as they go over the wire, with the age of each
+//! cookie. It is written under another name, synced, and renamed. It is removed when its cookies wait again: a producer that is killed in between
+//! takes them twice, which costs nothing, as they are not newer than they were.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use proto::{
+    ids,
+    limits::{CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX},
+    wire::{self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received},
+};
+use rustix::fs::OFlags;
+
+use super::held::Held;
+use crate::epoch_history::Fnv;
+
+const MAGIC: &[u8] = b"cookiesync limits spool 1\n";
+
+/// Magic, count, checksum.
+const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
+
+/// The file of one process, which nobody else uses meanwhile; clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Spool {
+    path: PathBuf,
+    /// Locked for as long as it is open.
+    _lock: Arc<File>,
+}
+
+/// Why nothing was read.
+#[derive(Debug, thiserror::Error)]
+enum Unreadable {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is damaged, or no such file")]
+    Damaged,
+}
+
+impl Spool {
+    /// Takes the file for this process.
+    ///
+    /// # Errors
+    /// When another process has it, or nothing can be written beside it.
+    pub(crate) fn take(path: PathBuf) -> io::Result<Self> {
+        let lock = create(&beside(&path, ".lock"))?;
+        lock.try_lock().map_err(|error| match error {
+            fs::TryLockError::WouldBlock => io::Error::other("another process uses it"),
+            fs::TryLockError::Error(error) => error,
+        })?;
+        Ok(Self {
+            path,
+            _lock: Arc::new(lock),
+        })
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes what waits; what was in the file is replaced.
+    pub(super) fn write(&self, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
+        let unfinished = beside(&self.path, ".new");
+        let written = write(&unfinished, held, now_unix_micros)
+            .and_then(|()| fs::rename(&unfinished, &self.path));
+        if written.is_err() {
+            drop(fs::remove_file(&unfinished));
+            return written;
+        }
+        // So that the name is durable too, where the file system can do that.
+        let folder = self.path.parent().filter(|it| !it.as_os_str().is_empty());
+        drop(File::open(folder.unwrap_or(Path::new("."))).and_then(|it| it.sync_all()));
+        Ok(())
+    }
+
+    /// Reads what waited: what `make` makes of each cookie, and of when it was accepted, in microseconds since the Unix epoch. `None` when
+    /// there is nothing to read. A file that is damaged is put aside, and the log says so; one that cannot be read stays where it is.
+    pub(super) fn read<T>(&self, make: impl FnMut(CookieRef<'_>, u64) -> T) -> Option<Vec<T>> {
+        let path = self.path.display();
+        match read(&self.path, make) {
+            Ok(all) => Some(all),
+            Err(Unreadable::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(Unreadable::Io(error)) => {
+                tracing::error!(%path, %error, "what waited when the run before stopped cannot be read: move the file elsewhere, as the end of this run replaces it");
+                None
+            }
+            Err(why @ Unreadable::Damaged) => {
+                let aside = beside(&self.path, ".damaged");
+                let moved = fs::rename(&self.path, &aside);
+                tracing::error!(%path, %why, aside = %aside.display(), ?moved, "what waited when the run before stopped cannot be read");
+                None
+            }
+        }
+    }
+
+    /// Removes the file, whose cookies wait again.
+    pub(super) fn remove(&self) {
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(
+                path = %self.path.display(),
+                %error,
+                "cookies that wait again are still in this file: the next start takes them once more"
+            );
+        }
+    }
+}
+
+/// Opens a file of this user's own, which others cannot read; what a link leads to is not touched.
+fn create(path: &Path) -> io::Result<File> {
+    let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(no_follow)
+        .open(path)
+}
+
+fn write(path: &Path, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
+    let mut file = BufWriter::with_capacity(1 << 20, create(path)?);
+    // What it says is not known before all is written.
+    file.write_all(&[0; HEADER_BYTES])?;
+    let (mut sum, mut first) = (Fnv::default(), 1);
+    let mut rest = held;
+    while !rest.is_empty() {
+        let mut buffer = vec![0; HEADROOM_BYTES];
+        let mut count = 0;
+        for held in rest {
+            let cookie = held.released(now_unix_micros);
+            if buffer.len() + wire::cookie_bytes(&cookie) > CHUNK_BYTES_MAX {
+                break;
+            }
+            wire::put_cookie(&mut buffer, &cookie);
+            count += 1;
+        }
+        let header = ChunkHeader {
+            epoch: 0,
+            first_sequence: first,
+            count,
+            accepted_unix_micros: now_unix_micros,
+        };
+        let at = wire::seal(&mut buffer, &header);
+        sum.add(&buffer[at..]);
+        file.write_all(&buffer[at..])?;
+        first += u64::from(count);
+        rest = &rest[count as usize..];
+    }
+    let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(MAGIC)?;
+    file.write_all(&(held.len() as u64).to_le_bytes())?;
+    file.write_all(&sum.value().to_le_bytes())?;
+    file.sync_all()
+}
+
+fn read<T>(
+    path: &Path,
+    mut make: impl FnMut(CookieRef<'_>, u64) -> T,
+) -> Result<Vec<T>, Unreadable> {
+    let file = File::open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(Unreadable::Damaged);
+    }
+    let mut file = BufReader::with_capacity(1 << 20, file);
+    let mut header = [0; HEADER_BYTES];
+    read_exact(&mut file, &mut header)?;
+    if !header.starts_with(MAGIC) {
+        return Err(Unreadable::Damaged);
+    }
+    let number = |at: usize| {
+        let bytes = &header[MAGIC.len() + at..][..8];
+        u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+    };
+    let (count, expected) = (number(0), number(8));
+    let (mut all, mut sum) = (Vec::new(), Fnv::default());
+    while (all.len() as u64) < count {
+        let mut prefix = [0; FRAME_PREFIX_BYTES];
+        read_exact(&mut file, &mut prefix)?;
+        let length = u32::from_be_bytes(prefix[1..].try_into().expect("four bytes"));
+        if length as usize > MESSAGE_BYTES_MAX {
+            return Err(Unreadable::Damaged);
+        }
+        let mut message = vec![0; length as usize];
+        read_exact(&mut file, &mut message)?;
+        sum.add(&prefix);
+        sum.add(&message);
+        let Ok(Received::Chunk(chunk)) = Received::decode(Bytes::from(message)) else {
+            return Err(Unreadable::Damaged);
+        };
+        for cookie in chunk.cookies() {
+            let cookie = cookie.map_err(|_| Unreadable::Damaged)?;
+            let is_legal = ids::is_user_id(cookie.user_id.as_bytes())
+                && ids::is_dsp_id(cookie.dsp_id)
+                && ids::is_buyer_uid_of_stream(cookie.buyer_uid);
+            if !is_legal {
+                return Err(Unreadable::Damaged);
+            }
+            let sent = chunk.header().accepted_unix_micros;
+            all.push(make(cookie, cookie.accepted_unix_micros(sent)));
+        }
+    }
+    let is_at_end = file.read(&mut [0])? == 0;
+    if is_at_end && all.len() as u64 == count && sum.value() == expected {
+        Ok(all)
+    } else {
+        Err(Unreadable::Damaged)
+    }
+}
+
+/// A file that ends too soon is damaged.
+fn read_exact(file: &mut impl io::Read, bytes: &mut [u8]) -> Result<(), Unreadable> {
+    file.read_exact(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Unreadable::Damaged,
+        _ => error.into(),
+    })
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

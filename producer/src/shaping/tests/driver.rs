@@ -1,0 +1,230 @@
+//! Limits with a real log and a real clock.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use proto::wire::CookieRef;
+use runtime::reload::{NamedFile, Reloaded};
+use tempfile::TempDir;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::super::{Offered, Readers, Shaping, contract::File, spool::Spool};
+use crate::{
+    epoch_history::{HeldRecord, State},
+    log::{Burst, Config, Delivery, Log},
+    streams::features::Understanding,
+};
+
+const LIMITS: &str = r#"
+unknown = "unlimited"
+[limits.dsp]
+keys = [17]
+mode = "shape"
+rules = [ { id = "rate", rate = "10/s" } ]
+"#;
+
+struct Producer {
+    folder: TempDir,
+    log: Log,
+    shaping: Shaping,
+}
+
+impl Producer {
+    fn start(folder: TempDir) -> Self {
+        fs::write(folder.path().join("limits.toml"), LIMITS).unwrap();
+        let path = folder.path().join("limits.toml").display().to_string();
+        let named = NamedFile::given("--limits", &path).unwrap();
+        let file = Arc::new(Reloaded::load(File(named)).unwrap());
+        let log = Log::new(Config {
+            epoch: 1,
+            bytes_max: 1 << 20,
+            chunk_bytes: 64 << 10,
+            chunk_age: Duration::from_millis(10),
+            idle_after: Duration::from_secs(3600),
+        });
+        let state = State::Folder(folder.path().to_owned());
+        let shaping = Shaping::start(
+            file,
+            Some(Spool::take(folder.path().join("spool")).unwrap()),
+            log.clone(),
+            Readers {
+                understanding: Understanding::default(),
+                retention: Duration::ZERO,
+            },
+            HeldRecord::open(&state, "p"),
+        );
+        Self {
+            folder,
+            log,
+            shaping,
+        }
+    }
+
+    fn offer(&self, user: &str) -> Offered {
+        let cookie = CookieRef {
+            user_id: user,
+            dsp_id: 17,
+            buyer_uid: "b",
+            age_micros: 0,
+        };
+        let now = self.shaping.moment(Instant::now());
+        let offered = self.shaping.offer(&cookie, now);
+        if offered == Offered::Release {
+            let mut burst = Burst::default();
+            burst.push(&cookie);
+            self.log.append(&mut burst).unwrap();
+        }
+        offered
+    }
+
+    async fn released(&self, count: u64) {
+        while self.shaping.summaries()["dsp"].figures.released < count {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Users in the log, and whether each is older than its chunk; then the log is closed.
+    async fn logged(&self) -> Vec<(String, bool)> {
+        let mut reader = self.log.reader(1, u64::MAX, 0);
+        self.log.close();
+        let mut all = Vec::new();
+        while let Delivery::Chunk { chunk, first } = reader.next().await {
+            for cookie in chunk.cookies_from(first).cookies() {
+                let cookie = cookie.unwrap();
+                all.push((cookie.user_id.to_owned(), cookie.age_micros > 0));
+            }
+        }
+        all
+    }
+
+    fn spool(&self) -> PathBuf {
+        self.folder.path().join("spool")
+    }
+}
+
+fn soon() -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_secs(5)
+}
+
+fn users(all: &[(String, bool)]) -> Vec<&str> {
+    all.iter().map(|(user, _)| &**user).collect()
+}
+
+#[tokio::test]
+async fn what_waits_is_released_in_its_turn() {
+    let producer = Producer::start(TempDir::new().unwrap());
+    let stop = CancellationToken::new();
+    let tasks = TaskTracker::new();
+    tasks.spawn(producer.shaping.clone().run(stop.clone()));
+    tasks.close();
+    assert_eq!(producer.offer("a"), Offered::ReleaseFirst);
+    for user in ["b", "c", "d"] {
+        assert_eq!(producer.offer(user), Offered::Held);
+    }
+    producer.released(4).await;
+    stop.cancel();
+    tasks.wait().await;
+    let logged = producer.logged().await;
+    assert_eq!(users(&logged), ["a", "b", "c", "d"]);
+}
+
+#[tokio::test]
+async fn what_waits_at_the_end_waits_again_at_the_next_start() {
+    let first = Producer::start(TempDir::new().unwrap());
+    for user in ["a", "b", "c"] {
+        first.offer(user);
+    }
+    first.shaping.drain(soon()).await;
+    assert_eq!(first.shaping.summaries()["dsp"].figures.spooled, 2);
+    assert_eq!(users(&first.logged().await), ["a"]);
+
+    let Producer {
+        folder,
+        log,
+        shaping,
+    } = first;
+    drop((log, shaping));
+    let next = Producer::start(folder);
+    let summary = &next.shaping.summaries()["dsp"];
+    assert_eq!((summary.figures.accepted, summary.holding.waiting), (2, 2));
+    assert!(!next.spool().exists());
+    // It stopped in an orderly way.
+    assert_eq!(next.shaping.lost_at_kill(), Some(0));
+    let stop = CancellationToken::new();
+    let tasks = TaskTracker::new();
+    tasks.spawn(next.shaping.clone().run(stop.clone()));
+    tasks.close();
+    next.released(2).await;
+    stop.cancel();
+    tasks.wait().await;
+    let logged = next.logged().await;
+    assert_eq!(users(&logged), ["b", "c"]);
+    assert!(logged.iter().all(|(_, is_old)| *is_old), "{logged:?}");
+}
+
+#[tokio::test]
+async fn without_a_file_that_can_be_written_it_is_released_early() {
+    let producer = Producer::start(TempDir::new().unwrap());
+    for user in ["a", "b", "c"] {
+        producer.offer(user);
+    }
+    fs::create_dir(producer.spool()).unwrap();
+    producer.shaping.drain(soon()).await;
+    assert_eq!(users(&producer.logged().await), ["a", "b", "c"]);
+    let summary = &producer.shaping.summaries()["dsp"];
+    assert_eq!(summary.figures.released_early, 2);
+}
+
+#[tokio::test]
+async fn after_a_kill_it_is_known_how_much_was_lost_at_most() {
+    let killed = Producer::start(TempDir::new().unwrap());
+    for user in ["a", "b", "c"] {
+        killed.offer(user);
+    }
+    let Producer {
+        folder,
+        log,
+        shaping,
+    } = killed;
+    drop((log, shaping));
+    let next = Producer::start(folder);
+    let lost = next.shaping.lost_at_kill();
+    assert!(
+        lost.is_some_and(|lost| (2..4096).contains(&lost)),
+        "{lost:?}"
+    );
+}
+
+#[tokio::test]
+async fn damaged_file_is_put_aside_and_nothing_else_happens() {
+    let first = Producer::start(TempDir::new().unwrap());
+    for user in ["a", "b", "c"] {
+        first.offer(user);
+    }
+    first.shaping.drain(soon()).await;
+    let Producer {
+        folder,
+        log,
+        shaping,
+    } = first;
+    drop((log, shaping));
+    let spool = folder.path().join("spool");
+    let good = fs::read(&spool).unwrap();
+    for at in [0, 30, 40, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        fs::write(&spool, &bad).unwrap();
+        let taken = Spool::take(spool.clone()).unwrap();
+        assert!(taken.read(|_, _| ()).is_none(), "byte {at}");
+        assert!(!spool.exists(), "byte {at}");
+    }
+    fs::write(&spool, &good[..good.len() - 5]).unwrap();
+    let next = Producer::start(folder);
+    assert!(!spool.exists() && next.folder.path().join("spool.damaged").exists());
+    assert_eq!(next.shaping.summaries()["dsp"].holding.waiting, 0);
+    assert_eq!(next.offer("d"), Offered::ReleaseFirst);
+}

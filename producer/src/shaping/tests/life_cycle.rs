@@ -1,0 +1,314 @@
+//! What becomes of single cookies.
+
+use super::{MILLISECOND, Offered, SECOND, World};
+
+fn shaped(shape: &str, rate: &str) -> String {
+    format!(
+        r#"
+        unknown = "unlimited"
+        [limits.dsp]
+        keys = [17]
+        mode = "shape"
+        {shape}
+        rules = [ {{ id = "rate", rate = "{rate}" }} ]
+        "#
+    )
+}
+
+fn with_mode(mode: &str) -> String {
+    format!(
+        r#"
+        unknown = "unlimited"
+        [limits.dsp]
+        keys = [17]
+        mode = "{mode}"
+        rules = [ {{ id = "rate", rate = "1/s" }} ]
+        "#
+    )
+}
+
+#[test]
+fn dsp_under_no_limit_passes_and_is_not_counted() {
+    let mut world = World::new(&shaped("", "1/s"));
+    for _ in 0..10 {
+        assert_eq!(world.offer(18, "u"), Offered::Release);
+    }
+    assert_eq!(world.summary("dsp").figures.accepted, 0);
+}
+
+#[test]
+fn observed_ones_pass_and_what_would_have_been_is_counted() {
+    let mut world = World::new(&with_mode("observe"));
+    for number in 0..50 {
+        assert_eq!(world.offer(17, &format!("u{number}")), Offered::Release);
+    }
+    let summary = world.summary("dsp");
+    assert_eq!(summary.figures.released, 50);
+    // One now, thirty within the horizon.
+    assert_eq!(summary.rules["rate"].over, [30, 19]);
+}
+
+#[test]
+fn policed_ones_are_dropped_over_the_limit() {
+    let mut world = World::new(&with_mode("police"));
+    assert_eq!(world.offer(17, "a"), Offered::Release);
+    assert_eq!(world.offer(17, "b"), Offered::Dropped);
+    world.pass_to(SECOND);
+    assert_eq!(world.offer(17, "c"), Offered::Release);
+    assert_eq!(world.summary("dsp").rules["rate"].over, [0, 1]);
+}
+
+#[test]
+fn newer_cookie_of_a_pair_takes_the_place_of_the_one_that_waits() {
+    let mut world = World::new(&shaped("", "1/s"));
+    world.offer(17, "first");
+    world.offer(17, "a");
+    world.offer(17, "b");
+    world.pass_to(500 * MILLISECOND);
+    assert_eq!(world.offer(17, "a"), Offered::Held);
+    world.pass_to(3 * SECOND);
+    let gone: Vec<_> = world
+        .gone
+        .iter()
+        .map(|gone| (&*gone.user, gone.at, gone.accepted))
+        .collect();
+    let half = 500 * MILLISECOND;
+    assert_eq!(
+        gone,
+        [("first", 0, 0), ("a", SECOND, half), ("b", 2 * SECOND, 0)]
+    );
+    assert_eq!(world.gone[1].buyer, format!("at-{half}"));
+    assert_eq!(world.summary("dsp").figures.coalesced, 1);
+}
+
+#[test]
+fn beyond_the_horizon_it_comes_back_after_its_wait() {
+    let mut world = World::new(&shaped(
+        r#"shape = { horizon = "2s", max_age = "10s" }"#,
+        "1/s",
+    ));
+    for user in ["now", "one", "two", "back"] {
+        world.offer(17, user);
+    }
+    assert_eq!(world.holding("dsp").waiting, 3);
+    world.pass_to(10 * SECOND);
+    let gone: Vec<_> = world
+        .gone
+        .iter()
+        .map(|gone| (&*gone.user, gone.at))
+        .collect();
+    let expected = [
+        ("now", 0),
+        ("one", SECOND),
+        ("two", 2 * SECOND),
+        ("back", 3 * SECOND),
+    ];
+    assert_eq!(gone, expected);
+}
+
+#[test]
+fn what_is_too_old_dies_is_revived_and_at_last_parked() {
+    let shape = r#"shape = { horizon = "2s", max_age = "2s" }
+        dead_letter = { base = "10s", cap = "20s", max_requeues = 0, share = 0.5 }"#;
+    let mut world = World::new(&shaped(shape, "1/s"));
+    for user in ["now", "one", "two", "late"] {
+        world.offer(17, user);
+    }
+    // Others always come first.
+    for second in 1..200 {
+        world.pass_to(second * SECOND - 1);
+        for number in 0..2 {
+            world.offer(17, &format!("other-{second}-{number}"));
+        }
+    }
+    let summary = world.summary("dsp");
+    assert!(
+        world.gone.iter().all(|gone| gone.user != "late"),
+        "{summary:#?}"
+    );
+    assert!(summary.holding.parked > 0, "{summary:#?}");
+    // Another version gives those that are parked another chance.
+    world.change(&shaped(shape, "1000/s"));
+    world.pass_to(400 * SECOND);
+    let now = world.holding("dsp");
+    assert!(
+        now.parked < summary.holding.parked && now.dead == 0,
+        "{now:?}"
+    );
+    assert!(world.gone.iter().any(|gone| gone.user == "late"));
+}
+
+#[test]
+fn who_is_renewed_is_not_the_oldest_when_the_room_is_full() {
+    let mut world = World::new(&shaped(r#"shape = { queue_bytes = "64KiB" }"#, "1/s"));
+    world.offer(17, "now");
+    world.offer(17, "renewed");
+    for number in 0..250 {
+        world.pass_to(number * MILLISECOND);
+        world.offer(17, &format!("u{number}"));
+    }
+    world.offer(17, "renewed");
+    for number in 250..400 {
+        world.pass_to(number * MILLISECOND);
+        world.offer(17, &format!("u{number}"));
+    }
+    assert!(
+        world
+            .summary("dsp")
+            .figures
+            .dropped(super::super::figures::Dropped::Bound)
+            > 50
+    );
+    world.pass_to(3600 * SECOND);
+    assert!(world.gone.iter().any(|gone| gone.user == "renewed"));
+    assert!(world.gone.iter().all(|gone| gone.user != "u0"));
+}
+
+#[test]
+fn nobody_grows_impatient_while_nothing_is_released() {
+    let mut world = World::new(&shaped("", "1/s"));
+    for user in ["a", "b", "c"] {
+        world.offer(17, user);
+    }
+    world.suspend(true);
+    world.pass_to(3600 * SECOND);
+    assert_eq!((world.gone.len(), world.holding("dsp").waiting), (1, 2));
+    world.suspend(false);
+    world.pass_to(3610 * SECOND);
+    assert_eq!(world.gone.len(), 3, "{:#?}", world.summary("dsp"));
+}
+
+#[test]
+fn full_room_keeps_the_newest() {
+    let mut world = World::new(&shaped(r#"shape = { queue_bytes = "64KiB" }"#, "10/s"));
+    for number in 0..1_000 {
+        world.offer(17, &format!("u{number}"));
+        world.pass_to((number + 1) * MILLISECOND);
+    }
+    let (summary, room) = (world.summary("dsp"), world.holding("dsp"));
+    assert!(room.bytes <= 64 << 10 && room.bytes > 63 << 10, "{room:?}");
+    world.pass_to(3600 * SECOND);
+    let went = |user: &str| world.gone.iter().any(|gone| gone.user == user);
+    assert!(
+        went("u999") && went("u900") && !went("u100"),
+        "{summary:#?}"
+    );
+}
+
+#[test]
+fn slow_rate_lets_nothing_wait_beyond_its_age() {
+    let mut world = World::new(&shaped("", "1/h"));
+    world.offer(17, "now");
+    assert_eq!(world.offer(17, "later"), Offered::Held);
+    world.pass_to(30 * SECOND);
+    assert_eq!(world.holding("dsp").waiting, 1);
+    world.pass_to(61 * SECOND);
+    assert_eq!(world.holding("dsp").dead, 1, "{:#?}", world.summary("dsp"));
+    // It takes ten hours until a tenth of the rate is one.
+    world.pass_to(24 * 3600 * SECOND);
+    assert_eq!(world.gone.len(), 2, "{:#?}", world.summary("dsp"));
+}
+
+#[test]
+fn limit_that_shapes_no_more_releases_what_waits_before_anything_newer() {
+    let mut world = World::new(&with_mode("shape"));
+    for user in ["a", "b", "c"] {
+        world.offer(17, user);
+    }
+    world.pass_to(100 * MILLISECOND);
+    world.change(&with_mode("observe"));
+    // A newer one of a pair that waits passes, and the older never goes.
+    assert_eq!(world.offer(17, "b"), Offered::Release);
+    world.pass_to(200 * MILLISECOND);
+    let users: Vec<_> = world.gone.iter().map(|gone| &*gone.user).collect();
+    assert_eq!(users, ["a", "b", "c"]);
+    let figures = world.summary("dsp").figures;
+    assert_eq!((figures.coalesced, figures.released_early), (1, 1));
+}
+
+#[test]
+fn limit_that_is_no_more_releases_what_waits_and_stays_counted() {
+    let mut world = World::new(&with_mode("shape"));
+    for user in ["a", "b", "c"] {
+        world.offer(17, user);
+    }
+    let other = with_mode("shape").replace("limits.dsp", "limits.other");
+    world.change(&other);
+    world.pass_to(MILLISECOND);
+    let figures = world.summary("dsp").figures;
+    assert_eq!((figures.accepted, figures.released_early), (3, 2));
+    assert_eq!(world.offer(17, "d"), Offered::Release);
+    assert_eq!(world.summary("other").figures.accepted, 1);
+}
+
+#[test]
+fn live_change_keeps_the_debt_and_plans_anew() {
+    let mut world = World::new(&shaped("", "1/s"));
+    for number in 0..30 {
+        world.offer(17, &format!("u{number}"));
+    }
+    world.pass_to(10 * SECOND);
+    assert_eq!(world.gone.len(), 11);
+    world.change(&shaped("", "10/s"));
+    world.pass_to(12 * SECOND);
+    assert!(
+        (29..=30).contains(&world.gone.len()),
+        "{}",
+        world.gone.len()
+    );
+    world.pass_to(20 * SECOND);
+    world.change(&shaped("", "1/min"));
+    for number in 0..3 {
+        world.offer(17, &format!("v{number}"));
+    }
+    world.pass_to(79 * SECOND);
+    assert_eq!(world.gone.len(), 31);
+}
+
+#[test]
+fn while_suspended_all_pass_and_nothing_late_goes() {
+    let mut world = World::new(&shaped("", "1/s"));
+    for user in ["a", "b", "c"] {
+        world.offer(17, user);
+    }
+    world.suspend(true);
+    assert_eq!(world.offer(17, "d"), Offered::Release);
+    assert_eq!(world.offer(17, "b"), Offered::Release);
+    world.pass_to(10 * SECOND);
+    let users: Vec<_> = world.gone.iter().map(|gone| &*gone.user).collect();
+    assert_eq!(users, ["a", "d", "b"]);
+    assert_eq!(world.holding("dsp").waiting, 1);
+    world.suspend(false);
+    world.turn();
+    world.pass_to(20 * SECOND);
+    assert_eq!(world.gone.last().unwrap().user, "c");
+}
+
+#[test]
+fn queue_of_the_limits_own_that_is_full_lets_nothing_go_too_early() {
+    let limits = shaped("", "1000/s").replace(
+        r#"rate = "1000/s""#,
+        r#"rate = "1000/s", algorithm = "leaky_bucket", capacity = 2"#,
+    );
+    let mut world = World::new(&limits);
+    for number in 0..3_000 {
+        world.offer(17, &format!("u{number}"));
+    }
+    world.pass_to(10 * SECOND);
+    assert_eq!(world.gone.len(), 3_000);
+    let seconds = world.by_second(|_| true);
+    assert!(seconds.iter().all(|count| *count <= 1_001), "{seconds:?}");
+}
+
+#[test]
+fn those_that_were_sent_back_ask_again_when_the_limits_change() {
+    let shape = r#"shape = { horizon = "1s", max_age = "1h" }"#;
+    let mut world = World::new(&shaped(shape, "1/min"));
+    for number in 0..300 {
+        world.offer(17, &format!("u{number}"));
+    }
+    assert_eq!(world.holding("dsp").waiting, 299);
+    world.change(&shaped(shape, "1000/s"));
+    world.pass_to(2 * SECOND);
+    assert_eq!(world.gone.len(), 300);
+}
