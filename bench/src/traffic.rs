@@ -101,6 +101,8 @@ pub struct Traffic {
     population: Option<Population>,
     fresh: Chance,
     dsps: Dsps,
+    /// How many DSPs have lower numbers than the first.
+    dsps_before: u32,
 }
 
 impl Traffic {
@@ -113,6 +115,7 @@ impl Traffic {
             population: users.map(Population::new),
             fresh: Chance::new(1.0),
             dsps: Dsps::Equal(DSPS),
+            dsps_before: 0,
         }
     }
 
@@ -127,6 +130,13 @@ impl Traffic {
     #[must_use]
     pub fn with_dsp_shares(mut self, shares: &[NonZeroU32]) -> Self {
         self.dsps = Dsps::weighted(shares);
+        self
+    }
+
+    /// The same with DSPs that are numbered from `first` on, not from 1; the last of them must be a number, too.
+    #[must_use]
+    pub fn with_first_dsp(mut self, first: NonZeroU32) -> Self {
+        self.dsps_before = first.get() - 1;
         self
     }
 
@@ -163,7 +173,7 @@ impl Traffic {
         let stream = nth_word(self.seed, connection);
         let words = nth_word(stream, number);
         let [dsp_draw, length_draw] = halves(nth_word(words, 0));
-        let dsp_id = self.dsps.draw(dsp_draw);
+        let dsp_id = self.dsps_before + self.dsps.draw(dsp_draw);
 
         let user = match &self.population {
             None => nth_word(words, 1),
@@ -351,6 +361,19 @@ mod tests {
             assert_eq!(repeats, 100_000 - 200 * u64::from(DSPS));
             check_count(changes, repeats, changed);
         }
+    }
+
+    #[test]
+    fn dsps_are_numbered_from_the_first() {
+        let of = |dsps, first| {
+            let [dsps, first] = [dsps, first].map(|number| NonZeroU32::new(number).unwrap());
+            let traffic = Traffic::new(3, None).with_dsps(dsps).with_first_dsp(first);
+            let dsps = draws(&traffic, 100).map(|cookie| cookie.dsp_id());
+            dsps.collect::<HashSet<_>>()
+        };
+        assert_eq!(of(3, 1), (1..=3).collect());
+        assert_eq!(of(1, 20), [20].into());
+        assert_eq!(of(2, u32::MAX - 1), [u32::MAX - 1, u32::MAX].into());
     }
 
     #[test]

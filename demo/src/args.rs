@@ -8,15 +8,49 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use clap::Parser;
+use clap::{Parser, Subcommand, value_parser};
 
 /// Builds and starts a producer and a consumer, and shows a sync on its way through them, until Ctrl-C.
 #[derive(Debug, Parser)]
-#[command(name = "demo", bin_name = "cargo demo", version)]
+#[command(
+    name = "demo",
+    bin_name = "cargo demo",
+    version,
+    args_conflicts_with_subcommands = true
+)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) other: Option<Other>,
     /// Add a load of this many sync requests a second, and show a line about it each second.
     #[arg(long, value_name = "RATE")]
     pub(crate) load: Option<NonZeroU64>,
+    #[command(flatten)]
+    pub(crate) places: Places,
+}
+
+/// Another demonstration.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Other {
+    /// Shows what a limit does: one DSP sends 600 sync requests a second and may send 300.
+    ///
+    /// What is over the limit waits, and is released at the limit's rate. At half time the limit becomes 450 a second, while the
+    /// producer runs. A line each second says what comes, goes and waits; at the end, or after Ctrl-C, the ledger of
+    /// the limit says what became of every cookie.
+    Limits(LimitsArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LimitsArgs {
+    /// How long to send. A cookie waits for at most a sixth of this, and is a dead letter after a third of it.
+    #[arg(long, default_value_t = 180, value_name = "N", value_parser = value_parser!(u64).range(6..=3600))]
+    pub(crate) seconds: u64,
+    #[command(flatten)]
+    pub(crate) places: Places,
+}
+
+/// Where the processes listen and write.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Places {
     /// Where the producer takes sync requests.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub(crate) http: SocketAddr,
@@ -34,7 +68,7 @@ pub(crate) struct Args {
     pub(crate) dir: Option<PathBuf>,
 }
 
-impl Args {
+impl Places {
     fn addresses(&self) -> [(SocketAddr, &'static str, &'static str); 4] {
         [
             (self.http, "--http", "sync requests"),

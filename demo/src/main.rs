@@ -1,10 +1,13 @@
-//! `cargo demo`: the real programs together on one machine, one sync on its way through them, and a live line.
+//! `cargo demo`: the real programs together on one machine, one sync on its way through them, and a live line; and
+//! `cargo demo limits`: what a limit does with more than it lets through.
 //!
 //! It is what a newcomer builds first, so it links little: producer and consumer are processes, built beside it, and so is
-//! the sender of `--load`.
+//! what sends a load.
 
 mod args;
+mod limits;
 mod live;
+mod running;
 mod show;
 
 use std::process::ExitCode;
@@ -17,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::args::Args;
+use crate::args::{Args, Other};
 
 const EXIT_INTERRUPTED: u8 = 130;
 
@@ -51,7 +54,13 @@ async fn until_told(args: &Args) -> Result<ExitCode> {
         }
     };
     let stop = CancellationToken::new();
-    let mut demo = std::pin::pin!(show::run(args, &stop));
+    let demo = async {
+        match &args.other {
+            None => show::run(args, &stop).await,
+            Some(Other::Limits(args)) => limits::run(args, &stop).await,
+        }
+    };
+    let mut demo = std::pin::pin!(demo);
     tokio::select! {
         ended = demo.as_mut() => return ended.map(|()| ExitCode::SUCCESS),
         () = told() => stop.cancel(),

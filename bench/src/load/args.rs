@@ -99,7 +99,7 @@ pub struct LoadArgs {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["seed", "users", "draw", "zipf_exponent", "repeat_changed", "dsps", "dsp_shares", "first_connection", "malformed"]
+        conflicts_with_all = ["seed", "users", "draw", "zipf_exponent", "repeat_changed", "dsps", "dsp_shares", "first_dsp", "first_connection", "malformed"]
     )]
     pub replay: Option<PathBuf>,
     /// Replay so many times as fast as it was recorded [default: 1].
@@ -148,6 +148,9 @@ pub struct TrafficArgs {
     /// Shares of DSP 1, 2 and so on: 50:30:20.
     #[arg(long, value_name = "SHARE:SHARE:…")]
     pub dsp_shares: Option<DspShares>,
+    /// Number of the first DSP: --dsps 1 --first-dsp 17 is DSP 17 alone.
+    #[arg(long, default_value = "1", value_name = "NUMBER")]
+    pub first_dsp: NonZeroU32,
     /// Number of the first connection. What connections send depends on the seed and their number, so processes with the
     /// same seed and other numbers send other cookies of the same users.
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
@@ -176,13 +179,25 @@ impl TrafficArgs {
                 .with_draw(draw)
                 .with_repeats_changed(self.repeat_changed),
         };
-        match (&self.dsp_shares, self.dsps) {
-            (Some(DspShares(shares)), _) => traffic.with_dsp_shares(shares),
-            (None, Some(dsps)) => traffic.with_dsps(dsps),
-            (None, None) => {
-                traffic.with_dsps(NonZeroU32::new(DSPS).expect("there are some by default"))
-            }
+        let traffic = traffic.with_first_dsp(self.first_dsp);
+        match &self.dsp_shares {
+            Some(DspShares(shares)) => traffic.with_dsp_shares(shares),
+            None => traffic.with_dsps(self.equal_dsps()),
         }
+    }
+
+    fn equal_dsps(&self) -> NonZeroU32 {
+        let default = NonZeroU32::new(DSPS).expect("there are some by default");
+        self.dsps.unwrap_or(default)
+    }
+
+    /// Whether the last DSP has a number.
+    fn has_all_dsps(&self) -> bool {
+        let dsps = match &self.dsp_shares {
+            Some(DspShares(shares)) => u32::try_from(shares.len()).unwrap_or(u32::MAX),
+            None => self.equal_dsps().get(),
+        };
+        (self.first_dsp.get() - 1).checked_add(dsps).is_some()
     }
 }
 
@@ -230,6 +245,11 @@ impl LoadArgs {
         ensure!(
             traffic.zipf_exponent.is_none() || traffic.draw == DrawKind::Zipf,
             "--zipf-exponent says nothing without --draw zipf"
+        );
+        ensure!(
+            traffic.has_all_dsps(),
+            "with --first-dsp {}, not all DSPs have a number of 32 bits",
+            traffic.first_dsp
         );
         let (urls, connections) = (self.url.len(), self.connections);
         ensure!(
@@ -311,6 +331,7 @@ mod tests {
     fn flags_make_a_schedule_with_an_end() {
         check("", None, Some(10), 1);
         check("-r 5", None, None, 1);
+        check("-r 5 --first-dsp 4294967276", None, None, 1);
         check("-p 16 -d 3s", None, Some(3), 16);
         check("-l 40000", Some("40 000/s"), Some(10), 32_768);
         check("-l 40000 -c 5000", Some("40 000/s"), Some(10), 4_096);
@@ -362,6 +383,9 @@ mod tests {
             "--users 10 --draw zipf --zipf-exponent -1",
             "--dsps 5 --dsp-shares 1:2",
             "--dsp-shares 1:0",
+            "--first-dsp 0",
+            "--first-dsp 4294967277",
+            "--first-dsp 4294967295 --dsp-shares 1:1",
             "--malformed 2",
             "--speed 2",
             "--unlimited",

@@ -1,0 +1,241 @@
+//! The processes of a demonstration, and the folder with their store and logs.
+//!
+//! Every port is checked before anything is built or started. The processes are stopped in the direction of the data,
+//! the load first and then the producer, so what was accepted is stored when the demonstration ends.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use launcher::{
+    producer::{Addresses, Launch},
+    programs::{Process, Programs, target_dir},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::args::{Places, reachable};
+
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than a process may take to drain.
+const STOP_PATIENCE: Duration = Duration::from_secs(12);
+
+/// Says that a folder is the demonstration's, whose data may be removed.
+const MARKER: &str = ".cookiesync-demo";
+
+/// What a demonstration is started with.
+pub(crate) struct Prepared {
+    pub(crate) programs: Programs,
+    /// Empty but for a marker.
+    pub(crate) folder: PathBuf,
+}
+
+impl Prepared {
+    /// Builds the programs, with what sends a load if that is needed, and empties the folder; `None` when it is told to stop
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// When a port is taken, the programs cannot be built, or the folder holds something else.
+    pub(crate) async fn prepare(
+        places: &Places,
+        with_load: bool,
+        stop: &CancellationToken,
+    ) -> Result<Option<Self>> {
+        places.check_ports()?;
+        let programs = tokio::task::spawn_blocking(move || {
+            if with_load {
+                Programs::find_with_bench()
+            } else {
+                Programs::find()
+            }
+        })
+        .await?;
+        if stop.is_cancelled() {
+            // The same Ctrl-C has ended cargo.
+            return Ok(None);
+        }
+        let programs = programs?;
+        let folder = places
+            .dir
+            .clone()
+            .unwrap_or_else(|| target_dir().join("demo"));
+        empty(&folder)?;
+        // Again, since a build can take minutes.
+        places.check_ports()?;
+        Ok(Some(Self { programs, folder }))
+    }
+}
+
+/// Empties the folder of what an earlier demonstration left, and of nothing else.
+fn empty(folder: &Path) -> Result<()> {
+    let named = || format!("{}", folder.display());
+    let marker = folder.join(MARKER);
+    fs::create_dir_all(folder).with_context(named)?;
+    let is_empty = fs::read_dir(folder).with_context(named)?.next().is_none();
+    if !is_empty && !marker.exists() {
+        bail!(
+            "{} holds something else: name another folder with --dir",
+            folder.display()
+        );
+    }
+    fs::remove_dir_all(folder).with_context(named)?;
+    fs::create_dir_all(folder).with_context(named)?;
+    fs::write(&marker, "").with_context(named)
+}
+
+/// The processes; they are killed when this is dropped.
+pub(crate) struct Running {
+    producer: Process,
+    consumer: Process,
+    load: Option<Process>,
+    /// Where to ask the producer.
+    pub(crate) producer_admin: String,
+    /// Where to ask the consumer.
+    pub(crate) consumer_admin: String,
+}
+
+impl Running {
+    /// Starts a producer with these flags beside its addresses, and a consumer.
+    pub(crate) fn start(
+        places: &Places,
+        prepared: &Prepared,
+        producer_flags: Vec<String>,
+    ) -> Result<Self> {
+        let Prepared { programs, folder } = prepared;
+        let producer = Launch {
+            program: &programs.producer,
+            name: "producer".to_owned(),
+            addresses: Addresses {
+                http: places.http.to_string(),
+                grpc: places.grpc.to_string(),
+                admin: places.producer_admin.to_string(),
+            },
+            folder,
+            flags: producer_flags,
+        };
+        let store = folder.join("store");
+        let consumer = flags([
+            ("--producer", format!("http://{}", reachable(places.grpc))),
+            ("--name", "demo".to_owned()),
+            ("--store", format!("embedded:{}", store.display())),
+            ("--admin", places.consumer_admin.to_string()),
+            (
+                "--dead-letters",
+                folder.join("dead-letters.jsonl").display().to_string(),
+            ),
+        ]);
+        Ok(Self {
+            producer: producer.start()?.process,
+            consumer: start("consumer", &programs.consumer, &consumer, folder)?,
+            load: None,
+            producer_admin: reachable(places.producer_admin).to_string(),
+            consumer_admin: reachable(places.consumer_admin).to_string(),
+        })
+    }
+
+    /// Waits until both are ready, and says where they are.
+    pub(crate) async fn wait_ready(&mut self, places: &Places, prepared: &Prepared) -> Result<()> {
+        let (producer, consumer) = (&mut self.producer, &mut self.consumer);
+        producer
+            .wait_ready(&self.producer_admin, READY_PATIENCE)
+            .await?;
+        consumer
+            .wait_ready(&self.consumer_admin, READY_PATIENCE)
+            .await?;
+        println!(
+            "producer  {} (sync), {} (gRPC), {} (admin)\nconsumer  {} (lookup, admin), store and logs in {}\n",
+            places.http,
+            places.grpc,
+            places.producer_admin,
+            places.consumer_admin,
+            prepared.folder.display()
+        );
+        Ok(())
+    }
+
+    /// Starts what sends requests, with these flags beside the address.
+    pub(crate) fn start_load<const N: usize>(
+        &mut self,
+        places: &Places,
+        prepared: &Prepared,
+        more: [(&str, String); N],
+    ) -> Result<()> {
+        let program = prepared.programs.bench.as_ref();
+        let program = program.context("it was built with the others")?;
+        let mut load = vec!["load".to_owned(), "--no-report".to_owned()];
+        load.extend(flags([
+            ("--url", format!("http://{}/", reachable(places.http))),
+            ("--connections", "8".to_owned()),
+            ("--threads", "1".to_owned()),
+        ]));
+        load.extend(flags(more));
+        self.load = Some(start("load", program, &load, &prepared.folder)?);
+        Ok(())
+    }
+
+    /// How the load ended; `None` while it goes on, or when there was none.
+    pub(crate) fn load_ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.load.as_mut().map_or(Ok(None), Process::exited)
+    }
+
+    /// # Errors
+    /// When one of them has ended, the load included.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.check_both()?;
+        self.load.as_mut().map_or(Ok(()), Process::check)
+    }
+
+    /// # Errors
+    /// When producer or consumer has ended.
+    pub(crate) fn check_both(&mut self) -> Result<()> {
+        self.producer.check()?;
+        self.consumer.check()
+    }
+
+    /// Stops the load, if there is one.
+    pub(crate) async fn stop_load(&mut self) {
+        if let Some(mut load) = self.load.take() {
+            // It is no part of what is shown, so the others drain however it ends.
+            if let Err(error) = load.stop(STOP_PATIENCE).await {
+                eprintln!("the load: {error:#}");
+            }
+        }
+    }
+
+    /// Stops everything.
+    ///
+    /// # Errors
+    /// When the producer or the consumer does not drain.
+    pub(crate) async fn stop(mut self) -> Result<()> {
+        println!("\nstopping");
+        self.stop_load().await;
+        for process in [&mut self.producer, &mut self.consumer] {
+            let status = process.stop(STOP_PATIENCE).await?;
+            if !status.success() {
+                bail!(
+                    "{} ended with {status}; its last lines:\n{}",
+                    process.name(),
+                    process.last_lines(20)
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Starts a program with its output in a file of its name.
+fn start(name: &str, program: &Path, flags: &[String], folder: &Path) -> Result<Process> {
+    let log = folder.join(format!("{name}.log"));
+    Process::start(&format!("the {name}"), program, flags, &log)
+}
+
+/// Flags with their values, as arguments.
+pub(crate) fn flags<const N: usize>(flags: [(&str, String); N]) -> Vec<String> {
+    flags
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect()
+}
