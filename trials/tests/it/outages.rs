@@ -259,8 +259,13 @@ async fn server_that_lost_its_data_is_read_into_again() -> Result<()> {
     mongod.restart().await?;
     check_begins_anew(&mut consumer, &producer, 1).await?;
     // Without a restart, as a restore into a running server has it; but not between a commit's look at what there is and
-    // its writing, which would put the cursors back.
-    consumer.wait_settled(3).await?;
+    // its writing, which would put the cursors back. What is there may have come twice.
+    wait_until(PATIENCE, "nothing is in hand", async || {
+        let metrics = consumer.metrics().await?;
+        let waiting = metrics.count(names::WAITING, &[]);
+        Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 3)
+    })
+    .await?;
     for database in ["17", "cookiesync"] {
         let client = Client::with_uri_str(mongod.uri()).await?;
         client.database(database).drop().await?;
