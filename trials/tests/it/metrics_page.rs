@@ -139,8 +139,11 @@ fn files(folder: &TempDir) -> Result<Files> {
             format!("--token-file={token}"),
         ])
     };
+    let limits = root().join("examples/producer-limits.toml");
+    let mut of_producer = flags("--tls-client-ca", "producer")?;
+    of_producer.push(format!("--limits={}", limits.display()));
     Ok(Files {
-        of_producer: flags("--tls-client-ca", "producer")?,
+        of_producer,
         of_consumer: flags("--tls-ca", "consumer")?,
     })
 }

@@ -6,7 +6,8 @@
 //! - a life that goes on, or one whose goodbye a store has: only what that consumer counted as lost, and nothing where
 //!   queues are large enough;
 //! - a life that ended otherwise: its tail alone, after everything that the consumer received of it, and no more than the
-//!   consumer said (see [`ends`]).
+//!   consumer said (see [`ends`]);
+//! - what waited for its limits when a life of its producer ended without a word: no more pairs than waited, but for the tail.
 //!
 //! "Newest" is judged where it is certain: on one connection by order, otherwise when the one was answered before
 //! the other was sent; one that came into the log late counts as sent and answered when it was accepted. A request without an answer may have been accepted at any time, so its value is right wherever
@@ -20,6 +21,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use figures::sums;
 use launcher::{
     ledger,
     scrape::{Samples, names},
@@ -30,7 +32,7 @@ use crate::{
     UNPOISONED,
     hosts::{End, Seat},
     load::{History, Pair, SyncRequest},
-    plan::{Kind, millis},
+    plan::{Kind, Limits, millis},
     store::Disk,
     world::World,
 };
@@ -54,6 +56,8 @@ struct Missing {
     tails: Vec<usize>,
     /// Lost in the midst of one.
     holes: Vec<usize>,
+    /// Pairs whose last value may have waited when a producer crashed, by producer.
+    held: BTreeMap<usize, BTreeSet<Pair>>,
 }
 
 /// Judges all stores.
@@ -75,7 +79,37 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
             missing.holes.len(),
             describe(&history, &missing.holes)
         );
+        held(world, seat, &disk, &missing)?;
         ends::check(world, seat, &history, &disk, &missing)?;
+    }
+    Ok(())
+}
+
+/// Judges what a store lacks that may have waited for its limits.
+fn held(world: &World, consumer: &Seat, disk: &Disk, missing: &Missing) -> anyhow::Result<()> {
+    for (at, pairs) in &missing.held {
+        let producer = &world.producers[*at];
+        let lives = producer.lives.lock().expect(UNPOISONED);
+        let waited: u64 = lives.iter().map(|life| life.held).sum();
+        // With the machine goes the record of how long the tail was.
+        let is_on_record = lives.iter().all(|life| life.end != End::LostPower);
+        drop(lives);
+        // Of a life that it never knew of a consumer tells nothing.
+        let first = disk.first_epochs.get(producer.name.as_str());
+        let is_known = first.is_some_and(|epoch| life_of(producer, *epoch) == 0);
+        let lacking = pairs.len() as u64;
+        // In gaps, and with the ends of lives: at most, or exactly, or nobody knows.
+        let records = disk.losses.iter().map(|record| &record.loss);
+        let of_it = records.filter(|loss| *loss.producer == *producer.name);
+        let told = of_it.fold(0, |told: u64, loss| {
+            told.saturating_add(loss.cookies.unwrap_or(u64::MAX))
+        });
+        ensure!(
+            !is_on_record || !is_known || lacking <= told.saturating_add(waited),
+            "{} lacks {lacking} pairs of {}, where {waited} waited and it tells of {told} lost: {pairs:?}",
+            consumer.name,
+            producer.name
+        );
     }
     Ok(())
 }
@@ -90,6 +124,9 @@ pub(crate) fn figures(world: &World) -> anyhow::Result<Figures> {
     for producer in &world.producers {
         let samples = samples(producer)?;
         let appended = samples.count(names::APPENDED, &[]);
+        let in_hand = sums::SHAPING.in_hand.iter();
+        let waiting: u64 = in_hand.map(|term| samples.count(term.count, &[])).sum();
+        ensure!(waiting == 0, "{waiting} wait at {}", producer.name);
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
             let disk = disk.lock().expect(UNPOISONED);
             let cursor = disk.cursors.get(producer.name.as_str());
@@ -173,11 +210,20 @@ impl<'a> Judge<'a> {
                 if stored.is_some_and(|stored| !self.is_surely_after(at, stored)) {
                     continue;
                 }
+                if self.may_have_waited(&syncs[at]) {
+                    let held = missing.held.entry(syncs[at].producer);
+                    held.or_default().insert(pair);
+                    continue;
+                }
                 // What was received once lost against a newer one in its batch, or with the store's memory.
                 let was_received = numbers
                     .iter()
                     .any(|other| *other >= at && disk.seen.contains(&(*other as u64)));
-                let is_tail = was_received || !last_seen.iter().any(|&seen| self.follows(seen, at));
+                // What waited may have come into the log behind anything.
+                let is_late = self.is_under_limits(&syncs[at]);
+                let is_tail = was_received
+                    || is_late
+                    || !last_seen.iter().any(|&seen| self.follows(seen, at));
                 if is_tail && self.may_lack_tail(&syncs[at])? {
                     missing.tails.push(at);
                 } else {
@@ -213,6 +259,22 @@ impl<'a> Judge<'a> {
         let is_complete = completed
             .any(|(id, epoch)| **id == producer.name && life_of(producer, *epoch) == sync.life);
         Ok(ended && !is_complete && self.world.plan.kind == Kind::Everything)
+    }
+
+    /// Whether it may have come into the log later than it was accepted.
+    fn is_under_limits(&self, sync: &SyncRequest) -> bool {
+        let has_limits = self.world.plan.limits.is_some();
+        has_limits && Limits::may_hold(sync.pair.dsp) && sync.released_at.is_none()
+    }
+
+    /// Whether a life ended, after this was accepted, such that what waited for its limits is missing.
+    fn may_have_waited(&self, sync: &SyncRequest) -> bool {
+        if !self.is_under_limits(sync) {
+            return false;
+        }
+        let lives = self.world.producers[sync.producer].lives.lock();
+        let mut since = lives.expect(UNPOISONED).clone().into_iter().skip(sync.life);
+        since.any(|life| matches!(life.end, End::Crashed | End::LostPower))
     }
 
     fn is_surely_after(&self, at: usize, before: usize) -> bool {

@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use runtime::metrics::Registry;
-use runtime::unix_micros;
+use producer::{config::LimitsConfig, shaping::Shaping};
+use runtime::{metrics::Registry, unix_micros};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +35,10 @@ pub(crate) struct Life {
     pub(crate) stop: CancellationToken,
     /// Of consumers.
     pub(crate) registry: Registry,
+    /// Of producers that have limits, while they run.
+    pub(crate) limits: Option<(LimitsConfig, Shaping)>,
+    /// How many cookies waited when it crashed.
+    pub(crate) held: u64,
 }
 
 /// How a life ended.
@@ -67,6 +71,8 @@ impl Seat {
             end: End::NotYet,
             stop: CancellationToken::new(),
             registry: Registry::new(),
+            limits: None,
+            held: 0,
         };
         let begun = (life.stop.clone(), life.registry.clone());
         self.lives.lock().expect(UNPOISONED).push(life);
@@ -93,14 +99,20 @@ pub(crate) async fn produce(
         admin: SimListener::bind(ADMIN).await?,
     };
     let config = producer::config::Config::load(arguments)?;
+    let limits = config.shaping.clone();
     let app = producer::app::App::start_on(ports, config).await?;
+    let shaping = app.shaping().cloned();
+    seat.with_last(|life| life.limits = shaping.map(|shaping| (limits, shaping)));
     let releasing = late.run(seat.life(), app.log().clone());
     if stop.run_until_cancelled(releasing).await.is_some() {
         stop.cancelled().await;
     }
     let drained = app.drain().await;
     tracing::info!(?drained, "producer ended");
-    seat.with_last(|life| life.end = End::Drained);
+    seat.with_last(|life| {
+        life.end = End::Drained;
+        life.limits = None;
+    });
     Ok(())
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) flush: Duration,
     pub(crate) batch_cookies: u64,
     pub(crate) buffer_bytes: u64,
+    /// Limits of the DSPs at each producer, if there are any.
+    pub(crate) limits: Option<Limits>,
     /// In the order of time.
     pub(crate) faults: Vec<Fault>,
 }
@@ -54,6 +56,56 @@ pub(crate) struct Load {
     pub(crate) burst: usize,
     /// Between two bursts, on average.
     pub(crate) pause_millis: u64,
+}
+
+/// What DSPs may send each producer: the first is shaped, the second observed, the third has no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Of the first two, each: cookies a second.
+    pub(crate) rate: u64,
+    /// What is done with the second.
+    pub(crate) second: &'static str,
+    /// Whether what waits is kept when a producer stops.
+    pub(crate) is_spooled: bool,
+}
+
+impl Limits {
+    fn draw(r: &mut Rng) -> Self {
+        Self {
+            rate: r.u64(3..60),
+            second: r.choice(["observe", "shape"]).unwrap_or("observe"),
+            is_spooled: r.bool(),
+        }
+    }
+
+    /// Whether cookies of this DSP may come into the log later than they were accepted.
+    pub(crate) fn may_hold(dsp: u32) -> bool {
+        dsp != 3
+    }
+
+    /// As a file: what waits for too long comes back soon, and again and again.
+    pub(crate) fn text(self) -> String {
+        let Self { rate, second, .. } = self;
+        let shape = r#"
+            shape = { horizon = "3s", max_age = "5s" }
+            dead_letter = { base = "1s", cap = "3s", max_requeues = 64, share = 0.5 }"#;
+        let of_second = if second == "shape" { shape } else { "" };
+        format!(
+            r#"
+            unknown = "unlimited"
+            [limits.first]
+            keys = [1]
+            mode = "shape"
+            {shape}
+            rules = [ {{ id = "rate", rate = "{rate}/s", burst = 2 }} ]
+            [limits.second]
+            keys = [2]
+            mode = "{second}"
+            {of_second}
+            rules = [ {{ id = "rate", rate = "{rate}/s" }} ]
+            "#
+        )
+    }
 }
 
 /// A host.
@@ -91,6 +143,8 @@ pub(crate) enum What {
     Restart(Host),
     /// A consumer's store changes its mood.
     Store(usize, Mood),
+    /// A producer's limits are others from now on.
+    Limits(usize, Limits),
     /// A consumer's store loses what was not committed, and is away.
     StoreCrash(usize),
 }
@@ -129,6 +183,7 @@ impl Plan {
             flush: millis(r.u64(20..=400)),
             batch_cookies: r.choice([1_000, 2_000, 100_000]).unwrap_or(1_000),
             buffer_bytes: r.choice([1 << 20, 16 << 20]).unwrap_or(1 << 20),
+            limits: r.bool().then(|| Limits::draw(r)),
             faults: Vec::new(),
         };
         plan.faults = match kind {
@@ -136,8 +191,35 @@ impl Plan {
             Kind::Orderly => plan.restarts(r),
             _ => (0..r.u32(1..=7)).map(|_| plan.fault(r)).collect(),
         };
+        plan.change_limits(r);
         plan.faults.sort_by_key(|fault| fault.at);
         plan
+    }
+
+    /// While it runs, and again for all at the end: what waits must come to its end.
+    fn change_limits(&mut self, r: &mut Rng) {
+        let Some(limits) = self.limits else {
+            return;
+        };
+        let until = u64::try_from(self.load.until.as_millis()).expect("minutes");
+        let mut change = |at, producer, limits| {
+            self.faults.push(Fault {
+                at: millis(at),
+                lasts: Duration::ZERO,
+                what: What::Limits(producer, limits),
+            });
+        };
+        for _ in 0..r.u32(0..4) {
+            let other = Limits {
+                is_spooled: limits.is_spooled,
+                ..Limits::draw(r)
+            };
+            change(r.u64(1_200..until), r.usize(0..self.producers), other);
+        }
+        for producer in 0..self.producers {
+            let last = Limits { rate: 60, ..limits };
+            change(until, producer, last);
+        }
     }
 
     fn restarts(&mut self, r: &mut Rng) -> Vec<Fault> {
@@ -253,6 +335,7 @@ impl fmt::Display for Plan {
             self.batch_cookies,
             self.buffer_bytes
         )?;
+        writeln!(f, "  {:?}", self.limits)?;
         for Fault { at, lasts, what } in &self.faults {
             writeln!(f, "  at {at:?} for {lasts:?}: {what:?}")?;
         }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::{
-    plan::{Fault, Host, Kind, Load, Plan, What, millis},
+    plan::{Fault, Host, Kind, Limits, Load, Plan, What, millis},
     report, run_apart,
     store::Mood,
 };
@@ -59,9 +59,21 @@ pub(crate) fn plan(name: &str) -> Option<Plan> {
                 fault(9_000, 1_000, What::Restart(CONSUMER)),
             ],
         ),
+        "waiting" => (
+            Kind::Everything,
+            vec![
+                fault(3_000, 0, What::Limits(PRODUCER_AT, limits(3))),
+                fault(5_000, 1_000, What::Restart(PRODUCER)),
+                fault(9_000, 500, What::Crash(PRODUCER)),
+                fault(12_000, 0, What::Limits(1, limits(20))),
+                fault(14_000, 2_000, What::Restart(Host::Producer(1))),
+                fault(17_000, 0, What::Limits(PRODUCER_AT, limits(60))),
+            ],
+        ),
         _ => return None,
     };
     Some(Plan {
+        limits: (name == "waiting").then(|| limits(5)),
         seed: 1,
         kind,
         producers: 2,
@@ -85,6 +97,15 @@ pub(crate) fn plan(name: &str) -> Option<Plan> {
 }
 
 const CONSUMER_AT: usize = 0;
+const PRODUCER_AT: usize = 0;
+
+fn limits(rate: u64) -> Limits {
+    Limits {
+        rate,
+        second: "shape",
+        is_spooled: true,
+    }
+}
 
 fn fault(at_millis: u64, lasts_millis: u64, what: What) -> Fault {
     Fault {
@@ -134,4 +155,9 @@ fn killed_producer_costs_its_tail_and_consumers_know() {
 #[test]
 fn orderly_restarts_lose_nothing() {
     check("restarts");
+}
+
+#[test]
+fn what_waits_for_its_limits_outlives_a_restart_and_is_lost_with_a_crash_alone() {
+    check("waiting");
 }

@@ -18,7 +18,7 @@ use crate::{
     late::Source,
     load::{self, History},
     network::GRPC,
-    plan::{Host, Plan, START, What, millis},
+    plan::{Host, Limits, Plan, START, What, millis},
     store::{Disk, Mood, SimStore},
     trace,
 };
@@ -81,6 +81,11 @@ impl World {
         while sim.elapsed() < START {
             step(&mut sim)?;
         }
+        for at in 0..self.plan.producers {
+            if let Some(limits) = self.plan.limits {
+                write_limits(at, limits);
+            }
+        }
         self.people(&mut sim);
         self.carry_out(&mut sim)?;
         self.settle(&mut sim)
@@ -134,7 +139,19 @@ impl World {
             format!("--chunk-age={}ms", plan.chunk_age.as_millis()),
             format!("--subscriber-retention={}ms", plan.retention.as_millis()),
         ];
-        arguments.into_iter().map(Into::into).collect()
+        let limits = plan.limits.iter().flat_map(|limits| {
+            let spool = limits
+                .is_spooled
+                .then(|| format!("--limits-spool=spool-{at}"));
+            [format!("--limits={}", limits_of(at))]
+                .into_iter()
+                .chain(spool)
+        });
+        arguments
+            .into_iter()
+            .chain(limits)
+            .map(Into::into)
+            .collect()
     }
 
     fn consumer(&self, at: usize) -> Vec<OsString> {
@@ -238,6 +255,14 @@ impl World {
                 }
             }
             What::Restart(host) => self.seat(host).with_last(|life| life.stop.cancel()),
+            What::Limits(at, limits) => {
+                write_limits(at, limits);
+                self.producers[at].with_last(|life| {
+                    if let Some((file, _)) = &life.limits {
+                        file.look();
+                    }
+                });
+            }
             What::Store(at, mood) => self.disks[at].lock().expect(UNPOISONED).mood = mood,
             What::StoreCrash(at) => {
                 let mut disk = self.disks[at].lock().expect(UNPOISONED);
@@ -262,6 +287,7 @@ impl World {
                 }
             }
             What::Crash(host) | What::Restart(host) => start(sim, host),
+            What::Limits(..) => {}
             What::Store(at, _) | What::StoreCrash(at) => {
                 self.disks[at].lock().expect(UNPOISONED).mood = Mood::Well;
             }
@@ -273,6 +299,8 @@ impl World {
         self.seat(host).with_last(|life| {
             if life.end == End::NotYet {
                 life.end = end;
+                let limits = life.limits.take();
+                life.held = limits.map_or(0, |(_, shaping)| shaping.held());
             }
         });
     }
@@ -373,6 +401,15 @@ impl World {
         let hosts = self.hosts().into_iter();
         hosts.filter(move |other| *other != host)
     }
+}
+
+/// The file with a producer's limits.
+fn limits_of(producer: usize) -> String {
+    format!("limits-{producer}.toml")
+}
+
+fn write_limits(producer: usize, limits: Limits) {
+    fs::write(limits_of(producer), limits.text()).expect("there is room for a file");
 }
 
 /// Removes the record of a producer's lives, which lies in its machine's memory.

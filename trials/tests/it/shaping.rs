@@ -1,0 +1,301 @@
+//! Limits of DSPs in real producers: what waits, what is said of it, and what becomes of it when a producer stops or is killed.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Result, ensure};
+use bench::{admin, mongod::Mongod, scrape::names};
+use proto::v1::SubscribeRequest;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+use crate::{
+    harness::{
+        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, programs,
+        run_to_end, wait_said, wait_until,
+    },
+    stream_client::{Subscription, from_oldest},
+};
+
+/// A file of limits in a folder.
+struct Limits(PathBuf);
+
+impl Limits {
+    fn new(folder: &TempDir, text: &str) -> Result<Self> {
+        let limits = Self(folder.path().join("limits.toml"));
+        limits.set(text)?;
+        Ok(limits)
+    }
+
+    fn set(&self, text: &str) -> Result<()> {
+        // As an operator should: nobody sees half of it.
+        let unfinished = self.0.with_extension("new");
+        fs::write(&unfinished, text)?;
+        Ok(fs::rename(unfinished, &self.0)?)
+    }
+
+    fn flag(&self) -> String {
+        format!("--limits={}", self.0.display())
+    }
+}
+
+/// DSP 17 shaped at so many an hour or a second.
+fn shaped(rate: &str) -> String {
+    format!(
+        r#"
+        unknown = "unlimited"
+        [limits.dsp]
+        keys = [17]
+        mode = "shape"
+        shape = {{ horizon = "1h", max_age = "2h" }}
+        rules = [ {{ id = "contract", rate = "{rate}" }} ]
+        "#
+    )
+}
+
+async fn waiting(producer: &Producer) -> Result<u64> {
+    let metrics = producer.metrics().await?;
+    Ok(metrics.count(names::SHAPING_WAITING, &[]))
+}
+
+/// One goes at once, the others wait.
+async fn accept_users(producer: &Producer, users: &[&str]) -> Result<()> {
+    for user in users {
+        producer.accept(user, 17, &format!("of-{user}")).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_waits_when_a_producer_stops_is_kept_and_released_by_the_next() -> Result<()> {
+    let folder = TempDir::new()?;
+    let limits = Limits::new(&folder, &shaped("2/s"))?;
+    let spool = folder.path().join("waiting");
+    let spool_flag = format!("--limits-spool={}", spool.display());
+    let mut producer = Producer::start(&folder, &[&limits.flag(), &spool_flag]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    accept_users(&producer, &["alice", "bob", "carol"]).await?;
+    limits.set(&shaped("1/h"))?;
+    wait_said(&producer.process, "other limits are in force").await?;
+    let held = waiting(&producer).await?;
+    ensure!(held > 0, "nothing waits");
+
+    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&producer.process, status, 0)?;
+    ensure!(spool.exists());
+    limits.set(&shaped("100/s"))?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    for user in ["alice", "bob", "carol"] {
+        let known = json!({"17": format!("of-{user}")});
+        consumer.wait_known(user, known).await?;
+    }
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count(names::SHAPING_ACCEPTED, &[]), held);
+    // It says that the run before lost nothing.
+    assert_eq!(metrics.sum(names::SHAPING_LOST_AT_KILL, &[]), Some(0.0));
+    ensure!(!spool.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_file_it_is_released_before_its_time() -> Result<()> {
+    let folder = TempDir::new()?;
+    let limits = Limits::new(&folder, &shaped("1/h"))?;
+    let mut producer = Producer::start(&folder, &[&limits.flag()]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    accept_users(&producer, &["alice", "bob"]).await?;
+    assert_eq!(waiting(&producer).await?, 1);
+    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(&producer.process, status, 0)?;
+    wait_said(&producer.process, "released before its time").await?;
+    consumer.wait_known("bob", json!({"17": "of-bob"})).await
+}
+
+#[tokio::test]
+async fn after_a_kill_the_next_says_how_much_was_lost_at_most() -> Result<()> {
+    let folder = TempDir::new()?;
+    let limits = Limits::new(&folder, &shaped("1/h"))?;
+    let mut producer = Producer::start(&folder, &[&limits.flag()]).await?;
+    accept_users(&producer, &["alice", "bob", "carol"]).await?;
+    assert_eq!(waiting(&producer).await?, 2);
+    producer.process.kill()?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    let metrics = producer.metrics().await?;
+    let lost = metrics.count(names::SHAPING_LOST_AT_KILL, &[]);
+    ensure!((2..4096).contains(&lost), "{lost}");
+    wait_said(&producer.process, "so many are lost at most").await
+}
+
+#[tokio::test]
+async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
+    let folder = TempDir::new()?;
+    let limits = Limits::new(&folder, &shaped("1/h"))?;
+    let producer = Producer::start(&folder, &[&limits.flag()]).await?;
+    accept_users(&producer, &["alice", "bob"]).await?;
+    limits.set(&shaped("100/s").replace("shape\"", "shaped\""))?;
+    wait_said(&producer.process, "replaced files cannot be used").await?;
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count(names::SHAPING_VERSION, &[]), 1);
+    assert_eq!(metrics.count(names::SHAPING_REFUSED_VERSION, &[]), 1);
+    let ready = admin::get(&producer.admin, "/readyz").await?;
+    ensure!(ready.status == 200, "{ready:?}");
+    ensure!(ready.body.contains("the newest is refused"), "{ready:?}");
+    assert_eq!(waiting(&producer).await?, 1);
+
+    limits.set(&shaped("100/s"))?;
+    wait_until(PATIENCE, "the next version is in force", async || {
+        let metrics = producer.metrics().await?;
+        let is_refused = metrics.count(names::SHAPING_REFUSED_VERSION, &[]) > 0;
+        Ok(!is_refused && metrics.count(names::SHAPING_VERSION, &[]) == 2)
+    })
+    .await?;
+    wait_until(PATIENCE, "what waited is released", async || {
+        Ok(producer.appended().await? == 2)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn reader_that_does_not_understand_ages_is_named_and_nothing_is_shaped() -> Result<()> {
+    let folder = TempDir::new()?;
+    let limits = Limits::new(&folder, &shaped("1/h"))?;
+    // For so long it might come back after it has left.
+    let flags = [&*limits.flag(), "--subscriber-retention=1s"];
+    let producer = Producer::start(&folder, &flags).await?;
+    accept_users(&producer, &["alice", "bob"]).await?;
+    assert_eq!(waiting(&producer).await?, 1);
+
+    let old = SubscribeRequest {
+        understands: Vec::new(),
+        ..from_oldest("old-node")
+    };
+    let mut stream = Subscription::open(&producer.grpc, old).await?;
+    wait_until(PATIENCE, "it is named", async || {
+        let ready = admin::get(&producer.admin, "/readyz").await?;
+        ensure!(ready.status == 200, "{ready:?}");
+        let said = "shape is refused: old-node does not understand the age of cookies";
+        Ok(ready.body.contains(said))
+    })
+    .await?;
+    accept_users(&producer, &["carol", "mallory"]).await?;
+    stream.read_to(3).await?;
+    let users: Vec<_> = stream
+        .cookies
+        .iter()
+        .map(|cookie| &*cookie.user_id)
+        .collect();
+    assert_eq!(users, ["alice", "carol", "mallory"]);
+    assert_eq!(waiting(&producer).await?, 1);
+
+    drop(stream);
+    wait_said(&producer.process, "limits shape again").await?;
+    accept_users(&producer, &["dora"]).await?;
+    assert_eq!(waiting(&producer).await?, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_store_has_the_one_accepted_last_of_a_shaped_and_an_unshaped_one() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let limits = Limits::new(&folder, &shaped("1/h"))?;
+    let shaping = Producer::start(&folder, &[&limits.flag()]).await?;
+    let other = Producer::start(&folder, &[]).await?;
+    let stores = [
+        embedded(&folder.path().join("store")),
+        mongod.uri().to_owned(),
+    ];
+    let mut consumers = Vec::new();
+    for (node, store) in ["embedded", "mongodb"].into_iter().zip(&stores) {
+        let producers = [&shaping, &other];
+        consumers.push(Consumer::start(&folder, node, &producers, store, &[]).await?);
+    }
+    shaping.accept("first", 17, "goes").await?;
+    // Accepted here first, there later: what is released last is the older.
+    shaping.accept("alice", 17, "older").await?;
+    sleep(Duration::from_millis(100)).await;
+    other.accept("alice", 17, "newer").await?;
+    // And the other way round.
+    other.accept("bob", 17, "older").await?;
+    sleep(Duration::from_millis(100)).await;
+    shaping.accept("bob", 17, "newer").await?;
+    for consumer in &consumers {
+        consumer.wait_known("alice", json!({"17": "newer"})).await?;
+        consumer.wait_known("bob", json!({"17": "older"})).await?;
+    }
+    limits.set(&shaped("100/s"))?;
+    for consumer in &consumers {
+        consumer.wait_known("bob", json!({"17": "newer"})).await?;
+        consumer.wait_settled(5).await?;
+        consumer.wait_known("alice", json!({"17": "newer"})).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
+    let folder = TempDir::new()?;
+    let text = r#"
+        [limits.dsp]
+        keys = ["x", 17]
+        mode = "shapes"
+        rules = [ { id = "contract", rate = "many" } ]
+        [limits.whole]
+        every_call = true
+        mode = "shape"
+        rules = []
+    "#;
+    let limits = Limits::new(&folder, text)?;
+    let addresses = Addresses::free()?;
+    let grpc = addresses.grpc.to_string();
+    // Held by somebody else: it would be told if it came to that.
+    let taken = std::net::TcpListener::bind(&*grpc)?;
+    let program = &programs().await?.producer;
+    let flags = [
+        "--grpc",
+        &grpc,
+        &limits.flag(),
+        "--limits-spool=/none/there",
+    ];
+    let ended = run_to_end(program, &flags, &[]).await?;
+    assert_eq!(ended.code, Some(2), "{}", ended.words);
+    for mistake in [
+        "`many`",
+        "`shapes`",
+        "limits.whole",
+        "--limits-spool",
+        "needs rules",
+    ] {
+        ensure!(ended.words.contains(mistake), "{mistake}: {}", ended.words);
+    }
+    ensure!(!ended.words.contains("in use"), "{}", ended.words);
+    drop(taken);
+    Ok(())
+}
+
+#[tokio::test]
+async fn second_producer_does_not_take_the_file_of_the_first() -> Result<()> {
+    let folder = TempDir::new()?;
+    let limits = Limits::new(&folder, &shaped("1/h"))?;
+    let spool = format!("--limits-spool={}", folder.path().join("waiting").display());
+    let first = Producer::start(&folder, &[&limits.flag(), &spool]).await?;
+    let program = &programs().await?.producer;
+    let mut flags = vec![limits.flag(), spool, "--state=none".to_owned()];
+    for port in ["http", "grpc", "admin"] {
+        flags.push(format!("--{port}=127.0.0.1:0"));
+    }
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let ended = run_to_end(program, &flags, &[]).await?;
+    assert_eq!(ended.code, Some(1), "{}", ended.words);
+    ensure!(
+        ended.words.contains("another process uses it"),
+        "{}",
+        ended.words
+    );
+    drop(first);
+    Ok(())
+}
