@@ -2,9 +2,6 @@
 
 use figures::buckets::SHAPING_DELAY_SECONDS;
 
-#[cfg(test)]
-use super::room::Holding;
-
 /// Why a cookie was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dropped {
@@ -161,6 +158,32 @@ impl Figures {
             + self.dropped.iter().sum::<u64>();
         let held = held.waiting + held.dead + held.parked;
         i128::from(self.accepted) - i128::from(fates) - i128::from(held)
+    }
+}
+
+/// What a room holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Holding {
+    /// Cookies that wait for their turn, those that were sent back included.
+    pub(crate) waiting: u64,
+    /// Dead letters that will be revived.
+    pub(crate) dead: u64,
+    /// Those that will not.
+    pub(crate) parked: u64,
+    /// What all of them take in memory.
+    pub(crate) bytes: u64,
+    /// How long ago the oldest was accepted.
+    pub(crate) oldest_nanos: u64,
+}
+
+impl Holding {
+    /// Adds what another room holds.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.waiting += other.waiting;
+        self.dead += other.dead;
+        self.parked += other.parked;
+        self.bytes += other.bytes;
+        self.oldest_nanos = self.oldest_nanos.max(other.oldest_nanos);
     }
 }
 

@@ -13,7 +13,8 @@ use proto::wire::CookieRef;
 
 use super::{
     contract,
-    room::{Holding, Offered},
+    figures::Holding,
+    room::Offered,
     shaper::{Shaper, Summary},
 };
 

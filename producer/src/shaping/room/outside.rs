@@ -1,0 +1,114 @@
+//! Those that are in a room and not in its line: sent back for a while, or dead letters.
+
+use proto::limits::AGE_MICROS_MAX;
+
+use super::{Room, nanos};
+use crate::shaping::{
+    figures::{DeadReason, Dropped},
+    held::{At, Standing},
+};
+
+/// What is older than readers can be told is not released any more.
+pub(super) const AGE_NANOS_MAX: u64 = AGE_MICROS_MAX * 1000;
+
+/// With fewer than so many in the line, those that were sent back come back: others made room, or went.
+const LINE_MIN: usize = 256;
+
+impl Room {
+    /// Puts back those that were sent back and whose time has come, and revives dead letters, at most so many.
+    pub(in crate::shaping) fn wake(&mut self, now: u64, lines: u64, most: usize) {
+        self.asking = self.asking.min(self.held.returned.len());
+        for _ in 0..most {
+            match self.held.returned.first() {
+                Some(&(when, at))
+                    if when <= now || self.asking > 0 || self.is_short(now, lines) =>
+                {
+                    self.asking = self.asking.saturating_sub(1);
+                    self.ask_again(at, now, lines);
+                }
+                _ => break,
+            }
+        }
+        for _ in 0..most {
+            match self.held.dead.first() {
+                Some(&(when, at)) if when <= now && self.revival <= now => {
+                    self.revive(at, now, lines);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Whether the line has room for those that were sent back.
+    fn is_short(&self, now: u64, lines: u64) -> bool {
+        let horizon = nanos(self.terms.handling.horizon);
+        self.line.len() < LINE_MIN && self.wait(now, lines) <= horizon
+    }
+
+    fn ask_again(&mut self, at: At, now: u64, lines: u64) {
+        let entered = self.held.get(at).entered;
+        let wait = self.wait(now, lines);
+        let age = self.patience(now).saturating_sub(entered);
+        let age = age.saturating_add(wait);
+        if age > nanos(self.terms.handling.max_age) {
+            self.die(at, now, DeadReason::Wait);
+        } else {
+            self.held.move_to(at, Standing::InLine);
+            self.join_line(at, now, lines);
+        }
+    }
+
+    fn revive(&mut self, at: At, now: u64, lines: u64) {
+        if now.saturating_sub(self.held.get(at).accepted) > AGE_NANOS_MAX {
+            self.held.take(at);
+            self.figures.drop(Dropped::Bound, 1);
+            return;
+        }
+        let share = u64::from(self.terms.handling.revive.share_permille);
+        let each = self.nanos_of(1, lines);
+        let pause = each.saturating_mul(1000) / share;
+        self.revival = self.revival.max(now).saturating_add(pause);
+        self.held.revive(at, self.patience(now));
+        if self.wait(now, lines) > nanos(self.terms.handling.horizon) {
+            self.lay_down(at, now);
+            return;
+        }
+        self.figures.revived += 1;
+        self.held.move_to(at, Standing::InLine);
+        self.join_line(at, now, lines);
+    }
+
+    /// Sends a cookie back for as long as it would have to wait, but not beyond its age.
+    pub(super) fn send_back(&mut self, at: At, now: u64, wait: u64) {
+        let max_age = nanos(self.terms.handling.max_age);
+        let entered = self.held.get(at).entered.saturating_add(self.paused);
+        let death = entered.saturating_add(max_age);
+        let when = now.saturating_add(wait).min(death.saturating_add(1));
+        self.held.move_to(at, Standing::Returned(when));
+    }
+
+    pub(super) fn die(&mut self, at: At, now: u64, reason: DeadReason) {
+        self.figures.die(reason, self.binding);
+        self.lay_down(at, now);
+    }
+
+    /// Lays a dead letter down until it may be revived, or for good.
+    fn lay_down(&mut self, at: At, now: u64) {
+        let revive = &self.terms.handling.revive;
+        let revivals = self.held.get(at).revivals;
+        if revivals >= revive.requeues_max {
+            return self.held.move_to(at, Standing::Parked);
+        }
+        let pause = nanos(revive.base).saturating_mul(1 << revivals.min(40));
+        let pause = pause.min(nanos(revive.cap));
+        let pause = jittered(pause, u64::from(at) ^ now);
+        self.held
+            .move_to(at, Standing::Dead(now.saturating_add(pause)));
+    }
+}
+
+/// Between three quarters of a pause and all of it, so that not all come back at once; of equal seeds the same.
+fn jittered(pause: u64, seed: u64) -> u64 {
+    let quarter = pause / 4;
+    pause - fastrand::Rng::with_seed(seed).u64(0..=quarter)
+}

@@ -1,0 +1,239 @@
+//! Another file of limits comes into force: rooms are made, closed and forgotten, debts are kept, and what waits is planned anew.
+
+use std::collections::{BTreeMap, HashMap};
+
+use limits::{
+    Carry, Decision, Demand, Limit, LimitId, Rate,
+    rules::{NamedLimit, Rules, Unknown},
+};
+
+use super::{EVERYBODY, Place, Shaper};
+use crate::shaping::room::{Room, Terms};
+
+impl Shaper {
+    /// Takes another file of rules into force. Debts are kept, and those that wait go by the new rules.
+    pub(in crate::shaping) fn change(&mut self, rules: &Rules, now: u64) {
+        self.renumber(rules, now);
+        self.by_dsp.clear();
+        self.others = None;
+        for place in &mut self.rooms {
+            place.is_closing = true;
+        }
+        let known = self.rooms.iter().enumerate();
+        let known = known.map(|(index, place)| ((place.name.clone(), place.key), index));
+        let known: HashMap<_, _> = known.collect();
+        let unknown = match rules.unknown {
+            Unknown::Limit(index) => Some(index),
+            Unknown::Refuse | Unknown::Unlimited => None,
+        };
+        for (index, limit) in rules.limits.iter().enumerate() {
+            if limit.every_call {
+                continue;
+            }
+            for key in limit.keys.iter().filter_map(|key| key.parse().ok()) {
+                let place = self.place(rules, limit, key, &known, now);
+                self.by_dsp.insert(key, place);
+            }
+            if unknown == Some(index) {
+                self.others = Some(self.place(rules, limit, EVERYBODY, &known, now));
+            }
+        }
+        self.has_closing = self.rooms.iter().any(|place| place.is_closing);
+        self.find_strays();
+        self.replan(now);
+        self.due = 0;
+    }
+
+    /// Gives each rule a number of the table of limits: the one that it has, so that its debt is kept, or another.
+    fn renumber(&mut self, rules: &Rules, now: u64) {
+        let mut before = std::mem::take(&mut self.numbers);
+        for limit in &rules.limits {
+            let copies: &[bool] = if limit.every_call {
+                &[false, true]
+            } else {
+                &[false]
+            };
+            for (rule, is_observed) in limit
+                .rules
+                .iter()
+                .flat_map(|rule| copies.iter().map(move |it| (rule, *it)))
+            {
+                let name = (limit.name.clone(), rule.id.clone(), is_observed);
+                let number = match before.remove(&name) {
+                    Some(number) => {
+                        self.set(number, rule.limit, Carry::Requests, now);
+                        number
+                    }
+                    None => self.add(rule.limit, now),
+                };
+                self.numbers.insert(name, number);
+            }
+        }
+        for number in before.into_values() {
+            // Nothing of it is left for who gets the number next.
+            let limit = *self.limits.limit(number);
+            self.set(number, limit, Carry::Reset, now);
+            self.spare.push(number);
+        }
+        self.limits.forget_idle(usize::MAX, now);
+    }
+
+    fn add(&mut self, limit: Limit, now: u64) -> LimitId {
+        let Some(number) = self.spare.pop() else {
+            return self.limits.add(limit).expect("the file was checked");
+        };
+        self.set(number, limit, Carry::Reset, now);
+        number
+    }
+
+    fn set(&mut self, number: LimitId, limit: Limit, carry: Carry, now: u64) {
+        if *self.limits.limit(number) != limit || carry == Carry::Reset {
+            let changed = self.limits.change(number, limit, carry, now);
+            changed.expect("the file was checked");
+        }
+    }
+
+    /// The room of a limit for a key, by these rules.
+    fn place(
+        &mut self,
+        rules: &Rules,
+        limit: &NamedLimit,
+        key: u32,
+        known: &HashMap<(String, u32), usize>,
+        now: u64,
+    ) -> usize {
+        let every_call = rules.limits.iter().filter(|limit| limit.every_call);
+        let (mut demands, mut observed, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut own, mut shared) = (None, None);
+        for under in std::iter::once(limit).chain(every_call) {
+            for rule in &under.rules {
+                let demand = |is_observed| {
+                    let name = (under.name.clone(), rule.id.clone(), is_observed);
+                    Demand {
+                        limit: self.numbers[&name],
+                        key: if under.every_call { EVERYBODY } else { key },
+                        requests: 1,
+                    }
+                };
+                demands.push(demand(false));
+                observed.push(demand(under.every_call));
+                let slowest = if under.every_call {
+                    &mut shared
+                } else {
+                    &mut own
+                };
+                *slowest = Some(slower(*slowest, rule.limit.algorithm.mean_rate()));
+                names.push(if under.every_call {
+                    format!("{}/{}", under.name, rule.id)
+                } else {
+                    rule.id.clone()
+                });
+            }
+        }
+        let terms = Terms {
+            handling: limit.handling,
+            demands,
+            observed,
+            own_count: limit.rules.len(),
+            own,
+            shared,
+        };
+        if let Some(&index) = known.get(&(limit.name.clone(), key)) {
+            let place = &mut self.rooms[index];
+            place.is_closing = false;
+            let counted = place.room.set_terms(terms, now);
+            let past = self.past.entry(place.name.clone()).or_default();
+            past.add_rules(&place.rules, &counted);
+            place.rules = names;
+            return index;
+        }
+        self.rooms.push(Place {
+            name: limit.name.clone(),
+            key,
+            rules: names,
+            room: Room::new(terms),
+            is_closing: false,
+            is_busy: false,
+        });
+        self.rooms.len() - 1
+    }
+
+    /// Gives those that have slots to come other ones, by the rules as they are now.
+    fn replan(&mut self, now: u64) {
+        let mut waiting: Vec<(usize, u64)> = Vec::new();
+        for (index, place) in self.rooms.iter().enumerate() {
+            waiting.extend(place.room.slots().map(|slot| (index, slot)));
+        }
+        waiting.sort_by_key(|(_, slot)| *slot);
+        let calls: Vec<(&[Demand<u32>], u64)> = waiting
+            .iter()
+            .map(|(index, slot)| (&*self.rooms[*index].room.terms.demands, *slot))
+            .collect();
+        let mut slots: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for (index, slot) in waiting.iter().filter(|(_, slot)| *slot <= now) {
+            slots.entry(*index).or_default().push(*slot);
+        }
+        let planned = |call: usize, decision: Decision| {
+            // Who is refused asks again when the rest is handed out.
+            if let Some(slot) = decision.at(now) {
+                slots.entry(waiting[call].0).or_default().push(slot);
+            }
+        };
+        self.limits
+            .replan(&calls, now, std::time::Duration::MAX, |_| true, planned);
+        for (index, place) in self.rooms.iter_mut().enumerate() {
+            place
+                .room
+                .set_slots(slots.remove(&index).unwrap_or_default());
+        }
+    }
+
+    /// Those are in rooms that close, or in that of others, as the DSP was not named before.
+    pub(super) fn find_strays(&mut self) {
+        let may_have = |(index, place): &(usize, &Place)| {
+            place.room.len() > 0 && (place.is_closing || Some(*index) == self.others)
+        };
+        self.strays.clear();
+        for (index, place) in self.rooms.iter().enumerate().filter(may_have) {
+            self.strays.entry(place.key).or_default().push(index);
+        }
+    }
+
+    /// Forgets rooms whose limit is no more and that are empty; not what was counted of them.
+    pub(super) fn retire(&mut self) {
+        let is_over = |place: &Place| place.is_closing && place.room.len() == 0;
+        if !self.has_closing || !self.rooms.iter().any(is_over) {
+            return;
+        }
+        let (gone, kept) = std::mem::take(&mut self.rooms)
+            .into_iter()
+            .partition(is_over);
+        let gone: Vec<Place> = gone;
+        for place in gone {
+            self.past.entry(place.name.clone()).or_default().add(&place);
+        }
+        self.rooms = kept;
+        self.has_closing = self.rooms.iter().any(|place| place.is_closing);
+        self.by_dsp.clear();
+        self.others = None;
+        self.busy.clear();
+        for (index, place) in self.rooms.iter().enumerate() {
+            if place.is_busy {
+                self.busy.push(index);
+            }
+            match place.key {
+                _ if place.is_closing => {}
+                EVERYBODY => self.others = Some(index),
+                dsp => drop(self.by_dsp.insert(dsp, index)),
+            }
+        }
+        self.find_strays();
+    }
+}
+
+fn slower(known: Option<Rate>, rate: Rate) -> Rate {
+    match known {
+        Some(known) if known.nanos_of(1_000_000) >= rate.nanos_of(1_000_000) => known,
+        _ => rate,
+    }
+}
