@@ -85,6 +85,19 @@ impl Rate {
         self.written
     }
 
+    /// One of so many equal parts of it.
+    ///
+    /// # Errors
+    /// When it is no part, or too small a one.
+    pub fn part(&self, parts: u64) -> Result<Self, RateError> {
+        let (requests, nanos) = self.written;
+        let parts = in_range("a number of parts", parts, REQUESTS_MAX)?;
+        if requests.is_multiple_of(parts) {
+            return Self::new(requests / parts, Duration::from_nanos(nanos));
+        }
+        Self::new(requests, Duration::from_nanos(nanos.saturating_mul(parts)))
+    }
+
     /// How many requests fit into so long a time, rounded down.
     #[must_use]
     pub fn requests_in(&self, nanos: u64) -> u64 {

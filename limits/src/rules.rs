@@ -21,6 +21,8 @@
 //! rules = [ { id = "intake", rate = "2000/s", burst = 50 } ]
 //! ```
 //!
+//! `share = "1/3"` at the top is for one of three who have the same file and each keep to a third of every limit.
+//!
 //! A rule is a token bucket unless `algorithm` says otherwise: `token_bucket` (`burst`), `stepped_bucket` (`burst`),
 //! `leaky_bucket` (`capacity`, `when_full = "queue"` or `"drop"`), `spacing`, `fixed_window` (`aligned = "clock"` or `"first_call"`), `sliding_log`,
 //! `sliding_counter`, `step_window` (`step`), `warm_up` (`warm_up`). Of windows, `rate = "1000/h"` is a limit of 1000 in a

@@ -14,12 +14,18 @@ use crate::{
     rate::{Rate, RateError, parse_count, parse_time},
 };
 
+/// Most who keep to limits together.
+const PARTS_MAX: u64 = 1000;
+
 /// Reads a file's text.
 pub(super) fn read(text: &str) -> Result<Rules, Mistakes> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         Mistakes(vec![error.to_string().trim_end().to_owned()])
     })?;
-    let mut reader = Reader::default();
+    let mut reader = Reader {
+        mistakes: Vec::new(),
+        parts: 1,
+    };
     let rules = reader.rules(table);
     if reader.mistakes.is_empty() {
         Ok(rules)
@@ -43,9 +49,10 @@ fn join(path: &str, key: &str) -> String {
 }
 
 /// Reads tables, and notes what is wrong with them.
-#[derive(Default)]
 struct Reader {
     mistakes: Vec<String>,
+    /// Of how many who keep to the limits together this is one.
+    parts: u64,
 }
 
 impl Reader {
@@ -61,6 +68,7 @@ impl Reader {
                 Table::new()
             }
         };
+        self.parts = self.parts(&mut table);
         let unknown = self.text(&mut table, "", "unknown");
         let names: Vec<String> = limits.keys().cloned().collect();
         let unknown = match unknown.as_deref() {
@@ -178,6 +186,7 @@ impl Reader {
         let count_refused = self.flag(&mut table, path, "count_refused");
         self.nothing_else(path, &table);
         let algorithm = self.good(path, "", algorithm?.checked())?;
+        let algorithm = self.good(path, "share", algorithm.part(self.parts))?;
         let is_window = matches!(
             algorithm,
             Algorithm::FixedWindow { .. }
@@ -277,6 +286,23 @@ impl Reader {
             }
         };
         given.then_some(algorithm)
+    }
+
+    /// The N of `share = "1/N"`.
+    fn parts(&mut self, table: &mut Table) -> u64 {
+        let Some(text) = self.text(table, "", "share") else {
+            return 1;
+        };
+        let parts = text.strip_prefix("1/").and_then(|parts| parts.parse().ok());
+        parts
+            .filter(|parts| (1..=PARTS_MAX).contains(parts))
+            .unwrap_or_else(|| {
+                self.wrong(
+                    "share",
+                    format!("`{text}` is none from \"1/1\" to \"1/{PARTS_MAX}\""),
+                );
+                1
+            })
     }
 
     fn table(&mut self, path: &str, value: Value) -> Table {

@@ -1,6 +1,7 @@
 //! Limits in a file: what is read, what is told of it, and every mistake.
 
 use super::*;
+use crate::Algorithm;
 
 const GOOD: &str = r#"
     unknown = "default"
@@ -408,4 +409,35 @@ fn handling_is_told_in_words_where_a_mode_is_given() {
         "  mode shape: what is over waits, for up to 30s at a time and in at most 64MiB for each key; 1min after it was \
          accepted it is a dead letter and parked",
     );
+}
+
+#[test]
+fn share_divides_rates_and_windows() {
+    let text = "share = \"1/3\"\n\
+        [limits.a]\n\
+        rules = [ { id = \"even\", rate = \"300/s\", burst = 10 }, { id = \"odd\", rate = \"100/s\" }, \
+        { id = \"hour\", rate = \"1000/h\", algorithm = \"sliding_counter\" } ]\n";
+    let rules = Rules::parse(text).unwrap();
+    let algorithms: Vec<_> = rules.limits[0]
+        .rules
+        .iter()
+        .map(|rule| rule.limit.algorithm)
+        .collect();
+    let expected = [
+        Algorithm::token_bucket("100/s", 4).unwrap(),
+        Algorithm::token_bucket("100/3s", 1).unwrap(),
+        Algorithm::SlidingCounter {
+            limit: 333,
+            window: Duration::from_secs(3600),
+        },
+    ];
+    assert_eq!(algorithms, expected);
+    for bad in ["3", "1/0", "2/3", "1/1001", ""] {
+        let text = text.replace("1/3", bad);
+        let mistakes = Rules::parse(&text).unwrap_err();
+        assert!(mistakes.0[0].starts_with("share: "), "{mistakes}");
+    }
+    let few = "share = \"1/3\"\n[limits.a]\n\
+        rules = [ { id = \"few\", rate = \"2/h\", algorithm = \"sliding_log\" } ]\n";
+    assert!(Rules::parse(few).is_err());
 }
