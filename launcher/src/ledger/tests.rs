@@ -37,7 +37,7 @@ producer_limits_dropped_cookies_total{limit="dsp-1",reason="bound"} 3
 producer_limits_dropped_cookies_total{limit="dsp-1",reason="police"} 4
 producer_limits_spooled_cookies_total{limit="dsp-1"} 5
 producer_limits_waiting_cookies{limit="dsp-1"} 25
-producer_limits_dead_letters{limit="dsp-1"} 15
+producer_limits_dead_cookies{limit="dsp-1"} 15
 producer_limits_parked_cookies{limit="dsp-1"} 5
 "#;
 
