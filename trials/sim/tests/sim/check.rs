@@ -219,8 +219,16 @@ impl<'a> Judge<'a> {
                 let was_received = numbers
                     .iter()
                     .any(|other| *other >= at && disk.seen.contains(&(*other as u64)));
-                // What waited may have come into the log behind anything.
+                // What waited may have come into the log behind anything, or have given its place to a later one.
                 let is_late = self.is_under_limits(&syncs[at]);
+                let log = |sync: &SyncRequest| (sync.producer, sync.life);
+                let gave_place = |other: &usize| {
+                    let later = &syncs[*other];
+                    *other > at && log(later) == log(&syncs[at]) && self.is_under_limits(later)
+                };
+                if is_late && numbers.iter().any(gave_place) {
+                    continue;
+                }
                 let is_tail = was_received
                     || is_late
                     || !last_seen.iter().any(|&seen| self.follows(seen, at));
