@@ -1,7 +1,10 @@
 //! All limits and what they keep for each key; one reservation over any number of them.
 
+mod concerns;
+
 use std::{collections::BTreeMap, hash::BuildHasher, time::Duration};
 
+use self::concerns::{Concern, Concerns};
 use crate::{
     decision::{Decision, Demand, Limit, LimitId, RecordError, Refusal, Standing},
     keys::{Keys, NoRoom},
@@ -22,23 +25,6 @@ const END_OF_TIME: u64 = u64::MAX / 2;
 struct Rule {
     limit: Limit,
     meter: Meter,
-}
-
-/// One entry that a call concerns, or would.
-#[derive(Debug, Clone, Copy)]
-struct Concern {
-    limit: LimitId,
-    requests: u64,
-    /// Where its state is; none of a key that is not known.
-    entry: Option<u32>,
-    /// The demand whose key it is.
-    demand: usize,
-}
-
-/// The concerns of a call, without an allocation.
-struct Concerns<const MAX: usize> {
-    all: [Concern; MAX],
-    length: usize,
 }
 
 /// Limits, and what they keep. Pure: time is what the caller says it is, in nanoseconds.
@@ -503,15 +489,5 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
                 rule.meter.force(state, concern.requests, now);
             }
         }
-    }
-}
-
-impl<const MAX: usize> Concerns<MAX> {
-    fn all(&self) -> &[Concern] {
-        &self.all[..self.length]
-    }
-
-    fn all_mut(&mut self) -> &mut [Concern] {
-        &mut self.all[..self.length]
     }
 }

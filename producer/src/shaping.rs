@@ -8,7 +8,7 @@
 //! Accepted, it goes into the log at once if that is within the limits, and else into the waiting room of its DSP (`room.rs`). There it is *released* at
 //! its turn, with its age, so that no store takes it for newer than it is. A newer cookie of its pair takes its place. What would wait for longer than
 //! the horizon is sent back for that long and asks again; what gets older than allowed is a dead letter, which is revived later, at a share of the rate,
-//! and at last parked. `docs/limits.md` has the life cycle.
+//! and at last parked. `docs/contracts.md` has the life cycle.
 //!
 //! # What holds
 //!
@@ -58,7 +58,7 @@ use crate::{
     streams::features::{Feature, Understanding},
 };
 
-/// How long the first look at a version of the file, or at who is connected, waits at most.
+/// How often it is looked for a new version of the file, and for readers that have left, where nothing else is due.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A moment of the clock that limits go by: nanoseconds since the Unix epoch, as if nobody had set the system's clock since the start.
@@ -183,7 +183,7 @@ impl Shaping {
     pub fn offer(&self, cookie: &CookieRef<'_>, Moment(now): Moment) -> Offered {
         let mut state = self.state();
         if state.is_over {
-            // The log is about to be closed, and says so.
+            // The log is about to be closed, and refuses it.
             return Offered::Release;
         }
         let log = &self.shared.log;
@@ -414,7 +414,7 @@ impl Shaping {
         self.shared.lost_at_kill
     }
 
-    /// In one line, for whoever asks whether the producer is ready.
+    /// In one line, for `/readyz`.
     pub(crate) fn state_in_words(&self) -> String {
         if let Some(who) = self.suspended_by() {
             return format!("shape is refused: {who} does not understand the age of cookies");

@@ -52,7 +52,7 @@ impl Contract {
         ])
     }
 
-    /// Writes the file with this rate; whoever reads it sees either all of it or what was before.
+    /// Writes the file with this rate; a reader sees either all of it or what was before.
     ///
     /// # Errors
     /// When that is not possible.

@@ -29,7 +29,7 @@ impl Source for File {
             named.collect()
         };
         let text = std::str::from_utf8(&contents[0]);
-        let text = text.map_err(|_| wrong(vec!["is no text".to_owned()]))?;
+        let text = text.map_err(|_| wrong(vec!["is not text".to_owned()]))?;
         let rules = Rules::parse(text).map_err(|mistakes| wrong(mistakes.0))?;
         let mistakes = check(&rules);
         if mistakes.is_empty() {
@@ -51,7 +51,7 @@ pub(super) fn check(rules: &Rules) -> Vec<String> {
             let is_dsp = |dsp: &u32| ids::is_dsp_id(*dsp) && dsp.to_string() == *key;
             if key.parse().ok().filter(is_dsp).is_none() {
                 mistakes.push(format!(
-                    "limits.{}: `{}` is no DSP, which is a number from 1 to 4294967295: name them, as in keys = [17]",
+                    "limits.{}: `{}` is not a DSP, which is a number from 1 to 4294967295: name them, as in keys = [17]",
                     limit.name,
                     key.escape_debug()
                 ));

@@ -77,7 +77,7 @@ struct Place {
     /// The rules' names, in the order of the demands.
     rules: Vec<String>,
     room: Room,
-    /// Its limit is no more.
+    /// The file does not name its limit any more.
     is_closing: bool,
     /// It is among those that hold something.
     is_busy: bool,

@@ -19,7 +19,7 @@ use std::{
 pub use proto::v1::Feature;
 use tokio::sync::watch;
 
-use super::subscribers::Call;
+use super::call::Call;
 
 /// Most names that [`Lacking`] holds.
 const NAMES_MAX: usize = 5;

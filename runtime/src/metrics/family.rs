@@ -81,14 +81,14 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
 /// last: above all bounds), and their sum.
 ///
 /// # Panics
-/// When the figure is no histogram.
+/// When the figure is not a histogram.
 #[must_use]
 pub fn histograms<'a, L: AsRef<[&'a str]>>(
     figure: Figure,
     samples: impl IntoIterator<Item = (L, Vec<u64>, f64)>,
 ) -> MetricFamily {
     let Kind::Histogram(bounds) = figure.kind else {
-        panic!("{} is no histogram", figure.name);
+        panic!("{} is not a histogram", figure.name);
     };
     let metric = |(labels, counts, sum): (L, Vec<u64>, f64)| {
         let mut histogram = Histogram::default();

@@ -199,7 +199,7 @@ impl Shaper {
         }
     }
 
-    /// Forgets rooms whose limit is no more and that are empty; not what was counted of them.
+    /// Forgets rooms that are closing and empty; not what was counted of them.
     pub(super) fn retire(&mut self) {
         let is_over = |place: &Place| place.is_closing && place.room.len() == 0;
         if !self.has_closing || !self.rooms.iter().any(is_over) {

@@ -81,10 +81,16 @@ impl Producer {
         offered
     }
 
-    async fn released(&self, count: u64) {
+    async fn run_until_released(&self, count: u64) {
+        let stop = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        tasks.spawn(self.shaping.clone().run(stop.clone()));
+        tasks.close();
         while self.shaping.summaries()["dsp"].figures.released < count {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        stop.cancel();
+        tasks.wait().await;
     }
 
     /// Users in the log, and whether each is older than its chunk; then the log is closed.
@@ -117,17 +123,11 @@ fn users(all: &[(String, bool)]) -> Vec<&str> {
 #[tokio::test]
 async fn what_waits_is_released_in_its_turn() {
     let producer = Producer::start(TempDir::new().unwrap());
-    let stop = CancellationToken::new();
-    let tasks = TaskTracker::new();
-    tasks.spawn(producer.shaping.clone().run(stop.clone()));
-    tasks.close();
     assert_eq!(producer.offer("a"), Offered::ReleaseFirst);
     for user in ["b", "c", "d"] {
         assert_eq!(producer.offer(user), Offered::Held);
     }
-    producer.released(4).await;
-    stop.cancel();
-    tasks.wait().await;
+    producer.run_until_released(4).await;
     let logged = producer.logged().await;
     assert_eq!(users(&logged), ["a", "b", "c", "d"]);
 }
@@ -154,13 +154,7 @@ async fn what_waits_at_the_end_waits_again_at_the_next_start() {
     assert!(!next.spool().exists());
     // It stopped in an orderly way.
     assert_eq!(next.shaping.lost_at_kill(), Some(0));
-    let stop = CancellationToken::new();
-    let tasks = TaskTracker::new();
-    tasks.spawn(next.shaping.clone().run(stop.clone()));
-    tasks.close();
-    next.released(2).await;
-    stop.cancel();
-    tasks.wait().await;
+    next.run_until_released(2).await;
     let logged = next.logged().await;
     assert_eq!(users(&logged), ["b", "c"]);
     assert!(logged.iter().all(|(_, is_old)| *is_old), "{logged:?}");
