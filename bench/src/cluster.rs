@@ -5,9 +5,9 @@
 //! outlives its [`Cluster`].
 
 mod args;
+mod backend;
 pub mod netns;
 mod node;
-mod place;
 
 use std::{
     net::Ipv4Addr,
@@ -24,8 +24,8 @@ use tokio::time::{Instant, sleep};
 use self::netns::{Namespace, Network};
 pub use self::{
     args::{ClusterArgs, StoreChoice},
+    backend::{StoreBackend, memory_of_machine},
     node::Node,
-    place::{Place, memory_of_machine},
 };
 use crate::{
     admin,
@@ -105,10 +105,10 @@ impl Cluster {
             None
         };
         let host = network.as_ref().map(Network::host);
-        let mut places = Vec::new();
+        let mut backends = Vec::new();
         for number in 1..=args.consumers.get() {
             say(&format!("preparing the store of node {number}"));
-            places.push(Place::prepare(args, number, &folder.path, host).await?);
+            backends.push(StoreBackend::prepare(args, number, &folder.path, host).await?);
         }
         say("starting producers and consumers");
         let mut producers = Vec::new();
@@ -120,7 +120,7 @@ impl Cluster {
             producer.wait_ready(READY_PATIENCE).await?;
         }
         let mut nodes = Vec::new();
-        for (number, place) in (1..).zip(places) {
+        for (number, backend) in (1..).zip(backends) {
             let start = node::Start {
                 args,
                 number,
@@ -131,7 +131,7 @@ impl Cluster {
                     .as_ref()
                     .and_then(|network| network.nodes().get(number - 1)),
             };
-            nodes.push(Node::start(&start, place)?);
+            nodes.push(Node::start(&start, backend)?);
         }
         Ok(Self {
             producers,
@@ -210,7 +210,7 @@ impl Cluster {
             });
         }
         for (number, node) in (1..).zip(&mut self.nodes) {
-            targets.extend(node.place.process().map(|process| Target {
+            targets.extend(node.backend.process().map(|process| Target {
                 role: Role::Mongod,
                 name: format!("mongod-{number}"),
                 process_id: process.id(),
@@ -238,7 +238,7 @@ impl Cluster {
         let producers = self.producers.iter_mut().map(|it| &mut it.process);
         let nodes = self.nodes.iter_mut();
         producers.chain(
-            nodes.flat_map(|node| std::iter::once(&mut node.process).chain(node.place.process())),
+            nodes.flat_map(|node| std::iter::once(&mut node.process).chain(node.backend.process())),
         )
     }
 
@@ -268,15 +268,15 @@ impl Cluster {
         for Node {
             name,
             process,
-            place,
+            backend,
             ..
         } in self.nodes
         {
             drop(process);
             if is_kept {
-                removed.kept.extend(place.databases());
+                removed.kept.extend(backend.databases());
             }
-            if let Err(error) = place.remove(is_kept, STOP_PATIENCE).await {
+            if let Err(error) = backend.remove(is_kept, STOP_PATIENCE).await {
                 removed.problems.push(format!("{name}: {error:#}"));
             }
         }

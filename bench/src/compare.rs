@@ -1,9 +1,9 @@
 //! `bench compare`: two reports of one scenario side by side, and what changed beyond noise.
 //!
-//! What noise is, is decided in its module `judge` and nowhere else.
+//! What noise is, is decided in its module `significance` and nowhere else.
 
-mod judge;
 mod report;
+mod significance;
 mod warnings;
 
 use std::{collections::HashSet, path::PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
-pub use self::judge::{Change, Verdict};
+pub use self::significance::{Change, Verdict};
 use crate::report::{Report, ReportArgs, leave};
 
 /// Compares two reports of the same scenario: A, the earlier, and B.
@@ -29,9 +29,6 @@ pub struct CompareArgs {
     /// does changes how long work takes more than how much CPU it needs.
     #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = parse_percent)]
     pub noise: f64,
-    /// Print one JSON object instead of the table.
-    #[arg(long)]
-    pub json: bool,
     /// Where its own report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -110,7 +107,7 @@ fn compare(a: &Report, b: &Report, noise_percent: f64) -> Outcome {
         noise_percent,
         warnings: warnings::of(&a.environment, &b.environment),
         new_faults: b.faults.iter().filter(is_new).cloned().collect(),
-        changes: judge::changes(&a.figures, &b.figures, noise_percent / 100.0),
+        changes: significance::changes(&a.figures, &b.figures, noise_percent / 100.0),
     }
 }
 

@@ -32,7 +32,7 @@ pub use self::{
     drive::{Drive, DriveArgs, Driven},
     outcome::Outcome,
     progress::Progress,
-    running::{Cut, Drove, Explain, Mark, Meanwhile, Running, Settled, Verification},
+    running::{Cut, Drove, Explain, Meanwhile, Running, Settled, TurnEvent, Verification},
     sizing::{Delivery, Sizing},
     step::{NodeCounts, ProcessUse, Quantiles, Step},
     values::parse_time,
@@ -77,9 +77,6 @@ pub struct E2eArgs {
     /// table; 0 leaves that out.
     #[arg(long, default_value_t = 20)]
     pub subscribers: usize,
-    /// Print one JSON object instead of the summary.
-    #[arg(long)]
-    pub json: bool,
     /// Where the report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -290,9 +287,9 @@ fn faults_of(step: &Step) -> Vec<String> {
         for node in step
             .nodes
             .iter()
-            .filter(|node| node.received != step.accepted)
+            .filter(|node| node.fates.received != step.accepted)
         {
-            let (name, received) = (&node.name, node.received);
+            let (name, received) = (&node.name, node.fates.received);
             faults.push(format!(
                 "{}/s: {name} received {received} of {} accepted cookies",
                 step.rate, step.accepted

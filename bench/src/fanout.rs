@@ -1,9 +1,9 @@
 //! `bench fanout`: what each further subscriber costs the producer.
 //!
 //! Each step has a producer of its own, fresh, and beside it two processes of this program: one that reads all
-//! streams, one that sends the load; and a third where some subscribers are to crawl. So the system accounts the CPU of each for itself. A step ends in an order in which
+//! streams, one that sends the load; and a third where some subscribers are to read slowly. So the system accounts the CPU of each for itself. A step ends in an order in which
 //! nothing can be missed: the load ends, the producer is behind with no subscriber any more, it drains, and the
-//! readers come to the end of their streams. Then every cookie was read, or declared lost. Crawlers end with the load: nobody
+//! readers come to the end of their streams. Then every cookie was read, or declared lost. Slow readers end with the load: nobody
 //! waits for them, and only what they do to the others is measured.
 
 mod children;
@@ -51,10 +51,10 @@ pub struct FanoutArgs {
         default_value = "1,2,5,10,20,50,100"
     )]
     pub subscribers: Vec<NonZeroUsize>,
-    /// So many of the subscribers crawl: they read 16 KiB a second, with the small windows of an ordinary client. The
+    /// So many of the subscribers are slow readers: they read 16 KiB a second, with the small windows of an ordinary client. The
     /// figures of a step are those of the others.
-    #[arg(long, value_name = "N", default_value = "0")]
-    pub crawlers: usize,
+    #[arg(long, alias = "crawlers", value_name = "N", default_value = "0")]
+    pub slow_readers: usize,
     /// Requests a second; without it, as many as are answered.
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
@@ -76,9 +76,6 @@ pub struct FanoutArgs {
     /// Decode each cookie, as a consumer does, instead of only walking over it.
     #[arg(long)]
     pub decode: bool,
-    /// Print one JSON object instead of the summary.
-    #[arg(long)]
-    pub json: bool,
     /// Where the report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -108,7 +105,7 @@ impl Calls {
 /// Runs all steps, or those before `stop` or one that fails, which is a fault; `progress` gets a line a step.
 ///
 /// # Errors
-/// When the arguments are no good, or the programs cannot be found or built.
+/// When the arguments are not valid, or the programs cannot be found or built.
 pub async fn run(
     args: &FanoutArgs,
     stop: &CancellationToken,
@@ -164,8 +161,10 @@ impl FanoutArgs {
         }
         ensure!(!numbers.is_empty(), "--subscribers names no number");
         ensure!(
-            numbers.iter().all(|number| number.get() > self.crawlers),
-            "--crawlers: fewer than the subscribers of each step"
+            numbers
+                .iter()
+                .all(|number| number.get() > self.slow_readers),
+            "--slow-readers: fewer than the subscribers of each step"
         );
         ensure!(
             !self.duration.is_zero() && self.duration <= DURATION_MAX,

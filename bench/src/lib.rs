@@ -108,7 +108,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::Load(args) => {
             let folder = args.report.prepare("load")?;
             let outcome = load::run_from(&args, &stop).await?;
-            print(args.json, &outcome, load::Outcome::summary)?;
+            print(args.report.json, &outcome, load::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
@@ -116,32 +116,32 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let folder = args.report.prepare("subscribe")?;
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let outcome = subscribe::run(&args, &stop, opened).await?;
-            print(args.json, &outcome, subscribe::Outcome::summary)?;
+            print(args.report.json, &outcome, subscribe::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::Store(args) => {
             let folder = args.report.prepare("store")?;
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, store::Outcome::summary)?;
+            print(args.report.json, &outcome, store::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
-            print(args.json, &outcome, e2e::Outcome::summary)?;
+            print(args.report.json, &outcome, e2e::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Fanout(args) => {
             let folder = args.report.prepare("fanout")?;
             let outcome = fanout::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, fanout::Outcome::summary)?;
+            print(args.report.json, &outcome, fanout::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::Compare(args) => {
             let outcome = compare::run(&args)?;
-            print(args.json, &outcome, compare::Outcome::summary)?;
+            print(args.report.json, &outcome, compare::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
     }

@@ -1,4 +1,4 @@
-//! Memory of a process, as the system accounts it.
+//! Memory of a process, and of the machine, as the system accounts it.
 
 use std::fs;
 
@@ -21,16 +21,24 @@ impl Memory {
     }
 
     fn parse(status: &str) -> Option<Self> {
-        let bytes = |name| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-            let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-            Some(kibibytes * 1024)
-        };
         Some(Self {
-            resident_bytes: bytes("VmRSS:")?,
-            peak_bytes: bytes("VmHWM:")?,
+            resident_bytes: bytes(status, "VmRSS:")?,
+            peak_bytes: bytes(status, "VmHWM:")?,
         })
     }
+}
+
+/// The machine's memory in bytes; `None` where `/proc` does not tell.
+#[must_use]
+pub fn of_machine() -> Option<u64> {
+    bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+/// Of lines like `VmRSS:   1024 kB`.
+fn bytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
 }
 
 #[cfg(test)]
@@ -47,5 +55,13 @@ mod tests {
         assert_eq!(Memory::parse(status), Some(expected));
         assert_eq!(Memory::parse("Name:\tkthreadd\n"), None);
         assert!(Memory::of(std::process::id()).is_some_and(|memory| memory.resident_bytes > 0));
+    }
+
+    #[test]
+    fn memory_of_the_machine_is_read() {
+        let text = "MemTotal:       24622116 kB\nMemFree:          538424 kB\n";
+        assert_eq!(bytes(text, "MemTotal:"), Some(24_622_116 * 1024));
+        assert_eq!(bytes("MemFree: 1 kB\n", "MemTotal:"), None);
+        assert!(of_machine().is_some_and(|bytes| bytes > 1 << 20));
     }
 }

@@ -1,11 +1,12 @@
 //! Looks at all processes of a cluster once a second: their metrics, CPU time and memory. Each time it checks that their
-//! books balance.
+//! ledger balances.
 //!
-//! Counters go on over the lives of a process that was started again; what it counted between the last look and a kill
+//! Counters go on over the runs of a process that was started again; what it counted between the last look and a kill
 //! is not known. A process that does not answer within 0.7 s, because it is stopped or too busy, is shown as
 //! it was seen last.
 
 mod counts;
+mod fates;
 mod plots;
 
 use std::time::Duration;
@@ -15,6 +16,7 @@ use tokio::time::{Instant, timeout};
 
 pub use self::{
     counts::{ConsumerCounts, Counts, ProducerCounts},
+    fates::Fates,
     plots::plots,
 };
 use crate::{cpu::CpuTime, http::HttpClient, ledger, memory::Memory, scrape::Samples};
@@ -64,14 +66,14 @@ pub struct Seen {
     pub role: Role,
     /// What it is called in reports.
     pub name: String,
-    /// CPU time of all its lives.
+    /// CPU time of all its runs.
     pub cpu: CpuTime,
     /// Its memory.
     pub memory: Memory,
-    /// What all its lives counted.
+    /// What all its runs counted.
     pub counts: Counts,
-    /// What its present life counted.
-    pub life: Counts,
+    /// What its present run counted.
+    pub run: Counts,
 }
 
 /// Keeps what was seen.
@@ -81,16 +83,16 @@ pub struct Observer {
     observations: Vec<Observation>,
 }
 
-/// A process over its lives.
+/// A process over its runs.
 #[derive(Debug)]
 struct Watched {
     process_id: u32,
     client: Option<HttpClient>,
-    /// The sums of the lives before this one.
+    /// The sums of the runs before this one.
     cpu_before: CpuTime,
     counts_before: Counts,
     seen: Seen,
-    /// How many scrapes had books that balance, and the first that had not.
+    /// How many scrapes had a ledger that balances, and the first that had not.
     balanced: u64,
     unbalanced: Option<String>,
 }
@@ -115,7 +117,7 @@ impl Observer {
         self.observations.last().expect("one was just pushed")
     }
 
-    /// Of each process whose books did not balance: its name and what was wrong the first time.
+    /// Of each process whose ledger did not balance: its name and what was wrong the first time.
     pub fn unbalanced(&self) -> impl Iterator<Item = String> {
         self.watched.iter().filter_map(|watched| {
             let why = watched.unbalanced.as_ref()?;
@@ -123,7 +125,7 @@ impl Observer {
         })
     }
 
-    /// How many scrapes had books that balance.
+    /// How many scrapes had a ledger that balances.
     #[must_use]
     pub fn balanced(&self) -> u64 {
         self.watched.iter().map(|watched| watched.balanced).sum()
@@ -149,7 +151,7 @@ impl Watched {
                 cpu: CpuTime::default(),
                 memory: Memory::default(),
                 counts: Counts::default(),
-                life: Counts::default(),
+                run: Counts::default(),
             },
             balanced: 0,
             unbalanced: None,
@@ -162,7 +164,7 @@ impl Watched {
             self.client = None;
             self.cpu_before = self.seen.cpu;
             self.counts_before = self.seen.counts.clone();
-            self.seen.life = Counts::default();
+            self.seen.run = Counts::default();
         }
         if let Some(cpu) = CpuTime::of(self.process_id) {
             self.seen.cpu = self.cpu_before.plus(&cpu);
@@ -179,8 +181,8 @@ impl Watched {
                         self.unbalanced.get_or_insert_with(|| format!("{error:#}"));
                     }
                 }
-                self.seen.life = Counts::read(&samples);
-                self.seen.counts = self.counts_before.plus(&self.seen.life);
+                self.seen.run = Counts::read(&samples);
+                self.seen.counts = self.counts_before.plus(&self.seen.run);
             }
             // The connection may be in the middle of an answer.
             Ok(None) | Err(_) => self.client = None,
@@ -216,7 +218,8 @@ impl Observation {
         let accepted = self.accepted();
         self.of(Role::Consumer)
             .map(|seen| {
-                accepted.saturating_sub(seen.counts.consumer.settled() + seen.counts.consumer.lost)
+                let counts = &seen.counts.consumer;
+                accepted.saturating_sub(counts.fates.settled() + counts.lost)
             })
             .collect()
     }

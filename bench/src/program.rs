@@ -31,7 +31,7 @@ fn try_run<S>(scenario: impl FnOnce(CancellationToken) -> S) -> Result<ExitCode>
 where
     S: Future<Output = Result<bool>>,
 {
-    // Thousands of connections are a normal request; a system that allows fewer says so when they are opened.
+    // Thousands of connections are a normal request; where the system allows fewer, opening them fails with its error.
     let _open_files = raise_open_files();
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let finished = runtime.block_on(async {

@@ -26,7 +26,7 @@ pub use self::{
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
 
-/// Where the report of a run goes.
+/// What a run prints, and where its report goes.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Report")]
 pub struct ReportArgs {
@@ -36,6 +36,9 @@ pub struct ReportArgs {
     /// Write no report.
     #[arg(long)]
     pub no_report: bool,
+    /// Print one JSON object instead of the summary.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What one run of a scenario found.

@@ -8,13 +8,15 @@
 mod bare;
 mod consumed;
 mod folder;
+mod lookups;
 mod outcome;
+mod pace;
 mod report;
 mod server;
 mod threads;
 mod timed;
-mod way;
 mod workload;
+mod write_path;
 
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
@@ -31,13 +33,13 @@ use self::{
     bare::{Bare, Kind, Plan},
     consumed::Consumed,
     folder::OwnFolder,
+    lookups::Bidder,
     server::Server,
-    way::Way,
     workload::{Shares, Workload},
+    write_path::WritePath,
 };
 pub use self::{
-    consumed::Counts,
-    outcome::{Outcome, Ratio, SliceFigures, WayOutcome},
+    outcome::{Outcome, Ratio, SliceFigures, WritePathOutcome},
     server::Cache,
 };
 use crate::report::{ReportArgs, grouped, rate};
@@ -91,12 +93,27 @@ pub struct StoreArgs {
     /// How long a repeated cookie is not written again [default: the consumer's].
     #[arg(long, value_name = "TIME")]
     pub refresh_interval: Option<String>,
-    /// How long a batch is collected; short, so that the end of a slice is not waited for.
-    #[arg(long, value_name = "TIME", default_value = "5ms")]
-    pub flush_interval: String,
+    /// How long a batch is collected [default: 5ms, so that the end of a slice is not waited for; the consumer's at a rate].
+    #[arg(long, value_name = "TIME")]
+    pub flush_interval: Option<String>,
+    /// Cookies a second, each way by itself [default: as fast as it goes]. The bare commands then have those of 200 ms.
+    #[arg(short = 'l', long)]
+    pub rate: Option<NonZeroU32>,
+    /// How the consumer expires cookies: index or sweep [default: the consumer's]. The others have the TTL index.
+    #[arg(long, value_name = "MODE")]
+    pub expiry: Option<String>,
     /// Cookies of a slice.
     #[arg(long, default_value = "250000")]
     pub slice: NonZeroU64,
+    /// Measure the consumer alone, without the baselines.
+    #[arg(long)]
+    pub alone: bool,
+    /// Look up pairs in MongoDB by `_id` at so many a second meanwhile, and measure how long that takes. Its CPU is in that of mongod.
+    #[arg(long, value_name = "RATE")]
+    pub lookups: Option<NonZeroU32>,
+    /// Go on with the MongoDB databases that a run with the same seed and DSPs and with --keep left behind.
+    #[arg(long, requires = "seed")]
+    pub resume: bool,
     /// What the names of MongoDB databases begin with.
     #[arg(long, default_value = "bench-store-")]
     pub prefix: String,
@@ -106,9 +123,6 @@ pub struct StoreArgs {
     /// Seed of the cookies [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Print one JSON object instead of the summary.
-    #[arg(long)]
-    pub json: bool,
     /// Where the report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -124,7 +138,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
 
 /// What is made for a run and removed after it.
 #[derive(Default)]
-struct Place {
+struct Scratch {
     server: Option<Server>,
     folder: Option<OwnFolder>,
 }
@@ -132,7 +146,7 @@ struct Place {
 /// Writes until all is written, the time is over, or `stop`; `progress` gets a line a slice.
 ///
 /// # Errors
-/// When the arguments are no good, the folder is somebody else's, or the store cannot be written to.
+/// When the arguments are not valid, the folder is somebody else's, or the store cannot be written to.
 pub async fn run(
     args: &StoreArgs,
     stop: &CancellationToken,
@@ -140,19 +154,25 @@ pub async fn run(
 ) -> Result<Outcome> {
     ensure!(!args.prefix.is_empty(), "--prefix must not be empty");
     let config = args.config()?;
-    let mut place = Place::default();
+    let mut scratch = Scratch::default();
     match &config.storing.store {
         StoreConfig::Mongodb(uri) => {
             let server = Server::connect(uri, &args.prefix).await?;
-            server.drop_own(&IN_MONGODB).await?;
-            place.server = Some(server);
+            if !args.resume {
+                server.drop_own(&IN_MONGODB).await?;
+            }
+            scratch.server = Some(server);
         }
-        StoreConfig::Embedded(folder) => place.folder = Some(OwnFolder::take(folder)?),
+        StoreConfig::Embedded(folder) => scratch.folder = Some(OwnFolder::take(folder)?),
         StoreConfig::Discard => {}
     }
-    let measured = measure(args, &config, &place, stop, progress).await;
+    ensure!(
+        scratch.server.is_some() || !(args.resume || args.lookups.is_some()),
+        "--resume and --lookups are for --store mongodb://…"
+    );
+    let measured = measure(args, &config, &scratch, stop, progress).await;
     if !args.keep {
-        place.remove().await?;
+        scratch.remove().await?;
     }
     measured
 }
@@ -160,7 +180,7 @@ pub async fn run(
 async fn measure(
     args: &StoreArgs,
     config: &Config,
-    place: &Place,
+    scratch: &Scratch,
     stop: &CancellationToken,
     mut progress: impl FnMut(&str),
 ) -> Result<Outcome> {
@@ -169,16 +189,19 @@ async fn measure(
         repeat: args.repeat,
         changed: args.repeat_changed,
     };
-    let mut workload = Workload::new(seed, args.dsps, shares);
-    let mut ways = args.ways(config, place).await?;
+    let mut ways = args.ways(config, scratch).await?;
+    let pairs_before = args.pairs_before(&ways, scratch.server.as_ref()).await?;
+    // Later than that of any run before, as a producer's.
+    let epoch = unix_micros();
+    let mut workload = Workload::new(seed, args.dsps, shares, pairs_before, epoch);
     let warm_up_cookies = WARM_UP_BATCHES * args.batch.get() as u64;
     let slice = workload.slice(warm_up_cookies, unix_micros())?;
-    for way in &mut ways {
-        way.warm_up(&slice).await?;
+    for path in &mut ways {
+        path.warm_up(&slice).await?;
     }
 
     let began = Instant::now();
-    let server = place.server.as_ref();
+    let server = scratch.server.as_ref();
     let (mut first, mut interrupted) = (0, false);
     while args.has_time(began) {
         let left = args.cookies_left(workload.cookies() - warm_up_cookies);
@@ -189,24 +212,24 @@ async fn measure(
         if interrupted {
             break;
         }
-        let documents = workload.pairs();
+        let pairs = workload.all_pairs();
         let slice = workload.slice(left.min(args.slice.get()), unix_micros())?;
         let mut figures = vec![None; ways.len()];
         for at in 0..ways.len() {
             let at = (first + at) % ways.len();
-            figures[at] = Some(ways[at].measure(&slice, documents, server).await?);
+            figures[at] = Some(ways[at].measure(&slice, &pairs, server).await?);
         }
         first += 1;
         let cache = cache(server).await;
-        progress(&line(documents, &ways, &figures, cache));
+        progress(&line(pairs.count(), &ways, &figures, cache));
     }
     let seconds = began.elapsed().as_secs_f64();
 
     let cache = cache(server).await;
     let expected = workload.expected();
     let mut outcomes = Vec::with_capacity(ways.len());
-    for way in ways {
-        let finished = way.finish(&expected, server, args.dsps.get());
+    for path in ways {
+        let finished = path.finish(&expected, server, args.dsps.get());
         outcomes.push(finished.await?);
     }
     let mut outcome = Outcome {
@@ -219,6 +242,8 @@ async fn measure(
         batch_cookies: config.storing.batch_cookies,
         writers: config.mongodb.mongodb_writers,
         refresh_interval_seconds: config.keeping.refresh_interval.as_secs_f64(),
+        rate: args.rate.map(NonZeroU32::get),
+        expiry: config.night.expiry.to_string(),
         warm_up_cookies,
         cookies: workload.cookies() - warm_up_cookies,
         pairs: workload.pairs(),
@@ -231,7 +256,7 @@ async fn measure(
         cache,
         faults: Vec::new(),
     };
-    outcome.judge();
+    outcome.find_faults();
     Ok(outcome)
 }
 
@@ -242,15 +267,15 @@ async fn cache(server: Option<&Server>) -> Option<Cache> {
 /// The line of a slice.
 fn line(
     documents: u64,
-    ways: &[Way],
+    ways: &[WritePath],
     figures: &[Option<SliceFigures>],
     cache: Option<Cache>,
 ) -> String {
     let mut line = format!("{:>12} documents", grouped(documents));
-    for (way, figures) in ways.iter().zip(figures) {
+    for (path, figures) in ways.iter().zip(figures) {
         let Some(figures) = figures else { continue };
         let rate = rate(figures.per_second);
-        line.push_str(&format!(" | {} {rate:>10}", way.name));
+        line.push_str(&format!(" | {} {rate:>10}", path.name));
         if let Some(cpu) = figures.mongod_cpu_micros_per_cookie {
             line.push_str(&format!(", mongod {cpu:.1} µs"));
         }
@@ -276,7 +301,6 @@ impl StoreArgs {
             "--name=bench".to_owned(),
             format!("--store={}", self.store),
             format!("--batch-cookies={}", self.batch),
-            format!("--flush-interval={}", self.flush_interval),
             format!("--mongodb-prefix={prefix}{ONE}-"),
             format!("--dead-letters={}", dead_letters.display()),
         ];
@@ -284,41 +308,85 @@ impl StoreArgs {
             self.writers
                 .map(|writers| format!("--mongodb-writers={writers}")),
         );
-        let refresh = self.refresh_interval.as_ref();
-        arguments.extend(refresh.map(|refresh| format!("--refresh-interval={refresh}")));
+        let unpaced = || self.rate.is_none().then(|| "5ms".to_owned());
+        let flush_interval = self.flush_interval.clone().or_else(unpaced);
+        for (flag, value) in [
+            ("refresh-interval", &self.refresh_interval),
+            ("flush-interval", &flush_interval),
+            ("expiry", &self.expiry),
+        ] {
+            arguments.extend(value.as_ref().map(|value| format!("--{flag}={value}")));
+        }
         let config = Config::load(arguments.into_iter().map(Into::into));
         config
             .map_err(|error| anyhow!("{}", error.to_string().trim_start_matches("error: ").trim()))
     }
 
     /// All ways, the consumer's first.
-    async fn ways(&self, config: &Config, place: &Place) -> Result<Vec<Way>> {
+    async fn ways(&self, config: &Config, scratch: &Scratch) -> Result<Vec<WritePath>> {
         let StoreConfig::Mongodb(uri) = &config.storing.store else {
             let mut config = config.clone();
             let mut name = DISCARD;
-            if let Some(folder) = &place.folder {
+            if let Some(folder) = &scratch.folder {
                 config.storing.store = StoreConfig::Embedded(folder.data());
                 name = EMBEDDED;
             }
-            let consumed = Consumed::start("store-consumer", config, self.dsps).await?;
-            return Ok(vec![Way::consumed(name, consumed)]);
+            let consumed = Consumed::start("store-consumer", config, self.dsps, self.rate).await?;
+            return Ok(vec![WritePath::consumed(name, consumed)]);
         };
-        let consumed = Consumed::start("store-consumer", config.clone(), self.dsps).await?;
-        let mut ways = vec![Way::consumed(ONE, consumed)];
-        let plan = |way| Plan {
+        let consumed =
+            Consumed::start("store-consumer", config.clone(), self.dsps, self.rate).await?;
+        let mut ways = vec![WritePath::consumed(ONE, consumed)];
+        if self.alone {
+            return self.with_lookups(ways, uri).await;
+        }
+        let plan = |path| Plan {
             uri: uri.clone(),
-            prefix: format!("{}{way}-", self.prefix),
+            prefix: format!("{}{path}-", self.prefix),
             writers: config.mongodb.mongodb_writers,
-            batch_cookies: config.storing.batch_cookies,
+            batch_cookies: match self.rate {
+                None => config.storing.batch_cookies,
+                Some(rate) => (rate.get() / 5).max(1) as usize,
+            },
+            rate: self.rate,
             dsps: self.dsps.get(),
         };
         let ceiling = Bare::start("store-ceiling", Kind::Insert, plan(CEILING)).await?;
-        ways.push(Way::bare(CEILING, ceiling));
+        ways.push(WritePath::bare(CEILING, ceiling));
         if self.repeat > 0.0 {
             let upserts = Bare::start("store-upserts", Kind::Upsert, plan(UPSERTS)).await?;
-            ways.push(Way::bare(UPSERTS, upserts));
+            ways.push(WritePath::bare(UPSERTS, upserts));
+        }
+        self.with_lookups(ways, uri).await
+    }
+
+    /// The same with somebody who looks pairs up, if that is asked for.
+    async fn with_lookups(&self, mut ways: Vec<WritePath>, uri: &str) -> Result<Vec<WritePath>> {
+        if let Some(rate) = self.lookups {
+            for path in &mut ways {
+                let prefix = format!("{}{}-", self.prefix, path.name);
+                path.bidder = Some(Bidder::start(uri, rate, prefix).await?);
+            }
         }
         Ok(ways)
+    }
+
+    /// The pairs that a run before this one left behind.
+    async fn pairs_before(&self, ways: &[WritePath], server: Option<&Server>) -> Result<u64> {
+        let Some(server) = server.filter(|_| self.resume) else {
+            return Ok(0);
+        };
+        let mut counts = Vec::with_capacity(ways.len());
+        for path in ways {
+            let count = server.count(path.name, self.dsps.get()).await?;
+            counts.push((path.name, count));
+        }
+        let pairs = counts.first().map_or(0, |(_, count)| *count);
+        ensure!(
+            pairs > 0 && counts.iter().all(|(_, count)| *count == pairs),
+            "--resume needs databases that a run with the same flags and --keep left behind, but there are documents as follows: {counts:?}"
+        );
+        Ok(pairs)
     }
 
     fn has_time(&self, began: Instant) -> bool {
@@ -335,7 +403,7 @@ impl StoreArgs {
     }
 }
 
-impl Place {
+impl Scratch {
     /// Removes what was made.
     async fn remove(self) -> Result<()> {
         if let Some(server) = &self.server {

@@ -33,7 +33,7 @@ use crate::{
 /// Opens named streams from a producer and checks what arrives.
 ///
 /// Without a duration or a count it runs until Ctrl-C; the report comes in any case. The exit code is 1 when a
-/// stream broke the producer's promise (a sequence repeated, or missing without a gap that says so), or did not get the
+/// stream broke the producer's promise (a sequence repeated, or missing and in no gap), or did not get the
 /// count it was asked for.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
@@ -66,11 +66,8 @@ pub struct SubscribeArgs {
     pub once: bool,
     /// Read only so many bytes a second on each stream, with the small windows of an ordinary client: a reader that cannot
     /// keep up, and holds up what is sent to it.
-    #[arg(long, value_name = "BYTES")]
-    pub crawl: Option<NonZeroU64>,
-    /// Print one JSON object instead of the summary.
-    #[arg(long)]
-    pub json: bool,
+    #[arg(long, alias = "crawl", value_name = "BYTES")]
+    pub read_rate: Option<NonZeroU64>,
     /// How it is reached by TLS, and with a token.
     #[command(flatten)]
     pub security: SecurityArgs,
@@ -152,7 +149,7 @@ pub struct Outcome {
     pub first_broken: Option<String>,
     /// Streams opened again after they ended.
     pub reconnects: u64,
-    /// Streams that met another life of the producer; what its old life still held is unknown.
+    /// Streams that met a new epoch of the producer; what its old epoch still held is unknown.
     pub new_epochs: u64,
     /// Streams that were ended in an orderly way by a draining producer.
     pub goodbyes: u64,

@@ -8,6 +8,8 @@ mod draw;
 
 use std::num::{NonZeroU32, NonZeroU64};
 
+use proto::wire::CookieRef;
+
 pub(crate) use self::draw::Chance;
 pub use self::draw::Draw;
 use self::draw::{Dsps, Population};
@@ -75,6 +77,17 @@ impl SyntheticCookie {
     #[must_use]
     pub fn buyer_uid(&self) -> &str {
         std::str::from_utf8(self.buyer_uid_bytes()).expect("the alphabet is ASCII")
+    }
+
+    /// As it is encoded.
+    #[must_use]
+    pub fn to_wire(&self) -> CookieRef<'_> {
+        CookieRef {
+            user_id: self.user_id(),
+            dsp_id: self.dsp_id,
+            buyer_uid: self.buyer_uid(),
+            age_micros: 0,
+        }
     }
 
     /// This cookie with the buyer uid of another.
@@ -263,7 +276,7 @@ mod tests {
         (0..count).map(|number| traffic.cookie(number % 3, number))
     }
 
-    /// A count of draws may be off by four standard deviations; all is seeded, so it is or is not for ever.
+    /// A count of draws may be off by four standard deviations; all is seeded, so it is or is not forever.
     #[track_caller]
     fn check_count(count: u64, draws: u64, probability: f64) {
         let expected = draws as f64 * probability;

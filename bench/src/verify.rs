@@ -11,7 +11,7 @@
 //! Two pairs with the same hash of 64 bits would hide the absence of one of them: at ten million pairs that has a
 //! probability of 1 in 370,000.
 
-mod judge;
+mod check;
 mod scan;
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -20,7 +20,7 @@ use anyhow::{Context, Result};
 use tokio::time::Instant;
 
 pub use self::{
-    judge::{Check, MayBeLost, Verdict},
+    check::{Check, MayBeLost, Verdict},
     scan::{embedded, mongodb},
 };
 use crate::traffic::{SyntheticCookie, Traffic};

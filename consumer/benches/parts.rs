@@ -68,7 +68,7 @@ mod counted {
     #[inline(never)]
     pub(super) fn batch(batch: &mut Batch, producer: &Arc<str>, chunks: &[ChunkRef]) {
         for chunk in chunks {
-            batch.push_judged(producer, chunk, u64::MAX, &mut TakeAll);
+            batch.push_filtered(producer, chunk, u64::MAX, &mut TakeAll);
         }
     }
 
@@ -81,7 +81,7 @@ mod counted {
         suppression: &mut Suppression,
     ) {
         for chunk in chunks {
-            batch.push_judged(producer, chunk, u64::MAX, suppression);
+            batch.push_filtered(producer, chunk, u64::MAX, suppression);
         }
     }
 
@@ -167,7 +167,7 @@ fn batched(chunks: &[ChunkRef]) -> Batch {
 fn let_through(chunks: &[ChunkRef], suppression: &mut Suppression) -> Batch {
     let mut batch = batched(&[]);
     for chunk in chunks {
-        batch.push_judged(&producer(), chunk, u64::MAX, suppression);
+        batch.push_filtered(&producer(), chunk, u64::MAX, suppression);
     }
     batch
 }

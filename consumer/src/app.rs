@@ -1,33 +1,33 @@
 //! All stages of one consumer, put together, started and drained. Only this module knows them all.
 //!
 //! Start: the store is opened and the admin port bound before [`App::start`] returns; then, as soon as the store
-//! can say where it stands, producers are subscribed to. Drain follows the data: reading stops, the last batch
-//! is written with its cursors, then the rest stops; all within one deadline. If it comes near, what is still in
-//! the buffer is left out: its cursors are not committed, so the producers send it again.
+//! can say where it stands, producers are subscribed to. How it ends: `app/drain.rs`.
 //!
 //! Each stage of the pipeline runs under a watch: one that ends before it was told to ends the process.
 
-mod live;
+mod config_reload;
+mod drain;
 mod opening;
 mod watch;
 
-use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc};
 
 use anyhow::Context as _;
 use runtime::{
-    admin::{self, ready::Part},
+    admin,
+    answer::Answer,
     connect::{Network, Tcp, credentials::stays_here},
     listen::{self, Listener},
     metrics::Registry,
+    ready::Part,
     reload,
-    settings::renewal,
-    status::{Board, page::Page},
+    settings::reread,
+    status::{StatusHub, page::Page},
 };
-use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::watch::{Failed, Watch};
-pub use self::{live::Live, opening::open_store};
+pub use self::{config_reload::RuntimeConfig, opening::open_store};
 use crate::{
     aside,
     clock::Clock,
@@ -43,26 +43,17 @@ use crate::{
     subscription::{self, discovery},
 };
 
-/// How long the admin port and maintenance may take to end once all data is safe, and then the store to close.
-const SERVICES_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long a drain waits for a store that does not work.
-const STORE_DOWN_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Of the drain timeout, what is not the pipeline's.
-const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// A running consumer.
 #[derive(Debug)]
 pub struct App {
     admin_address: SocketAddr,
-    live: Live,
-    renewals: renewal::Metrics,
+    runtime_config: RuntimeConfig,
+    config_reloads: reread::Metrics,
     /// The tasks that carry data, and the ones that do not.
     pipeline: TaskTracker,
     services: TaskTracker,
     stop_reading: CancellationToken,
-    hurry: CancellationToken,
+    fast_drain: CancellationToken,
     stop_writing: CancellationToken,
     stop_services: CancellationToken,
     failed: Arc<Failed>,
@@ -127,12 +118,12 @@ impl App {
         let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
-            live: Live::new(&config),
-            renewals: renewal::Metrics::register(&registry, "consumer").context("metrics")?,
+            runtime_config: RuntimeConfig::new(&config),
+            config_reloads: reread::Metrics::register(&registry, "consumer").context("metrics")?,
             pipeline: TaskTracker::new(),
             services: TaskTracker::new(),
             stop_reading: CancellationToken::new(),
-            hurry: CancellationToken::new(),
+            fast_drain: CancellationToken::new(),
             stop_writing: CancellationToken::new(),
             stop_services: CancellationToken::new(),
             failed: Arc::default(),
@@ -144,25 +135,25 @@ impl App {
         register_producers(&registry, producers.clone()).context("metrics")?;
         let sources = status::Sources::of(
             &config,
-            app.live.night.subscribe(),
+            app.runtime_config.night.subscribe(),
             &metrics,
             &health,
             &app.stop_reading,
         );
-        let board = Board::register(
+        let hub = StatusHub::register(
             &registry,
             "consumer",
-            Page::new(status::PAGE),
+            Page::new(&status::PAGE),
             Box::new(ConsumerStatus::new(sources)),
             app.stop_services.clone(),
         )?;
-        app.services.spawn(board.clone().run());
+        app.services.spawn(hub.clone().run());
         let pages = Arc::new(Pages {
             losses: producers.losses().clone(),
             store: Arc::clone(&app.store),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
-            board,
+            hub,
             debug_endpoints: config.common.debug_endpoints,
         });
         app.services.spawn(admin::serve(
@@ -185,14 +176,14 @@ impl App {
 
     /// What may change while it runs.
     #[must_use]
-    pub fn live(&self) -> Live {
-        self.live.clone()
+    pub fn runtime_config(&self) -> RuntimeConfig {
+        self.runtime_config.clone()
     }
 
     /// Counts how often its settings are read again.
     #[must_use]
-    pub fn renewals(&self) -> renewal::Metrics {
-        self.renewals.clone()
+    pub fn config_reloads(&self) -> reread::Metrics {
+        self.config_reloads.clone()
     }
 
     /// Where the admin port listens.
@@ -205,90 +196,6 @@ impl App {
     pub async fn failed(&self) -> anyhow::Error {
         self.failed.happened().await;
         self.failed.error()
-    }
-
-    /// Stops reading, writes what was received, commits the cursors, stops; never longer than the drain timeout.
-    ///
-    /// Of that time the pipeline gets all but two seconds (half, if that is less). After half of its time it
-    /// leaves out what is still in the buffer. A store that does not work is waited for no longer than
-    /// two seconds.
-    ///
-    /// A batch that could not be stored is no error: its cursors stand where the store stands, so it comes again after
-    /// the next start, as far as producers still have it.
-    ///
-    /// # Errors
-    /// When a stage failed.
-    pub async fn drain(self) -> anyhow::Result<()> {
-        let began = Instant::now();
-        let pipeline_time = pipeline_time(*self.live.drain_timeout.borrow());
-        self.stop_reading.cancel();
-        self.pipeline.close();
-        let writing = async {
-            let half = began + pipeline_time / 2;
-            if timeout_at(half, self.pipeline.wait()).await.is_err() {
-                self.hurry.cancel();
-            }
-            timeout_at(began + pipeline_time, self.pipeline.wait()).await
-        };
-        let written = tokio::select! {
-            biased;
-            written = writing => written.is_ok(),
-            () = self.store_is_down() => false,
-        };
-        if self.failed.has_happened() {
-            let error = self.failed.error();
-            self.stop_at_once().await;
-            return Err(error);
-        }
-        if !written {
-            let why = self
-                .health
-                .store_down()
-                .unwrap_or_else(|| "it is slow".to_owned());
-            tracing::warn!(
-                why,
-                "the last batch is not stored: it comes again after the next start"
-            );
-        }
-        self.stop_at_once().await;
-        tracing::info!(took = ?began.elapsed(), "drained");
-        Ok(())
-    }
-
-    /// Returns when the store has not worked for [`STORE_DOWN_PATIENCE`] from now on, without a break.
-    async fn store_is_down(&self) {
-        let mut works_at = Instant::now();
-        while works_at.elapsed() < STORE_DOWN_PATIENCE {
-            sleep(STORE_DOWN_PATIENCE / 20).await;
-            if self.health.store_down().is_none() {
-                works_at = Instant::now();
-            }
-        }
-    }
-
-    /// Stops without waiting for the store.
-    pub async fn stop_at_once(self) {
-        self.stop_reading.cancel();
-        self.hurry.cancel();
-        self.stop_writing.cancel();
-        self.stop_services.cancel();
-        self.pipeline.close();
-        self.services.close();
-        let all = async {
-            self.pipeline.wait().await;
-            self.services.wait().await;
-        };
-        if timeout(SERVICES_TIMEOUT, all).await.is_err() {
-            tracing::debug!("some work was left to end by itself");
-        }
-        // Closing the embedded store may block for a moment.
-        let store = self.store;
-        let closed = tokio::task::spawn_blocking(move || drop(store));
-        match timeout(SERVICES_TIMEOUT, closed).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the store failed to close"),
-            Err(_) => tracing::debug!("the store was left to close by itself"),
-        }
     }
 
     /// From the store's cursors to the last batch.
@@ -305,10 +212,10 @@ impl App {
             Arc::clone(&self.store),
             aside,
             Arc::clone(&health),
-            self.live.dsps_refused.subscribe(),
+            self.runtime_config.dsps_refused.subscribe(),
             &metrics,
             Stops {
-                hurry: self.hurry.clone(),
+                fast_drain: self.fast_drain.clone(),
                 at_once: self.stop_writing.clone(),
             },
         );
@@ -316,7 +223,7 @@ impl App {
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
         let watch = self.watch();
         let store = Arc::clone(&self.store);
-        let night = self.live.night.subscribe();
+        let night = self.runtime_config.night.subscribe();
         async move {
             tokio::select! {
                 // Nothing was received yet, so nothing is lost.
@@ -387,19 +294,13 @@ fn say_plain_tokens(config: &Config) {
     }
 }
 
-fn pipeline_time(drain_timeout: Duration) -> Duration {
-    drain_timeout
-        .saturating_sub(CLOSING_TIMEOUT)
-        .max(drain_timeout / 2)
-}
-
 /// The consumer's own pages on the admin port.
 struct Pages {
     losses: Losses,
     store: Arc<dyn Store>,
     health: Arc<Health>,
     draining: CancellationToken,
-    board: Board,
+    hub: StatusHub,
     debug_endpoints: bool,
 }
 
@@ -412,8 +313,8 @@ impl admin::Pages for Pages {
         self.health.needs_restart()
     }
 
-    fn board(&self) -> &Board {
-        &self.board
+    fn status(&self) -> &StatusHub {
+        &self.hub
     }
 
     fn debug_endpoints(&self) -> bool {
@@ -423,49 +324,12 @@ impl admin::Pages for Pages {
     fn page<'a>(
         &'a self,
         path: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Option<admin::Answer>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
         Box::pin(async move {
             match losses::page(&self.losses, path) {
                 Some(answer) => Some(answer),
                 None => lookup::page(&*self.store, path).await,
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn config(store: &str, drain_timeout: &str) -> Config {
-        let arguments = [
-            "consumer",
-            "--admin=127.0.0.1:0",
-            "--producer=http://127.0.0.1:1",
-        ];
-        let arguments = arguments.into_iter().map(str::to_owned);
-        let more = [
-            format!("--store={store}"),
-            format!("--drain-timeout={drain_timeout}"),
-        ];
-        Config::load(arguments.chain(more).map(Into::into)).unwrap()
-    }
-
-    #[tokio::test]
-    async fn drains_at_once_when_there_is_nothing_to_do() {
-        let app = App::start(config("none", "10s"), Registry::new())
-            .await
-            .unwrap();
-        let began = Instant::now();
-        app.drain().await.unwrap();
-        assert!(began.elapsed() < Duration::from_secs(2));
-    }
-
-    #[test]
-    fn pipeline_gets_all_of_the_drain_timeout_but_what_closing_takes() {
-        let seconds = Duration::from_secs;
-        assert_eq!(pipeline_time(seconds(10)), seconds(8));
-        assert_eq!(pipeline_time(seconds(2)), seconds(1));
-        assert_eq!(pipeline_time(seconds(0)), seconds(0));
     }
 }

@@ -6,7 +6,7 @@
 //! millisecond MongoDB cannot tell which is newer. That some come twice after a restart does no harm.
 //!
 //! The folder is bounded in bytes. A DSP may fill as much as would be left: one alone half of it, two a third each; and all
-//! whose place is still to be made, and that nobody listed, have half of it together, since anybody can make DSPs up. What has no room becomes a dead
+//! whose slot is still to be made, and that nobody listed, have half of it together, since anybody can make DSPs up. What has no room becomes a dead
 //! letter.
 
 mod log;

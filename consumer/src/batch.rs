@@ -5,12 +5,12 @@
 //! size of the batch before from the start; no allocation of its own.
 
 mod cursor;
+mod dedup;
 mod id;
-mod judge;
 
 pub use cursor::Cursor;
+pub use dedup::{DedupFilter, Fingerprint, TakeAll, Verdict};
 pub use id::BatchId;
-pub use judge::{Judge, Mark, TakeAll, Verdict};
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
@@ -23,8 +23,8 @@ use proto::{
 };
 
 use crate::{
+    dsp_slots::DspSlot,
     losses::{Numbered, OF_BATCH_MAX},
-    places::Place,
 };
 
 /// A cookie of a batch. Its ids were checked: they are legal in a stream, as [`proto::ids`] says.
@@ -52,7 +52,7 @@ pub struct Batch {
     hasher: RandomState,
     cursors: Vec<Cursor>,
     goodbyes: Vec<Cursor>,
-    places: Vec<Place>,
+    slots: Vec<DspSlot>,
     losses: Vec<Numbered>,
     held: BTreeSet<u32>,
     /// Of each chunk, its time and its good cookies.
@@ -70,16 +70,18 @@ pub struct Batch {
 pub struct Counts {
     /// Cookies that came, good or bad: the sum of the others and of those to be written.
     pub received: u64,
-    /// Cookies that were left out by their judge as repeats.
+    /// Cookies that were left out by the filter as repeats.
     pub suppressed: u64,
-    /// Cookies that were left out by their judge as too old.
+    /// Cookies that were left out by the filter as too old.
     pub stale: u64,
     /// Cookies that lost against a newer one in this batch.
     pub superseded: u64,
     /// Cookies that are not what the contract says.
     pub malformed: u64,
-    /// Cookies of DSPs that have no place in the store.
+    /// Cookies of DSPs that have no slot in the store.
     pub refused: u64,
+    /// Cookies whose time to live was over when they came.
+    pub expired: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +94,7 @@ struct Entry {
     user_id_bytes: u16,
     buyer_uid_bytes: u16,
     is_known: bool,
-    mark: Mark,
+    fingerprint: Fingerprint,
 }
 
 impl Batch {
@@ -107,7 +109,7 @@ impl Batch {
             hasher: RandomState::default(),
             cursors: Vec::new(),
             goodbyes: Vec::new(),
-            places: Vec::new(),
+            slots: Vec::new(),
             losses: Vec::new(),
             held: BTreeSet::new(),
             released: Vec::new(),
@@ -206,9 +208,9 @@ impl Batch {
         }
     }
 
-    /// What the judge gave for each cookie, in the order of their indices.
-    pub fn marks(&self) -> impl Iterator<Item = Mark> {
-        self.entries.iter().map(|entry| entry.mark)
+    /// The fingerprint of each cookie, in the order of their indices.
+    pub fn fingerprints(&self) -> impl Iterator<Item = Fingerprint> {
+        self.entries.iter().map(|entry| entry.fingerprint)
     }
 
     /// All cookies, in the order in which pairs first came.
@@ -233,10 +235,10 @@ impl Batch {
         order.into_iter().map(|(_, at)| at)
     }
 
-    /// What is to be recorded of the places of DSPs, with the cursors.
+    /// What is to be recorded of the slots of DSPs, with the cursors.
     #[must_use]
-    pub fn places(&self) -> &[Place] {
-        &self.places
+    pub fn slots(&self) -> &[DspSlot] {
+        &self.slots
     }
 
     /// Whether a DSP's cookies must wait: earlier ones of it are set aside, and of two of one millisecond a store could not tell
@@ -251,9 +253,9 @@ impl Batch {
         self.held = dsps;
     }
 
-    /// Takes what is to be recorded of the places of DSPs.
-    pub fn set_places(&mut self, places: Vec<Place>) {
-        self.places = places;
+    /// Takes what is to be recorded of the slots of DSPs.
+    pub fn set_slots(&mut self, slots: Vec<DspSlot>) {
+        self.slots = slots;
     }
 
     /// What will not come. To be committed with the cursors, or before them.
@@ -271,8 +273,8 @@ impl Batch {
         }
     }
 
-    /// The ends of producers' lives that were reached with everything before them, also of those that have begun another
-    /// life since. With the batch, all of it is stored.
+    /// The ends of producers' epochs that were reached with everything before them, also of those that have begun another
+    /// epoch since. With the batch, all of it is stored.
     #[must_use]
     pub fn goodbyes(&self) -> &[Cursor] {
         &self.goodbyes
@@ -299,7 +301,7 @@ impl Batch {
     /// A chunk has as many cookies as its header says, because these have sequences: what it lacks counts as malformed,
     /// and what it holds beyond them has no sequence of its own and is left alone.
     pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
-        self.push_judged(producer, chunk, accepted_max, &mut TakeAll);
+        self.push_filtered(producer, chunk, accepted_max, &mut TakeAll);
     }
 
     /// Takes the cookies of a chunk that is part of no stream, and so moves no cursor.
@@ -308,16 +310,16 @@ impl Batch {
         self.take(chunk, released, &mut TakeAll);
     }
 
-    /// Like [`push`](Self::push), but takes only the cookies that `judge` wants.
-    pub fn push_judged(
+    /// Like [`push`](Self::push), but takes only the cookies that `filter` lets through.
+    pub fn push_filtered(
         &mut self,
         producer: &Arc<str>,
         chunk: &ChunkRef,
         accepted_max: u64,
-        judge: &mut impl Judge,
+        filter: &mut impl DedupFilter,
     ) {
         let header = *chunk.header();
-        self.take(chunk, header.accepted_unix_micros.min(accepted_max), judge);
+        self.take(chunk, header.accepted_unix_micros.min(accepted_max), filter);
         self.advance(&Cursor {
             producer: Arc::clone(producer),
             epoch: header.epoch,
@@ -326,7 +328,7 @@ impl Batch {
         });
     }
 
-    fn take(&mut self, chunk: &ChunkRef, released: u64, judge: &mut impl Judge) {
+    fn take(&mut self, chunk: &ChunkRef, released: u64, filter: &mut impl DedupFilter) {
         let header = *chunk.header();
         let count = header.count as usize;
         // A chunk may hold fewer cookies than it says: the count is not trusted for an allocation.
@@ -342,22 +344,23 @@ impl Batch {
             cookies.extend(cookie.ok().filter(is_well_formed));
         }
         let good = u32::try_from(cookies.len()).expect("a batch is bounded in cookies");
-        let marks: Vec<Mark> = cookies
+        let fingerprints: Vec<Fingerprint> = cookies
             .iter()
-            .map(|cookie| judge.mark(&lent(cookie, released)))
+            .map(|cookie| filter.fingerprint(&lent(cookie, released)))
             .collect();
-        judge.announce(&marks);
-        for (cookie, mark) in cookies.iter().zip(marks) {
-            match judge.verdict(&lent(cookie, released), mark, self.id) {
+        filter.prefetch(&fingerprints);
+        for (cookie, fingerprint) in cookies.iter().zip(fingerprints) {
+            match filter.verdict(&lent(cookie, released), fingerprint, self.id) {
                 Verdict::LeaveOut => self.counts.suppressed += 1,
                 Verdict::Stale => self.counts.stale += 1,
                 Verdict::Refuse => self.counts.refused += 1,
+                Verdict::Expired => self.counts.expired += 1,
                 Verdict::Take { is_known } => {
                     let entry = self.entry(chunk_at, released, cookie);
                     self.put(
                         Entry {
                             is_known,
-                            mark,
+                            fingerprint,
                             ..entry
                         },
                         cookie.user_id.as_bytes(),
@@ -391,7 +394,7 @@ impl Batch {
             user_id_bytes: length(cookie.user_id),
             buyer_uid_bytes: length(cookie.buyer_uid),
             is_known: false,
-            mark: [0; 2],
+            fingerprint: [0; 2],
         }
     }
 

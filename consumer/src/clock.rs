@@ -31,7 +31,7 @@ impl ManualClock {
         Self(watch::Sender::new(now))
     }
 
-    /// Sets it, forward or back; whoever waits for it wakes.
+    /// Sets it, forward or back; anyone who waits for it wakes.
     pub fn set(&self, now: Timestamp) {
         self.0.send_replace(now);
     }
@@ -106,6 +106,29 @@ impl SteadyClock {
     }
 }
 
+/// The time by this machine's clock or, if that is earlier, by what it showed at first and the time since.
+///
+/// For what has expired and cannot be had again: a clock that is set ahead must not decide that.
+#[derive(Debug)]
+pub(crate) struct EarlierClock {
+    unix_micros: u64,
+    at: Instant,
+}
+
+impl EarlierClock {
+    /// One that shows `unix_micros` at `at`.
+    pub(crate) fn new(unix_micros: u64, at: Instant) -> Self {
+        Self { unix_micros, at }
+    }
+
+    /// The time when the machine's clock shows `unix_micros`, at `at`.
+    pub(crate) fn now(&self, unix_micros: u64, at: Instant) -> u64 {
+        let passed = at.saturating_duration_since(self.at).as_micros();
+        let passed = u64::try_from(passed).unwrap_or(u64::MAX);
+        unix_micros.min(self.unix_micros.saturating_add(passed))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,8 +144,18 @@ mod tests {
         assert_eq!(steady.now(14_000_000, start + 5 * second), 91_000_000);
     }
 
+    #[test]
+    fn earlier_clock_is_not_hastened_when_the_machines_is_set_ahead() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let earlier = EarlierClock::new(10_000_000, start);
+        assert_eq!(earlier.now(90_000_000, start + second), 11_000_000);
+        assert_eq!(earlier.now(12_000_000, start + 2 * second), 12_000_000);
+        assert_eq!(earlier.now(3_000_000, start + 3 * second), 3_000_000);
+        assert_eq!(earlier.now(90_000_000, start + 4 * second), 14_000_000);
+    }
+
     #[tokio::test]
-    async fn setting_the_clock_wakes_whoever_waits() {
+    async fn setting_the_clock_wakes_all_who_wait() {
         let start: Timestamp = "2026-03-10T12:00:00Z".parse().unwrap();
         let hour = Duration::from_secs(3600);
         let manual = ManualClock::new(start);

@@ -146,7 +146,7 @@ impl fmt::Display for Config {
             f,
             "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
              refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} set_aside={} set_aside_bytes={} dsps={} dsps_max={} dsps_refused={} mongodb_prefix={} \
-             mongodb_writers={} expiry_window={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
+             mongodb_writers={} expiry_window={} expiry={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
             producers.join(","),
             reading.producers_expected(),
             self.security.tls.is_some(),
@@ -170,6 +170,7 @@ impl fmt::Display for Config {
             self.mongodb.mongodb_prefix,
             self.mongodb.mongodb_writers,
             self.night.expiry_window,
+            self.night.expiry,
             self.night.compaction_window,
             self.night.time_zone.iana_name().unwrap_or("system"),
             self.running.drain_timeout,

@@ -1,14 +1,14 @@
-//! Cookies that the store refuses for ever, set aside where an operator can read them: one JSON object a line.
+//! Cookies that the store refuses forever, set aside where an operator can read them: one JSON object a line.
 //!
-//! `FILE` appears with the first letter. Before it outgrows half of the bound it becomes `FILE.1`, in place of the
-//! one before, and a new one begins: the newest letters are kept, and both files together stay within the bound.
-//! It is opened anew for each batch with letters, so it may be moved or deleted at any time.
+//! `FILE` appears with the first dead letter. Before it outgrows half of the bound it becomes `FILE.1`, in place of the
+//! one before, and a new one begins: the newest dead letters are kept, and both files together stay within the bound.
+//! It is opened anew for each batch with dead letters, so it may be moved or deleted at any time.
 //!
-//! Letters never hold up the cookies that can be stored. When they cannot be written that is said once, until they
+//! Dead letters never hold up the cookies that can be stored. When they cannot be written that is said once, until they
 //! can again, and they are counted; a file that hangs is waited for once.
 //!
-//! A letter is handed to the system before its batch counts as done. The store has committed the cursors by then, so
-//! a crash in that moment costs the letters of one batch; a sync for each would cost every batch of a store that
+//! A dead letter is handed to the system before its batch counts as done. The store has committed the cursors by then, so
+//! a crash in that moment costs the dead letters of one batch; a sync for each would cost every batch of a store that
 //! refuses a few.
 
 use std::{
@@ -42,12 +42,12 @@ const BLOCK_BYTES: usize = 16 << 10;
 /// The users' ids are not for everybody.
 const MODE: u32 = 0o600;
 
-/// Writes the letters of one consumer; clones share them.
+/// Writes the dead letters of one consumer; clones share them.
 #[derive(Debug, Clone)]
-pub struct DeadLetters(Arc<Mutex<Letters>>);
+pub struct DeadLetters(Arc<Mutex<Writer>>);
 
 #[derive(Debug)]
-struct Letters {
+struct Writer {
     files: Arc<Files>,
     metrics: metrics::DeadLetters,
     /// What took longer than it was waited for.
@@ -65,7 +65,7 @@ struct Files {
     bytes_max: u64,
 }
 
-/// How many letters are in the file now, and what went wrong with the others.
+/// How many dead letters are in the file now, and what went wrong with the others.
 #[derive(Debug)]
 struct Appended {
     letters: u64,
@@ -73,7 +73,7 @@ struct Appended {
 }
 
 #[derive(Serialize)]
-struct Letter<'a> {
+struct DeadLetter<'a> {
     time: &'a str,
     user_id: &'a str,
     dsp_id: u32,
@@ -83,12 +83,12 @@ struct Letter<'a> {
 }
 
 impl DeadLetters {
-    /// Letters in `file` and the one before it, together at most `bytes_max` bytes. Touches no file.
+    /// Dead letters in `file` and the one before it, together at most `bytes_max` bytes. Touches no file.
     #[must_use]
     pub fn new(file: PathBuf, bytes_max: usize, metrics: metrics::DeadLetters) -> Self {
         let mut older = file.clone().into_os_string();
         older.push(".1");
-        let letters = Letters {
+        let letters = Writer {
             files: Arc::new(Files {
                 newest: file,
                 older: older.into(),
@@ -113,7 +113,7 @@ fn kind(reason: &str) -> &str {
     reason.split_once(':').map_or(reason, |(kind, _)| kind)
 }
 
-impl Letters {
+impl Writer {
     async fn write(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
         if rejected.is_empty() {
             return;
@@ -122,7 +122,7 @@ impl Letters {
             tracing::warn!(
                 file = %self.files.newest.display(),
                 reason = kind(&rejected[0].reason),
-                "the store refuses some cookies for ever: they are set aside"
+                "the store refuses some cookies forever: they are set aside"
             );
         }
         let letters = rejected.len() as u64;
@@ -206,7 +206,7 @@ impl Files {
             fs::rename(&self.newest, &self.older)?;
             file = open(&self.newest)?;
         } else if bytes > 0 && !ends_with_newline(&mut file)? {
-            // What a full disk left of a letter.
+            // What a full disk left of a dead letter.
             file.write_all(b"\n")?;
         }
         file.write_all(lines)
@@ -231,7 +231,7 @@ fn line(batch: &Batch, rejected: &Rejected, time: &str) -> io::Result<Vec<u8>> {
     let accepted = i64::try_from(cookie.accepted_unix_micros)
         .ok()
         .and_then(|micros| Timestamp::from_microsecond(micros).ok());
-    let letter = Letter {
+    let letter = DeadLetter {
         time,
         user_id: &String::from_utf8_lossy(cookie.user_id),
         dsp_id: cookie.dsp_id,

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use runtime::admin::ready::Part;
+use runtime::ready::Part;
 
 use crate::producers::Producers;
 
@@ -14,7 +14,7 @@ use crate::producers::Producers;
 #[derive(Debug)]
 pub struct Health {
     store_down: Mutex<Option<Down>>,
-    /// DSPs whose place in the store does not work, and why.
+    /// DSPs whose slot in the store does not work, and why.
     failing_dsps: Mutex<BTreeMap<u32, String>>,
     producers: Producers,
 }
@@ -78,7 +78,7 @@ impl Health {
         Some(format!("store: {}", down.why))
     }
 
-    /// Notes, and says once, that a DSP's place in the store does not work.
+    /// Notes, and says once, that a DSP's slot in the store does not work.
     pub fn dsp_fails(&self, dsp_id: u32, why: &str) {
         let before = self.dsps().insert(dsp_id, why.to_owned());
         if before.is_none() {
@@ -90,14 +90,14 @@ impl Health {
         }
     }
 
-    /// Notes that a DSP's place in the store works.
+    /// Notes that a DSP's slot in the store works.
     pub fn dsp_works(&self, dsp_id: u32) {
         if self.dsps().remove(&dsp_id).is_some() {
             tracing::info!(dsp_id, "the store takes the cookies of a DSP again");
         }
     }
 
-    /// The DSPs whose place in the store does not work, and why.
+    /// The DSPs whose slot in the store does not work, and why.
     #[must_use]
     pub fn failing_dsps(&self) -> BTreeMap<u32, String> {
         self.dsps().clone()

@@ -5,7 +5,7 @@
 //! has exactly one:
 //!
 //! ```text
-//! received + found = written + superseded + suppressed + stale + failed (malformed, rejected, unreadable, no place) + left out
+//! received + found = written + superseded + suppressed + stale + failed (malformed, rejected, unreadable, no slot, expired) + left out
 //!                    + waiting + set aside
 //! ```
 //!
@@ -55,7 +55,7 @@ pub struct Settled {
     pub written: u64,
     /// Cookies that were older than what the store has.
     pub stale: u64,
-    /// Cookies that the store refused for ever.
+    /// Cookies that the store refused forever.
     pub rejected: u64,
     /// Cookies that were [set aside](Ledger::set_aside) meanwhile.
     pub set_aside: u64,
@@ -70,7 +70,7 @@ pub struct Retried {
     pub superseded: u64,
     /// Cookies that were older than what the store has.
     pub stale: u64,
-    /// Cookies that the store refused for ever.
+    /// Cookies that the store refused forever.
     pub rejected: u64,
     /// Cookies that could not be read any more.
     pub unreadable: u64,
@@ -91,18 +91,20 @@ pub struct Figures {
     pub stale: u64,
     /// Cookies that are not what the contract says.
     pub malformed: u64,
-    /// Cookies that the store refused for ever, which become dead letters.
+    /// Cookies that the store refused forever, which become dead letters.
     #[serde(rename = "dead_lettered")]
     pub rejected: u64,
     /// Cookies that a process before this one had set aside.
     pub found: u64,
-    /// Cookies of DSPs whose place in the store does not work, on disk.
+    /// Cookies of DSPs whose slot in the store does not work, on disk.
     pub set_aside: u64,
     /// Cookies that were set aside and could not be read any more.
     pub unreadable: u64,
-    /// Cookies of DSPs that have no place in the store.
+    /// Cookies of DSPs that have no slot in the store.
     #[serde(rename = "no_place")]
     pub refused: u64,
+    /// Cookies whose time to live was over when they came.
+    pub expired: u64,
     /// Cookies that a drain had no time for.
     pub left_out: u64,
     /// Cookies whose fate is not known yet.
@@ -126,6 +128,7 @@ const ROWS: &[Row] = &[
             (&["rejected"], |it| it.rejected),
             (&["no_place"], |it| it.refused),
             (&["unreadable"], |it| it.unreadable),
+            (&["expired"], |it| it.expired),
         ],
     ),
     (consumer::ASIDE_FOUND, &[(&[], |it| it.found)]),
@@ -176,6 +179,7 @@ impl Ledger {
         figures.stale += counts.stale + stale;
         figures.malformed += counts.malformed;
         figures.refused += counts.refused;
+        figures.expired += counts.expired;
         figures.rejected += rejected;
         entries.wait_no_more(counts.received - set_aside);
     }
@@ -293,6 +297,7 @@ mod tests {
             superseded: 3,
             malformed: 4,
             refused: 1,
+            expired: 1,
         };
         Settled {
             counts,
@@ -309,10 +314,10 @@ mod tests {
         ledger.received(121);
         assert_eq!(ledger.figures().waiting, 121);
         ledger.set_aside(7);
-        ledger.settled(&settled(100, 71));
+        ledger.settled(&settled(100, 70));
         ledger.left_out(20);
         let figures = ledger.figures();
-        assert_eq!((figures.written, figures.stale), (71, 7));
+        assert_eq!((figures.written, figures.stale), (70, 7));
         assert_eq!((figures.left_out, figures.waiting), (20, 1));
         assert!(figures.add_up(), "{figures:?}");
     }
@@ -323,7 +328,7 @@ mod tests {
         ledger.found(3);
         ledger.received(100);
         ledger.set_aside(7);
-        ledger.settled(&settled(100, 71));
+        ledger.settled(&settled(100, 70));
         assert_eq!(ledger.figures().set_aside, 10);
         ledger.retried(&Retried {
             written: 4,
@@ -333,7 +338,7 @@ mod tests {
             unreadable: 1,
         });
         let figures = ledger.figures();
-        assert_eq!((figures.written, figures.set_aside), (75, 2));
+        assert_eq!((figures.written, figures.set_aside), (74, 2));
         assert!(figures.add_up(), "{figures:?}");
     }
 
@@ -342,7 +347,7 @@ mod tests {
         let ledger = Ledger::default();
         ledger.received(100);
         ledger.set_aside(7);
-        ledger.settled(&settled(100, 70));
+        ledger.settled(&settled(100, 69));
         assert!(!ledger.figures().add_up());
     }
 

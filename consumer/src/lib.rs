@@ -12,9 +12,9 @@
 //!   stream: the producer's queue takes the strain, never this process.
 //! - [`producers`] is the one table of how far each of them was received and is durable.
 //! - [`batch`] keeps the newest cookie of each (user, DSP) pair, without copying a byte of it.
-//! - [`places`] knows which DSPs' cookies are taken at all.
+//! - [`dsp_slots`] knows which DSPs' cookies are taken at all.
 //! - [`sink`] collects a batch while the one before is written, retries what the store refuses, and hands over
-//!   the cursors with the data. [`dead_letters`] keeps what the store refuses for ever, and
+//!   the cursors with the data. [`dead_letters`] keeps what the store refuses forever, and
 //!   [`aside`] what it does not take of one DSP alone, until it does.
 //! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
 //!   *store* stands. A batch written twice changes nothing.
@@ -23,13 +23,12 @@
 //! - [`maintenance`] lets stores expire and compact inside nightly windows, by a [`clock`] that tests set; [`lookup`]
 //!   answers what is stored.
 //!
-//! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`window`] contain no
-//! `async`.
+//! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`maintenance_window`]
+//! contain no `async`.
 
 pub mod clock;
 pub mod config;
 pub mod ttl;
-pub mod window;
 
 pub mod app;
 
@@ -37,7 +36,7 @@ pub mod producers;
 pub mod subscription;
 
 pub mod batch;
-pub mod places;
+pub mod dsp_slots;
 
 pub mod suppression;
 
@@ -49,6 +48,7 @@ pub mod dead_letters;
 pub mod store;
 
 pub mod maintenance;
+pub mod maintenance_window;
 
 pub mod lookup;
 

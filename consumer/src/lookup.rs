@@ -6,7 +6,7 @@
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
 use proto::{ids::is_user_id, limits::USER_ID_BYTES_MAX};
-use runtime::admin::{Answer, json};
+use runtime::answer::{Answer, json};
 use serde::Serialize;
 use serde_json::json as object;
 

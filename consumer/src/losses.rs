@@ -19,7 +19,7 @@ use std::{
 
 use http::StatusCode;
 use proto::v1::GapReason;
-use runtime::admin::{Answer, json};
+use runtime::answer::{Answer, json};
 use serde::{Deserialize, Serialize};
 
 /// Records that are kept.

@@ -2,8 +2,10 @@
 //!
 //! Two loops, one for each window, so that neither keeps the other from its hours: a compaction may take hours, and
 //! expiry has to be switched off in time. Each wakes when its window opens or closes, and at least every ten
-//! minutes, so that a store can also see to what appeared meanwhile; sooner, when something was left to be done.
+//! minutes, so that a store can also handle what appeared meanwhile; sooner, when something was left to be done.
 //! What runs is told to stop when its window closes.
+
+mod forget;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,14 +17,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    batch::Cursor,
     clock::{Clock, unix_micros},
+    maintenance_window::Window,
     metrics::{self, Metrics},
     producers::Producers,
-    store::{Compacted, CompactedCollection, Compaction, Store, StoreError},
-    subscription::{buffer::LossReporter, restarts},
+    store::{Compacted, CompactedCollection, Compaction, Expiry, Store, StoreError, Swept},
+    subscription::buffer::LossReporter,
     ttl::before,
-    window::Window,
 };
 
 /// The longest time between two looks at what the store has.
@@ -31,8 +32,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(600);
 /// The same when something was left to be done.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The shortest time between two compactions of the same while the window is always open: one a day.
-const COMPACTION_INTERVAL: Duration = Duration::from_secs(20 * 3600);
+/// The shortest time between two compactions, or sweeps, of the same while the window is always open: a little less than a day, so
+/// that each day has one.
+const TURN_INTERVAL: Duration = Duration::from_secs(20 * 3600);
 
 /// How long a compaction has to be ended when the process stops; then it is left to end by itself.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
@@ -51,12 +53,12 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// What was compacted since then, in microseconds since the Unix epoch, has had its turn at `now`: since the
-    /// window opened, or for a day.
-    fn compacted_since(&self, now: &Zoned) -> u64 {
-        match self.compaction.opened(now) {
+    /// What was done since then, in microseconds since the Unix epoch, has had its turn at `now`: since the window
+    /// opened, or for 20 hours.
+    fn had_turn_since(window: Window, now: &Zoned) -> u64 {
+        match window.opened(now) {
             Some(opened) => unix_micros(opened.timestamp()),
-            None => before(unix_micros(now.timestamp()), COMPACTION_INTERVAL),
+            None => before(unix_micros(now.timestamp()), TURN_INTERVAL),
         }
     }
 }
@@ -171,6 +173,7 @@ impl Night {
                     "another consumer sees to expiry and compaction of this store"
                 );
                 self.metrics.show_overdue(&BTreeMap::new());
+                self.metrics.sweep_left.set(0);
             }
             None => tracing::info!("this consumer sees to expiry and compaction of this store now"),
         }
@@ -181,10 +184,23 @@ impl Night {
     async fn expire(&self, open: bool, now: &Zoned) -> Option<Result<bool, StoreError>> {
         let micros = unix_micros(now.timestamp());
         let began = Instant::now();
-        let expired = self.within(self.schedule.expiry, now, async |until| {
+        let window = self.schedule.expiry;
+        let since = Schedule::had_turn_since(window, now);
+        let closes = window.next_change(now);
+        let left = closes.map(|closes| closes.duration_since(now).unsigned_abs());
+        let report = |swept: &Swept| self.metrics.swept(swept);
+        let expired = self.within(window, now, async |until| {
+            let expiry = Expiry {
+                open,
+                now: micros,
+                since,
+                left,
+                stop: until,
+                report: &report,
+            };
             tokio::select! {
                 () = self.stop.cancelled() => None,
-                expired = self.store.expire(open, micros, until) => Some(expired),
+                expired = self.store.expire(expiry) => Some(expired),
             }
         });
         Some(expired.await?.and_then(|expired| {
@@ -208,40 +224,6 @@ impl Night {
         }))
     }
 
-    /// Forgets producers that are gone, in the store and in memory. `None` when the process stops.
-    async fn forget_cursors(&self, now: &Zoned) -> Option<Result<bool, StoreError>> {
-        let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
-        let forgotten = tokio::select! {
-            () = self.stop.cancelled() => return None,
-            forgotten = self.store.forget_cursors(before) => forgotten,
-        };
-        let forgotten = match forgotten {
-            Ok(forgotten) => forgotten,
-            Err(error) => return Some(Err(error)),
-        };
-        for producer in forgotten {
-            let stood = self.producers.forget(&producer);
-            if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
-                self.report_gone(&stood).await;
-            }
-            self.metrics.forgotten_cursors.inc();
-            tracing::info!(
-                producer = &*producer,
-                "cursor of a producer that is gone deleted"
-            );
-        }
-        Some(Ok(true))
-    }
-
-    /// Reports that what this producer had after its cursor is unknown. It waits for room in the buffer, which is closed when
-    /// the process ends: then the log alone has it.
-    async fn report_gone(&self, stood: &Cursor) {
-        let loss = restarts::report_gone(&self.subscription, stood, None);
-        if self.losses.report(loss).await.is_err() {
-            tracing::debug!("the process ends: a loss is not on record");
-        }
-    }
-
     async fn compactions(&self) {
         let window = self.schedule.compaction;
         let (mut completed, mut failing) = (None, Failing::default());
@@ -249,7 +231,7 @@ impl Night {
             let now = self.now();
             let open = window.is_open(&now);
             self.metrics.compaction_open.set(i64::from(open));
-            let since = self.schedule.compacted_since(&now);
+            let since = Schedule::had_turn_since(window, &now);
             let mut done = true;
             if open && completed.is_none_or(|completed| completed < since) {
                 let Some(owner) = self.owner().await else {

@@ -216,7 +216,7 @@ impl Stream {
         table.advanced(self.key, cursor, arrival, had_advanced, now)
     }
 
-    /// Notes that the producer lives.
+    /// Notes that the producer is alive.
     pub fn heard(&self) {
         self.producers.table().heard(self.key, Instant::now());
     }

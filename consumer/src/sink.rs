@@ -6,7 +6,7 @@
 //! written, one committed.
 //!
 //! The writer writes one batch while the one before is made durable with its cursors: waiting for the disk in
-//! between would cost a fifth of the throughput. What fails is repeated until the store has it, for ever, and that is
+//! between would cost a fifth of the throughput. What fails is repeated until the store has it, forever, and that is
 //! said only when it begins and ends. Cursors are durable after the cookies of their batch, or not at all.
 //!
 //! Whether the store works is what the last attempt to write says: while a batch is being repeated nothing else
@@ -14,7 +14,7 @@
 //! it could.
 //!
 //! The end of the buffer ends the collector after its last partial batch, and that ends the writer: nothing that
-//! was received is left behind, unless a drain is in a hurry.
+//! was received is left behind, unless it is a fast drain: one whose deadline is near.
 
 mod attempts;
 mod collector;

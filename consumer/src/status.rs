@@ -11,14 +11,15 @@ mod night;
 use std::{net::SocketAddr, sync::Arc};
 
 use runtime::{
-    admin::ready::{Part, Readiness, Reason},
+    ready::{self, Part},
     status::{
-        INTERVAL, Subject,
+        INTERVAL, StatusSource,
         counted::{Buckets, Count, by_label, whole},
+        page::Content,
         quantiles::{Quantiles, Window},
+        sample::{self, Head},
         series::{Rate, Series, short},
     },
-    unix_seconds,
 };
 use serde::Serialize;
 use tokio::{sync::watch, time::Instant};
@@ -31,11 +32,16 @@ use crate::{
     metrics::Metrics,
     producers::Snapshot,
 };
-pub use cookies::{Ledger, Lives};
-pub use night::{Night, NightWindow};
+pub use cookies::{Ledger, Restarts};
+pub use night::{Night, NightWindow, Sweep};
 
 /// The page.
-pub const PAGE: &str = include_str!("status/page.html");
+pub const PAGE: Content = Content {
+    name: "consumer",
+    style: include_str!("status/page.css"),
+    body: include_str!("status/page.html"),
+    script: include_str!("status/page.js"),
+};
 
 /// Most addresses of producers shown.
 pub const PRODUCERS_MAX: usize = 200;
@@ -43,22 +49,9 @@ pub const PRODUCERS_MAX: usize = 200;
 /// One moment of a consumer.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// Always `consumer`.
-    pub process: &'static str,
-    /// The name of its queue on every producer.
-    pub name: String,
-    /// What runs.
-    pub version: &'static str,
-    /// When this sample was taken, in seconds since the Unix epoch.
-    pub sampled_unix_seconds: f64,
-    /// How long it has run.
-    pub uptime_seconds: f64,
-    /// As `/readyz` says.
-    pub ready: bool,
-    /// Whether it was told to stop.
-    pub draining: bool,
-    /// Why it is not ready.
-    pub reasons: Vec<Reason>,
+    /// What every process says of itself.
+    #[serde(flatten)]
+    pub head: Head,
     /// How many addresses of producers are subscribed to.
     pub producers_total: usize,
     /// How many of them have a stream.
@@ -85,8 +78,8 @@ pub struct Status {
     pub ledger: Ledger,
     /// Cookies a producer had and this consumer will not get, by reason, those that happened.
     pub lost: Vec<Count>,
-    /// What is known of the ends of producers' lives.
-    pub lives: Lives,
+    /// What is known of the ends of producers' epochs.
+    pub lives: Restarts,
     /// When what is expired is deleted, and space given back.
     pub night: Night,
 }
@@ -146,15 +139,6 @@ pub struct Store {
     pub errors: u64,
 }
 
-/// What is said at once: the sample, if there is one yet, and its history.
-#[derive(Serialize)]
-struct Whole<'a> {
-    #[serde(flatten)]
-    status: Option<&'a Status>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    history: Option<History<'a>>,
-}
-
 /// The last five minutes, one value for each sample, the oldest first.
 #[derive(Debug, Clone, Serialize)]
 struct History<'a> {
@@ -201,12 +185,7 @@ impl Sources {
 /// How each part of a consumer is.
 #[must_use]
 pub fn parts(health: &Health, draining: &CancellationToken) -> Vec<Part> {
-    let drain = if draining.is_cancelled() {
-        Err("draining".to_owned())
-    } else {
-        Ok("not draining".to_owned())
-    };
-    let mut parts = vec![Part::new("drain", drain)];
+    let mut parts = vec![ready::drain(draining.is_cancelled())];
     parts.extend(health.parts());
     parts
 }
@@ -301,13 +280,21 @@ impl ConsumerStatus {
     }
 }
 
-impl Subject for ConsumerStatus {
+impl StatusSource for ConsumerStatus {
     fn sample(&mut self, now: Instant) {
         let Metrics {
-            subscription, sink, ..
+            subscription,
+            sink,
+            maintenance,
+            ..
         } = self.sources.metrics.clone();
-        let draining = self.sources.draining.is_cancelled();
-        let readiness = Readiness::of(&parts(&self.sources.health, &self.sources.draining));
+        let head = Head::now(
+            "consumer",
+            &self.sources.name,
+            now - self.started,
+            &parts(&self.sources.health, &self.sources.draining),
+            self.sources.draining.is_cancelled(),
+        );
         let snapshot = self.sources.health.producers().snapshot();
         let addresses = &snapshot.addresses;
         let figures = sink.ledger.figures();
@@ -316,14 +303,7 @@ impl Subject for ConsumerStatus {
         self.received_per_second.push(received_per_second);
         self.written_per_second.push(written_per_second);
         self.newest = Some(Status {
-            process: "consumer",
-            name: self.sources.name.clone(),
-            version: env!("CARGO_PKG_VERSION"),
-            sampled_unix_seconds: unix_seconds(),
-            uptime_seconds: short((now - self.started).as_secs_f64()),
-            ready: readiness.ready,
-            draining,
-            reasons: readiness.reasons,
+            head,
             producers_total: addresses.len(),
             producers_connected: addresses.iter().filter(|it| it.is_connected).count(),
             producers: Self::producers(&snapshot),
@@ -339,8 +319,8 @@ impl Subject for ConsumerStatus {
             store: self.store(),
             ledger: figures.into(),
             lost: by_label(&subscription.lost),
-            lives: Lives::of(&subscription),
-            night: Night::now(&self.sources.schedule.borrow()),
+            lives: Restarts::of(&subscription),
+            night: Night::now(&self.sources.schedule.borrow(), &maintenance),
         });
     }
 
@@ -350,10 +330,7 @@ impl Subject for ConsumerStatus {
             received_per_second: &self.received_per_second,
             written_per_second: &self.written_per_second,
         });
-        serde_json::to_vec(&Whole {
-            status: self.newest.as_ref(),
-            history,
-        })
+        sample::json(self.newest.as_ref(), history)
     }
 }
 

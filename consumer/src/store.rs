@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
+    dsp_slots::DspSlot,
     losses::Numbered,
-    places::Place,
 };
 
 /// What a store answers, in time.
@@ -39,9 +39,9 @@ pub enum StoreError {
 pub struct Written {
     /// Older than what the store has of their pair, as indices of the batch.
     pub stale: Vec<u32>,
-    /// Refused for ever, each by itself.
+    /// Refused forever, each by itself.
     pub rejected: Vec<Rejected>,
-    /// Not taken now, because something is wrong with the place of their DSP alone.
+    /// Not taken now, because something is wrong with the slot of their DSP alone.
     pub not_taken: Vec<NotTaken>,
     /// What the store wants to see again when the batch is committed.
     pub receipt: Receipt,
@@ -56,7 +56,7 @@ pub struct Receipt(pub [u8; 12]);
 pub struct NotTaken {
     /// Whose.
     pub dsp_id: u32,
-    /// What is wrong; nothing where its place is still to be made.
+    /// What is wrong; nothing where its slot is still to be made.
     pub why: Option<Arc<str>>,
     /// Their indices in the batch.
     pub indices: Vec<u32>,
@@ -105,10 +105,53 @@ impl Written {
     }
 }
 
+/// What a store is told for an expiry.
+#[derive(Clone, Copy)]
+pub struct Expiry<'a> {
+    /// Whether the window is open.
+    pub open: bool,
+    /// What time it is, in microseconds since the Unix epoch.
+    pub now: u64,
+    /// What was looked through for expired cookies since then, in microseconds since the Unix epoch, has had its turn.
+    pub since: u64,
+    /// How long the window stays open, if it closes.
+    pub left: Option<Duration>,
+    /// Cancelled when it is to end early.
+    pub stop: &'a CancellationToken,
+    /// Told how far it is, where it takes long.
+    pub report: &'a (dyn Fn(&Swept) + Send + Sync),
+}
+
+impl<'a> Expiry<'a> {
+    /// An expiry that tells nobody how far it is.
+    #[must_use]
+    pub fn new(open: bool, now: u64, stop: &'a CancellationToken) -> Self {
+        Self {
+            open,
+            now,
+            since: now,
+            left: None,
+            stop,
+            report: &|_| {},
+        }
+    }
+}
+
+/// A part of a sweep through all cookies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Cookies that were looked at.
+    pub looked: u64,
+    /// Expired ones that were deleted.
+    pub deleted: u64,
+    /// How many cookies the sweep has yet to look at, and how many it looks at an hour, by estimate.
+    pub ahead: Option<(u64, u64)>,
+}
+
 /// What an expiry did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expired {
-    /// Expired cookies found to be deleted since the last call, older values of theirs included.
+    /// Expired cookies found to be deleted since the last call and not reported, older values of theirs included.
     pub deleted: u64,
     /// Whether all is as the window wants it; if not, the next call should come soon.
     pub complete: bool,
@@ -169,7 +212,7 @@ pub type BuyerUids = BTreeMap<u32, String>;
 pub struct Found {
     /// What the user's DSPs call it.
     pub buyer_uids: BuyerUids,
-    /// DSPs that may know the user, but whose place could not be read.
+    /// DSPs that may know the user, but whose slot could not be read.
     pub unavailable: Vec<u32>,
     /// Why the first of these could not.
     pub why: Option<String>,
@@ -204,7 +247,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn load_places(&self) -> Answer<'_, Vec<Place>> {
+    fn load_slots(&self) -> Answer<'_, Vec<DspSlot>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
@@ -215,14 +258,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// milliseconds in MongoDB. Idempotent: after an error any part of the cookies may be stored, and the same batch
     /// may be written again. Called by one task at a time.
     ///
-    /// What is wrong with the place of one DSP keeps no other from being stored: its cookies come back as
+    /// What is wrong with the slot of one DSP keeps no other from being stored: its cookies come back as
     /// [not taken](Written::not_taken).
     ///
     /// # Errors
     /// When something else was not brought in.
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written>;
 
-    /// Makes the cookies of a batch that was written durable, and after them its records of losses, its cursors and places. In the order of batches;
+    /// Makes the cookies of a batch that was written durable, and after them its records of losses, its cursors and slots. In the order of batches;
     /// the next may be written meanwhile. A store that has done so in [`write`](Self::write) need not.
     ///
     /// # Errors
@@ -231,7 +274,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Brings in cookies of one DSP that were not taken before, all of `batch`, and makes them durable; makes the DSP's place
+    /// Brings in cookies of one DSP that were not taken before, all of `batch`, and makes them durable; makes the DSP's slot
     /// if it has none. Without a cookie, asks whether some could be written. May be called beside [`write`](Self::write),
     /// and for several DSPs at once.
     ///
@@ -245,17 +288,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Whether a DSP's cookies can be stored without making a place for them first.
-    fn has_place(&self, _dsp_id: u32) -> bool {
+    /// Whether a DSP's cookies can be stored without making a slot for them first.
+    fn has_slot(&self, _dsp_id: u32) -> bool {
         true
     }
 
-    /// Whether a DSP has a place, or will surely get one: nobody made it up.
+    /// Whether a DSP has a slot, or will surely get one: nobody made it up.
     fn is_expected(&self, _dsp_id: u32) -> bool {
         true
     }
 
-    /// The buyer uids of a user, who may have none. An expired cookie is not returned, deleted or not. A DSP whose place
+    /// The buyer uids of a user, who may have none. An expired cookie is not returned, deleted or not. A DSP whose slot
     /// cannot be read is named, and keeps no other from being found.
     ///
     /// # Errors
@@ -268,7 +311,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When it could not.
     fn ping(&self) -> Answer<'_, ()>;
 
-    /// Which consumer sees to expiry and compaction instead of this one, where several share what they write into. To be
+    /// Which consumer runs expiry and compaction instead of this one, where several share what they write into. To be
     /// asked before each of both, and every ten minutes.
     ///
     /// # Errors
@@ -277,19 +320,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(None)))
     }
 
-    /// Brings expiry into the state of its window, and while that is open sees to it that what has expired at
-    /// `now`, in microseconds since the Unix epoch, is deleted in time. Called at every change and again now and
-    /// then: what was done need not be done again, what appeared meanwhile is seen to. Ends early when `stop` is
-    /// cancelled. May run beside [`compact`](Self::compact).
+    /// Brings expiry into the state of its window, and while that is open makes sure that what has expired is deleted
+    /// in time. Called at every change and again now and then: what was done need not be done again, what appeared
+    /// meanwhile is done. May run beside [`compact`](Self::compact).
     ///
     /// # Errors
     /// When it could not be done; a later call makes up for it.
-    fn expire<'a>(
-        &'a self,
-        open: bool,
-        now: u64,
-        stop: &'a CancellationToken,
-    ) -> Answer<'a, Expired>;
+    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired>;
 
     /// How long it may take to answer before it is likely to never answer again in this process; `None` where each answer
     /// has a deadline of its own.

@@ -7,7 +7,8 @@
 //!
 //! The table says "stored" only of what this process has seen *stored*, so its entries are true unless somebody else
 //! writes to or deletes from the store. A cookie that passes takes its pair's entry at once, as *pending*: until the
-//! store has it, no repeat of that pair is left out, nor of the value before. Only the batch that made an entry pending
+//! store has it, no repeat of that pair is left out, nor of the value before; nor is one that comes so late that what was
+//! stored has expired, since the store may have deleted that. Only the batch that made an entry pending
 //! can confirm it. What is older than the interval or does not fit is forgotten, which costs a write; and with it, that
 //! a newer repeat was left out.
 //!
@@ -26,7 +27,7 @@ use proto::newest;
 use siphasher::sip::SipHasher13;
 
 use crate::{
-    batch::{Batch, BatchCookie, BatchId, Judge, Mark, Verdict},
+    batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
     store::Written,
     ttl::Ttls,
 };
@@ -42,6 +43,8 @@ type Bucket = [u64; 3 * WAYS + 1];
 pub struct Suppression {
     interval: Duration,
     ttls: Ttls,
+    /// What time it is, in microseconds since the Unix epoch.
+    now: u64,
     keys: (u64, u64),
     buckets: Vec<Bucket>,
 }
@@ -90,13 +93,19 @@ impl Suppression {
         Self {
             interval,
             ttls,
+            now: 0,
             keys: (fastrand::u64(..), fastrand::u64(..)),
             buckets: vec![[0; 3 * WAYS + 1]; buckets],
         }
     }
 
+    /// Says what time it is, in microseconds since the Unix epoch: the store may have deleted what has expired by then.
+    pub fn set_now(&mut self, unix_micros: u64) {
+        self.now = unix_micros;
+    }
+
     /// Remembers cookies of a batch that `written` says are stored now, the `count` from `first` on: so that a large
-    /// batch can be recorded in parts. To be done before cookies of the batch after the next are judged.
+    /// batch can be recorded in parts. To be done before cookies of the batch after the next are filtered.
     pub fn record(&mut self, batch: &Batch, written: &Written, first: usize, count: usize) {
         if self.buckets.is_empty() {
             return;
@@ -104,10 +113,10 @@ impl Suppression {
         let stale: HashSet<u32> = written.stale.iter().copied().collect();
         let not_stored: HashSet<u32> = written.not_stored().collect();
         let pending = State::pending(batch.id());
-        let indexed = (0..).zip(batch.marks()).skip(first).take(count);
-        for (index, mark) in indexed {
-            let bucket = self.bucket(mark);
-            let Some((at, entry)) = find_in(bucket, mark, pending) else {
+        let indexed = (0..).zip(batch.fingerprints()).skip(first).take(count);
+        for (index, fingerprint) in indexed {
+            let bucket = self.bucket(fingerprint);
+            let Some((at, entry)) = find_in(bucket, fingerprint, pending) else {
                 // One of a later batch has taken its place, or another pair.
                 continue;
             };
@@ -125,22 +134,22 @@ impl Suppression {
         if self.buckets.is_empty() {
             return;
         }
-        let marks = (0..).zip(batch.marks());
-        for (_, mark) in marks.filter(|(index, _)| indices.contains(index)) {
-            let bucket = self.bucket(mark);
+        let fingerprints = (0..).zip(batch.fingerprints());
+        for (_, fingerprint) in fingerprints.filter(|(index, _)| indices.contains(index)) {
+            let bucket = self.bucket(fingerprint);
             // What is pending anew, the batch that brings it will tell.
-            if let Some((at, _)) = find_in(bucket, mark, State::STORED) {
+            if let Some((at, _)) = find_in(bucket, fingerprint, State::STORED) {
                 put(bucket, at, None);
             }
         }
     }
 
-    fn bucket(&mut self, mark: Mark) -> &mut Bucket {
-        let at = self.bucket_at(mark);
+    fn bucket(&mut self, fingerprint: Fingerprint) -> &mut Bucket {
+        let at = self.bucket_at(fingerprint);
         &mut self.buckets[at]
     }
 
-    fn bucket_at(&self, [pair, _]: Mark) -> usize {
+    fn bucket_at(&self, [pair, _]: Fingerprint) -> usize {
         let buckets = self.buckets.len() as u128;
         let scaled = (u128::from(pair) * buckets) >> 64;
         usize::try_from(scaled).expect("below the number of buckets")
@@ -148,12 +157,14 @@ impl Suppression {
 
     fn is_fresh(&self, entry: &Entry, cookie: &BatchCookie<'_>) -> bool {
         let interval = self.interval.min(self.ttls.of(cookie.dsp_id) / 2);
-        u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs()
+        let is_repeat = u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs();
+        let stored = u64::from(entry.second) * 1_000_000;
+        is_repeat && stored >= self.ttls.expired_before(cookie.dsp_id, self.now)
     }
 }
 
-impl Judge for Suppression {
-    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
+impl DedupFilter for Suppression {
+    fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
         if self.buckets.is_empty() {
             return [0; 2];
         }
@@ -169,27 +180,32 @@ impl Judge for Suppression {
 
     /// Touches the entries of all of them, one right after the other: the processor then waits for many places of
     /// memory at once, where one by one they would cost a tenth of a microsecond each.
-    fn announce(&mut self, marks: &[Mark]) {
+    fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
         if self.buckets.is_empty() {
             return;
         }
-        for mark in marks {
-            std::hint::black_box(self.buckets[self.bucket_at(*mark)][0]);
+        for fingerprint in fingerprints {
+            std::hint::black_box(self.buckets[self.bucket_at(*fingerprint)][0]);
         }
     }
 
     /// One that is to be taken must become part of the batch.
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, batch: BatchId) -> Verdict {
+    fn verdict(
+        &mut self,
+        cookie: &BatchCookie<'_>,
+        fingerprint: Fingerprint,
+        batch: BatchId,
+    ) -> Verdict {
         if self.buckets.is_empty() {
             return Verdict::Take { is_known: false };
         }
-        let bucket_at = self.bucket_at(mark);
+        let bucket_at = self.bucket_at(fingerprint);
         let bucket = &self.buckets[bucket_at];
-        let (at, is_known) = match find(bucket, mark) {
+        let (at, is_known) = match find(bucket, fingerprint) {
             None => (oldest(bucket), false),
             Some((at, known)) => {
                 let is_stored = known.state == State::STORED;
-                if is_stored && known.value == mark[1] && self.is_fresh(&known, cookie) {
+                if is_stored && known.value == fingerprint[1] && self.is_fresh(&known, cookie) {
                     let newest = known.newest().max(millis(cookie));
                     let repeated = known.repeated(newest);
                     put(&mut self.buckets[bucket_at], at, Some(repeated));
@@ -206,14 +222,14 @@ impl Judge for Suppression {
                 (at, true)
             }
         };
-        let pending = Entry::pending(cookie, mark, batch);
+        let pending = Entry::pending(cookie, fingerprint, batch);
         put(&mut self.buckets[bucket_at], at, Some(pending));
         Verdict::Take { is_known }
     }
 }
 
 impl Entry {
-    fn pending(cookie: &BatchCookie<'_>, [pair, value]: Mark, batch: BatchId) -> Self {
+    fn pending(cookie: &BatchCookie<'_>, [pair, value]: Fingerprint, batch: BatchId) -> Self {
         let entry = Self {
             pair,
             value,
@@ -251,7 +267,7 @@ fn entries(bucket: &Bucket) -> impl Iterator<Item = Option<Entry>> {
     })
 }
 
-fn find(bucket: &Bucket, [pair, _]: Mark) -> Option<(usize, Entry)> {
+fn find(bucket: &Bucket, [pair, _]: Fingerprint) -> Option<(usize, Entry)> {
     let found = entries(bucket).enumerate();
     found
         .filter_map(|(at, entry)| Some((at, entry?)))
@@ -259,8 +275,9 @@ fn find(bucket: &Bucket, [pair, _]: Mark) -> Option<(usize, Entry)> {
 }
 
 /// The entry of this very cookie, if it is in this state.
-fn find_in(bucket: &Bucket, mark: Mark, state: State) -> Option<(usize, Entry)> {
-    find(bucket, mark).filter(|(_, entry)| (entry.value, entry.state) == (mark[1], state))
+fn find_in(bucket: &Bucket, fingerprint: Fingerprint, state: State) -> Option<(usize, Entry)> {
+    find(bucket, fingerprint)
+        .filter(|(_, entry)| (entry.value, entry.state) == (fingerprint[1], state))
 }
 
 /// A free place, or that of the entry whose latest repeat is the longest ago.

@@ -198,7 +198,7 @@ impl Running {
     /// Stops the load, if there is one.
     pub(crate) async fn stop_load(&mut self) {
         if let Some(mut load) = self.load.take() {
-            // It is no part of what is shown, so the others drain however it ends.
+            // It is not part of what is shown, so the others drain however it ends.
             if let Err(error) = load.stop(STOP_PATIENCE).await {
                 eprintln!("the load: {error:#}");
             }

@@ -3,7 +3,7 @@
 //	read_cookies -name my-host producers.example:7676
 //
 // A name stands for all its addresses, since every producer must be read. -name is the name of the queue that each
-// producer keeps: whoever comes back under it within a minute misses nothing, and may see its last cookies again. Two
+// producer keeps: anyone who comes back under it within a minute misses nothing, and may see its last cookies again. Two
 // readers must not share one.
 //
 // The package cookiesync is what protoc makes of cookiesync/v1/cookiesync.proto with its plugins for Go and gRPC; the

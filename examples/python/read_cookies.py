@@ -54,7 +54,7 @@ def channel(address, host, settings):
 
 
 def read(address, host, settings, handle):
-    """Hands each cookie of one producer to `handle`, for ever; connects again when the stream ends."""
+    """Hands each cookie of one producer to `handle`, forever; connects again when the stream ends."""
     metadata = []
     if settings.token_file:
         metadata.append(("authorization", f"Bearer {pathlib.Path(settings.token_file).read_text().split()[0]}"))

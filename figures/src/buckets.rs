@@ -28,6 +28,12 @@ pub const SHAPING_DELAY_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 300.0, 3600.0,
 ];
 
+/// Of what a limiter does while somebody waits: 25 µs to 10 s.
+pub const LIMITER_SECONDS: &[f64] = &[
+    0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
+    0.25, 1.0, 10.0,
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,6 +46,7 @@ mod tests {
             BATCH_COOKIES,
             COMPACTION_SECONDS,
             SHAPING_DELAY_SECONDS,
+            LIMITER_SECONDS,
         ] {
             assert!(bounds.is_sorted_by(|a, b| a < b), "{bounds:?}");
         }

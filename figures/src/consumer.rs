@@ -92,9 +92,9 @@ pub const LOST: Figure = Figure::counter(
     "Cookies a producer had and this consumer will not get, by reason.",
 )
 .by(&["reason"]);
-pub const PRODUCER_LIVES: Figure = Figure::counter(
-    "consumer_producer_lives_total",
-    "Lives of producers that ended, by what this consumer knows to have lost of them, and of lives since that it did not see: proved (nothing), lost (exactly counted), bounded (not more than a known number), unknown.",
+pub const PRODUCER_RESTARTS: Figure = Figure::counter(
+    "consumer_producer_restarts_total",
+    "Restarts of producers, by what this consumer knows to have lost by them and by those since that it did not see: proved (nothing), lost (exactly counted), bounded (not more than a known number), unknown.",
 )
 .by(&["end"]);
 pub const BUFFER_BYTES: Figure = Figure::gauge(
@@ -141,18 +141,18 @@ pub const DUPLICATE_PRODUCER_IDS: Figure = Figure::counter(
 );
 pub const UNKNOWN_TAILS: Figure = Figure::counter(
     "consumer_unknown_tail_total",
-    "Lives of producers that ended in a way that leaves unknown how much was lost.",
+    "Restarts of producers after which it is unknown how much was lost.",
 );
 pub const UNKNOWN_TAIL_COOKIES: Figure = Figure::counter(
     "consumer_unknown_tail_cookies_total",
-    "Most cookies that may have been lost at the ends of those lives that have a bound.",
+    "Most cookies that may have been lost at the ends of those epochs that have a bound.",
 );
 
 // Batches and the store.
 
 pub const DEAD_LETTERS: Figure = Figure::counter(
     "consumer_dead_letters_total",
-    "Letters for cookies that the store refused for ever, by outcome: written to the file, or failed to be.",
+    "Dead letters by outcome: written to the file, or failed to be.",
 )
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: Figure = Figure::counter(
@@ -180,28 +180,28 @@ pub const STORE_ERRORS: Figure = Figure::counter(
     "Failed attempts to use the store.",
 );
 pub const STORE_UP: Figure = Figure::gauge("consumer_store_up", "1 while the store works.");
-pub const DSP_PLACES: Figure = Figure::gauge(
-    "consumer_dsp_places",
-    "DSPs that are not listed in --dsps and have a place in the store.",
+pub const DSP_SLOTS: Figure = Figure::gauge(
+    "consumer_dsp_slots",
+    "DSPs that are not listed in --dsps and have a slot in the store.",
 );
-pub const DSP_PLACES_LIMIT: Figure = Figure::gauge(
-    "consumer_dsp_places_limit",
-    "Most DSPs that get a place by being seen: --dsps-max. Cookies of others are refused.",
+pub const DSP_SLOTS_LIMIT: Figure = Figure::gauge(
+    "consumer_dsp_slots_limit",
+    "Most DSPs that get a slot by being seen: --dsps-max. Cookies of others are refused.",
 );
-pub const PRODUCER_GOODBYES: Figure = Figure::counter(
-    "consumer_producer_goodbyes_total",
-    "Producers that said goodbye and of which everything before that is stored, or was declared lost.",
+pub const PRODUCER_DRAINS: Figure = Figure::counter(
+    "consumer_producer_drains_total",
+    "Producers that drained and of which everything before that is stored, or was declared lost.",
 );
 
 // Maintenance.
 
 pub const MAINTENANCE_OWNER: Figure = Figure::gauge(
     "consumer_maintenance_owner",
-    "1 if this consumer sees to expiry and compaction of its store, 0 if another does that shares it.",
+    "1 if this consumer runs expiry and compaction of its store, 0 if another does that shares it.",
 );
 pub const EXPIRY_OVERDUE: Figure = Figure::gauge(
     "consumer_expiry_overdue_seconds",
-    "How far the oldest cookie of a DSP is beyond its time to live, for the 20 DSPs where that is most; MongoDB only. Less than a day is usual: what expires by day waits for the window.",
+    "How far the oldest cookie of a DSP is beyond its time to live, for the 20 DSPs where that is most; with --expiry sweep at most; MongoDB only. Less than a day is usual: what expires by day waits for the window.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: Figure = Figure::gauge(
@@ -229,6 +229,18 @@ pub const COMPACTION_WINDOW_OPEN: Figure = Figure::gauge(
 pub const EXPIRED: Figure = Figure::counter(
     "consumer_expired_total",
     "Expired cookies found to be deleted, older values included.",
+);
+pub const SWEPT: Figure = Figure::counter(
+    "consumer_swept_total",
+    "Cookies that sweeps looked at, with --expiry sweep.",
+);
+pub const SWEEP_LEFT: Figure = Figure::gauge(
+    "consumer_sweep_left_cookies",
+    "Cookies that the sweep of this window has yet to look at, or had when it closed; by estimate.",
+);
+pub const SWEEP_PER_HOUR: Figure = Figure::gauge(
+    "consumer_sweep_cookies_per_hour",
+    "Cookies that the sweep looks at an hour, pauses included, or that the last one did.",
 );
 pub const FORGOTTEN_CURSORS: Figure = Figure::counter(
     "consumer_forgotten_cursors_total",

@@ -8,6 +8,7 @@
 
 pub mod buckets;
 pub mod consumer;
+pub mod limiter;
 pub mod process;
 pub mod producer;
 pub mod sums;

@@ -38,8 +38,8 @@ pub const LOG_LIMIT_BYTES: Figure =
 pub const LOG_CHUNKS: Figure = Figure::gauge("producer_log_chunks", "Chunks the log holds.");
 pub const LOG_COOKIES: Figure =
     Figure::gauge("producer_log_cookies", "Sealed cookies the log holds.");
-pub const LOG_REACH: Figure = Figure::gauge(
-    "producer_log_reach_seconds",
+pub const LOG_RETAINED: Figure = Figure::gauge(
+    "producer_log_retained_seconds",
     "Age of the oldest chunk held: how long a subscriber may be away and miss nothing, unless its bound is less.",
 );
 pub const LOG_CHUNKS_SEALED: Figure = Figure::counter(
@@ -116,14 +116,14 @@ pub const STREAMS: Figure = Figure::counter(
     "Streams the subscriber opened.",
 )
 .by(SUBSCRIBER);
-pub const SUBSCRIBER_PINNED_BYTES: Figure = Figure::gauge(
-    "producer_subscriber_pinned_bytes",
-    "Bytes handed to the subscriber's streams that their connections have not let go.",
+pub const SUBSCRIBER_IN_FLIGHT_BYTES: Figure = Figure::gauge(
+    "producer_subscriber_in_flight_bytes",
+    "Bytes in flight to the subscriber: handed to its streams and not yet released by their connections.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_CUT: Figure = Figure::counter(
     "producer_subscriber_cut_total",
-    "Streams of the subscriber cut off because all streams together held too much.",
+    "Streams of the subscriber that were cut off because too many bytes were in flight on all streams.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_LOST: Figure = Figure::counter(
@@ -146,15 +146,15 @@ pub const SUBSCRIBERS_WITHOUT_AGE: Figure = Figure::gauge(
     "Open streams whose readers do not say that they understand the age of a cookie.",
 );
 
-// What connections hold, and what is refused.
+// Bytes in flight, and what is refused.
 
-pub const PINNED_BYTES: Figure = Figure::gauge(
-    "producer_pinned_bytes",
-    "Bytes handed to streams that their connections have not let go, each stream counted in full.",
+pub const IN_FLIGHT_BYTES: Figure = Figure::gauge(
+    "producer_in_flight_bytes",
+    "Bytes in flight: handed to streams and not yet released by their connections, each stream counted in full.",
 );
-pub const PINNED_LIMIT_BYTES: Figure = Figure::gauge(
-    "producer_pinned_limit_bytes",
-    "Where subscribers are cut off for what their connections hold.",
+pub const IN_FLIGHT_LIMIT_BYTES: Figure = Figure::gauge(
+    "producer_in_flight_limit_bytes",
+    "Bytes in flight above which the slowest subscribers are cut off.",
 );
 pub const CALLS_REFUSED: Figure = Figure::counter(
     "producer_grpc_calls_refused_total",
@@ -176,16 +176,17 @@ pub const TOKEN_REFUSALS: Figure = Figure::counter(
 )
 .by(&["reason"]);
 
-// The record of its lives.
+// Its epoch history.
 
-pub const LIVES_RECORDED: Figure = Figure::gauge(
-    "producer_lives_recorded",
+pub const PROGRESS_RECORDED: Figure = Figure::gauge(
+    "producer_progress_recorded",
     "1 while it is recorded how far this producer got, for the case that it is killed.",
 );
 
 // Limits of DSPs.
 
 const LIMIT: &[&str] = &["limit"];
+const LEASE_STATE: &[&str] = &["state"];
 
 pub const SHAPING_ACCEPTED: Figure = Figure::counter(
     "producer_limits_accepted_cookies_total",
@@ -271,9 +272,38 @@ pub const SHAPING_REFUSED_VERSION: Figure = Figure::gauge(
     "producer_limits_version_refused",
     "1 while the newest version of the file of limits is refused, and an older one is in force.",
 );
+pub const FEED_AGE: Figure = Figure::gauge(
+    "producer_limits_feed_age_seconds",
+    "Time since the limiter of --limits-feed answered last; it holds an answer for up to 25 s.",
+);
+pub const FEED_ANSWERS: Figure = Figure::counter(
+    "producer_limits_feed_requests_total",
+    "Requests to the limiter of --limits-feed: limits that changed, that are the same, that cannot be used and change nothing (refused), or \
+     no answer (failed).",
+)
+.by(&["outcome"]);
 pub const SHAPING_SUSPENDED: Figure = Figure::gauge(
     "producer_limits_suspended",
     "1 while nothing is shaped because a subscriber that does not understand the age of cookies is connected.",
+);
+pub const SHARING_SHARE: Figure = Figure::gauge(
+    "producer_limit_share",
+    "Part of a shared limit that this producer may use now.",
+)
+.by(LIMIT);
+pub const SHARING_SUM: Figure = Figure::gauge(
+    "producer_limit_share_sum",
+    "Part of a shared limit that all who share it use, as the server knew when it answered last: never above 1.",
+)
+.by(LIMIT);
+pub const SHARING_STATE: Figure = Figure::gauge(
+    "producer_limits_lease",
+    "1 for the state in which this producer's shares are, 0 for the others.",
+)
+.by(LEASE_STATE);
+pub const SHARING_MISSED: Figure = Figure::counter(
+    "producer_limits_lease_missed_total",
+    "Questions to the server of shared limits that it did not answer in time.",
 );
 pub const SHAPING_LOST_AT_KILL: Figure = Figure::gauge(
     "producer_limits_lost_at_kill_cookies",

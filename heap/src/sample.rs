@@ -171,7 +171,7 @@ fn remember(address: usize, bytes: usize) {
         let _unprofiled = Unprofiled::begin();
         #[expect(
             unsafe_code,
-            reason = "the safe one waits for whoever looks up names, which takes long"
+            reason = "the safe one waits for anyone who looks up names, which takes long"
         )]
         // SAFETY: only on Windows may no two threads do this at once.
         unsafe {
@@ -189,7 +189,7 @@ fn remember(address: usize, bytes: usize) {
 }
 
 /// While this lives, its thread is not sampled by a profiler of the processor's time, which walks stacks from a signal: the
-/// unwinder may hold a lock that such a walk would wait for, for ever, on the same thread.
+/// unwinder may hold a lock that such a walk would wait for, forever, on the same thread.
 ///
 /// Neither call can fail: no system refuses these arguments.
 struct Unprofiled(Option<SigSet>);

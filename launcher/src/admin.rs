@@ -75,7 +75,7 @@ pub async fn sync(address: &str, user_id: &str, dsp_id: u32, buyer_uid: &str) ->
         .await
 }
 
-/// The metrics of the process with this admin port, whose books balance.
+/// The metrics of the process with this admin port, whose ledger balances.
 ///
 /// # Errors
 /// When it does not answer, or a [`ledger`] in it does not add up.

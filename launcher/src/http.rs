@@ -99,6 +99,21 @@ impl HttpClient {
         self.ask("PUT", path, &[], body).await
     }
 
+    /// POSTs `body`, which is JSON or nothing, with `headers` as name and value.
+    ///
+    /// # Errors
+    /// When no whole answer comes within ten seconds.
+    pub async fn post(
+        &mut self,
+        path_and_query: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Result<Answer> {
+        let json = [("Content-Type", "application/json")];
+        let headers = [&json, headers].concat();
+        self.ask("POST", path_and_query, &headers, body).await
+    }
+
     async fn ask(
         &mut self,
         method: &str,
@@ -159,6 +174,10 @@ impl HttpClient {
     /// When none comes, or not a whole one.
     pub async fn answer_of_bytes(&mut self) -> Result<(Answer, Vec<u8>)> {
         let answer = self.answer_to_head().await?;
+        // These never have a body.
+        if [204, 304].contains(&answer.status) {
+            return Ok((answer, Vec::new()));
+        }
         let length: usize = answer
             .head
             .split("\r\n")

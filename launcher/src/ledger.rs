@@ -1,4 +1,4 @@
-//! Whether the books of producers and consumers balance: every cookie has exactly one fate, at any time.
+//! Whether the ledgers of producers and consumers balance: every cookie has exactly one fate, at any time.
 //!
 //! Each process makes its scrape under its own locks, so what is checked here holds exactly for every single scrape, under
 //! load as well as at rest. What does not balance is a bug of the process, whatever the stores say.
@@ -13,7 +13,7 @@ use figures::{
 
 use crate::scrape::{Samples, names};
 
-/// Checks whatever books there are in a scrape: a producer's, a consumer's, or none.
+/// Checks whatever ledger there is in a scrape: a producer's, a consumer's, or none.
 ///
 /// # Errors
 /// With all terms of the sum that is wrong.

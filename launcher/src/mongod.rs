@@ -154,7 +154,7 @@ pub fn find() -> Result<PathBuf> {
         let program = PathBuf::from(program);
         if !program.is_file() {
             bail!(
-                "${MONGOD_VARIABLE} names {}, which is no file",
+                "${MONGOD_VARIABLE} names {}, which is not a file",
                 program.display()
             );
         }

@@ -28,7 +28,7 @@ pub const BIN_DIR_VARIABLE: &str = "COOKIESYNC_BIN_DIR";
 const OWN_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
 
 /// Beginnings of the variables that the programs take for flags.
-const OWN_VARIABLES: [&str; 2] = ["PRODUCER_", "CONSUMER_"];
+const OWN_VARIABLES: [&str; 3] = ["PRODUCER_", "CONSUMER_", "LIMITER_"];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -133,7 +133,7 @@ fn in_folder<const N: usize>(names: [&str; N], folder: &Path) -> Result<[PathBuf
 fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Result<[PathBuf; N]> {
     let root = package
         .parent()
-        .context("this package is no workspace member")?;
+        .context("this package is not a workspace member")?;
     let mut command = Command::new(cargo);
     command
         .current_dir(root)

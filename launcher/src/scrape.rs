@@ -30,7 +30,7 @@ struct Sample {
 pub struct Buckets(Vec<(f64, f64)>);
 
 impl Samples {
-    /// Reads a scrape; lines that are no samples are skipped.
+    /// Reads a scrape; lines that are not samples are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         Self {

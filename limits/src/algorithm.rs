@@ -1,5 +1,7 @@
 //! What a limit is: an algorithm with its numbers, checked; and what it promises in words and in one figure.
 
+mod parts;
+
 use std::{fmt, time::Duration};
 
 use crate::rate::{REQUESTS_MAX, Rate, RateError, Time, in_range, period};
@@ -163,67 +165,6 @@ impl Algorithm {
             }
         }
         Ok(self)
-    }
-
-    /// What one of so many keeps to by itself, so that all together keep to this: a part of the rate. Bursts and capacities are rounded up, limits
-    /// of windows down.
-    ///
-    /// # Errors
-    /// When a part is too small to be kept to.
-    pub fn part(self, parts: u64) -> Result<Self, RateError> {
-        let part = match self {
-            Self::TokenBucket { rate, burst } => Self::TokenBucket {
-                rate: rate.part(parts)?,
-                burst: burst.div_ceil(parts),
-            },
-            Self::SteppedBucket { rate, burst } => Self::SteppedBucket {
-                rate: rate.part(parts)?,
-                burst: burst.div_ceil(parts),
-            },
-            Self::LeakyBucket {
-                rate,
-                capacity,
-                when_full,
-            } => Self::LeakyBucket {
-                rate: rate.part(parts)?,
-                capacity: capacity.div_ceil(parts),
-                when_full,
-            },
-            Self::Spacing { rate } => Self::Spacing {
-                rate: rate.part(parts)?,
-            },
-            Self::WarmUp { rate, warm_up } => Self::WarmUp {
-                rate: rate.part(parts)?,
-                warm_up,
-            },
-            Self::FixedWindow {
-                limit,
-                window,
-                aligned,
-            } => Self::FixedWindow {
-                limit: limit / parts,
-                window,
-                aligned,
-            },
-            Self::SlidingLog { limit, window } => Self::SlidingLog {
-                limit: limit / parts,
-                window,
-            },
-            Self::SlidingCounter { limit, window } => Self::SlidingCounter {
-                limit: limit / parts,
-                window,
-            },
-            Self::StepWindow {
-                limit,
-                window,
-                step,
-            } => Self::StepWindow {
-                limit: limit / parts,
-                window,
-                step,
-            },
-        };
-        part.checked()
     }
 
     /// The name that rules have for it.

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use crate::{algorithm::Algorithm, meter::TooEarly};
+use crate::algorithm::Algorithm;
+
+/// A call is said to have been made in the future.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the time of a call is in the future")]
+pub struct TooEarly;
 
 /// A limit, as [`Limits::add`](crate::Limits::add) numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,6 +111,24 @@ pub struct Standing {
     pub used: u64,
     /// When one request could go.
     pub next: u64,
+}
+
+/// What a limit leaves to one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    /// Requests that could go at once now.
+    pub requests: u64,
+    /// When one more could; now where as many could as ever.
+    pub more_at: u64,
+}
+
+/// What became of calls that were told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// They count.
+    Counted,
+    /// They were made so long ago that they have no effect on any limit.
+    TooOld,
 }
 
 /// Why calls were not counted.

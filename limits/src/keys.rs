@@ -1,4 +1,7 @@
 //! What is kept for each key of each limit: a bounded table, whose idle entries make room for new ones.
+//!
+//! Half of the places are shared out to all limits alike, and the other half is for those who come first: so a limit whose keys
+//! strangers invent takes no more than half of the room.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -26,31 +29,51 @@ pub(crate) struct NoRoom;
 pub(crate) struct Keys<K, S> {
     /// Places of entries, by limit and key. With a seed of its own: keys may be chosen by strangers.
     table: HashTable<u32>,
-    entries: Vec<Entry<K>>,
+    pub(crate) entries: Vec<Entry<K>>,
     /// Places of entries that are free.
     free: Vec<u32>,
     max: usize,
+    of_limits: Vec<Taken>,
+    /// How many places each limit has for itself.
+    own: usize,
+    /// How many are taken beyond those, by all limits.
+    beyond: usize,
+    /// What states have beside themselves, and most of that.
+    bytes: usize,
+    bytes_max: usize,
     hasher: S,
     /// Where the next idle entries are looked for.
     hand: usize,
 }
 
+/// What a limit takes.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    keys: usize,
+    bytes_each: usize,
+}
+
 #[derive(Debug)]
-struct Entry<K> {
-    key: Option<K>,
-    limit: LimitId,
+pub(crate) struct Entry<K> {
+    pub(crate) key: Option<K>,
+    pub(crate) limit: LimitId,
     /// Whether it was taken from since it was last looked at.
     was_used: bool,
-    state: State,
+    pub(crate) state: State,
 }
 
 impl<K: Hash + Eq, S: BuildHasher + Default> Keys<K, S> {
-    pub(crate) fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize, bytes_max: usize) -> Self {
         Self {
             table: HashTable::new(),
             entries: Vec::new(),
             free: Vec::new(),
             max: max.min(u32::MAX as usize),
+            of_limits: Vec::new(),
+            own: 0,
+            beyond: 0,
+            bytes: 0,
+            bytes_max,
             hasher: S::default(),
             hand: 0,
         }
@@ -58,8 +81,56 @@ impl<K: Hash + Eq, S: BuildHasher + Default> Keys<K, S> {
 }
 
 impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
+    /// One more limit, whose keys take so much beside their places.
+    pub(crate) fn add_limit(&mut self, bytes_each: usize) {
+        let keys = 0;
+        self.of_limits.push(Taken { keys, bytes_each });
+        self.own = self.max / 2 / self.of_limits.len();
+        let beyond = self.of_limits.iter();
+        self.beyond = beyond.map(|it| it.keys.saturating_sub(self.own)).sum();
+    }
+
+    /// Keys of a limit take so much from now on.
+    pub(crate) fn change_limit(&mut self, limit: LimitId, bytes_each: usize) {
+        let of = &mut self.of_limits[limit.index()];
+        self.bytes = self.bytes - of.keys * of.bytes_each + of.keys * bytes_each;
+        of.bytes_each = bytes_each;
+    }
+
+    pub(crate) fn is_beyond_bytes(&self) -> bool {
+        self.bytes > self.bytes_max
+    }
+
+    /// Whether one can be inserted, whatever is shared out.
+    pub(crate) fn has_place(&self, limit: LimitId) -> bool {
+        let bytes = self.of_limits[limit.index()].bytes_each;
+        self.len() < self.max && self.bytes.saturating_add(bytes) <= self.bytes_max
+    }
+
+    /// Whether one can be inserted of each of these limits.
+    fn has_room(&self, wanted: impl Iterator<Item = LimitId>) -> bool {
+        let (mut length, mut beyond, mut bytes) = (self.len(), self.beyond, self.bytes);
+        for limit in wanted {
+            let of = &self.of_limits[limit.index()];
+            length += 1;
+            bytes = bytes.saturating_add(of.bytes_each);
+            if of.keys >= self.own {
+                beyond += 1;
+                if beyond + self.own * self.of_limits.len() > self.max {
+                    return false;
+                }
+            }
+        }
+        length <= self.max && bytes <= self.bytes_max
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// Where keys may be, from 0 on.
+    pub(crate) fn places(&self) -> usize {
+        self.entries.len()
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
@@ -96,31 +167,34 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
         &mut entry.state
     }
 
-    pub(crate) fn each_of(&mut self, limit: LimitId, mut change: impl FnMut(&mut State)) {
-        let of_limit = |entry: &&mut Entry<K>| entry.limit == limit && entry.key.is_some();
-        for entry in self.entries.iter_mut().filter(of_limit) {
-            change(&mut entry.state);
+    pub(crate) fn each(&mut self, mut change: impl FnMut(LimitId, &mut State)) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.key.is_some()) {
+            change(entry.limit, &mut entry.state);
         }
     }
 
-    /// Sees to it that so many can be inserted; those that are `kept` stay.
+    /// Sees to it that one can be inserted of each of these limits; those that are `kept` stay.
     pub(crate) fn make_room(
         &mut self,
-        wanted: usize,
+        wanted: impl Iterator<Item = LimitId> + Clone,
         kept: &[Option<u32>],
         is_idle: impl Fn(LimitId, &State) -> bool,
     ) -> Result<(), NoRoom> {
         let is_idle =
             |place, limit, state: &State| !kept.contains(&Some(place)) && is_idle(limit, state);
         // So that idle ones leave as new ones come, and seldom any has to be looked for.
-        if self.free.len() < wanted && self.entries.len() >= FEW {
+        if self.free.len() < wanted.clone().count() && self.entries.len() >= FEW {
             self.look(LOOKED_AT, true, &is_idle);
         }
-        let has_room = |keys: &Self| keys.len() + wanted <= keys.max;
-        if !has_room(self) {
-            self.look(LOOKED_AT_WHEN_FULL, false, &is_idle);
+        if self.has_room(wanted.clone()) {
+            return Ok(());
         }
-        if has_room(self) { Ok(()) } else { Err(NoRoom) }
+        self.look(LOOKED_AT_WHEN_FULL, false, &is_idle);
+        if self.has_room(wanted) {
+            Ok(())
+        } else {
+            Err(NoRoom)
+        }
     }
 
     pub(crate) fn forget_idle(
@@ -164,12 +238,20 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
                 found.remove();
             }
             entry.state = State::none();
+            let of = &mut self.of_limits[entry.limit.index()];
+            of.keys -= 1;
+            self.beyond -= usize::from(of.keys >= self.own);
+            self.bytes -= of.bytes_each;
             self.free.push(place);
         }
     }
 
     /// Inserts what is not there, for which there is room.
     pub(crate) fn insert(&mut self, limit: LimitId, key: K, state: State) -> u32 {
+        let of = &mut self.of_limits[limit.index()];
+        self.beyond += usize::from(of.keys >= self.own);
+        of.keys += 1;
+        self.bytes += of.bytes_each;
         let hash = self.hasher.hash_one((limit, &key));
         let entry = Entry {
             key: Some(key),

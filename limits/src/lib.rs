@@ -39,6 +39,7 @@
 //! - It is one table, changed by each decision: threads share it under a lock, or each has one.
 //! - A limit can be [changed](Limits::change) while calls wait, and these can be [planned anew](Limits::replan).
 //! - A call that waits can be [cancelled](Limits::cancel), and calls of others can be [counted](Limits::record).
+//! - What keys have used can be [saved](Limits::save) and [restored](Limits::restore), in another process and under changed limits.
 //! - [`rules`] reads limits from TOML. The program `limiter` checks such files, and replays recorded traffic through them.
 //!
 //! # Which algorithm
@@ -83,9 +84,12 @@ mod limits;
 mod meter;
 pub mod rate;
 pub mod rules;
+pub mod saved;
 
 pub use algorithm::{Algorithm, Aligned, LOG_MAX, STEPS_MAX, WhenFull, step_of};
-pub use decision::{Decision, Demand, Limit, LimitId, RecordError, Refusal, Standing};
+pub use decision::{
+    Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, Standing, TooEarly,
+};
 pub use limits::{DEMANDS_MAX, Limits};
-pub use meter::{Carry, TooEarly};
+pub use meter::Carry;
 pub use rate::{Rate, RateError};

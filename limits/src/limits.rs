@@ -1,14 +1,19 @@
 //! All limits and what they keep for each key; one reservation over any number of them.
 
+mod change;
 mod concerns;
+mod left;
+mod recording;
+mod saving;
+mod taking_back;
 
-use std::{collections::BTreeMap, hash::BuildHasher, time::Duration};
+use std::{hash::BuildHasher, time::Duration};
 
 use self::concerns::{Concern, Concerns};
 use crate::{
-    decision::{Decision, Demand, Limit, LimitId, RecordError, Refusal, Standing},
+    decision::{Decision, Demand, Limit, LimitId, Refusal, Standing},
     keys::{Keys, NoRoom},
-    meter::{Carry, Meter, State},
+    meter::{Meter, State},
     rate::RateError,
 };
 
@@ -25,6 +30,16 @@ const END_OF_TIME: u64 = u64::MAX / 2;
 struct Rule {
     limit: Limit,
     meter: Meter,
+    /// Of keys that were never seen, where that is not a fresh one.
+    unseen: Option<State>,
+}
+
+impl Rule {
+    /// The state that a key begins with.
+    fn first(&self) -> State {
+        let unseen = self.unseen.clone();
+        unseen.unwrap_or_else(|| self.meter.fresh())
+    }
 }
 
 /// Limits, and what they keep. Pure: time is what the caller says it is, in nanoseconds.
@@ -32,7 +47,8 @@ struct Rule {
 /// Time should not go back. When it does, it stands still here until it has caught up, so that no limit is exceeded.
 ///
 /// Memory is bounded: `keys_max` keys in all limits together, of the size that [`memory_bytes`](Self::memory_bytes) tells. A key that is idle, which is the same as
-/// one that was never seen, makes room for others.
+/// one that was never seen, makes room for others. Half of the places belong to all limits alike, and the others to those who come first:
+/// the keys of one limit do not take all the room of another.
 #[derive(Debug)]
 pub struct Limits<K, S = foldhash::fast::RandomState> {
     rules: Vec<Rule>,
@@ -45,9 +61,15 @@ impl<K: std::hash::Hash + Eq + Clone> Limits<K> {
     /// No limits yet, and room for so many keys.
     #[must_use]
     pub fn new(keys_max: usize) -> Self {
+        Self::with_memory(keys_max, usize::MAX)
+    }
+
+    /// The same, with so many bytes at most beside those places: logs and step windows take 8 bytes for each call or step of their windows.
+    #[must_use]
+    pub fn with_memory(keys_max: usize, bytes_max: usize) -> Self {
         Self {
             rules: Vec::new(),
-            keys: Keys::new(keys_max),
+            keys: Keys::new(keys_max, bytes_max),
             clock: 0,
         }
     }
@@ -65,9 +87,12 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         let limit = limit.into();
         let algorithm = limit.algorithm.checked()?;
         let id = u32::try_from(self.rules.len()).expect("less than 2^32 limits");
+        let meter = Meter::new(&algorithm, limit.shared);
+        self.keys.add_limit(meter.bytes_each());
         self.rules.push(Rule {
-            meter: Meter::new(&algorithm, limit.shared),
+            meter,
             limit,
+            unseen: None,
         });
         Ok(LimitId(id))
     }
@@ -81,33 +106,6 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         &self.rules[id.index()].limit
     }
 
-    /// Gives a limit other numbers at `now`, or another algorithm. What its keys have used follows as `carry` says. Calls that wait keep their moments; see
-    /// [`replan`](Self::replan).
-    ///
-    /// # Errors
-    /// When the numbers cannot be kept to: then nothing changes.
-    ///
-    /// # Panics
-    /// When it is of another [`Limits`].
-    pub fn change(
-        &mut self,
-        id: LimitId,
-        limit: impl Into<Limit>,
-        carry: Carry,
-        now: u64,
-    ) -> Result<(), RateError> {
-        let limit = limit.into();
-        let algorithm = limit.algorithm.checked()?;
-        let now = self.pass_to(now);
-        let meter = Meter::new(&algorithm, limit.shared);
-        let rule = &mut self.rules[id.index()];
-        self.keys.each_of(id, |state| {
-            *state = meter.carried(&rule.meter, state, carry, now);
-        });
-        *rule = Rule { limit, meter };
-        Ok(())
-    }
-
     /// Decides on a call, and takes what it asks for at the moment when it may go: of all limits, or of none.
     ///
     /// A call that would have to wait for longer than `horizon` is refused: with 0, all that would have to wait. Of several
@@ -119,23 +117,40 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     /// When there are more than [`DEMANDS_MAX`] demands, or one is on a limit of another [`Limits`].
     #[inline]
     pub fn reserve(&mut self, demands: &[Demand<K>], now: u64, horizon: Duration) -> Decision {
+        self.reserve_from(demands, 0, now, horizon)
+    }
+
+    /// The same for a call that must not go before `from`, whatever the limits say: its time is taken then. Where nothing else makes
+    /// it wait, the binding limit is that of the first demand.
+    ///
+    /// # Panics
+    /// As [`reserve`](Self::reserve) does.
+    #[inline]
+    pub fn reserve_from(
+        &mut self,
+        demands: &[Demand<K>],
+        from: u64,
+        now: u64,
+        horizon: Duration,
+    ) -> Decision {
         // Few limits need not pay for the room of many.
         match demands.len() {
-            0..=1 => self.reserve_of::<1>(demands, now, horizon),
-            2..=4 => self.reserve_of::<4>(demands, now, horizon),
-            _ => self.reserve_of::<DEMANDS_MAX>(demands, now, horizon),
+            0..=1 => self.reserve_of::<1>(demands, from, now, horizon),
+            2..=4 => self.reserve_of::<4>(demands, from, now, horizon),
+            _ => self.reserve_of::<DEMANDS_MAX>(demands, from, now, horizon),
         }
     }
 
     fn reserve_of<const MAX: usize>(
         &mut self,
         demands: &[Demand<K>],
+        from: u64,
         now: u64,
         horizon: Duration,
     ) -> Decision {
         let now = self.pass_to(now);
         let mut concerns = self.concerns::<MAX>(demands);
-        let decision = self.decide(&concerns, now, horizon);
+        let decision = self.decide(&concerns, from, now, horizon);
         if let Some(at) = decision.at(now) {
             if let Err((limit, NoRoom)) = self.make_entries(&mut concerns, demands, now) {
                 let why = Refusal::NoRoom;
@@ -165,98 +180,24 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         now: u64,
     ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
         let now = self.at_clock(now);
-        self.earliest(&self.concerns::<DEMANDS_MAX>(demands), now)
+        self.earliest(&self.concerns::<DEMANDS_MAX>(demands), now, now)
     }
 
-    /// Gives a call back that was to go at `at`, while that has not come: to all of its limits, or to none.
-    ///
-    /// False when its moment has come, when one of its limits was changed since, or when one of them does not know any more how it
-    /// stood before that call, as when others were given moments behind it: then nothing is given back, and
-    /// [`replan`](Self::replan) closes the gap. Nobody must cancel a call twice.
-    ///
-    /// # Panics
-    /// As [`reserve`](Self::reserve) does.
-    pub fn cancel(&mut self, demands: &[Demand<K>], at: u64, now: u64) -> bool {
-        let now = self.pass_to(now);
-        let concerns = self.concerns::<DEMANDS_MAX>(demands);
-        let can = |it: &Concern| {
-            let meter = &self.rules[it.limit.index()].meter;
-            it.entry
-                .is_none_or(|entry| meter.can_give_back(self.keys.state(entry), at))
-        };
-        if at <= now || !concerns.all().iter().all(can) {
-            return false;
-        }
-        for concern in concerns.all().iter().filter(|it| it.entry.is_some()) {
-            let (rule, state) = self.at(concern);
-            rule.meter.give_back(state, concern.requests, at);
-        }
-        true
-    }
-
-    /// Takes calls back that wait, and gives those that still want to go new moments in their order: after a change of a limit, or to
-    /// close the gap that a cancelled one leaves. `waiting` has *all* calls that wait in the limits concerned, of all their keys, in the order of
-    /// their moments; for each of them `keep` says whether it still wants to go, and `planned` is told what becomes of it.
-    ///
-    /// After a change of the price, and in limits that do not know how they stood before, what has gone counts for as much as it may
-    /// have been: nothing goes too early, and some calls may go a little later than they could.
-    ///
-    /// # Panics
-    /// As [`reserve`](Self::reserve) does.
-    pub fn replan<'a>(
-        &mut self,
-        waiting: &[(&'a [Demand<K>], u64)],
-        now: u64,
-        horizon: Duration,
-        mut keep: impl FnMut(usize) -> bool,
-        mut planned: impl FnMut(usize, Decision),
-    ) where
-        K: 'a,
-    {
-        let now = self.pass_to(now);
-        let to_come = || waiting.iter().enumerate().filter(|(_, (_, at))| *at > now);
-        // What each state has to give back, from the last to the first.
-        let mut of_states: BTreeMap<u32, (LimitId, Vec<(u64, u64)>)> = BTreeMap::new();
-        for (_, (demands, at)) in to_come().rev() {
-            for concern in self.concerns::<DEMANDS_MAX>(demands).all() {
-                if let Some(entry) = concern.entry {
-                    let (_, calls) = of_states
-                        .entry(entry)
-                        .or_insert((concern.limit, Vec::new()));
-                    calls.push((*at, concern.requests));
-                }
-            }
-        }
-        for (entry, (limit, calls)) in of_states {
-            let meter = &self.rules[limit.index()].meter;
-            meter.reopen(self.keys.state_mut(entry), calls.into_iter(), now);
-        }
-        for (index, (demands, _)) in to_come() {
-            if keep(index) {
-                planned(index, self.reserve(demands, now, horizon));
-            }
-        }
-    }
-
-    /// Counts calls that were made at `at` without having been asked for here. A step window counts them when they were made, if that
-    /// is within it; all others count them as made now.
+    /// The same for a call that must not go before `from`.
     ///
     /// # Errors
-    /// When `at` is in the future (of a step window: by more than a step), or there is no room for the key.
+    /// As [`peek`](Self::peek).
     ///
     /// # Panics
-    /// When the limit is of another [`Limits`].
-    pub fn record(&mut self, demand: Demand<K>, at: u64, now: u64) -> Result<(), RecordError> {
-        let now = self.pass_to(now);
-        let demands = [demand];
-        let mut concerns = self.concerns::<1>(&demands);
-        self.make_entries(&mut concerns, &demands, now)
-            .map_err(|_| RecordError::NoRoom)?;
-        for concern in concerns.all() {
-            let (rule, state) = self.at(concern);
-            rule.meter.record(state, concern.requests, at, now)?;
-        }
-        Ok(())
+    /// As [`reserve`](Self::reserve) does.
+    pub fn peek_from(
+        &self,
+        demands: &[Demand<K>],
+        from: u64,
+        now: u64,
+    ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
+        let now = self.at_clock(now);
+        self.earliest(&self.concerns::<DEMANDS_MAX>(demands), from, now)
     }
 
     /// How a limit stands for a key.
@@ -275,7 +216,13 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
                     next: meter.earliest(state, 1, now),
                 }
             }
-            None => Standing { used: 0, next: now },
+            None => {
+                let unseen = self.rules[limit.index()].unseen.as_ref();
+                Standing {
+                    used: unseen.map_or(0, |state| meter.used(state, now)),
+                    next: unseen.map_or(now, |state| meter.earliest(state, 1, now)),
+                }
+            }
         }
     }
 
@@ -352,14 +299,15 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         concerns
     }
 
-    /// The first moment from `now` on at which all limits let a call go, and which one made it wait.
+    /// The first moment from `now` and from `from` on at which all limits let a call go, and which one made it wait.
     #[inline]
     fn earliest<const MAX: usize>(
         &self,
         concerns: &Concerns<MAX>,
+        from: u64,
         now: u64,
     ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
-        let (mut at, mut binding) = (now, None);
+        let (mut at, mut binding) = (now.max(from), None);
         for concern in concerns.all() {
             let meter = &self.rules[concern.limit.index()].meter;
             if !meter.can_pass(concern.requests) {
@@ -373,9 +321,13 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         for round in 0..2 * ROUNDS_MAX {
             let before = at;
             for concern in concerns.all() {
-                let Some(entry) = concern.entry else { continue };
-                let meter = &self.rules[concern.limit.index()].meter;
-                let state = self.keys.state(entry);
+                let rule = &self.rules[concern.limit.index()];
+                let state = match (concern.entry, &rule.unseen) {
+                    (Some(entry), _) => self.keys.state(entry),
+                    (None, Some(unseen)) => unseen,
+                    (None, None) => continue,
+                };
+                let meter = &rule.meter;
                 let mut from = at;
                 if round == ROUNDS_MAX {
                     // Their gaps do not fit together, so behind all of them.
@@ -406,14 +358,16 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     fn decide<const MAX: usize>(
         &self,
         concerns: &Concerns<MAX>,
+        from: u64,
         now: u64,
         horizon: Duration,
     ) -> Decision {
-        let (at, binding) = match self.earliest(concerns, now) {
+        let (at, binding) = match self.earliest(concerns, from, now) {
             Ok(found) => found,
             Err((rule, why)) => return Decision::Refused { rule, why },
         };
-        let Some(rule) = binding else {
+        let held_up = || concerns.all().first().filter(|_| at > now);
+        let Some(rule) = binding.or_else(|| held_up().map(|it| it.limit)) else {
             return Decision::Now;
         };
         let wait = at - now;
@@ -433,29 +387,30 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         demands: &[Demand<K>],
         now: u64,
     ) -> Result<(), (LimitId, NoRoom)> {
-        let missing = concerns
-            .all()
-            .iter()
-            .filter(|it| it.entry.is_none())
-            .count();
-        if missing == 0 {
+        let missing = || concerns.all().iter().filter(|it| it.entry.is_none());
+        let Some(first) = missing().next().map(|it| it.limit) else {
             return Ok(());
+        };
+        for concern in missing() {
+            let Rule { meter, unseen, .. } = &mut self.rules[concern.limit.index()];
+            if unseen.as_ref().is_some_and(|it| meter.is_idle(it, now)) {
+                *unseen = None;
+            }
         }
         let (rules, keys) = (&self.rules, &mut self.keys);
         let concerned: [Option<u32>; MAX] = std::array::from_fn(|index| concerns.all[index].entry);
         let is_idle =
             |limit: LimitId, state: &State| rules[limit.index()].meter.is_idle(state, now);
-        if let Err(no_room) = keys.make_room(missing, &concerned, is_idle) {
-            let first = concerns.all().iter().find(|it| it.entry.is_none());
-            let limit = first.expect("one is missing").limit;
-            return Err((limit, no_room));
+        let wanted = missing().map(|it| it.limit);
+        if let Err(no_room) = keys.make_room(wanted, &concerned, is_idle) {
+            return Err((first, no_room));
         }
         for concern in concerns
             .all_mut()
             .iter_mut()
             .filter(|it| it.entry.is_none())
         {
-            let state = rules[concern.limit.index()].meter.fresh();
+            let state = rules[concern.limit.index()].first();
             let key = demands[concern.demand].key.clone();
             concern.entry = Some(keys.insert(concern.limit, key, state));
         }

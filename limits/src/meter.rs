@@ -10,7 +10,13 @@ mod steps;
 mod warm_up;
 mod windows;
 
-use crate::algorithm::{Algorithm, WhenFull};
+use std::time::Duration;
+
+use crate::{
+    algorithm::{Algorithm, WhenFull, step_of},
+    decision::TooEarly,
+    saved::{Damaged, Reader, Writer},
+};
 
 use gcra::{Gcra, Pace};
 use log::{Log, Logged};
@@ -18,8 +24,6 @@ use stepped::{Stepped, Tokens};
 use steps::{Ring, Steps};
 use warm_up::{Heat, WarmUp};
 use windows::{Counter, Counts, Fixed, Window};
-
-pub use steps::TooEarly;
 
 /// An algorithm with its numbers in the form that a decision needs.
 #[derive(Debug, Clone)]
@@ -94,6 +98,18 @@ impl State {
         Self::Fixed(Window::default())
     }
 
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        match self {
+            Self::Gcra(pace) => pace.save(out),
+            Self::Stepped(tokens) => tokens.save(out),
+            Self::Fixed(window) => window.save(out),
+            Self::Counter(counts) => counts.save(out),
+            Self::Log(logged) => logged.save(out),
+            Self::Steps(ring) => ring.save(out),
+            Self::WarmUp(heat) => heat.save(out),
+        }
+    }
+
     /// What it has beside itself.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
@@ -161,6 +177,49 @@ impl Meter {
         }
     }
 
+    /// A state that [`State::save`] wrote, of a meter with the same numbers.
+    pub(crate) fn load(&self, bytes: &[u8]) -> Result<State, Damaged> {
+        let mut reader = Reader(bytes);
+        let state = match &self.kind {
+            Kind::Gcra(meter) => State::Gcra(meter.load(&mut reader)?),
+            Kind::Stepped(meter) => State::Stepped(meter.load(&mut reader)?),
+            Kind::Fixed(_) => State::Fixed(Window::load(&mut reader)?),
+            Kind::Counter(meter) => State::Counter(meter.load(&mut reader)?),
+            Kind::Log(meter) => State::Log(meter.load(&mut reader)?),
+            Kind::Steps(meter) => State::Steps(meter.load(&mut reader)?),
+            Kind::WarmUp(meter) => State::WarmUp(meter.load(&mut reader)?),
+        };
+        reader.end()?;
+        Ok(state)
+    }
+
+    /// Counts so many as made at `at` that nobody knows more of, but that none of them [began](Self::is_counted_from_calls) a window.
+    pub(crate) fn charge(&self, state: &mut State, requests: u64, at: u64) {
+        let is_unbegun = match (&self.kind, &*state) {
+            (Kind::Fixed(meter), State::Fixed(window)) => meter.is_unbegun(window, at),
+            (Kind::Stepped(_), State::Stepped(tokens)) => tokens.is_unbegun(),
+            _ => false,
+        };
+        if !is_unbegun {
+            self.pass(state, at);
+            self.force(state, requests, at);
+        }
+    }
+
+    /// Whether its windows, or the steps in which its tokens come, are counted from calls.
+    pub(crate) fn is_counted_from_calls(&self) -> bool {
+        match &self.kind {
+            Kind::Fixed(meter) => meter.is_counted_from_calls(),
+            Kind::Stepped(_) => true,
+            _ => false,
+        }
+    }
+
+    /// What each state has beside itself.
+    pub(crate) fn bytes_each(&self) -> usize {
+        self.fresh().heap_bytes()
+    }
+
     /// Whether a call for so many can ever pass.
     #[inline]
     pub(crate) fn can_pass(&self, requests: u64) -> bool {
@@ -192,6 +251,26 @@ impl Meter {
         // More than ever goes at once makes a key wait no longer than that.
         let requests = requests.min(self.most);
         fitting!(self, state, (meter, inner) => meter.force(inner, requests, at));
+    }
+
+    /// Counts so many that were made at `at`, as far as they have an effect: a bucket is empty at worst, a queue full. Windows end by
+    /// themselves.
+    pub(crate) fn tell(&self, state: &mut State, requests: u64, at: u64) {
+        let room = match (&self.kind, &*state) {
+            (Kind::Gcra(meter), State::Gcra(pace)) => {
+                let queue = if self.patience == u64::MAX {
+                    0
+                } else {
+                    self.patience
+                };
+                meter.room_for_told(pace, at, queue)
+            }
+            (Kind::WarmUp(meter), State::WarmUp(heat)) => meter.room_for_told(heat, at),
+            _ => u64::MAX,
+        };
+        if room > 0 {
+            self.force(state, requests.min(room), at);
+        }
     }
 
     /// Whether what was taken at `at` can be given back, without those who wait behind it.
@@ -240,7 +319,7 @@ impl Meter {
         }
     }
 
-    /// Forgets what is over at `now` and is no use to anyone.
+    /// Forgets what is over at `now` and is of no use to anyone.
     #[inline]
     pub(crate) fn pass(&self, state: &mut State, now: u64) {
         if let (Kind::Gcra(meter), State::Gcra(pace)) = (&self.kind, state) {
@@ -276,6 +355,46 @@ impl Meter {
                 self.force(state, requests, now);
                 Ok(())
             }
+        }
+    }
+
+    /// By how much the clocks of those who tell of calls may be ahead: a step, of a window or of what comes nearest to one.
+    pub(crate) fn step(&self) -> u64 {
+        match &self.kind {
+            Kind::Steps(meter) => meter.step(),
+            _ => {
+                let step = step_of(Duration::from_nanos(self.reach()));
+                u64::try_from(step.as_nanos()).expect("an hour at most")
+            }
+        }
+    }
+
+    /// How long a call matters at most, where nothing but calls that may go at once were made.
+    fn reach(&self) -> u64 {
+        match &self.kind {
+            Kind::Gcra(meter) => meter.reach(),
+            Kind::Stepped(meter) => meter.reach(),
+            Kind::Fixed(meter) => meter.window(),
+            Kind::Counter(meter) => meter.window().saturating_mul(2),
+            Kind::Log(meter) => meter.window(),
+            Kind::Steps(meter) => meter.reach(),
+            Kind::WarmUp(meter) => meter.reach(),
+        }
+    }
+
+    /// Whether a call that was made at `at` has an effect at `now`.
+    pub(crate) fn matters(&self, at: u64, now: u64) -> bool {
+        match &self.kind {
+            Kind::Steps(meter) => meter.is_within(at, now),
+            _ => at.saturating_add(self.reach()) > now,
+        }
+    }
+
+    /// When a call that was made at `at` counts as made.
+    pub(crate) fn at_or_now(&self, at: u64, now: u64) -> u64 {
+        match &self.kind {
+            Kind::Steps(_) => at,
+            _ => now,
         }
     }
 

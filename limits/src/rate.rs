@@ -88,7 +88,7 @@ impl Rate {
     /// One of so many equal parts of it.
     ///
     /// # Errors
-    /// When it is no part, or too small a one.
+    /// When it is not a part, or too small a one.
     pub fn part(&self, parts: u64) -> Result<Self, RateError> {
         let (requests, nanos) = self.written;
         let parts = in_range("a number of parts", parts, REQUESTS_MAX)?;
@@ -96,6 +96,25 @@ impl Rate {
             return Self::new(requests / parts, Duration::from_nanos(nanos));
         }
         Self::new(requests, Duration::from_nanos(nanos.saturating_mul(parts)))
+    }
+
+    /// So many millionths of it; rounded down where it would be slower than one request in [`PERIOD_MAX`], or its numbers too large.
+    pub(crate) fn shared(&self, millionths: u64) -> Self {
+        if millionths == 0 {
+            return Self::new(1, PERIOD_MAX).expect("ten years fit");
+        }
+        let most = u64::try_from(PERIOD_MAX.as_nanos()).expect("ten years fit");
+        let requests = u128::from(self.requests) * u128::from(millionths);
+        let nanos = u128::from(self.nanos) * 1_000_000;
+        let fits = |requests: u128, nanos: u128| {
+            let (requests, nanos) = (u64::try_from(requests).ok()?, u64::try_from(nanos).ok()?);
+            let divisor = gcd(requests, nanos);
+            Self::new(requests / divisor, Duration::from_nanos(nanos / divisor)).ok()
+        };
+        let one = fits(1, nanos.div_ceil(requests).min(most.into()));
+        fits(requests, nanos)
+            .or(one)
+            .expect("one request within ten years")
     }
 
     /// How many requests fit into so long a time, rounded down.

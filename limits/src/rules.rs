@@ -21,7 +21,19 @@
 //! rules = [ { id = "intake", rate = "2000/s", burst = 50 } ]
 //! ```
 //!
-//! `share = "1/3"` at the top is for one of three who have the same file and each keep to a third of every limit.
+//! `share = "1/3"` at the top is for one of three who have the same file and each keep to a third of every limit. `[sharing]` is for those who
+//! share the limits by way of a server, as the load is:
+//!
+//! ```toml
+//! [sharing]
+//! mode = "lease"                 # or "exact", or "local", which is as if nothing were there
+//! redis = "redis://10.0.0.5:6379"
+//! group = "eu"                   # all that name the same group on this server share the limits of the same names
+//! refresh = "1s"                 # these are the defaults from here on; members_max has none
+//! ttl = "3s"
+//! timeout = "50ms"
+//! forget_after = "1day"
+//! ```
 //!
 //! A rule is a token bucket unless `algorithm` says otherwise: `token_bucket` (`burst`), `stepped_bucket` (`burst`),
 //! `leaky_bucket` (`capacity`, `when_full = "queue"` or `"drop"`), `spacing`, `fixed_window` (`aligned = "clock"` or `"first_call"`), `sliding_log`,
@@ -31,9 +43,16 @@
 //! A [`Handling`] is for who enforces the limits: nothing here, nor the program `limiter`, drops, holds or puts back a call. All
 //! of `shape` and `dead_letter` may be left out; the numbers above are what they are then.
 
+mod document;
 mod reader;
+mod sharing;
 
 use std::{fmt, time::Duration};
+
+pub use self::{
+    document::{Document, Terms},
+    sharing::{Sharing, SharingMode},
+};
 
 use crate::{
     decision::{Limit, LimitId},
@@ -48,6 +67,8 @@ pub struct Rules {
     pub limits: Vec<NamedLimit>,
     /// What a key gets that no limit names.
     pub unknown: Unknown,
+    /// How several who have this file keep to it together; none when each does for itself.
+    pub sharing: Option<Sharing>,
 }
 
 /// The rules of some keys, or of every call.
@@ -168,7 +189,7 @@ impl Rules {
     /// # Errors
     /// With everything that is wrong with it.
     pub fn parse(text: &str) -> Result<Self, Mistakes> {
-        reader::read(text)
+        Document::parse(text)?.rules()
     }
 
     /// The limits that hold for a key, and whether any of them names it or stands for those that none names. `None` when
@@ -233,6 +254,9 @@ impl fmt::Display for Rules {
             if limit.mode_given {
                 writeln!(formatter, "  {}", limit.handling)?;
             }
+        }
+        if let Some(sharing) = &self.sharing {
+            writeln!(formatter, "{sharing}")?;
         }
         match &self.unknown {
             Unknown::Refuse => writeln!(formatter, "calls of other keys are refused"),

@@ -44,7 +44,7 @@ mod counted {
             request::{self, IdLimits, Scratch},
         },
         log::{Burst, Delivery, Log, Reader},
-        shaping::{Offered, Shaping},
+        shaping::Shaping,
     };
     use proto::wire::{self, ChunkRef, CookieRef};
 
@@ -78,14 +78,23 @@ mod counted {
         }
     }
 
-    /// Cookies offered to their limits, which only look on.
+    /// The same with cookies under a limit, which only looks on.
     #[inline(never)]
-    pub(super) fn offer(shaping: &Shaping, cookies: &[CookieRef<'_>], together: usize) {
+    pub(super) fn limited(
+        shaping: &Shaping,
+        burst: &mut Burst,
+        cookies: &[CookieRef<'_>],
+        together: usize,
+    ) {
         for read in cookies.chunks(together) {
             let now = shaping.moment(Instant::now());
             for cookie in read {
-                assert_eq!(shaping.offer(cookie, now), Offered::Release);
+                if burst.is_full() {
+                    shaping.append(burst, now).expect("it is open");
+                }
+                burst.push(cookie);
             }
+            shaping.append(burst, now).expect("it is open");
         }
     }
 
@@ -245,9 +254,9 @@ fn append(bencher: Bencher<'_, '_>, together: usize) {
         .bench_local(|| counted::append(&log, &mut burst, &cookies, together));
 }
 
-/// One rule for each cookie, which only looks on.
+/// The same with one rule for each cookie, which only looks on.
 #[divan::bench(args = [1, PIPELINED])]
-fn offer(bencher: Bencher<'_, '_>, together: usize) {
+fn limited(bencher: Bencher<'_, '_>, together: usize) {
     const LIMITS: &str = r#"
         unknown = "all"
         [limits.all]
@@ -259,12 +268,15 @@ fn offer(bencher: Bencher<'_, '_>, together: usize) {
     let named = NamedFile::given("--limits", &path).expect("it has a name");
     let limits = Reloaded::load(contract::File(named)).expect("it is in order");
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
-    let shaping = Shaping::new(Arc::new(limits), log);
     let synced = Synced::many();
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    fill(&log, &cookies);
+    fill(&log, &cookies);
+    let shaping = Shaping::new(Arc::new(limits), log);
+    let mut burst = Burst::default();
     bencher
         .counter(ItemsCount::new(ITEMS))
-        .bench_local(|| counted::offer(&shaping, &cookies, together));
+        .bench_local(|| counted::limited(&shaping, &mut burst, &cookies, together));
 }
 
 /// An item is a chunk that a reader gets. Readers that go side by side find the same chunk right after each other.

@@ -9,12 +9,14 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 use anyhow::{Context as _, ensure};
 use runtime::{
     self,
-    admin::{self, Answer, Pages, ready::Part},
+    admin::{self, Pages},
+    answer::Answer,
     listen::{self, Listener, Stage},
     metrics::Registry,
+    ready::Part,
     reload,
-    settings::renewal,
-    status::{Board, page::Page},
+    settings::reread,
+    status::{StatusHub, page::Page},
 };
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -55,7 +57,7 @@ pub struct App {
     admin: Stage,
     draining: CancellationToken,
     runtime_config: RuntimeConfig,
-    renewals: renewal::Metrics,
+    config_reloads: reread::Metrics,
     files: reload::Metrics,
     health: HealthReporter,
     registry: Registry,
@@ -147,11 +149,11 @@ impl App {
             understanding: subscribers.understanding().clone(),
             retention: config.keeping.subscriber_retention,
         };
-        let shaping = config.shaping.start(&log, readers, || {
+        let shaping = config.shaping.start(&producer_id, &log, readers, || {
             HeldRecord::open(&config.listening.state, &producer_id)
         })?;
         shaping::register(&registry, shaping.clone())?;
-        let in_flight = StreamBudget::register(&registry, config.limits.pinned_bytes as u64)?;
+        let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
         let streams = Streams::new(
             log.clone(),
             subscribers.clone(),
@@ -177,7 +179,7 @@ impl App {
             log,
             epoch_history,
             runtime_config: RuntimeConfig::new(&config, subscribers.clone(), edge.dsps()),
-            renewals: renewal::Metrics::register(&registry, "producer")?,
+            config_reloads: reread::Metrics::register(&registry, "producer")?,
             files: reload::Metrics::register(&registry, "producer")?,
             subscribers,
             shaping,
@@ -241,6 +243,7 @@ impl App {
         let stage = &self.shapes;
         if let Some(shaping) = &self.shaping {
             stage.tasks.spawn(shaping.clone().run(stage.stop.clone()));
+            stage.tasks.spawn(shaping.clone().share(stage.stop.clone()));
         }
     }
 
@@ -287,12 +290,12 @@ impl App {
     ) -> anyhow::Result<()> {
         let registry = &self.registry;
         let stage = &self.admin;
-        let (page, stop) = (Page::new(status::PAGE), stage.stop.clone());
-        let board = Board::register(registry, "producer", page, Box::new(status), stop)?;
-        stage.tasks.spawn(board.clone().run());
+        let (page, stop) = (Page::new(&status::PAGE), stage.stop.clone());
+        let hub = StatusHub::register(registry, "producer", page, Box::new(status), stop)?;
+        stage.tasks.spawn(hub.clone().run());
         let pages = Arc::new(AdminPages {
             readiness,
-            board,
+            hub,
             debug_endpoints: config.common.debug_endpoints,
         });
         let registry = registry.clone();
@@ -321,8 +324,8 @@ impl App {
 
     /// Counts how often its settings are reloaded.
     #[must_use]
-    pub fn renewals(&self) -> renewal::Metrics {
-        self.renewals.clone()
+    pub fn config_reloads(&self) -> reread::Metrics {
+        self.config_reloads.clone()
     }
 
     /// Its log, for what appends to it beside the edge.
@@ -370,7 +373,7 @@ fn default_id(grpc: SocketAddr) -> String {
 
 struct AdminPages {
     readiness: Arc<Readiness>,
-    board: Board,
+    hub: StatusHub,
     debug_endpoints: bool,
 }
 
@@ -379,8 +382,8 @@ impl Pages for AdminPages {
         self.readiness.parts()
     }
 
-    fn board(&self) -> &Board {
-        &self.board
+    fn status(&self) -> &StatusHub {
+        &self.hub
     }
 
     fn debug_endpoints(&self) -> bool {

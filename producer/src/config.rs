@@ -50,9 +50,9 @@ impl Settings for Args {
 
     fn check(self, mistakes: &mut Mistakes) -> Config {
         let held_by_one = SEND_BUFFER_BYTES + 2 * self.keeping.chunk_bytes;
-        if self.limits.pinned_bytes < held_by_one {
+        if self.limits.in_flight_bytes < held_by_one {
             mistakes.add(format!(
-                "--pinned-bytes: less than one stalled stream may hold, {held_by_one} bytes with these chunks"
+                "--in-flight-bytes: less than one stalled stream may hold, {held_by_one} bytes with these chunks"
             ));
         }
         Config {

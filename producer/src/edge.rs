@@ -14,7 +14,6 @@ pub mod response;
 use std::{sync::Arc, time::Instant};
 
 use httparse::Header;
-use proto::wire::CookieRef;
 use runtime::listen::{self, Listener, LiveLimits, Stage};
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +29,7 @@ use self::{
 };
 use crate::{
     log::{Burst, Closed, Log},
-    shaping::{Offered, Shaping},
+    shaping::Shaping,
 };
 
 /// The edge of one producer.
@@ -87,7 +86,7 @@ impl Edge {
         listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request that was read at `read_at`; an accepted cookie is then in `burst` or already in the log, or its limits see to it.
+    /// Handles one request that was read at `read_at`; an accepted cookie is then in `burst` or already appended.
     fn handle(
         &self,
         head: &Head<'_>,
@@ -103,7 +102,7 @@ impl Edge {
             return Ok(Outcome::MethodNotAllowed);
         }
         if burst.is_full() || tally.is_full() {
-            self.append(burst, tally)?;
+            self.append(burst, tally, read_at)?;
         }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(lines);
@@ -121,27 +120,19 @@ impl Edge {
             return Ok(Outcome::Rejected(Rejection::DspUnknown));
         }
         tally.accepted(slot);
-        if self.goes_now(&cookie, read_at) {
-            burst.push(&cookie);
-        } else {
-            self.metrics.accepted.inc();
-        }
+        burst.push(&cookie);
         Ok(Outcome::Accepted)
     }
 
-    /// Whether its limits, if it is under any, let a cookie into the log now.
-    fn goes_now(&self, cookie: &CookieRef<'_>, read_at: Instant) -> bool {
-        self.shaping.as_ref().is_none_or(|shaping| {
-            let now = shaping.moment(read_at);
-            shaping.offer(cookie, now) == Offered::Release
-        })
-    }
-
-    /// Appends the accepted cookies to the log, before any client is told so, and counts the requests.
-    fn append(&self, burst: &mut Burst, tally: &mut Tally) -> Result<(), Closed> {
+    /// Appends the cookies that were accepted at `read_at` to the log, or hands them to their limits if there are any, before any client is told
+    /// so, and counts the requests.
+    fn append(&self, burst: &mut Burst, tally: &mut Tally, read_at: Instant) -> Result<(), Closed> {
         let count = u64::from(burst.count());
         if count > 0 {
-            self.log.append(burst)?;
+            match &self.shaping {
+                Some(shaping) => shaping.append(burst, shaping.moment(read_at))?,
+                None => self.log.append(burst)?,
+            }
             self.metrics.accepted.inc_by(count);
         }
         self.metrics.dsps.add(tally);

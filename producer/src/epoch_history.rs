@@ -155,10 +155,10 @@ pub fn begin(
     candidate: u64,
     registry: &Registry,
 ) -> prometheus::Result<(EpochHistory, CurrentEpoch)> {
-    let recorded: IntGauge = registry.add(figures::producer::LIVES_RECORDED)?;
+    let recorded: IntGauge = registry.add(figures::producer::PROGRESS_RECORDED)?;
     let Some(folder) = folder(state) else {
         remove(&Path::new(DEFAULT_FOLDER).join(record_name(id)));
-        tracing::info!("no record of this producer's lives is kept");
+        tracing::info!("no epoch history is kept");
         return Ok(unrecorded(candidate));
     };
     let opened = Paths::of(&folder, id).and_then(|paths| open(&paths, candidate));
@@ -176,7 +176,7 @@ pub fn begin(
             tracing::warn!(
                 path = %path.display(),
                 %why,
-                "no record of this producer's lives is kept: after a crash nobody can say how much was lost"
+                "no epoch history is kept: after a crash nobody can say how much was lost"
             );
             unrecorded(candidate)
         }
@@ -198,7 +198,7 @@ fn remove(path: &Path) {
         Err(error) => tracing::error!(
             path = %path.display(),
             %error,
-            "the record of this producer's former lives cannot be removed: do so before it is used again, as this life is missing in it"
+            "the epoch history cannot be removed: do so before it is used again, as this epoch is missing in it"
         ),
     }
 }
@@ -282,7 +282,7 @@ fn read(file: &RecordFile) -> io::Result<Vec<Entry>> {
     match file.read()? {
         Ok(entries) => Ok(entries),
         Err(damaged) => {
-            tracing::warn!(path = %file.path().display(), %damaged, "nothing is known of this producer's former lives");
+            tracing::warn!(path = %file.path().display(), %damaged, "nothing is known of this producer's former epochs");
             file.clear()?;
             Ok(Vec::new())
         }

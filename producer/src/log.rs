@@ -29,7 +29,7 @@
 //! The ring counts the allocated bytes of each chunk and its bookkeeping. A chunk that is sealed by age, hence small,
 //! is copied into an allocation of its own size, so that chunks of quiet hours do not take 64 KiB each.
 
-mod burst;
+pub(crate) mod burst;
 mod chunk;
 mod progress;
 mod reader;

@@ -37,10 +37,10 @@ pub fn parts(config: &Config) -> [Part; 9] {
     [
         part("cookies", "`--log-bytes`", 1, config.keeping.log_bytes),
         part(
-            "what slow readers hold beside the log",
-            "`--pinned-bytes`",
+            "in flight to slow readers, beside the log",
+            "`--in-flight-bytes`",
             1,
-            config.limits.pinned_bytes,
+            config.limits.in_flight_bytes,
         ),
         part(
             "HTTP connections",

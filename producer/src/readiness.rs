@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use runtime::admin::ready::Part;
+use runtime::ready::{self, Part};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -40,16 +40,14 @@ impl Readiness {
     /// The state of each part.
     #[must_use]
     pub fn parts(&self) -> Vec<Part> {
-        let drain = if self.is_draining() {
-            Err("draining".to_owned())
-        } else {
-            Ok("not draining".to_owned())
-        };
         let limits = self.shaping.iter();
         let limits = limits.map(|shaping| Part::new("limits", Ok(shaping.state_in_words())));
         let ports = [self.http.part("http"), self.grpc.part("grpc")];
-        let drain = Part::new("drain", drain);
-        [drain].into_iter().chain(ports).chain(limits).collect()
+        [ready::drain(self.is_draining())]
+            .into_iter()
+            .chain(ports)
+            .chain(limits)
+            .collect()
     }
 }
 

@@ -22,7 +22,7 @@ use tokens::TokenCheck;
 pub struct SecurityArgs {
     /// PEM file with the certificate for the gRPC port: connections must then be TLS
     ///
-    /// After it those that lead to its authority. It is looked at again every few seconds, as are the next three.
+    /// After it those that lead to its authority. It is checked every second, as are the next three.
     #[arg(
         long,
         group = CONTENTS,
@@ -144,11 +144,11 @@ impl Security {
             None => {}
             Some(Exposure::Streams) => tracing::warn!(
                 grpc = %address,
-                "the streams are plain text and open to whoever reaches this address (--tls-cert, --token-file)"
+                "the streams are plain text and open to anyone who reaches this address (--tls-cert, --token-file)"
             ),
             Some(Exposure::Encrypted) => tracing::warn!(
                 grpc = %address,
-                "the streams are encrypted, and open to whoever reaches this address (--tls-client-ca, --token-file)"
+                "the streams are encrypted, and open to anyone who reaches this address (--tls-client-ca, --token-file)"
             ),
             Some(Exposure::Tokens) => tracing::warn!(
                 grpc = %address,

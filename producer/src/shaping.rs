@@ -21,40 +21,44 @@
 //!
 //! # Cost
 //!
-//! A lock that all connections share, held for a lookup and a reservation: `cargo bench -p producer` has the figures. Its task wakes
-//! when something is due, and not before.
+//! A lock that all connections share, taken once for the cookies of one read and held for a lookup and a reservation for each:
+//! `cargo bench -p producer` has the figures. Its task wakes when something is due, and not before.
 
 pub mod contract;
+pub(crate) mod feed;
 mod figures;
 mod held;
 mod metrics;
 mod room;
 mod shaper;
+mod sharing;
 mod spool;
+mod told;
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use limits::rules::{Mode, Rules};
-use proto::wire::CookieRef;
 use runtime::unix_micros;
 use tokio::{sync::Notify, time::timeout_at};
 use tokio_util::sync::CancellationToken;
 
-pub use self::room::Offered;
 use self::{
     contract::LimitsFile,
+    feed::Feed,
     figures::Fate,
     held::Held,
+    room::Offered,
     shaper::{Shaper, TURN_COOKIES_MAX},
 };
-pub(crate) use self::{figures::Dropped, metrics::register, shaper::Summary, spool::Spool};
+pub(crate) use self::{
+    figures::Dropped, metrics::register, shaper::Summary, sharing::Standing, spool::Spool,
+};
 use crate::{
     epoch_history::{HeldRecord, LeftBehind},
-    log::Log,
+    log::{Burst, Closed, Log},
     streams::features::{Feature, Understanding},
 };
 
@@ -84,6 +88,7 @@ pub struct Shaping {
 struct Shared {
     log: Log,
     file: LimitsFile,
+    feed: Option<Feed>,
     spool: Option<Spool>,
     understanding: Understanding,
     /// For how long a reader is waited for that has left and does not understand ages, in nanoseconds.
@@ -102,6 +107,10 @@ struct State {
     version: u64,
     /// When [`Shaping::run`] looks next.
     planned: u64,
+    /// What of the limits is this producer's, where several share them.
+    leased: Option<sharing::Leased>,
+    /// When its shares change by themselves.
+    shares_change: u64,
     record: Option<HeldRecord>,
     /// Until when a reader that does not understand ages may come back and go on where it stood.
     lacking_until: u64,
@@ -117,12 +126,15 @@ impl Shaping {
             retention: Duration::ZERO,
         };
         let nothing = (None, LeftBehind::Unknown);
-        Self::start(file, None, log, readers, nothing)
+        Self::start("", (file, None), None, log, readers, nothing)
     }
 
     /// The limits of `file`, releasing into `log`. What an earlier run kept waits again.
+    ///
+    /// `name` is the producer's; `feed` is what the file is from, if that is a limiter.
     pub(crate) fn start(
-        file: LimitsFile,
+        name: &str,
+        (file, feed): (LimitsFile, Option<Feed>),
         spool: Option<Spool>,
         log: Log,
         readers: Readers,
@@ -139,6 +151,7 @@ impl Shaping {
             );
         }
         let rules = file.current();
+        let leased = sharing::leased(rules.sharing.as_ref(), name);
         let began_unix_nanos = unix_micros().saturating_mul(1000);
         let shaping = Self {
             shared: Arc::new(Shared {
@@ -147,12 +160,15 @@ impl Shaping {
                     rules,
                     version: 1,
                     planned: u64::MAX,
+                    leased,
+                    shares_change: 0,
                     record,
                     lacking_until: 0,
                     is_over: false,
                 }),
                 log,
                 file,
+                feed,
                 spool,
                 understanding: readers.understanding,
                 linger: u64::try_from(readers.retention.as_nanos()).unwrap_or(u64::MAX),
@@ -162,6 +178,7 @@ impl Shaping {
                 woken: Notify::new(),
             }),
         };
+        shaping.look_at_shares(&mut shaping.state());
         shaping.take_back();
         shaping
     }
@@ -178,30 +195,34 @@ impl Shaping {
         self.moment(Instant::now()).0
     }
 
-    /// What becomes of a cookie that is accepted now. One that is held is copied.
-    #[must_use]
-    pub fn offer(&self, cookie: &CookieRef<'_>, Moment(now): Moment) -> Offered {
+    /// Appends those cookies of a burst to the log that may go now, and empties it. What is held of the others is copied.
+    ///
+    /// All under one lock: a later cookie of the same pair can be released by nobody before these are in the log.
+    ///
+    /// # Errors
+    /// [`Closed`] when the log is; those that might go are then counted as released all the same.
+    pub fn append(&self, burst: &mut Burst, Moment(now): Moment) -> Result<(), Closed> {
         let mut state = self.state();
-        if state.is_over {
-            // The log is about to be closed, and refuses it.
-            return Offered::Release;
-        }
+        self.look_at_shares(&mut state);
         let log = &self.shared.log;
-        let offered = state.shaper.offer(cookie, now, || log.unix_micros());
-        if offered == Offered::ReleaseFirst {
-            // A later one of its pair may be released by somebody else as soon as this lock is given back.
-            let is_in_log = log.append_accepted([(*cookie, u64::MAX)]).is_ok();
-            return if is_in_log { offered } else { Offered::Release };
-        }
-        if offered == Offered::Held {
-            state.note_held();
-            if state.shaper.due() < state.planned {
-                // Once: until the task has looked, nobody else need wake it.
-                state.planned = 0;
-                self.shared.woken.notify_one();
+        // Else the log is about to be closed, and refuses them.
+        if !state.is_over {
+            let mut is_held = false;
+            burst.retain(|cookie| {
+                let offered = state.shaper.offer(cookie, now, || log.unix_micros());
+                is_held |= offered == Offered::Held;
+                offered == Offered::Release
+            });
+            if is_held {
+                state.note_held();
+                if state.shaper.due() < state.planned {
+                    // Once: until the task has looked, nobody else need wake it.
+                    state.planned = 0;
+                    self.shared.woken.notify_one();
+                }
             }
         }
-        offered
+        log.append(burst)
     }
 
     /// Releases what is due, takes new versions of the file into force, and looks who is connected, until `stop`.
@@ -234,10 +255,11 @@ impl Shaping {
             return LOOK_INTERVAL;
         }
         self.look_at_file(&mut state, now);
+        self.look_at_shares(&mut state);
         self.look_who_listens(&mut state, now);
         let mut released = Vec::new();
         state.shaper.turn(now, |held| released.push(held));
-        self.append(&mut state, &released);
+        self.release(&mut state, &released);
         state.note_held();
         let longest = u64::try_from(LOOK_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
         let wait = state.shaper.due().saturating_sub(now).min(longest);
@@ -246,7 +268,7 @@ impl Shaping {
     }
 
     /// Appends what was released, while nobody else can release a later cookie of the same pair.
-    fn append(&self, state: &mut State, released: &[Held]) {
+    fn release(&self, state: &mut State, released: &[Held]) {
         if !append(&self.shared.log, released) {
             // It is closed after this has ended; if it is closed all the same, they are gone.
             tracing::error!(
@@ -260,10 +282,21 @@ impl Shaping {
     fn look_at_file(&self, state: &mut State, now: u64) {
         let newest = self.shared.file.current();
         if !Arc::ptr_eq(&newest, &state.rules) {
+            if newest.sharing != state.rules.sharing {
+                tracing::warn!(
+                    "other settings of shared limits are in the file: they are in force after a restart"
+                );
+            }
             state.shaper.change(&newest, now);
             state.rules = newest;
+            state.share_anew();
+            if let Some(leased) = &state.leased {
+                leased.ask_now();
+            }
             state.version += 1;
-            tracing::info!(version = state.version, "other limits are in force");
+            let held_bytes_max = contract::held_bytes_max(&state.rules);
+            let version = state.version;
+            tracing::info!(version, held_bytes_max, "other limits are in force");
         }
     }
 
@@ -367,63 +400,10 @@ impl Shaping {
         let take_back = |held| state.shaper.take_back(held, now);
         let at_once: Vec<_> = kept.into_iter().filter_map(take_back).collect();
         for part in at_once.chunks(TURN_COOKIES_MAX) {
-            self.append(&mut state, part);
+            self.release(&mut state, part);
         }
         state.note_held();
         spool.remove();
-    }
-
-    /// What was counted of each limit, and what it holds: of one moment.
-    ///
-    /// Holds the lock that all connections share while it adds up every DSP of the file, with a few allocations for each and
-    /// for each of its rules: for a page and a scrape, not for a cookie.
-    pub(crate) fn summaries(&self) -> BTreeMap<String, Summary> {
-        let now = self.now();
-        self.state().shaper.summaries(now)
-    }
-
-    /// How many cookies are held, at most.
-    #[must_use]
-    pub fn held(&self) -> u64 {
-        self.state().shaper.held() as u64
-    }
-
-    /// Which version of the file is in force, from 1.
-    pub(crate) fn version(&self) -> u64 {
-        self.state().version
-    }
-
-    /// Why the file as it is now is not in force.
-    pub(crate) fn refused(&self) -> Option<String> {
-        self.shared.file.refused()
-    }
-
-    /// Who is connected and makes that nothing is shaped that would be.
-    pub(crate) fn suspended_by(&self) -> Option<String> {
-        let state = self.state();
-        let is_suspended = state.shaper.is_suspended() && shapes(&state.rules);
-        drop(state);
-        is_suspended.then(|| {
-            let who = self.shared.understanding.lacking(Feature::CookieAge);
-            who.to_string()
-        })
-    }
-
-    /// Most cookies that were lost when the run before was killed, if that is known.
-    pub(crate) fn lost_at_kill(&self) -> Option<u64> {
-        self.shared.lost_at_kill
-    }
-
-    /// In one line, for `/readyz`.
-    pub(crate) fn state_in_words(&self) -> String {
-        if let Some(who) = self.suspended_by() {
-            return format!("shape is refused: {who} does not understand the age of cookies");
-        }
-        let version = self.version();
-        match self.refused() {
-            Some(why) => format!("version {version} is in force, the newest is refused: {why}"),
-            None => format!("version {version} is in force"),
-        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -435,6 +415,11 @@ impl Shaping {
 }
 
 impl State {
+    /// Shares are looked at again.
+    fn share_anew(&mut self) {
+        self.shares_change = 0;
+    }
+
     fn note_held(&mut self) {
         let held = self.shaper.held() as u64;
         if let Some(record) = &mut self.record

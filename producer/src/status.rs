@@ -12,15 +12,15 @@ mod subscribers;
 use std::{cmp::Reverse, sync::Arc};
 
 use runtime::{
-    admin::ready::{self, Reason},
     listen,
     status::{
-        INTERVAL, Subject,
+        INTERVAL, StatusSource,
         counted::{Buckets, Count, by_label, whole},
+        page::Content,
         quantiles::{Quantiles, Window},
+        sample::{self, Head},
         series::{Rate, Series, short},
     },
-    unix_seconds,
 };
 use serde::Serialize;
 use tokio::time::Instant;
@@ -36,7 +36,12 @@ use limits::Limits;
 use subscribers::{Rows, Subscriber, SubscriberHistory};
 
 /// The page.
-pub const PAGE: &str = include_str!("status/page.html");
+pub const PAGE: Content = Content {
+    name: "producer",
+    style: include_str!("status/page.css"),
+    body: include_str!("status/page.html"),
+    script: include_str!("status/page.js"),
+};
 
 /// Most subscribers shown.
 pub const SUBSCRIBERS_MAX: usize = 200;
@@ -50,29 +55,16 @@ pub const LIMITS_MAX: usize = 50;
 /// One moment of a producer.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// Always `producer`.
-    pub process: &'static str,
-    /// Its name, the same across restarts.
-    pub name: String,
-    /// What runs.
-    pub version: &'static str,
-    /// When this sample was taken, in seconds since the Unix epoch.
-    pub sampled_unix_seconds: f64,
-    /// How long it has run.
-    pub uptime_seconds: f64,
-    /// As `/readyz` says.
-    pub ready: bool,
-    /// Whether it was told to stop.
-    pub draining: bool,
-    /// Why it is not ready.
-    pub reasons: Vec<Reason>,
+    /// What every process says of itself.
+    #[serde(flatten)]
+    pub head: Head,
     /// Sync requests.
     pub edge: Edge,
     /// Connections of each port.
     pub connections: Vec<Connections>,
     /// The log.
     pub log: LogFigures,
-    /// What connections of slow subscribers hold beside the log.
+    /// Bytes in flight to slow subscribers, beside the log.
     pub pinned_bytes: u64,
     /// Where the worst of them are cut off.
     pub pinned_bytes_max: u64,
@@ -132,7 +124,7 @@ pub struct LogFigures {
     pub appended: u64,
     /// Seconds since its oldest chunk was opened: how long a subscriber may be away and miss nothing.
     pub reach_seconds: f64,
-    /// Which life of the producer its sequences are of.
+    /// Which epoch of the producer its sequences are of.
     pub epoch: u64,
     /// The sequence of the newest sealed cookie.
     pub newest_sequence: u64,
@@ -147,15 +139,6 @@ pub struct Dsp {
     pub accepted: u64,
     /// Everything else.
     pub refused: u64,
-}
-
-/// What is said at once: the sample, if there is one yet, and its history.
-#[derive(Serialize)]
-struct Whole<'a> {
-    #[serde(flatten)]
-    status: Option<&'a Status>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    history: Option<History<'a>>,
 }
 
 /// The last five minutes, one value for each sample, the oldest first.
@@ -262,13 +245,20 @@ impl ProducerStatus {
     }
 }
 
-impl Subject for ProducerStatus {
+impl StatusSource for ProducerStatus {
     fn sample(&mut self, now: Instant) {
         let queues = self.sources.subscribers.snapshot();
         let stats = self.sources.log.stats();
         let positions = queues.iter().map(|queue| queue.position);
         let ages = self.sources.log.ages(positions);
-        let readiness = ready::Readiness::of(&self.sources.readiness.parts());
+        let readiness = &self.sources.readiness;
+        let head = Head::now(
+            "producer",
+            &self.sources.name,
+            now - self.started,
+            &readiness.parts(),
+            readiness.is_draining(),
+        );
         let subscribers_total = queues.len();
         let connected = queues.iter().filter(|queue| queue.connected).count();
         let subscribers = self.rows.sample(queues, &ages, &stats, now);
@@ -277,14 +267,7 @@ impl Subject for ProducerStatus {
         let shaping = self.sources.shaping.as_ref();
         let limits = shaping.map(|shaping| self.limits.sample(shaping, now));
         self.newest = Some(Status {
-            process: "producer",
-            name: self.sources.name.clone(),
-            version: env!("CARGO_PKG_VERSION"),
-            sampled_unix_seconds: unix_seconds(),
-            uptime_seconds: short((now - self.started).as_secs_f64()),
-            ready: readiness.ready,
-            draining: self.sources.readiness.is_draining(),
-            reasons: readiness.reasons,
+            head,
             edge,
             connections: self.connections(),
             log: self.log(&stats),
@@ -306,7 +289,7 @@ impl Subject for ProducerStatus {
             subscribers: status
                 .map_or_else(Vec::new, |status| self.rows.history(&status.subscribers)),
         });
-        serde_json::to_vec(&Whole { status, history })
+        sample::json(status, history)
     }
 }
 

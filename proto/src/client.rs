@@ -29,7 +29,7 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connect it once for each stream: stalled HTTP/2 streams on one connection starve the others.
 ///
 /// # Errors
-/// When `uri` is no URI with scheme and host.
+/// When `uri` is not a URI with scheme and host.
 pub fn endpoint(uri: impl Into<Bytes>) -> Result<Endpoint, tonic::transport::Error> {
     Ok(Endpoint::from_shared(uri)?
         .connect_timeout(CONNECT_TIMEOUT)

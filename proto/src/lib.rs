@@ -1,4 +1,4 @@
-//! The contract between a producer and whoever reads its stream: messages, limits, and the bytes that are many.
+//! The contract between a producer and anyone who reads its stream: messages, limits, and the bytes that are many.
 //!
 //! A reader needs this crate and nothing else of cookiesync: open a stream with [`client::subscribe`], keep the bytes of each
 //! message, walk them with [`wire::Received::decode`], and remember the last sequence as the cursor of the next call.

@@ -4,7 +4,7 @@
 //! ([`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros)); of two accepted at the same time the one that came later, which
 //! from one producer is the one with the later sequence.
 //!
-//! A time counts as finely as whoever compares keeps it, so both must be of one unit: a consumer's batch and its embedded
+//! A time counts as finely as the one that compares keeps it, so both must be of one unit: a consumer's batch and its embedded
 //! store keep microseconds; MongoDB, and the table of what need not be written again, milliseconds.
 
 /// Whether a cookie that comes now takes the place of one that came before, by when each was accepted.

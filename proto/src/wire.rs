@@ -8,13 +8,15 @@
 //!
 //! Everything read here comes from a network: lengths are checked, nothing panics, nothing recurses.
 
+mod cookie;
+mod fields;
+
 use bytes::Bytes;
 use prost::Message;
 
-use crate::{
-    limits::{AGE_MICROS_MAX, SMALL_FRAME_BYTES},
-    v1,
-};
+pub use self::cookie::{cookie_dsp, decode_cookie, first_cookie};
+use self::fields::{FIXED32, FIXED64, Fields, LEN, VARINT, Value};
+use crate::{limits::SMALL_FRAME_BYTES, v1};
 
 /// Bytes of the prefix of each gRPC message: a compression flag and a big-endian length.
 pub const FRAME_PREFIX_BYTES: usize = 5;
@@ -27,28 +29,23 @@ pub const TAILROOM_BYTES: usize = SMALL_FRAME_BYTES;
 
 const CHUNK_HEADER_BYTES: usize = 9 + 9 + 5 + 9;
 
-const WIRE_VARINT: u64 = 0;
-const WIRE_FIXED64: u64 = 1;
-const WIRE_LEN: u64 = 2;
-const WIRE_FIXED32: u64 = 5;
-
 const fn tag(field: u64, wire_type: u64) -> u8 {
     let tag = field << 3 | wire_type;
     assert!(tag < 0x80, "a one-byte tag");
     low_byte(tag)
 }
 
-const COOKIE_USER_ID: u8 = tag(1, WIRE_LEN);
-const COOKIE_DSP_ID: u8 = tag(2, WIRE_VARINT);
-const COOKIE_BUYER_UID: u8 = tag(3, WIRE_LEN);
-const COOKIE_AGE: u8 = tag(4, WIRE_VARINT);
-const CHUNK_EPOCH: u8 = tag(1, WIRE_FIXED64);
-const CHUNK_FIRST_SEQUENCE: u8 = tag(2, WIRE_FIXED64);
-const CHUNK_COUNT: u8 = tag(3, WIRE_FIXED32);
-const CHUNK_ACCEPTED: u8 = tag(4, WIRE_FIXED64);
-const CHUNK_COOKIES: u8 = tag(5, WIRE_LEN);
-const EVENT_CHUNK: u8 = tag(2, WIRE_LEN);
-const PADDING: u8 = tag(15, WIRE_LEN);
+const COOKIE_USER_ID: u8 = tag(1, LEN);
+const COOKIE_DSP_ID: u8 = tag(2, VARINT);
+const COOKIE_BUYER_UID: u8 = tag(3, LEN);
+const COOKIE_AGE: u8 = tag(4, VARINT);
+const CHUNK_EPOCH: u8 = tag(1, FIXED64);
+const CHUNK_FIRST_SEQUENCE: u8 = tag(2, FIXED64);
+const CHUNK_COUNT: u8 = tag(3, FIXED32);
+const CHUNK_ACCEPTED: u8 = tag(4, FIXED64);
+const CHUNK_COOKIES: u8 = tag(5, LEN);
+const EVENT_CHUNK: u8 = tag(2, LEN);
+const PADDING: u8 = tag(15, LEN);
 
 /// Why bytes are not what the contract says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -260,7 +257,7 @@ impl Received {
     /// Reads one `Event` message, without its length prefix.
     ///
     /// # Errors
-    /// When it is no `Event`. The cookies of a chunk are not looked at: [`ChunkRef::cookies`] does that.
+    /// When it is not an `Event`. The cookies of a chunk are not looked at: [`ChunkRef::cookies`] does that.
     pub fn decode(message: Bytes) -> Result<Self, WireError> {
         let mut fields = Fields::new(&message);
         while let Some((field, value)) = fields.next()? {
@@ -277,7 +274,7 @@ impl ChunkRef {
     /// Reads the header of an encoded `Chunk`.
     ///
     /// # Errors
-    /// When the bytes are no `Chunk`, or it says that it is empty or that its sequences pass 2^64.
+    /// When the bytes are not a `Chunk`, or it says that it is empty or that its sequences pass 2^64.
     pub fn decode(body: Bytes) -> Result<Self, WireError> {
         let mut header = ChunkHeader::default();
         let mut fields = Fields::new(&body);
@@ -338,113 +335,6 @@ impl ChunkRef {
                 }
             }
         })
-    }
-}
-
-/// Reads one encoded `Cookie`, lending out its strings. An age beyond [`AGE_MICROS_MAX`] is read as that.
-///
-/// # Errors
-/// When the bytes are no `Cookie`.
-pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
-    let mut cookie = CookieRef {
-        user_id: "",
-        dsp_id: 0,
-        buyer_uid: "",
-        age_micros: 0,
-    };
-    let mut fields = Fields::new(encoded);
-    while let Some((field, value)) = fields.next()? {
-        match (field, value) {
-            (1, Value::Bytes(bytes)) => cookie.user_id = utf8(bytes)?,
-            (2, Value::Varint(dsp_id)) => {
-                cookie.dsp_id = u32::try_from(dsp_id).map_err(|_| WireError::Range)?;
-            }
-            (3, Value::Bytes(bytes)) => cookie.buyer_uid = utf8(bytes)?,
-            (4, Value::Varint(age)) => cookie.age_micros = age.min(AGE_MICROS_MAX),
-            (1..=4, _) => return Err(WireError::WireType),
-            _ => {}
-        }
-    }
-    Ok(cookie)
-}
-
-fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
-    std::str::from_utf8(bytes).map_err(|_| WireError::Utf8)
-}
-
-enum Value<'a> {
-    Varint(u64),
-    Fixed64(u64),
-    Bytes(&'a [u8]),
-    Fixed32(u32),
-}
-
-/// A cursor over the fields of one message. After an error it is at its end.
-struct Fields<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Fields<'a> {
-    fn new(message: &'a [u8]) -> Self {
-        Self { rest: message }
-    }
-
-    fn fail<T>(&mut self, error: WireError) -> Result<T, WireError> {
-        self.rest = &[];
-        Err(error)
-    }
-
-    #[inline]
-    fn next(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
-        if self.rest.is_empty() {
-            return Ok(None);
-        }
-        match self.read_field() {
-            Ok(field) => Ok(Some(field)),
-            Err(error) => self.fail(error),
-        }
-    }
-
-    #[inline]
-    fn read_field(&mut self) -> Result<(u64, Value<'a>), WireError> {
-        let key = self.read_varint()?;
-        let value = match key & 7 {
-            WIRE_VARINT => Value::Varint(self.read_varint()?),
-            WIRE_FIXED64 => Value::Fixed64(u64::from_le_bytes(self.read_array()?)),
-            WIRE_LEN => {
-                let length = self.read_varint()?;
-                let length = usize::try_from(length).map_err(|_| WireError::Truncated)?;
-                let (bytes, rest) = self
-                    .rest
-                    .split_at_checked(length)
-                    .ok_or(WireError::Truncated)?;
-                self.rest = rest;
-                Value::Bytes(bytes)
-            }
-            WIRE_FIXED32 => Value::Fixed32(u32::from_le_bytes(self.read_array()?)),
-            _ => return Err(WireError::WireType),
-        };
-        Ok((key >> 3, value))
-    }
-
-    fn read_array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let (array, rest) = self.rest.split_first_chunk().ok_or(WireError::Truncated)?;
-        self.rest = rest;
-        Ok(*array)
-    }
-
-    #[inline]
-    fn read_varint(&mut self) -> Result<u64, WireError> {
-        let mut value = 0;
-        for index in 0..10 {
-            let (&byte, rest) = self.rest.split_first().ok_or(WireError::Truncated)?;
-            self.rest = rest;
-            value |= u64::from(byte & 0x7f) << (7 * index);
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(WireError::Varint)
     }
 }
 

@@ -6,11 +6,7 @@
 //!
 //! - A page of another origin can send requests here but not read the answers: no answer allows that (CORS), nor a PUT.
 //! - One whose name was made to lead to this machine (DNS rebinding) could: so a port on loopback answers only who calls it
-//!   by a loopback name. Elsewhere the port is open to whoever reaches it, and a name proves nothing.
-
-pub mod answer;
-pub(crate) mod caller;
-pub mod ready;
+//!   by a loopback name. Elsewhere the port is open to anyone who reaches it, and a name proves nothing.
 
 use std::{
     convert::Infallible,
@@ -23,20 +19,19 @@ use std::{
 };
 
 use super::{
-    debug,
+    answer::{Answer, Body, content, text},
+    caller, debug,
     listen::{self, InProgress, Limits, Listener, Stage},
     metrics::Registry,
-    status::Board,
+    ready::{self, Part},
+    status::StatusHub,
 };
-pub use answer::{Answer, Body, json};
-use answer::{content, text};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use prometheus::{Encoder, TextEncoder};
-use ready::Part;
 use tokio_util::sync::CancellationToken;
 
 const LIMITS: Limits = Limits {
@@ -62,7 +57,7 @@ pub trait Pages: Send + Sync + 'static {
     }
 
     /// What `/`, `/status.json` and `/status/events` show.
-    fn board(&self) -> &Board;
+    fn status(&self) -> &StatusHub;
 
     /// Whether `/log-filter` and `/debug/pprof/` are there, which change the process or cost it time.
     fn debug_endpoints(&self) -> bool {
@@ -123,10 +118,10 @@ pub async fn serve(
     .await;
 }
 
-/// Says once when others than this machine reach an admin port, which asks nobody who they are.
+/// Says once when others than this machine reach an admin port, which has no authentication.
 pub fn say_if_open(address: SocketAddr) {
     if !address.ip().is_loopback() {
-        tracing::warn!(admin = %address, "the admin port is open to whoever reaches this address");
+        tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
     }
 }
 
@@ -188,9 +183,9 @@ impl Port {
             return answer;
         }
         match request.uri().path() {
-            "/" => self.pages.board().page(),
-            "/status.json" => self.pages.board().json(),
-            "/status/events" => self.pages.board().events(&request),
+            "/" => self.pages.status().page(),
+            "/status.json" => self.pages.status().json(),
+            "/status/events" => self.pages.status().events(&request),
             "/healthz" => match self.pages.needs_restart() {
                 None => text(StatusCode::OK, "ok\n"),
                 Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),

@@ -16,10 +16,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    admin::{
-        answer::{Answer, text},
-        caller,
-    },
+    answer::{Answer, text},
+    caller,
     logging::{self, FILTER_BYTES_MAX, Filter},
 };
 
@@ -60,7 +58,7 @@ impl Page {
     }
 }
 
-/// Answers a request for one of these pages; what takes its time ends at once when `stop` says so.
+/// Answers a request for one of these pages; what takes time ends at once when `stop` is cancelled.
 pub(super) async fn answer(
     enabled: bool,
     page: Page,
@@ -105,7 +103,7 @@ where
             None => text(StatusCode::NOT_FOUND, "this process keeps no log\n"),
         },
         Method::PUT => {
-            // A line's end is no part of the filter.
+            // A line's end is not part of the filter.
             let body = Limited::new(request.into_body(), FILTER_BYTES_MAX + 2);
             match timeout(FILTER_TIMEOUT, body.collect()).await {
                 Ok(Ok(body)) => put_filter(&body.to_bytes()),
@@ -125,7 +123,7 @@ where
 
 fn put_filter(body: &Bytes) -> Answer {
     let filter = std::str::from_utf8(body)
-        .map_err(|_| "is no text".to_owned())
+        .map_err(|_| "is not text".to_owned())
         .and_then(|body| body.parse::<Filter>());
     match filter {
         Ok(filter) if logging::set_filter(&filter) => {

@@ -1,12 +1,18 @@
-//! What every process here does alike: logging, signals, open files, listeners, the admin port with its status page,
-//! metrics, the clock.
+//! What all processes share: their life from settings to exit code, logging, signals, open files, listeners, the admin port with
+//! its status page, metrics, the clock.
 
 pub mod admin;
+pub mod answer;
+pub mod caller;
 pub mod connect;
 pub mod debug;
+pub mod file_lock;
 pub mod listen;
 pub mod logging;
 pub mod metrics;
+pub mod process;
+pub mod rate_limit;
+pub mod ready;
 pub mod reload;
 pub mod settings;
 pub mod signals;

@@ -5,6 +5,7 @@
 //! no timer of its own: one coarse timer a connection compares counters, so a limit of `n` seconds acts
 //! between `n` and `1.5 n` seconds.
 
+mod activity;
 pub mod addresses;
 mod limits;
 mod stream;
@@ -15,7 +16,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -29,7 +30,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::metrics::Registry;
-use addresses::{Addresses, Place};
+use activity::Cut;
+pub use activity::{Activity, InProgress, Unread};
+use addresses::{AddressPermit, Addresses};
 pub use limits::{Limits, LiveLimits};
 pub use stream::WatchedStream;
 
@@ -108,16 +111,10 @@ impl Stage {
     }
 }
 
-/// How often a draining connection looks whether its requests are done.
-const QUIET_LOOK: Duration = Duration::from_millis(10);
-
 /// Where more than four fifths of the places are taken, connections may be idle for this part of the time only, but for a second
 /// at least.
 const SHORT_IDLE_PART: u32 = 16;
 const SHORT_IDLE_MIN: Duration = Duration::from_secs(1);
-
-/// How often a connection is looked at, at least.
-const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// Counters of one port.
 #[derive(Debug, Clone)]
@@ -259,7 +256,7 @@ pub async fn accept<L, S, F>(
             continue;
         };
         let each_max = granted.connections_per_address_max.unwrap_or(usize::MAX);
-        let Some(place) = addresses.enter_up_to(each_max, peer) else {
+        let Some(address) = addresses.enter_up_to(each_max, peer) else {
             metrics.refused_address.inc();
             continue;
         };
@@ -269,11 +266,12 @@ pub async fn accept<L, S, F>(
             stream,
             peer,
             activity: Arc::clone(&activity),
+            preface: None,
         };
         let taken = open.clone();
         let admission = Admission {
             _permit: permit,
-            _place: place,
+            _address: address,
         };
         let served = serve(stream, Arc::clone(&activity));
         let cut = stage.cut.clone();
@@ -291,7 +289,7 @@ pub async fn accept<L, S, F>(
 /// What a connection holds of the port's limits.
 struct Admission {
     _permit: Permit,
-    _place: Place,
+    _address: AddressPermit,
 }
 
 /// How many connections there are.
@@ -339,141 +337,11 @@ async fn run(
     tokio::select! {
         biased;
         () = served => {}
-        cut = activity.watch(&limits, &open) => metrics.cut(cut),
+        cut = activity.watch(|| with_open(limits.now(), open.0.load(Ordering::Relaxed))) => metrics.cut(cut),
         () = cut_now.cancelled() => metrics.cut(Cut::Drained),
     }
     metrics.connections.dec();
     drop(admission);
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cut {
-    SlowRequest,
-    Idle,
-    SlowReader,
-    Drained,
-}
-
-/// What a connection has been doing, for its watcher.
-#[derive(Debug, Default)]
-pub struct Activity {
-    requests: AtomicU64,
-    in_progress: AtomicUsize,
-    bytes_read: AtomicU64,
-    bytes_read_at_request: AtomicU64,
-    bytes_written: AtomicU64,
-    write_blocked: AtomicBool,
-}
-
-impl Activity {
-    /// Notes that a request's head was read whole.
-    pub fn request(&self) {
-        // One task drives the connection, so plain loads and stores suffice; the watcher only compares.
-        let requests = self.requests.load(Ordering::Relaxed);
-        self.requests.store(requests + 1, Ordering::Relaxed);
-        let bytes_read = self.bytes_read.load(Ordering::Relaxed);
-        self.bytes_read_at_request
-            .store(bytes_read, Ordering::Relaxed);
-    }
-
-    /// Notes a request whose answer takes time; the connection is not idle until the guard is dropped.
-    #[must_use]
-    pub fn long_request(self: &Arc<Self>) -> InProgress {
-        self.request();
-        self.in_progress.fetch_add(1, Ordering::Relaxed);
-        InProgress(Arc::clone(self))
-    }
-
-    /// Waits until no long request is in progress.
-    pub async fn quiet(&self) {
-        while self.in_progress.load(Ordering::Relaxed) > 0 {
-            sleep(QUIET_LOOK).await;
-        }
-    }
-
-    async fn watch(&self, limits: &LiveLimits, open: &Open) -> Cut {
-        let mut watcher = Watcher::new(Instant::now());
-        let granted = || with_open(limits.now(), open.0.load(Ordering::Relaxed));
-        loop {
-            let now = granted();
-            let shortest = [now.request_timeout, now.write_timeout]
-                .into_iter()
-                .flatten()
-                .fold(now.idle_timeout, Duration::min);
-            sleep((shortest / 2).min(LOOK_MAX)).await;
-            if let Some(cut) = watcher.look(self, Instant::now(), &granted()) {
-                return cut;
-            }
-        }
-    }
-}
-
-/// A request in progress; see [`Activity::long_request`].
-#[derive(Debug)]
-pub struct InProgress(Arc<Activity>);
-
-impl Drop for InProgress {
-    fn drop(&mut self) {
-        self.0.in_progress.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Compares what it saw last with what there is now.
-struct Watcher {
-    looked: Instant,
-    requests: u64,
-    idle_since: Instant,
-    partial_since: Option<Instant>,
-    bytes_written: u64,
-    blocked_since: Option<Instant>,
-}
-
-impl Watcher {
-    fn new(now: Instant) -> Self {
-        Self {
-            looked: now,
-            requests: 0,
-            idle_since: now,
-            partial_since: None,
-            bytes_written: 0,
-            blocked_since: None,
-        }
-    }
-
-    fn look(&mut self, activity: &Activity, now: Instant, limits: &Limits) -> Option<Cut> {
-        let requests = activity.requests.load(Ordering::Relaxed);
-        if requests != self.requests || activity.in_progress.load(Ordering::Relaxed) > 0 {
-            self.requests = requests;
-            self.idle_since = now;
-            self.partial_since = None;
-        } else if activity.bytes_read.load(Ordering::Relaxed)
-            > activity.bytes_read_at_request.load(Ordering::Relaxed)
-        {
-            // It began after the look before this one.
-            let since = *self.partial_since.get_or_insert(self.looked);
-            if limits
-                .request_timeout
-                .is_some_and(|limit| now - since >= limit)
-            {
-                return Some(Cut::SlowRequest);
-            }
-        }
-        self.looked = now;
-        let bytes_written = activity.bytes_written.load(Ordering::Relaxed);
-        if !activity.write_blocked.load(Ordering::Relaxed) || bytes_written != self.bytes_written {
-            self.bytes_written = bytes_written;
-            self.blocked_since = None;
-        } else {
-            let since = *self.blocked_since.get_or_insert(now);
-            if limits
-                .write_timeout
-                .is_some_and(|limit| now - since >= limit)
-            {
-                return Some(Cut::SlowReader);
-            }
-        }
-        (now - self.idle_since >= limits.idle_timeout).then_some(Cut::Idle)
-    }
 }
 
 #[cfg(test)]

@@ -91,14 +91,14 @@ impl FromStr for Filter {
                 .is_err()
             {
                 return Err(format!(
-                    "{word:?} is no level (error, warn, info, debug, trace, off); a part is written with one: \
+                    "{word:?} is not a level (error, warn, info, debug, trace, off); a part is written with one: \
                      {word}=debug"
                 ));
             }
         }
         match EnvFilter::try_new(text) {
             Ok(_) => Ok(Self(text.to_owned())),
-            Err(error) => Err(format!("{text:?} is no filter ({error})")),
+            Err(error) => Err(format!("{text:?} is not a filter ({error})")),
         }
     }
 }
@@ -230,9 +230,9 @@ mod tests {
     #[test]
     fn misspelt_level_and_what_is_no_filter_are_refused() {
         check_wrong("", "a filter is a level");
-        check_wrong("inof", "\"inof\" is no level");
+        check_wrong("inof", "\"inof\" is not a level");
         check_wrong("consumer", "consumer=debug");
-        check_wrong("consumer=loud", "is no filter");
+        check_wrong("consumer=loud", "is not a filter");
         check_wrong(&"x".repeat(FILTER_BYTES_MAX + 1), "longer than");
     }
 }

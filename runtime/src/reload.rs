@@ -28,7 +28,7 @@ use super::{metrics::Registry, signals::Signals, unix_micros};
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Largest file that is read: far beyond any list of certificates, far below what would hurt.
-const FILE_BYTES_MAX: u64 = 4 << 20;
+pub const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// How long before its end a certificate is said to expire soon.
 const SOON_SECONDS: i64 = 7 * 24 * 3600;
@@ -162,7 +162,11 @@ impl<S: Source> Reloaded<S> {
     }
 
     /// Keeps the value up to date until `stop`, which does not wait for a file system that hangs.
-    pub async fn watch(self: Arc<Self>, metrics: Metrics, stop: CancellationToken) {
+    pub fn watch(
+        self: Arc<Self>,
+        metrics: Metrics,
+        stop: CancellationToken,
+    ) -> impl Future<Output = ()> + Send {
         let mut said = Said::default();
         said.expiries::<S>(&self.current(), &metrics);
         let reloads = |outcome| metrics.reloads.with_label_values(&[S::NAME, outcome]);
@@ -185,8 +189,11 @@ impl<S: Source> Reloaded<S> {
             }
             said.expiries::<S>(&this.current(), &metrics);
         };
-        // Only a panic or the end of the runtime is an error here.
-        drop(look_again(self, Signals::none(), look, stop).await);
+        let looking = look_again(self, Signals::none(), look, stop);
+        async {
+            // Only a panic or the end of the runtime is an error here.
+            drop(looking.await);
+        }
     }
 
     /// Looks at the files once, and says nothing: for who does not [watch](Self::watch) them.
@@ -290,6 +297,19 @@ impl Metrics {
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
+        let metrics = Self::register_without_certificates(registry, process)?;
+        registry.register(Box::new(metrics.expiry.clone()))?;
+        Ok(metrics)
+    }
+
+    /// The first of them alone: for a process that has no certificates.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_without_certificates(
+        registry: &Registry,
+        process: &str,
+    ) -> prometheus::Result<Self> {
         let metrics = Self {
             reloads: IntCounterVec::new(
                 Opts::new(
@@ -307,7 +327,6 @@ impl Metrics {
             )?,
         };
         registry.register(Box::new(metrics.reloads.clone()))?;
-        registry.register(Box::new(metrics.expiry.clone()))?;
         Ok(metrics)
     }
 }

@@ -9,7 +9,7 @@
 //! mistakes are named at once, those of the file among them.
 //!
 //! What every process can do with its settings instead of running is in [`instead`]; [`Change`] says which of them may
-//! change while it runs, and [`renewal`] changes them; [`mod@reference`] writes the documentation.
+//! change while it runs, and [`reread`] changes them; [`mod@reference`] writes the documentation.
 
 mod common;
 mod effective;
@@ -18,7 +18,7 @@ pub mod instead;
 mod mistakes;
 pub mod probe;
 pub mod reference;
-pub mod renewal;
+pub mod reread;
 mod values;
 
 use std::{
@@ -38,6 +38,7 @@ pub use self::{
     mistakes::Mistakes,
     values::{Refused, TIME_MAX, address, boolean, bytes, count, optional, size, time},
 };
+use crate::VERSION;
 
 /// The flag that names the file; it is the one setting the file cannot hold.
 const FILE: &str = "config";
@@ -124,12 +125,22 @@ pub fn load<A: Settings>(
     Written::read(&command::<A>(), arguments)?.check()
 }
 
+/// How the settings of a process are given.
+const GIVEN: &str = "Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with underscores); \
+                     the flag wins, then the environment, then the file.";
+
 /// The command line of `A`, whose settings all have an environment variable.
 #[must_use]
 pub fn command<A: Settings>() -> Command {
+    let command = A::command();
+    let about = command.get_about().map(|about| format!("{about}.\n\n"));
+    let command = command
+        .version(VERSION)
+        .long_about(about.unwrap_or_default() + GIVEN)
+        .after_help("--help tells more of each, and shows all.");
     let command = [RELOADED, CONTENTS]
         .into_iter()
-        .fold(A::command(), |command, name| {
+        .fold(command, |command, name| {
             command.group(ArgGroup::new(name).multiple(true))
         });
     let program = command.get_name().to_uppercase();
@@ -175,7 +186,7 @@ impl Written {
         let arguments: Vec<_> = arguments.into_iter().collect();
         let mut command = command
             .clone()
-            .mut_args(without_empty_environment)
+            .mut_args(from_environment)
             .mut_args(taking_anything);
         let mut mistakes = Mistakes::default();
         let mut in_file = Default::default();
@@ -248,13 +259,38 @@ impl<A: Settings> Loaded<A> {
     }
 }
 
-fn without_empty_environment(argument: Arg) -> Arg {
-    let value = argument.get_env().and_then(std::env::var_os);
-    if value.is_some_and(|value| value.is_empty()) {
-        argument.env(Resettable::Reset)
-    } else {
-        argument
+/// With the variable that is set: its own, or that of a former name; with none where all that are set are empty.
+fn from_environment(argument: Arg) -> Arg {
+    let value = |variable: &OsString| std::env::var_os(variable);
+    let set: Vec<_> = variables(&argument)
+        .into_iter()
+        .filter_map(|variable| Some((value(&variable)?.is_empty(), variable)))
+        .collect();
+    match set.iter().find(|(is_empty, _)| !is_empty) {
+        Some((_, variable)) => argument.env(variable),
+        None if set.is_empty() => argument,
+        None => argument.env(Resettable::Reset),
     }
+}
+
+/// Its environment variable, and then those of its former names.
+fn variables(argument: &Arg) -> Vec<OsString> {
+    let Some(own) = argument.get_env() else {
+        return Vec::new();
+    };
+    let text = own.to_string_lossy();
+    let program = text.strip_suffix(&argument.get_id().as_str().to_uppercase());
+    let former = program.into_iter().flat_map(|program| {
+        former_ids(argument).map(move |id| format!("{program}{}", id.to_uppercase()).into())
+    });
+    [own.to_owned()].into_iter().chain(former).collect()
+}
+
+/// What a setting was called before it was renamed. Flag, variable and key of that name still set it: such a flag has its former
+/// name for an alias.
+fn former_ids(argument: &Arg) -> impl Iterator<Item = String> {
+    let aliases = argument.get_all_aliases().into_iter().flatten();
+    aliases.map(|alias| alias.replace('-', "_"))
 }
 
 /// A setting before its check, which is to find all mistakes and not the first alone.

@@ -15,6 +15,7 @@ pub mod counted;
 mod events;
 pub mod page;
 pub mod quantiles;
+pub mod sample;
 pub mod series;
 
 use std::{
@@ -37,10 +38,8 @@ use self::{
     page::Page,
 };
 use super::{
-    admin::{
-        answer::{Answer, json, streamed, text},
-        caller,
-    },
+    answer::{Answer, json, streamed, text},
+    caller,
     metrics::Registry,
 };
 
@@ -54,26 +53,26 @@ pub const HISTORY_SAMPLES: usize = 300;
 pub const VIEWERS_MAX: usize = 16;
 
 /// What is shown of a process.
-pub trait Subject: Send + 'static {
+pub trait StatusSource: Send + 'static {
     /// Takes a sample: the figures of `now`, and a place for them in the history.
     fn sample(&mut self, now: Instant);
 
     /// The last sample as JSON, one object; with all of the history under the key `history`, or without that key.
     ///
     /// # Errors
-    /// When something in it is no JSON.
+    /// When something in it is not JSON.
     fn json(&self, with_history: bool) -> serde_json::Result<Vec<u8>>;
 }
 
 /// What all viewers look at; clones share it.
 #[derive(Clone)]
-pub struct Board {
+pub struct StatusHub {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     page: Page,
-    subject: Mutex<Box<dyn Subject>>,
+    source: Mutex<Box<dyn StatusSource>>,
     /// The newest sample as an event; nothing while nobody looks.
     newest: watch::Sender<Bytes>,
     viewers: Arc<Semaphore>,
@@ -83,8 +82,8 @@ struct Shared {
     stop: CancellationToken,
 }
 
-impl Board {
-    /// A board whose streams end with `stop`. Registers `<process>_status_viewers` and `…_refused_total`.
+impl StatusHub {
+    /// A hub whose streams end with `stop`. Registers `<process>_status_viewers` and `…_refused_total`.
     ///
     /// # Errors
     /// When metrics of these names are registered already.
@@ -92,7 +91,7 @@ impl Board {
         registry: &Registry,
         process: &str,
         page: Page,
-        subject: Box<dyn Subject>,
+        source: Box<dyn StatusSource>,
         stop: CancellationToken,
     ) -> prometheus::Result<Self> {
         let viewing = IntGauge::new(
@@ -105,10 +104,10 @@ impl Board {
         )?;
         registry.register(Box::new(viewing.clone()))?;
         registry.register(Box::new(refused.clone()))?;
-        let board = Self {
+        let hub = Self {
             shared: Arc::new(Shared {
                 page,
-                subject: Mutex::new(subject),
+                source: Mutex::new(source),
                 newest: watch::Sender::default(),
                 viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
                 viewing,
@@ -116,10 +115,10 @@ impl Board {
                 stop,
             }),
         };
-        Ok(board)
+        Ok(hub)
     }
 
-    /// Takes samples until the board's streams end. To be run by one task.
+    /// Takes samples until the hub's streams end. To be run by one task.
     pub async fn run(self) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -134,14 +133,14 @@ impl Board {
     /// Takes a sample and shows it to all viewers.
     fn sample(&self) {
         let shared = &*self.shared;
-        let mut subject = shared.subject();
-        subject.sample(Instant::now());
+        let mut source = shared.source();
+        source.sample(Instant::now());
         if shared.newest.receiver_count() == 0 {
             return;
         }
-        match subject.json(false) {
+        match source.json(false) {
             Ok(sample) => drop(shared.newest.send_replace(events::event(&sample))),
-            Err(error) => tracing::warn!(%error, "the status is no JSON"),
+            Err(error) => tracing::warn!(%error, "the status is not JSON"),
         }
     }
 
@@ -152,7 +151,7 @@ impl Board {
 
     /// The last sample with the history.
     pub(super) fn json(&self) -> Answer {
-        let status = self.shared.subject().json(true);
+        let status = self.shared.source().json(true);
         match status {
             Ok(mut status) => {
                 status.push(b'\n');
@@ -182,10 +181,10 @@ impl Board {
             return text(StatusCode::SERVICE_UNAVAILABLE, word);
         };
         // Under the lock, so that no sample is missed or comes twice.
-        let subject = shared.subject();
-        let first = subject.json(true);
+        let source = shared.source();
+        let first = source.json(true);
         let newest = shared.newest.subscribe();
-        drop(subject);
+        drop(source);
         match first {
             Ok(first) => {
                 let viewer = Viewer::new(permit, shared.viewing.clone());
@@ -198,8 +197,8 @@ impl Board {
 }
 
 impl Shared {
-    fn subject(&self) -> MutexGuard<'_, Box<dyn Subject>> {
-        self.subject.lock().unwrap_or_else(PoisonError::into_inner)
+    fn source(&self) -> MutexGuard<'_, Box<dyn StatusSource>> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use http::{HeaderMap, header::AUTHORIZATION};
 use subtle::{Choice, ConstantTimeEq};
 
 use super::reload::{NamedFile, Source};
@@ -46,35 +47,16 @@ impl Source for File {
 }
 
 impl Tokens {
-    /// Reads one token a line; empty lines and those that begin with `#` are skipped.
+    /// Reads one token a line, as [`read`] does.
     ///
     /// # Errors
     /// In words that hold nothing of a token.
     pub fn parse(contents: &[u8]) -> Result<Self, String> {
-        let text = std::str::from_utf8(contents).map_err(|_| "is no text".to_owned())?;
-        let mut tokens = Vec::new();
-        for (number, line) in (1..).zip(text.lines()) {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&line.len()) {
-                return Err(format!(
-                    "line {number}: a token has {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes"
-                ));
-            }
-            if !line.bytes().all(|byte| byte.is_ascii_graphic()) {
-                return Err(format!(
-                    "line {number}: a token is printable ASCII without spaces"
-                ));
-            }
-            tokens.push(line.to_owned());
-        }
-        match tokens.len() {
-            0 => Err("has no token inside".to_owned()),
-            1..=TOKENS_MAX => Ok(Self(tokens)),
-            _ => Err(format!("has more than {TOKENS_MAX} tokens")),
-        }
+        read(contents, |line, _| {
+            check(line)?;
+            Ok(line.to_owned())
+        })
+        .map(Self)
     }
 
     /// Whether `candidate` is one of them. Takes the same time for each token of its length.
@@ -90,6 +72,57 @@ impl Tokens {
     pub fn first(&self) -> &str {
         &self.0[0]
     }
+}
+
+/// Reads a file of tokens with `read_line`, which gets each line and what was read of those before; empty lines and those that begin
+/// with `#` are skipped.
+///
+/// # Errors
+/// Those of `read_line`, with the line's number; and when there are none, or too many.
+pub fn read<T>(
+    contents: &[u8],
+    mut read_line: impl FnMut(&str, &[T]) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    let text = std::str::from_utf8(contents).map_err(|_| "is not text".to_owned())?;
+    let mut tokens = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let token = read_line(line, &tokens).map_err(|wrong| format!("line {number}: {wrong}"))?;
+        tokens.push(token);
+    }
+    match tokens.len() {
+        0 => Err("has no token inside".to_owned()),
+        1..=TOKENS_MAX => Ok(tokens),
+        _ => Err(format!("has more than {TOKENS_MAX} tokens")),
+    }
+}
+
+/// Checks that this can be a token.
+///
+/// # Errors
+/// In words that hold nothing of it.
+pub fn check(token: &str) -> Result<(), String> {
+    if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&token.len()) {
+        return Err(format!(
+            "a token has {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes"
+        ));
+    }
+    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("a token is printable ASCII without spaces".to_owned());
+    }
+    Ok(())
+}
+
+/// The token of `Authorization: Bearer …`; the scheme is case-insensitive.
+#[must_use]
+pub fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let header = headers.get(AUTHORIZATION)?;
+    let (scheme, token) = header.as_bytes().split_at_checked(7)?;
+    let token = token.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
 }
 
 #[cfg(test)]

@@ -57,13 +57,13 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     match cli.command {
         Command::Soak(args) => {
             let outcome = soak::run(&args, &stop).await?;
-            print(args.json, &outcome, soak::Outcome::summary)?;
+            print(args.report.json, &outcome, soak::Outcome::summary)?;
             Ok(outcome.is_faultless())
         }
         Command::Peers(args) => {
             let folder = args.report.prepare("peers")?;
             let outcome = peers::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, peers::Outcome::summary)?;
+            print(args.report.json, &outcome, peers::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }

@@ -103,9 +103,6 @@ pub struct PeersArgs {
     /// Seed of the cookies [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Print one JSON object instead of the summary.
-    #[arg(long)]
-    pub json: bool,
     /// The report.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -254,7 +251,7 @@ impl<'a> Comparison<'a> {
         if let (Some(participant), Some(said)) = (participant, &step.said_version) {
             participant.version.clone_from(said);
         }
-        self.outcome.judge_step(&step);
+        self.outcome.check_step(&step);
         self.outcome.steps.push(step);
     }
 
@@ -281,7 +278,7 @@ impl<'a> Comparison<'a> {
                 Ok(stopped) => {
                     let (name, verdict) = (peer.name(), stopped.verdict());
                     tell(&format!("one stopped, {name}: it {verdict}"));
-                    self.outcome.judge_stopped(&stopped);
+                    self.outcome.check_stopped(&stopped);
                     self.outcome.stopped.push(stopped);
                 }
                 Err(_) if stop.is_cancelled() => return,

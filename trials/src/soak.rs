@@ -64,9 +64,6 @@ pub struct SoakArgs {
     /// Which faults strike.
     #[command(flatten)]
     pub faults: FaultArgs,
-    /// Print one JSON object instead of the summary.
-    #[arg(long)]
-    pub json: bool,
     /// Where the report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -242,16 +239,16 @@ async fn settle(running: &mut Running, stop: &CancellationToken) -> Settled {
 fn is_quiet(before: &Observation, now: &Observation) -> bool {
     let lag: u64 = now
         .of(Role::Producer)
-        .map(|seen| seen.life.producer.lag)
+        .map(|seen| seen.run.producer.lag)
         .sum();
     let settled = |at: &Observation| -> u64 {
         at.of(Role::Consumer)
-            .map(|seen| seen.life.consumer.settled())
+            .map(|seen| seen.run.consumer.fates.settled())
             .sum()
     };
     let is_empty = now.of(Role::Consumer).all(|seen| {
-        let counts = &seen.life.consumer;
-        counts.buffer_bytes == 0 && counts.received == counts.settled()
+        let counts = &seen.run.consumer;
+        counts.buffer_bytes == 0 && counts.fates.received == counts.fates.settled()
     });
     lag == 0 && is_empty && settled(before) == settled(now)
 }

@@ -80,7 +80,7 @@ impl ClusterArgs {
     /// What consumers are told.
     ///
     /// # Errors
-    /// When it is no time.
+    /// When it is not a time.
     pub fn flush_interval(&self) -> Result<Duration> {
         let text = self.flush_interval_text();
         humantime::parse_duration(text)

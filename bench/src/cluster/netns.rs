@@ -190,7 +190,7 @@ impl Namespace {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn mend(&self) -> Result<()> {
+    pub fn heal(&self) -> Result<()> {
         self.nft(&format!("flush table inet {TABLE}"))
     }
 
@@ -219,7 +219,7 @@ fn remove(name: &str, cable: &str) {
     drop(run("ip", &format!("netns del {name}")));
 }
 
-/// Removes what processes left behind that are no more.
+/// Removes what processes left behind that are gone.
 fn sweep(names: &Path) {
     for entry in fs::read_dir(names).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{ClusterArgs, DRAIN_TIMEOUT, Place, flags, netns::Namespace};
+use super::{ClusterArgs, DRAIN_TIMEOUT, StoreBackend, flags, netns::Namespace};
 use crate::{
     producer::Producer,
     programs::{Process, Programs, free_address, given},
@@ -20,7 +20,7 @@ pub struct Node {
     /// Address of its admin port.
     pub admin: String,
     /// Its store.
-    pub place: Place,
+    pub backend: StoreBackend,
 }
 
 /// What a consumer is started with.
@@ -36,7 +36,7 @@ pub(super) struct Start<'a> {
 
 impl Node {
     /// Expiry and compaction are left out: a run at night would be another.
-    pub(super) fn start(start: &Start<'_>, place: Place) -> Result<Self> {
+    pub(super) fn start(start: &Start<'_>, backend: StoreBackend) -> Result<Self> {
         let name = format!("node-{}", start.number);
         let mut admin = free_address()?;
         if let Some(network) = start.network {
@@ -59,7 +59,7 @@ impl Node {
         for producer in start.producers {
             flags.extend(["--producer".to_owned(), format!("http://{}", producer.grpc)]);
         }
-        flags.extend(place.consumer_flags());
+        flags.extend(backend.consumer_flags());
         flags.extend(start.args.consumer_arg.iter().cloned());
         let program = &start.programs.consumer;
         let (program, flags) = match start.network {
@@ -71,7 +71,7 @@ impl Node {
             process: Process::start(&name, &program, &flags, &log)?,
             name,
             admin,
-            place,
+            backend,
         })
     }
 }

@@ -85,7 +85,7 @@ pub struct Driven {
     pub sent: u64,
     /// Requests answered with 200.
     pub accepted: u64,
-    /// Answered otherwise, or with what is no answer.
+    /// Answered otherwise, or with what is not an answer.
     pub refused: u64,
     /// Without an answer: what became of them is unknown.
     pub unanswered: u64,
@@ -131,7 +131,7 @@ impl Drive {
         let urls = self.urls.iter().map(|url| url.parse());
         plan.urls = urls
             .collect::<Result<_, _>>()
-            .context("an address of ours is no URL")?;
+            .context("an address of ours is not a URL")?;
         plan.connections = self.connections;
         plan.duration = Some(self.lasts);
         plan.schedule = Some(Profile::constant(self.rate));

@@ -160,12 +160,7 @@ impl Measured<'_> {
                 let (name, now, then) = (&now.name, &now.counts.consumer, &then.counts.consumer);
                 NodeCounts {
                     name: name.clone(),
-                    received: now.received - then.received,
-                    written: now.written - then.written,
-                    superseded: now.superseded - then.superseded,
-                    suppressed: now.suppressed - then.suppressed,
-                    stale: now.stale - then.stale,
-                    failed: now.failed - then.failed,
+                    fates: now.fates.with(&then.fates, |now, then| now - then),
                     lost: now.lost - then.lost,
                 }
             })
@@ -215,7 +210,7 @@ fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
     let pairs = after.of(Role::Consumer).zip(before.of(Role::Consumer));
     let slowest = pairs
         .map(|(now, then)| {
-            let settled = |seen: &Seen| seen.counts.consumer.settled();
+            let settled = |seen: &Seen| seen.counts.consumer.fates.settled();
             settled(now).saturating_sub(settled(then))
         })
         .min();

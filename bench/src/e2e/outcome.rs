@@ -43,7 +43,7 @@ impl Outcome {
 }
 
 impl Verification {
-    /// A line for each node, and one for the books.
+    /// A line for each node, and one for the ledger.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();

@@ -5,7 +5,7 @@ use super::{
     step::{NodeCounts, ProcessUse, Step},
 };
 use crate::{
-    observe::{Observation, plots},
+    observe::{Fates, Observation, plots},
     report::{
         Better, Measure, Report, Row, counted,
         unit::{BYTES, COUNT, CPU, DECIMAL, MEAN, MEBIBYTES, MILLIS, RATE, SECONDS},
@@ -72,7 +72,11 @@ impl Step {
     }
 
     /// A row for each part of the step.
-    fn rows<T, const N: usize>(&self, parts: &[T], measures: fn(&T) -> [Measure; N]) -> Vec<Row> {
+    fn rows<T, M: IntoIterator<Item = Measure>>(
+        &self,
+        parts: &[T],
+        measures: impl Fn(&T) -> M,
+    ) -> Vec<Row> {
         let parts = parts.iter();
         parts.map(|part| self.row(measures(part))).collect()
     }
@@ -160,15 +164,9 @@ fn process(used: &ProcessUse) -> [Measure; 5] {
 
 const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed.";
 
-fn node(node: &NodeCounts) -> [Measure; 8] {
-    [
-        Measure::words("node", node.name.clone()),
-        COUNT.of("received", node.received),
-        COUNT.of("written", node.written),
-        COUNT.of("superseded", node.superseded),
-        COUNT.of("suppressed", node.suppressed),
-        COUNT.of("stale", node.stale),
-        COUNT.of("failed", node.failed),
-        COUNT.of("lost", node.lost),
-    ]
+fn node(node: &NodeCounts) -> impl Iterator<Item = Measure> + use<> {
+    let name = Measure::words("node", node.name.clone());
+    let lost = COUNT.of("lost", node.lost);
+    let fates = Fates::measures(Some(&node.fates));
+    [name].into_iter().chain(fates).chain([lost])
 }

@@ -15,7 +15,7 @@ use super::{
     progress::Progress,
 };
 use crate::{
-    cluster::{Cluster, ClusterArgs, Node, Place, Removed},
+    cluster::{Cluster, ClusterArgs, Node, Removed, StoreBackend},
     observe::{Observation, Observer, Role},
     report::{grouped, per_second, rate},
     scrape::Buckets,
@@ -96,7 +96,7 @@ pub struct Verification {
     pub not_verified: Option<String>,
     /// Requests it was held against.
     pub requests: u64,
-    /// Scrapes of producers and consumers whose books balanced.
+    /// Scrapes of producers and consumers whose ledger balanced.
     pub balanced: u64,
     /// How long it took.
     pub seconds: f64,
@@ -211,7 +211,7 @@ impl Running {
         self.ended.get_or_insert(format!("{why:#}"));
     }
 
-    /// Stops producers and consumers in order; what went wrong, each once, books that did not balance included.
+    /// Stops producers and consumers in order; what went wrong, each once, a ledger that did not balance included.
     pub async fn stop(&mut self) -> Vec<String> {
         let stopped = self.cluster.stop().await;
         let ended = self.ended.iter();
@@ -233,11 +233,11 @@ impl Running {
     /// As [`Meanwhile::turn`].
     pub async fn turn(&mut self, meanwhile: &mut dyn Meanwhile, elapsed: Duration) -> Result<()> {
         match meanwhile.turn(&mut self.cluster, elapsed)? {
-            Some(Mark::Look) => {
+            Some(TurnEvent::Look) => {
                 self.look().await;
                 meanwhile.seen();
             }
-            Some(Mark::Line(line)) => self.progress.line(&line),
+            Some(TurnEvent::Line(line)) => self.progress.line(&line),
             None => {}
         }
         Ok(())
@@ -303,7 +303,7 @@ impl Running {
         explain: Explain<'_>,
         stop: &CancellationToken,
     ) -> Verification {
-        // Whoever has interrupted the load still wants to know; a second Ctrl-C ends everything.
+        // Anyone who has interrupted the load still wants to know; a second Ctrl-C ends everything.
         let stop = if stop.is_cancelled() {
             CancellationToken::new()
         } else {
@@ -356,16 +356,18 @@ async fn verify_node(
     may_be_lost: MayBeLost<'_>,
     say: impl Fn(&str, u64),
 ) -> Result<Option<Verdict>> {
-    if let Some(process) = node.place.process() {
+    if let Some(process) = node.backend.process() {
         process.check()?;
     }
     let check = Check::new(&node.name, sent, may_be_lost);
     let progress = |documents| say(&node.name, documents);
-    let verdict = match &node.place {
-        Place::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check, progress).await,
-        Place::Existing { uri, prefix } => verify::mongodb(uri, prefix, check, progress).await,
-        Place::Embedded(folder) => verify::embedded(folder, check, progress).await,
-        Place::Nothing => return Ok(None),
+    let verdict = match &node.backend {
+        StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check, progress).await,
+        StoreBackend::Existing { uri, prefix } => {
+            verify::mongodb(uri, prefix, check, progress).await
+        }
+        StoreBackend::Embedded(folder) => verify::embedded(folder, check, progress).await,
+        StoreBackend::Nothing => return Ok(None),
     };
     verdict.context("cannot be read").map(Some)
 }
@@ -398,13 +400,13 @@ pub trait Meanwhile {
     ///
     /// # Errors
     /// When it cannot, or a process has ended that nobody told to.
-    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<Mark>>;
+    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<TurnEvent>>;
     /// Takes note that everything was looked at when it asked for that.
     fn seen(&mut self);
 }
 
 /// What a turn came to.
-pub enum Mark {
+pub enum TurnEvent {
     /// Everything is to be looked at before the next turn: what was counted up to now goes with a process.
     Look,
     /// Something was done.
@@ -416,7 +418,7 @@ fn live(before: &Observation, now: &Observation) -> String {
     let settled = |at: &Observation| {
         let nodes = at.of(Role::Consumer);
         nodes
-            .map(|seen| seen.counts.consumer.settled())
+            .map(|seen| seen.counts.consumer.fates.settled())
             .min()
             .unwrap_or(0)
     };

@@ -3,7 +3,10 @@
 use serde::Serialize;
 
 use super::running::{Cut, Settled};
-use crate::report::{Percentiles, duration, grouped, rate};
+use crate::{
+    observe::Fates,
+    report::{Percentiles, duration, grouped, rate},
+};
 
 /// One rate.
 #[derive(Debug, Clone, Serialize)]
@@ -97,18 +100,9 @@ pub struct Quantiles {
 pub struct NodeCounts {
     /// The node.
     pub name: String,
-    /// Delivered to its consumer.
-    pub received: u64,
-    /// Written to its store.
-    pub written: u64,
-    /// Replaced by a newer one before.
-    pub superseded: u64,
-    /// Left out as repeats of what is stored.
-    pub suppressed: u64,
-    /// Older than what is stored.
-    pub stale: u64,
-    /// Refused by the store.
-    pub failed: u64,
+    /// Received, and what became of them.
+    #[serde(flatten)]
+    pub fates: Fates,
     /// Will not come.
     pub lost: u64,
 }
@@ -167,7 +161,7 @@ impl Step {
     #[must_use]
     pub fn lost_and_failed(&self) -> (u64, u64) {
         let sum = |of: fn(&NodeCounts) -> u64| self.nodes.iter().map(of).sum();
-        (sum(|node| node.lost), sum(|node| node.failed))
+        (sum(|node| node.lost), sum(|node| node.fates.failed))
     }
 
     /// Whether it was sustained, in these words, or why that cannot be said.

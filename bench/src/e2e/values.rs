@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Shorter loads say nothing of a rate: the first second fills what is empty, and two halves are compared.
 const STEP_MIN: Duration = Duration::from_secs(3);
 
-/// Shorter times are no load, and faults closer together would all be left out.
+/// Shorter loads measure nothing, and faults closer together would all be left out.
 const TIME_MIN: Duration = Duration::from_secs(1);
 
 /// A longer one is a mistake, and sums of it might not fit.

@@ -21,11 +21,11 @@ use crate::{
 /// A child says all it has to say soon after its work.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Crawlers are named after this, and numbered from 1 on.
-pub(super) const CRAWLER: &str = "crawler";
+/// Slow readers are named after this, and numbered from 1 on.
+pub(super) const SLOW_READER: &str = "slow-reader";
 
-/// Bytes a second that a crawler reads.
-const CRAWL_BYTES: u64 = 16 * 1024;
+/// Bytes a second that a slow reader reads.
+const SLOW_BYTES: u64 = 16 * 1024;
 
 /// Starts a fresh producer.
 pub(super) fn start_producer(
@@ -62,25 +62,25 @@ impl Child {
         grpc: &str,
         folder: &Path,
     ) -> Result<Self> {
-        let call = call.name();
-        let mut flags = vec!["subscribe".to_owned(), format!("--producer=http://{grpc}")];
-        flags.extend([format!("--streams={streams}"), format!("--call={call}")]);
-        flags.extend(["--once", "--json", "--no-report"].map(str::to_owned));
+        let mut flags = subscribe(call, streams, grpc);
+        flags.push("--once".to_owned());
         flags.extend(args.decode.then(|| "--decode".to_owned()));
         Self::start("the readers", &flags, &folder.join("readers.log"))
     }
 
-    /// Reads streams as slowly as [`CRAWL_BYTES`] says, until it is stopped.
-    pub(super) fn crawlers(call: Call, streams: usize, grpc: &str, folder: &Path) -> Result<Self> {
-        let call = call.name();
-        let mut flags = vec!["subscribe".to_owned(), format!("--producer=http://{grpc}")];
-        flags.extend([format!("--streams={streams}"), format!("--call={call}")]);
+    /// Reads streams as slowly as [`SLOW_BYTES`] says, until it is stopped.
+    pub(super) fn slow_readers(
+        call: Call,
+        streams: usize,
+        grpc: &str,
+        folder: &Path,
+    ) -> Result<Self> {
+        let mut flags = subscribe(call, streams, grpc);
         flags.extend([
-            format!("--name={CRAWLER}"),
-            format!("--crawl={CRAWL_BYTES}"),
+            format!("--name={SLOW_READER}"),
+            format!("--read-rate={SLOW_BYTES}"),
         ]);
-        flags.extend(["--json", "--no-report"].map(str::to_owned));
-        Self::start("the crawlers", &flags, &folder.join("crawlers.log"))
+        Self::start("the slow readers", &flags, &folder.join("slow-readers.log"))
     }
 
     /// Sends the load of one step.
@@ -130,6 +130,18 @@ impl Child {
     }
 }
 
+/// What all readers are started with.
+fn subscribe(call: Call, streams: usize, grpc: &str) -> Vec<String> {
+    vec![
+        "subscribe".to_owned(),
+        format!("--producer=http://{grpc}"),
+        format!("--streams={streams}"),
+        format!("--call={}", call.name()),
+        "--json".to_owned(),
+        "--no-report".to_owned(),
+    ]
+}
+
 /// What `bench load --json` prints, as far as it is needed here.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Load {
@@ -150,9 +162,9 @@ pub(super) struct Generator {
     pub(super) why: String,
 }
 
-/// What `bench subscribe --json` of crawlers prints, as far as it is needed here.
+/// What `bench subscribe --json` of slow readers prints, as far as it is needed here.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub(super) struct Crawlers {
+pub(super) struct SlowReaders {
     pub(super) received: u64,
     pub(super) broken: u64,
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    children::{Crawlers, Load, Readers},
+    children::{Load, Readers, SlowReaders},
     marginal::Marginal,
     sampler::Sample,
 };
@@ -38,14 +38,14 @@ pub struct Outcome {
 pub struct StepOutcome {
     /// The subscribers' call.
     pub call: Call,
-    /// Number of subscribers, without those that crawled.
+    /// Number of subscribers, without the slow readers.
     pub subscribers: usize,
-    /// Number of subscribers that crawled beside them.
-    pub crawlers: usize,
-    /// Cookies the crawlers received.
-    pub crawlers_received: u64,
-    /// How often a crawler's stream was ended by the producer.
-    pub crawlers_broken: u64,
+    /// Number of slow readers beside them.
+    pub slow_readers: usize,
+    /// Cookies the slow readers received.
+    pub slow_readers_received: u64,
+    /// How often a slow reader's stream was ended by the producer.
+    pub slow_readers_broken: u64,
     /// How long the load lasted.
     pub seconds: f64,
     /// From the start of the load until every subscriber had been handed everything.
@@ -119,7 +119,7 @@ pub(super) struct Measured {
     pub(super) load: Load,
     pub(super) readers: Readers,
     /// How many there were, and what they saw.
-    pub(super) crawlers: (usize, Crawlers),
+    pub(super) slow_readers: (usize, SlowReaders),
     pub(super) appended: u64,
     pub(super) producer_cpu: f64,
     pub(super) seconds: f64,
@@ -140,7 +140,7 @@ impl StepOutcome {
         let Measured {
             load,
             readers,
-            crawlers: (crawlers, crawled),
+            slow_readers: (slow_readers, slow),
             appended,
             producer_cpu,
             seconds,
@@ -156,9 +156,9 @@ impl StepOutcome {
         Self {
             call,
             subscribers,
-            crawlers,
-            crawlers_received: crawled.received,
-            crawlers_broken: crawled.broken,
+            slow_readers,
+            slow_readers_received: slow.received,
+            slow_readers_broken: slow.broken,
             seconds: load.seconds,
             delivered_seconds: seconds,
             sent: load.sent,
@@ -196,9 +196,9 @@ impl StepOutcome {
     /// `get-cookies ×50`.
     pub(super) fn title(&self) -> String {
         let title = title(self.call, self.subscribers);
-        match self.crawlers {
+        match self.slow_readers {
             0 => title,
-            crawlers => format!("{title} beside {crawlers} that crawl"),
+            slow_readers => format!("{title} beside {slow_readers} slow readers"),
         }
     }
 
@@ -352,7 +352,7 @@ pub(super) mod tests {
             Measured {
                 load,
                 readers,
-                crawlers: (0, Crawlers::default()),
+                slow_readers: (0, SlowReaders::default()),
                 appended: 100,
                 producer_cpu: 0.3,
                 seconds: 2.0,

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::children::CRAWLER;
+use super::children::SLOW_READER;
 use crate::{admin, cpu::CpuTime, producer::Producer, report::micros_each, scrape::names};
 
 /// Long enough for the system's CPU accounting, whose resolution is 10 ms, to be off by little; short enough for a step of
@@ -41,12 +41,12 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Looks at all subscribers but the crawlers.
+    /// Looks at all subscribers but the slow readers.
     pub(super) async fn at(producer: &Producer) -> Result<Self> {
         let metrics = admin::metrics(&producer.admin).await?;
         let count = |figure| -> u64 {
             let each = metrics.by_label(figure, "subscriber").into_iter();
-            each.filter(|(subscriber, _)| !is_crawler(subscriber))
+            each.filter(|(subscriber, _)| !is_slow_reader(subscriber))
                 .map(|(_, count)| count)
                 .sum()
         };
@@ -74,9 +74,9 @@ impl Look {
     }
 }
 
-fn is_crawler(subscriber: &str) -> bool {
+fn is_slow_reader(subscriber: &str) -> bool {
     subscriber
-        .strip_prefix(CRAWLER)
+        .strip_prefix(SLOW_READER)
         .is_some_and(|number| number.starts_with('-'))
 }
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     FanoutArgs, StepOutcome,
-    children::{Child, Crawlers, Load, Readers, start_producer},
+    children::{Child, Load, Readers, SlowReaders, start_producer},
     outcome::Measured,
     sampler::{self, Look},
 };
@@ -34,15 +34,15 @@ pub(super) async fn run(
 ) -> Result<StepOutcome> {
     let mut producer = start_producer(args, programs, folder)?;
     producer.wait_ready(READY_PATIENCE).await?;
-    let subscribers = subscribers - args.crawlers;
+    let subscribers = subscribers - args.slow_readers;
     let mut readers = Child::readers(args, call, subscribers, &producer.grpc, folder)?;
     wait_open(&mut readers).await?;
-    let mut crawlers = match args.crawlers {
+    let mut slow_readers = match args.slow_readers {
         0 => None,
-        count => Some(Child::crawlers(call, count, &producer.grpc, folder)?),
+        count => Some(Child::slow_readers(call, count, &producer.grpc, folder)?),
     };
-    if let Some(crawlers) = &mut crawlers {
-        wait_open(crawlers).await?;
+    if let Some(slow_readers) = &mut slow_readers {
+        wait_open(slow_readers).await?;
     }
 
     let before = Look::at(&producer).await?;
@@ -55,11 +55,11 @@ pub(super) async fn run(
         watched = sampler::watch(&producer, before, &mut samples) => watched,
     }?;
     let load: Load = load.outcome().await?;
-    let crawled = match &mut crawlers {
-        None => Crawlers::default(),
-        Some(crawlers) => {
-            crawlers.process.signal(Signal::INT)?;
-            crawlers.outcome().await?
+    let slow = match &mut slow_readers {
+        None => SlowReaders::default(),
+        Some(slow_readers) => {
+            slow_readers.process.signal(Signal::INT)?;
+            slow_readers.outcome().await?
         }
     };
     let after = caught_up(&producer, subscribers).await?;
@@ -78,7 +78,7 @@ pub(super) async fn run(
         Measured {
             load,
             readers,
-            crawlers: (args.crawlers, crawled),
+            slow_readers: (args.slow_readers, slow),
             appended: after.appended - before.appended,
             producer_cpu: after.cpu.since(&before.cpu).total().as_secs_f64(),
             seconds: (after.at - before.at).as_secs_f64(),

@@ -114,9 +114,6 @@ pub struct LoadArgs {
     /// Replay as fast as answers come.
     #[arg(long, requires = "replay", conflicts_with_all = ["rate", "ramp", "daily"])]
     pub unlimited: bool,
-    /// Print one JSON object instead of the summary.
-    #[arg(long)]
-    pub json: bool,
     /// Where its report goes.
     #[command(flatten)]
     pub report: ReportArgs,

@@ -62,7 +62,7 @@ pub enum Limit {
 impl Generator {
     /// The verdict on a load: on its delays, on whether requests were late or did not leave at all (`is_behind`), and on each
     /// thread's use of a processor in so much time.
-    pub(super) fn judge(
+    pub(super) fn assess(
         delay: Option<Percentiles>,
         is_behind: bool,
         threads: &[(ThreadTime, Duration)],
@@ -170,7 +170,7 @@ mod tests {
         limited_by: Limit,
         words: &str,
     ) {
-        let verdict = Generator::judge(delay, is_behind, threads);
+        let verdict = Generator::assess(delay, is_behind, threads);
         assert_eq!(verdict.limited_by, limited_by, "{}", verdict.why);
         assert_eq!(verdict.limit, limited_by == Limit::Generator);
         assert!(verdict.why.contains(words), "{}", verdict.why);

@@ -95,7 +95,7 @@ pub struct Errors {
     pub status: BTreeMap<u16, u64>,
     /// Malformed requests that were answered with 200.
     pub accepted_malformed: u64,
-    /// Answers that are no HTTP, or that nobody asked for.
+    /// Answers that are not HTTP, or that nobody asked for.
     pub malformed: u64,
     /// Requests whose connection ended, or whose answer did not come in time.
     pub unanswered: u64,
@@ -186,7 +186,7 @@ impl Measured {
             accepted_per_second: per_second(accepted, seconds),
             latency_micros: Percentiles::of(&times.latency),
             send_delay_micros: send_delay,
-            generator: Generator::judge(delay, is_behind, &self.collector.threads),
+            generator: Generator::assess(delay, is_behind, &self.collector.threads),
             cpu_seconds: self.cpu.seconds(),
             cpu_micros_per_request: micros_each(self.cpu.total().as_secs_f64(), sent),
             user_cpu_micros_per_request: micros_each(self.cpu.user.as_secs_f64(), sent),

@@ -167,7 +167,7 @@ impl Entry {
         let micros = micros
             .parse()
             .ok()
-            .with_context(|| format!("{micros:?} is no number of microseconds"))?;
+            .with_context(|| format!("{micros:?} is not a number of microseconds"))?;
         ensure!(
             target.starts_with('/') && target.bytes().all(|byte| byte > b' ' && byte != 0x7f),
             "the target is not a path with a query, without spaces"
@@ -181,7 +181,7 @@ impl Entry {
             Some(status) => status
                 .parse()
                 .ok()
-                .with_context(|| format!("{status:?} is no status"))?,
+                .with_context(|| format!("{status:?} is not a status"))?,
         };
         let short = |length: usize| u32::try_from(length).context("the line is too long");
         Ok(Self {
@@ -306,8 +306,8 @@ mod tests {
     #[test]
     fn mistakes_name_their_line() {
         for (line, problem) in [
-            ("x\t/\tuid=a", "\"x\" is no number of microseconds"),
-            ("-1\t/\tuid=a", "\"-1\" is no number of microseconds"),
+            ("x\t/\tuid=a", "\"x\" is not a number of microseconds"),
+            ("-1\t/\tuid=a", "\"-1\" is not a number of microseconds"),
             ("0", "the target is missing"),
             ("0\t/", "the Cookie header (- for none) is missing"),
             ("0\t?d=1\tuid=a", "the target is not a path"),
@@ -316,7 +316,7 @@ mod tests {
                 "0\t/\tuid=\u{1}",
                 "the Cookie header holds a control character",
             ),
-            ("0\t/\tuid=a\tOK", "\"OK\" is no status"),
+            ("0\t/\tuid=a\tOK", "\"OK\" is not a status"),
             ("0\t/\tuid=a\t200\t", "there are more than four fields"),
         ] {
             let error = format!(

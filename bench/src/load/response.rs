@@ -16,7 +16,7 @@ pub(super) struct Response {
     pub(super) closes: bool,
 }
 
-/// The bytes are no HTTP/1.1 answer with a known length.
+/// The bytes are not an HTTP/1.1 answer with a known length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Malformed;
 

@@ -73,7 +73,7 @@ impl FromStr for DspShares {
 /// A rate a second, as it is typed.
 ///
 /// # Errors
-/// When it is no whole number from 1 to [`RATE_MAX`].
+/// When it is not a whole number from 1 to [`RATE_MAX`].
 pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
     text.parse()
         .ok()

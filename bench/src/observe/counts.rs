@@ -1,5 +1,6 @@
 //! What is read from the metrics of a producer and a consumer.
 
+use super::Fates;
 use crate::scrape::{Buckets, Samples, names};
 
 /// What a process counted; the part of the other kind of process is zero.
@@ -29,21 +30,11 @@ pub struct ProducerCounts {
 /// What a consumer counted.
 #[derive(Debug, Clone, Default)]
 pub struct ConsumerCounts {
-    /// Cookies received.
-    pub received: u64,
-    /// Cookies written.
-    pub written: u64,
-    /// Cookies replaced before they were written.
-    pub superseded: u64,
-    /// Cookies that repeat what is stored.
-    pub suppressed: u64,
-    /// Cookies older than what is stored.
-    pub stale: u64,
-    /// Cookies that cannot be stored.
-    pub failed: u64,
+    /// What became of the cookies received.
+    pub fates: Fates,
     /// Cookies that will not come.
     pub lost: u64,
-    /// Lives of producers that ended without a goodbye.
+    /// Epochs of producers that ended without a goodbye.
     pub unknown_tails: u64,
     /// Bytes received and not yet part of a batch.
     pub buffer_bytes: u64,
@@ -69,7 +60,7 @@ impl Counts {
         }
     }
 
-    /// The sum with what a `later` life counted; what is no counter is the later one's.
+    /// The sum with what a `later` run counted; what is not a counter is the later one's.
     pub(super) fn plus(&self, later: &Self) -> Self {
         Self {
             producer: self.producer.plus(&later.producer),
@@ -105,12 +96,7 @@ impl ConsumerCounts {
     fn read(samples: &Samples) -> Self {
         let count = |name| samples.count(name, &[]);
         Self {
-            received: count(names::RECEIVED),
-            written: count(names::WRITTEN),
-            superseded: count(names::SUPERSEDED),
-            suppressed: count(names::SUPPRESSED),
-            stale: count(names::STALE),
-            failed: count(names::FAILED),
+            fates: Fates::read(samples),
             lost: count(names::LOST),
             unknown_tails: count(names::UNKNOWN_TAILS),
             buffer_bytes: count(names::BUFFER_BYTES),
@@ -125,12 +111,7 @@ impl ConsumerCounts {
 
     fn plus(&self, later: &Self) -> Self {
         Self {
-            received: self.received + later.received,
-            written: self.written + later.written,
-            superseded: self.superseded + later.superseded,
-            suppressed: self.suppressed + later.suppressed,
-            stale: self.stale + later.stale,
-            failed: self.failed + later.failed,
+            fates: self.fates.with(&later.fates, |a, b| a + b),
             lost: self.lost + later.lost,
             unknown_tails: self.unknown_tails + later.unknown_tails,
             buffer_bytes: later.buffer_bytes,
@@ -141,11 +122,5 @@ impl ConsumerCounts {
             batches: self.batches + later.batches,
             batched: self.batched + later.batched,
         }
-    }
-
-    /// Cookies whose fate is known.
-    #[must_use]
-    pub fn settled(&self) -> u64 {
-        self.written + self.superseded + self.suppressed + self.stale + self.failed
     }
 }

@@ -30,7 +30,7 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     let stored = nodes().map(|(at, seen)| {
         let name = format!("settled by {}", seen.name);
         lines.rate(&name, move |now| {
-            now.processes[at].counts.consumer.settled()
+            now.processes[at].counts.consumer.fates.settled()
         })
     });
     let waiting = nodes().map(|(at, seen)| {

@@ -7,6 +7,8 @@ use launcher::programs::found;
 use runtime::PROFILE;
 use serde::{Deserialize, Serialize};
 
+use crate::memory;
+
 /// When this run began its work.
 static STARTED_AT: OnceLock<Timestamp> = OnceLock::new();
 
@@ -55,7 +57,7 @@ impl Environment {
             profile: PROFILE.to_owned(),
             cpu: cpu(),
             cores: thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: memory_bytes(),
+            memory_bytes: memory::of_machine().unwrap_or(0),
             system: system(),
             programs: found(),
         }
@@ -116,13 +118,6 @@ fn cpu() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = value_of(&info, "model name", ':').unwrap_or(UNKNOWN);
     format!("{model} ({})", env::consts::ARCH)
-}
-
-fn memory_bytes() -> u64 {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kibibytes = value_of(&info, "MemTotal", ':').and_then(|total| total.strip_suffix("kB"));
-    let kibibytes = kibibytes.and_then(|total| total.trim().parse::<u64>().ok());
-    kibibytes.unwrap_or(0) * 1024
 }
 
 fn system() -> String {

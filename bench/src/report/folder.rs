@@ -106,6 +106,6 @@ impl Report {
         };
         let json = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let report = serde_json::from_slice(&json);
-        report.with_context(|| format!("{} is no report of bench", file.display()))
+        report.with_context(|| format!("{} is not a report of bench", file.display()))
     }
 }

@@ -88,7 +88,7 @@ fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
     let parent = TempDir::new()?;
     let args = ReportArgs {
         report: Some(parent.path().join("r")),
-        no_report: false,
+        ..ReportArgs::default()
     };
     let folder = args.prepare("load").map_err(|error| error.to_string())?;
     let folder = folder.ok_or("no folder")?;

@@ -2,20 +2,25 @@
 //!
 //! No batch waits for the one before, nothing is looked at but whether it worked, and no cursor is kept.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    num::NonZeroU32,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use mongodb::{
     Client, Database,
     bson::{
-        DateTime, Document, RawArrayBuf, RawDocumentBuf, cstr, doc, rawdoc, serialize_to_document,
+        DateTime, Document, RawArrayBuf, RawDocument, RawDocumentBuf, cstr, doc, rawdoc,
+        serialize_to_document,
     },
     options::ClientOptions,
 };
 use proto::wire::ChunkRef;
 
-use super::{threads::OwnThreads, workload::Slice};
+use super::{pace::Pace, threads::OwnThreads, workload::Slice};
 
 /// Most bytes of operations in one command; a document has 16 MiB at most.
 const COMMAND_BYTES_MAX: usize = 15 << 20;
@@ -43,6 +48,7 @@ pub(super) struct Bare {
     prefix: String,
     writers: usize,
     batch_cookies: usize,
+    rate: Option<NonZeroU32>,
 }
 
 /// Commands ready to be sent, each with its database and its number of operations.
@@ -69,6 +75,8 @@ pub(super) struct Plan {
     pub(super) writers: usize,
     /// Cookies that are split by DSP together.
     pub(super) batch_cookies: usize,
+    /// Cookies a second, if not as fast as it goes.
+    pub(super) rate: Option<NonZeroU32>,
     pub(super) dsps: u32,
 }
 
@@ -81,6 +89,7 @@ impl Bare {
             prefix,
             writers,
             batch_cookies,
+            rate,
             dsps,
         } = plan;
         let names: Vec<_> = (1..=dsps).map(|dsp| format!("{prefix}{dsp}")).collect();
@@ -105,6 +114,7 @@ impl Bare {
             prefix,
             writers,
             batch_cookies,
+            rate,
         })
     }
 
@@ -188,20 +198,27 @@ impl Bare {
 
     /// Sends all commands and waits for their answers.
     pub(super) async fn send(&self, commands: Commands) -> Result<()> {
-        let (kind, writers) = (self.kind, self.writers);
+        let (kind, writers, rate) = (self.kind, self.writers, self.rate);
         let sending = async move {
-            let answers =
-                commands
-                    .commands
-                    .into_iter()
-                    .map(|(database, command, count)| async move {
-                        let answer = database.run_raw_command(command).await?;
-                        check(kind, &answer, count)
-                    });
+            let (pace, mut sent, cookies) = (Pace::from_now(rate), 0, commands.cookies);
+            let answers = commands
+                .commands
+                .into_iter()
+                .map(|(database, command, count)| {
+                    let due = sent;
+                    sent += count as u64;
+                    (database, command, count, due)
+                })
+                .map(|(database, command, count, due)| async move {
+                    pace.wait_for(due).await;
+                    write(kind, &database, command, count).await
+                });
             stream::iter(answers)
                 .buffer_unordered(writers)
                 .try_collect::<()>()
-                .await
+                .await?;
+            pace.wait_for(cookies).await;
+            Ok(())
         };
         self.threads
             .run(sending)
@@ -245,23 +262,135 @@ impl Operation<'_> {
     }
 }
 
-/// Only an upsert that comes after a newer one may fail: as a duplicate.
-fn check(kind: Kind, answer: &Document, count: usize) -> Result<()> {
+/// Sends a command. Upserts that fail as duplicates are sent once more, without `upsert`: either the stored cookie is newer, or
+/// another command has inserted an older one of the same new pair meanwhile.
+async fn write(
+    kind: Kind,
+    database: &Database,
+    command: RawDocumentBuf,
+    count: usize,
+) -> Result<()> {
+    let upserts = (kind == Kind::Upsert).then(|| command.clone());
+    let answer = database.run_raw_command(command).await?;
+    let duplicates = check(kind, &answer, count)?;
+    if let Some(upserts) = upserts.filter(|_| !duplicates.is_empty()) {
+        let updates = updates_of(&upserts, &duplicates)?;
+        let answer = database.run_raw_command(updates).await?;
+        let refused = errors(&answer)?.next();
+        ensure!(refused.is_none(), "write refused: {refused:?}");
+    }
+    Ok(())
+}
+
+/// Where in the command the upserts are that failed as duplicates; nothing else may fail.
+fn check(kind: Kind, answer: &Document, count: usize) -> Result<HashSet<usize>> {
+    let mut duplicates = HashSet::new();
+    for error in errors(answer)? {
+        if kind == Kind::Insert || error.get_i32("code").ok() != Some(DUPLICATE) {
+            bail!("write refused: {error}");
+        }
+        duplicates.insert(usize::try_from(error.get_i32("index")?)?);
+    }
+    let done = answer.get_i32("n").unwrap_or_default();
+    let done = usize::try_from(done)? + duplicates.len();
+    ensure!(done == count, "{done} of {count} were written");
+    Ok(duplicates)
+}
+
+/// What the answer says of single operations.
+fn errors(answer: &Document) -> Result<impl Iterator<Item = &Document>> {
     if let Ok(error) = answer.get_document("writeConcernError") {
         bail!("not acknowledged: {error}");
     }
-    let errors = answer
-        .get_array("writeErrors")
-        .map_or(&[][..], Vec::as_slice);
-    let first = errors
-        .iter()
-        .filter_map(|error| error.as_document())
-        .find(|error| kind == Kind::Insert || error.get_i32("code").ok() != Some(DUPLICATE));
-    if let Some(error) = first {
-        bail!("write refused: {error}");
+    let errors = answer.get_array("writeErrors");
+    let errors = errors.map_or(&[][..], Vec::as_slice);
+    Ok(errors.iter().filter_map(|error| error.as_document()))
+}
+
+/// The same command with only the upserts at these places, as updates; and with those that follow them of the same user, which may
+/// have the same time and must stay the later ones.
+fn updates_of(upserts: &RawDocument, places: &HashSet<usize>) -> Result<RawDocumentBuf> {
+    let mut updates = RawArrayBuf::new();
+    let mut user_id = None;
+    for (place, upsert) in upserts.get_array("updates")?.into_iter().enumerate() {
+        let upsert = upsert?.as_document().context("it is not an upsert")?;
+        let user = upsert.get_document("q")?.get_str("_id")?;
+        if places.contains(&place) || user_id == Some(user) {
+            user_id = Some(user);
+            updates.push(without(upsert, "upsert")?);
+        }
     }
-    let done = answer.get_i32("n").unwrap_or_default();
-    let done = usize::try_from(done)? + errors.len();
-    ensure!(done == count, "{done} of {count} were written");
-    Ok(())
+    let mut command = without(upserts, "updates")?;
+    command.append(cstr!("updates"), updates);
+    Ok(command)
+}
+
+fn without(document: &RawDocument, left_out: &str) -> Result<RawDocumentBuf> {
+    let mut rest = RawDocumentBuf::new();
+    for element in document {
+        let (key, value) = element?;
+        if key.as_str() != left_out {
+            rest.append(key, value);
+        }
+    }
+    Ok(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upserts_that_fail_as_duplicates_are_sent_again_as_guarded_updates() {
+        let upsert = |user: &str, buyer: &str| {
+            rawdoc! {
+                "q": {"_id": user, "t": {"$lte": 7}},
+                "u": {"$set": {"b": buyer}},
+                "upsert": true,
+            }
+        };
+        let update = |user: &str, buyer: &str| {
+            rawdoc! {"q": {"_id": user, "t": {"$lte": 7}}, "u": {"$set": {"b": buyer}}}
+        };
+        let command = |updates: RawArrayBuf| {
+            rawdoc! {
+                "update": "cookies",
+                "ordered": false,
+                "writeConcern": {"w": 1},
+                "updates": updates,
+            }
+        };
+        let cookies = [("a", "1"), ("b", "1"), ("b", "2"), ("b", "3"), ("c", "1")];
+        let upserts = command(
+            cookies
+                .map(|(user, buyer)| upsert(user, buyer))
+                .into_iter()
+                .collect(),
+        );
+        let answer = doc! {"n": 3, "writeErrors": [
+            {"index": 4, "code": DUPLICATE},
+            {"index": 2, "code": DUPLICATE},
+        ]};
+        let duplicates = check(Kind::Upsert, &answer, 5).unwrap();
+        let again = [("b", "2"), ("b", "3"), ("c", "1")];
+        let again = again
+            .map(|(user, buyer)| update(user, buyer))
+            .into_iter()
+            .collect();
+        assert_eq!(updates_of(&upserts, &duplicates).unwrap(), command(again));
+        for (kind, answer) in [
+            (Kind::Insert, &answer),
+            (
+                Kind::Upsert,
+                &doc! {"n": 2, "writeErrors": [{"index": 0, "code": 121}]},
+            ),
+            (Kind::Upsert, &doc! {"n": 2}),
+            (
+                Kind::Upsert,
+                &doc! {"n": 3, "writeConcernError": {"code": 64}},
+            ),
+        ] {
+            assert!(check(kind, answer, 3).is_err(), "{kind:?}: {answer}");
+        }
+    }
 }

@@ -28,14 +28,12 @@ use tokio::{
 };
 
 use super::{
+    pace::Pace,
     threads::OwnThreads,
     timed::{TimedStore, Writes},
     workload::{Expected, Slice},
 };
-use crate::{
-    ledger,
-    scrape::{Samples, names},
-};
+use crate::{ledger, observe::Fates, scrape::Samples};
 
 /// How long a store may fail without a success in between before the run is given up.
 const FAILING_MAX: Duration = Duration::from_secs(60);
@@ -52,40 +50,17 @@ pub(super) struct Consumed {
     stored: watch::Receiver<u64>,
     tasks: JoinSet<Result<(), Failure>>,
     registry: Registry,
-}
-
-/// What the consumer counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Counts {
-    /// Cookies received.
-    pub received: u64,
-    /// Written to the store.
-    pub written: u64,
-    /// Replaced by a newer one in the same batch.
-    pub superseded: u64,
-    /// Left out because they repeat what is stored.
-    pub suppressed: u64,
-    /// Not written because the store has a newer one.
-    pub stale: u64,
-    /// Malformed, or refused by the store for ever.
-    pub rejected: u64,
-}
-
-impl Counts {
-    /// Whether every cookie received has become one of the others.
-    #[must_use]
-    pub fn add_up(&self) -> bool {
-        let others = self.written + self.superseded + self.suppressed + self.stale + self.rejected;
-        self.received == others
-    }
+    /// Cookies a second, if not as fast as it goes.
+    rate: Option<NonZeroU32>,
 }
 
 impl Consumed {
-    /// Opens the store, with places for so many DSPs, and starts the sink, as the consumer does, on threads called `name`.
+    /// Opens the store, with slots for so many DSPs, and starts the sink, as the consumer does, on threads called `name`.
     pub(super) async fn start(
         name: &'static str,
         config: Config,
         dsps: NonZeroU32,
+        rate: Option<NonZeroU32>,
     ) -> Result<Self> {
         let threads = OwnThreads::start(name)?;
         let registry = Registry::new();
@@ -122,6 +97,7 @@ impl Consumed {
             store,
             tasks,
             registry,
+            rate,
         })
     }
 
@@ -138,14 +114,19 @@ impl Consumed {
             stored,
             store,
             tasks,
+            rate,
             ..
         } = self;
         let last = slice.last_sequence();
         let pushed_and_stored = async {
+            let (pace, mut pushed) = (Pace::from_now(*rate), 0);
             for chunk in &slice.chunks {
+                pace.wait_for(pushed).await;
+                pushed += u64::from(chunk.header().count);
                 let item = Item::Chunk(Arc::clone(producer), chunk.clone());
                 buffer.push(item).await?;
             }
+            pace.wait_for(pushed).await;
             stored.wait_for(|sequence| *sequence >= last).await?;
             anyhow::Ok(())
         };
@@ -182,7 +163,7 @@ impl Consumed {
     }
 
     /// Lets the sink end as in a drain; returns what it counted, and the store.
-    pub(super) async fn finish(self) -> Result<(Counts, Finished)> {
+    pub(super) async fn finish(self) -> Result<(Fates, Finished)> {
         let Self {
             threads,
             buffer,
@@ -199,16 +180,7 @@ impl Consumed {
         TextEncoder::new().encode(&registry.gather(), &mut text)?;
         let samples = Samples::parse(&String::from_utf8(text)?);
         ledger::check_consumer(&samples)?;
-        let count = |name| samples.count(name, &[]);
-        let counts = Counts {
-            received: count(names::RECEIVED),
-            written: count(names::WRITTEN),
-            superseded: count(names::SUPERSEDED),
-            suppressed: count(names::SUPPRESSED),
-            stale: count(names::STALE),
-            rejected: count(names::FAILED),
-        };
-        Ok((counts, Finished { threads, store }))
+        Ok((Fates::read(&samples), Finished { threads, store }))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::{consumed::Counts, server::Cache};
-use crate::{cpu::CpuSeconds, report::Percentiles};
+use super::server::Cache;
+use crate::{cpu::CpuSeconds, observe::Fates, report::Percentiles};
 
 /// What was measured, and what was found to be wrong.
 #[derive(Debug, Clone, Serialize)]
@@ -26,6 +26,10 @@ pub struct Outcome {
     pub writers: usize,
     /// How long a repeated cookie is not written again.
     pub refresh_interval_seconds: f64,
+    /// Cookies a second; `null` for as fast as it goes.
+    pub rate: Option<u32>,
+    /// How the consumer expires cookies.
+    pub expiry: String,
     /// Cookies written before the clock ran.
     pub warm_up_cookies: u64,
     /// Cookies written under the clock.
@@ -39,7 +43,7 @@ pub struct Outcome {
     /// Whether it was ended before its time.
     pub interrupted: bool,
     /// The ways that were compared: the consumer's first.
-    pub ways: Vec<WayOutcome>,
+    pub ways: Vec<WritePathOutcome>,
     /// Rates of the consumer's ways in relation to the others.
     pub ratios: Vec<Ratio>,
     /// Pairs whose stored value was checked for each way.
@@ -52,7 +56,7 @@ pub struct Outcome {
 
 /// What one way took.
 #[derive(Debug, Clone, Serialize)]
-pub struct WayOutcome {
+pub struct WritePathOutcome {
     /// `one`, `embedded` or `none`: the consumer; `ceiling`: bare inserts of new pairs; `upserts`: bare
     /// upserts of all.
     pub name: &'static str,
@@ -79,11 +83,15 @@ pub struct WayOutcome {
     /// How long the store took for each.
     pub batch_micros: Option<Percentiles>,
     /// What the consumer counted, warm-up included.
-    pub counts: Option<Counts>,
+    pub counts: Option<Fates>,
     /// Documents at the end; `null` where it is not known.
     pub documents: Option<u64>,
     /// Verified pairs without their newest value; `null` where that was not to be found.
     pub wrong: Option<u64>,
+    /// From when a lookup by `_id` was due until its answer; `null` when none were asked for.
+    pub lookup_micros: Option<Percentiles>,
+    /// Lookups that failed, or found nothing.
+    pub lookups_failed: u64,
     /// The rate over time.
     pub slices: Vec<SliceFigures>,
 }
@@ -126,8 +134,8 @@ impl Outcome {
     }
 
     /// Compares the consumer's ways with each other and with the baselines.
-    pub(super) fn compare(ways: &[WayOutcome]) -> Vec<Ratio> {
-        let consumed = ways.iter().filter(|way| way.counts.is_some());
+    pub(super) fn compare(ways: &[WritePathOutcome]) -> Vec<Ratio> {
+        let consumed = ways.iter().filter(|path| path.counts.is_some());
         let pairs = consumed.enumerate().flat_map(|(at, of)| {
             ways.iter().enumerate().filter_map(move |(other, to)| {
                 let is_wanted = to.counts.is_none() || other < at;
@@ -149,33 +157,38 @@ impl Outcome {
     }
 
     /// Collects what is wrong.
-    pub(super) fn judge(&mut self) {
+    pub(super) fn find_faults(&mut self) {
         let sent = self.warm_up_cookies + self.cookies;
-        for way in &self.ways {
-            let name = way.name;
-            if let Some(counts) = way.counts {
+        for path in &self.ways {
+            let name = path.name;
+            if let Some(counts) = path.counts {
                 if counts.received != sent {
                     let received = counts.received;
                     self.faults.push(format!(
                         "{name}: {received} of {sent} cookies were received"
                     ));
                 }
-                if !counts.add_up() {
+                if counts.settled() != counts.received {
                     self.faults
                         .push(format!("{name}: the counts do not add up: {counts:?}"));
                 }
-                if counts.rejected > 0 {
-                    let rejected = counts.rejected;
+                if counts.failed > 0 {
+                    let failed = counts.failed;
                     self.faults
-                        .push(format!("{name}: {rejected} cookies were rejected"));
+                        .push(format!("{name}: {failed} cookies were rejected"));
                 }
             }
-            if let Some(documents) = way.documents.filter(|count| *count != self.pairs) {
+            if path.lookups_failed > 0 {
+                let failed = path.lookups_failed;
+                self.faults
+                    .push(format!("{name}: {failed} lookups failed, or found nothing"));
+            }
+            if let Some(documents) = path.documents.filter(|count| *count != self.pairs) {
                 let pairs = self.pairs;
                 self.faults
                     .push(format!("{name}: {documents} documents instead of {pairs}"));
             }
-            if let Some(wrong) = way.wrong.filter(|wrong| *wrong > 0) {
+            if let Some(wrong) = path.wrong.filter(|wrong| *wrong > 0) {
                 let verified = self.verified_pairs;
                 self.faults.push(format!(
                     "{name}: {wrong} of {verified} pairs have not their newest value"

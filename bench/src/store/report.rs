@@ -1,9 +1,12 @@
 //! The report of `bench store`.
 
-use super::{Cache, Outcome, Ratio, SliceFigures, WayOutcome, consumed::Counts};
-use crate::report::{
-    Axis, Measure, Plot, Report, Row, grouped, lines, rate, samples,
-    unit::{COUNT, CPU, MEAN, MILLIS, RATE},
+use super::{Cache, Outcome, Ratio, SliceFigures, WritePathOutcome};
+use crate::{
+    observe::Fates,
+    report::{
+        Axis, Measure, Plot, Report, Row, grouped, lines, rate, samples,
+        unit::{COUNT, CPU, MEAN, MILLIS, RATE},
+    },
 };
 
 /// Of the time of a batch.
@@ -50,12 +53,17 @@ impl Outcome {
             mongod_cpu,
         } in &self.ratios
         {
-            let cpu = mongod_cpu.map_or_else(String::new, |cpu| {
-                format!(" and needed {cpu:.2} × its CPU of mongod")
+            let micros = |name: &str| {
+                let path = self.ways.iter().find(|path| path.name == name);
+                path.and_then(|path| path.mongod_cpu_micros_per_cookie)
+            };
+            let cpu = mongod_cpu.zip(micros(of)).zip(micros(to));
+            let cpu = cpu.map_or_else(String::new, |((cpu, of), to)| {
+                format!(" and needed {cpu:.2} × its CPU of mongod, {of:.1} to {to:.1} µs a cookie")
             });
             findings.push(format!("{of} wrote at {rate:.2} × the rate of {to}{cpu}."));
         }
-        findings.extend(self.ways.iter().filter_map(WayOutcome::course));
+        findings.extend(self.ways.iter().filter_map(WritePathOutcome::course));
         if let Some(Cache {
             used_bytes,
             bytes_max,
@@ -80,35 +88,36 @@ impl Outcome {
 
     /// Every way whose pairs were read back has their newest values.
     fn is_verified(&self) -> bool {
-        let mut wrong = self.ways.iter().filter_map(|way| way.wrong).peekable();
+        let mut wrong = self.ways.iter().filter_map(|path| path.wrong).peekable();
         wrong.peek().is_some() && wrong.all(|wrong| wrong == 0)
     }
 
     /// What each way took.
     fn measured(&self) -> Vec<Row> {
         let rate_of = |slice: Option<&SliceFigures>| slice.map(|slice| slice.per_second);
-        let row = |way: &WayOutcome| {
-            let slices = way.slice_rows();
+        let row = |path: &WritePathOutcome| {
+            let slices = path.slice_rows();
             let [client, mongod] = ["client CPU per cookie", "mongod CPU per cookie"];
-            way.row([
-                COUNT.of("cookies", way.cookies),
-                RATE.of("rate", way.per_second)
+            path.row([
+                COUNT.of("cookies", path.cookies),
+                RATE.of("rate", path.per_second)
                     .higher()
                     .sampled(samples(&slices, "rate")),
-                RATE.of("first slice", rate_of(way.slices.first())),
-                RATE.of("last slice", rate_of(way.slices.last())),
-                CPU.of(client, way.client_cpu_micros_per_cookie)
+                RATE.of("first slice", rate_of(path.slices.first())),
+                RATE.of("last slice", rate_of(path.slices.last())),
+                CPU.of(client, path.client_cpu_micros_per_cookie)
                     .lower()
                     .sampled(samples(&slices, client)),
-                CPU.of(mongod, way.mongod_cpu_micros_per_cookie)
+                CPU.of(mongod, path.mongod_cpu_micros_per_cookie)
                     .lower()
                     .sampled(samples(&slices, mongod)),
-                COUNT.of("batches", way.batches),
-                MEAN.of("cookies a batch", way.cookies_per_batch),
+                COUNT.of("batches", path.batches),
+                MEAN.of("cookies a batch", path.cookies_per_batch),
             ])
+            .and(MILLIS.percentiles("batch ", path.batch_micros, &QUANTILES, &QUANTILES))
             .and(MILLIS.percentiles(
-                "batch ",
-                way.batch_micros,
+                "lookup ",
+                path.lookup_micros,
                 &QUANTILES,
                 &QUANTILES,
             ))
@@ -125,9 +134,13 @@ impl Outcome {
                 100.0 * self.repeat_changed
             ),
         };
+        let pace = self.rate.map_or_else(String::new, |rate| {
+            format!(" at most, {} a second", grouped(rate.into()))
+        });
         format!(
-            "one, embedded, none: the consumer. ceiling: bare inserts of new pairs only, counted as such. \
-             upserts: bare upserts of all. Batches of {}, {repeats}, {} writers, seed {}.",
+            "one, embedded, none: the consumer, with --expiry {}. ceiling: bare inserts of new pairs only, counted as such. \
+             upserts: bare upserts of all. Both with the TTL index. Batches of {}{pace}, {repeats}, {} writers, seed {}.",
+            self.expiry,
             grouped(self.batch_cookies as u64),
             self.writers,
             self.seed,
@@ -136,24 +149,21 @@ impl Outcome {
 
     /// What became of the cookies of each way.
     fn fates(&self) -> Vec<Row> {
-        let row = |way: &WayOutcome| {
-            let count = |of: fn(&Counts) -> u64| way.counts.as_ref().map(of);
-            way.row([
-                COUNT.of("received", count(|counts| counts.received)),
-                COUNT.of("written", count(|counts| counts.written)),
-                COUNT.of("superseded", count(|counts| counts.superseded)),
-                COUNT.of("suppressed", count(|counts| counts.suppressed)),
-                COUNT.of("stale", count(|counts| counts.stale)),
-                COUNT.of("rejected", count(|counts| counts.rejected)),
-                COUNT.of("documents", way.documents),
-                COUNT.of("wrong", way.wrong),
+        let row = |path: &WritePathOutcome| {
+            path.row(Fates::measures(path.counts.as_ref())).and([
+                COUNT.of("documents", path.documents),
+                COUNT.of("wrong", path.wrong),
             ])
         };
         self.ways.iter().map(row).collect()
     }
 
     fn plots(&self) -> Vec<Plot> {
-        let slices: Vec<_> = self.ways.iter().flat_map(WayOutcome::slice_rows).collect();
+        let slices: Vec<_> = self
+            .ways
+            .iter()
+            .flat_map(WritePathOutcome::slice_rows)
+            .collect();
         let plots = [
             ("rate", "Rate", "cookies a second", "rate"),
             (
@@ -184,7 +194,7 @@ impl Outcome {
     }
 }
 
-impl WayOutcome {
+impl WritePathOutcome {
     fn row(&self, measures: impl IntoIterator<Item = Measure>) -> Row {
         let prefix = format!("{}: ", self.name);
         Row::new(prefix, [Measure::words("way", self.name)]).and(measures)
@@ -229,8 +239,8 @@ mod tests {
     use super::*;
     use crate::cpu::CpuTime;
 
-    fn way(wrong: Option<u64>) -> WayOutcome {
-        WayOutcome {
+    fn path(wrong: Option<u64>) -> WritePathOutcome {
+        WritePathOutcome {
             name: "one",
             warm_up_seconds: 0.0,
             cookies: 1,
@@ -246,6 +256,8 @@ mod tests {
             counts: None,
             documents: None,
             wrong,
+            lookup_micros: None,
+            lookups_failed: 0,
             slices: Vec::new(),
         }
     }
@@ -269,13 +281,15 @@ mod tests {
                 batch_cookies: 1,
                 writers: 1,
                 refresh_interval_seconds: 0.0,
+                rate: None,
+                expiry: "index".to_owned(),
                 warm_up_cookies: 0,
                 cookies: 1,
                 pairs: 1,
                 changes: 0,
                 seconds: 1.0,
                 interrupted: false,
-                ways: wrong.iter().map(|wrong| way(*wrong)).collect(),
+                ways: wrong.iter().map(|wrong| path(*wrong)).collect(),
                 ratios: Vec::new(),
                 verified_pairs: 1,
                 cache: None,

@@ -122,12 +122,12 @@ impl Server {
     }
 
     /// The documents of one way.
-    pub(super) async fn count(&self, way: &str, dsps: u32) -> Result<u64> {
+    pub(super) async fn count(&self, path: &str, dsps: u32) -> Result<u64> {
         let mut count = 0;
         for dsp_id in 1..=dsps {
             let database = self
                 .client
-                .database(&format!("{}{way}-{dsp_id}", self.prefix));
+                .database(&format!("{}{path}-{dsp_id}", self.prefix));
             let collection: Collection<Document> = database.collection(COOKIES);
             count += collection.estimated_document_count().await?;
         }
@@ -135,7 +135,7 @@ impl Server {
     }
 
     /// How many of the pairs have another value, or none.
-    pub(super) async fn wrong(&self, way: &str, expected: &[Expected]) -> Result<u64> {
+    pub(super) async fn wrong(&self, path: &str, expected: &[Expected]) -> Result<u64> {
         let mut by_dsp: BTreeMap<_, Vec<&Expected>> = BTreeMap::new();
         for pair in expected {
             by_dsp.entry(pair.dsp_id).or_default().push(pair);
@@ -144,7 +144,7 @@ impl Server {
         for (dsp_id, pairs) in by_dsp {
             let database = self
                 .client
-                .database(&format!("{}{way}-{dsp_id}", self.prefix));
+                .database(&format!("{}{path}-{dsp_id}", self.prefix));
             let collection = database.collection(COOKIES);
             for pairs in pairs.chunks(FIND_MAX) {
                 let found = find(&collection, pairs).await?;
@@ -179,11 +179,11 @@ async fn find(
 /// `<prefix><way>-<DSP>` and `<prefix><way>-cookiesync`.
 fn is_own(database: &str, prefix: &str, ways: &[&str]) -> bool {
     let rest = database.strip_prefix(prefix);
-    let Some((way, rest)) = rest.and_then(|rest| rest.split_once('-')) else {
+    let Some((path, rest)) = rest.and_then(|rest| rest.split_once('-')) else {
         return false;
     };
     let is_dsp = rest.parse().is_ok_and(|dsp: u32| dsp.to_string() == rest);
-    ways.contains(&way) && (is_dsp || rest == "cookiesync")
+    ways.contains(&path) && (is_dsp || rest == "cookiesync")
 }
 
 fn whole(value: &Bson) -> Option<u64> {

@@ -7,12 +7,13 @@ use std::{
 
 use consumer::{
     batch::{Batch, Cursor},
-    store::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written},
+    store::{
+        Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
+    },
 };
 use futures_util::FutureExt;
 use hdrhistogram::Histogram;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::report::micros_histogram;
 
@@ -119,8 +120,8 @@ impl Store for TimedStore {
         self.inner.retry(dsp_id, batch)
     }
 
-    fn has_place(&self, dsp_id: u32) -> bool {
-        self.inner.has_place(dsp_id)
+    fn has_slot(&self, dsp_id: u32) -> bool {
+        self.inner.has_slot(dsp_id)
     }
 
     fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
@@ -131,13 +132,8 @@ impl Store for TimedStore {
         self.inner.ping()
     }
 
-    fn expire<'a>(
-        &'a self,
-        open: bool,
-        now: u64,
-        stop: &'a CancellationToken,
-    ) -> Answer<'a, Expired> {
-        self.inner.expire(open, now, stop)
+    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired> {
+        self.inner.expire(expiry)
     }
 
     fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {

@@ -9,8 +9,8 @@ use std::{collections::HashMap, num::NonZeroU32};
 use proto::{
     limits::CHUNK_BYTES_DEFAULT,
     wire::{
-        ChunkHeader, ChunkRef, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received,
-        TAILROOM_BYTES, WireError, put_cookie, seal,
+        ChunkHeader, ChunkRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received, TAILROOM_BYTES,
+        WireError, put_cookie, seal,
     },
 };
 
@@ -64,6 +64,13 @@ pub(super) struct Expected {
     pub(super) buyer_uid: String,
 }
 
+/// The pairs there are at some moment.
+#[derive(Debug, Clone)]
+pub(super) struct Pairs {
+    traffic: Traffic,
+    count: u64,
+}
+
 /// Some of the pairs, drawn without regard to when they came, with their newest version.
 #[derive(Debug)]
 struct Sample {
@@ -74,20 +81,25 @@ struct Sample {
 }
 
 impl Workload {
-    pub(super) fn new(seed: u64, dsps: NonZeroU32, shares: Shares) -> Self {
+    /// Goes on after `pairs`, the first of the same seed, each in its first version. `epoch` is that of the chunks.
+    pub(super) fn new(seed: u64, dsps: NonZeroU32, shares: Shares, pairs: u64, epoch: u64) -> Self {
+        let versions = match shares.changed > 0.0 {
+            true => vec![0; usize::try_from(pairs).expect("a pair has a place in memory")],
+            false => Vec::new(),
+        };
         Self {
             traffic: Traffic::new(seed, None).with_dsps(dsps),
             shares,
             cookies: 0,
-            pairs: 0,
+            pairs,
             changes: 0,
-            versions: Vec::new(),
+            versions,
             sample: Sample {
                 seed: seed ^ SAMPLES,
                 zeros: 0,
                 versions: HashMap::new(),
             },
-            epoch: seed.max(1),
+            epoch,
             accepted_unix_micros: 0,
         }
     }
@@ -97,9 +109,17 @@ impl Workload {
         self.cookies
     }
 
-    /// The distinct pairs among them.
+    /// The distinct pairs among them and before them.
     pub(super) fn pairs(&self) -> u64 {
         self.pairs
+    }
+
+    /// The pairs there are now, to draw from.
+    pub(super) fn all_pairs(&self) -> Pairs {
+        Pairs {
+            traffic: self.traffic.clone(),
+            count: self.pairs,
+        }
     }
 
     /// The repeats that changed a buyer uid.
@@ -121,13 +141,7 @@ impl Workload {
             buffer.resize(HEADROOM_BYTES, 0);
             while self.cookies < end && buffer.len() + COOKIE_BYTES_MAX <= CHUNK_BYTES_DEFAULT {
                 let (cookie, is_new) = self.next();
-                let cookie = CookieRef {
-                    user_id: cookie.user_id(),
-                    dsp_id: cookie.dsp_id(),
-                    buyer_uid: cookie.buyer_uid(),
-                    age_micros: 0,
-                };
-                put_cookie(&mut buffer, &cookie);
+                put_cookie(&mut buffer, &cookie.to_wire());
                 slice.is_new.push(is_new);
             }
             self.accepted_unix_micros = now.max(self.accepted_unix_micros + CHUNK_STEP_MICROS);
@@ -145,14 +159,7 @@ impl Workload {
 
     /// A sample of the pairs, each with its newest value.
     pub(super) fn expected(&self) -> Vec<Expected> {
-        let expected = |(pair, version): (&u64, &u8)| {
-            let cookie = self.cookie(*pair, *version);
-            Expected {
-                user_id: cookie.user_id().to_owned(),
-                dsp_id: cookie.dsp_id(),
-                buyer_uid: cookie.buyer_uid().to_owned(),
-            }
-        };
+        let expected = |(pair, version): (&u64, &u8)| Expected::of(&self.cookie(*pair, *version));
         self.sample.versions.iter().map(expected).collect()
     }
 
@@ -211,6 +218,29 @@ impl Slice {
     }
 }
 
+impl Pairs {
+    /// How many.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// One of them, each as likely as any other, as it first came.
+    pub(super) fn draw(&self) -> Expected {
+        let pair = fastrand::u64(..self.count.max(1));
+        Expected::of(&self.traffic.cookie(0, pair))
+    }
+}
+
+impl Expected {
+    fn of(cookie: &SyntheticCookie) -> Self {
+        Self {
+            user_id: cookie.user_id().to_owned(),
+            dsp_id: cookie.dsp_id(),
+            buyer_uid: cookie.buyer_uid().to_owned(),
+        }
+    }
+}
+
 impl Sample {
     fn note(&mut self, pair: u64, version: u8) {
         if self.has(pair) {
@@ -261,7 +291,7 @@ mod tests {
 
     fn workload(repeat: f64, changed: f64) -> Workload {
         let dsps = NonZeroU32::new(7).unwrap();
-        Workload::new(11, dsps, Shares { repeat, changed })
+        Workload::new(11, dsps, Shares { repeat, changed }, 0, 5)
     }
 
     /// Every cookie with its time accepted and whether it is said to be new.
@@ -341,6 +371,35 @@ mod tests {
             assert_eq!(slice.last_sequence(), sequence);
         }
         assert_eq!(sequence, 9_000);
+    }
+
+    #[test]
+    fn what_goes_on_repeats_pairs_from_before_and_makes_new_ones_after_them() {
+        let dsps = NonZeroU32::new(7).unwrap();
+        let mut before = workload(0.0, 0.0);
+        let before: Vec<_> = cookies(&before.slice(5_000, 0).unwrap());
+        let shares = Shares {
+            repeat: 0.5,
+            changed: 0.0,
+        };
+        let mut after = Workload::new(11, dsps, shares, 5_000, 6);
+        let slice = after.slice(1_000, 0).unwrap();
+        let known: HashMap<_, _> = before
+            .into_iter()
+            .map(|(pair, buyer, ..)| (pair, buyer))
+            .collect();
+        let mut repeats = 0;
+        for (pair, buyer, _, is_new) in cookies(&slice) {
+            let had = known.get(&pair);
+            assert!(!is_new || had.is_none());
+            if let Some(had) = had {
+                assert_eq!(*had, buyer);
+                repeats += 1;
+            }
+        }
+        assert!((300..700).contains(&repeats), "{repeats}");
+        assert!((5_300..5_700).contains(&after.pairs()));
+        assert_eq!(after.cookies(), 1_000);
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     findings.push(lost_finding(outcome));
     if outcome.new_epochs > 0 {
         findings.push(format!(
-            "Another life of the producer was met {} times; what its old life still held is unknown.",
+            "The producer had a new epoch {} times; what its old epoch still held is unknown.",
             grouped(outcome.new_epochs)
         ));
     }
@@ -118,7 +118,7 @@ fn facts(outcome: &Outcome) -> Vec<Measure> {
         Measure::words("MB a second", format!("{megabytes:.1}")),
         COUNT.of("ends by an error", outcome.broken),
         COUNT.of("streams opened again", outcome.reconnects),
-        COUNT.of("lives of the producer met later", outcome.new_epochs),
+        COUNT.of("epochs of the producer met later", outcome.new_epochs),
         COUNT.of("orderly ends", outcome.goodbyes),
         CPU.of("reader CPU per cookie", outcome.cpu_micros_per_cookie)
             .lower(),

@@ -20,45 +20,20 @@ use tonic::transport::{Channel, Endpoint};
 #[command(next_help_heading = "TLS and tokens")]
 pub struct SecurityArgs {
     /// PEM file with the authorities that may sign the certificate of an https:// producer.
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub tls_ca: String,
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<String>,
     /// PEM file with a certificate to show to the producer.
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub tls_cert: String,
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<String>,
     /// PEM file with the private key of that certificate.
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub tls_key: String,
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<String>,
     /// Name that the producer's certificate must bear [default: the host of its URL].
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub tls_server_name: String,
+    #[arg(long, value_name = "NAME")]
+    pub tls_server_name: Option<String>,
     /// File whose first line is the token that the producer wants.
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub token_file: String,
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<String>,
 }
 
 impl SecurityArgs {
@@ -69,11 +44,11 @@ impl SecurityArgs {
     pub(super) fn load(&self, producer: &str) -> Result<Security> {
         let mut mistakes = Mistakes::default();
         let flags = Flags {
-            authorities: &self.tls_ca,
-            certificate: &self.tls_cert,
-            key: &self.tls_key,
-            server_name: &self.tls_server_name,
-            token_file: &self.token_file,
+            authorities: self.tls_ca.as_deref().unwrap_or_default(),
+            certificate: self.tls_cert.as_deref().unwrap_or_default(),
+            key: self.tls_key.as_deref().unwrap_or_default(),
+            server_name: self.tls_server_name.as_deref().unwrap_or_default(),
+            token_file: self.token_file.as_deref().unwrap_or_default(),
         };
         let security = Security::check(&mut mistakes, flags, producer.starts_with("https://"));
         mistakes.or(security).map_err(|wrong| anyhow!("\n{wrong}"))

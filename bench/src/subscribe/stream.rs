@@ -30,8 +30,8 @@ use crate::report::micros_histogram;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The windows and frames of a client that sets none: what it does not read stays with the producer.
-const CRAWL_WINDOW_BYTES: u32 = 65_535;
-const CRAWL_FRAME_BYTES: u32 = 16_384;
+const SLOW_WINDOW_BYTES: u32 = 65_535;
+const SLOW_FRAME_BYTES: u32 = 16_384;
 
 /// How many single-cookie messages share one look at the clock.
 const MESSAGES_PER_CLOCK: u64 = 16;
@@ -58,7 +58,7 @@ pub(super) struct Tally {
     pub(super) delivery_micros: Histogram<u64>,
 }
 
-/// The producer's life that a stream follows, and what must come next.
+/// The producer's epoch that a stream follows, and what must come next.
 #[derive(Debug)]
 struct Position {
     producer_id: String,
@@ -152,15 +152,15 @@ impl Stream {
 
     /// Opens the stream; for `Subscribe`, up to and including its `Hello`.
     async fn open(&mut self) -> Result<Streaming<Bytes>, anyhow::Error> {
-        let crawls = self.args.crawl.is_some();
+        let is_slow = self.args.read_rate.is_some();
         let announce = |endpoint: Endpoint| {
-            if !crawls {
+            if !is_slow {
                 return endpoint;
             }
             endpoint
-                .initial_stream_window_size(CRAWL_WINDOW_BYTES)
-                .initial_connection_window_size(CRAWL_WINDOW_BYTES)
-                .max_frame_size(CRAWL_FRAME_BYTES)
+                .initial_stream_window_size(SLOW_WINDOW_BYTES)
+                .initial_connection_window_size(SLOW_WINDOW_BYTES)
+                .max_frame_size(SLOW_FRAME_BYTES)
         };
         let (connector, channel) =
             security::connect(&self.args.producer, &self.security, announce).await?;
@@ -208,8 +208,8 @@ impl Stream {
                 Ok(messages)
             }
             other => {
-                self.violation(|| format!("the first event is no hello: {other:?}"));
-                Err(Status::data_loss("the first event is no hello"))
+                self.violation(|| format!("the first event is not a hello: {other:?}"));
+                Err(Status::data_loss("the first event is not a hello"))
             }
         }
     }
@@ -252,7 +252,7 @@ impl Stream {
             if self.is_done() {
                 return;
             }
-            if let Some(per_second) = self.args.crawl {
+            if let Some(per_second) = self.args.read_rate {
                 sleep(Duration::from_secs_f64(
                     bytes as f64 / per_second.get() as f64,
                 ))

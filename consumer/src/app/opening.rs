@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     config::{Config, StoreConfig},
-    places::LookupBound,
+    dsp_slots::LookupBound,
     store::{
         Store,
         discard::DiscardStore,
@@ -34,6 +34,7 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             prefix: config.mongodb.mongodb_prefix.clone(),
             writers: config.mongodb.mongodb_writers,
             ttls: config.keeping.ttls(),
+            expiry: config.night.expiry,
             lookup,
         })),
         StoreConfig::Discard => Arc::new(DiscardStore::default()),

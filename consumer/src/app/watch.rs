@@ -1,4 +1,4 @@
-//! Sees to it that no stage of the pipeline ends unnoticed: one that panics, or ends before it was told to, ends the
+//! Makes sure that no stage of the pipeline ends unnoticed: one that panics, or ends before it was told to, ends the
 //! process, because a consumer that only looks alive is worse than one that is started anew.
 
 use std::{
@@ -38,7 +38,7 @@ impl Watch {
         let ended = work.await;
         watched.ended = match ended {
             Ok(()) => self.draining.is_cancelled(),
-            // Whoever told it to stop, or went before it, says why.
+            // Anyone who told it to stop, or went before it, says why.
             Err(Failure::Stopped) => true,
             Err(failure) => {
                 self.failed.report(failure.to_string());

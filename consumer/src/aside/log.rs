@@ -24,6 +24,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use runtime::file_lock::FileLock;
 
 const HEAD_BYTES: usize = 16;
 
@@ -65,7 +66,7 @@ pub(super) struct Log {
     segments: BTreeMap<u64, Segment>,
     dsps: BTreeMap<u32, Kept>,
     /// Held as long as the log is.
-    _lock: File,
+    _lock: FileLock,
 }
 
 #[derive(Debug)]
@@ -82,20 +83,20 @@ struct Segment {
 /// What one DSP has in the log.
 #[derive(Debug, Default)]
 struct Kept {
-    places: VecDeque<Place>,
+    positions: VecDeque<FramePosition>,
     charge: u64,
     cookies: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct FramePosition {
     segment: u64,
     at: u64,
     bytes: u32,
     cookies: u32,
 }
 
-impl Place {
+impl FramePosition {
     fn charge(&self) -> u64 {
         u64::from(self.bytes).max(CHARGE_MIN)
     }
@@ -107,7 +108,7 @@ impl Log {
     pub(super) fn open(folder: &Path, bytes_max: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let lock = options().write(true).create(true).open(folder.join(LOCK))?;
-        lock.try_lock().map_err(|_| {
+        let lock = FileLock::take(lock).map_err(|_| {
             io::Error::new(
                 io::ErrorKind::ResourceBusy,
                 "it is in use by another process",
@@ -163,15 +164,15 @@ impl Log {
                 segment.charge += broken as u64;
                 at = begins;
             }
-            let place = Place {
+            let position = FramePosition {
                 segment: number,
                 at: at as u64,
                 bytes: u32::try_from(HEAD_BYTES + length).unwrap_or(u32::MAX),
                 cookies,
             };
-            segment.charge += place.charge();
-            segment.wanted += place.charge();
-            self.dsps.entry(dsp_id).or_default().push(place);
+            segment.charge += position.charge();
+            segment.wanted += position.charge();
+            self.dsps.entry(dsp_id).or_default().push(position);
             at += HEAD_BYTES + length;
         }
         segment.bytes = at as u64;
@@ -203,7 +204,7 @@ impl Log {
         these.map(|(_, kept)| kept.charge).sum()
     }
 
-    /// Whether all DSPs whose place is still to be made may have so much together.
+    /// Whether all DSPs whose slot is still to be made may have so much together.
     pub(super) fn has_room_among_newcomers(&self, charge: u64) -> bool {
         charge <= self.bytes_max / 2
     }
@@ -211,33 +212,33 @@ impl Log {
     /// Appends frames, all or none; they are durable when it returns.
     pub(super) fn append(&mut self, frames: &[Frame]) -> io::Result<()> {
         let mut block = Vec::new();
-        let mut places = Vec::with_capacity(frames.len());
+        let mut positions = Vec::with_capacity(frames.len());
         for frame in frames {
             let at = block.len() as u64;
             put_frame(&mut block, frame)?;
-            places.push((frame.dsp_id, at, frame.cookies));
+            positions.push((frame.dsp_id, at, frame.cookies));
         }
         let (number, begins) = self.append_block(&block)?;
-        let ends = places.iter().skip(1).map(|(_, at, _)| *at);
+        let ends = positions.iter().skip(1).map(|(_, at, _)| *at);
         let ends: Vec<_> = ends.chain([block.len() as u64]).collect();
-        for ((dsp_id, at, cookies), end) in places.into_iter().zip(ends) {
-            let place = Place {
+        for ((dsp_id, at, cookies), end) in positions.into_iter().zip(ends) {
+            let position = FramePosition {
                 segment: number,
                 at: begins + at,
                 bytes: u32::try_from(end - at).unwrap_or(u32::MAX),
                 cookies,
             };
-            self.want(dsp_id, place);
+            self.want(dsp_id, position);
         }
         Ok(())
     }
 
-    fn want(&mut self, dsp_id: u32, place: Place) {
-        if let Some(segment) = self.segments.get_mut(&place.segment) {
-            segment.charge += place.charge();
-            segment.wanted += place.charge();
+    fn want(&mut self, dsp_id: u32, position: FramePosition) {
+        if let Some(segment) = self.segments.get_mut(&position.segment) {
+            segment.charge += position.charge();
+            segment.wanted += position.charge();
         }
-        self.dsps.entry(dsp_id).or_default().push(place);
+        self.dsps.entry(dsp_id).or_default().push(position);
     }
 
     /// Appends bytes to the newest segment, or to a new one if that is full; returns which, and where they begin.
@@ -285,25 +286,25 @@ impl Log {
     pub(super) fn read(&self, dsp_id: u32, bytes_max: u64) -> io::Result<Read> {
         let mut read = Read::default();
         let mut bytes = 0;
-        let places = self.dsps.get(&dsp_id).into_iter();
-        for place in places.flat_map(|kept| &kept.places) {
-            bytes += u64::from(place.bytes);
+        let positions = self.dsps.get(&dsp_id).into_iter();
+        for position in positions.flat_map(|kept| &kept.positions) {
+            bytes += u64::from(position.bytes);
             if bytes > bytes_max && read.frames > 0 {
                 break;
             }
-            let frame = self.frame(place)?;
+            let frame = self.frame(position)?;
             read.frames += 1;
-            read.cookies += u64::from(place.cookies);
+            read.cookies += u64::from(position.cookies);
             read.messages.extend(messages(frame.slice(HEAD_BYTES..)));
         }
         Ok(read)
     }
 
-    fn frame(&self, place: &Place) -> io::Result<Bytes> {
-        let segment = self.segments.get(&place.segment);
+    fn frame(&self, position: &FramePosition) -> io::Result<Bytes> {
+        let segment = self.segments.get(&position.segment);
         let segment = segment.ok_or(io::ErrorKind::NotFound)?;
-        let mut frame = vec![0; place.bytes as usize];
-        segment.file.read_exact_at(&mut frame, place.at)?;
+        let mut frame = vec![0; position.bytes as usize];
+        segment.file.read_exact_at(&mut frame, position.at)?;
         match frame_at(&frame) {
             Some(_) => Ok(frame.into()),
             None => Err(io::ErrorKind::InvalidData.into()),
@@ -317,17 +318,17 @@ impl Log {
         };
         let mut cookies = 0;
         for _ in 0..frames {
-            let Some(place) = kept.places.pop_front() else {
+            let Some(position) = kept.positions.pop_front() else {
                 break;
             };
-            kept.charge -= place.charge();
-            kept.cookies -= u64::from(place.cookies);
-            cookies += u64::from(place.cookies);
-            if let Some(segment) = self.segments.get_mut(&place.segment) {
-                segment.wanted -= place.charge();
+            kept.charge -= position.charge();
+            kept.cookies -= u64::from(position.cookies);
+            cookies += u64::from(position.cookies);
+            if let Some(segment) = self.segments.get_mut(&position.segment) {
+                segment.wanted -= position.charge();
             }
         }
-        if kept.places.is_empty() {
+        if kept.positions.is_empty() {
             self.dsps.remove(&dsp_id);
         }
         self.drop_unwanted();
@@ -362,21 +363,21 @@ impl Log {
         let mut block = Vec::new();
         let mut moved = Vec::new();
         for (&dsp_id, kept) in &self.dsps {
-            for (at, place) in kept.places.iter().enumerate() {
-                if place.segment == from {
+            for (at, position) in kept.positions.iter().enumerate() {
+                if position.segment == from {
                     moved.push((dsp_id, at, block.len() as u64));
-                    block.extend_from_slice(&self.frame(place)?);
+                    block.extend_from_slice(&self.frame(position)?);
                 }
             }
         }
         let (number, begins) = self.append_block(&block)?;
         for (dsp_id, at, offset) in moved {
             let kept = self.dsps.get_mut(&dsp_id).expect("it was just there");
-            let place = &mut kept.places[at];
-            (place.segment, place.at) = (number, begins + offset);
+            let position = &mut kept.positions[at];
+            (position.segment, position.at) = (number, begins + offset);
             let segment = self.segments.get_mut(&number).expect("it was appended to");
-            segment.charge += place.charge();
-            segment.wanted += place.charge();
+            segment.charge += position.charge();
+            segment.wanted += position.charge();
         }
         if let Some(segment) = self.segments.get_mut(&from) {
             segment.wanted = 0;
@@ -399,10 +400,10 @@ impl Log {
 }
 
 impl Kept {
-    fn push(&mut self, place: Place) {
-        self.charge += place.charge();
-        self.cookies += u64::from(place.cookies);
-        self.places.push_back(place);
+    fn push(&mut self, position: FramePosition) {
+        self.charge += position.charge();
+        self.cookies += u64::from(position.cookies);
+        self.positions.push_back(position);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tries the cookies that were set aside again, DSP by DSP, until the store has them.
 //!
-//! A DSP that is new is tried at once, at the pace at which places are made; one that fails, after delays that grow to half
+//! A DSP that is new is tried at once, at the pace at which slots are made; one that fails, after delays that grow to half
 //! a minute. What is set aside of one that the operator refuses, or has expired, becomes dead letters instead. Each has at
 //! most one try at a time, and a few DSPs are tried at once, so that none that hangs holds up the others for long.
 
@@ -41,9 +41,9 @@ const DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// How often it is looked for DSPs that are due.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Places that are made one right after the other, and then how many a second: a new database keeps mongod from other
+/// Slots that are made one right after the other, and then how many a second: a new database keeps mongod from other
 /// work for some milliseconds.
-const NEW_PLACES: (f64, f64) = (32.0, 5.0);
+const NEW_SLOTS: (f64, f64) = (32.0, 5.0);
 
 /// The task that tries again.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Retries {
                 if under_way.contains(&dsp_id) {
                     continue;
                 }
-                if !self.store.has_place(dsp_id) && !pace.take(now) {
+                if !self.store.has_slot(dsp_id) && !pace.take(now) {
                     continue;
                 }
                 under_way.insert(dsp_id);
@@ -133,7 +133,7 @@ impl Retries {
                 Some((dsp_id, result)) = tried.next() => {
                     under_way.remove(&dsp_id);
                     // It had none before, so it was allowed one.
-                    if !self.store.has_place(dsp_id) {
+                    if !self.store.has_slot(dsp_id) {
                         pace.give_back();
                     }
                     match result {
@@ -226,7 +226,7 @@ fn all_rejected(batch: &Batch, why: &str) -> Written {
     }
 }
 
-/// How many places may be made.
+/// How many slots may be made.
 #[derive(Debug)]
 struct Pace {
     left: f64,
@@ -236,13 +236,13 @@ struct Pace {
 impl Pace {
     fn new() -> Self {
         Self {
-            left: NEW_PLACES.0,
+            left: NEW_SLOTS.0,
             at: Instant::now(),
         }
     }
 
     fn take(&mut self, now: Instant) -> bool {
-        let (most, per_second) = NEW_PLACES;
+        let (most, per_second) = NEW_SLOTS;
         let passed = (now - self.at).as_secs_f64();
         self.left = (self.left + passed * per_second).min(most);
         self.at = now;
@@ -253,9 +253,9 @@ impl Pace {
         may
     }
 
-    /// Gives back what was taken for a place that was not made.
+    /// Gives back what was taken for a slot that was not made.
     fn give_back(&mut self) {
-        self.left = (self.left + 1.0).min(NEW_PLACES.0);
+        self.left = (self.left + 1.0).min(NEW_SLOTS.0);
     }
 }
 
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn places_are_made_at_a_pace() {
+    async fn slots_are_made_at_a_pace() {
         let mut pace = Pace::new();
         let mut made = |seconds: u64| {
             let now = Instant::now() + Duration::from_secs(seconds);

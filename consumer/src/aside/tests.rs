@@ -89,5 +89,5 @@ async fn dsps_that_wait_for_a_place_leave_half_of_the_room() {
         taken += u32::from(put(dsp_id, 200).await);
     }
     assert!((8..10).contains(&taken), "{taken}");
-    assert!(put(7, 900).await, "one that has a place");
+    assert!(put(7, 900).await, "one that has a slot");
 }

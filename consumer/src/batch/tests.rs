@@ -112,7 +112,7 @@ fn pairs_are_not_confused_by_where_a_user_id_ends() {
 
 /// A producer is back sooner than a batch is due.
 #[test]
-fn goodbye_is_kept_when_the_next_life_begins_in_the_same_batch() {
+fn goodbye_is_kept_when_the_next_epoch_begins_in_the_same_batch() {
     let cursor = |epoch, sequence, complete| Cursor {
         producer: "p".into(),
         epoch,
@@ -229,36 +229,41 @@ fn age_counts_from_the_latest_time_that_is_allowed_and_ends_at_zero() {
 }
 
 #[test]
-fn judged_cookies_are_left_out_or_taken_with_their_marks() {
+fn filtered_cookies_are_left_out_or_taken_with_their_fingerprints() {
     let cookies = [("a", 1, "x"), ("b", 1, "x"), ("a", 1, "y"), ("d", 2, "x")];
     struct Strict;
-    impl Judge for Strict {
-        fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
+    impl DedupFilter for Strict {
+        fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
             [u64::from(cookie.dsp_id), 5]
         }
 
-        fn announce(&mut self, marks: &[Mark]) {
-            assert_eq!(marks, [[1, 5], [1, 5], [1, 5], [2, 5]]);
+        fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
+            assert_eq!(fingerprints, [[1, 5], [1, 5], [1, 5], [2, 5]]);
         }
 
-        fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, _: BatchId) -> Verdict {
+        fn verdict(
+            &mut self,
+            cookie: &BatchCookie<'_>,
+            fingerprint: Fingerprint,
+            _: BatchId,
+        ) -> Verdict {
             match (cookie.user_id, cookie.buyer_uid) {
                 (b"a", b"x") => Verdict::LeaveOut,
                 _ => Verdict::Take {
-                    is_known: mark[0] == 2,
+                    is_known: fingerprint[0] == 2,
                 },
             }
         }
     }
     let mut batch = Batch::new(1000, 1 << 20);
-    batch.push_judged(&"p".into(), &chunk(1, 5, &cookies), u64::MAX, &mut Strict);
+    batch.push_filtered(&"p".into(), &chunk(1, 5, &cookies), u64::MAX, &mut Strict);
     assert_eq!(
         buyers(&batch),
         [("b", 1, "x"), ("a", 1, "y"), ("d", 2, "x")]
     );
     let known: Vec<_> = batch.cookies().map(|cookie| cookie.is_known).collect();
     assert_eq!(known, [false, false, true]);
-    assert_eq!(batch.marks().last(), Some([2, 5]));
+    assert_eq!(batch.fingerprints().last(), Some([2, 5]));
     assert_eq!((batch.counts().received, batch.counts().suppressed), (4, 1));
     assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 4)]);
     assert_eq!(batch.cursors()[0].sequence, 4);
@@ -314,6 +319,7 @@ fn malformed_cookies_are_counted_and_skipped() {
             superseded: 0,
             malformed: 7,
             refused: 0,
+            expired: 0,
         }
     );
     assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 1)]);

@@ -7,9 +7,7 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 
 use clap::Parser;
 use jiff::tz::TimeZone;
-use runtime::settings::{
-    CommonArgs, RELOADED, TIME_MAX, address, count, instead::InsteadArgs, optional, size, time,
-};
+use runtime::settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time};
 
 use super::{
     ProducerUrl, StoreConfig,
@@ -19,7 +17,7 @@ use super::{
     },
     security::SecurityArgs,
 };
-use crate::{ttl::Ttls, window::Window};
+use crate::{maintenance_window::Window, store::mongodb::ExpiryMode, ttl::Ttls};
 
 /// Far more bytes than anybody uses, for what is held in memory or on disk.
 const FAR_TOO_MANY_BYTES: usize = 1 << 40;
@@ -37,11 +35,8 @@ Examples:
     curl -X PUT -d info,consumer=debug http://127.0.0.1:9091/log-filter";
 
 /// Reads cookies from producers and keeps one local store current.
-///
-/// Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with
-/// underscores); the flag wins, then the environment, then the file.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "consumer", version = runtime::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
+#[command(name = "consumer", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     pub(super) reading: Reading,
@@ -59,8 +54,6 @@ pub struct Args {
     pub(super) running: Running,
     #[command(flatten)]
     pub(super) common: CommonArgs,
-    #[command(flatten)]
-    instead: InsteadArgs,
 }
 
 /// Whom a consumer reads from, and who it is.
@@ -146,7 +139,7 @@ pub struct Storing {
     )]
     pub buffer_bytes: usize,
 
-    /// File for cookies that the store refuses for ever, one JSON object a line
+    /// File for cookies that the store refuses forever, one JSON object a line
     #[arg(long, value_name = "FILE", default_value = "dead-letters.jsonl")]
     pub dead_letters: PathBuf,
 
@@ -182,15 +175,15 @@ pub struct Storing {
     )]
     pub set_aside_bytes: usize,
 
-    /// DSPs that always have a place in the store, repeatable or comma-separated
+    /// DSPs that always have a slot in the store, repeatable or comma-separated
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Most other DSPs that get a place by being seen, until their cookies have expired; cookies of more are refused
+    /// Most other DSPs that get a slot by being seen, until their cookies have expired; cookies of more are refused
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub dsps_max: usize,
 
-    /// DSPs whose cookies are refused, repeatable or comma-separated; a place that one has by being seen is free at once
+    /// DSPs whose cookies are refused, repeatable or comma-separated; a slot that one has by being seen is free at once
     #[arg(
         long,
         group = RELOADED,
@@ -266,6 +259,17 @@ pub struct Night {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
 
+    /// How expired cookies are found in MongoDB: index, by a TTL index on `t`, or sweep, by a look at all of them once a night
+    ///
+    /// Of several consumers that share a server, the one that maintains it decides. Collections change over in the expiry window.
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "index",
+        hide_short_help = true
+    )]
+    pub expiry: ExpiryMode,
+
     /// When MongoDB's collections are compacted: hours like 03:00-06:00, never or always
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
     pub compaction_window: Window,
@@ -321,7 +325,7 @@ impl Storing {
         self.set_aside.clone().unwrap_or_else(beside)
     }
 
-    /// DSPs that always have a place in the store.
+    /// DSPs that always have a slot in the store.
     #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {
         self.dsps.iter().copied().flatten().collect()

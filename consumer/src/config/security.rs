@@ -13,7 +13,7 @@ use super::ProducerUrl;
 pub(super) struct SecurityArgs {
     /// PEM file with the authorities that may sign the certificate of an https:// producer
     ///
-    /// It is looked at again every few seconds, as are the next two and the token.
+    /// It is checked every second, as are the next two and the token.
     #[arg(
         long,
         group = CONTENTS,

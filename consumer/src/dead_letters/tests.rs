@@ -1,4 +1,4 @@
-//! Letters in real files.
+//! Dead letters in real files.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{batch::tests::chunk, metrics::Metrics};
 
-fn letters(folder: &TempDir, bytes_max: usize) -> Letters {
+fn letters(folder: &TempDir, bytes_max: usize) -> Writer {
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let file = folder.path().join("letters.jsonl");
     let letters = DeadLetters::new(file, bytes_max, metrics.sink.dead_letters);
@@ -34,7 +34,7 @@ fn rejected(batch: &Batch, reason: &str) -> Vec<Rejected> {
     rejected.collect()
 }
 
-async fn write(letters: &mut Letters, users: &[&str], reason: &str) {
+async fn write(letters: &mut Writer, users: &[&str], reason: &str) {
     let batch = batch(users);
     letters.write(&batch, rejected(&batch, reason)).await;
 }
@@ -52,7 +52,7 @@ async fn letter_says_all_that_is_known_of_a_cookie() {
     let mut letters = letters(&folder, 1 << 20);
     let path = folder.path().join("letters.jsonl");
     letters.write(&batch(&["alice"]), Vec::new()).await;
-    assert!(!path.exists(), "there is no file without a letter");
+    assert!(!path.exists(), "there is no file without a dead letter");
     write(&mut letters, &["alice", "bob"], "code 121: \u{1b}no").await;
     let found = read(&path);
     assert_eq!(found.len(), 2);

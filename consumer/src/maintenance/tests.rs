@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::{
-    batch::Batch,
+    batch::{Batch, Cursor},
     clock::ManualClock,
     losses::Loss,
     metrics::register_producers,
@@ -17,9 +17,9 @@ use crate::{
     subscription::buffer::{BufferReader, BufferWriter, Item, buffer},
 };
 
-/// What a store was told, in order.
+/// Calls of a store, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum Call {
     Expire(bool),
     Compact { since: u64 },
     Stopped,
@@ -28,7 +28,7 @@ enum Told {
 /// Needs three calls for a compaction, and has one cursor to forget.
 #[derive(Debug, Default)]
 struct FakeStore {
-    told: Mutex<Vec<Told>>,
+    told: Mutex<Vec<Call>>,
     /// Whether a compaction takes until it is stopped.
     compacts_for_ever: bool,
 }
@@ -38,16 +38,16 @@ fn done<T: Send + 'static>(value: T) -> Answer<'static, T> {
 }
 
 impl FakeStore {
-    fn note(&self, told: Told) {
+    fn note(&self, told: Call) {
         let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(told);
     }
 
-    fn told(&self) -> Vec<Told> {
+    fn told(&self) -> Vec<Call> {
         self.told.lock().unwrap().clone()
     }
 
-    fn count(&self, is_wanted: impl Fn(Told) -> bool) -> usize {
+    fn count(&self, is_wanted: impl Fn(Call) -> bool) -> usize {
         self.told()
             .into_iter()
             .filter(|told| is_wanted(*told))
@@ -55,7 +55,7 @@ impl FakeStore {
     }
 
     fn compactions(&self) -> usize {
-        self.count(|told| matches!(told, Told::Compact { .. }))
+        self.count(|told| matches!(told, Call::Compact { .. }))
     }
 }
 
@@ -76,8 +76,8 @@ impl Store for FakeStore {
         done(())
     }
 
-    fn expire<'a>(&'a self, open: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
-        self.note(Told::Expire(open));
+    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired> {
+        self.note(Call::Expire(expiry.open));
         done(Expired {
             deleted: 2,
             complete: true,
@@ -86,17 +86,17 @@ impl Store for FakeStore {
     }
 
     fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
-        let is_first = self.count(|told| told == Told::Expire(true)) == 1;
+        let is_first = self.count(|told| told == Call::Expire(true)) == 1;
         done(is_first.then(|| "gone".into()).into_iter().collect())
     }
 
     fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, Compacted> {
         let since = compaction.since;
-        self.note(Told::Compact { since });
+        self.note(Call::Compact { since });
         async move {
             if self.compacts_for_ever {
                 compaction.stop.cancelled().await;
-                self.note(Told::Stopped);
+                self.note(Call::Stopped);
                 return Ok(Compacted {
                     skipped: 0,
                     complete: false,
@@ -192,7 +192,7 @@ impl Setting {
             stop.cancel();
         };
         let both = async { tokio::join!(night, day) };
-        timeout(Duration::from_secs(10), both).await.unwrap();
+        timeout(Duration::from_secs(60), both).await.unwrap();
     }
 
     /// Waits until the store was told something.
@@ -205,8 +205,8 @@ impl Setting {
 
 fn told_last(store: &FakeStore, open: bool) -> bool {
     let told = store.told();
-    let mut expiries = told.iter().filter(|told| matches!(told, Told::Expire(_)));
-    expiries.next_back() == Some(&Told::Expire(open))
+    let mut expiries = told.iter().filter(|told| matches!(told, Call::Expire(_)));
+    expiries.next_back() == Some(&Call::Expire(open))
 }
 
 #[tokio::test]
@@ -226,7 +226,7 @@ async fn clock_walks_through_a_night() {
         night.until(|store| told_last(store, true)).await;
         night.clock.set(at("10T02:59"));
         night
-            .until(|store| store.count(|told| told == Told::Expire(true)) == 2)
+            .until(|store| store.count(|told| told == Call::Expire(true)) == 2)
             .await;
         assert_eq!(night.store.compactions(), 0);
         night.clock.set(at("10T03:00"));
@@ -253,7 +253,7 @@ async fn clock_walks_through_a_night() {
         .told()
         .into_iter()
         .filter_map(|told| match told {
-            Told::Compact { since } => Some(since),
+            Call::Compact { since } => Some(since),
             _ => None,
         });
     let [first, next] = ["10T03:00", "11T03:00"].map(opened);
@@ -291,10 +291,10 @@ async fn compaction_is_stopped_when_its_window_closes_and_keeps_expiry_from_noth
         night.until(|store| told_last(store, false)).await;
         night.clock.set(at("11T00:00"));
         night.until(|store| told_last(store, true)).await;
-        assert_eq!(night.store.count(|told| told == Told::Stopped), 0);
+        assert_eq!(night.store.count(|told| told == Call::Stopped), 0);
         night.clock.set(at("11T01:00"));
         night
-            .until(|store| store.count(|told| told == Told::Stopped) == 1)
+            .until(|store| store.count(|told| told == Call::Stopped) == 1)
             .await;
         night.clock.set(at("11T12:00"));
         night.until(|store| told_last(store, false)).await;
@@ -304,7 +304,7 @@ async fn compaction_is_stopped_when_its_window_closes_and_keeps_expiry_from_noth
     };
     night.run(["00:00-02:00", "23:30-01:00"], day).await;
     assert_eq!(
-        night.store.count(|told| told == Told::Stopped),
+        night.store.count(|told| told == Call::Stopped),
         2,
         "also when the process stops"
     );
@@ -324,9 +324,9 @@ async fn window_that_is_always_open_compacts_once_a_day() {
             night.until(|store| store.told().len() > looks).await;
         }
         assert_eq!(night.store.compactions(), 3);
-        night.clock.advance(2 * COMPACTION_INTERVAL);
+        night.clock.advance(2 * TURN_INTERVAL);
         night.until(|store| store.compactions() == 4).await;
     };
     night.run(["never", "always"], day).await;
-    assert_eq!(night.store.count(|told| told == Told::Expire(true)), 0);
+    assert_eq!(night.store.count(|told| told == Call::Expire(true)), 0);
 }

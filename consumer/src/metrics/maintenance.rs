@@ -7,6 +7,9 @@ use jiff::Timestamp;
 use prometheus::{Gauge, Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
 use runtime::metrics::Registry;
 
+use super::gauge_value;
+use crate::store::Swept;
+
 /// Most DSPs whose cookies are shown as overdue.
 const OVERDUE_MAX: usize = 20;
 
@@ -28,6 +31,12 @@ pub struct Maintenance {
     pub compaction: Run,
     /// Expired cookies that were found to be deleted.
     pub expired: IntCounter,
+    /// Cookies that sweeps looked at.
+    pub swept: IntCounter,
+    /// Cookies that the sweep has yet to look at.
+    pub sweep_left: IntGauge,
+    /// Cookies an hour of the sweep, or the last one.
+    pub sweep_per_hour: IntGauge,
     /// Cursors that were forgotten.
     pub forgotten_cursors: IntCounter,
     /// Seconds of the compaction of each collection.
@@ -68,6 +77,9 @@ impl Maintenance {
             },
             compaction_open: registry.add(consumer::COMPACTION_WINDOW_OPEN)?,
             expired: registry.add(consumer::EXPIRED)?,
+            swept: registry.add(consumer::SWEPT)?,
+            sweep_left: registry.add(consumer::SWEEP_LEFT)?,
+            sweep_per_hour: registry.add(consumer::SWEEP_PER_HOUR)?,
             forgotten_cursors: registry.add(consumer::FORGOTTEN_CURSORS)?,
             compaction_seconds: registry.add(consumer::COMPACTION_SECONDS)?,
             compaction_freed_bytes: registry.add(consumer::COMPACTION_FREED_BYTES)?,
@@ -75,6 +87,16 @@ impl Maintenance {
             compactions: registry.add(consumer::COMPACTIONS)?,
             errors: registry.add(consumer::MAINTENANCE_ERRORS)?,
         })
+    }
+
+    /// Counts a part of a sweep.
+    pub fn swept(&self, swept: &Swept) {
+        self.swept.inc_by(swept.looked);
+        self.expired.inc_by(swept.deleted);
+        if let Some((left, per_hour)) = swept.ahead {
+            self.sweep_left.set(gauge_value(left));
+            self.sweep_per_hour.set(gauge_value(per_hour));
+        }
     }
 
     /// Shows how far the oldest cookies of these DSPs, and of no others, are beyond their time to live.

@@ -11,7 +11,7 @@ use crate::ledger::Ledger;
 pub struct Sink {
     /// What became of every cookie; shared with the subscriptions.
     pub ledger: Ledger,
-    /// What became of the cookies that the store refused for ever.
+    /// What became of the cookies that the store refused forever.
     pub dead_letters: DeadLetters,
     /// Cookies whose time of acceptance was cut down.
     pub clock_clamped: IntCounter,
@@ -27,20 +27,20 @@ pub struct Sink {
     pub store_errors: IntCounter,
     /// Whether the store works.
     pub store_up: IntGauge,
-    /// DSPs that are not listed and have a place in the store.
-    pub places: IntGauge,
+    /// DSPs that are not listed and have a slot in the store.
+    pub dsp_slots: IntGauge,
     /// How many may get one.
-    pub places_max: IntGauge,
+    pub dsp_slots_max: IntGauge,
     /// Goodbyes of producers of which everything is durable.
     pub goodbyes: IntCounter,
 }
 
-/// Letters for cookies that the store refused for ever.
+/// Dead letters: cookies that the store refused forever.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
-    /// Letters in the file.
+    /// Those in the file.
     pub written: IntCounter,
-    /// Letters that could not be written.
+    /// Those that could not be written.
     pub failed: IntCounter,
 }
 
@@ -56,9 +56,9 @@ impl Sink {
             stored_seconds: registry.add(consumer::STORED_SECONDS)?,
             store_errors: registry.add(consumer::STORE_ERRORS)?,
             store_up: registry.add(consumer::STORE_UP)?,
-            places: registry.add(consumer::DSP_PLACES)?,
-            places_max: registry.add(consumer::DSP_PLACES_LIMIT)?,
-            goodbyes: registry.add(consumer::PRODUCER_GOODBYES)?,
+            dsp_slots: registry.add(consumer::DSP_SLOTS)?,
+            dsp_slots_max: registry.add(consumer::DSP_SLOTS_LIMIT)?,
+            goodbyes: registry.add(consumer::PRODUCER_DRAINS)?,
         })
     }
 }

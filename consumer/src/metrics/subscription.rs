@@ -32,14 +32,14 @@ pub struct Subscription {
     pub unknown_tails: IntCounter,
     /// Most cookies that can be missing of those epochs that have a bound.
     pub unknown_tail_cookies: IntCounter,
-    /// Lives of producers that ended with nothing lost.
-    pub lives_proved: IntCounter,
-    /// Lives of which an exact number was lost.
-    pub lives_lost: IntCounter,
-    /// Lives of which not more than a known number was lost.
-    pub lives_bounded: IntCounter,
-    /// Lives of whose end nothing is known.
-    pub lives_unknown: IntCounter,
+    /// Restarts of producers with nothing lost.
+    pub restarts_proved: IntCounter,
+    /// Restarts with which an exact number was lost.
+    pub restarts_lost: IntCounter,
+    /// Restarts with which not more than a known number was lost.
+    pub restarts_bounded: IntCounter,
+    /// Restarts of which nothing is known.
+    pub restarts_unknown: IntCounter,
     /// Cookies that a producer took with it at its end.
     pub lost_producer_ended: IntCounter,
     lost_queue_bound: IntCounter,
@@ -54,7 +54,7 @@ pub struct Subscription {
 impl Subscription {
     pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
         let lost: IntCounterVec = registry.add(consumer::LOST)?;
-        let lives: IntCounterVec = registry.add(consumer::PRODUCER_LIVES)?;
+        let restarts: IntCounterVec = registry.add(consumer::PRODUCER_RESTARTS)?;
         let buffer_bytes: IntGauge = registry.add(consumer::BUFFER_BYTES)?;
         let (peak, of) = (consumer::BUFFER_BYTES_MAX, buffer_bytes.clone());
         Ok(Self {
@@ -69,10 +69,10 @@ impl Subscription {
             duplicate_producers: registry.add(consumer::DUPLICATE_PRODUCER_IDS)?,
             unknown_tails: registry.add(consumer::UNKNOWN_TAILS)?,
             unknown_tail_cookies: registry.add(consumer::UNKNOWN_TAIL_COOKIES)?,
-            lives_proved: lives.with_label_values(&["proved"]),
-            lives_lost: lives.with_label_values(&["lost"]),
-            lives_bounded: lives.with_label_values(&["bounded"]),
-            lives_unknown: lives.with_label_values(&["unknown"]),
+            restarts_proved: restarts.with_label_values(&["proved"]),
+            restarts_lost: restarts.with_label_values(&["lost"]),
+            restarts_bounded: restarts.with_label_values(&["bounded"]),
+            restarts_unknown: restarts.with_label_values(&["unknown"]),
             lost_producer_ended: lost.with_label_values(&["producer_ended"]),
             lost_queue_bound: lost.with_label_values(&["queue_bound"]),
             lost_log_moved_on: lost.with_label_values(&["log_moved_on"]),

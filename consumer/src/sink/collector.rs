@@ -15,13 +15,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, HandOver, Limits, lock};
 use crate::{
-    batch::{Batch, BatchCookie, BatchId, Judge, Mark, Verdict},
-    clock::SteadyClock,
+    batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
+    clock::{EarlierClock, SteadyClock},
+    dsp_slots::{DspSlot, DspSlots},
     losses::Records,
     metrics::{self, gauge_value},
-    places::{Place, Places},
     subscription::buffer::{BufferReader, Item},
     suppression::Suppression,
+    ttl::Ttls,
 };
 
 /// Cookies that need not wait for more. A document costs mongod 3.5 µs in commands of 1,000, and 5 µs in commands of 200
@@ -38,38 +39,51 @@ pub struct Collector {
     suppression: Arc<Mutex<Suppression>>,
     metrics: metrics::Sink,
     /// What is left in the buffer is left out when this is cancelled.
-    hurry: CancellationToken,
+    fast_drain: CancellationToken,
     /// Producers whose clock is ahead, as far as it was said.
     ahead: HashSet<Arc<str>>,
     /// What producers' clocks are held against.
     steady: SteadyClock,
-    places: Places,
+    /// By which cookies have expired.
+    earlier: EarlierClock,
+    slots: DspSlots,
+    ttls: Ttls,
     records: Records,
     /// DSPs that the operator refuses.
     refused: watch::Receiver<BTreeSet<u32>>,
 }
 
-/// Refuses the cookies of DSPs without a place, and judges the others by what is stored.
+/// Refuses cookies that have expired and those of DSPs without a slot, and filters the others by what is stored.
 struct Gate<'a> {
-    places: &'a mut Places,
+    slots: &'a mut DspSlots,
+    ttls: &'a Ttls,
+    /// In microseconds since the Unix epoch.
+    now: u64,
     suppression: &'a mut Suppression,
 }
 
-impl Judge for Gate<'_> {
-    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
-        self.suppression.mark(cookie)
+impl DedupFilter for Gate<'_> {
+    fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
+        self.suppression.fingerprint(cookie)
     }
 
-    fn announce(&mut self, marks: &[Mark]) {
-        self.suppression.announce(marks);
+    fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
+        self.suppression.prefetch(fingerprints);
     }
 
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, batch: BatchId) -> Verdict {
-        if self
-            .places
+    fn verdict(
+        &mut self,
+        cookie: &BatchCookie<'_>,
+        fingerprint: Fingerprint,
+        batch: BatchId,
+    ) -> Verdict {
+        if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
+            Verdict::Expired
+        } else if self
+            .slots
             .admits(cookie.dsp_id, cookie.accepted_unix_micros)
         {
-            self.suppression.verdict(cookie, mark, batch)
+            self.suppression.verdict(cookie, fingerprint, batch)
         } else {
             Verdict::Refuse
         }
@@ -77,25 +91,28 @@ impl Judge for Gate<'_> {
 }
 
 impl Collector {
-    /// A collector that ends early when `hurry` is cancelled.
+    /// A collector that ends early when `fast_drain` is cancelled.
     #[must_use]
     pub fn new(
         limits: Limits,
         suppression: Arc<Mutex<Suppression>>,
-        places: Places,
+        slots: DspSlots,
+        ttls: Ttls,
         mut refused: watch::Receiver<BTreeSet<u32>>,
         metrics: metrics::Sink,
-        hurry: CancellationToken,
+        fast_drain: CancellationToken,
     ) -> Self {
         refused.mark_changed();
         Self {
             limits,
             suppression,
             metrics,
-            hurry,
+            fast_drain,
             ahead: HashSet::new(),
             steady: SteadyClock::new(unix_micros(), Instant::now()),
-            places,
+            earlier: EarlierClock::new(unix_micros(), Instant::now()),
+            slots,
+            ttls,
             records: Records::from(1),
             refused,
         }
@@ -103,7 +120,7 @@ impl Collector {
 
     /// Collects batches until the buffer ends.
     ///
-    /// In a hurry it hands over what it has and leaves the rest of the buffer out. No cursor of that was committed,
+    /// In a fast drain it hands over what it has and leaves the rest of the buffer out. No cursor of that was committed,
     /// so the producers send it again.
     ///
     /// # Errors
@@ -123,7 +140,7 @@ impl Collector {
                 idle = hand_over.idle(), if is_due => {
                     due_at = None;
                     let next = batch.next();
-                    self.record_places(&mut batch);
+                    self.record_slots(&mut batch);
                     hand_over.give(std::mem::replace(&mut batch, next), idle).await?;
                 }
                 item = buffer.pop(), if !batch.is_full() => {
@@ -135,14 +152,14 @@ impl Collector {
                     self.take(&mut batch, item);
                 }
                 () = sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() && !is_due => {}
-                () = self.hurry.cancelled() => {
+                () = self.fast_drain.cancelled() => {
                     self.leave_out(&mut buffer);
                     break;
                 }
             }
         }
         if !batch.is_empty() {
-            self.record_places(&mut batch);
+            self.record_slots(&mut batch);
             let idle = hand_over.idle().await;
             hand_over.give(batch, idle).await?;
         }
@@ -152,15 +169,19 @@ impl Collector {
     fn take(&mut self, batch: &mut Batch, item: Item) {
         match item {
             Item::Chunk(producer, chunk) => {
-                let now = self.steady.now(unix_micros(), Instant::now());
-                let latest = now.saturating_add(AHEAD_MICROS_MAX);
+                let (now, at) = (unix_micros(), Instant::now());
+                let latest = self.steady.now(now, at).saturating_add(AHEAD_MICROS_MAX);
                 self.check_clock(&producer, &chunk, latest);
                 let mut suppression = lock(&self.suppression);
+                suppression.set_now(now);
                 let mut gate = Gate {
-                    places: &mut self.places,
+                    slots: &mut self.slots,
+                    ttls: &self.ttls,
+                    // Not the steady one: after a jump ahead and back, that would take everything for expired.
+                    now: self.earlier.now(now, at),
                     suppression: &mut suppression,
                 };
-                batch.push_judged(&producer, &chunk, latest, &mut gate);
+                batch.push_filtered(&producer, &chunk, latest, &mut gate);
             }
             Item::Cursor(cursor) => batch.advance(&cursor),
             Item::Loss(loss) => {
@@ -174,28 +195,28 @@ impl Collector {
         if self.refused.has_changed().unwrap_or(false) {
             let refused = self.refused.borrow_and_update().clone();
             tracing::info!(dsps = refused.len(), "cookies of these DSPs are refused");
-            self.places.refuse(refused);
+            self.slots.refuse(refused);
         }
     }
 
-    /// Takes in of what the store holds which DSPs have a place, and which number the next record of a loss has.
-    pub fn load(&mut self, held: &[Place], next_loss: u64) {
+    /// Takes in of what the store holds which DSPs have a slot, and which number the next record of a loss has.
+    pub fn load(&mut self, held: &[DspSlot], next_loss: u64) {
         self.records = Records::from(next_loss);
         self.refuse();
-        self.places.load(held);
-        self.show_places();
+        self.slots.load(held);
+        self.show_slots();
     }
 
-    fn record_places(&mut self, batch: &mut Batch) {
-        batch.set_places(self.places.to_record());
-        self.places.free(unix_micros());
-        self.show_places();
+    fn record_slots(&mut self, batch: &mut Batch) {
+        batch.set_slots(self.slots.to_record());
+        self.slots.free(unix_micros());
+        self.show_slots();
     }
 
-    fn show_places(&self) {
-        let (taken, max) = self.places.taken();
-        self.metrics.places.set(gauge_value(taken as u64));
-        self.metrics.places_max.set(gauge_value(max as u64));
+    fn show_slots(&self) {
+        let (taken, max) = self.slots.taken();
+        self.metrics.dsp_slots.set(gauge_value(taken as u64));
+        self.metrics.dsp_slots_max.set(gauge_value(max as u64));
     }
 
     /// Counts and says that a producer's clock is ahead: its cookies would win against all others until then.

@@ -14,9 +14,9 @@ use crate::{
     aside::{self, Aside, Retries},
     config::Config,
     dead_letters::DeadLetters,
+    dsp_slots::DspSlots,
     health::Health,
     metrics::Metrics,
-    places::Places,
     producers::Producers,
     store::Store,
     subscription::buffer::{self, BufferReader, BufferWriter},
@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub struct Stops {
     /// What is left in the buffer is left out when this is cancelled.
-    pub hurry: CancellationToken,
+    pub fast_drain: CancellationToken,
     /// The store is not waited for any longer when this is cancelled.
     pub at_once: CancellationToken,
 }
@@ -93,10 +93,11 @@ impl Pipeline {
             collector: Collector::new(
                 limits,
                 Arc::clone(&suppression),
-                Places::new(config.storing.dsps(), config.storing.dsps_max, ttls.clone()),
+                DspSlots::new(config.storing.dsps(), config.storing.dsps_max, ttls.clone()),
+                ttls,
                 refused,
                 metrics.sink.clone(),
-                stops.hurry,
+                stops.fast_drain,
             ),
             received,
             hand_over,
@@ -123,7 +124,7 @@ impl Pipeline {
     pub async fn load_cursors(&mut self) -> Result<(), Failure> {
         let loaded = self.writer.load().await?;
         let next_loss = self.producers.loaded(loaded.cursors, loaded.losses);
-        self.collector.load(&loaded.places, next_loss);
+        self.collector.load(&loaded.slots, next_loss);
         Ok(())
     }
 

@@ -22,10 +22,10 @@ use crate::{
         tests::{aged_chunk, chunk},
     },
     dead_letters::DeadLetters,
+    dsp_slots::DspSlots,
     health::Health,
     ledger::Figures,
     metrics::Metrics,
-    places::Places,
     store::Store,
     subscription::buffer::{self, BufferWriter, Item},
     ttl::Ttls,
@@ -37,7 +37,7 @@ struct Sink {
     health: Arc<Health>,
     metrics: Metrics,
     buffer: BufferWriter,
-    hurry: CancellationToken,
+    fast_drain: CancellationToken,
     /// Stops the writer at once.
     stop: CancellationToken,
     folder: TempDir,
@@ -45,13 +45,17 @@ struct Sink {
 }
 
 fn suppression() -> Arc<Mutex<Suppression>> {
-    let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
-    Arc::new(Mutex::new(Suppression::new(HOUR, 1 << 20, ttls)))
+    Arc::new(Mutex::new(Suppression::new(HOUR, 1 << 20, forever())))
 }
 
-fn places() -> Places {
+fn slots() -> DspSlots {
     let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
-    Places::new(BTreeSet::new(), 512, ttls)
+    DspSlots::new(BTreeSet::new(), 512, ttls)
+}
+
+/// Chunks of these tests are as old as the epoch.
+fn forever() -> Ttls {
+    Ttls::new(Duration::MAX, BTreeMap::new())
 }
 
 fn unrefused() -> tokio::sync::watch::Receiver<BTreeSet<u32>> {
@@ -59,6 +63,10 @@ fn unrefused() -> tokio::sync::watch::Receiver<BTreeSet<u32>> {
 }
 
 fn start(store: FakeStore, limits: Limits) -> Sink {
+    start_with(store, limits, forever())
+}
+
+fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (store, health) = (Arc::new(store), Arc::new(Health::default()));
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
@@ -77,14 +85,15 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
         stop.clone(),
     );
     let tasks = TaskTracker::new();
-    let hurry = CancellationToken::new();
+    let fast_drain = CancellationToken::new();
     let collector = Collector::new(
         limits,
         suppression,
-        places(),
+        slots(),
+        ttls,
         unrefused(),
         metrics.sink.clone(),
-        hurry.clone(),
+        fast_drain.clone(),
     );
     tasks.spawn(collector.run(reader, hand_over));
     let ended = tasks.spawn(writer.run(batches));
@@ -93,7 +102,7 @@ fn start(store: FakeStore, limits: Limits) -> Sink {
         health,
         metrics,
         buffer,
-        hurry,
+        fast_drain,
         stop,
         folder,
         ended,
@@ -121,6 +130,30 @@ async fn push(sink: &Sink, sequence: u64) {
     let chunk = chunk(sequence, 1, &[(&user, 1, "b")]);
     let item = Item::Chunk("p".into(), chunk);
     sink.buffer.push(item).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn cookie_that_has_expired_when_it_comes_is_refused_and_takes_no_place() {
+    let day = Ttls::new(24 * HOUR, [(9, HOUR)].into());
+    let sink = start_with(FakeStore::default(), LIMITS, day);
+    let ago = |age: Duration| unix_micros() - u64::try_from(age.as_micros()).unwrap();
+    for (sequence, age, dsp_id) in [(1, 25, 7), (2, 23, 8), (3, 2, 9)] {
+        let chunk = chunk(sequence, ago(age * HOUR), &[("u", dsp_id, "b")]);
+        let item = Item::Chunk("p".into(), chunk);
+        sink.buffer.push(item).await.unwrap();
+    }
+    let Sink { buffer, ended, .. } = sink;
+    drop(buffer);
+    ended.await.unwrap().unwrap();
+    let figures = settled(&sink.metrics);
+    assert_eq!((figures.expired, figures.written), (2, 1));
+    assert_eq!(sink.metrics.sink.dsp_slots.get(), 1);
+    let batches = sink.store.batches.lock().unwrap();
+    assert_eq!(
+        batches.last().unwrap().1[0].sequence,
+        3,
+        "the cursor passes it"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +208,7 @@ async fn batch_grows_while_the_writer_is_busy_up_to_its_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hurry_stores_the_batches_in_hand_and_leaves_the_buffer_out() {
+async fn fast_drain_stores_the_batches_in_hand_and_leaves_the_buffer_out() {
     let store = FakeStore {
         slow: Duration::from_secs(3),
         ..FakeStore::default()
@@ -187,7 +220,7 @@ async fn hurry_stores_the_batches_in_hand_and_leaves_the_buffer_out() {
         push(&sink, sequence).await;
     }
     sleep(Duration::from_millis(100)).await;
-    sink.hurry.cancel();
+    sink.fast_drain.cancel();
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
     let batches = sink.store.batches.lock().unwrap();
@@ -287,7 +320,7 @@ async fn broken_store_ends_the_writer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_cookie_becomes_a_letter_before_its_batch_counts_and_holds_up_nothing() {
+async fn refused_cookie_becomes_a_dead_letter_before_its_batch_counts_and_holds_up_nothing() {
     let store = FakeStore {
         picky: true,
         ..FakeStore::default()

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! While one batch is committed, a first attempt to write the next is made. It counts only if the commit succeeds: what
-//! came of a batch is told, in letters and in the suppression table, when everything before it is durable.
+//! came of a batch is told, in dead letters and in the suppression table, when everything before it is durable.
 
 use std::{
     collections::HashSet,
@@ -35,11 +35,11 @@ use crate::{
     aside::Aside,
     batch::{Batch, Cursor},
     dead_letters::DeadLetters,
+    dsp_slots::DspSlot,
     health::Health,
     ledger::Settled,
     losses::Numbered,
     metrics,
-    places::Place,
     store::{Store, StoreError, Written},
     suppression::Suppression,
 };
@@ -70,7 +70,7 @@ pub struct Loaded {
     /// Where it stands.
     pub cursors: Vec<Cursor>,
     /// Of which DSPs it has cookies, or soon will.
-    pub places: Vec<Place>,
+    pub slots: Vec<DspSlot>,
     /// The records of losses that it keeps.
     pub losses: Vec<Numbered>,
 }
@@ -153,16 +153,16 @@ impl Writer {
         // Those set aside get theirs soon.
         let aside = self.aside.iter().flat_map(|aside| aside.dsps().into_keys());
         let now = unix_micros();
-        let mut places: Vec<Place> = aside.map(|dsp_id| (dsp_id, now)).collect();
+        let mut slots: Vec<DspSlot> = aside.map(|dsp_id| (dsp_id, now)).collect();
         // However long it takes: a store without a record of them is read through.
-        let found = attempts.until_done(Duration::MAX, |store| store.load_places());
-        places.extend(found.await?);
+        let found = attempts.until_done(Duration::MAX, |store| store.load_slots());
+        slots.extend(found.await?);
         let losses = attempts
             .until_done(PATIENCE, |store| store.load_losses())
             .await?;
         Ok(Loaded {
             cursors,
-            places,
+            slots,
             losses,
         })
     }
@@ -299,7 +299,7 @@ impl Writer {
         })
     }
 
-    /// Sees to it that a batch is durable, whatever came of its commit, and counts it. Tells whether that commit succeeded.
+    /// Makes sure that a batch is durable, whatever came of its commit, and counts it. Tells whether that commit succeeded.
     async fn committed(
         &mut self,
         mut previous: Volatile,
@@ -330,7 +330,7 @@ impl Writer {
             })
             .await?;
         let before = std::mem::take(&mut previous.written);
-        // What was set aside or has a letter has its fate, wherever else it is now.
+        // What was set aside or became a dead letter has its fate, wherever else it is now.
         let has_fate: HashSet<u32> = before.not_stored().collect();
         after.stale.retain(|index| !has_fate.contains(index));
         after.rejected.retain(|it| !has_fate.contains(&it.index));
@@ -350,7 +350,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets aside what was not taken, and writes letters for what was refused, or has no room aside.
+    /// Sets aside what was not taken, and writes dead letters for what was refused, or has no room aside.
     async fn put_elsewhere(
         &mut self,
         batch: &Arc<Batch>,

@@ -23,9 +23,9 @@ impl From<Figures> for Ledger {
     }
 }
 
-/// Ends of producers' lives since the start: restarts, and what they cost.
+/// Restarts of producers since the start, and what they cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Lives {
+pub struct Restarts {
     /// Nothing was lost.
     pub proved: u64,
     /// An exact number of cookies was lost.
@@ -38,13 +38,13 @@ pub struct Lives {
     pub unknown_cookies_max: u64,
 }
 
-impl Lives {
+impl Restarts {
     pub(super) fn of(metrics: &metrics::Subscription) -> Self {
         Self {
-            proved: metrics.lives_proved.get(),
-            lost: metrics.lives_lost.get(),
-            bounded: metrics.lives_bounded.get(),
-            unknown: metrics.lives_unknown.get(),
+            proved: metrics.restarts_proved.get(),
+            lost: metrics.restarts_lost.get(),
+            bounded: metrics.restarts_bounded.get(),
+            unknown: metrics.restarts_unknown.get(),
             unknown_cookies_max: metrics.unknown_tail_cookies.get(),
         }
     }

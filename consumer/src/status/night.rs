@@ -1,9 +1,10 @@
 //! When the store may expire and compact next, where the node is.
 
 use jiff::{Timestamp, Zoned};
+use runtime::status::counted::whole;
 use serde::Serialize;
 
-use crate::{maintenance::Schedule, window::Window};
+use crate::{maintenance::Schedule, maintenance_window::Window, metrics};
 
 /// The night as it is now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -16,6 +17,33 @@ pub struct Night {
     pub expiry: NightWindow,
     /// When the store is compacted.
     pub compaction: NightWindow,
+    /// The sweep for expired cookies, as it is or was last; none before the first.
+    pub sweep: Option<Sweep>,
+}
+
+/// A look at all cookies for those that have expired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Sweep {
+    /// Cookies that it has looked at since the process began.
+    pub looked_at: u64,
+    /// Cookies that it has yet to look at, by estimate.
+    pub left: u64,
+    /// Cookies that it looks at an hour.
+    pub per_hour: u64,
+    /// How long that takes at this pace, while it is at work.
+    pub seconds_left: u64,
+}
+
+impl Sweep {
+    pub(super) fn of(metrics: &metrics::Maintenance) -> Option<Self> {
+        let (left, per_hour) = (whole(&metrics.sweep_left), whole(&metrics.sweep_per_hour));
+        (metrics.swept.get() > 0).then(|| Self {
+            looked_at: metrics.swept.get(),
+            left,
+            per_hour,
+            seconds_left: left.saturating_mul(3600) / per_hour.max(1),
+        })
+    }
 }
 
 /// One window.
@@ -32,11 +60,12 @@ pub struct NightWindow {
 }
 
 impl Night {
-    pub(super) fn now(schedule: &Schedule) -> Self {
-        Self::at(
-            schedule,
-            &Timestamp::now().to_zoned(schedule.time_zone.clone()),
-        )
+    pub(super) fn now(schedule: &Schedule, metrics: &metrics::Maintenance) -> Self {
+        let now = Timestamp::now().to_zoned(schedule.time_zone.clone());
+        Self {
+            sweep: Sweep::of(metrics),
+            ..Self::at(schedule, &now)
+        }
     }
 
     fn at(schedule: &Schedule, now: &Zoned) -> Self {
@@ -46,6 +75,7 @@ impl Night {
             local_time: local(now),
             expiry: NightWindow::at(schedule.expiry, now),
             compaction: NightWindow::at(schedule.compaction, now),
+            sweep: None,
         }
     }
 }

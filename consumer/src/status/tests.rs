@@ -7,9 +7,12 @@ use runtime::metrics::Registry;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::batch::{Counts, Cursor};
-use crate::ledger::Settled;
-use crate::producers::{Arrival, Opening};
+use crate::{
+    batch::{Counts, Cursor},
+    ledger::Settled,
+    producers::{Arrival, Opening},
+    store::Swept,
+};
 
 fn config() -> Config {
     let arguments = [
@@ -80,7 +83,12 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     });
     health.producers().committed(&[cursor(5, 7)], &[]);
     sink.stored_seconds.observe(Duration::from_millis(120), 7);
-    metrics.subscription.lives_proved.inc();
+    metrics.maintenance.swept(&Swept {
+        looked: 1_000,
+        deleted: 10,
+        ahead: Some((1_000_000, 2_000_000)),
+    });
+    metrics.subscription.restarts_proved.inc();
     metrics.subscription.lost_producer_ended.inc_by(3);
     tokio::time::advance(Duration::from_secs(2)).await;
     status.sample(Instant::now());
@@ -95,7 +103,7 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
     });
     let ledger = json!({
         "received": 10, "written": 4, "suppressed": 0, "superseded": 1, "stale": 0, "malformed": 0,
-        "dead_lettered": 2, "found": 0, "set_aside": 0, "unreadable": 0, "no_place": 0, "left_out": 0, "waiting": 3, "unexplained": 0,
+        "dead_lettered": 2, "found": 0, "set_aside": 0, "unreadable": 0, "no_place": 0, "expired": 0, "left_out": 0, "waiting": 3, "unexplained": 0,
     });
     for (path, expected) in [
         ("/process", json!("consumer")),
@@ -118,6 +126,7 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
         ("/lives/proved", json!(1)),
         ("/night/expiry/hours", json!("01:00-03:00")),
         ("/night/time_zone", json!("UTC")),
+        ("/night/sweep/seconds_left", json!(1_800)),
         ("/history/received_per_second", json!([0.0, 5.0])),
     ] {
         assert_eq!(said.pointer(path), Some(&expected), "{path}");

@@ -3,9 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
-use tokio_util::sync::CancellationToken;
 
-use super::{Answer, Compacted, Compaction, Expired, Found, Store, Written};
+use super::{Answer, Compacted, Compaction, Expired, Expiry, Found, Store, Written};
 use crate::batch::{Batch, Cursor};
 
 /// Remembers cursors for the life of the process, and nothing else.
@@ -37,12 +36,7 @@ impl Store for DiscardStore {
         std::future::ready(Ok(())).boxed()
     }
 
-    fn expire<'a>(
-        &'a self,
-        _open: bool,
-        _now: u64,
-        _stop: &'a CancellationToken,
-    ) -> Answer<'a, Expired> {
+    fn expire<'a>(&'a self, _: Expiry<'a>) -> Answer<'a, Expired> {
         let nothing = Expired {
             deleted: 0,
             complete: true,

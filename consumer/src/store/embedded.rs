@@ -36,21 +36,20 @@ use fjall::{
 use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::unix_micros;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Found, Store, StoreError, Written};
 use crate::{
     batch::{Batch, BatchCookie, Cursor},
+    dsp_slots::{DspSlot, LookupBound},
     losses::Numbered,
-    places::{LookupBound, Place},
     ttl::Ttls,
 };
 use expiry::Expiry;
 use recent::Recent;
 use records::{
-    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, PLACE_PREFIX,
-    PLACES_KEY, be_u64, committed, decode_cursor, dsp_of, encode_cursor, loss_key, place_key,
-    put_value, stored_cookie, user_prefix,
+    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, SLOT_PREFIX, SLOTS_KEY,
+    be_u64, committed, decode_cursor, dsp_of, encode_cursor, loss_key, put_value, slot_key,
+    stored_cookie, user_prefix,
 };
 
 /// Bytes of blocks kept in memory for reading.
@@ -82,7 +81,7 @@ struct Inner {
     meta: Keyspace,
     ttls: Ttls,
     tuning: Tuning,
-    /// Held by whoever writes.
+    /// Held by anyone who writes.
     recent: Mutex<Recent>,
     expiry: Expiry,
 }
@@ -142,7 +141,7 @@ impl EmbeddedStore {
         for pair in self.inner.cookies.iter() {
             let (key, value) = pair.into_inner()?;
             let cookie = stored_cookie(&key, &value)
-                .ok_or_else(|| anyhow::anyhow!("the store holds what is no cookie: {key:?}"))?;
+                .ok_or_else(|| anyhow::anyhow!("the store holds what is not a cookie: {key:?}"))?;
             if show(&cookie).is_break() {
                 break;
             }
@@ -195,8 +194,8 @@ impl Store for EmbeddedStore {
         self.run(Inner::load_losses)
     }
 
-    fn load_places(&self) -> Answer<'_, Vec<Place>> {
-        self.run(Inner::load_places)
+    fn load_slots(&self) -> Answer<'_, Vec<DspSlot>> {
+        self.run(Inner::load_slots)
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
@@ -218,18 +217,12 @@ impl Store for EmbeddedStore {
         Some(HANGS_AFTER)
     }
 
-    fn expire<'a>(
-        &'a self,
-        open: bool,
-        now: u64,
-        _stop: &'a CancellationToken,
-    ) -> Answer<'a, Expired> {
-        let expiry = &self.inner.expiry;
-        if open {
-            expiry.set_now(now);
+    fn expire<'a>(&'a self, expiry: super::Expiry<'a>) -> Answer<'a, Expired> {
+        if expiry.open {
+            self.inner.expiry.set_now(expiry.now);
         }
         let expired = Expired {
-            deleted: expiry.take_removed(),
+            deleted: self.inner.expiry.take_removed(),
             complete: true,
             ..Expired::default()
         };
@@ -311,33 +304,33 @@ impl Inner {
         Ok(losses)
     }
 
-    /// The places recorded; in a store of a version that recorded none, those of all cookies, which are read for that.
-    fn load_places(&self) -> fjall::Result<Vec<Place>> {
-        let mut places = BTreeMap::new();
-        for pair in self.meta.prefix(PLACE_PREFIX) {
+    /// The slots recorded; in a store of a version that recorded none, those of all cookies, which are read for that.
+    fn load_slots(&self) -> fjall::Result<Vec<DspSlot>> {
+        let mut slots = BTreeMap::new();
+        for pair in self.meta.prefix(SLOT_PREFIX) {
             let (key, value) = pair.into_inner()?;
-            places.extend(dsp_of(&key).zip(be_u64(&value)));
+            slots.extend(dsp_of(&key).zip(be_u64(&value)));
         }
-        if !self.meta.contains_key(PLACES_KEY)? {
+        if !self.meta.contains_key(SLOTS_KEY)? {
             for pair in self.cookies.iter() {
                 let (key, value) = pair.into_inner()?;
                 if let Some((dsp_id, accepted)) = dsp_of(&key).zip(be_u64(&value)) {
-                    let newest: &mut u64 = places.entry(dsp_id).or_default();
+                    let newest: &mut u64 = slots.entry(dsp_id).or_default();
                     *newest = accepted.max(*newest);
                 }
             }
-            for (dsp_id, newest) in &places {
-                self.meta.insert(place_key(*dsp_id), newest.to_be_bytes())?;
+            for (dsp_id, newest) in &slots {
+                self.meta.insert(slot_key(*dsp_id), newest.to_be_bytes())?;
             }
-            self.meta.insert(PLACES_KEY, [])?;
+            self.meta.insert(SLOTS_KEY, [])?;
         }
-        Ok(places.into_iter().collect())
+        Ok(slots.into_iter().collect())
     }
 
     fn write(&self, batch: &Batch) -> fjall::Result<Written> {
         let mut recent = self.recent();
         let newest = recent.newest();
-        let beside = batch.cursors().len() + batch.places().len() + batch.losses().len();
+        let beside = batch.cursors().len() + batch.slots().len() + batch.losses().len();
         let capacity = batch.len() + beside + 1;
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
             .durability(Some(PersistMode::SyncData));
@@ -356,8 +349,8 @@ impl Inner {
             put_value(&mut value, &cookie);
             writes.insert(&self.cookies, key.as_slice(), &value);
         }
-        for (dsp_id, newest) in batch.places() {
-            writes.insert(&self.meta, place_key(*dsp_id), newest.to_be_bytes());
+        for (dsp_id, newest) in batch.slots() {
+            writes.insert(&self.meta, slot_key(*dsp_id), newest.to_be_bytes());
         }
         for loss in batch.losses() {
             let value = serde_json::to_vec(loss).expect("records are JSON");

@@ -12,8 +12,8 @@
 //! With `w=1` on a replica set, a change of the primary may lose what a consumer believes to be stored.
 //!
 //! Expiry: a TTL index on `t` in each of our collections. Outside the window it expires after 68 years; the switch is
-//! a `collMod` of our own index, so other data on the same server is not touched. See `mongodb/expiry.rs`, and
-//! `mongodb/compaction.rs` for what gives the space back.
+//! a `collMod` of our own index, so other data on the same server is not touched. Or no index, and a sweep in the window. See
+//! `mongodb/expiry.rs`, `mongodb/sweep.rs`, and `mongodb/compaction.rs` for what gives the space back.
 //!
 //! Every command has a deadline: it is then repeated, which changes nothing. Only `compact` may take as long as its window,
 //! and the making of an index as long as it takes.
@@ -30,20 +30,24 @@ pub mod command;
 mod compaction;
 mod connection;
 mod cursors;
-mod errors;
+mod dsp_slots;
+mod duplicate_key;
+mod error_text;
 mod expiry;
+mod insert_strategy;
 mod lookup;
 mod losses;
-mod order;
 mod owner;
-mod places;
+mod retry_policy;
 mod round;
 mod secrets;
+mod sweep;
 mod write;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    str::FromStr,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicI64},
     time::Instant,
 };
@@ -55,21 +59,24 @@ use mongodb::{
 };
 use runtime::unix_micros;
 use tokio::sync::OnceCell;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
-use super::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written};
+use super::{
+    Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
+};
 use crate::{
     batch::{Batch, Cursor},
+    dsp_slots::{DspSlot, LookupBound},
     losses::Numbered,
-    places::{LookupBound, Place},
     ttl::Ttls,
 };
 use breakers::Breakers;
 use connection::{Connection, in_time};
 pub use connection::{WriteConcern, check_uri};
 use cursors::Committed;
-use order::Order;
+use insert_strategy::InsertStrategy;
 use secrets::Secrets;
+use sweep::commits::CommitTimes;
 
 /// The collection of a DSP's database that holds its cookies.
 pub const COOKIES: &str = "cookies";
@@ -78,6 +85,7 @@ pub const COOKIES: &str = "cookies";
 const NEVER_SECONDS: i64 = i32::MAX as i64;
 
 const NAMESPACE_NOT_FOUND: i32 = 26;
+const NAMESPACE_EXISTS: i32 = 48;
 const INVALID_OPTIONS: i32 = 72;
 
 /// Cookies in a mongod, or whatever the URI leads to.
@@ -95,7 +103,7 @@ struct Inner {
     /// For lookups alone.
     lookups: OnceCell<Connection>,
     dsps: Mutex<Dsps>,
-    /// Which life of which server took the latest commit.
+    /// Which run of which server took the latest commit.
     server: Mutex<Option<Receipt>>,
     /// What that commit was.
     committed: Mutex<Committed>,
@@ -103,12 +111,43 @@ struct Inner {
     started: i64,
     commits: AtomicI64,
     /// By DSP.
-    orders: Mutex<BTreeMap<u32, Order>>,
+    insert_strategies: Mutex<BTreeMap<u32, InsertStrategy>>,
     breakers: Breakers,
     /// What waits for an answer of one database: at most one command of each.
     tasks: TaskTracker,
     expiry: expiry::State,
+    commit_times: CommitTimes,
     compaction: compaction::State,
+}
+
+/// How expired cookies are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpiryMode {
+    /// By an index on `t`, of whose cookies mongod deletes those that have expired.
+    Index,
+    /// By a sweep through all cookies.
+    Sweep,
+}
+
+impl FromStr for ExpiryMode {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "index" => Ok(Self::Index),
+            "sweep" => Ok(Self::Sweep),
+            _ => Err("expected `index` or `sweep`"),
+        }
+    }
+}
+
+impl fmt::Display for ExpiryMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Index => "index",
+            Self::Sweep => "sweep",
+        })
+    }
 }
 
 /// What a [`MongodbStore`] is told.
@@ -124,6 +163,8 @@ pub struct Options {
     pub writers: usize,
     /// How long cookies live.
     pub ttls: Ttls,
+    /// How cookies expire, if this consumer maintains the server.
+    pub expiry: ExpiryMode,
     /// DSPs that keep their databases, be they empty, and how many others lookups ask.
     pub lookup: LookupBound,
 }
@@ -139,8 +180,8 @@ impl fmt::Debug for Options {
 
 #[derive(Debug, Default)]
 struct Dsps {
-    /// Those that were there at the start, and those that this process made a place for.
-    places: BTreeSet<u32>,
+    /// Those that were there at the start, and those that this process made a slot for.
+    slots: BTreeSet<u32>,
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
     /// Those that lookups do not ask, and when that was found out.
@@ -150,8 +191,8 @@ struct Dsps {
 
 impl Dsps {
     /// Notes that there is a database of this DSP.
-    fn has_place(&mut self, dsp_id: u32) {
-        self.places.insert(dsp_id);
+    fn add_slot(&mut self, dsp_id: u32) {
+        self.slots.insert(dsp_id);
         self.listed.insert(dsp_id);
     }
 }
@@ -170,10 +211,11 @@ impl MongodbStore {
             committed: Mutex::default(),
             started: i64::try_from(unix_micros()).unwrap_or(i64::MAX),
             commits: AtomicI64::new(0),
-            orders: Mutex::default(),
+            insert_strategies: Mutex::default(),
             breakers: Breakers::default(),
             tasks: TaskTracker::new(),
             expiry: expiry::State::default(),
+            commit_times: CommitTimes::default(),
             compaction: compaction::State::default(),
         };
         Self {
@@ -197,8 +239,8 @@ impl Inner {
     }
 
     /// Whether a DSP has a database.
-    fn has_place(&self, dsp_id: u32) -> bool {
-        self.dsps().places.contains(&dsp_id)
+    fn has_slot(&self, dsp_id: u32) -> bool {
+        self.dsps().slots.contains(&dsp_id)
     }
 
     fn dsps(&self) -> MutexGuard<'_, Dsps> {
@@ -254,8 +296,8 @@ impl Store for MongodbStore {
         self.inner.answer(self.inner.read_losses())
     }
 
-    fn load_places(&self) -> Answer<'_, Vec<Place>> {
-        self.inner.answer(self.inner.read_places())
+    fn load_slots(&self) -> Answer<'_, Vec<DspSlot>> {
+        self.inner.answer(self.inner.read_slots())
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
@@ -268,12 +310,12 @@ impl Store for MongodbStore {
         self.inner.answer(retried)
     }
 
-    fn has_place(&self, dsp_id: u32) -> bool {
-        self.inner.has_place(dsp_id)
+    fn has_slot(&self, dsp_id: u32) -> bool {
+        self.inner.has_slot(dsp_id)
     }
 
     fn is_expected(&self, dsp_id: u32) -> bool {
-        self.inner.has_place(dsp_id) || self.inner.options.lookup.listed.contains(&dsp_id)
+        self.inner.has_slot(dsp_id) || self.inner.options.lookup.listed.contains(&dsp_id)
     }
 
     fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
@@ -292,14 +334,12 @@ impl Store for MongodbStore {
         self.inner.answer(self.inner.other_owner())
     }
 
-    fn expire<'a>(
-        &'a self,
-        open: bool,
-        now: u64,
-        stop: &'a CancellationToken,
-    ) -> Answer<'a, Expired> {
+    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired> {
         self.inner.answer(async move {
-            let mut expired = self.inner.set_expiry(open, now, stop).await?;
+            let mut expired = self.inner.run_expiry(&expiry).await?;
+            let Expiry {
+                open, now, stop, ..
+            } = expiry;
             if open && let Err(error) = self.inner.remove_empty(now, stop).await {
                 expired.failed.get_or_insert(error);
             }

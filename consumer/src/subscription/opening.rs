@@ -41,7 +41,7 @@ impl Subscription {
     async fn open(&self, cursors: &[Cursor]) -> Result<Streaming<bytes::Bytes>, Ended> {
         let unreachable = |error: tonic::transport::Error| Ended::Unreachable(chain(&error));
         let origin = self.origin.parse().map_err(|_| {
-            Ended::Unreachable(format!("`{}` is no origin of requests", self.origin))
+            Ended::Unreachable(format!("`{}` is not an origin of requests", self.origin))
         })?;
         let expected = self.context.producers_expected;
         let (_, listed) = self.context.producers.connected_of_listed();

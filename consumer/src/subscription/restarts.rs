@@ -62,73 +62,57 @@ pub fn report(
     let (producer, epoch, sequence) = (&*before.producer, before.epoch, before.sequence);
     let (watched_from, lost_in_gaps) = (seen.from, seen.lost_in_gaps);
     let missing = missing(before, tail);
+    macro_rules! log {
+        ($level:ident, $($more:tt)*) => {
+            tracing::$level!(producer, epoch, sequence, watched_from, $($more)*)
+        };
+    }
     match missing {
         Missing::Nothing | Missing::NothingOfIt if lost_in_gaps > 0 => {
-            metrics.lives_lost.inc();
-            tracing::warn!(
-                producer,
-                epoch,
-                sequence,
-                watched_from,
+            metrics.restarts_lost.inc();
+            log!(
+                warn,
                 lost_in_gaps,
                 "producer was restarted: nothing was lost at its end, but some in gaps"
             );
         }
         Missing::Nothing => {
-            metrics.lives_proved.inc();
-            tracing::info!(
-                producer,
-                epoch,
-                sequence,
-                watched_from,
-                "producer was restarted, nothing was lost"
-            );
+            metrics.restarts_proved.inc();
+            log!(info, "producer was restarted, nothing was lost");
         }
         Missing::NothingOfIt => {
-            metrics.lives_proved.inc();
-            tracing::info!(
-                producer,
-                epoch,
-                sequence,
-                watched_from,
-                "producer was restarted after a goodbye, nothing of that life was lost; whether there was another since is not known"
+            metrics.restarts_proved.inc();
+            log!(
+                info,
+                "producer was restarted after a goodbye, nothing of that epoch was lost; whether there was another since is not known"
             );
         }
         Missing::Exactly(lost) => {
-            metrics.lives_lost.inc();
+            metrics.restarts_lost.inc();
             metrics.lost_producer_ended.inc_by(lost);
-            tracing::warn!(
-                producer,
-                epoch,
-                sequence,
-                watched_from,
+            log!(
+                warn,
                 lost_in_gaps,
                 lost,
                 "producer was restarted: exactly so many cookies after this sequence are lost"
             );
         }
         Missing::AtMost(cookies_max) => {
-            metrics.lives_bounded.inc();
+            metrics.restarts_bounded.inc();
             metrics.unknown_tails.inc();
             metrics.unknown_tail_cookies.inc_by(cookies_max);
-            tracing::warn!(
-                producer,
-                epoch,
-                sequence,
-                watched_from,
+            log!(
+                warn,
                 lost_in_gaps,
                 cookies_max,
                 "producer was restarted without a goodbye, unknown tail: at most so many cookies after this sequence are lost"
             );
         }
         Missing::Unknown => {
-            metrics.lives_unknown.inc();
+            metrics.restarts_unknown.inc();
             metrics.unknown_tails.inc();
-            tracing::warn!(
-                producer,
-                epoch,
-                sequence,
-                watched_from,
+            log!(
+                warn,
                 lost_in_gaps,
                 "producer was restarted without a goodbye, unknown tail: no bound is known"
             );
@@ -168,7 +152,7 @@ pub fn report_gone(
     stood: &Cursor,
     successor: Option<&str>,
 ) -> Loss {
-    metrics.lives_unknown.inc();
+    metrics.restarts_unknown.inc();
     metrics.unknown_tails.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
     tracing::warn!(

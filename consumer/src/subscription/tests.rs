@@ -1,4 +1,4 @@
-//! A subscription against a listener that is no producer.
+//! A subscription against a listener that is not a producer.
 
 use runtime::metrics::Registry;
 use tokio::net::TcpListener;

@@ -40,16 +40,16 @@ fn table(bytes: usize) -> Table {
 }
 
 /// A batch of what passes.
-fn judge(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
+fn filter(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
     let mut batch = empty(table.1);
     let chunk = chunk(1, BEGAN + at, cookies);
-    batch.push_judged(&"p".into(), &chunk, u64::MAX, &mut table.0);
+    batch.push_filtered(&"p".into(), &chunk, u64::MAX, &mut table.0);
     table.1 = table.1.next();
     batch
 }
 
 fn store(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)], written: &Written) {
-    let batch = judge(table, at, cookies);
+    let batch = filter(table, at, cookies);
     table.record(&batch, written, 0, usize::MAX);
 }
 
@@ -65,7 +65,7 @@ use Passes::{AsKnown, AsNew, Not};
 /// How one cookie passes; the table stays as it is.
 fn passes(table: &mut Table, at: u64, cookie: (&str, u32, &str)) -> Passes {
     let (buckets, collected) = (table.buckets.clone(), table.1);
-    let batch = judge(table, at, &[cookie]);
+    let batch = filter(table, at, &[cookie]);
     (table.buckets, table.1) = (buckets, collected);
     match batch.cookies().next() {
         None => Not,
@@ -92,12 +92,23 @@ fn repeat_is_left_out_for_the_interval_and_a_change_never() {
 }
 
 #[test]
+fn late_repeat_of_what_the_store_may_have_deleted_is_written() {
+    let mut table = table(1 << 20);
+    store(&mut table, 0, &[("u", 9, "b")], &Written::default());
+    let expires = BEGAN + 10 * MINUTE;
+    for (now, expected) in [(expires, Not), (expires + 1, AsKnown)] {
+        table.set_now(now);
+        assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 9, "b")), expected);
+    }
+}
+
+#[test]
 fn older_value_does_not_win_over_a_newer_repeat_that_was_left_out() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 1, "b")], &Written::default());
-    let repeat = judge(&mut table, MINUTE, &[("u", 1, "b")]);
+    let repeat = filter(&mut table, MINUTE, &[("u", 1, "b")]);
     assert_eq!(repeat.counts().suppressed, 1);
-    let late = judge(&mut table, 30 * SECOND, &[("u", 1, "c")]);
+    let late = filter(&mut table, 30 * SECOND, &[("u", 1, "c")]);
     assert_eq!((late.len(), late.counts().stale), (0, 1));
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
     assert_eq!(passes(&mut table, MINUTE + 1000, ("u", 1, "c")), AsKnown);
@@ -106,13 +117,13 @@ fn older_value_does_not_win_over_a_newer_repeat_that_was_left_out() {
 #[test]
 fn only_its_own_batch_confirms_a_pending_cookie() {
     let mut table = table(1 << 20);
-    let one = judge(&mut table, 5_000_000, &[("u", 1, "b")]);
+    let one = filter(&mut table, 5_000_000, &[("u", 1, "b")]);
     // Its entry is pushed out meanwhile, and the same value comes late beside a newer one.
     table
         .buckets
         .iter_mut()
         .for_each(|bucket| *bucket = [0; 3 * WAYS + 1]);
-    let two = judge(&mut table, 3_000_000, &[("u", 1, "b")]);
+    let two = filter(&mut table, 3_000_000, &[("u", 1, "b")]);
     table.record(&one, &Written::default(), 0, usize::MAX);
     assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), AsKnown);
     table.record(&two, &Written::default(), 0, usize::MAX);
@@ -139,7 +150,7 @@ fn store_ends_with_the_newest_of_all_that_came() {
                 format!("b{}", random.u8(..2)),
             );
             let chunk = chunk(1, at, &[(&user, 1, &uid)]);
-            batch.push_judged(&"p".into(), &chunk, u64::MAX, &mut table.0);
+            batch.push_filtered(&"p".into(), &chunk, u64::MAX, &mut table.0);
             let known = newest.entry(user).or_default();
             *known = known.clone().max((at, uid));
         }
@@ -202,10 +213,10 @@ fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 1, "b")], &Written::default());
     // While this one is being written, the one after it is collected.
-    let change = judge(&mut table, 10 * SECOND, &[("u", 1, "c")]);
+    let change = filter(&mut table, 10 * SECOND, &[("u", 1, "c")]);
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "b")), AsKnown);
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "c")), AsKnown);
-    let back = judge(&mut table, 20 * SECOND, &[("u", 1, "b")]);
+    let back = filter(&mut table, 20 * SECOND, &[("u", 1, "b")]);
     table.record(&change, &Written::default(), 0, usize::MAX);
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
     assert_eq!(
@@ -223,7 +234,7 @@ fn change_back_within_a_batch_is_written() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 1, "b")], &Written::default());
     let cookies = [("u", 1, "b"), ("u", 1, "c"), ("u", 1, "b")];
-    let batch = judge(&mut table, SECOND, &cookies);
+    let batch = filter(&mut table, SECOND, &cookies);
     assert_eq!(batch.counts().suppressed, 1);
     assert_eq!(batch.cookie(0).buyer_uid, b"b");
 }
@@ -275,9 +286,9 @@ fn full_table_forgets_and_never_answers_wrongly() {
 fn what_turns_out_not_to_be_stored_is_forgotten_and_what_is_pending_anew_is_not() {
     let mut table = table(1 << 20);
     let cookies = [("u", 1, "b"), ("v", 1, "b"), ("w", 1, "b")];
-    let batch = judge(&mut table, 0, &cookies);
+    let batch = filter(&mut table, 0, &cookies);
     table.record(&batch, &Written::default(), 0, usize::MAX);
-    judge(&mut table, MINUTE, &[("v", 1, "c")]);
+    filter(&mut table, MINUTE, &[("v", 1, "c")]);
     table.forget(&batch, &[0, 1].into());
     assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsNew);
     assert_eq!(passes(&mut table, 2 * MINUTE, ("v", 1, "c")), AsKnown);
@@ -294,7 +305,7 @@ fn what_stays_pending_is_confirmed_by_none_of_the_next_two_batches() {
     };
     store(&mut table, MINUTE, &[("u", 1, "b")], &stale);
     for _ in 0..2 {
-        let late = judge(&mut table, SECOND, &[("u", 1, "b")]);
+        let late = filter(&mut table, SECOND, &[("u", 1, "b")]);
         assert_eq!(late.len(), 1);
         table.record(&late, &Written::default(), 0, usize::MAX);
         assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsKnown);

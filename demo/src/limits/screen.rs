@@ -45,7 +45,7 @@ impl Screen {
         drop(stdout().flush());
     }
 
-    /// Says something that stays.
+    /// Prints a line that stays.
     pub(super) fn say(&mut self, text: &str) {
         self.end_line();
         println!("{text}");

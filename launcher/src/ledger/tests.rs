@@ -66,7 +66,7 @@ fn without(text: &str, sample: &str) -> Samples {
 }
 
 #[test]
-fn books_that_balance_pass() {
+fn ledger_that_balances_passes() {
     check_producer(&Samples::parse(PRODUCER)).unwrap();
     check_consumer(&Samples::parse(CONSUMER)).unwrap();
     check(&Samples::parse(&format!("{PRODUCER}{CONSUMER}"))).unwrap();

@@ -8,7 +8,7 @@ use limits::{
     rate::{parse_count, parse_time},
 };
 
-/// Checks and explains rate limits, and replays recorded traffic through them.
+/// Checks and explains rate limits, serves them to other processes, and replays recorded traffic through them.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Command {
@@ -35,6 +35,9 @@ pub enum Task {
         #[arg(long, value_name = "TIME")]
         at: Option<String>,
     },
+    /// Serve: tell other processes when their next call may go; `limiter serve --help` has its settings.
+    #[command(disable_help_flag = true)]
+    Serve,
     /// Replay recorded calls through all algorithms, or through a file of limits, and show what would have become of them.
     Replay(ReplayArgs),
 }

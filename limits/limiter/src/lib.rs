@@ -6,4 +6,5 @@ pub mod explain;
 pub mod picture;
 pub mod replay;
 pub mod report;
+pub mod serve;
 pub mod trace;

@@ -11,12 +11,21 @@ use limiter::{
     explain::explain,
     picture,
     replay::{Candidate, How, Under, all_algorithms, replay},
-    report,
+    report, serve,
     trace::{Trace, parse_time},
 };
 use limits::rules::Rules;
 
+#[global_allocator]
+static ALLOCATOR: heap::Allocator = heap::Allocator;
+
 fn main() -> ExitCode {
+    // Its settings come from flags, environment and a file, as those of the other servers.
+    let mut arguments = std::env::args_os();
+    let program = arguments.next();
+    if arguments.next().is_some_and(|task| task == "serve") {
+        return serve::main(program.into_iter().chain(arguments));
+    }
     match run(Command::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -37,6 +46,7 @@ fn run(task: Task) -> Result<()> {
             let at = u64::try_from(at.as_nanos()).context("a time after the year 2554")?;
             explain(&read(&file)?, &key, at)?
         }
+        Task::Serve => unreachable!("it was looked for first"),
         Task::Replay(args) if args.demo => demo::table(),
         Task::Replay(args) => replayed(&args)?,
     };

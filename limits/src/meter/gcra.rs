@@ -11,9 +11,12 @@
 //! call goes; and a moment that is given back goes to the next whom it suits.
 
 use super::Carry;
-use crate::rate::Rate;
+use crate::{
+    rate::Rate,
+    saved::{Damaged, Reader, Writer},
+};
 
-/// Most holes that a shared state remembers; of more, the earliest are given up.
+/// Most holes that a shared state remembers; of more, the farthest are given up.
 const HOLES_MAX: usize = 256;
 
 /// Most moments given back that a shared state remembers.
@@ -48,6 +51,9 @@ pub(crate) struct Pace {
 
 /// A TAT that is not known.
 const UNKNOWN: u128 = u128::MAX;
+
+/// Beyond every TAT that there can be: 2^64 ns in parts of 10^12 to the nanosecond.
+const TAT_END: u128 = 1 << 112;
 
 /// What is known, beside the TAT, of a state that many keys share.
 #[derive(Debug, Clone)]
@@ -84,7 +90,61 @@ impl Pace {
     }
 }
 
+impl Pace {
+    /// The hole that `at` lies in, or the next one.
+    fn hole_of(&self, at: u64) -> Option<&Hole> {
+        let holes = &self.shared.as_deref()?.holes;
+        holes.get(holes.partition_point(|hole| hole.end <= at))
+    }
+
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        let before = self.before.checked_add(1).unwrap_or(0);
+        out.number(self.tat).number(before);
+        out.number(self.last).number(self.before_last);
+        out.number(self.carried);
+        if let Some(shared) = &self.shared {
+            out.number(shared.holes.len() as u64);
+            for hole in &shared.holes {
+                out.number(hole.start).number(hole.end).number(hole.tat);
+            }
+            out.number(shared.returned.len() as u64);
+            for (at, requests) in &shared.returned {
+                out.number(*at).number(*requests);
+            }
+        }
+    }
+}
+
 impl Gcra {
+    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Pace, Damaged> {
+        let tat = |reader: &mut Reader<'_>| match reader.wide()? {
+            tat if tat < TAT_END => Ok(tat),
+            _ => Err(Damaged),
+        };
+        let mut pace = Pace {
+            tat: tat(reader)?,
+            before: tat(reader)?.checked_sub(1).unwrap_or(UNKNOWN),
+            last: reader.number()?,
+            before_last: reader.number()?,
+            carried: reader.number()?,
+            ..self.fresh()
+        };
+        if let Some(shared) = &mut pace.shared {
+            for _ in 0..reader.up_to(HOLES_MAX as u64)? {
+                shared.holes.push(Hole {
+                    start: reader.number()?,
+                    end: reader.number()?,
+                    tat: tat(reader)?,
+                });
+            }
+            for _ in 0..reader.up_to(RETURNED_MAX as u64)? {
+                let (at, requests) = (reader.number()?, reader.number()?);
+                shared.returned.push((at, requests));
+            }
+        }
+        Ok(pace)
+    }
+
     pub(crate) fn new(rate: Rate, burst: u64, shared: bool) -> Self {
         Self {
             requests: rate.requests(),
@@ -98,6 +158,12 @@ impl Gcra {
     pub(crate) fn time_of(&self, requests: u64) -> u64 {
         let parts = u128::from(self.nanos) * u128::from(requests);
         u64::try_from(parts / u128::from(self.requests)).unwrap_or(u64::MAX)
+    }
+
+    /// How long a burst takes to be paid for.
+    pub(crate) fn reach(&self) -> u64 {
+        let parts = self.tolerance + u128::from(self.nanos);
+        u64::try_from(parts.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn fresh(&self) -> Pace {
@@ -221,9 +287,8 @@ impl Gcra {
                 pace.last = pace.last.max(at);
             }
         }
-        if shared.holes.len() > HOLES_MAX {
-            shared.holes.remove(0);
-        }
+        // Not the earliest: who could go now must not wait for those who booked moments far off.
+        shared.holes.truncate(HOLES_MAX);
     }
 
     /// Forgets room that nobody can be given any more.
@@ -239,9 +304,45 @@ impl Gcra {
         }
     }
 
+    /// Counts so many as made at `at`: in the hole that `at` lies in, or before the next one. What is more than that has time for is
+    /// carried on behind its end.
     pub(crate) fn force(&self, pace: &mut Pace, requests: u64, at: u64) {
-        pace.tat = self.after(pace.tat, requests, at);
         pace.before = UNKNOWN;
+        let holes = match &mut pace.shared {
+            Some(shared) => &mut shared.holes[..],
+            None => &mut [],
+        };
+        let first = holes.partition_point(|hole| hole.end <= at);
+        if first == holes.len() {
+            pace.tat = self.after(pace.tat, requests, at);
+            return;
+        }
+        let mut debt = self.parts_of(requests);
+        for hole in &mut holes[first..] {
+            // One that has no room left carries all of it on.
+            let end = self.parts(hole.end).max(hole.tat);
+            let begin = if hole.start <= at { self.parts(at) } else { 0 };
+            hole.tat = hole.tat.max(begin).saturating_add(debt);
+            debt = hole.tat.saturating_sub(end);
+            if debt == 0 {
+                return;
+            }
+        }
+        pace.tat = pace.tat.saturating_add(debt);
+    }
+
+    /// How many calls told of as made at `at` have an effect: they leave the bucket empty at worst, or the queue full, at the latest moment
+    /// that was given out.
+    pub(crate) fn room_for_told(&self, pace: &Pace, at: u64, queue: u64) -> u64 {
+        let (tat, last) = match pace.hole_of(at) {
+            Some(hole) => (hole.tat, hole.start),
+            None => (pace.tat, pace.last),
+        };
+        let latest = at.saturating_add(queue).max(last);
+        let empty = self.parts(latest) + self.tolerance + u128::from(self.nanos);
+        let room = empty.saturating_sub(tat.max(self.parts(at)));
+        let room = room.div_ceil(u128::from(self.nanos));
+        u64::try_from(room).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn can_give_back(pace: &Pace, at: u64) -> bool {
@@ -287,40 +388,62 @@ impl Gcra {
     }
 
     pub(crate) fn used(&self, pace: &Pace, now: u64) -> u64 {
-        let debt = pace.tat.saturating_sub(self.parts(now));
+        let tat = pace.hole_of(now).map_or(pace.tat, |hole| hole.tat);
+        let debt = tat.saturating_sub(self.parts(now));
         let requests = debt.div_ceil(u128::from(self.nanos));
         u64::try_from(requests).unwrap_or(u64::MAX)
     }
 
+    /// Each stretch between what was given out keeps its room: idle time stays time, and what was taken is carried as asked.
     pub(crate) fn carried(&self, from: &Self, old: &Pace, carry: Carry, now: u64) -> Pace {
-        let debt = old.tat.saturating_sub(from.parts(now));
-        // In parts of the new kind.
-        let debt = match carry {
+        let mut pace = Pace {
+            before: UNKNOWN,
+            last: old.last,
+            carried: old.last.max(old.carried),
+            ..self.fresh()
+        };
+        let holes = old.shared.as_deref().map_or(&[][..], |it| &it.holes[..]);
+        let holes = &holes[holes.partition_point(|hole| hole.end <= now)..];
+        let first = holes.first().map_or(old.tat, |hole| hole.tat);
+        let debt = self.carried_debt(from, first.saturating_sub(from.parts(now)), carry);
+        let mut tat = if debt == 0 {
+            0
+        } else {
+            self.parts(now).saturating_add(debt)
+        };
+        for (index, hole) in holes.iter().enumerate() {
+            if let Some(shared) = &mut pace.shared {
+                shared.holes.push(Hole { tat, ..*hole });
+            }
+            // What goes from its end on, up to the next one.
+            let behind = holes.get(index + 1).map_or(old.tat, |next| next.tat);
+            let taken = behind.saturating_sub(from.parts(hole.end).max(hole.tat));
+            let taken = match carry {
+                Carry::Time => scaled(taken, self.requests, from.requests),
+                _ => scaled(taken, self.nanos, from.nanos),
+            };
+            tat = tat.max(self.parts(hole.end)).saturating_add(taken);
+        }
+        pace.tat = tat;
+        pace
+    }
+
+    /// By how much the TAT is ahead after a change, in parts of the new kind.
+    fn carried_debt(&self, from: &Self, debt: u128, carry: Carry) -> u128 {
+        let in_new = |parts| scaled(parts, self.nanos, from.nanos);
+        match carry {
             Carry::Reset => 0,
-            Carry::Requests => scaled(debt, self.nanos, from.nanos),
+            Carry::Requests => in_new(debt),
             Carry::Time => scaled(debt, self.requests, from.requests),
             Carry::AsIs => {
                 let [old_most, new_most] =
                     [from, self].map(|it| it.tolerance + u128::from(it.nanos));
-                let in_new = |parts| scaled(parts, self.nanos, from.nanos);
                 if debt <= old_most {
                     new_most.saturating_sub(in_new(old_most - debt))
                 } else {
                     new_most + in_new(debt - old_most)
                 }
             }
-        };
-        let tat = if debt == 0 {
-            0
-        } else {
-            self.parts(now).saturating_add(debt)
-        };
-        Pace {
-            tat,
-            before: UNKNOWN,
-            last: old.last,
-            carried: old.last.max(old.carried),
-            ..self.fresh()
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::saved::{Damaged, Reader, Writer};
+
 #[derive(Debug, Clone)]
 pub(crate) struct Log {
     limit: usize,
@@ -21,6 +23,17 @@ pub(crate) struct Logged {
 impl Logged {
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.ring)
+    }
+
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        out.number(self.gone).number(self.length as u64);
+        let mut before = 0;
+        for index in 0..self.length {
+            let at = self.get(index);
+            // They rise, but for stand-ins.
+            out.number(at.wrapping_sub(before));
+            before = at;
+        }
     }
 
     fn get(&self, index: usize) -> u64 {
@@ -77,6 +90,10 @@ impl Log {
         self.window == other.window
     }
 
+    pub(crate) fn window(&self) -> u64 {
+        self.window
+    }
+
     pub(crate) fn fresh(&self) -> Logged {
         Logged {
             ring: vec![0; self.limit].into_boxed_slice(),
@@ -84,6 +101,18 @@ impl Log {
             length: 0,
             gone: 0,
         }
+    }
+
+    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Logged, Damaged> {
+        let mut logged = self.fresh();
+        let gone = reader.number()?;
+        let mut at = 0_u64;
+        for _ in 0..reader.up_to(self.limit as u64)? {
+            at = at.wrapping_add(reader.number()?);
+            logged.push(at);
+        }
+        logged.gone = gone;
+        Ok(logged)
     }
 
     /// The latest of `old`, as many as this keeps.

@@ -1,6 +1,9 @@
 //! A token bucket to which tokens come in steps, counted from the first call.
 
-use crate::rate::Rate;
+use crate::{
+    rate::Rate,
+    saved::{Damaged, Reader, Writer},
+};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Stepped {
@@ -19,7 +22,28 @@ pub(crate) struct Tokens {
     last: u64,
 }
 
+impl Tokens {
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        out.number(self.left)
+            .optional(self.step_at)
+            .number(self.last);
+    }
+
+    /// Whether no call has begun its steps.
+    pub(crate) fn is_unbegun(&self) -> bool {
+        self.step_at.is_none()
+    }
+}
+
 impl Stepped {
+    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Tokens, Damaged> {
+        Ok(Tokens {
+            left: reader.up_to(self.burst)?,
+            step_at: reader.optional()?,
+            last: reader.number()?,
+        })
+    }
+
     pub(crate) fn new(rate: Rate, burst: u64) -> Self {
         let (tokens, step) = rate.written();
         Self {
@@ -27,6 +51,12 @@ impl Stepped {
             step,
             burst,
         }
+    }
+
+    /// How long an empty bucket takes to fill.
+    pub(crate) fn reach(&self) -> u64 {
+        let steps = self.burst.div_ceil(self.tokens);
+        steps.saturating_mul(self.step)
     }
 
     pub(crate) fn fresh(&self) -> Tokens {

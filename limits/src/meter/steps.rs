@@ -7,6 +7,11 @@
 
 use std::time::Duration;
 
+use crate::{
+    decision::TooEarly,
+    saved::{Damaged, Reader, Writer},
+};
+
 #[derive(Debug, Clone)]
 pub(crate) struct Steps {
     limit: u64,
@@ -26,14 +31,19 @@ pub(crate) struct Ring {
     last: u64,
 }
 
-/// A call is said to have been made in the future.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the time of a call is in the future")]
-pub struct TooEarly;
-
 impl Ring {
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.counts)
+    }
+
+    /// Only counters in which something is: of many steps few have.
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        out.number(self.latest).number(self.last);
+        let counted = || self.counts.iter().enumerate().filter(|(_, it)| **it > 0);
+        out.number(counted().count() as u64);
+        for (index, count) in counted() {
+            out.number(index as u64).number(*count);
+        }
     }
 }
 
@@ -53,6 +63,19 @@ impl Steps {
         (self.window, self.step) == (other.window, other.step)
     }
 
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
+    pub(crate) fn reach(&self) -> u64 {
+        self.length.saturating_mul(self.step)
+    }
+
+    /// Whether a call at `at` is in the window of `now`.
+    pub(crate) fn is_within(&self, at: u64, now: u64) -> bool {
+        at / self.step >= self.first(now / self.step)
+    }
+
     pub(crate) fn fresh(&self) -> Ring {
         let length = usize::try_from(self.length).expect("a checked number of steps");
         Ring {
@@ -61,6 +84,20 @@ impl Steps {
             total: 0,
             last: 0,
         }
+    }
+
+    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Ring, Damaged> {
+        let mut ring = self.fresh();
+        (ring.latest, ring.last) = (reader.number()?, reader.number()?);
+        for _ in 0..reader.up_to(self.length)? {
+            let index = reader.up_to(self.length - 1)?;
+            let count = reader.number()?;
+            ring.total = ring.total.checked_add(count).ok_or(Damaged)?;
+            let place = &mut ring.counts[usize::try_from(index).map_err(|_| Damaged)?];
+            *place = place.checked_add(count).ok_or(Damaged)?;
+        }
+        // So that no sum with a few windows overflows.
+        (ring.latest <= u64::MAX / 2).then_some(ring).ok_or(Damaged)
     }
 
     fn index(&self, step: u64) -> usize {

@@ -8,7 +8,10 @@
 
 use std::time::Duration;
 
-use crate::rate::Rate;
+use crate::{
+    rate::Rate,
+    saved::{Damaged, Reader, Writer},
+};
 
 #[derive(Debug, Clone)]
 pub(crate) struct WarmUp {
@@ -29,13 +32,33 @@ pub(crate) struct Heat {
     last: u64,
 }
 
+impl Heat {
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        out.number(self.free).number(self.stored).number(self.last);
+    }
+}
+
 impl WarmUp {
+    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Heat, Damaged> {
+        Ok(Heat {
+            free: reader.wide()?,
+            stored: reader.up_to(self.warm_up)?,
+            last: reader.number()?,
+        })
+    }
+
     pub(crate) fn new(rate: Rate, warm_up: Duration) -> Self {
         Self {
             requests: rate.requests(),
             nanos: rate.nanos(),
             warm_up: u64::try_from(warm_up.as_nanos()).expect("a checked time"),
         }
+    }
+
+    /// How long a limiter takes to get cold again.
+    pub(crate) fn reach(&self) -> u64 {
+        let interval = self.nanos.div_ceil(self.requests);
+        self.warm_up.saturating_mul(2).saturating_add(interval)
     }
 
     pub(crate) fn fresh(&self) -> Heat {
@@ -90,6 +113,12 @@ impl WarmUp {
         heat.stored = stored - used;
         let surcharge = self.parts(self.surcharge(heat.stored, stored));
         heat.free = base.saturating_add(interval).saturating_add(surcharge);
+    }
+
+    /// How many calls told of as made at `at` have an effect: one follows the latest that was given out at worst.
+    pub(crate) fn room_for_told(&self, heat: &Heat, at: u64) -> u64 {
+        let latest = self.parts(at.max(heat.last)) + u128::from(self.nanos);
+        u64::from(heat.free < latest)
     }
 
     pub(crate) fn reopen(heat: &mut Heat, now: u64) {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::algorithm::Aligned;
+use crate::{
+    algorithm::Aligned,
+    saved::{Damaged, Reader, Writer},
+};
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).expect("a checked time")
@@ -24,6 +27,20 @@ pub(crate) struct Window {
     last: u64,
 }
 
+impl Window {
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        out.number(self.start).number(self.count).number(self.last);
+    }
+
+    pub(crate) fn load(reader: &mut Reader<'_>) -> Result<Self, Damaged> {
+        Ok(Self {
+            start: reader.number()?,
+            count: reader.number()?,
+            last: reader.number()?,
+        })
+    }
+}
+
 impl Fixed {
     pub(crate) fn new(limit: u64, window: Duration, aligned: Aligned) -> Self {
         Self {
@@ -37,8 +54,21 @@ impl Fixed {
         (self.window, self.aligned) == (other.window, other.aligned)
     }
 
+    pub(crate) fn window(&self) -> u64 {
+        self.window
+    }
+
     fn end(&self, window: &Window) -> u64 {
         window.start.saturating_add(self.window)
+    }
+
+    pub(crate) fn is_counted_from_calls(&self) -> bool {
+        self.aligned == Aligned::FirstCall
+    }
+
+    /// Whether a call at `at` would begin a window.
+    pub(crate) fn is_unbegun(&self, window: &Window, at: u64) -> bool {
+        self.is_counted_from_calls() && (window.count == 0 || self.end(window) <= at)
     }
 
     pub(crate) fn earliest(&self, window: &Window, requests: u64, from: u64) -> u64 {
@@ -118,7 +148,25 @@ pub(crate) struct Counts {
     last: u64,
 }
 
+impl Counts {
+    pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        out.number(self.start).number(self.before);
+        out.number(self.count).number(self.last);
+    }
+}
+
 impl Counter {
+    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Counts, Damaged> {
+        let counts = Counts {
+            start: reader.number()?,
+            before: reader.number()?,
+            count: reader.number()?,
+            last: reader.number()?,
+        };
+        let is_aligned = counts.start.is_multiple_of(self.window);
+        is_aligned.then_some(counts).ok_or(Damaged)
+    }
+
     pub(crate) fn new(limit: u64, window: Duration) -> Self {
         Self {
             limit,
@@ -128,6 +176,10 @@ impl Counter {
 
     pub(crate) fn has_windows_of(&self, other: &Self) -> bool {
         self.window == other.window
+    }
+
+    pub(crate) fn window(&self) -> u64 {
+        self.window
     }
 
     /// The counts as they are at `at`.

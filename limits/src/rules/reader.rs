@@ -1,6 +1,7 @@
-//! Reads limits from TOML, and notes all that is wrong with them.
+//! Reads limits from a table, and notes all that is wrong with them.
 
 mod handling;
+mod sharing;
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -17,11 +18,8 @@ use crate::{
 /// Most who keep to limits together.
 const PARTS_MAX: u64 = 1000;
 
-/// Reads a file's text.
-pub(super) fn read(text: &str) -> Result<Rules, Mistakes> {
-    let table: Table = text.parse().map_err(|error: toml::de::Error| {
-        Mistakes(vec![error.to_string().trim_end().to_owned()])
-    })?;
+/// Reads what is written.
+pub(super) fn read(table: Table) -> Result<Rules, Mistakes> {
     let mut reader = Reader {
         mistakes: Vec::new(),
         parts: 1,
@@ -69,6 +67,7 @@ impl Reader {
             }
         };
         self.parts = self.parts(&mut table);
+        let sharing = self.sharing(&mut table);
         let unknown = self.text(&mut table, "", "unknown");
         let names: Vec<String> = limits.keys().cloned().collect();
         let unknown = match unknown.as_deref() {
@@ -125,7 +124,11 @@ impl Reader {
                 format!("{} is of every call already", limits[index].name),
             );
         }
-        Rules { limits, unknown }
+        Rules {
+            limits,
+            unknown,
+            sharing,
+        }
     }
 
     fn limit(&mut self, name: String, value: Value, stands_in: bool) -> NamedLimit {

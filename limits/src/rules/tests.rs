@@ -441,3 +441,53 @@ fn share_divides_rates_and_windows() {
         rules = [ { id = \"few\", rate = \"2/h\", algorithm = \"sliding_log\" } ]\n";
     assert!(Rules::parse(few).is_err());
 }
+
+#[test]
+fn sharing_is_read_and_its_password_is_not_shown() {
+    let text = |sharing: &str| {
+        format!("{sharing}\n[limits.a]\nrules = [ {{ id = \"r\", rate = \"1/s\" }} ]\n")
+    };
+    let rules = Rules::parse(&text(
+        "[sharing]\nmode = \"lease\"\nredis = \"redis://me:secret@10.0.0.5\"\ngroup = \"eu\"\nmembers_max = 4",
+    ))
+    .unwrap();
+    let sharing = rules.sharing.clone().unwrap();
+    assert_eq!(sharing.mode, SharingMode::Lease);
+    assert_eq!((&*sharing.group, sharing.members_max), ("eu", Some(4)));
+    assert_eq!(sharing.ttl, Duration::from_secs(3));
+    assert!(!format!("{rules:?} {rules}").contains("secret"));
+    assert!(
+        rules.to_string().contains("shared by the group eu"),
+        "{rules}"
+    );
+    let local = Rules::parse(&text("[sharing]\nmode = \"local\"")).unwrap();
+    assert_eq!(local.sharing, None);
+    let unclosed = Rules::parse(&text("[sharing]\nredis = \"redis://me:secret@x")).unwrap_err();
+    let unclosed = unclosed.to_string();
+    assert!(
+        unclosed.contains("line 2") && !unclosed.contains("secret"),
+        "{unclosed}"
+    );
+    for (sharing, wrong) in [
+        ("[sharing]\nmode = \"lease\"", "redis is missing"),
+        (
+            "[sharing]\nmode = \"lease\"\nredis = \"x\"",
+            "group is missing",
+        ),
+        ("[sharing]\nredis = \"x\"", "mode is missing"),
+        (
+            "share = \"1/2\"\n[sharing]\nmode = \"local\"",
+            "exclude each other",
+        ),
+        (
+            "[sharing]\nmode = \"lease\"\nredis = \"x\"\ngroup = \"a b\"",
+            "sharing.group",
+        ),
+        ("[sharing]\nmode = \"some\"", "sharing.mode"),
+        ("[sharing]\nmembers_max = 0", "sharing.members_max"),
+        ("[sharing]\nmember = 3", "sharing.member"),
+    ] {
+        let mistakes = Rules::parse(&text(sharing)).unwrap_err().to_string();
+        assert!(mistakes.contains(wrong), "{sharing}: {mistakes}");
+    }
+}

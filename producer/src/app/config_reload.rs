@@ -100,7 +100,7 @@ mod tests {
     fn each_setting_marked_as_reloaded_takes_effect() {
         for id in settings_with::<Args>(Change::Reloaded) {
             if id == "log_filter" {
-                // Seen to by what reads the settings again.
+                // Applied by what reads the settings again.
                 continue;
             }
             let is_time = ["timeout", "delay", "retention"]

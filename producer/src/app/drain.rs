@@ -67,7 +67,7 @@ impl App {
             timeout_at(end, self.epoch_history.finished())
         );
         if recorded.is_err() {
-            tracing::warn!("the record of this producer's lives is not written in time");
+            tracing::warn!("the epoch history is not written in time");
         }
         if behind.is_empty() {
             tracing::info!(appended, "drained");

@@ -14,9 +14,7 @@ use proto::{
 };
 use runtime::{
     listen,
-    settings::{
-        CommonArgs, RELOADED, TIME_MAX, address, count, instead::InsteadArgs, optional, size, time,
-    },
+    settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
 
 use super::{dsps::DspsArgs, shaping::LimitsArgs};
@@ -38,11 +36,8 @@ Examples:
     curl -X PUT -d info,producer=debug http://127.0.0.1:9090/log-filter";
 
 /// Takes sync requests over HTTP and streams their cookies to every exchange node.
-///
-/// Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with
-/// underscores); the flag wins, then the environment, then the file.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "producer", version = runtime::VERSION, after_help = "--help tells more of each, and shows all.", after_long_help = EXAMPLES)]
+#[command(name = "producer", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     pub(super) listening: Listening,
@@ -60,8 +55,6 @@ pub struct Args {
     pub(super) stopping: Stopping,
     #[command(flatten)]
     pub(super) common: CommonArgs,
-    #[command(flatten)]
-    instead: InsteadArgs,
 }
 
 /// Where a producer listens, and who it is.
@@ -165,7 +158,7 @@ pub struct Keeping {
     )]
     pub rewind_bytes: usize,
 
-    /// How long a stream is silent before it says that it lives
+    /// How long a stream may be silent before it sends a heartbeat
     #[arg(
         long,
         value_name = "TIME",
@@ -191,16 +184,17 @@ pub struct Granted {
     )]
     pub subscribers: usize,
 
-    /// Most bytes that the connections of slow subscribers may hold, beside the log
+    /// Most bytes in flight to subscribers that read slowly, beside the log
     ///
-    /// Beyond it the worst are cut off. At least 256 KiB and two chunks.
+    /// Beyond it the slowest are cut off. At least 256 KiB and two chunks.
     #[arg(
         long,
+        alias = "pinned-bytes",
         value_name = "BYTES",
         default_value = "256MiB",
         value_parser = size(0..=usize::MAX)
     )]
-    pub pinned_bytes: usize,
+    pub in_flight_bytes: usize,
 
     /// Longest user id accepted, in bytes
     #[arg(

@@ -87,7 +87,7 @@ fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
     match text.parse() {
         Ok(dsp_id) if ids::is_dsp_id(dsp_id) => Ok(Some(dsp_id)),
         _ => Err(format!(
-            "`{text}` is no DSP: a decimal from 1 to 4294967295"
+            "`{text}` is not a DSP: a decimal from 1 to 4294967295"
         )),
     }
 }

@@ -21,7 +21,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.keeping.log_bytes, 1 << 30);
     assert_eq!(config.keeping.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
     assert_eq!(config.keeping.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
-    assert_eq!(config.limits.pinned_bytes, 256 << 20);
+    assert_eq!(config.limits.in_flight_bytes, 256 << 20);
     assert_eq!(config.keeping.subscriber_retention, Duration::from_secs(60));
     assert_eq!(config.stopping.drain_timeout, Duration::from_secs(10));
     assert_eq!(config.limits.http_connections_per_address, None);
@@ -30,7 +30,7 @@ fn defaults_are_the_documented_ones() {
 }
 
 #[test]
-fn record_of_lives_has_a_folder_or_none() {
+fn epoch_history_has_a_folder_or_none() {
     for (flag, state) in [
         ("--state=", State::Default),
         ("--state=none", State::Off),
@@ -49,7 +49,7 @@ fn all_mistakes_are_reported_at_once() {
         "--chunk-age=0s",
         "--user-id-bytes=65",
         "--queue-cookies=-1",
-        "--pinned-bytes=63KiB",
+        "--in-flight-bytes=63KiB",
         "--heartbeat=11s",
         "--http-connections-per-address=0",
         "--grpc-connections-per-address=many",
@@ -88,20 +88,20 @@ fn unknown_dsps_are_refused_with_a_list_alone() {
 }
 
 #[test]
-fn pinned_bytes_hold_at_least_what_one_stalled_stream_may() {
-    for (pinned, chunk, is_enough) in [
+fn in_flight_bytes_hold_at_least_what_one_stalled_stream_may() {
+    for (in_flight, chunk, is_enough) in [
         ("383KiB", "64KiB", false),
         ("384KiB", "64KiB", true),
         ("384KiB", "1MiB", false),
     ] {
         let flags = [
-            &*format!("--pinned-bytes={pinned}"),
+            &*format!("--in-flight-bytes={in_flight}"),
             &*format!("--chunk-bytes={chunk}"),
         ];
         let loaded = load(&flags).map_err(|error| error.to_string());
         match loaded {
             Ok(_) => assert!(is_enough, "{flags:?}"),
-            Err(error) => assert!(!is_enough && error.contains("--pinned-bytes"), "{error}"),
+            Err(error) => assert!(!is_enough && error.contains("--in-flight-bytes"), "{error}"),
         }
     }
 }

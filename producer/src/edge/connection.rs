@@ -224,7 +224,7 @@ impl Connection {
         }
         self.input.drain(..consumed);
         // The cookies must be in the log before the responses promise it.
-        edge.append(&mut self.burst, &mut tally)?;
+        edge.append(&mut self.burst, &mut tally, read_at)?;
         Ok((next, requests))
     }
 }

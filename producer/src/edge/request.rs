@@ -80,7 +80,7 @@ rejections! {
     DspMissing, "d_missing", "parameter d (the DSP id) is missing\n";
     /// `d` occurs more than once.
     DspRepeated, "d_repeated", "parameter d (the DSP id) is given more than once\n";
-    /// `d` is no decimal from 1 to 4294967295.
+    /// `d` is not a decimal from 1 to 4294967295.
     DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal from 1 to 4294967295\n";
     /// The DSP is not on the list of the settings, which say that such are refused; found by the edge.
     DspUnknown, "unknown_dsp", "parameter d (the DSP id) is not a DSP that is known here\n";

@@ -7,7 +7,7 @@ use super::request::Rejection;
 /// How one request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The cookie is in the log.
+    /// The cookie is in the log, or was handed to its limits, which may hold or drop it.
     Accepted,
     /// Bad input.
     Rejected(Rejection),

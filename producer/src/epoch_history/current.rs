@@ -63,7 +63,7 @@ impl Progress for CurrentEpoch {
             .name("record".to_owned())
             .spawn(move || self.write_record());
         if let Err(error) = writing {
-            tracing::warn!(%error, "there is no thread to write the record of this producer's lives");
+            tracing::warn!(%error, "there is no thread to write the epoch history");
         }
     }
 }
@@ -89,7 +89,7 @@ impl CurrentEpoch {
             tracing::warn!(
                 path = %file.path().display(),
                 %error,
-                "the record of this producer's lives cannot be written: after a crash nobody can say how much was lost"
+                "the epoch history cannot be written: after a crash nobody can say how much was lost"
             );
             super::invalidate(file);
             self.recording = None;
@@ -112,7 +112,7 @@ impl CurrentEpoch {
             tracing::warn!(
                 path = %file.path().display(),
                 %error,
-                "the end of this life is in memory alone"
+                "the end of this epoch is in memory alone"
             );
         }
     }

@@ -33,12 +33,19 @@ pub(super) struct RecordFile {
     path: PathBuf,
 }
 
+impl Drop for RecordFile {
+    /// As with [`runtime::file_lock::FileLock`], closing alone would leave the lock with a child that was just forked.
+    fn drop(&mut self) {
+        drop(self.file.unlock());
+    }
+}
+
 /// Why no record can be kept.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it is no plain file of this user's own that nobody else can read or write")]
+    #[error("it is not a plain file of this user's own that nobody else can read or write")]
     Foreign,
     #[error("another process of this name keeps it")]
     Locked,
@@ -70,7 +77,7 @@ impl RecordFile {
         Ok(Self { file, path })
     }
 
-    /// Locks the record for writing until the process ends, however it ends.
+    /// Locks the record for writing until this is dropped or the process ends, however it ends.
     pub(super) fn lock(&self) -> Result<(), Unusable> {
         self.file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => Unusable::Locked,
@@ -119,6 +126,12 @@ impl RecordFile {
         self.file
             .write_all_at(&epoch.to_le_bytes(), DISTRUSTED_AT)?;
         self.file.sync_data()
+    }
+
+    /// A second descriptor of the same open file, as a child has after a fork.
+    #[cfg(test)]
+    pub(super) fn duplicate(&self) -> File {
+        self.file.try_clone().unwrap()
     }
 
     /// Empties the file.

@@ -279,6 +279,18 @@ fn second_process_marks_a_record_on_a_disk_and_the_first_sees_it() {
     assert_eq!(first.tail(&cursor(NOW, 5)), None);
 }
 
+#[test]
+fn record_is_free_once_dropped_even_if_a_forked_child_has_it_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = RecordFile::open(&path(&folder)).unwrap();
+    file.lock().unwrap();
+    // What a fork makes: a second descriptor of the same open file.
+    let of_child = file.duplicate();
+    drop(file);
+    RecordFile::open(&path(&folder)).unwrap().lock().unwrap();
+    drop(of_child);
+}
+
 /// What happens to a producer whose record is on a disk.
 #[derive(Debug, Clone)]
 enum Step {

@@ -44,18 +44,18 @@ mod tests {
 
     /// Keeps what it was told last.
     #[derive(Debug, Default, Clone)]
-    struct Told {
+    struct Recorded {
         last: Arc<AtomicU64>,
         is_closed: Arc<AtomicBool>,
     }
 
-    impl Told {
+    impl Recorded {
         fn last(&self) -> Sequence {
             self.last.load(Ordering::Relaxed)
         }
     }
 
-    impl Progress for Told {
+    impl Progress for Recorded {
         fn reserve(&mut self, last: Sequence) -> Sequence {
             assert!(last > self.last(), "asked without need");
             self.last.store(last + 100, Ordering::Relaxed);
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn sequences_are_announced_before_they_are_given_out_and_an_idle_log_reports_its_end() {
-        let told = Told::default();
+        let told = Recorded::default();
         let config = Config {
             epoch: 1,
             bytes_max: 1 << 20,

@@ -23,7 +23,7 @@ const ROWS: &[Row] = &[
     (producer::LOG_COOKIES, |stats| {
         as_f64(stats.span.next - stats.span.oldest)
     }),
-    (producer::LOG_REACH, |stats| stats.retained.as_secs_f64()),
+    (producer::LOG_RETAINED, |stats| stats.retained.as_secs_f64()),
 ];
 
 /// All that [`read`] reads.

@@ -50,8 +50,8 @@ const ROWS: &[Row] = &[
     }),
     (producer::SENT_BYTES, |it| as_f64(it.queue.totals.bytes)),
     (producer::STREAMS, |it| as_f64(it.queue.totals.streams)),
-    (producer::SUBSCRIBER_PINNED_BYTES, |it| {
-        as_f64(it.queue.pinned_bytes)
+    (producer::SUBSCRIBER_IN_FLIGHT_BYTES, |it| {
+        as_f64(it.queue.in_flight_bytes)
     }),
     (producer::SUBSCRIBER_CUT, |it| as_f64(it.queue.cuts)),
 ];

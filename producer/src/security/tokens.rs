@@ -11,7 +11,7 @@ use std::{
 };
 
 use figures::producer;
-use http::{HeaderMap, Request, header::AUTHORIZATION};
+use http::{HeaderMap, Request};
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
@@ -69,8 +69,7 @@ impl TokenCheck {
         if path.starts_with(OPEN_TO_ALL) {
             return Ok(());
         }
-        let header = headers.get(AUTHORIZATION).ok_or(Refusal::Missing)?;
-        let token = bearer(header.as_bytes()).ok_or(Refusal::Missing)?;
+        let token = token::bearer(headers).ok_or(Refusal::Missing)?;
         if self.tokens.current().contain(token) {
             Ok(())
         } else {
@@ -114,17 +113,11 @@ impl Unlogged {
     }
 }
 
-/// The token of `Bearer <token>`; the scheme is case-insensitive.
-fn bearer(header: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = header.split_at_checked(7)?;
-    let token = token.trim_ascii();
-    (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use std::io::Write as _;
 
+    use http::header::AUTHORIZATION;
     use runtime::reload::NamedFile;
 
     use super::*;

@@ -3,7 +3,7 @@
 //! One half of the budget is for calls that become streams; each is charged a fixed amount, whatever it sends. The
 //! other half is for requests beyond a small size, and for all other calls; each address has a limited share of it. So
 //! neither large requests nor the health service, which needs no token, keep ordinary calls out. A charge is returned
-//! when the call is over or has become a stream; streams are bounded by `--subscribers` and `--pinned-bytes`.
+//! when the call is over or has become a stream; streams are bounded by `--subscribers` and `--in-flight-bytes`.
 //!
 //! The fuller a half, the shorter its bytes may be held: from `HOLD_TIME_MAX` when it is half full down to
 //! `HOLD_TIME_MIN` when it is nine tenths full. A call that asks for bytes ends the calls that have held some for

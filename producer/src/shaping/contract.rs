@@ -6,7 +6,7 @@ use limits::rules::{Mode, Rules, Unknown};
 use proto::ids;
 use runtime::reload::{NamedFile, Reloaded, Source};
 
-use super::shaper::DSPS_MAX;
+use super::{shaper::DSPS_MAX, sharing};
 
 /// The newest good version of the file.
 pub type LimitsFile = Arc<Reloaded<File>>;
@@ -72,6 +72,9 @@ pub(super) fn check(rules: &Rules) -> Vec<String> {
             "unknown: what is unlimited would not count under {}, which is of every cookie: name the limit that all other DSPs share",
             whole.name
         ));
+    }
+    if let Some(shared) = &rules.sharing {
+        mistakes.extend(sharing::check(rules, shared));
     }
     if dsps > DSPS_MAX {
         mistakes.push(format!("{dsps} DSPs are more than {DSPS_MAX}"));

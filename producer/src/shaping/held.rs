@@ -7,7 +7,7 @@ use hashbrown::HashTable;
 use proto::wire::CookieRef;
 
 /// What a cookie takes beside its ids: itself, its place in every table, and what the allocator adds.
-const HELD_BYTES: u64 = 192;
+const HELD_BYTES: u64 = 216;
 
 /// The place of a held cookie in its room.
 pub(super) type At = u32;

@@ -4,15 +4,18 @@ use figures::producer::{
     SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
     SHAPING_DROPPED, SHAPING_JITTER, SHAPING_LOST_AT_KILL, SHAPING_OLDEST, SHAPING_OVER,
     SHAPING_PARKED, SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED,
-    SHAPING_SUSPENDED, SHAPING_VERSION, SHAPING_WAITING,
+    SHAPING_SUSPENDED, SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE,
+    SHARING_STATE, SHARING_SUM,
 };
 use prometheus::proto::MetricFamily;
 use runtime::metrics::{Registry, family, histograms};
 
 use super::{
     Shaping,
+    feed::Feed,
     figures::{DeadReason, Dropped, seconds},
     shaper::Summary,
+    sharing,
 };
 use crate::metrics::as_f64;
 
@@ -41,7 +44,12 @@ pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometh
         SHAPING_REFUSED_VERSION,
         SHAPING_SUSPENDED,
         SHAPING_LOST_AT_KILL,
+        SHARING_SHARE,
+        SHARING_SUM,
+        SHARING_STATE,
+        SHARING_MISSED,
     ];
+    Feed::register(registry, shaping.as_ref().and_then(Shaping::feed))?;
     registry.read(figures, move || families(shaping.as_ref()))
 }
 
@@ -91,7 +99,20 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         let samples = shaping.map(|shaping| ([], value(shaping)));
         family::<[&str; 0]>(figure, samples)
     };
+    let sharing = shaping.and_then(Shaping::sharing);
+    let shares = || sharing.iter().flat_map(|it| &it.shares);
+    let share = shares().map(|(limit, share, _)| ([limit.as_str()], *share));
+    let sum = shares().map(|(limit, _, sum)| ([limit.as_str()], *sum));
+    let states = sharing.iter().flat_map(|it| {
+        let is = |state| ([state], f64::from(u8::from(state == it.state)));
+        sharing::STATES.map(is)
+    });
+    let missed = sharing.iter().map(|it| ([], as_f64(it.missed)));
     vec![
+        family(SHARING_SHARE, share),
+        family(SHARING_SUM, sum),
+        family(SHARING_STATE, states),
+        family::<[&str; 0]>(SHARING_MISSED, missed),
         by_limit(SHAPING_ACCEPTED, |it| as_f64(it.figures.accepted)),
         family(SHAPING_RELEASED, released),
         by_limit(SHAPING_COALESCED, |it| as_f64(it.figures.coalesced)),

@@ -8,23 +8,21 @@
 //! A newer cookie of a pair takes the place of the one that is held. When the room is full, the oldest makes room.
 
 mod outside;
+mod slots;
 
 use std::{collections::VecDeque, time::Duration};
 
-use limits::{Decision, Demand, Limits, Rate, Refusal, rules::Handling};
-use proto::wire::CookieRef;
+use limits::{Demand, Limits, Rate, rules::Handling};
 
-use self::outside::AGE_NANOS_MAX;
+use self::{
+    outside::AGE_NANOS_MAX,
+    slots::{AHEAD_NANOS, Turn},
+};
 use super::{
     figures::{DeadReason, Dropped, Figures, Holding},
     held::{At, Held, Standing, Table},
 };
-
-/// How far ahead slots are reserved, in nanoseconds: a few ticks of the timer.
-pub(super) const AHEAD_NANOS: u64 = 5_000_000;
-
-/// A slot that is past by more than this when somebody comes is too old to be used.
-const SLOT_AGE_MAX: u64 = AHEAD_NANOS;
+use crate::log::burst::Pushed;
 
 /// What a room goes by.
 #[derive(Debug, Clone)]
@@ -66,24 +64,13 @@ pub(super) struct Room {
 
 /// What becomes of a cookie that is offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Offered {
-    /// It goes into the log now.
+pub(crate) enum Offered {
+    /// It goes into the log now, before anything else is released.
     Release,
-    /// It went into the log, before anything else could be released.
-    ReleaseFirst,
     /// It is held, and released later.
     Held,
     /// It is over the limit.
     Dropped,
-}
-
-/// When a cookie may go that nobody is before.
-enum Turn {
-    Now,
-    /// With the first of the slots.
-    Ahead,
-    /// In so long, which is beyond the horizon.
-    Beyond(u64),
 }
 
 impl Room {
@@ -106,7 +93,7 @@ impl Room {
     pub(super) fn observe(
         &mut self,
         limits: &mut Limits<u32>,
-        cookie: &CookieRef<'_>,
+        cookie: Pushed<'_>,
         now: u64,
     ) -> Offered {
         let terms = &self.terms;
@@ -120,7 +107,7 @@ impl Room {
     pub(super) fn police(
         &mut self,
         limits: &mut Limits<u32>,
-        cookie: &CookieRef<'_>,
+        cookie: Pushed<'_>,
         now: u64,
     ) -> Offered {
         const AHEAD: Duration = Duration::from_nanos(2 * AHEAD_NANOS);
@@ -142,12 +129,12 @@ impl Room {
     pub(super) fn shape(
         &mut self,
         limits: &mut Limits<u32>,
-        cookie: &CookieRef<'_>,
+        cookie: Pushed<'_>,
         now: u64,
         lines: u64,
         held: impl FnOnce() -> Held,
     ) -> Offered {
-        if let Some(at) = self.held.find(cookie) {
+        if let Some(at) = self.find(cookie) {
             self.figures.coalesced += 1;
             if let Standing::InLine | Standing::Returned(_) = self.held.get(at).standing {
                 let newer = self.impatient(held());
@@ -161,8 +148,8 @@ impl Room {
         if self.line.is_empty() {
             match self.turn(limits, now) {
                 Turn::Now => {
-                    self.figures.release(0);
-                    return Offered::ReleaseFirst;
+                    self.figures.pass();
+                    return Offered::Release;
                 }
                 Turn::Ahead => {
                     let newer = self.impatient(held());
@@ -192,18 +179,25 @@ impl Room {
     }
 
     /// Lets a cookie go at once.
-    pub(super) fn pass(&mut self, cookie: &CookieRef<'_>) -> Offered {
+    pub(super) fn pass(&mut self, cookie: Pushed<'_>) -> Offered {
         self.supersede(cookie);
-        self.figures.release(0);
+        self.figures.pass();
         Offered::Release
     }
 
     /// What is held of this cookie's pair is older and never goes.
-    pub(super) fn supersede(&mut self, cookie: &CookieRef<'_>) {
-        if let Some(at) = self.held.find(cookie) {
+    pub(super) fn supersede(&mut self, cookie: Pushed<'_>) {
+        if let Some(at) = self.find(cookie) {
             self.figures.coalesced += 1;
             self.take_out(at);
         }
+    }
+
+    fn find(&self, cookie: Pushed<'_>) -> Option<At> {
+        if self.held.len() == 0 {
+            return None;
+        }
+        self.held.find(&cookie.cookie())
     }
 
     fn take_out(&mut self, at: At) {
@@ -255,27 +249,6 @@ impl Room {
         }
     }
 
-    /// How long one that comes now would wait, by the rates: exactly so under token buckets of its own.
-    fn wait(&self, now: u64, lines: u64) -> u64 {
-        // Left by one that died.
-        if let Some(slot) = self.slots.get(self.line.len()) {
-            return slot.saturating_sub(now);
-        }
-        let before = (self.line.len() - self.slots.len()) as u64;
-        let Some(last) = self.slots.back().copied().or((before > 0).then_some(now)) else {
-            return 0;
-        };
-        last.saturating_sub(now)
-            .saturating_add(self.nanos_of(before + 1, lines))
-    }
-
-    /// How long so many take, where so many lines share what they share.
-    fn nanos_of(&self, count: u64, lines: u64) -> u64 {
-        let of = |rate: Option<Rate>, count: u64| rate.map_or(0, |rate| rate.nanos_of(count));
-        let own = of(self.terms.own, count);
-        own.max(of(self.terms.shared, count.saturating_mul(lines.max(1))))
-    }
-
     /// The clock of patience, which stands still while nothing is released.
     fn patience(&self, now: u64) -> u64 {
         now.saturating_sub(self.paused)
@@ -314,44 +287,6 @@ impl Room {
         }
     }
 
-    /// Whether the first of the line that has no slot should get one now.
-    pub(super) fn wants_slot(&self, now: u64) -> bool {
-        let is_near = |slot: &u64| *slot < now.saturating_add(AHEAD_NANOS);
-        self.line.len() > self.slots.len()
-            && self.blocked <= now
-            && self.slots.back().is_none_or(is_near)
-    }
-
-    /// Reserves a slot, if one can be had.
-    pub(super) fn take_slot(&mut self, limits: &mut Limits<u32>, now: u64) {
-        match limits.reserve(&self.terms.demands, now, Duration::MAX) {
-            Decision::Now => self.slots.push_back(now),
-            Decision::At { at, rule } => {
-                self.bind(rule);
-                self.slots.push_back(at);
-            }
-            Decision::Refused { rule, why } => {
-                self.bind(rule);
-                let pause = match why {
-                    Refusal::Wait { retry_after } => nanos(retry_after),
-                    Refusal::TooMany { .. } | Refusal::NoRoom => AHEAD_NANOS,
-                };
-                self.blocked = now.saturating_add(pause.max(1));
-            }
-        }
-    }
-
-    /// The slots, to be planned anew.
-    pub(super) fn slots(&self) -> impl Iterator<Item = u64> + '_ {
-        self.slots.iter().copied()
-    }
-
-    /// Other slots, in the order of time.
-    pub(super) fn set_slots(&mut self, slots: impl IntoIterator<Item = u64>) {
-        self.slots = slots.into_iter().collect();
-        self.slots.make_contiguous().sort_unstable();
-    }
-
     /// Goes by other terms from now on, by which those that were sent back ask again, and parked dead letters may be revived once more. Returns
     /// what was counted of the demands so far.
     pub(super) fn set_terms(&mut self, terms: Terms, now: u64) -> Figures {
@@ -362,6 +297,11 @@ impl Room {
         self.asking = self.held.returned.len();
         self.held.unpark(now);
         self.figures.take_by_demand(self.terms.demands.len())
+    }
+
+    /// How many wait for their turn, those that were sent back included.
+    pub(super) fn waiting(&self) -> u64 {
+        self.held.len() as u64 - self.held.dead.len() as u64 - self.held.parked
     }
 
     /// Takes out the next of what is held, whatever its time: those in the line first.
@@ -421,43 +361,11 @@ impl Room {
         let dead = self.held.dead.len() as u64;
         let oldest = self.held.oldest().map(|(accepted, _)| accepted);
         Holding {
-            waiting: self.held.len() as u64 - dead - self.held.parked,
+            waiting: self.waiting(),
             dead,
             parked: self.held.parked,
             bytes: self.held.bytes(),
             oldest_nanos: oldest.map_or(0, |accepted| now.saturating_sub(accepted)),
-        }
-    }
-
-    fn turn(&mut self, limits: &mut Limits<u32>, now: u64) -> Turn {
-        // Left by those that died or were dropped before it came.
-        while let Some(&slot) = self.slots.front() {
-            if slot > now {
-                return Turn::Ahead;
-            }
-            self.slots.pop_front();
-            if now - slot <= SLOT_AGE_MAX {
-                return Turn::Now;
-            }
-        }
-        let horizon = self.terms.handling.horizon;
-        let decision = limits.reserve(&self.terms.demands, now, horizon);
-        match decision {
-            Decision::Now => Turn::Now,
-            Decision::At { at, rule } => {
-                self.bind(rule);
-                self.figures.delayed(self.binding);
-                self.slots.push_back(at);
-                Turn::Ahead
-            }
-            Decision::Refused { rule, why } => {
-                self.bind(rule);
-                let over = match why {
-                    Refusal::Wait { retry_after } => nanos(retry_after),
-                    Refusal::TooMany { .. } | Refusal::NoRoom => 0,
-                };
-                Turn::Beyond(nanos(horizon).saturating_add(over))
-            }
         }
     }
 
@@ -471,25 +379,6 @@ impl Room {
             self.figures.drop(Dropped::Bound, 1);
         }
         self.drop_vacant();
-    }
-
-    fn count(&mut self, decision: Decision) {
-        match decision {
-            Decision::Now => {}
-            Decision::At { rule, .. } => {
-                self.bind(rule);
-                self.figures.delayed(self.binding);
-            }
-            Decision::Refused { rule, .. } => {
-                self.bind(rule);
-                self.figures.refused(self.binding);
-            }
-        }
-    }
-
-    fn bind(&mut self, rule: limits::LimitId) {
-        let of = |demand: &Demand<u32>| demand.limit == rule;
-        self.binding = self.terms.demands.iter().position(of).unwrap_or(0);
     }
 }
 

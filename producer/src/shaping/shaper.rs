@@ -7,6 +7,7 @@
 //! each room in turn makes one: so under a limit that several DSPs share each gets as much as the others, however long its line is.
 
 mod change;
+mod shares;
 mod summary;
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,14 +17,15 @@ use limits::{
     LimitId, Limits,
     rules::{Mode, Rules},
 };
-use proto::wire::CookieRef;
 
+pub(super) use self::shares::Shares;
 pub(crate) use self::summary::Summary;
 use super::{
     figures::Fate,
     held::Held,
     room::{Offered, Room},
 };
+use crate::log::burst::Pushed;
 
 /// Most DSPs that a file may name.
 pub(super) const DSPS_MAX: usize = 4096;
@@ -39,9 +41,11 @@ pub(super) const TURN_COOKIES_MAX: usize = 256;
 pub(crate) struct Shaper {
     limits: Limits<u32>,
     numbers: BTreeMap<RuleName, LimitId>,
-    /// Of rules that are no more.
+    /// Of rules that are gone.
     spare: Vec<LimitId>,
-    rooms: Vec<Place>,
+    /// What of the limits is this process's.
+    shares: Shares,
+    rooms: Vec<NamedRoom>,
     by_dsp: HashMap<u32, usize, RandomState>,
     /// The room of those that no limit names.
     others: Option<usize>,
@@ -70,13 +74,15 @@ type RuleName = (String, String, bool);
 
 /// A room, and whose it is.
 #[derive(Debug)]
-struct Place {
+struct NamedRoom {
     /// The limit's name.
     name: String,
     key: u32,
     /// The rules' names, in the order of the demands.
     rules: Vec<String>,
     room: Room,
+    /// How many cookies had come when that was asked last.
+    counted: u64,
     /// The file does not name its limit any more.
     is_closing: bool,
     /// It is among those that hold something.
@@ -91,6 +97,7 @@ impl Shaper {
             limits: Limits::new(rules_max),
             numbers: BTreeMap::new(),
             spare: Vec::new(),
+            shares: Shares::default(),
             rooms: Vec::new(),
             by_dsp: HashMap::default(),
             others: None,
@@ -112,17 +119,18 @@ impl Shaper {
     /// What becomes of a cookie now. The system's time is asked for when it is held.
     pub(crate) fn offer(
         &mut self,
-        cookie: &CookieRef<'_>,
+        cookie: Pushed<'_>,
         now: u64,
         unix_micros: impl FnOnce() -> u64,
     ) -> Offered {
         // A read may be older than what others have offered meanwhile.
         let now = now.max(self.latest);
         self.latest = now;
-        let place = self.by_dsp.get(&cookie.dsp_id).copied().or(self.others);
+        let dsp_id = cookie.dsp_id();
+        let place = self.by_dsp.get(&dsp_id).copied().or(self.others);
         if !self.strays.is_empty() {
             let of = |key| self.strays.get(&key).into_iter().flatten();
-            for stray in of(cookie.dsp_id).chain(of(EVERYBODY)) {
+            for stray in of(dsp_id).chain(of(EVERYBODY)) {
                 if place != Some(*stray) {
                     self.rooms[*stray].room.supersede(cookie);
                 }
@@ -131,19 +139,24 @@ impl Shaper {
         let Some(place) = place else {
             return Offered::Release;
         };
-        let Place { room, is_busy, .. } = &mut self.rooms[place];
-        room.figures.accepted += 1;
+        let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
         let before = room.len();
         let limits = &mut self.limits;
         let offered = match room.terms.handling.mode {
             Mode::Police => room.police(limits, cookie, now),
             Mode::Shape if self.suspended.is_none() => {
-                let held = || Held::new(cookie, unix_micros(), now);
+                let held = || Held::new(&cookie.cookie(), unix_micros(), now);
                 room.shape(limits, cookie, now, self.lines, held)
             }
             Mode::Shape | Mode::Observe => room.observe(limits, cookie, now),
         };
-        self.held = self.held + room.len() - before;
+        if offered != Offered::Release {
+            room.figures.accepted += 1;
+        }
+        let after = room.len();
+        if after != before {
+            self.held = self.held + after - before;
+        }
         if offered == Offered::Held {
             self.due = self.due.min(room.due().unwrap_or(u64::MAX));
             if !std::mem::replace(is_busy, true) {
@@ -159,7 +172,7 @@ impl Shaper {
         let Some(place) = place else {
             return Some(held);
         };
-        let Place { room, is_busy, .. } = &mut self.rooms[place];
+        let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
         let before = room.len();
         room.take_back(held, now, self.lines);
         self.held = self.held + room.len() - before;
@@ -244,7 +257,7 @@ impl Shaper {
         let busy = || self.busy.iter().map(|index| &self.rooms[*index]);
         self.lines = busy().filter(|place| place.room.has_line()).count() as u64;
         self.held = busy().map(|place| place.room.len()).sum();
-        let due = |place: &Place| match place.shapes() {
+        let due = |place: &NamedRoom| match place.shapes() {
             true => place.room.due(),
             false => Some(0),
         };
@@ -296,7 +309,7 @@ impl Shaper {
 
     /// One slot to each room that wants one, until none does.
     fn hand_out_slots(&mut self, busy: &[usize], now: u64) {
-        let wants = |place: &Place| place.shapes() && place.room.wants_slot(now);
+        let wants = |place: &NamedRoom| place.shapes() && place.room.wants_slot(now);
         let of = |index: &usize| wants(&self.rooms[*index]);
         let mut wanting: Vec<usize> = busy.iter().copied().filter(of).collect();
         while !wanting.is_empty() {
@@ -309,7 +322,7 @@ impl Shaper {
     }
 }
 
-impl Place {
+impl NamedRoom {
     /// Whether what is over its limit waits in it.
     fn shapes(&self) -> bool {
         !self.is_closing && self.room.terms.handling.mode == Mode::Shape

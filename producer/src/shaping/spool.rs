@@ -18,6 +18,7 @@ use proto::{
     limits::{CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX},
     wire::{self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received},
 };
+use runtime::file_lock::FileLock;
 use rustix::fs::OFlags;
 
 use super::held::Held;
@@ -32,8 +33,7 @@ const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
 #[derive(Debug, Clone)]
 pub(crate) struct Spool {
     path: PathBuf,
-    /// Locked for as long as it is open.
-    _lock: Arc<File>,
+    _lock: Arc<FileLock>,
 }
 
 /// Why nothing was read.
@@ -51,11 +51,11 @@ impl Spool {
     /// # Errors
     /// When another process has it, or nothing can be written beside it.
     pub(crate) fn take(path: PathBuf) -> io::Result<Self> {
-        let lock = create(&beside(&path, ".lock"))?;
-        lock.try_lock().map_err(|error| match error {
-            fs::TryLockError::WouldBlock => io::Error::other("another process uses it"),
-            fs::TryLockError::Error(error) => error,
-        })?;
+        let lock =
+            FileLock::take(create(&beside(&path, ".lock"))?).map_err(|error| match error {
+                fs::TryLockError::WouldBlock => io::Error::other("another process uses it"),
+                fs::TryLockError::Error(error) => error,
+            })?;
         Ok(Self {
             path,
             _lock: Arc::new(lock),

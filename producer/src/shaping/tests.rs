@@ -2,9 +2,11 @@
 
 mod driver;
 mod fairness;
+mod leased;
 mod life_cycle;
 mod model;
 mod paper;
+mod shares;
 
 use std::collections::HashMap;
 
@@ -17,6 +19,7 @@ use super::{
     room::Offered,
     shaper::{Shaper, Summary},
 };
+use crate::log::Burst;
 
 /// When all of these tests begin, in nanoseconds since the Unix epoch.
 const START: u64 = 1_700_000_000_000_000_000;
@@ -76,8 +79,14 @@ impl World {
             age_micros: 0,
         };
         let now = START + self.now;
-        let offered = self.shaper.offer(&cookie, now, || now / 1000);
-        if let Offered::Release | Offered::ReleaseFirst = offered {
+        let mut burst = Burst::default();
+        burst.push(&cookie);
+        let mut offered = Offered::Dropped;
+        burst.retain(|cookie| {
+            offered = self.shaper.offer(cookie, now, || now / 1000);
+            false
+        });
+        if offered == Offered::Release {
             self.note(Gone {
                 at: self.now,
                 dsp,
@@ -86,10 +95,7 @@ impl World {
                 accepted: self.now,
             });
         }
-        match offered {
-            Offered::ReleaseFirst => Offered::Release,
-            other => other,
-        }
+        offered
     }
 
     fn note(&mut self, gone: Gone) {

@@ -17,12 +17,12 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::LIMITS_MAX;
-use crate::shaping::{Dropped, Shaping, Summary};
+use crate::shaping::{Dropped, Shaping, Standing, Summary};
 
 /// Most characters shown of what is wrong with a file, which may have thousands of mistakes.
 const REFUSAL_CHARS_MAX: usize = 500;
 
-/// The limits of this producer. Several producers keep theirs each for itself: of a contract of N a second, the file of each has its share.
+/// The limits of this producer. Several producers keep theirs each for itself, unless the file says that they are shared.
 #[derive(Debug, Clone, Serialize)]
 pub struct Limits {
     /// Which version of the file is in force: 1 at the start, one more for each that replaced it.
@@ -33,6 +33,8 @@ pub struct Limits {
     pub suspended_by: Option<String>,
     /// Most cookies that were lost when the run before was killed, if that is known.
     pub lost_at_kill_max: Option<u64>,
+    /// How this producer takes part in shared limits, in words; none when it keeps them for itself.
+    pub sharing: Option<String>,
     /// How many limits there are: those that the file names, and those that it named before and that still hold cookies.
     pub total: usize,
     /// The limits, by name; when there are more than [`LIMITS_MAX`], those with most cookies.
@@ -45,6 +47,8 @@ pub struct Limits {
 pub struct Limit {
     /// Its name in the file.
     pub name: String,
+    /// The part of it that this producer may use now, where it is shared.
+    pub share: Option<f64>,
     /// What is done with what is over it: `observe`, `police` or `shape`; none when the file does not name it any more.
     pub mode: Option<&'static str>,
     /// Cookies accepted under it.
@@ -101,14 +105,31 @@ impl Rows {
     pub(super) fn sample(&mut self, shaping: &Shaping, now: Instant) -> Limits {
         let mut summaries = shaping.summaries();
         summaries.retain(|_, summary| is_shown(summary));
+        let sharing = shaping.sharing();
         Limits {
             version: shaping.version(),
             refused: shaping.refused().map(beginning),
             suspended_by: shaping.suspended_by(),
             lost_at_kill_max: shaping.lost_at_kill(),
+            sharing: sharing.as_ref().map(Standing::in_words),
             total: summaries.len(),
-            rows: self.rows(summaries, now),
+            rows: self.shared_rows(summaries, sharing.as_ref(), now),
         }
+    }
+
+    fn shared_rows(
+        &mut self,
+        summaries: BTreeMap<String, Summary>,
+        sharing: Option<&Standing>,
+        now: Instant,
+    ) -> Vec<Limit> {
+        let mut rows = self.rows(summaries, now);
+        for row in &mut rows {
+            let mut shares = sharing.iter().flat_map(|it| &it.shares);
+            let share = shares.find(|(limit, ..)| *limit == row.name);
+            row.share = share.map(|(_, share, _)| short(*share));
+        }
+        rows
     }
 
     fn rows(&mut self, summaries: BTreeMap<String, Summary>, now: Instant) -> Vec<Limit> {
@@ -146,6 +167,7 @@ impl Limit {
         let oldest = Duration::from_nanos(holding.oldest_nanos);
         Self {
             name,
+            share: None,
             mode: summary.mode.map(|mode| match mode {
                 Mode::Observe => "observe",
                 Mode::Police => "police",

@@ -36,7 +36,7 @@ pub struct Subscriber {
     pub redelivered: u64,
     /// What it will not get.
     pub lost: Lost,
-    /// Bytes that its connections hold beside the log.
+    /// Bytes in flight to it, beside the log.
     pub pinned_bytes: u64,
     /// How often it came back.
     pub resumes: u64,
@@ -156,7 +156,7 @@ impl Subscriber {
                 queue_bound: totals.lost_queue_bound,
                 log_moved_on: totals.lost_log_moved_on,
             },
-            pinned_bytes: queue.pinned_bytes,
+            pinned_bytes: queue.in_flight_bytes,
             resumes: totals.streams.saturating_sub(1),
             cut: queue.cuts,
         }

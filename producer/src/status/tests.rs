@@ -22,7 +22,7 @@ use crate::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A producer's parts, and the board's view of them.
+/// A producer's parts, and the hub's view of them.
 struct Scene {
     log: Log,
     subscribers: Subscribers,
@@ -85,7 +85,8 @@ impl Scene {
         let left = (None, LeftBehind::AtMost(4));
         let shaping = limits.map(|file| {
             Shaping::start(
-                Arc::new(file),
+                "",
+                (Arc::new(file), None),
                 None,
                 log.clone(),
                 readers(understanding),
@@ -121,14 +122,15 @@ impl Scene {
     /// Offers a cookie of this DSP, and of a user of this number, to the limits.
     fn offer(&self, dsp_id: u32, user: usize) {
         let shaping = self.shaping.as_ref().unwrap();
-        let cookie = CookieRef {
+        let mut burst = log::Burst::default();
+        burst.push(&CookieRef {
             user_id: &user.to_string(),
             dsp_id,
             buyer_uid: "b",
             age_micros: 0,
-        };
+        });
         let now = shaping.moment(std::time::Instant::now());
-        let _fate = shaping.offer(&cookie, now);
+        shaping.append(&mut burst, now).unwrap();
     }
 
     fn append(&self, cookies: usize) {

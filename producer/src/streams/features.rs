@@ -103,7 +103,7 @@ impl Understanding {
         Presence(Some((Arc::clone(&self.age), reader)))
     }
 
-    /// Who lacks it; `None` for what is no feature.
+    /// Who lacks it; `None` for what is not a feature.
     fn of(&self, feature: Feature) -> Option<&Readers> {
         match feature {
             Feature::Unspecified => None,

@@ -1,5 +1,5 @@
 //! In-flight bytes: what streams have taken out of the log and their connections have not written yet. Counted for each
-//! stream and in total, and bounded by one budget for all streams (`--pinned-bytes`).
+//! stream and in total, and bounded by one budget for all streams (`--in-flight-bytes`).
 //!
 //! Bytes are in flight until HTTP/2 has written them to the connection or has dropped them. A client that stops reading
 //! keeps them in memory indefinitely, even after the log has moved on. When all streams together exceed the
@@ -84,13 +84,13 @@ struct Shared {
 }
 
 impl StreamBudget {
-    /// A budget of `bytes_max`; registers `producer_pinned_bytes` and its limit.
+    /// A budget of `bytes_max`; registers `producer_in_flight_bytes` and its limit.
     ///
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn register(registry: &Registry, bytes_max: u64) -> prometheus::Result<Self> {
-        let bytes = registry.add(producer::PINNED_BYTES)?;
-        let limit: IntGauge = registry.add(producer::PINNED_LIMIT_BYTES)?;
+        let bytes = registry.add(producer::IN_FLIGHT_BYTES)?;
+        let limit: IntGauge = registry.add(producer::IN_FLIGHT_LIMIT_BYTES)?;
         limit.set(i64::try_from(bytes_max).unwrap_or(i64::MAX));
         Ok(Self {
             shared: Arc::new(Shared {

@@ -337,7 +337,7 @@ impl Queue {
             totals: state.account.totals,
             resumes: state.resumes,
             lag_max: state.lag.get(),
-            pinned_bytes: self.in_flight.bytes(),
+            in_flight_bytes: self.in_flight.bytes(),
             cuts: self.in_flight.cuts(),
         }
     }

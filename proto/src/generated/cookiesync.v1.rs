@@ -40,7 +40,7 @@ pub struct Cursor {
     /// The producer this cursor belongs to, from `Hello`.
     #[prost(string, tag = "1")]
     pub producer_id: ::prost::alloc::string::String,
-    /// The life of that producer it belongs to, from `Hello`.
+    /// The epoch of that producer it belongs to, from `Hello`.
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
     /// The newest sequence the subscriber has and need not see again; 0 when it has none of this epoch.
@@ -70,15 +70,15 @@ pub struct SubscribeRequest {
     #[prost(enumeration = "Feature", repeated, tag = "5")]
     pub understands: ::prost::alloc::vec::Vec<i32>,
 }
-/// What a subscriber will never get of lives of this producer that have ended: the rest of its cursor's life, and all of
-/// every life since that the cursor's owner has not seen. Lives are those of one name on one machine; a producer that does not
+/// What a subscriber will never get of epochs of this producer that have ended: the rest of its cursor's epoch, and all of
+/// every epoch since that the cursor's owner has not seen. Epochs are those of one name on one machine; a producer that does not
 /// know all of them says nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Tail {
     /// Not more cookies than this. 0 proves that the subscriber has everything there was after its cursor.
     #[prost(uint64, tag = "1")]
     pub cookies_max: u64,
-    /// `cookies_max` is the very number: each of those lives ended in an orderly way.
+    /// `cookies_max` is the very number: each of those epochs ended in an orderly way.
     #[prost(bool, tag = "2")]
     pub exact: bool,
 }
@@ -88,7 +88,7 @@ pub struct Hello {
     /// Names the producer; the same across its restarts: 1 to 256 bytes of UTF-8 without control characters.
     #[prost(string, tag = "1")]
     pub producer_id: ::prost::alloc::string::String,
-    /// One life of one producer process; never used again by the same producer.
+    /// One run of one producer process; never used again by the same producer.
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
     /// The oldest sequence still held; `next_sequence` when nothing is held.
@@ -104,7 +104,7 @@ pub struct Hello {
     #[prost(enumeration = "ResumeOutcome", tag = "6")]
     pub outcome: i32,
     /// Only with `RESUME_OUTCOME_NEW_EPOCH`, and absent when nothing is known: what lies between the cursor and this
-    /// life.
+    /// epoch.
     #[prost(message, optional, tag = "7")]
     pub tail: ::core::option::Option<Tail>,
 }
@@ -254,7 +254,7 @@ pub enum ResumeOutcome {
     Resumed = 2,
     /// It continues, but some cookies after its position are gone: the next event is the `Gap`.
     ResumedWithGap = 3,
-    /// The cursor is from another life of this producer: the stream starts at sequence 1 of this life, or at a
+    /// The cursor is from another epoch of this producer: the stream starts at sequence 1 of this epoch, or at a
     /// `Gap` that begins there. What the cursor's epoch still held after it is lost; `Hello.tail` says how much that
     /// is, as far as it is known.
     NewEpoch = 4,

@@ -1,6 +1,7 @@
 //! The hand-written form against prost, and against damaged bytes.
 
 use super::*;
+use crate::limits::AGE_MICROS_MAX;
 
 fn cookies(count: u32) -> Vec<v1::Cookie> {
     (0..count)
@@ -96,9 +97,21 @@ fn cookie_without_an_age_has_the_bytes_it_always_had() {
         assert_eq!(buffer, expected);
         assert_eq!(cookie_bytes(&cookie), buffer.len());
         assert_eq!(decode_cookie(&buffer[2..]), Ok(cookie));
+        put_cookie(&mut buffer, &cookie);
+        assert_eq!(first_cookie(&buffer), Ok((&expected[2..], expected.len())));
+        assert_eq!(cookie_dsp(&expected[2..]), Ok(300));
     }
     check(0, b"\x2a\x09\x0a\x01u\x10\xac\x02\x1a\x01b");
     check(150, b"\x2a\x0c\x0a\x01u\x10\xac\x02\x1a\x01b\x20\x96\x01");
+    assert_eq!(first_cookie(b""), Err(WireError::Truncated));
+    assert_eq!(first_cookie(b"\x2a\x09\x0a"), Err(WireError::Truncated));
+    assert_eq!(first_cookie(b"\x20\x09"), Err(WireError::WireType));
+    assert_eq!(cookie_dsp(b"\x0a\x01u"), Ok(0));
+    assert_eq!(cookie_dsp(b"\x0a\x02u"), Err(WireError::Truncated));
+    assert_eq!(
+        cookie_dsp(b"\x10\x80\x80\x80\x80\x10"),
+        Err(WireError::Range)
+    );
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl Connector {
     /// One to `address` as `host`, by TLS if `https`, with the files that are good now.
     ///
     /// # Errors
-    /// In words, when there are no authorities for TLS, or the host is no name a certificate could have.
+    /// In words, when there are no authorities for TLS, or the host is not a name a certificate could have.
     pub fn new(
         network: &Arc<dyn Network>,
         address: SocketAddr,

@@ -111,7 +111,7 @@ pub fn loaded<S: Source>(mistakes: &mut Mistakes, source: S) -> Option<Arc<Reloa
 /// A name, or an address, as certificates have them.
 pub(super) fn server_name(text: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(text.to_owned())
-        .map_err(|_| format!("`{text}` is no host name and no address"))
+        .map_err(|_| format!("`{text}` is neither a host name nor an address"))
 }
 
 /// Whether what goes to `host` stays on this machine.

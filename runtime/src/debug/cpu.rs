@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use super::stacks::{Format, Line, Profile, Stack};
-use crate::admin::answer::{Answer, text};
+use crate::answer::{Answer, text};
 
 /// Samples for each second of processor time; not 100, so that they keep no step with timers.
 const FREQUENCY: i32 = 99;
@@ -86,7 +86,7 @@ impl Wanted {
     }
 }
 
-/// Takes a profile as the query asks, and answers when it is done, or at once when `stop` says so.
+/// Takes a profile as the query asks, and answers when it is done, or at once when `stop` is cancelled.
 pub(super) async fn answer(uri: Uri, stop: CancellationToken) -> Answer {
     let wanted = match Wanted::read(uri.query().unwrap_or_default()) {
         Ok(wanted) => wanted,
@@ -101,7 +101,7 @@ pub(super) async fn answer(uri: Uri, stop: CancellationToken) -> Answer {
     tracing::info!(seconds = wanted.seconds, "a profile is taken");
     // Dropped with this future, when the process stops or nobody waits for the profile any more.
     let (_waiting, gone) = sync_channel(0);
-    // From its beginning to its end, whoever waits: both take milliseconds, and so does finding names.
+    // From its beginning to its end, no matter who waits: both take milliseconds, and so does finding names.
     let taking = tokio::task::spawn_blocking(move || take(wanted, &gone, taken));
     let Some(made) = stop.run_until_cancelled(taking).await else {
         let word = "the process stops: the profile was given up\n";
@@ -113,7 +113,7 @@ pub(super) async fn answer(uri: Uri, stop: CancellationToken) -> Answer {
     }
 }
 
-/// The profile; an error as soon as whoever asked is `gone`. The next one can be taken when this one has ended.
+/// The profile; an error as soon as the caller is `gone`. The next one can be taken when this one has ended.
 fn take(
     wanted: Wanted,
     gone: &Receiver<Infallible>,

@@ -6,7 +6,7 @@ use http::{StatusCode, Uri};
 use tokio::sync::Semaphore;
 
 use super::stacks::{Format, Line, Profile, Stack};
-use crate::admin::answer::{Answer, text};
+use crate::answer::{Answer, text};
 
 /// Held while names are looked up.
 static TAKEN: Semaphore = Semaphore::const_new(1);

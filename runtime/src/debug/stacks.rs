@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{StatusCode, header};
 
-use crate::admin::answer::{Answer, content};
+use crate::answer::{Answer, content};
 
 /// The form of a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

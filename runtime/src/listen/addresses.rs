@@ -16,9 +16,9 @@ pub struct Addresses {
     each_max: usize,
 }
 
-/// The place of one connection; given back when dropped.
+/// Lets one connection of an address be open; given back when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct AddressPermit {
     addresses: Addresses,
     network: IpAddr,
 }
@@ -39,15 +39,15 @@ impl Addresses {
         }
     }
 
-    /// A place for one more connection from `address`; `None` when it has all it may.
+    /// A permit for one more connection from `address`; `None` when it has all it may.
     #[must_use]
-    pub fn enter(&self, address: IpAddr) -> Option<Place> {
+    pub fn enter(&self, address: IpAddr) -> Option<AddressPermit> {
         self.enter_up_to(self.each_max, address)
     }
 
     /// The same where each address has `each_max` from now on, at least one.
     #[must_use]
-    pub fn enter_up_to(&self, each_max: usize, address: IpAddr) -> Option<Place> {
+    pub fn enter_up_to(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
         let network = network(address);
         let mut open = self.open();
         let count = open.entry(network).or_insert(0);
@@ -55,7 +55,7 @@ impl Addresses {
             return None;
         }
         *count += 1;
-        Some(Place {
+        Some(AddressPermit {
             addresses: self.clone(),
             network,
         })
@@ -66,7 +66,7 @@ impl Addresses {
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressPermit {
     fn drop(&mut self) {
         let mut open = self.addresses.open();
         if let Some(count) = open.get_mut(&self.network) {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn each_address_has_its_own_places_and_gets_them_back() {
+    fn each_address_has_its_own_permits_and_gets_them_back() {
         let addresses = Addresses::new(2);
         let first = addresses.enter(address("192.0.2.1")).unwrap();
         let second = addresses.enter(address("192.0.2.1")).unwrap();
@@ -116,10 +116,10 @@ mod tests {
     #[test]
     fn ipv6_counts_by_64_bits_and_mapped_addresses_as_ipv4() {
         let addresses = Addresses::new(1);
-        let _place = addresses.enter(address("2001:db8:0:1::1")).unwrap();
+        let _permit = addresses.enter(address("2001:db8:0:1::1")).unwrap();
         assert!(addresses.enter(address("2001:db8:0:1:ffff::2")).is_none());
         assert!(addresses.enter(address("2001:db8:0:2::1")).is_some());
-        let _place = addresses.enter(address("::ffff:192.0.2.1")).unwrap();
+        let _permit = addresses.enter(address("::ffff:192.0.2.1")).unwrap();
         assert!(addresses.enter(address("192.0.2.1")).is_none());
         assert!(addresses.enter(address("192.0.2.2")).is_some());
     }

@@ -23,7 +23,7 @@ pub struct Limits {
     pub write_timeout: Option<Duration>,
 }
 
-/// The limits that hold now. Whoever made them of a channel may change them: numbers of connections hold for the next
+/// The limits that hold now. Anyone who made them of a channel may change them: numbers of connections hold for the next
 /// one, and close none; times hold from the next look at a connection, which is due after half the shortest time that
 /// held before, or five seconds.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! The watcher against connections that behave in every way, on a set clock.
 
-use super::*;
+use super::{activity::Watcher, *};
 
 const LIMITS: Limits = Limits {
     connections_max: 1,
@@ -116,4 +116,63 @@ fn slow_but_steady_reader_lives() {
         },
         None,
     );
+}
+
+#[test]
+fn client_that_takes_no_answer_is_cut_though_it_reads_others() {
+    let mut parked = None;
+    let activity = Arc::new(Activity::default());
+    let start = Instant::now();
+    let mut watcher = Watcher::new(start);
+    let cut = (5..=600).step_by(5).find_map(|second| {
+        activity.request();
+        activity.bytes_written.store(second, Ordering::Relaxed);
+        // A new one is there at each look, and the last was taken; from 40 s on none is.
+        if second <= 40 {
+            parked = Some(activity.unread());
+        }
+        let now = start + Duration::from_secs(second);
+        let cut = watcher.look(&activity, now, &LIMITS);
+        cut.map(|cut| (second, cut))
+    });
+    assert_eq!(cut, Some((65, Cut::SlowReader)));
+    drop(parked);
+    assert_eq!(activity.unread.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn connection_of_http_2_without_a_request_is_only_ever_idle() {
+    let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    for (sent, expected) in [
+        (&settings[..], Cut::Idle),
+        (&settings[..23], Cut::SlowRequest),
+        (b"PRI * HTTP/1.1\r\nHost: localhost\r\n", Cut::SlowRequest),
+    ] {
+        let activity = Arc::new(Activity::default());
+        let mut stream = WatchedStream {
+            stream: sent,
+            peer: std::net::Ipv4Addr::LOCALHOST.into(),
+            activity: Arc::clone(&activity),
+            preface: None,
+        }
+        .may_be_http_2();
+        // It comes in two parts.
+        let mut part = [0; 10];
+        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut part)
+            .await
+            .unwrap();
+        let mut rest = Vec::new();
+        tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest)
+            .await
+            .unwrap();
+        check(
+            |_, looked| {
+                let bytes_read = activity.bytes_read.load(Ordering::Relaxed);
+                looked.bytes_read.store(bytes_read, Ordering::Relaxed);
+                let is_multiplexed = activity.multiplexed.load(Ordering::Relaxed);
+                looked.multiplexed.store(is_multiplexed, Ordering::Relaxed);
+            },
+            Some((if expected == Cut::Idle { 60 } else { 10 }, expected)),
+        );
+    }
 }

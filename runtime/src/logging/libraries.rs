@@ -1,7 +1,7 @@
 //! What libraries report through the `log` crate, in our own log: warnings and errors, as the embedded store has them of its
 //! work in the background.
 //!
-//! What they say below that is for their authors. rustls is left out: what it warns of is what peers send, so whoever
+//! What they say below that is for their authors. rustls is left out: what it warns of is what peers send, so anyone who
 //! reaches a port could fill the log by it, and each port counts that anyway.
 
 use log::{Level, LevelFilter, Log, Metadata, Record};

@@ -16,7 +16,7 @@ use super::{Registry, handle::Handle as _};
 
 /// The greatest value since the scrape before the last.
 ///
-/// Not since the last: each scrape begins a new interval, whoever makes it, so of two that scrape by turns each would see
+/// Not since the last: each scrape begins a new interval, no matter who makes it, so of two that scrape by turns each would see
 /// half. Over two intervals each sees all since its own last scrape, and a single one sees every peak twice. With three, or
 /// with one that scrapes several times as often as the other, a peak can be missed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ impl Source for Number {
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<u64, Vec<String>> {
         let text = String::from_utf8_lossy(&contents[0]);
-        let wrong = |_| vec![self.0.mistake("is no number")];
+        let wrong = |_| vec![self.0.mistake("is not a number")];
         text.trim().parse().map_err(wrong)
     }
 }
@@ -48,7 +48,7 @@ fn good_file_replaces_and_a_broken_one_is_said_once_and_changes_nothing() {
         panic!("broken twice and not said");
     };
     assert!(
-        why.contains("--number") && why.contains("no number"),
+        why.contains("--number") && why.contains("not a number"),
         "{why}"
     );
     assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 2));

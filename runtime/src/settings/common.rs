@@ -1,10 +1,10 @@
-//! The settings that every process has.
+//! The settings that every process has, and what it can be asked for instead of running.
 
 use std::path::PathBuf;
 
 use clap::ArgAction;
 
-use super::{Mistakes, RELOADED, boolean, optional};
+use super::{Mistakes, RELOADED, boolean, instead::InsteadArgs, optional};
 use crate::logging::{self, Filter, Format};
 
 /// As they are written. Their environment variables are named by [`command`](super::command), after the program.
@@ -38,7 +38,7 @@ pub struct CommonArgs {
 
     /// Whether the admin port may profile the process and change its log filter
     ///
-    /// It then answers /debug/pprof/profile and /debug/pprof/heap, and /log-filter to GET and PUT. Whoever reaches the port
+    /// It then answers /debug/pprof/profile and /debug/pprof/heap, and /log-filter to GET and PUT. Anyone who reaches the port
     /// can slow the process down with these, or silence its log. The heap is sampled from the start.
     #[arg(
         long,
@@ -51,6 +51,9 @@ pub struct CommonArgs {
         value_parser = boolean
     )]
     debug_endpoints: bool,
+
+    #[command(flatten)]
+    instead: InsteadArgs,
 }
 
 /// The same, checked.

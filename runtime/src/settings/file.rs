@@ -7,9 +7,9 @@ use std::{
     path::Path,
 };
 
-use clap::Command;
+use clap::{Arg, Command};
 
-use super::{Mistakes, is_list, is_setting};
+use super::{Mistakes, former_ids, is_list, is_setting};
 
 /// Largest file that is read: far beyond any settings.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -35,19 +35,26 @@ pub(super) fn with_file(
         }
     };
     for (key, value) in table {
-        let setting = command
-            .get_arguments()
-            .find(|argument| argument.get_id() == key.as_str() && is_setting(argument));
-        let values = match setting {
-            None => Err(unknown(&key, &value, &command)),
-            Some(setting) => values(&key, &value, is_list(setting)),
+        let is_named = |argument: &&Arg| {
+            is_setting(argument)
+                && (argument.get_id() == key.as_str() || former_ids(argument).any(|id| id == key))
         };
-        match values {
-            Ok(values) => {
-                found.insert(key, values);
+        let values = match command.get_arguments().find(is_named) {
+            None => Err(unknown(&key, &value, &command)),
+            Some(setting) => values(&key, &value, is_list(setting))
+                .map(|values| (setting.get_id().to_string(), values)),
+        };
+        let mistake = match values {
+            Ok((id, _)) if found.contains_key(&id) => {
+                format!("{id} is set twice, once by a former name")
             }
-            Err(mistake) => mistakes.add(format!("{place}: {mistake}")),
-        }
+            Ok((id, values)) => {
+                found.insert(id, values);
+                continue;
+            }
+            Err(mistake) => mistake,
+        };
+        mistakes.add(format!("{place}: {mistake}"));
     }
     let keys = found.keys().cloned().collect();
     // All in one pass: changing single arguments would change their order.
@@ -83,7 +90,7 @@ fn without_source(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}: {}", error.message())
 }
 
-/// Says that a key is no setting, and which one may be meant.
+/// Says that a key is not a setting, and which one may be meant.
 fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
     if value.is_table() {
         return format!(

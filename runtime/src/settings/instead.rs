@@ -109,7 +109,7 @@ pub fn about(command: &Command, matches: &clap::ArgMatches) -> Option<Result<Vec
 #[must_use]
 pub fn print(answer: Result<Vec<u8>, String>) -> ExitCode {
     match answer {
-        // Whoever reads only the first lines of it closes the pipe.
+        // Anyone who reads only the first lines of it closes the pipe.
         Ok(bytes) => match io::stdout().write_all(&bytes) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -124,7 +124,7 @@ pub fn print(answer: Result<Vec<u8>, String>) -> ExitCode {
 fn completions(command: &Command, shell: &str) -> Result<Vec<u8>, String> {
     let shell: Shell = shell.parse().map_err(|_| {
         format!(
-            "--completions: {shell:?} is no shell known here: bash, elvish, fish, powershell, zsh"
+            "--completions: {shell:?} is not a shell known here: bash, elvish, fish, powershell, zsh"
         )
     })?;
     let name = command.get_name().to_owned();

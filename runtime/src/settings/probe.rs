@@ -28,7 +28,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 pub fn run(address: &str) -> Result<String, String> {
     let address: SocketAddr = address
         .parse()
-        .map_err(|_| format!("--admin: {address:?} is no IP address with a port"))?;
+        .map_err(|_| format!("--admin: {address:?} is not an IP address with a port"))?;
     if address.port() == 0 {
         return Err("--admin: port 0 is another one each time, so it cannot be asked".to_owned());
     }

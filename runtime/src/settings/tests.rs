@@ -13,7 +13,7 @@ use super::*;
 #[derive(Debug, Parser)]
 #[command(name = "cookiesync_test")]
 pub(super) struct Args {
-    #[arg(long, default_value = "a", hide_env_values = true)]
+    #[arg(long, alias = "first-one", default_value = "a", hide_env_values = true)]
     one: String,
     #[arg(long, default_value = "b", value_delimiter = ',')]
     two: Vec<String>,
@@ -21,8 +21,6 @@ pub(super) struct Args {
     three: usize,
     #[command(flatten)]
     common: CommonArgs,
-    #[command(flatten)]
-    instead: instead::InsteadArgs,
 }
 
 #[derive(Debug)]
@@ -144,22 +142,49 @@ fn secret_of_the_file_is_not_shown_in_help() {
     assert!(help.contains("[default: a]"), "{help}");
 }
 
-/// Runs itself again with an empty variable, because a process cannot safely change its own.
-#[test]
-fn empty_environment_variable_counts_as_not_set() {
-    const VARIABLE: &str = "COOKIESYNC_TEST_ONE";
-    if env::var_os(VARIABLE).is_some() {
-        return check("", &[], "a", &["b"]);
-    }
-    let test = "settings::tests::empty_environment_variable_counts_as_not_set";
+/// Runs a test again with these variables, because a process cannot safely change its own.
+#[track_caller]
+fn run_again(test: &str, variables: &[(&str, &str)]) {
     let child = Process::new(env::current_exe().unwrap())
-        .args(["--exact", test])
-        .env(VARIABLE, "")
+        .args(["--exact", &format!("settings::tests::{test}")])
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let output = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success(), "{output}");
     assert!(output.contains("1 passed"), "{output}");
+}
+
+const ONE: &str = "COOKIESYNC_TEST_ONE";
+const FORMER_ONE: &str = "COOKIESYNC_TEST_FIRST_ONE";
+
+#[test]
+fn empty_environment_variable_counts_as_not_set() {
+    if env::var_os(ONE).is_some() {
+        return check("", &[], "a", &["b"]);
+    }
+    let test = "empty_environment_variable_counts_as_not_set";
+    run_again(test, &[(ONE, ""), (FORMER_ONE, "")]);
+}
+
+#[test]
+fn former_name_of_a_variable_is_read_where_the_new_one_is_not_set() {
+    if let Some(own) = env::var_os(ONE) {
+        let one = if own.is_empty() { "former" } else { "own" };
+        check("one = \"file\"", &[], one, &["b"]);
+        return check("", &["--one=flag"], "flag", &["b"]);
+    }
+    let test = "former_name_of_a_variable_is_read_where_the_new_one_is_not_set";
+    run_again(test, &[(ONE, ""), (FORMER_ONE, "former")]);
+    run_again(test, &[(ONE, "own"), (FORMER_ONE, "former")]);
+}
+
+#[test]
+fn former_names_set_a_setting_by_flag_and_file() {
+    check("", &["--first-one=x"], "x", &["b"]);
+    check("first_one = \"x\"", &[], "x", &["b"]);
+    let twice = load_with("first_one = \"x\"\none = \"y\"", &[]).unwrap_err();
+    assert!(twice.contains("one is set twice"), "{twice}");
 }
 
 #[test]
@@ -273,6 +298,7 @@ fn tables_have_every_setting_with_its_range() {
     for part in [
         "| `--three`<br>`COOKIESYNC_TEST_THREE`<br>`three` | `3` | COUNT, 1 to 9 | at once |",
         "| `--log-filter`<br>`COOKIESYNC_TEST_LOG_FILTER`<br>`log_filter` | RUST_LOG, or info | FILTER | at once |",
+        ". Formerly `--first-one`. |",
     ] {
         assert!(tables.contains(part), "{part} is missing in {tables}");
     }

@@ -55,7 +55,7 @@ pub(super) fn refusal(argument: &Arg, value: &OsStr) -> Option<Refused> {
 /// In words, when it is none; as those below.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
-        .map_err(|_| format!("{text:?} is no IP address with a port, like 127.0.0.1:8080"))
+        .map_err(|_| format!("{text:?} is not an IP address with a port, like 127.0.0.1:8080"))
 }
 
 /// Takes `true` and `false`.
@@ -73,7 +73,7 @@ pub fn time(
 ) -> impl Fn(&str) -> Result<Duration, Refused> + Clone + Send + Sync + 'static {
     within(range, TIME_MAX, in_time, |text| {
         humantime::parse_duration(text)
-            .map_err(|error| format!("{text:?} is no time, like 200ms or 10s ({error})"))
+            .map_err(|error| format!("{text:?} is not a time, like 200ms or 10s ({error})"))
     })
 }
 
@@ -94,7 +94,7 @@ pub fn count(
         |count| count.to_string(),
         |text| {
             text.parse()
-                .map_err(|_| format!("{text:?} is no whole number, or too large"))
+                .map_err(|_| format!("{text:?} is not a whole number, or too large"))
         },
     )
 }
@@ -170,11 +170,11 @@ pub fn bytes(text: &str) -> Result<usize, String> {
         "GiB" => 1 << 30,
         _ => {
             return Err(format!(
-                "{text:?} is no number of bytes (try 64KiB, 512MiB, 1GiB)"
+                "{text:?} is not a number of bytes (try 64KiB, 512MiB, 1GiB)"
             ));
         }
     };
-    let wrong = || format!("{text:?} is no number of bytes (try 64KiB, 512MiB, 1GiB)");
+    let wrong = || format!("{text:?} is not a number of bytes (try 64KiB, 512MiB, 1GiB)");
     let whole = number
         .parse::<u64>()
         .ok()
@@ -248,13 +248,13 @@ mod tests {
             "400d",
             Some((wrong, Some("at least 0s"))),
         );
-        let wrong = "\"localhost:1\" is no IP address with a port, like 127.0.0.1:8080";
+        let wrong = "\"localhost:1\" is not an IP address with a port, like 127.0.0.1:8080";
         check(address, "localhost:1", Some((wrong, None)));
         check(optional(count(1..=5)), "", None);
         check(
             optional(count(1..=5)),
             "-1",
-            Some(("\"-1\" is no whole number, or too large", Some("1 to 5"))),
+            Some(("\"-1\" is not a whole number, or too large", Some("1 to 5"))),
         );
     }
 

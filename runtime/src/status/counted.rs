@@ -48,7 +48,7 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Those of a histogram without labels; none of what is no histogram.
+    /// Those of a histogram without labels; none of what is not a histogram.
     #[must_use]
     pub fn of(histogram: &impl Collector) -> Self {
         let mut all = Self::default();

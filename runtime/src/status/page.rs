@@ -1,4 +1,4 @@
-//! A status page: one HTML file with its style and its script inside, and the policy that lets a browser run nothing
+//! A status page: what all pages share, with what a process shows inside, and the policy that lets a browser run nothing
 //! else.
 //!
 //! The policy names the style and the script by the hash of their bytes. So what an outsider could smuggle into the page
@@ -9,15 +9,25 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use sha2::{Digest as _, Sha256};
 
-use crate::admin::answer::{Answer, content};
+use crate::answer::{Answer, content};
 
 /// What all pages share.
+const FRAME: &str = include_str!("frame.html");
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
 
-/// Where a page's file wants them.
-const STYLE_PLACE: &str = "/* the shared style */";
-const SCRIPT_PLACE: &str = "/* the shared script */";
+/// What a process shows on its page.
+#[derive(Debug, Clone, Copy)]
+pub struct Content {
+    /// The process, in the title and until its name is known.
+    pub name: &'static str,
+    /// What looks otherwise than on all pages.
+    pub style: &'static str,
+    /// The HTML between header and footer.
+    pub body: &'static str,
+    /// What brings each sample into it.
+    pub script: &'static str,
+}
 
 /// A page, ready to be sent.
 #[derive(Debug, Clone)]
@@ -27,18 +37,17 @@ pub struct Page {
 }
 
 impl Page {
-    /// The page of a file that has one `<style>` and one `<script>`, each with a place for what all pages share.
+    /// The page with this inside.
     ///
     /// # Panics
-    /// When the file is not like that.
+    /// When the style or the script would end before their ends.
     #[must_use]
-    pub fn new(file: &str) -> Self {
-        for place in [STYLE_PLACE, SCRIPT_PLACE] {
-            assert!(file.matches(place).count() == 1, "one place for {place}");
-        }
-        let html = file
-            .replace(STYLE_PLACE, STYLE)
-            .replace(SCRIPT_PLACE, SCRIPT);
+    pub fn new(content: &Content) -> Self {
+        let html = FRAME
+            .replace("{{name}}", content.name)
+            .replace("{{style}}", &format!("{STYLE}{}", content.style))
+            .replace("{{body}}", content.body)
+            .replace("{{script}}", &format!("{SCRIPT}\n{}", content.script));
         let policy = format!(
             "default-src 'none'; script-src '{}'; style-src '{}'; img-src data:; connect-src 'self'; base-uri 'none'; \
              form-action 'none'; frame-ancestors 'none'",
@@ -87,14 +96,19 @@ mod tests {
         let html = "<style>b{}</style><script>alert(1)</script>";
         let expected = "sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI=";
         assert_eq!(hash_of(html, "script"), expected);
-        let file = format!("<style>{STYLE_PLACE}</style><script>{SCRIPT_PLACE}</script>");
-        let answer = Page::new(&file).answer();
+        let answer = Page::new(&Content {
+            name: "test",
+            style: "b {}",
+            body: "<b></b>",
+            script: "live();",
+        })
+        .answer();
         let policy = answer.headers()[header::CONTENT_SECURITY_POLICY]
             .to_str()
             .unwrap();
         let script = format!(
             "script-src '{}';",
-            hash_of(&format!("<script>{SCRIPT}</script>"), "script")
+            hash_of(&format!("<script>{SCRIPT}\nlive();</script>"), "script")
         );
         assert!(policy.starts_with("default-src 'none';"), "{policy}");
         assert!(policy.contains(&script), "{policy}");

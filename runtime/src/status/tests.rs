@@ -1,13 +1,13 @@
-//! A board whose subject counts its samples.
+//! A hub whose source counts its samples.
 
 use http::header;
 
-use super::{super::admin::Body, *};
+use super::{super::answer::Body, page::Content, *};
 
 #[derive(Default)]
 struct Counted(u64);
 
-impl Subject for Counted {
+impl StatusSource for Counted {
     fn sample(&mut self, _: Instant) {
         self.0 += 1;
     }
@@ -18,15 +18,19 @@ impl Subject for Counted {
     }
 }
 
-fn board(stop: &CancellationToken) -> Board {
-    let file = "<style>/* the shared style */</style><script>/* the shared script */</script>";
-    let page = Page::new(file);
-    let subject = Box::<Counted>::default();
-    Board::register(&Registry::new(), "test", page, subject, stop.clone()).unwrap()
+fn hub(stop: &CancellationToken) -> StatusHub {
+    let page = Page::new(&Content {
+        name: "test",
+        style: "",
+        body: "",
+        script: "",
+    });
+    let source = Box::<Counted>::default();
+    StatusHub::register(&Registry::new(), "test", page, source, stop.clone()).unwrap()
 }
 
-fn events(board: &Board) -> Answer {
-    board.events(&Request::new(()))
+fn events(hub: &StatusHub) -> Answer {
+    hub.events(&Request::new(()))
 }
 
 async fn next(body: &mut Body) -> Option<String> {
@@ -37,9 +41,9 @@ async fn next(body: &mut Body) -> Option<String> {
 #[tokio::test(start_paused = true)]
 async fn viewer_gets_the_history_first_and_then_each_sample_once_until_the_end() {
     let stop = CancellationToken::new();
-    let board = board(&stop);
-    board.sample();
-    let answer = events(&board);
+    let hub = hub(&stop);
+    hub.sample();
+    let answer = events(&hub);
     assert_eq!(answer.status(), 200);
     assert_eq!(answer.headers()[header::CONTENT_TYPE], "text/event-stream");
     let mut body = answer.into_body();
@@ -48,11 +52,11 @@ async fn viewer_gets_the_history_first_and_then_each_sample_once_until_the_end()
         first,
         "retry: 1000\ndata: {\"sample\":1,\"history\":[]}\n\n"
     );
-    board.sample();
+    hub.sample();
     assert_eq!(next(&mut body).await.unwrap(), "data: {\"sample\":2}\n\n");
     // Who does not read skips what was meanwhile.
-    board.sample();
-    board.sample();
+    hub.sample();
+    hub.sample();
     assert_eq!(next(&mut body).await.unwrap(), "data: {\"sample\":4}\n\n");
     let waits = tokio::time::timeout(Duration::from_secs(9), next(&mut body));
     assert!(waits.await.is_err(), "nothing comes twice");
@@ -63,8 +67,8 @@ async fn viewer_gets_the_history_first_and_then_each_sample_once_until_the_end()
 #[tokio::test(start_paused = true)]
 async fn samples_are_taken_every_second_until_the_end() {
     let stop = CancellationToken::new();
-    let board = board(&stop);
-    let mut body = events(&board).into_body();
+    let hub = hub(&stop);
+    let mut body = events(&hub).into_body();
     let watches = async {
         next(&mut body).await;
         let began = Instant::now();
@@ -75,40 +79,40 @@ async fn samples_are_taken_every_second_until_the_end() {
         assert_eq!(began.elapsed(), 2 * INTERVAL, "the first comes at once");
         stop.cancel();
     };
-    tokio::join!(board.clone().run(), watches);
+    tokio::join!(hub.clone().run(), watches);
 }
 
 #[tokio::test]
 async fn viewers_are_bounded_and_one_that_leaves_makes_room() {
-    let board = board(&CancellationToken::new());
-    let mut viewers: Vec<_> = (0..VIEWERS_MAX).map(|_| events(&board)).collect();
+    let hub = hub(&CancellationToken::new());
+    let mut viewers: Vec<_> = (0..VIEWERS_MAX).map(|_| events(&hub)).collect();
     assert!(viewers.iter().all(|answer| answer.status() == 200));
-    assert_eq!(board.shared.viewing.get(), 16);
-    let refused = events(&board);
+    assert_eq!(hub.shared.viewing.get(), 16);
+    let refused = events(&hub);
     assert_eq!(refused.status(), 503);
     let word = refused.into_body().collect().await.unwrap().to_bytes();
     assert!(word.starts_with(b"16 viewers are too many"), "{word:?}");
-    assert_eq!(board.shared.refused.get(), 1);
+    assert_eq!(hub.shared.refused.get(), 1);
     viewers.pop();
-    assert_eq!(events(&board).status(), 200);
+    assert_eq!(events(&hub).status(), 200);
     drop(viewers);
-    assert_eq!(board.shared.viewing.get(), 0);
+    assert_eq!(hub.shared.viewing.get(), 0);
 }
 
 #[tokio::test]
 async fn pages_of_other_sites_and_heads_take_no_place() {
-    let board = board(&CancellationToken::new());
+    let hub = hub(&CancellationToken::new());
     let of = |site: &str| {
         Request::builder()
             .header("sec-fetch-site", site)
             .body(())
             .unwrap()
     };
-    assert_eq!(board.events(&of("cross-site")).status(), 403);
-    assert_eq!(board.events(&of("same-site")).status(), 403);
-    assert_eq!(board.events(&of("same-origin")).status(), 200);
+    assert_eq!(hub.events(&of("cross-site")).status(), 403);
+    assert_eq!(hub.events(&of("same-site")).status(), 403);
+    assert_eq!(hub.events(&of("same-origin")).status(), 200);
     let head = Request::head("/status/events").body(()).unwrap();
-    let answer = board.events(&head);
+    let answer = hub.events(&head);
     assert_eq!(answer.status(), 200);
-    assert_eq!(board.shared.viewing.get(), 0, "the bodies are gone or none");
+    assert_eq!(hub.shared.viewing.get(), 0, "the bodies are gone or none");
 }

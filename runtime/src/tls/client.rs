@@ -94,7 +94,7 @@ impl Trust {
     }
 }
 
-/// What an error of a TLS connection means for whoever operates it; `None` when it is not about TLS.
+/// What an error of a TLS connection means for anyone who operates it; `None` when it is not about TLS.
 #[must_use]
 pub fn explain(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;

@@ -26,7 +26,7 @@ pub(super) fn identity(
         .map_err(|error| match error {
             pem::Error::NoItemsFound => key.mistake("has no private key inside"),
             // The error may hold a piece of the key.
-            _ => key.mistake("is no valid PEM"),
+            _ => key.mistake("is not valid PEM"),
         })
         .and_then(|der| {
             let loaded = provider.key_provider.load_private_key(der);
@@ -73,7 +73,7 @@ fn certificates(file: &NamedFile, contents: &[u8]) -> Result<Vec<CertificateDer<
             Err(file.mistake("has no certificate inside"))
         }
         Ok(certificates) => Ok(certificates),
-        Err(_) => Err(file.mistake("is no valid PEM")),
+        Err(_) => Err(file.mistake("is not valid PEM")),
     }
 }
 

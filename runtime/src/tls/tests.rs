@@ -208,7 +208,7 @@ fn everything_wrong_with_files_is_named_by_flag_and_no_key_is_shown() {
     let no_certificate = "--tls-cert: test.pem: has no certificate";
     check([&key, &key, &ours.pem], &[no_certificate]);
     let broken = key.replace("MI", "!!");
-    let no_pem = "--tls-key: test.pem: is no valid PEM";
+    let no_pem = "--tls-key: test.pem: is not valid PEM";
     check([&certificate, &broken, &ours.pem], &[no_pem]);
 }
 

@@ -1,7 +1,7 @@
 //! Until when a certificate is valid. Pure.
 //!
 //! Reads as much of the encoding as lies before that field, of certificates that were parsed by the TLS library
-//! before; what is not as expected is no error but unknown.
+//! before; what is not as expected is not an error, but unknown.
 
 use std::time::Duration;
 

@@ -57,7 +57,7 @@ fn check_chunk(chunk: &ChunkRef) {
         1 << 12,
         Ttls::new(Duration::from_secs(86400), [].into()),
     );
-    batch.push_judged(&producer, chunk, u64::MAX, &mut table);
+    batch.push_filtered(&producer, chunk, u64::MAX, &mut table);
     check_batch(&batch, chunk, walked.len());
     // The same once more changes nothing but counts: nothing is stored yet, so nothing is suppressed.
     let before: Vec<_> = batch
@@ -80,12 +80,13 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, walked: usize) {
         superseded,
         malformed,
         refused,
+        expired,
     } = batch.counts();
     let said = u64::from(chunk.header().count);
     assert!((said..=said.max(walked as u64)).contains(&received));
     assert_eq!(
         received,
-        suppressed + stale + superseded + malformed + refused + batch.len() as u64
+        suppressed + stale + superseded + malformed + refused + expired + batch.len() as u64
     );
     assert!(batch.len() <= walked);
     for cookie in batch.cookies() {

@@ -84,7 +84,7 @@ impl Broker {
         self
     }
 
-    /// Cookies that subscribers will not get, as far as the server itself says so: ours does.
+    /// Cookies that subscribers will not get, as far as the server itself counts them: ours does.
     pub(super) async fn declared_lost(&self) -> Result<u64> {
         let Some(admin) = &self.admin else {
             return Ok(0);

@@ -5,7 +5,7 @@
 
 use bench::traffic::Traffic;
 use bytes::Bytes;
-use proto::wire::{ChunkRef, CookieRef, put_cookie};
+use proto::wire::{ChunkRef, put_cookie};
 
 /// Tag of `Chunk.first_sequence`, a fixed64.
 const FIRST_SEQUENCE: u8 = 2 << 3 | 1;
@@ -74,13 +74,7 @@ impl Messages {
         buffer.extend(count.to_le_bytes());
         for number in self.next..self.next + u64::from(count) {
             let cookie = self.traffic.cookie(self.lane, number);
-            let cookie = CookieRef {
-                user_id: cookie.user_id(),
-                dsp_id: cookie.dsp_id(),
-                buyer_uid: cookie.buyer_uid(),
-                age_micros: 0,
-            };
-            put_cookie(&mut buffer, &cookie);
+            put_cookie(&mut buffer, &cookie.to_wire());
         }
         self.next += u64::from(count);
         Bytes::from(buffer)

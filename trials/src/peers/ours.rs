@@ -57,7 +57,7 @@ pub(super) async fn publish(
     args: &PublisherArgs,
     stop: &CancellationToken,
 ) -> Result<PublisherLine> {
-    let url = args.to.parse().context("is no URL")?;
+    let url = args.to.parse().context("is not a URL")?;
     let mut plan = load::Plan::new(url, Traffic::new(args.seed, None));
     plan.connections = CONNECTIONS;
     plan.pipeline = Some(PIPELINE);
@@ -140,7 +140,7 @@ impl Subscribe for Reader {
         let mut stream = client::subscribe(channel, request).await?.into_inner();
         let first = stream.message().await?.context("no hello")?;
         let Ok(Received::Event(Event::Hello(hello))) = Received::decode(first) else {
-            bail!("the first event is no hello");
+            bail!("the first event is not a hello");
         };
         if let Some(cursor) = &self.cursor {
             ensure!(cursor.epoch == hello.epoch, "another producer answers");

@@ -227,7 +227,7 @@ impl Outcome {
     }
 
     /// What is wrong with a step, if anything.
-    pub(super) fn judge_step(&mut self, step: &Step) {
+    pub(super) fn check_step(&mut self, step: &Step) {
         let at = format!("{} subscribers, {}", step.subscribers, step.packing());
         let name = step.peer.name();
         if step.surplus > 0 {
@@ -260,7 +260,7 @@ impl Outcome {
     }
 
     /// What is wrong with how we treated a stopped subscriber, if anything.
-    pub(super) fn judge_stopped(&mut self, stopped: &Stopped) {
+    pub(super) fn check_stopped(&mut self, stopped: &Stopped) {
         if stopped.peer != Peer::Ours {
             return;
         }

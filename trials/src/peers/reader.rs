@@ -54,7 +54,7 @@ pub(super) async fn follow(mut reader: impl Subscribe + Send, seen: Arc<Seen>, o
     drop(opened);
     loop {
         if is_open {
-            // Why it ended is no matter: that it did is counted.
+            // Why it ended does not matter: that it did is counted.
             reader.read(&seen).await.ok();
             seen.disconnected();
         }

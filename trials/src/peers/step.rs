@@ -104,7 +104,7 @@ pub(super) async fn finish(
             () = sleep(LOOK_INTERVAL) => look()?,
             () = scene.stop.cancelled(), if !is_told => {
                 is_told = true;
-                // When it has ended by itself, its line says so.
+                // When it has ended by itself, its line is there.
                 publisher.signal(Signal::TERM).ok();
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! A producer keeps cookies in memory only. What it had accepted and a node had not received is gone with it when it is killed,
 //! and the node's consumer says how many these are at most, and after which sequence. That, and no other knowledge of a
-//! kill, allows what the node lacks: at most so many, accepted after that sequence and before the next life. What is said
+//! kill, allows what the node lacks: at most so many, accepted after that sequence and before the next epoch. What is said
 //! of times that overlap is one loss, since a request under way in both may be of either.
 
 use bench::{
@@ -178,7 +178,7 @@ mod tests {
     }
 
     impl Run {
-        /// Looks at one producer, one a second from the start on; of each, when its life began, in seconds since the start, and how many it
+        /// Looks at one producer, one a second from the start on; of each, when its epoch began, in seconds since the start, and how many it
         /// had accepted.
         fn new(looks: impl IntoIterator<Item = (u64, u64)>) -> Self {
             let start = Instant::now();
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// The life that began at second `next` tells that at most so many cookies are lost after this sequence of the one that began with
+    /// The epoch that began at second `next` tells that at most so many cookies are lost after this sequence of the one that began with
     /// the load.
     fn end(next: u64, sequence: u64, cookies_max: u64) -> Loss {
         let [epoch, next] = [0, next].map(|second| (START_UNIX + second) * 1_000_000);
@@ -233,7 +233,7 @@ mod tests {
         samples::gap(START_UNIX * 1_000_000, first, last)
     }
 
-    /// A hundred cookies a second of a life that is killed at second 20, when the next begins.
+    /// A hundred cookies a second of an epoch that is killed at second 20, when the next begins.
     fn killed_at_20() -> Run {
         Run::new((0..40).map(|second| match second {
             0..20 => (0, second * 100),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_life_allows_its_newest_cookies_alone() {
+    fn killed_epoch_allows_its_newest_cookies_alone() {
         let run = killed_at_20();
         let losses = [end(20, 1_850, 3)];
         let lost = [1_000, 17_900, 18_000, 19_500, 22_000];
@@ -267,7 +267,7 @@ mod tests {
 
     /// Its whole time was allowed, and every cookie of it.
     #[test]
-    fn young_life_allows_no_more_than_the_consumer_reported() {
+    fn young_epoch_allows_no_more_than_the_consumer_reported() {
         let run = Run::new((0..5).map(|second| (0, second * 100)));
         let lost = [500, 2_100, 4_100];
         run.check(&[end(5, 350, 2)], &lost, &[false, false, true], 0);

@@ -8,7 +8,7 @@ use bench::{
         Cluster,
         netns::{Direction, Namespace},
     },
-    e2e::{Mark, Meanwhile},
+    e2e::{Meanwhile, TurnEvent},
     programs::Process,
 };
 use rustix::process::Signal;
@@ -105,7 +105,7 @@ impl Injector {
             if !is_ours(Victim::Consumer(index)) {
                 node.process.check()?;
             }
-            if let Some(mongod) = node.place.process()
+            if let Some(mongod) = node.backend.process()
                 && !is_ours(Victim::Mongod(index))
             {
                 mongod.check()?;
@@ -123,7 +123,7 @@ impl Injector {
                     continue;
                 }
                 let (name, way) = way(cluster, fault.victim)?;
-                way.mend()?;
+                way.heal()?;
                 self.active.remove(index);
                 return Ok(Some(format!("{name} is heard and hears again")));
             }
@@ -195,7 +195,7 @@ impl Injector {
                     format!("{name} told to end, for {seconds:.1} s"),
                 )
             }
-            // Cuts were seen to.
+            // Cuts were handled above.
             _ => {
                 process.kill()?;
                 let until = elapsed + fault.lasts;
@@ -212,14 +212,14 @@ impl Injector {
 }
 
 impl Meanwhile for Injector {
-    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<Mark>> {
+    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<TurnEvent>> {
         self.check(cluster)?;
         let mut what = self.go_on(cluster, elapsed)?;
         if what.is_none()
             && let Some(fault) = self.due(elapsed)
         {
             if !self.is_seen {
-                return Ok(Some(Mark::Look));
+                return Ok(Some(TurnEvent::Look));
             }
             self.is_seen = false;
             self.waiting.pop_front();
@@ -229,7 +229,7 @@ impl Meanwhile for Injector {
             let seconds = elapsed.as_secs_f64();
             let line = format!("{seconds:>7.1} s  {what}");
             self.events.push(Event { seconds, what });
-            Mark::Line(line)
+            TurnEvent::Line(line)
         }))
     }
 
@@ -263,7 +263,7 @@ fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process
         }
         Victim::Mongod(index) => {
             let mongod = cluster.nodes.get_mut(index);
-            let mongod = mongod.and_then(|it| it.place.process());
+            let mongod = mongod.and_then(|it| it.backend.process());
             mongod.map(|it| (format!("mongod-{}", index + 1), it))
         }
         Victim::Way(_) => None,

@@ -50,7 +50,7 @@ pub struct Outcome {
     pub settled: Settled,
     /// Cookies that each consumer said it will not get.
     pub lost: Vec<u64>,
-    /// Lives of producers of which each consumer said that their end is unknown.
+    /// Epochs of producers of which each consumer said that their end is unknown.
     pub unknown_tails: Vec<u64>,
     /// The kinds of faults, each with the mean seconds between two.
     pub kinds: Vec<(Kind, f64)>,
@@ -128,12 +128,12 @@ impl Outcome {
             findings: Vec::new(),
             faults: run.faults,
         };
-        outcome.judge();
+        outcome.find_faults();
         outcome.hold_against(run.killed, &run.allowed, run.began);
         outcome
     }
 
-    fn judge(&mut self) {
+    fn find_faults(&mut self) {
         self.faults.extend(self.verification.not_done());
         let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.strikes_the_edge());
         let without_answer = self.refused + self.unanswered;
@@ -171,7 +171,7 @@ impl Outcome {
             let reported = allowed.reported;
             self.findings.push(format!(
                 "{node}: {} pairs are missing or stale and allowed: the {} requests they lack at least were under way while their \
-                 producers accepted what the node's consumer reported: gaps ({} cookies) and ends of lives of producers ({}, \
+                 producers accepted what the node's consumer reported: gaps ({} cookies) and ends of epochs of producers ({}, \
                  with {} cookies at most; producers were killed {}), give or take two seconds",
                 grouped(verdict.explained),
                 grouped(verdict.lost.len() as u64),

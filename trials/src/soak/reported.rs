@@ -1,7 +1,7 @@
 //! Which cookies consumers reported as lost, and when these were accepted. Pure.
 //!
-//! A consumer's `/v1/losses` names each gap by its producer, epoch and sequences; and, once a producer's next life answers, how
-//! many cookies it may lack after a sequence of the life before. The looks at that producer, once a second, say when
+//! A consumer's `/v1/losses` names each gap by its producer, epoch and sequences; and, once a producer's next epoch answers, how
+//! many cookies it may lack after a sequence of the epoch before. The looks at that producer, once a second, say when
 //! it had accepted how many: so a request that may be one of these was under way between two looks.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// The time between a look and what it saw, and between an answer and the count of it.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// How far the start that a producer says may be from its epoch: both are taken as it starts. Two of its lives
+/// How far the start that a producer says may be from its epoch: both are taken as it starts. Two of its epochs
 /// begin further apart than twice that, as no fault strikes within three seconds after another.
 const START_SECONDS: u64 = 1;
 
@@ -33,9 +33,9 @@ pub(super) struct ReportedLoss {
 /// What a consumer reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum What {
-    /// In the midst of a life.
+    /// In the midst of an epoch.
     Gap,
-    /// At most so many, of the end of a life, and of lives since then up to the one with this epoch.
+    /// At most so many, of the end of an epoch, and of epochs since then up to the one with this epoch.
     End(u64),
 }
 
@@ -70,7 +70,7 @@ impl ReportedLoss {
         }
         let counted = |cookies: u64| loss.first.saturating_add(cookies - 1);
         let what = match loss.cause {
-            // One that never came back was followed by no life.
+            // One that never came back was followed by no epoch.
             Cause::Ended { told_by, .. } => What::End(told_by.unwrap_or(u64::MAX)),
             Cause::QueueBound | Cause::LogMovedOn | Cause::Unspecified => What::Gap,
         };
@@ -115,17 +115,17 @@ impl ReportedLoss {
             }
         }
         let until = match self.what {
-            // Lives in between have no looks to be known by, but all were over.
+            // Epochs in between have no looks to be known by, but all were over.
             What::End(next) => now.of(next) + MARGIN,
             What::Gap if most >= self.last => last_look + MARGIN,
-            // The rest came after the last look at this life.
+            // The rest came after the last look at this epoch.
             What::Gap => last_look + 2 * MARGIN,
         };
         (from, until)
     }
 
-    /// The looks at this life, and how many cookies it had accepted. A producer that does not answer is shown as the life before
-    /// until its next one does, so it is not the time of a look that says which life it is of.
+    /// The looks at this epoch, and how many cookies it had accepted. A producer that does not answer is shown as the epoch before
+    /// until its next one does, so it is not the time of a look that says which epoch it is of.
     fn looks<'a>(
         &'a self,
         observations: &'a [Observation],
@@ -133,9 +133,9 @@ impl ReportedLoss {
         observations.iter().filter_map(|at| {
             let mut producers = at.of(Role::Producer);
             let seen = producers.find(|seen| seen.name == self.producer)?;
-            let life = &seen.life.producer;
-            let is_it = life.started.abs_diff(self.epoch / 1_000_000) <= START_SECONDS;
-            is_it.then_some((at.at, life.appended))
+            let epoch = &seen.run.producer;
+            let is_it = epoch.started.abs_diff(self.epoch / 1_000_000) <= START_SECONDS;
+            is_it.then_some((at.at, epoch.appended))
         })
     }
 }
@@ -152,23 +152,23 @@ impl Moment {
 mod tests {
     use super::{super::samples, *};
 
-    /// Looks at a producer, one a second from the second on; of each, when its life started and how many it had accepted.
-    fn looks(start: Instant, lives: &[(u64, u64)]) -> Vec<Observation> {
+    /// Looks at a producer, one a second from the second on; of each, when its epoch started and how many it had accepted.
+    fn looks(start: Instant, epochs: &[(u64, u64)]) -> Vec<Observation> {
         let look = |(second, &(started, appended)): (u64, &(u64, u64))| {
             samples::look(start + Duration::from_secs(second), started, appended)
         };
-        (2..).zip(lives).map(look).collect()
+        (2..).zip(epochs).map(look).collect()
     }
 
     /// Seconds between which a gap was accepted, told by the clock whose 50 is the start.
     #[track_caller]
-    fn check(lives: &[(u64, u64)], (epoch, first, last): (u64, u64, u64), expected: (u64, u64)) {
-        check_what(lives, What::Gap, (epoch, first, last), expected);
+    fn check(epochs: &[(u64, u64)], (epoch, first, last): (u64, u64, u64), expected: (u64, u64)) {
+        check_what(epochs, What::Gap, (epoch, first, last), expected);
     }
 
     #[track_caller]
     fn check_what(
-        lives: &[(u64, u64)],
+        epochs: &[(u64, u64)],
         what: What,
         (epoch, first, last): (u64, u64, u64),
         expected: (u64, u64),
@@ -186,12 +186,12 @@ mod tests {
             cookies: None,
             what,
         };
-        let (from, until) = lost.accepted(&looks(start, lives), now);
+        let (from, until) = lost.accepted(&looks(start, epochs), now);
         let seconds = |at: Instant| at.saturating_duration_since(start).as_secs();
         assert_eq!((seconds(from), seconds(until)), expected);
     }
 
-    /// A life of 600 cookies, of which one look saw nothing new; and another that began after eight seconds.
+    /// An epoch of 600 cookies, of which one look saw nothing new; and another that began after eight seconds.
     const TWO_LIVES: [(u64, u64); 8] = [
         (52, 100),
         (52, 200),
@@ -213,21 +213,21 @@ mod tests {
     }
 
     #[test]
-    fn look_that_still_shows_the_life_before_says_nothing_of_the_next() {
-        let lives = [(50, 5_000), (50, 6_000), (50, 6_000), (54, 40), (54, 80)];
-        check(&lives, (54, 10, 20), (3, 6));
-        check(&lives, (54, 50, 60), (5, 7));
-        // One that has not answered yet shows no life at all.
+    fn look_that_still_shows_the_epoch_before_says_nothing_of_the_next() {
+        let epochs = [(50, 5_000), (50, 6_000), (50, 6_000), (54, 40), (54, 80)];
+        check(&epochs, (54, 10, 20), (3, 6));
+        check(&epochs, (54, 50, 60), (5, 7));
+        // One that has not answered yet shows no epoch at all.
         let unanswered = [(50, 5_000), (0, 0), (0, 0), (54, 40), (54, 80)];
         check(&unanswered, (54, 50, 60), (5, 7));
     }
 
     #[test]
-    fn end_of_a_life_was_accepted_after_the_last_sequence_and_before_the_next_life() {
+    fn end_of_an_epoch_was_accepted_after_the_last_sequence_and_before_the_next_epoch() {
         let end = What::End(57_500_000);
         check_what(&TWO_LIVES, end, (52, 351, 1_500), (4, 8));
         check_what(&TWO_LIVES, end, (52, 1, u64::MAX), (1, 8));
-        // A cursor that no look knows of says only that it is of this life.
+        // A cursor that no look knows of says only that it is of this epoch.
         check_what(&TWO_LIVES, end, (52, 9, 20), (1, 8));
         check_what(&TWO_LIVES, What::End(u64::MAX), (52, 601, 700), (7, 21));
     }

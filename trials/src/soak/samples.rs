@@ -1,4 +1,4 @@
-//! What judges are tried with: records of a consumer, and looks at a producer.
+//! What the checks are tested with: records of a consumer, and looks at a producer.
 
 use bench::{
     cpu::CpuTime,
@@ -22,7 +22,7 @@ pub(super) fn gap(epoch: u64, first: u64, last: u64) -> Loss {
     }
 }
 
-/// The end of a life after this sequence, told by the life `next`.
+/// The end of an epoch after this sequence, told by the epoch `next`.
 pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) -> Loss {
     Loss {
         first: sequence + 1,
@@ -51,17 +51,17 @@ pub(super) fn page(losses: &[Loss]) -> Page {
     }
 }
 
-/// A look at the producer `p`, whose life began at this second and has accepted so many.
+/// A look at the producer `p`, whose run began at this second and has accepted so many.
 pub(super) fn look(at: Instant, started: u64, appended: u64) -> Observation {
-    let mut life = Counts::default();
-    (life.producer.started, life.producer.appended) = (started, appended);
+    let mut run = Counts::default();
+    (run.producer.started, run.producer.appended) = (started, appended);
     let seen = Seen {
         role: Role::Producer,
         name: "p".to_owned(),
         cpu: CpuTime::default(),
         memory: Memory::default(),
-        counts: life.clone(),
-        life,
+        counts: run.clone(),
+        run,
     };
     Observation {
         at,

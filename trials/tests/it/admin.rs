@@ -20,7 +20,7 @@ async fn each_process_tells_health_and_the_documented_metrics() -> Result<()> {
             &[
                 "producer_edge_requests_total{outcome=\"accepted\"} 1\n",
                 "producer_cookies_appended_total 1\n",
-                "producer_log_reach_seconds ",
+                "producer_log_retained_seconds ",
                 "producer_subscriber_delivered_cookies_total{",
                 "producer_subscriber_lost_cookies_total{",
                 "producer_subscriber_lag_cookies{",

@@ -57,7 +57,7 @@ fn left_behind(process_id: &str) -> [PathBuf; 2] {
 }
 
 impl FakeClock {
-    /// One that is right; `None`, with a word, where the library is not installed.
+    /// One that is right; `None`, and a line on standard error, where the library is not installed.
     fn new(folder: &TempDir, name: &str) -> Result<Option<Self>> {
         let library = LIBRARIES.iter().find(|library| Path::new(library).exists());
         let Some(library) = library else {
@@ -222,12 +222,20 @@ async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_ag
     consumer
         .knows_none(["alice".to_owned()].into_iter())
         .await?;
+    // Nor is one refused that comes meanwhile.
+    producer.accept("bob", 17, "b-1").await?;
+    wait_until(PATIENCE, "it has come", async || {
+        let metrics = consumer.metrics().await?;
+        Ok(metrics.count(names::WRITTEN, &[]) + metrics.count(names::FAILED, &[]) == 2)
+    })
+    .await?;
     clock.set("+0")?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_known("bob", json!({"17": "b-1"})).await?;
     check_calm(&consumer, &producer).await
 }
 
-/// A machine without a clock of its own begins each life at the same time.
+/// A machine without a clock of its own begins each epoch at the same time.
 #[tokio::test]
 async fn epochs_differ_when_a_producer_starts_twice_at_one_time() -> Result<()> {
     let folder = TempDir::new()?;
@@ -247,17 +255,17 @@ async fn epochs_differ_when_a_producer_starts_twice_at_one_time() -> Result<()> 
     consumer.wait_not_ready("no producer is connected").await?;
     producer.process.start_again()?;
     producer.wait_ready().await?;
-    producer.accept("alice", 17, "second-life").await?;
+    producer.accept("alice", 17, "second-epoch").await?;
     consumer
-        .wait_known("alice", json!({"17": "second-life"}))
+        .wait_known("alice", json!({"17": "second-epoch"}))
         .await?;
     let metrics = consumer.metrics().await?;
-    let proved = metrics.count("consumer_producer_lives_total", &[("end", "proved")]);
-    assert_eq!(proved, 1, "the record of lives tells the two apart");
+    let proved = metrics.count("consumer_producer_restarts_total", &[("end", "proved")]);
+    assert_eq!(proved, 1, "the epoch history tells the two apart");
     check_calm(&consumer, &producer).await
 }
 
-/// Its cookies are older than what the first life stored, by its own clock; other pairs are not touched by that.
+/// Its cookies are older than what the first epoch stored, by its own clock; other pairs are not touched by that.
 #[tokio::test]
 async fn producer_that_starts_with_an_earlier_clock_is_read_from_its_first_cookie() -> Result<()> {
     let folder = TempDir::new()?;
@@ -267,22 +275,22 @@ async fn producer_that_starts_with_an_earlier_clock_is_read_from_its_first_cooki
     let mut producer = clock.producer(&folder, &["--id", "p"]).await?;
     let store = embedded(&folder.path().join("store"));
     let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
-    producer.accept("alice", 17, "first-life").await?;
+    producer.accept("alice", 17, "first-epoch").await?;
     consumer
-        .wait_known("alice", json!({"17": "first-life"}))
+        .wait_known("alice", json!({"17": "first-epoch"}))
         .await?;
     producer.process.kill()?;
     clock.set("-3600")?;
     producer.process.start_again()?;
     producer.wait_ready().await?;
     producer.accept("alice", 17, "older").await?;
-    producer.accept("bob", 17, "second-life").await?;
+    producer.accept("bob", 17, "second-epoch").await?;
     consumer
-        .wait_known("bob", json!({"17": "second-life"}))
+        .wait_known("bob", json!({"17": "second-epoch"}))
         .await?;
-    // Newest wins by the time of acceptance, so the first life's value stays until this clock is right.
+    // Newest wins by the time of acceptance, so the first epoch's value stays until this clock is right.
     consumer
-        .wait_known("alice", json!({"17": "first-life"}))
+        .wait_known("alice", json!({"17": "first-epoch"}))
         .await?;
     consumer.wait_settled(3).await?;
     let stale = consumer.metrics().await?.count(names::STALE, &[]);

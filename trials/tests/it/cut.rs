@@ -23,7 +23,7 @@ impl CutConnection {
             server: server.to_owned(),
             passing: JoinSet::new(),
         };
-        between.mend().await?;
+        between.heal().await?;
         Ok(between)
     }
 
@@ -37,7 +37,7 @@ impl CutConnection {
     }
 
     /// Takes connections again.
-    pub(crate) async fn mend(&mut self) -> Result<()> {
+    pub(crate) async fn heal(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.address)
             .await
             .context("its address was free")?;

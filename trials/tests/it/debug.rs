@@ -1,6 +1,6 @@
 //! Profiles of a running process, and that nobody takes one who was not let.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use bench::{admin, http::HttpClient, load};
@@ -186,7 +186,8 @@ async fn profile_without_a_folder_for_its_file_says_which_one_it_wants() -> Resu
 #[tokio::test]
 async fn profile_does_not_hold_up_the_drain() -> Result<()> {
     let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &["--debug-endpoints"]).await?;
+    let flags = ["--debug-endpoints", "--drain-timeout=1h"];
+    let mut producer = Producer::start(&folder, &flags).await?;
     let admin = producer.admin.clone();
     let profile = async {
         loop {
@@ -201,10 +202,9 @@ async fn profile_does_not_hold_up_the_drain() -> Result<()> {
             Ok(get(&admin, "/debug/pprof/profile?seconds=1").await?.0 == 429)
         })
         .await?;
-        let begun = Instant::now();
-        let status = producer.process.stop(PATIENCE).await?;
-        expect_exit(&producer.process, status, 0)?;
-        anyhow::Ok(begun.elapsed())
+        // Sooner than the profile would be done, or the drain given up.
+        let status = producer.process.stop(Duration::from_secs(45)).await?;
+        expect_exit(&producer.process, status, 0)
     };
     let (profile, drained) = tokio::join!(profile, draining);
     let (status, body) = profile?;
@@ -213,7 +213,5 @@ async fn profile_does_not_hold_up_the_drain() -> Result<()> {
         "{status}: {}",
         String::from_utf8_lossy(&body)
     );
-    // Far below the time of a drain that is given up.
-    ensure!(drained? < Duration::from_secs(2));
-    Ok(())
+    drained
 }

@@ -58,6 +58,8 @@ fn configuration_page_is_what_the_code_says() -> Result<()> {
     let consumer = tables::<consumer::config::Args>();
     let made = with_tables(&page, "settings of the producer", &producer)?;
     let made = with_tables(&made, "settings of the consumer", &consumer)?;
+    let limiter = tables::<limiter::serve::config::Args>();
+    let made = with_tables(&made, "settings of the limiter", &limiter)?;
     let made = with_tables(&made, "memory of the producer", &memory_table()?)?;
     if env::var_os("UPDATE_DOCS").is_some_and(|value| value == "1") {
         fs::write(PAGE, made)?;
@@ -87,7 +89,13 @@ fn sources(folder: &Path, text: &mut String) -> Result<()> {
 #[test]
 fn every_documented_line_of_the_log_is_in_the_code() -> Result<()> {
     let mut text = String::new();
-    for folder in ["runtime/src", "producer/src", "consumer/src"] {
+    for folder in [
+        "runtime/src",
+        "producer/src",
+        "consumer/src",
+        "limits/limiter/src",
+        "limits/sharing/src",
+    ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("..")
             .join(folder);

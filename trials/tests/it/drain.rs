@@ -1,4 +1,4 @@
-//! Orderly shutdown: everything accepted is delivered and stored, and the exit code says so.
+//! Orderly shutdown: everything accepted is delivered and stored, and the exit code tells it.
 
 use std::time::Duration;
 

@@ -48,7 +48,7 @@ async fn each_bad_request_is_told_which_parameter_and_leaves_nothing_in_the_log(
             "cookie uid ",
         ),
     ];
-    // All over one connection: bad input is no reason to close it.
+    // All over one connection: bad input is not a reason to close it.
     let mut connection = HttpClient::connect(&producer.http).await?;
     for (target, cookie, status, why) in cases.iter().chain(&too_long) {
         let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n");

@@ -63,7 +63,11 @@ async fn fanout_accounts_for_every_cookie_of_both_calls() -> Result<()> {
     assert_eq!(kinds, expected.concat());
     for step in steps {
         let count = |name: &str| step[name].as_u64().unwrap_or(u64::MAX);
-        assert_eq!(count("accepted"), 2_000, "{step}");
+        // What a busy machine makes late is not sent, and counted.
+        assert_eq!(count("sent") + count("unsent"), 2_000, "{step}");
+        assert!(count("accepted") > 0, "{step}");
+        assert_eq!(count("accepted"), count("sent"), "{step}");
+        assert_eq!(count("appended"), count("accepted"), "{step}");
         assert_eq!(
             count("deliveries") + count("lost"),
             count("accepted") * count("subscribers"),

@@ -1,7 +1,7 @@
 //! The embedded store on a disk that has no more room.
 //!
 //! It cannot go on by itself: after a failed write only opening it again tells what the disk holds. So the consumer ends, says why,
-//! and loses nothing, because its cursors stand where its store does: whoever starts it again when there is room gets
+//! and loses nothing, because its cursors stand where its store does: anyone who starts it again when there is room gets
 //! all that the producers still have.
 
 use anyhow::{Result, ensure};
@@ -38,7 +38,7 @@ async fn embedded_store_without_room_ends_the_consumer_which_misses_nothing_when
         words.contains("a library reports an error of=\"fjall"),
         "{words}"
     );
-    // Without room it does not begin to read either, and says so.
+    // Without room it does not begin to read either, and tells why.
     consumer.process.start_again()?;
     let status = consumer.process.wait(PATIENCE).await?;
     expect_exit(&consumer.process, status, 1)?;

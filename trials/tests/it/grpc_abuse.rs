@@ -158,7 +158,7 @@ async fn opening_and_resetting_without_end_is_cut_off() -> Result<()> {
     };
     in_time("the abuse ends", abuse)
         .await?
-        .expect_err("it is not borne for ever");
+        .expect_err("it is not borne forever");
     let reason = in_time("the connection ends", connection.join_next()).await?;
     let reason = reason.context("it has a task")??;
     ensure!(
@@ -368,7 +368,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
         ["--grpc-connections-per-address", &grpc],
         ["--http-connections", "64"],
         ["--log-bytes", "32MiB"],
-        ["--pinned-bytes", "16MiB"],
+        ["--in-flight-bytes", "16MiB"],
     ];
     let flags = flags.concat();
     let arguments = ["producer"].iter().chain(&flags).map(OsString::from);

@@ -1,8 +1,8 @@
 //! Starts what a test needs, in a folder of its own, and ends it with the test.
 
-mod books;
 mod consumer;
 mod cookies;
+mod ledger;
 mod producer;
 
 use std::{
@@ -22,19 +22,19 @@ use tokio::{
 };
 
 pub(crate) use self::{
-    consumer::{Consumer, embedded},
+    consumer::{Consumer, embedded, settled},
     cookies::{Known, newest, numbered, request},
     producer::{Producer, Wrap, accept_all},
 };
 
 /// How long a process may take to become ready, and a cookie to arrive, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a process may take to drain.
-pub(crate) const DRAIN_PATIENCE: Duration = Duration::from_secs(12);
+/// How long a process may take to drain and to end: one that gives its drain up does so after 10 s, with another exit code.
+pub(crate) const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long all tests before it may hold the machine.
-const MACHINE_PATIENCE: Duration = Duration::from_secs(900);
+const MACHINE_PATIENCE: Duration = Duration::from_secs(3 * 60 * 60);
 
 /// The programs, found or built once for all tests of this process.
 pub(crate) async fn programs() -> Result<&'static Programs> {
@@ -98,7 +98,7 @@ pub(crate) async fn wait_said(process: &Process, part: &str) -> Result<()> {
     said.await.with_context(|| process.last_lines(100))
 }
 
-/// Waits for `future`, but not for ever.
+/// Waits for `future`, but not forever.
 ///
 /// # Errors
 /// When it takes longer than [`PATIENCE`], saying `what` did not happen.

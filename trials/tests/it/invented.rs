@@ -11,7 +11,7 @@ use tokio::time::{Instant, interval};
 
 use crate::{
     harness::{Consumer, PATIENCE, Producer, accept_all, embedded, machine, request, wait_until},
-    windows::settled,
+    windows::settled_or_lost,
 };
 
 /// What comes in beside each other.
@@ -27,12 +27,12 @@ async fn wait_through(producer: &Producer, node: &Consumer) -> Result<()> {
     let accepted = producer.appended().await?;
     wait_until(PATIENCE, "the node is through", async || {
         let metrics = node.metrics().await?;
-        Ok(settled(&metrics) + metrics.count(names::ASIDE, &[]) == accepted)
+        Ok(settled_or_lost(&metrics) + metrics.count(names::ASIDE, &[]) == accepted)
     })
     .await
 }
 
-/// Waits until every DSP has its place, or is refused.
+/// Waits until every DSP has its slot, or is refused.
 async fn wait_none_aside(node: &Consumer, patience: Duration) -> Result<()> {
     wait_until(patience, "nothing is set aside", async || {
         Ok(node.metrics().await?.count(names::ASIDE, &[]) == 0)
@@ -97,13 +97,13 @@ async fn run(
         let count = |name, labels: &[(&str, &str)]| after.count(name, labels);
         println!(
             "{what}: {} real stored, p50 {:.0} ms, p99 {:.0} ms; {} invented in {invented:.1?}, {} refused in all, \
-             {} places, {} lost",
+             {} slots, {} lost",
             stored.count(),
             1e3 * p50,
             1e3 * p99,
             mix.invented,
             count(names::FAILED, &refused),
-            count(names::DSP_PLACES, &[]),
+            count(names::DSP_SLOTS, &[]),
             node.lost().await?,
         );
         quantiles.push(p99);
@@ -111,7 +111,7 @@ async fn run(
     Ok(quantiles)
 }
 
-/// Warms a node up, so that the DSPs of the real load have their places.
+/// Warms a node up, so that the DSPs of the real load have their slots.
 async fn warm_up(producer: &Producer, nodes: &[&Consumer]) -> Result<()> {
     producer.accept_load(1, 20_000).await?;
     for node in nodes {
@@ -156,7 +156,7 @@ async fn three_thousand_invented_dsps_and_real_cookies_at_three_nodes() -> Resul
         wait_none_aside(node, 10 * PATIENCE).await?;
         let metrics = node.metrics().await?;
         let refused = metrics.count(names::FAILED, &[("reason", "no_place")]);
-        // 20 DSPs of the load had places before.
+        // 20 DSPs of the load had slots before.
         ensure!(refused == 3_000 - (512 - 20), "{refused}");
     }
     for mongod in [&one, &two] {

@@ -122,7 +122,7 @@ async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut
             .await?;
             way.cut().await;
             consumer.wait_not_ready("no producer is connected").await?;
-            way.mend().await?;
+            way.heal().await?;
         }
         anyhow::Ok(())
     };
@@ -136,7 +136,7 @@ async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut
 }
 
 #[tokio::test]
-async fn books_balance_in_every_scrape_under_load_with_losses_and_returns() -> Result<()> {
+async fn ledger_balances_in_every_scrape_under_load_with_losses_and_returns() -> Result<()> {
     let folder = TempDir::new()?;
     let flags = ["--log-bytes", "1MiB", "--queue-cookies", "3000"];
     let producer = Producer::start(&folder, &flags).await?;

@@ -208,7 +208,8 @@ async fn what_a_bound_keeps_back_counts_against_the_run() -> Result<()> {
 
 #[tokio::test]
 async fn outage_is_in_the_latency_and_not_the_generators_fault() -> Result<()> {
-    const OUTAGE: Duration = Duration::from_millis(200);
+    // So long that a generator on a busy machine is not late by half of it.
+    const OUTAGE: Duration = Duration::from_secs(2);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let url = format!("http://{address}/").parse()?;
@@ -240,7 +241,8 @@ async fn outage_is_in_the_latency_and_not_the_generators_fault() -> Result<()> {
     );
     // Those that were due first in the outage waited for its end.
     let behind = outcome.send_delay_micros.unwrap();
-    assert!(behind.max >= 150_000, "{}", behind.line());
+    let outage = u64::try_from(OUTAGE.as_micros())?;
+    assert!(behind.max >= outage / 4 * 3, "{}", behind.line());
     let own = outcome.generator.delay_micros.unwrap();
     assert!(own.p99 < behind.max / 2, "{}", own.line());
     Ok(())

@@ -24,7 +24,7 @@ async fn restart(node: &mut Consumer) -> Result<()> {
     node.wait_ready().await
 }
 
-/// Waits until the newest record is of the end of a life; returns all.
+/// Waits until the newest record is of the end of an epoch; returns all.
 async fn wait_ended(node: &Consumer) -> Result<Page> {
     wait_until(PATIENCE, "the end is on record", async || {
         let page = losses(node).await?;
@@ -36,7 +36,7 @@ async fn wait_ended(node: &Consumer) -> Result<Page> {
 }
 
 #[tokio::test]
-async fn gaps_and_ends_of_lives_stay_on_record_when_the_consumer_is_killed() -> Result<()> {
+async fn gaps_and_ends_of_epochs_stay_on_record_when_the_consumer_is_killed() -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let mut producer = Producer::start(&folder, &["--log-bytes", "1MiB"]).await?;

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bench::{admin, mongod::Mongod};
+use consumer::store::mongodb::ExpiryMode;
 use jiff::Timestamp;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use serde_json::json;
@@ -13,7 +14,7 @@ use tempfile::TempDir;
 use crate::{
     documents::Documents,
     harness::{Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until},
-    night::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL, at},
+    night::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL, Who, at, in_both_modes},
 };
 
 async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
@@ -25,8 +26,13 @@ async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
     .await
 }
 
-#[tokio::test]
-async fn mongodb_expires_cookies_only_while_the_window_is_open() -> Result<()> {
+in_both_modes! {
+    mongodb_expires_cookies_only_while_the_window_is_open,
+    documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time,
+    restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off,
+}
+
+async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode) -> Result<()> {
     let folder = TempDir::new()?;
     let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
     let mongod = Mongod::start_with(&folder.path().join("mongod"), &often).await?;
@@ -34,21 +40,45 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open() -> Result<()> {
     let producer = Producer::start(&folder, &[]).await?;
     let store = mongod.uri();
 
-    let closed = ["--ttl", "1s", "--expiry-window", "never"];
+    let mode_flag = mode.to_string();
+    let flags = |window| {
+        [
+            "--ttl",
+            "3s",
+            "--expiry",
+            &mode_flag,
+            "--expiry-window",
+            window,
+        ]
+    };
+    let closed = flags("never");
     let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &closed).await?;
     producer.accept("alice", 17, "a-1").await?;
     producer.accept("alice", 18, "a-2").await?;
     consumer
         .wait_known("alice", json!({"17": "a-1", "18": "a-2"}))
         .await?;
-    wait_expiring(&documents, NEVER_SECONDS).await?;
+    match mode {
+        ExpiryMode::Index => wait_expiring(&documents, NEVER_SECONDS).await?,
+        ExpiryMode::Sweep => {
+            let indexes = documents.expire_after_seconds().await?;
+            ensure!(indexes.is_empty(), "{indexes:?}");
+        }
+    }
+    wait_until(PATIENCE, "their time is over", async || {
+        let answer = admin::get(&consumer.admin, "/v1/users/alice").await?;
+        Ok(answer.status == 404)
+    })
+    .await?;
     let status = consumer.process.stop(DRAIN_PATIENCE).await?;
     expect_exit(&consumer.process, status, 0)?;
     assert_eq!(documents.count().await?, 2);
 
-    let open = ["--ttl", "1s", "--expiry-window", "always"];
+    let open = flags("always");
     let _consumer = Consumer::start(&folder, "node", &[&producer], &store, &open).await?;
-    wait_expiring(&documents, 1).await?;
+    if mode == ExpiryMode::Index {
+        wait_expiring(&documents, 3).await?;
+    }
     wait_until(PATIENCE, "the cookies are gone", async || {
         Ok(documents.count().await? == 0)
     })
@@ -77,10 +107,15 @@ const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
 const TTL_SECONDS: i64 = 14 * 86_400;
 
-#[tokio::test]
-async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time() -> Result<()> {
+async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time(
+    mode: ExpiryMode,
+) -> Result<()> {
     let folder = TempDir::new()?;
-    let (mongod, server) = Server::start(folder.path()).await?;
+    let (mongod, server) = Server::start_in(mode, folder.path()).await?;
+    let wait_expiring = async |namespace: &str, seconds| match mode {
+        ExpiryMode::Index => server.wait_expiring(namespace, seconds).await,
+        ExpiryMode::Sweep => server.wait_no_index(namespace).await,
+    };
     let short = SHORT_DSP.to_string();
     let write_old = async |name: &str| -> Result<()> {
         server.write("17.cookies", name, TTL + HOUR).await?;
@@ -92,9 +127,9 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time() 
     let other = doc! { "expireAfterSeconds": 60 };
     server.make_index("theirs.cookies", "t_1", other).await?;
 
-    let night = Night::start(&mongod, "10T00:30")?;
-    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    server.wait_expiring(&short, NEVER_SECONDS).await?;
+    let night = Night::start_as(mode, &mongod, "10T00:30")?;
+    wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    wait_expiring(&short, NEVER_SECONDS).await?;
     let theirs = async |hour: &str| -> Result<()> {
         server.write("theirs.cookies", hour, HOUR).await?;
         server.wait_names("theirs.cookies", &[]).await
@@ -105,15 +140,16 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time() 
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
 
     night.set("10T01:00");
-    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
-    server.wait_expiring(&short, 86_400).await?;
+    wait_expiring("17.cookies", TTL_SECONDS).await?;
+    wait_expiring(&short, 86_400).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     server.wait_names(&short, &["fresh"]).await?;
     theirs("inside").await?;
 
     night.set("10T03:00");
-    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    server.wait_expiring(&short, NEVER_SECONDS).await?;
+    night.wait_open(false).await?;
+    wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    wait_expiring(&short, NEVER_SECONDS).await?;
     write_old("old").await?;
     theirs("after").await?;
     server.wait_monitor().await?;
@@ -125,8 +161,13 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time() 
     .await?;
 
     night.set("11T01:30");
-    server.wait_names("17.cookies", &["fresh"]).await?;
-    server.wait_names(&short, &["fresh"]).await?;
+    // By the clock of the test, what was fresh has expired as well.
+    let left: &[&str] = match mode {
+        ExpiryMode::Index => &["fresh"],
+        ExpiryMode::Sweep => &[],
+    };
+    server.wait_names("17.cookies", left).await?;
+    server.wait_names(&short, left).await?;
     assert_eq!(night.metrics.errors.get(), 0);
     night.end().await
 }
@@ -222,30 +263,49 @@ async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -
     night.end().await
 }
 
-#[tokio::test]
-async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off() -> Result<()>
-{
+async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off(
+    mode: ExpiryMode,
+) -> Result<()> {
     let folder = TempDir::new()?;
-    let (mut mongod, server) = Server::start(folder.path()).await?;
+    let (mut mongod, server) = Server::start_in(mode, folder.path()).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    let night = Night::start(&mongod, "10T01:30")?;
+    let night = Night::start_as(mode, &mongod, "10T01:30")?;
     server.wait_names("17.cookies", &[]).await?;
     night.end().await?;
 
-    let night = Night::start(&mongod, "10T01:40")?;
+    // A sweep has had its turn, so it waits for the next night.
+    let day = match mode {
+        ExpiryMode::Index => "10",
+        ExpiryMode::Sweep => "11",
+    };
+    let night = Night::start_as(mode, &mongod, &format!("{day}T00:40"))?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
+    night.set(&format!("{day}T01:40"));
     server.wait_names("17.cookies", &[]).await?;
-    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
+    if mode == ExpiryMode::Index {
+        server.wait_expiring("17.cookies", TTL_SECONDS).await?;
+    }
     // Its counters begin anew, ours go on.
     mongod.kill()?;
     mongod.process().wait(PATIENCE).await?;
     mongod.restart().await?;
     server.write("17.cookies", "older", TTL + HOUR).await?;
-    server.wait_names("17.cookies", &[]).await?;
+    if mode == ExpiryMode::Sweep {
+        night.set("12T01:00");
+    }
+    wait_until(PATIENCE, "what has expired is gone", async || {
+        // What failed is tried again after a minute.
+        night.clock.advance(Duration::from_secs(5));
+        Ok(server.names("17.cookies").await?.is_empty())
+    })
+    .await?;
     night.end().await?;
 
-    let night = Night::start(&mongod, "10T04:00")?;
-    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    let night = Night::start_as(mode, &mongod, "10T04:00")?;
+    match mode {
+        ExpiryMode::Index => server.wait_expiring("17.cookies", NEVER_SECONDS).await?,
+        ExpiryMode::Sweep => night.wait_open(false).await?,
+    }
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["old"]);
@@ -335,7 +395,11 @@ async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()>
     assert_eq!(first.metrics.owner.get(), 1);
 
     // By its clock the window is open.
-    let second = Night::start_as("other", &mongod, "10T01:30")?;
+    let other = Who {
+        name: "other",
+        ..ExpiryMode::Index.into()
+    };
+    let second = Night::start_as(other, &mongod, "10T01:30")?;
     let is_owner = async |night: &Night, is_owner: i64| {
         wait_until(PATIENCE, "who owns the maintenance is told", async || {
             Ok(night.metrics.owner.get() == is_owner)

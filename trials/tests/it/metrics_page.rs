@@ -1,4 +1,4 @@
-//! `docs/metrics.md` is written from what both programs register, and whatever names a metric names one of those.
+//! `docs/metrics.md` is written from what all programs register, and whatever names a metric names one of those.
 //!
 //! The programs are started here with every setting that registers something. What they would register in yet another
 //! case shows elsewhere: every process that a test starts is scraped at its end, and may only tell what is documented.
@@ -26,6 +26,8 @@ use crate::{
 };
 
 const PAGE: &str = "docs/metrics.md";
+/// Rules that give renamed metrics under their old names.
+const RENAMED: &str = "deploy/prometheus/renamed.yml";
 
 /// Set, it rewrites the page instead of comparing it.
 const UPDATE: &str = "UPDATE_DOCS";
@@ -33,8 +35,8 @@ const UPDATE: &str = "UPDATE_DOCS";
 const HEAD: &str = "\
 # Metrics
 
-What `/metrics` on the admin ports of the producer (9090) and the consumer (9091) tells, as Prometheus reads it. This page is
-generated from the code: do not edit it. After a change of metrics, or of what is said of them in
+What `/metrics` on the admin ports of the producer (9090), the consumer (9091) and the limiter (9092) tells, as Prometheus reads
+it. This page is generated from the code: do not edit it. After a change of metrics, or of what is said of them in
 `trials/tests/it/metrics_page/words.rs`, run
 
 ```sh
@@ -51,14 +53,15 @@ scrape before the last, for what fills and empties between two scrapes.
 const SECTIONS: &[(&str, &str)] = &[
     ("producer_", "Producer"),
     ("consumer_", "Consumer"),
-    ("process_", "Both"),
+    ("limiter_", "Limiter"),
+    ("process_", "All"),
 ];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// All that both programs register, each once.
+/// All that the programs register, each once.
 async fn described() -> Result<Vec<Described>> {
     let folder = TempDir::new()?;
     let files = files(&folder)?;
@@ -94,6 +97,8 @@ async fn described() -> Result<Vec<Described>> {
     let args = [&reads[..], &files.of_consumer[..]].concat();
     let reader = consumer::app::App::start(consumer(&args)?, registry.clone()).await?;
     let _stream = CookieStream::open(&format!("http://{plain}"), "host").await?;
+    let limits = Registry::new();
+    let limiter = limiter::serve::app::App::start(limiter(&path)?, limits.clone()).await?;
     wait_until(PATIENCE, "the consumer reads from both", async || {
         let all = registry.described()?;
         let read = all
@@ -103,7 +108,7 @@ async fn described() -> Result<Vec<Described>> {
     })
     .await?;
     let mut all: Vec<Described> = Vec::new();
-    for registry in [secure.registry(), open.registry(), &registry] {
+    for registry in [secure.registry(), open.registry(), &registry, &limits] {
         for it in registry.described()? {
             match all.iter_mut().find(|known| known.name == it.name) {
                 Some(known) => {
@@ -116,7 +121,24 @@ async fn described() -> Result<Vec<Described>> {
         }
     }
     reader.stop_at_once().await;
+    limiter.drain().await?;
     Ok(all)
+}
+
+/// The settings of a limiter in this folder, with all that registers something.
+fn limiter(folder: &impl std::fmt::Display) -> Result<limiter::serve::config::Config> {
+    let limits = root().join("examples/limits.toml");
+    let tokens = format!("{folder}/tokens");
+    fs::write(&tokens, "name a-token-that-is-good *\n")?;
+    let args = [
+        "limiter".to_owned(),
+        "--listen=127.0.0.1:0".to_owned(),
+        "--admin=127.0.0.1:0".to_owned(),
+        format!("--limits={}", limits.display()),
+        format!("--state={folder}/limiter-state"),
+        format!("--token-file={tokens}"),
+    ];
+    Ok(limiter::serve::config::Config::load(args.map(Into::into))?)
 }
 
 /// Settings that name files.
@@ -274,16 +296,20 @@ pub(crate) fn check(samples: &Samples) -> Result<()> {
 fn named(text: &str) -> BTreeSet<(String, bool)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut found = BTreeSet::new();
-    for (at, _) in text.match_indices(['p', 'c']) {
+    for (at, _) in text.match_indices(['p', 'c', 'l']) {
         let is_inside =
             text[..at].ends_with(|c: char| is_part(c) || c == '$' || c == '-' || c == '/');
         let rest = &text[at..];
-        if is_inside || !(rest.starts_with("producer_") || rest.starts_with("consumer_")) {
+        let programs = ["producer_", "consumer_", "limiter_"];
+        if is_inside || !programs.iter().any(|program| rest.starts_with(program)) {
             continue;
         }
         let end = rest.find(|c: char| !is_part(c)).unwrap_or(rest.len());
         let is_beginning = rest[..end].ends_with('_') || rest[end..].starts_with(['…', '*']);
-        found.insert((rest[..end].to_owned(), is_beginning));
+        // A module that Python has of a contract.
+        if !rest[..end].contains("_pb2") {
+            found.insert((rest[..end].to_owned(), is_beginning));
+        }
     }
     found
 }
@@ -318,21 +344,42 @@ fn files_under<const N: usize>(folders: [&str; N]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// The names that rules give to renamed metrics, and the text without them.
+fn without_old_names(path: &Path, text: &str) -> (String, String) {
+    let mut old = String::new();
+    let mut rest = String::new();
+    for line in text.lines() {
+        let rule = line.trim().strip_prefix("- {record: ");
+        match rule.and_then(|rule| rule.split_once(',')) {
+            Some((name, expression)) if path.ends_with(RENAMED) => {
+                old.push_str(&format!("{name}\n"));
+                rest.push_str(&format!("{expression}\n"));
+            }
+            _ => rest.push_str(&format!("{line}\n")),
+        }
+    }
+    (old, rest)
+}
+
 #[test]
 fn metric_that_a_text_names_exists() -> Result<()> {
     let page = fs::read_to_string(root().join(PAGE))?;
     for path in texts()? {
-        // What is no text names nothing.
+        // What is not text names nothing.
         let Ok(text) = fs::read_to_string(&path) else {
             continue;
         };
+        let (old, text) = without_old_names(&path, &text);
+        for (name, _) in named(&old) {
+            ensure!(!is_documented(&name), "{name} is not an old name");
+        }
         for (name, is_beginning) in named(&text) {
             // Some values of labels begin like a metric.
             let is_value = page.contains(&format!("`{name}`"));
             let begins = || documented().keys().any(|known| known.starts_with(&name));
             ensure!(
                 is_documented(&name) || is_value || (is_beginning && begins()),
-                "{} names {name}, which is no metric",
+                "{} names {name}, which is not a metric",
                 path.display()
             );
         }
@@ -355,10 +402,16 @@ fn metric_that_a_source_names_exists() -> Result<()> {
         let source = fs::read_to_string(&path)?;
         let literals = source.split('"').skip(1);
         let first = literals.filter_map(|it| it.split(['{', ' ']).next());
+        // Groups of the page go by how names begin.
+        let has_groups = path.ends_with("it/metrics_page/words.rs");
+        let begins = |name: &String| documented().keys().any(|known| known.starts_with(name));
         for (name, is_beginning) in first.flat_map(named) {
             ensure!(
-                is_beginning || is_documented(&name) || page.contains(&format!("`{name}`")),
-                "{} names {name}, which is no metric",
+                is_beginning
+                    || is_documented(&name)
+                    || page.contains(&format!("`{name}`"))
+                    || has_groups && begins(&name),
+                "{} names {name}, which is not a metric",
                 path.display()
             );
         }

@@ -11,11 +11,11 @@ use anyhow::{Context, Result, ensure};
 use bench::{mongod::Mongod, scrape::names};
 use bytes::Bytes;
 use consumer::{
-    batch::{Batch, BatchCookie, BatchId, Judge, Mark, Verdict},
-    places::LookupBound,
+    batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
+    dsp_slots::LookupBound,
     store::{
         Store, Written,
-        mongodb::{COOKIES, MongodbStore, Options},
+        mongodb::{COOKIES, ExpiryMode, MongodbStore, Options},
     },
     ttl::Ttls,
 };
@@ -44,6 +44,7 @@ fn options(uri: String) -> Options {
         prefix: "test-".to_owned(),
         writers: 3,
         ttls: Ttls::new(Duration::from_secs(u32::MAX.into()), BTreeMap::new()),
+        expiry: ExpiryMode::Index,
         lookup: LookupBound::none(),
     }
 }
@@ -74,14 +75,14 @@ fn chunk(sync: &Sync) -> Result<ChunkRef> {
 /// Takes every cookie, and says that it is known or not.
 struct Hints<F>(F);
 
-impl<F: FnMut() -> bool> Judge for Hints<F> {
-    fn mark(&self, _: &BatchCookie<'_>) -> Mark {
+impl<F: FnMut() -> bool> DedupFilter for Hints<F> {
+    fn fingerprint(&self, _: &BatchCookie<'_>) -> Fingerprint {
         [0; 2]
     }
 
-    fn announce(&mut self, _: &[Mark]) {}
+    fn prefetch(&mut self, _: &[Fingerprint]) {}
 
-    fn verdict(&mut self, _: &BatchCookie<'_>, _: Mark, _: BatchId) -> Verdict {
+    fn verdict(&mut self, _: &BatchCookie<'_>, _: Fingerprint, _: BatchId) -> Verdict {
         Verdict::Take { is_known: self.0() }
     }
 }
@@ -90,7 +91,7 @@ impl<F: FnMut() -> bool> Judge for Hints<F> {
 fn batch(syncs: &[Sync], mut is_known: impl FnMut() -> bool) -> Result<Arc<Batch>> {
     let mut batch = Batch::new(1_000_000, 1 << 30);
     for sync in syncs {
-        batch.push_judged(
+        batch.push_filtered(
             &"p".into(),
             &chunk(sync)?,
             u64::MAX,
@@ -165,7 +166,7 @@ async fn stored(client: &Client, dsps: u32) -> Result<Model> {
     Ok(model)
 }
 
-/// A store in which DSPs up to this one have their places.
+/// A store in which DSPs up to this one have their slots.
 async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
     let store = MongodbStore::new(options(mongod.uri()));
     for dsp in 1..=dsps {
@@ -333,7 +334,7 @@ async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win()
     one.accept("alice", 17, "changed").await?;
     one.accept("bob", 17, "first").await?;
     consumer.wait_settled(5).await?;
-    between.mend().await?;
+    between.heal().await?;
     consumer.wait_settled(7).await?;
 
     let documents = Documents::connect(&mongod.uri()).await?;

@@ -1,16 +1,19 @@
 //! The consumer's night on a real `mongod`, by a clock that a test sets.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use bench::mongod::Mongod;
 use consumer::{
     clock::{Clock, ManualClock},
+    dsp_slots::LookupBound,
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
-    places::LookupBound,
     producers::Producers,
-    store::mongodb::{MongodbStore, Options},
+    store::{
+        Store,
+        mongodb::{ExpiryMode, MongodbStore, Options},
+    },
     subscription::buffer,
     ttl::Ttls,
 };
@@ -42,8 +45,64 @@ pub(crate) fn at(time: &str) -> Timestamp {
     time.parse().expect("a day and a time")
 }
 
+/// Has each of these, which take how cookies expire, run in both ways.
+macro_rules! in_both_modes {
+    ($($name:ident),+ $(,)?) => {$(
+        mod $name {
+            use consumer::store::mongodb::ExpiryMode;
+
+            #[tokio::test]
+            async fn index() -> anyhow::Result<()> {
+                super::$name(ExpiryMode::Index).await
+            }
+
+            #[tokio::test]
+            async fn sweep() -> anyhow::Result<()> {
+                super::$name(ExpiryMode::Sweep).await
+            }
+        }
+    )+};
+}
+
+pub(crate) use in_both_modes;
+
+/// A consumer, as far as its nights go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Who {
+    pub(crate) name: &'static str,
+    pub(crate) expiry: ExpiryMode,
+    pub(crate) ttl: Duration,
+}
+
+impl From<ExpiryMode> for Who {
+    fn from(expiry: ExpiryMode) -> Self {
+        Self {
+            name: "node",
+            expiry,
+            ttl: TTL,
+        }
+    }
+}
+
+impl Who {
+    /// Its store.
+    pub(crate) fn store(self, mongod: &Mongod) -> MongodbStore {
+        let Self { name, expiry, ttl } = self;
+        MongodbStore::new(Options {
+            uri: mongod.uri(),
+            name: name.to_owned(),
+            prefix: String::new(),
+            writers: 4,
+            ttls: Ttls::new(ttl, [(SHORT_DSP, DAY)].into()),
+            expiry,
+            lookup: LookupBound::none(),
+        })
+    }
+}
+
 /// The maintenance of one consumer, running until it is stopped or dropped.
 pub(crate) struct Night {
+    pub(crate) store: Arc<MongodbStore>,
     pub(crate) clock: ManualClock,
     pub(crate) metrics: Maintenance,
     stop: CancellationToken,
@@ -53,19 +112,12 @@ pub(crate) struct Night {
 impl Night {
     /// Starts it with the default windows, 01:00 to 03:00 and 03:00 to 06:00.
     pub(crate) fn start(mongod: &Mongod, now: &str) -> Result<Self> {
-        Self::start_as("node", mongod, now)
+        Self::start_as(ExpiryMode::Index, mongod, now)
     }
 
-    /// The same of a consumer of this name.
-    pub(crate) fn start_as(name: &str, mongod: &Mongod, now: &str) -> Result<Self> {
-        let store = MongodbStore::new(Options {
-            uri: mongod.uri(),
-            name: name.to_owned(),
-            prefix: String::new(),
-            writers: 4,
-            ttls: Ttls::new(TTL, [(SHORT_DSP, DAY)].into()),
-            lookup: LookupBound::none(),
-        });
+    /// The same of this consumer.
+    pub(crate) fn start_as(who: impl Into<Who>, mongod: &Mongod, now: &str) -> Result<Self> {
+        let store = Arc::new(who.into().store(mongod));
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,
             compaction: "03:00-06:00".parse()?,
@@ -77,7 +129,7 @@ impl Night {
         let stop = CancellationToken::new();
         let mut task = JoinSet::new();
         task.spawn(maintenance::run(
-            Arc::new(store),
+            Arc::clone(&store) as Arc<dyn Store>,
             watch::channel(schedule).1,
             Clock::Manual(clock.clone()),
             Producers::default(),
@@ -86,6 +138,7 @@ impl Night {
             stop.clone(),
         ));
         Ok(Self {
+            store,
             clock,
             metrics: metrics.maintenance,
             stop,
@@ -109,6 +162,14 @@ impl Night {
         Ok(ended.context("there is no task")??)
     }
 
+    /// Waits until it has seen that the window is open, or shut.
+    pub(crate) async fn wait_open(&self, open: bool) -> Result<()> {
+        wait_until(PATIENCE, "the window has changed", async || {
+            Ok(self.metrics.expiry_open.get() == i64::from(open))
+        })
+        .await
+    }
+
     /// Waits until this many compactions have come to their end.
     pub(crate) async fn wait_compactions(&self, count: u64) -> Result<()> {
         let what = format!("{count} compactions are complete");
@@ -125,19 +186,36 @@ impl Night {
 }
 
 /// The databases of a `mongod`, as an operator sees them.
-pub(crate) struct Server(Client);
+pub(crate) struct Server {
+    client: Client,
+    /// What ages count from.
+    now: DateTime,
+}
 
 impl Server {
     /// Starts a `mongod` that looks for expired documents every second.
     pub(crate) async fn start(folder: &std::path::Path) -> Result<(Mongod, Self)> {
+        Self::start_in(ExpiryMode::Index, folder).await
+    }
+
+    /// The same where cookies expire in this way: by the server's clock with an index, and by that of the tests with a sweep, for
+    /// which it is one o'clock on the tenth.
+    pub(crate) async fn start_in(
+        mode: ExpiryMode,
+        folder: &std::path::Path,
+    ) -> Result<(Mongod, Self)> {
         let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
         let mongod = Mongod::start_with(&folder.join("mongod"), &often).await?;
         let client = Client::with_uri_str(mongod.uri()).await?;
-        Ok((mongod, Self(client)))
+        let now = match mode {
+            ExpiryMode::Index => DateTime::now(),
+            ExpiryMode::Sweep => DateTime::from_millis(at("10T01:00").as_millisecond()),
+        };
+        Ok((mongod, Self { client, now }))
     }
 
     pub(crate) fn database(&self, name: &str) -> Database {
-        self.0.database(name)
+        self.client.database(name)
     }
 
     pub(crate) fn collection(&self, namespace: &str) -> Collection<Document> {
@@ -145,9 +223,14 @@ impl Server {
         self.database(database).collection(collection)
     }
 
+    pub(crate) fn ago(&self, age: Duration) -> DateTime {
+        let millis = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+        DateTime::from_millis(self.now.timestamp_millis() - millis)
+    }
+
     /// Writes a document `name` that is so old.
     pub(crate) async fn write(&self, namespace: &str, name: &str, age: Duration) -> Result<()> {
-        let document = doc! { "_id": name, "b": "buyer", "t": ago(age) };
+        let document = doc! { "_id": name, "b": "buyer", "t": self.ago(age) };
         self.collection(namespace).insert_one(document).await?;
         Ok(())
     }
@@ -220,6 +303,26 @@ impl Server {
         Ok(indexes)
     }
 
+    /// Waits until there is no index beside that on `_id`.
+    pub(crate) async fn wait_no_index(&self, namespace: &str) -> Result<()> {
+        let what = format!("{namespace} has no index");
+        wait_until(PATIENCE, &what, async || {
+            Ok(self.indexes(namespace).await?.is_empty())
+        })
+        .await
+    }
+
+    /// How far sweeps are, by namespace.
+    pub(crate) async fn positions(&self) -> Result<BTreeMap<String, Document>> {
+        let mut found = self.collection("cookiesync.sweeps").find(doc! {}).await?;
+        let mut positions = BTreeMap::new();
+        while found.advance().await? {
+            let position = found.deserialize_current()?;
+            positions.insert(position.get_str("_id")?.to_owned(), position);
+        }
+        Ok(positions)
+    }
+
     /// Waits until there is one index, and it expires after so many seconds.
     pub(crate) async fn wait_expiring(&self, namespace: &str, seconds: i64) -> Result<()> {
         let what = format!("{namespace} expires after {seconds} s");
@@ -250,7 +353,7 @@ impl Server {
 
     /// Writes many documents of which all but every fourth are that old, the others new. Returns how many are old.
     pub(crate) async fn fill(&self, namespace: &str, count: u64, age: Duration) -> Result<u64> {
-        let (old, new) = (ago(age), DateTime::now());
+        let (old, new) = (self.ago(age), self.now);
         let mut random = fastrand::Rng::new();
         let mut documents = (0..count).map(|number| {
             let t = if number % 4 == 0 { new } else { old };
@@ -278,7 +381,7 @@ impl Server {
 
     /// Ends the lease of the maintenance.
     pub(crate) async fn end_lease(&self) -> Result<()> {
-        let over = doc! { "$set": { "until": ago(Duration::from_secs(1)) } };
+        let over = doc! { "$set": { "until": DateTime::MIN } };
         let maintenance = self.collection("cookiesync.maintenance");
         maintenance
             .update_one(doc! { "_id": "owner" }, over)
@@ -299,9 +402,4 @@ impl Server {
         }
         Ok(records)
     }
-}
-
-fn ago(age: Duration) -> DateTime {
-    let millis = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
-    DateTime::from_millis(DateTime::now().timestamp_millis() - millis)
 }

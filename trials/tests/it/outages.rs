@@ -1,10 +1,11 @@
-//! MongoDB ends, stops answering, has no primary, no room, or no rights for us: the consumer says so, keeps where it
+//! MongoDB ends, stops answering, has no primary, no room, or no rights for us: the consumer reports it, keeps where it
 //! stood, and goes on from there when it can. Nothing is lost and nothing is wrong.
 
 use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use bench::{admin, mongod::Mongod, scrape::names};
+use consumer::store::mongodb::ExpiryMode;
 use mongodb::{Client, bson::doc};
 use serde_json::json;
 use tempfile::TempDir;
@@ -14,6 +15,7 @@ use crate::{
     documents::Documents,
     harness::{Consumer, PATIENCE, Producer, accept_all, expect_exit, machine, newest, wait_until},
     mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
+    night::in_both_modes,
 };
 
 /// Longer than a command may take.
@@ -26,12 +28,17 @@ async fn check_down(consumer: &Consumer) -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn mongod_killed_again_and_again_misses_nothing() -> Result<()> {
+in_both_modes! {
+    mongod_killed_again_and_again_misses_nothing,
+    mongod_that_stops_answering_misses_nothing_when_it_goes_on,
+}
+
+async fn mongod_killed_again_and_again_misses_nothing(mode: ExpiryMode) -> Result<()> {
     let folder = TempDir::new()?;
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(5, 4_000, 16_000)?;
     let crash = async {
         for round in 1..=2 {
@@ -59,12 +66,15 @@ async fn mongod_killed_again_and_again_misses_nothing() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on() -> Result<()> {
+async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on(
+    mode: ExpiryMode,
+) -> Result<()> {
     let folder = TempDir::new()?;
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(6, 3_000, 30_000)?;
     let pause = async {
         consumer.wait_written(3_000).await?;

@@ -1,4 +1,4 @@
-//! Cookies that MongoDB refuses by themselves, for ever: set aside with the reason, and in nobody's way.
+//! Cookies that MongoDB refuses by themselves, forever: set aside with the reason, and in nobody's way.
 
 use std::{fs, path::Path};
 
@@ -28,7 +28,7 @@ async fn wait_refused(consumer: &Consumer, cookies: u64) -> Result<()> {
     .await
 }
 
-/// What is in a file of letters.
+/// What is in a file of dead letters.
 fn letters(path: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(path)?;
     Ok(text
@@ -37,7 +37,7 @@ fn letters(path: &Path) -> Result<Vec<Value>> {
         .collect::<Result<_, _>>()?)
 }
 
-/// Checks who is in the letters, and for which reason.
+/// Checks who is in the dead letters, and for which reason.
 fn check(letters: &[Value], expected: &[(&str, u32, &str, &str)]) -> Result<()> {
     ensure!(letters.len() == expected.len(), "{letters:?}");
     for &(user_id, dsp_id, buyer_uid, reason) in expected {
@@ -78,7 +78,7 @@ async fn unique_buyer_uids(mongod: &Mongod, dsp: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_validator_refuses_becomes_a_letter_and_the_rest_is_stored() -> Result<()> {
+async fn what_a_validator_refuses_becomes_a_dead_letter_and_the_rest_is_stored() -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
     create_with_validator(&mongod, "17").await?;
@@ -113,7 +113,7 @@ async fn what_a_validator_refuses_becomes_a_letter_and_the_rest_is_stored() -> R
 }
 
 #[tokio::test]
-async fn what_is_a_duplicate_in_another_unique_index_becomes_a_letter() -> Result<()> {
+async fn what_is_a_duplicate_in_another_unique_index_becomes_a_dead_letter() -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
     unique_buyer_uids(&mongod, "17").await?;
@@ -166,7 +166,7 @@ async fn no_line_of_the_log_names_a_user() -> Result<()> {
             producer.accept(&user_id, dsp_id, buyer_uid).await?;
         }
     }
-    // Neither do those that are no good.
+    // Neither do those that are not valid.
     let mut connection = HttpClient::connect(&producer.http).await?;
     for (user_id, buyer_uid) in [
         (USER.repeat(9), BUYER.into()),
@@ -253,7 +253,7 @@ async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn letters_stay_within_their_bound_and_hold_up_nothing_when_they_cannot_be_written()
+async fn dead_letters_stay_within_their_bound_and_hold_up_nothing_when_they_cannot_be_written()
 -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;

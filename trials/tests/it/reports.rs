@@ -27,7 +27,7 @@ fn write(
     let path = parent.path().join(name);
     let args = ReportArgs {
         report: Some(path.clone()),
-        no_report: false,
+        ..ReportArgs::default()
     };
     let mut report = Report::new(scenario, "Made up");
     report.environment.command = vec!["bench".to_owned(), scenario.to_owned()];

@@ -65,15 +65,15 @@ async fn killed_consumer_with_mongodb_misses_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_life_goes_on() -> Result<()>
+async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_epoch_goes_on() -> Result<()>
 {
     let folder = TempDir::new()?;
     let mut producer = Producer::start(&folder, &[]).await?;
     let store = embedded(&folder.path().join("store"));
     let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
-    producer.accept("alice", 1, "first-life").await?;
+    producer.accept("alice", 1, "first-epoch").await?;
     consumer
-        .wait_known("alice", json!({"1": "first-life"}))
+        .wait_known("alice", json!({"1": "first-epoch"}))
         .await?;
 
     producer.process.kill()?;
@@ -81,14 +81,14 @@ async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_life_goes
     producer.process.start_again()?;
     producer.wait_ready().await?;
     // Before the consumer is back: its new epoch is read from the first cookie on.
-    producer.accept("alice", 2, "second-life").await?;
+    producer.accept("alice", 2, "second-epoch").await?;
     consumer
-        .wait_known("alice", json!({"1": "first-life", "2": "second-life"}))
+        .wait_known("alice", json!({"1": "first-epoch", "2": "second-epoch"}))
         .await?;
     let metrics = consumer.metrics().await?;
     // It was idle, so its record says where it ended.
-    let lives = "consumer_producer_lives_total";
-    assert_eq!(metrics.count(lives, &[("end", "proved")]), 1);
+    let restarts = "consumer_producer_restarts_total";
+    assert_eq!(metrics.count(restarts, &[("end", "proved")]), 1);
     assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 0);
     assert_eq!(metrics.count(names::LOST, &[]), 0);
     Ok(())
@@ -216,7 +216,7 @@ async fn cut_connections_lose_nothing() -> Result<()> {
             between.cut().await;
             consumer.wait_not_ready("no producer is connected").await?;
             wait_appended(&producer, cut_at + 1_500).await?;
-            between.mend().await?;
+            between.heal().await?;
             consumer.wait_ready().await?;
         }
         anyhow::Ok(())

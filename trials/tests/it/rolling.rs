@@ -124,14 +124,15 @@ async fn wait_received(consumer: &Consumer, cookies: u64) -> Result<()> {
 /// What a consumer must say after two orderly restarts.
 async fn expect_proof(consumer: &Consumer) -> Result<()> {
     let metrics = consumer.metrics().await?;
-    let lives = |end| metrics.count("consumer_producer_lives_total", &[("end", end)]);
+    let restarts = |end| metrics.count("consumer_producer_restarts_total", &[("end", end)]);
     let words = consumer.process.last_lines(200);
     ensure!(
-        lives("proved") == 2 && lives("lost") + lives("bounded") + lives("unknown") == 0,
+        restarts("proved") == 2
+            && restarts("lost") + restarts("bounded") + restarts("unknown") == 0,
         "{words}"
     );
     ensure!(
-        metrics.count("consumer_producer_goodbyes_total", &[]) == 2,
+        metrics.count("consumer_producer_drains_total", &[]) == 2,
         "{words}"
     );
     ensure!(metrics.count(names::LOST, &[]) == 0, "{words}");

@@ -1,4 +1,4 @@
-//! Who may read the streams, and what strangers can do to whoever may: TLS, tokens, limits by address.
+//! Who may read the streams, and what untrusted clients can do to those who may: TLS, tokens, limits by address.
 
 pub(crate) mod certificates;
 
@@ -354,7 +354,7 @@ async fn loopback_ports_are_plain_without_a_warning() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = Producer::start(&folder, &[]).await?;
     let log = producer.process.last_lines(usize::MAX);
-    for exposed in ["plain text", "open to whoever"] {
+    for exposed in ["plain text", "open to anyone who"] {
         ensure!(!log.contains(exposed), "{log}");
     }
     Ok(())

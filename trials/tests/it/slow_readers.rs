@@ -1,5 +1,5 @@
 //! Readers that stand still: what their connections hold is counted and bounded, the worst are cut off, nobody else
-//! feels it, and whoever was cut off goes on where it stood.
+//! feels it, and anyone who was cut off goes on where it stood.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use crate::{
     stream_client::{Next, Subscription, from_cursor, from_newest},
 };
 
-const PINNED: &str = "producer_subscriber_pinned_bytes";
-const ALL_PINNED: &str = "producer_pinned_bytes";
-const PINNED_LIMIT: &str = "producer_pinned_limit_bytes";
+const IN_FLIGHT: &str = "producer_subscriber_in_flight_bytes";
+const ALL_IN_FLIGHT: &str = "producer_in_flight_bytes";
+const IN_FLIGHT_LIMIT: &str = "producer_in_flight_limit_bytes";
 const CUT: &str = "producer_subscriber_cut_total";
 
-fn pinned(metrics: &Samples, subscriber: &str) -> u64 {
-    metrics.count(PINNED, &[("subscriber", subscriber)])
+fn in_flight(metrics: &Samples, subscriber: &str) -> u64 {
+    metrics.count(IN_FLIGHT, &[("subscriber", subscriber)])
 }
 
 fn cuts(metrics: &Samples, subscriber: &str) -> u64 {
@@ -79,7 +79,7 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
     let folder = TempDir::new()?;
     // Whose window is full holds one chunk. Chunks are sealed by size and not by age, however slowly the load arrives:
     // smaller ones might all be within the bound.
-    let mut flags = vec!["--pinned-bytes", "400KiB"];
+    let mut flags = vec!["--in-flight-bytes", "400KiB"];
     flags.extend(["--chunk-bytes", "16KiB", "--chunk-age", "1s"]);
     let producer = Producer::start(&folder, &flags).await?;
     let mut still = Vec::new();
@@ -95,11 +95,11 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
 
     wait_until(PATIENCE, "what is held is within the bound", async || {
         let metrics = producer.metrics().await?;
-        Ok(metrics.count(CUT, &[]) > 0 && metrics.count(ALL_PINNED, &[]) <= BOUND_BYTES)
+        Ok(metrics.count(CUT, &[]) > 0 && metrics.count(ALL_IN_FLIGHT, &[]) <= BOUND_BYTES)
     })
     .await?;
     let metrics = producer.metrics().await?;
-    assert_eq!(metrics.count(PINNED_LIMIT, &[]), BOUND_BYTES);
+    assert_eq!(metrics.count(IN_FLIGHT_LIMIT, &[]), BOUND_BYTES);
 
     for (name, stream) in still {
         let (cut, cookies) = read_resuming(&producer, &name, stream, COOKIES).await?;
@@ -113,7 +113,7 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
     );
     wait_until(PATIENCE, "nothing is held", async || {
         let metrics = producer.metrics().await?;
-        Ok(metrics.count(ALL_PINNED, &[]) == 0 && metrics.count(PINNED, &[]) == 0)
+        Ok(metrics.count(ALL_IN_FLIGHT, &[]) == 0 && metrics.count(IN_FLIGHT, &[]) == 0)
     })
     .await
 }
@@ -124,7 +124,7 @@ async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
     let taken = |metrics: &Samples| metrics.count(names::SENT_BYTES, &[("subscriber", "node")]);
     let folder = TempDir::new()?;
     // The consumer alone is within the bound, 256 KiB and two chunks at most; and so are the others without it, a chunk each.
-    let flags = ["--pinned-bytes", "400KiB", "--chunk-age", "100ms"];
+    let flags = ["--in-flight-bytes", "400KiB", "--chunk-age", "100ms"];
     let producer = Producer::start(&folder, &flags).await?;
     let store = embedded(&folder.path().join("store"));
     let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
@@ -139,7 +139,7 @@ async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
         producer.accept_load(accepted, STEP).await?;
         accepted += STEP;
         let metrics = producer.metrics().await?;
-        if taken(&metrics) == before && pinned(&metrics, "node") > 0 {
+        if taken(&metrics) == before && in_flight(&metrics, "node") > 0 {
             break;
         }
         ensure!(accepted < 1_000_000, "it never stalls");
@@ -159,7 +159,7 @@ async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
         "the consumer is cut off and holds nothing",
         async || {
             let metrics = producer.metrics().await?;
-            Ok(cuts(&metrics, "node") == 1 && pinned(&metrics, "node") == 0)
+            Ok(cuts(&metrics, "node") == 1 && in_flight(&metrics, "node") == 0)
         },
     )
     .await?;
@@ -167,7 +167,7 @@ async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
     assert_eq!(producer.metrics().await?.count(CUT, &[]), 1);
     drop(others);
     wait_until(PATIENCE, "the others are gone", async || {
-        Ok(producer.metrics().await?.count(ALL_PINNED, &[]) == 0)
+        Ok(producer.metrics().await?.count(ALL_IN_FLIGHT, &[]) == 0)
     })
     .await?;
 

@@ -4,7 +4,10 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bench::mongod::Mongod;
-use mongodb::{Client, bson::doc};
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -49,7 +52,7 @@ fn check_consumed(report: &Value, way: &Value) {
     assert!(way["batch_micros"]["p50"].as_u64() > Some(0), "{way}");
     let count = |name: &str| way["counts"][name].as_u64().unwrap_or(u64::MAX);
     assert_eq!(count("received"), COOKIES + WARM_UP);
-    let others = ["written", "superseded", "suppressed", "stale", "rejected"];
+    let others = ["written", "superseded", "suppressed", "stale", "failed"];
     assert_eq!(others.map(count).iter().sum::<u64>(), COOKIES + WARM_UP);
 }
 
@@ -86,14 +89,40 @@ async fn a_store_in_mongodb_is_measured_beside_its_baselines() -> Result<()> {
 async fn what_was_written_is_kept_on_request() -> Result<()> {
     let folder = TempDir::new()?;
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let report = report(&bench_store(&mongod.uri(), &["--dsps=1", "--keep"]).await?)?;
+    let flags = ["--dsps=1", "--keep", "--expiry=sweep", "--rate=20000"];
+    let report = report(&bench_store(&mongod.uri(), &flags).await?)?;
     check_consumed(&report, way(&report, "one")?);
     assert_eq!(way(&report, "one")?["documents"], COOKIES + WARM_UP);
     let client = Client::with_uri_str(mongod.uri()).await?;
     let kept = client.list_database_names().await?;
-    for database in ["bench-store-one-1", "bench-store-ceiling-1"] {
-        assert!(kept.iter().any(|name| name == database), "{kept:?}");
+    for (name, indexes) in [("one", 1), ("ceiling", 2)] {
+        let database = format!("bench-store-{name}-1");
+        assert!(kept.contains(&database), "{kept:?}");
+        let cookies = client.database(&database).collection::<Document>("cookies");
+        let names = cookies.list_index_names().await?;
+        assert_eq!(names.len(), indexes, "{name}: {names:?}");
+        let seconds = way(&report, name)?["seconds"].as_f64();
+        assert!(
+            seconds >= Some(0.3),
+            "{name} had them sooner than at its rate: {seconds:?}"
+        );
     }
+
+    let resumed = [
+        "--dsps=1",
+        "--alone",
+        "--resume",
+        "--repeat=0.8",
+        "--lookups=500",
+    ];
+    let report = self::report(&bench_store(&mongod.uri(), &resumed).await?)?;
+    check_consumed(&report, way(&report, "one")?);
+    let pairs = report["pairs"].as_u64();
+    assert!(pairs > Some(COOKIES + WARM_UP) && pairs < Some(2 * COOKIES + WARM_UP));
+    assert_eq!(way(&report, "one")?["documents"].as_u64(), pairs);
+    assert_eq!(report["ways"].as_array().map(Vec::len), Some(1));
+    let lookups = &way(&report, "one")?["lookup_micros"];
+    assert!(lookups["p99"].as_u64() > Some(0), "{report}");
     mongod.process().check()
 }
 
@@ -136,6 +165,8 @@ async fn wrong_flags_are_refused_by_name() -> Result<()> {
         ("none", "--writers=100", "--mongodb-writers"),
         ("none", "--prefix=a.b", "--mongodb-prefix"),
         ("none", "--prefix=", "--prefix"),
+        ("none", "--resume", "--resume"),
+        ("none", "--lookups=7", "--lookups"),
         ("mangodb://secret@host", "--keep", "--store"),
         ("mongodb://127.0.0.1:1", "--keep", "MongoDB"),
     ] {

@@ -110,7 +110,7 @@ impl Subscription {
         };
         check_size(&message)?;
         let Received::Event(Event::Hello(hello)) = Received::decode(message)? else {
-            bail!("the first event is no hello");
+            bail!("the first event is not a hello");
         };
         Ok(Ok(Self {
             messages,

@@ -88,7 +88,7 @@ async fn a_stream_starts_at_the_oldest_or_the_newest() -> Result<()> {
     oldest.read_to(5).await?;
     let mut newest = Subscription::open(&producer.grpc, from_newest("newest")).await?;
     assert_eq!(newest.hello.first_sequence, 6);
-    // A silent stream says that it lives, and where it stands.
+    // A silent stream sends heartbeats, which say where it stands.
     while newest.heartbeats < 2 {
         ensure!(matches!(newest.read().await?, Next::Event), "ended");
     }
@@ -129,7 +129,7 @@ async fn what_cannot_be_met_is_refused() -> Result<()> {
     assert_eq!(status.code(), Code::InvalidArgument);
     producer.accept_numbers(6..=6).await?;
     known.read_to(6).await?;
-    // The newest itself is no future.
+    // The newest itself is not in the future.
     let stream = Subscription::open(&producer.grpc, cursor(6)).await?;
     assert_eq!(stream.hello.first_sequence, 7);
     Ok(())
@@ -271,8 +271,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
         name: Some("reading".to_owned()),
         start: subscribe::Start::Newest,
         once: false,
-        crawl: None,
-        json: false,
+        read_rate: None,
         security: subscribe::SecurityArgs::default(),
         report: ReportArgs::default(),
     };

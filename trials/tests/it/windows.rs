@@ -12,29 +12,21 @@ use bench::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, PATIENCE, Producer, accept_all, machine, wait_until};
+use crate::harness::{Consumer, PATIENCE, Producer, accept_all, machine, settled, wait_until};
 
 /// What docs/operation.md says a consumer takes at most beside `--refresh-bytes`.
 const DOCUMENTED_BYTES: u64 = 384 << 20;
 
 const PRODUCERS: u64 = 8;
 
-/// Cookies of which the consumer knows what became: stored, left out, or lost.
-pub(crate) fn settled(metrics: &Samples) -> u64 {
-    let fates = [
-        names::WRITTEN,
-        names::SUPERSEDED,
-        names::STALE,
-        names::SUPPRESSED,
-        names::FAILED,
-        names::LOST,
-    ];
-    fates.iter().map(|name| metrics.count(name, &[])).sum()
+/// Cookies of which the consumer knows what became, those included that it will not get.
+pub(crate) fn settled_or_lost(metrics: &Samples) -> u64 {
+    settled(metrics) + metrics.count(names::LOST, &[])
 }
 
 async fn wait_settled(consumer: &Consumer, cookies: u64, patience: Duration) -> Result<()> {
     wait_until(patience, "the fate of every cookie is known", async || {
-        let settled = settled(&consumer.metrics().await?);
+        let settled = settled_or_lost(&consumer.metrics().await?);
         ensure!(settled <= cookies, "{settled} of {cookies}");
         Ok(settled == cookies)
     })

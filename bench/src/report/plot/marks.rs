@@ -8,7 +8,7 @@ use plotters::{
     prelude::{Color, DrawingArea, RGBColor},
 };
 
-use super::{drawing, outline::Place};
+use super::{drawing, outline::Point};
 
 /// Half a mark's size, in pixels.
 const RADIUS: i32 = 4;
@@ -70,7 +70,7 @@ impl Mark {
 
 /// Where marks stand: at each point where there is room, else now and then; and at each point that stands alone, which
 /// would not be seen otherwise. Lines of one plot have them at different places.
-pub(super) fn places(runs: &[Vec<Place>], width: usize, index: usize) -> Vec<Place> {
+pub(super) fn places(runs: &[Vec<Point>], width: usize, index: usize) -> Vec<Point> {
     let points: usize = runs.iter().map(Vec::len).sum();
     let every = if points * 100 <= width * POINTS_IN_100_PIXELS_MAX {
         1

@@ -1,16 +1,16 @@
 //! What can be seen of a line: its unbroken runs, with no more points than pixels can show.
 
 /// A point on the plot.
-pub(super) type Place = (f64, f64);
+pub(super) type Point = (f64, f64);
 
 /// Cuts a line where it is interrupted, and leaves out of each run what would not change its picture.
 ///
 /// Of all points in one column of pixels the first, the lowest, the highest and the last are kept.
 pub(super) fn runs(
-    places: impl Iterator<Item = Option<Place>>,
+    places: impl Iterator<Item = Option<Point>>,
     (low, high): (f64, f64),
     columns: usize,
-) -> Vec<Vec<Place>> {
+) -> Vec<Vec<Point>> {
     let mut runs = vec![Vec::new()];
     for place in places {
         match place {
@@ -30,14 +30,14 @@ pub(super) fn runs(
     let column = |x: f64| ((x - low) / (high - low) * columns as f64).floor();
     runs.iter()
         .map(|run| {
-            let same_column = |a: &Place, b: &Place| column(a.0) == column(b.0);
+            let same_column = |a: &Point, b: &Point| column(a.0) == column(b.0);
             run.chunk_by(same_column).flat_map(outline).collect()
         })
         .collect()
 }
 
 /// First, lowest, highest and last, in their order, each once.
-fn outline(points: &[Place]) -> Vec<Place> {
+fn outline(points: &[Point]) -> Vec<Point> {
     let by_height = |a: &usize, b: &usize| points[*a].1.total_cmp(&points[*b].1);
     let indices = || 0..points.len();
     let extremes = [indices().min_by(by_height), indices().max_by(by_height)];

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 
-/// Values beyond this are no measurements, and their differences not finite.
+/// Values beyond this are not measurements, and their differences not finite.
 const VALUE_MAX: f64 = 1e300;
 /// Values below this are as good as zero.
 const VALUE_MIN: f64 = 1e-300;

@@ -1,5 +1,5 @@
 //! Batches against a map: chunks of several producers, reordered, repeated, with times that are equal or ahead of the
-//! clock, with cookies of any age, with cookies that are none, and with a judge of many minds.
+//! clock, with cookies of any age, with cookies that are none, and with a filter of many minds.
 
 use std::collections::HashMap;
 
@@ -118,7 +118,7 @@ fn sent_chunks() -> impl Strategy<Value = Vec<SentChunk>> {
 
 /// Says of each cookie something else, but of the same cookie always the same.
 struct Moody {
-    announced: Vec<Mark>,
+    prefetched: Vec<Fingerprint>,
 }
 
 impl Moody {
@@ -134,19 +134,24 @@ impl Moody {
     }
 }
 
-impl Judge for Moody {
-    fn mark(&self, cookie: &BatchCookie<'_>) -> Mark {
+impl DedupFilter for Moody {
+    fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
         [u64::from(cookie.dsp_id), cookie.buyer_uid.len() as u64]
     }
 
-    fn announce(&mut self, marks: &[Mark]) {
-        assert!(self.announced.is_empty(), "each is asked for");
-        self.announced = marks.iter().rev().copied().collect();
+    fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
+        assert!(self.prefetched.is_empty(), "each is asked for");
+        self.prefetched = fingerprints.iter().rev().copied().collect();
     }
 
-    fn verdict(&mut self, cookie: &BatchCookie<'_>, mark: Mark, _: BatchId) -> Verdict {
-        assert_eq!(self.announced.pop(), Some(mark), "in this order");
-        assert_eq!(mark, self.mark(cookie));
+    fn verdict(
+        &mut self,
+        cookie: &BatchCookie<'_>,
+        fingerprint: Fingerprint,
+        _: BatchId,
+    ) -> Verdict {
+        assert_eq!(self.prefetched.pop(), Some(fingerprint), "in this order");
+        assert_eq!(fingerprint, self.fingerprint(cookie));
         Self::mood(cookie.dsp_id, cookie.buyer_uid)
     }
 }
@@ -162,13 +167,13 @@ struct Model {
 }
 
 impl Model {
-    fn push(&mut self, chunk: &SentChunk, judged: bool) {
+    fn push(&mut self, chunk: &SentChunk, filtered: bool) {
         self.counts.received += chunk.cookies.len() as u64 + u64::from(chunk.missing);
         self.counts.malformed += u64::from(chunk.missing);
         for sent in &chunk.cookies {
             let cookie = sent.cookie();
             let mood = Moody::mood(cookie.dsp_id, format!("buyer-{}", sent.buyer).as_bytes());
-            let verdict = if judged {
+            let verdict = if filtered {
                 mood
             } else {
                 Verdict::Take { is_known: false }
@@ -178,6 +183,7 @@ impl Model {
                 (None, Verdict::LeaveOut) => self.counts.suppressed += 1,
                 (None, Verdict::Stale) => self.counts.stale += 1,
                 (None, Verdict::Refuse) => self.counts.refused += 1,
+                (None, Verdict::Expired) => self.counts.expired += 1,
                 (None, Verdict::Take { is_known }) => {
                     let accepted = chunk.accepted.min(CLOCK).saturating_sub(sent.age);
                     self.take(cookie, accepted, is_known);
@@ -214,7 +220,8 @@ impl Model {
             + counts.stale
             + counts.superseded
             + counts.malformed
-            + counts.refused;
+            + counts.refused
+            + counts.expired;
         assert_eq!(
             counts.received,
             out + batch.len() as u64,
@@ -252,7 +259,7 @@ proptest! {
     #[test]
     fn batch_holds_the_newest_of_each_pair_and_accounts_for_all_others(
         chunks in sent_chunks(),
-        judged in any::<bool>(),
+        filtered in any::<bool>(),
         cookies_max in 1..60_usize,
     ) {
         let mut batch = Batch::new(cookies_max, usize::MAX);
@@ -265,14 +272,14 @@ proptest! {
                 model = Model::default();
             }
             let (producer, chunk) = (sent.producer.to_string().into(), sent.received());
-            if judged {
-                let mut judge = Moody { announced: Vec::new() };
-                batch.push_judged(&producer, &chunk, CLOCK, &mut judge);
-                prop_assert!(judge.announced.is_empty(), "each was asked for");
+            if filtered {
+                let mut filter = Moody { prefetched: Vec::new() };
+                batch.push_filtered(&producer, &chunk, CLOCK, &mut filter);
+                prop_assert!(filter.prefetched.is_empty(), "each was asked for");
             } else {
                 batch.push(&producer, &chunk, CLOCK);
             }
-            model.push(sent, judged);
+            model.push(sent, filtered);
             model.check(&batch);
         }
     }

@@ -7,7 +7,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::store::{
-    Answer, Compacted, Compaction, Expired, Found, Receipt, Rejected, Store, StoreError, Written,
+    Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Rejected, Store, StoreError,
+    Written,
 };
 
 /// Fails some times, then writes slowly.
@@ -19,7 +20,7 @@ pub(super) struct FakeStore {
     pub(super) slow_commit: Duration,
     pub(super) hangs_after: Option<Duration>,
     pub(super) broken: bool,
-    /// Refuses the first cookie of every batch for ever.
+    /// Refuses the first cookie of every batch forever.
     pub(super) picky: bool,
     /// Times that a commit fails; after one it is picky.
     pub(super) failed_commits: AtomicU32,
@@ -104,7 +105,7 @@ impl Store for FakeStore {
         std::future::ready(answer).boxed()
     }
 
-    fn expire<'a>(&'a self, _: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
+    fn expire<'a>(&'a self, _: Expiry<'a>) -> Answer<'a, Expired> {
         let nothing = Expired {
             deleted: 0,
             complete: true,

@@ -90,14 +90,15 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         cookies_max: 3,
         bytes_max: 1 << 20,
     };
-    let hurry = CancellationToken::new();
+    let fast_drain = CancellationToken::new();
     let collector = Collector::new(
         limits,
         suppression,
-        places(),
+        slots(),
+        forever(),
         unrefused(),
         metrics.sink.clone(),
-        hurry,
+        fast_drain,
     );
     let tasks = TaskTracker::new();
     let collecting = tasks.spawn(collector.run(reader, hand_over));

@@ -69,7 +69,7 @@ async fn batch_counts_as_soon_as_it_is_durable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_failed_commit_both_batches_are_written_again_and_have_one_letter_each() {
+async fn after_a_failed_commit_both_batches_are_written_again_and_have_one_dead_letter_each() {
     let store = FakeStore {
         failed_commits: AtomicU32::new(1),
         picky: true,

@@ -15,10 +15,10 @@ pub(super) const NEWEST_KEY: &[u8] = b"newest";
 pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
-pub(super) const PLACE_PREFIX: &[u8] = b"place/";
+pub(super) const SLOT_PREFIX: &[u8] = b"place/";
 pub(super) const LOSS_PREFIX: &[u8] = b"loss/";
-/// There once places are recorded.
-pub(super) const PLACES_KEY: &[u8] = b"places";
+/// There once slots are recorded.
+pub(super) const SLOTS_KEY: &[u8] = b"places";
 
 /// User id, a zero byte, DSP: on the stack.
 pub(super) struct CookieKey {
@@ -73,8 +73,8 @@ pub(super) fn be_u64(bytes: &[u8]) -> Option<u64> {
     bytes.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
 }
 
-pub(super) fn place_key(dsp_id: u32) -> Vec<u8> {
-    [PLACE_PREFIX, &dsp_id.to_be_bytes()].concat()
+pub(super) fn slot_key(dsp_id: u32) -> Vec<u8> {
+    [SLOT_PREFIX, &dsp_id.to_be_bytes()].concat()
 }
 
 pub(super) fn loss_key(loss: &Numbered) -> Vec<u8> {

@@ -6,7 +6,7 @@
 //! seemed reusable, it takes a quarter more than then to try again ([`is_worth_it`]).
 //!
 //! What was done is kept beside the cursors, in the collection `maintenance`:
-//! `{_id: <namespace>, at: <date>, seconds, reusable, freed}`, so that nothing is done twice in a night, whoever
+//! `{_id: <namespace>, at: <date>, seconds, reusable, freed}`, so that nothing is done twice in a night, no matter who
 //! does it and however often it is restarted.
 //!
 //! When it has to stop, the server is asked to kill our operation, found by its comment. MongoDB 6.0.5 takes no
@@ -30,8 +30,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     COOKIES, Inner, NAMESPACE_NOT_FOUND,
-    connection::{Connection, Failure, answered, code, in_time, unavailable},
+    connection::{Connection, answered, in_time},
     date, lock, number,
+    retry_policy::{Failure, code, unavailable},
 };
 use crate::store::{Compacted, CompactedCollection, Compaction, StoreError};
 

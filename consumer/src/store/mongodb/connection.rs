@@ -1,4 +1,4 @@
-//! The connection to MongoDB: how it is made, how long it is waited for, and what its answers mean.
+//! The connection to MongoDB: how it is made, and how long it is waited for. What its errors mean: `retry_policy.rs`.
 //!
 //! A server that stops answering without closing its connections is noticed by the driver's monitor after at most
 //! 15 s (its heartbeat of 10 s and [`SELECTION_TIMEOUT`]); that ends the commands that wait. From then on each
@@ -8,13 +8,16 @@ use std::{fmt, time::Duration};
 
 use mongodb::{
     Client, Database,
-    bson::{Bson, Document, RawDocumentBuf, doc},
+    bson::{Document, RawDocumentBuf, doc},
     error::{Error, ErrorKind},
     options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria},
 };
 use tokio::time::timeout;
 
-use super::{errors, secrets::Secrets};
+use super::{
+    retry_policy::{Failure, failure, unavailable},
+    secrets::Secrets,
+};
 use crate::store::StoreError;
 
 /// How long a server may be looked for, so that its absence shows soon.
@@ -145,127 +148,10 @@ impl WriteConcern {
     }
 }
 
-/// One operation of a write command that failed by itself.
-pub(super) struct WriteError {
-    pub(super) index: usize,
-    pub(super) code: i32,
-    pub(super) message: String,
-    /// A document of this `_id` is there already. Of a duplicate in another unique index, this is false.
-    pub(super) is_duplicate_id: bool,
-}
-
-impl WriteError {
-    /// Who is to blame for it, where it is not the one document.
-    pub(super) fn failure(&self) -> Failure {
-        let why = format!("write refused with code {}: {}", self.code, self.message);
-        if is_of_dsp(self.code, &self.message) {
-            Failure::Dsp(why)
-        } else {
-            Failure::Server(StoreError::Unavailable(why))
-        }
-    }
-
-    /// Whether it says something about the one document and would come again.
-    pub(super) fn is_final(&self) -> bool {
-        self.code == DUPLICATE || REJECTED.contains(&self.code)
-    }
-}
-
-const DUPLICATE: i32 = 11_000;
-
-/// Write errors that are about the one document: bad value, failed to parse, type mismatch, overflow, a path that
-/// cannot be made, a field that is not allowed, missing, or not to be changed (a shard key), failed validation, no
-/// valid key of an index of the operator's, too large for a capped collection, too large, key too long.
-///
-/// Any other code fails the batch: it may be about the server, and then all its cookies would be set aside.
-const REJECTED: [i32; 18] = [
-    2, 9, 14, 15, 28, 52, 53, 56, 57, 61, 66, 121, 171, 10_003, 10_334, 16_755, 17_280, 17_282,
-];
-
-/// The operations that failed.
-///
-/// # Errors
-/// When the command as a whole was not acknowledged as it should have been.
-pub(super) fn write_errors(
-    answer: &Document,
-) -> Result<impl Iterator<Item = WriteError>, StoreError> {
-    if let Ok(error) = answer.get_document("writeConcernError") {
-        let text = |key| error.get_str(key).unwrap_or_default();
-        let code = error.get_i32("code").unwrap_or_default();
-        let why = errors::command(code, text("codeName"), text("errmsg"));
-        return Err(StoreError::Unavailable(why));
-    }
-    let errors = answer.get_array("writeErrors").ok();
-    let errors = errors.into_iter().flatten().filter_map(Bson::as_document);
-    Ok(errors.map(|error| {
-        let code = error.get_i32("code").unwrap_or_default();
-        let at = error.get_i32("index").ok();
-        // Where there are very many errors, the server leaves out their details.
-        let index = error.get_document("keyPattern");
-        let is_id = index.map_or(true, |index| index.keys().eq(["_id"]));
-        WriteError {
-            // One that cannot be read belongs to no operation, and so fails the batch.
-            index: at
-                .and_then(|at| usize::try_from(at).ok())
-                .unwrap_or(usize::MAX),
-            code,
-            is_duplicate_id: code == DUPLICATE && is_id,
-            message: error.get_str("errmsg").unwrap_or_default().to_owned(),
-        }
-    }))
-}
-
-/// Why cookies of one DSP were not written.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// It would be the same with those of any other.
-    Server(StoreError),
-    /// Something is wrong with this DSP's database, or with what we may do there.
-    Dsp(String),
-}
-
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
-        Self::Server(error)
-    }
-}
-
-/// Who was to blame is of no interest where there is no DSP.
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Server(error) => error,
-            Failure::Dsp(why) => Self::Unavailable(why),
-        }
-    }
-}
-
-/// Codes of errors that have nothing to do with the database they come from: not reached, authentication, not a primary,
-/// starting, stepping down or shutting down, disk full, not acknowledged by others.
-const OF_SERVER: [i32; 22] = [
-    6, 7, 11, 18, 64, 79, 89, 91, 100, 175, 189, 317, 391, 9001, 10_058, 10_107, 11_600, 11_602,
-    13_435, 13_436, 14_031, 8000,
-];
-
 /// Runs a raw command in a database.
 pub(super) async fn run(database: &Database, command: RawDocumentBuf) -> Result<Document, Failure> {
     let answer = answered(database.run_raw_command(command).into_future()).await?;
     answer.map_err(|error| failure(&error))
-}
-
-/// Who is to blame for an error.
-pub(super) fn failure(error: &Error) -> Failure {
-    let why = errors::explain(error);
-    match code(error) {
-        Some(code) if is_of_dsp(code, &error.to_string()) => Failure::Dsp(why),
-        _ => Failure::Server(StoreError::Unavailable(why)),
-    }
-}
-
-fn is_of_dsp(code: i32, message: &str) -> bool {
-    // Who is not known to the server may do nothing anywhere.
-    let is_nobody = code == 13 && !message.contains("not authorized on ");
-    !is_nobody && !OF_SERVER.contains(&code)
 }
 
 pub(super) async fn in_time<T>(
@@ -286,16 +172,4 @@ pub(super) async fn answered<T>(
     timeout(COMMAND_TIMEOUT, command)
         .await
         .map_err(|_| StoreError::Unavailable(format!("no answer for {COMMAND_TIMEOUT:?}")))
-}
-
-/// Everything may pass: a server comes back or is upgraded, credentials are corrected, a disk is emptied.
-pub(super) fn unavailable(error: &Error) -> StoreError {
-    StoreError::Unavailable(errors::explain(error))
-}
-
-pub(super) fn code(error: &Error) -> Option<i32> {
-    match &*error.kind {
-        ErrorKind::Command(error) => Some(error.code),
-        _ => None,
-    }
 }

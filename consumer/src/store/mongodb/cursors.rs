@@ -18,8 +18,9 @@ use tokio::time::timeout;
 
 use super::{
     Inner,
-    connection::{Connection, Failure, WriteConcern, in_time, primary, run, write_errors},
-    date, errors, lock,
+    connection::{Connection, WriteConcern, in_time, primary, run},
+    date, error_text, lock,
+    retry_policy::{Failure, write_errors},
 };
 use crate::{
     batch::{Batch, Cursor},
@@ -31,7 +32,7 @@ use crate::{
 const DATABASE: &str = "cookiesync";
 const COLLECTION: &str = "cursors";
 
-/// How old the cursors of other consumers are when these are taken to be gone: they were renamed, or are no more.
+/// How old the cursors of other consumers are when these are taken to be gone: they were renamed or removed.
 const GONE_AFTER: Duration = Duration::from_secs(90 * 86_400);
 
 /// How soon a server answers that works.
@@ -90,10 +91,11 @@ impl Inner {
         receipt: Receipt,
     ) -> Result<(), StoreError> {
         let connection = self.connection().await?;
+        let _commit = self.commit_times.begin();
         self.check_server(connection, receipt).await?;
         self.check_kept(batch).await?;
-        if !batch.places().is_empty() {
-            self.record_places(connection, batch.places()).await?;
+        if !batch.slots().is_empty() {
+            self.record_slots(connection, batch.slots()).await?;
         }
         if !batch.losses().is_empty() {
             self.write_losses(connection, batch.losses()).await?;
@@ -110,7 +112,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Which life of which server takes the writes, as far as is known.
+    /// Which run of which server takes the writes, as far as is known.
     pub(super) async fn server(&self, connection: &Connection) -> Result<Receipt, StoreError> {
         let known = *lock(&self.server);
         match known {
@@ -183,7 +185,7 @@ impl Inner {
         }
     }
 
-    /// Writes to where the cursors are, but changes nothing: a server that is no primary, does not allow it, takes no
+    /// Writes to where the cursors are, but changes nothing: a server that is not a primary, does not allow it, takes no
     /// writes (`fsyncLock`), or cannot acknowledge them, shows itself.
     pub(super) async fn check_writable(&self) -> Result<(), StoreError> {
         let connection = self.connection().await?;
@@ -237,7 +239,7 @@ impl Inner {
         let answer = in_time(database.run_command(command).into_future()).await?;
         match write_errors(&answer)?.next() {
             None => Ok(()),
-            Some(error) => Err(StoreError::Unavailable(errors::command(
+            Some(error) => Err(StoreError::Unavailable(error_text::command(
                 error.code,
                 "",
                 &error.message,

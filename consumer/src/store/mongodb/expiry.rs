@@ -1,6 +1,6 @@
-//! The index on `t`, and when it expires cookies.
+//! What expires cookies: an index on `t`, or a [sweep](super::sweep) without one.
 //!
-//! Every collection of ours has one index on `t` that may expire cookies; its `expireAfterSeconds` is the switch.
+//! With an index, every collection of ours has one index on `t` that may expire cookies; its `expireAfterSeconds` is the switch.
 //! A look lists the indexes and changes only what is not as it should be. An index that would expire the right
 //! cookies (sparse, hidden, under another name, with a collation) is changed by `collMod`; one that would not
 //! (partial), refuses cookies (unique), or cannot be changed (without `expireAfterSeconds`, before MongoDB 5.1) is
@@ -10,7 +10,12 @@
 //! 6.0.5). So what is being compacted is left for the next look; and no `collMod` waits longer than
 //! [`CHANGE_TIMEOUT`] for anything else.
 //!
-//! Deletions are counted from the collection's "remove calls" in `collStats`: the TTL monitor's are among them,
+//! Which of the two is a matter of the consumer that maintains the server: the others make collections as it would. While the
+//! window is open, collections change over: to a sweep, whose first pass ends with the index dropped, after that was switched off; or
+//! to an index, which is made beside the writing and then expires by itself. As long as there is a position in `cookiesync.sweeps`, a
+//! collection has been swept, and lacks an index that is not to be made by day.
+//!
+//! With an index, deletions are counted from the collection's "remove calls" in `collStats`: the TTL monitor's are among them,
 //! updates are not (measured with 6.0.5). Somebody else's deletions while the window is open count too.
 
 mod plan;
@@ -31,15 +36,17 @@ use mongodb::{
     error::Error,
 };
 use tokio::{sync::RwLock, time::timeout};
-use tokio_util::sync::CancellationToken;
 
 use super::{
-    COOKIES, INVALID_OPTIONS, Inner, NAMESPACE_NOT_FOUND, NEVER_SECONDS,
-    connection::{Connection, Failure, answered, code, failure, unavailable},
+    COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND,
+    NEVER_SECONDS,
+    connection::{Connection, answered},
     lock, number,
+    retry_policy::{Failure, code, failure, unavailable},
+    sweep::{Position, Positions},
 };
-use crate::store::{Expired, StoreError};
-use plan::{NAME, Plan, Todo, plan};
+use crate::store::{Expired, Expiry, StoreError};
+use plan::{NAME, Plan, Todo, Wanted, plan};
 
 /// How long the server may wait for a lock before it gives a change up, and lets writes go on.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -72,7 +79,7 @@ struct Counting {
 impl Inner {
     /// Makes the collection of a DSP with its index, which makes its database. Of one that is there already the index
     /// is left to the next look: of millions of documents it takes minutes.
-    pub(super) async fn make_place(
+    pub(super) async fn make_slot(
         &self,
         connection: &Connection,
         dsp_id: u32,
@@ -83,13 +90,18 @@ impl Inner {
         match list_indexes(&database).await? {
             Ok(_) => {}
             Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {
-                let seconds = self.expire_after_seconds(dsp_id, *open);
-                let made = answered(create_index(&database, seconds)).await?;
+                let made = match self.mode_of_server(connection).await? {
+                    ExpiryMode::Index => {
+                        let seconds = self.expire_after_seconds(dsp_id, *open);
+                        answered(create_index(&database, seconds)).await?
+                    }
+                    ExpiryMode::Sweep => answered(create_collection(&database)).await?,
+                };
                 made.map_err(|error| failure(&error))?;
             }
             Err(error) => return Err(failure(&error)),
         }
-        self.dsps().has_place(dsp_id);
+        self.dsps().add_slot(dsp_id);
         Ok(())
     }
 
@@ -102,16 +114,50 @@ impl Inner {
         }
     }
 
+    /// Brings expiry into the state of the window, whichever way cookies expire.
+    pub(super) async fn run_expiry(&self, expiry: &Expiry<'_>) -> Result<Expired, StoreError> {
+        *self.expiry.open.write().await = expiry.open;
+        let connection = self.connection().await?;
+        let positions = self.read_positions(connection).await?;
+        let mut expired = self.set_indexes(connection, expiry, &positions).await?;
+        if self.options.expiry == ExpiryMode::Sweep && expiry.open {
+            let swept = self.sweep(expiry, positions, &mut expired.failed).await?;
+            let (complete, any) = swept;
+            if any && self.other_owner().await?.is_none() {
+                let positions = self.read_positions(connection).await?;
+                let failed = expired.failed.take();
+                expired = self.set_indexes(connection, expiry, &positions).await?;
+                expired.failed = failed.or(expired.failed);
+            }
+            expired.complete &= complete;
+        }
+        Ok(expired)
+    }
+
+    /// What the index of a collection is to be, which may have been swept.
+    fn wanted(&self, dsp_id: u32, expiry: &Expiry<'_>, swept: Option<&Position>) -> Wanted {
+        match self.options.expiry {
+            ExpiryMode::Index if expiry.open || swept.is_none() => {
+                Wanted::After(self.expire_after_seconds(dsp_id, expiry.open))
+            }
+            ExpiryMode::Sweep if expiry.open && swept.is_some_and(Position::is_swept) => {
+                Wanted::Gone
+            }
+            ExpiryMode::Index | ExpiryMode::Sweep => Wanted::Off,
+        }
+    }
+
     /// Gives the index of each of our collections the state of the window, also of those that appeared meanwhile,
     /// and counts what was deleted.
-    pub(super) async fn set_expiry(
+    async fn set_indexes(
         &self,
-        open: bool,
-        now: u64,
-        stop: &CancellationToken,
+        connection: &Connection,
+        expiry: &Expiry<'_>,
+        positions: &Positions,
     ) -> Result<Expired, StoreError> {
-        *self.expiry.open.write().await = open;
-        let connection = self.connection().await?;
+        let Expiry {
+            open, now, stop, ..
+        } = *expiry;
         let mut expired = Expired {
             complete: true,
             ..Expired::default()
@@ -119,7 +165,9 @@ impl Inner {
         let failed = &mut expired.failed;
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
-            let seconds = self.expire_after_seconds(dsp_id, open);
+            let namespace = format!("{}.{COOKIES}", database.name());
+            let swept = positions.get(&namespace);
+            let wanted = self.wanted(dsp_id, expiry, swept);
             let has_cookies = self.has_cookies(&database).await;
             if self.of_one(has_cookies, failed).await? != Some(true) {
                 continue;
@@ -128,7 +176,7 @@ impl Inner {
                 expired.complete = false;
                 return Ok(self.deleted(expired));
             }
-            let look = self.look_at(connection, &database, open, seconds);
+            let look = self.look_at(connection, &database, open, wanted);
             let looked = match look.await {
                 Ok(looked) => looked,
                 Err(error) if self.works_elsewhere().await => {
@@ -137,15 +185,25 @@ impl Inner {
                 }
                 Err(error) => return Err(error),
             };
-            // By the index, which may have been made just now.
-            let due = self.options.ttls.expired_before(dsp_id, now);
-            let oldest = oldest(&database).await.unwrap_or(due);
-            if oldest < due {
-                let over = Duration::from_micros(due - oldest);
+            let over = match swept {
+                Some(position) => position.overdue(now, self.options.ttls.of(dsp_id)),
+                // By the index, which may have been made just now.
+                None => {
+                    let due = self.options.ttls.expired_before(dsp_id, now);
+                    let oldest = oldest(&database).await.unwrap_or(due);
+                    Duration::from_micros(due.saturating_sub(oldest))
+                }
+            };
+            if over > Duration::ZERO {
                 expired.overdue.insert(dsp_id, over);
             }
             match looked {
-                Ok(done) => expired.complete &= done,
+                Ok(done) => {
+                    expired.complete &= done;
+                    if done && swept.is_some() && matches!(wanted, Wanted::After(_)) {
+                        self.forget_position(connection, &namespace).await?;
+                    }
+                }
                 Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
                 // It may concern this DSP alone.
                 Err(error) if code(&error).is_some() => {
@@ -177,17 +235,21 @@ impl Inner {
         connection: &Connection,
         database: &Database,
         open: bool,
-        seconds: i64,
+        wanted: Wanted,
     ) -> Result<Result<bool, Error>, StoreError> {
         let indexes = match list_indexes(database).await? {
             Ok(indexes) => indexes,
             Err(error) => return Ok(Err(error)),
         };
+        let (seconds, is_counted) = match wanted {
+            Wanted::After(seconds) => (seconds, true),
+            Wanted::Off | Wanted::Gone => (NEVER_SECONDS, false),
+        };
         // Counted before it begins to delete, and after it ends.
-        if open {
+        if open && is_counted {
             self.count(database, true).await?;
         }
-        let plan = plan(&indexes, seconds);
+        let plan = plan(&indexes, wanted);
         let done = if plan == Plan::default() {
             true
         } else if self.is_building(database.name())
@@ -208,7 +270,7 @@ impl Inner {
                 true
             }
         };
-        if !open {
+        if !open && is_counted {
             self.count(database, false).await?;
         }
         Ok(Ok(done))
@@ -344,6 +406,14 @@ async fn create_index(database: &Database, seconds: i64) -> Result<(), Error> {
         "indexes": [{ "key": { "t": 1 }, "name": NAME, "expireAfterSeconds": seconds }],
     };
     database.run_command(command).await.map(|_| ())
+}
+
+/// One that is there meanwhile may have an index, which the next look changes.
+async fn create_collection(database: &Database) -> Result<(), Error> {
+    match database.run_command(doc! { "create": COOKIES }).await {
+        Err(error) if code(&error) != Some(NAMESPACE_EXISTS) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {

@@ -16,8 +16,9 @@ use runtime::unix_micros;
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, Failure, answered, failure, in_time},
-    date, errors,
+    connection::{Connection, answered, in_time},
+    date, error_text,
+    retry_policy::{Failure, failure},
 };
 use tokio::time::timeout;
 
@@ -120,8 +121,8 @@ impl Inner {
         let found = names.iter().filter_map(|name| self.dsp_of(name));
         let mut dsps = self.dsps();
         dsps.listed = found.collect();
-        let places = dsps.places.clone();
-        dsps.listed.extend(places);
+        let slots = dsps.slots.clone();
+        dsps.listed.extend(slots);
         dsps.listed_at = Some(Instant::now());
         Ok(dsps.listed.clone())
     }
@@ -177,7 +178,7 @@ async fn find(
     };
     let answer = match timeout(LOOKUP_PATIENCE, answer).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => return Err(errors::explain(&error)),
+        Ok(Err(error)) => return Err(error_text::explain(&error)),
         Err(_) => return Err(format!("no answer for {LOOKUP_PATIENCE:?}")),
     };
     let found = answer.get_document("cursor");

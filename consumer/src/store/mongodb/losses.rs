@@ -11,8 +11,9 @@ use mongodb::{
 
 use super::{
     Inner,
-    connection::{Connection, WriteConcern, in_time, run, write_errors},
+    connection::{Connection, WriteConcern, in_time, run},
     date,
+    retry_policy::write_errors,
 };
 use crate::{losses::Numbered, store::StoreError};
 

@@ -1,5 +1,5 @@
-//! Which consumer sees to expiry and compaction where several write into one server: the one that holds the lease, in
-//! database `cookiesync`, collection `maintenance`, `{_id: "owner", name: <consumer>, until: <date>}`.
+//! Which consumer runs expiry and compaction where several write into one server: the one that holds the lease, in
+//! database `cookiesync`, collection `maintenance`, `{_id: "owner", name: <consumer>, until: <date>, expiry: <how cookies expire>}`.
 //!
 //! With other windows or times to live than the owner's, each would undo what the other did to the indexes, forever. The
 //! lease is taken and prolonged at each look, by the server's clock, and is free when its owner has not looked for
@@ -7,12 +7,13 @@
 
 use std::{future::IntoFuture, time::Duration};
 
-use mongodb::bson::doc;
+use mongodb::bson::{Document, doc};
 
 use super::{
-    Inner,
+    ExpiryMode, Inner,
     compaction::RECORDS,
-    connection::{in_time, write_errors},
+    connection::{Connection, in_time},
+    retry_policy::write_errors,
 };
 use crate::store::StoreError;
 
@@ -30,6 +31,7 @@ impl Inner {
         let lease = doc! {
             "name": { "$cond": [&is_free, &own, "$name"] },
             "until": { "$cond": [&is_free, { "$add": ["$$NOW", millis] }, "$until"] },
+            "expiry": { "$cond": [&is_free, self.options.expiry.to_string(), "$expiry"] },
         };
         let command = doc! {
             "findAndModify": RECORDS,
@@ -46,5 +48,26 @@ impl Inner {
         let name = owner.and_then(|owner| owner.get_str("name"));
         let name = name.map_err(|error| StoreError::Unavailable(format!("the lease: {error}")))?;
         Ok((name != self.options.name).then(|| name.to_owned()))
+    }
+
+    /// How cookies expire in this server: as the owner says.
+    pub(super) async fn mode_of_server(
+        &self,
+        connection: &Connection,
+    ) -> Result<ExpiryMode, StoreError> {
+        let records = self.own_database(connection).collection(RECORDS);
+        let owner = records.find_one(doc! { "_id": "owner" }).into_future();
+        let owner: Option<Document> = in_time(owner).await?;
+        let is_other = |owner: &Document| {
+            owner
+                .get_str("name")
+                .is_ok_and(|name| name != self.options.name)
+        };
+        let Some(owner) = owner.filter(is_other) else {
+            return Ok(self.options.expiry);
+        };
+        // One of an earlier version knows no other.
+        let mode = owner.get_str("expiry").unwrap_or_default().parse();
+        Ok(mode.unwrap_or(ExpiryMode::Index))
     }
 }

@@ -19,7 +19,8 @@ use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     Inner,
-    connection::{COMMAND_TIMEOUT, Connection, Failure},
+    connection::{COMMAND_TIMEOUT, Connection},
+    retry_policy::Failure,
     write::{Answered, Writing},
 };
 use crate::{
@@ -125,7 +126,7 @@ impl<'a> Round<'a> {
         if let Some(why) = self.store.breakers.tripped(dsp_id) {
             return self.done.not_taken(dsp_id, Some(why), indices);
         }
-        if self.batch.is_held(dsp_id) || !self.store.has_place(dsp_id) {
+        if self.batch.is_held(dsp_id) || !self.store.has_slot(dsp_id) {
             return self.done.not_taken(dsp_id, None, indices);
         }
         let answered = Answered::now();

@@ -14,7 +14,7 @@ const OPTIONS: [&str; 3] = [
 /// Shorter ones are part of many words: hiding them would show where they are.
 const BYTES_MIN: usize = 4;
 
-/// Words that our own texts contain, so that a user of this name is no secret.
+/// Words that our own texts contain, so that a user of this name is not a secret.
 const PUBLIC: [&str; 6] = [
     "admin",
     "consumer",

@@ -3,7 +3,7 @@
 //! Four kinds of commands ([`Kind`]) bring the cookies of one collection in:
 //!
 //! 1. Those of a pair that this process has seen stored are *replaced* at once.
-//! 2. The others are *inserted*; or, where that fails often (see `order.rs`), *looked for* first.
+//! 2. The others are *inserted*; or, where that fails often (see `insert_strategy.rs`), *looked for* first.
 //! 3. Of what was found, the newer are replaced; what was not found is inserted.
 //! 4. Whatever did not go as expected (a document that vanished or appeared meanwhile, or one that is refused) is
 //!    *upserted*, each on its own.
@@ -28,9 +28,10 @@ use super::{
     COOKIES, Inner,
     bson::millis,
     command::{self, Kind},
-    connection::{Connection, Failure, WriteError, run, write_errors},
+    connection::{Connection, run},
+    insert_strategy::InsertStrategy,
     lock, number,
-    order::Order,
+    retry_policy::{Failure, WriteError, write_errors},
 };
 use crate::{
     batch::Batch,
@@ -50,7 +51,7 @@ impl Inner {
         }
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
-        let written = match self.retry_places(connection, dsp_id, &batch).await {
+        let written = match self.write_retried(connection, dsp_id, &batch).await {
             Ok(written) => written,
             Err(Failure::Server(error)) => return Err(error),
             Err(Failure::Dsp(why)) => {
@@ -64,15 +65,15 @@ impl Inner {
         Ok(written)
     }
 
-    async fn retry_places(
+    async fn write_retried(
         self: &Arc<Self>,
         connection: &Connection,
         dsp_id: u32,
         batch: &Arc<Batch>,
     ) -> Result<Written, Failure> {
         let by_dsp = self.by_dsp(batch).await?;
-        if !self.has_place(dsp_id) {
-            self.make_place(connection, dsp_id).await?;
+        if !self.has_slot(dsp_id) {
+            self.make_slot(connection, dsp_id).await?;
         }
         if by_dsp.is_empty() {
             return self.probe(connection, dsp_id).await;
@@ -118,14 +119,17 @@ impl Inner {
     }
 
     fn looks_first(&self, dsp_id: u32) -> bool {
-        lock(&self.orders)
+        lock(&self.insert_strategies)
             .get(&dsp_id)
-            .is_some_and(Order::looks_first)
+            .is_some_and(InsertStrategy::looks_first)
     }
 
     fn observe(&self, dsp_id: u32, cookies: usize, repeats: usize) {
-        let mut orders = lock(&self.orders);
-        orders.entry(dsp_id).or_default().observe(cookies, repeats);
+        let mut insert_strategies = lock(&self.insert_strategies);
+        insert_strategies
+            .entry(dsp_id)
+            .or_default()
+            .observe(cookies, repeats);
     }
 }
 
@@ -175,7 +179,7 @@ impl Writing {
         }
     }
 
-    /// Brings in the cookies at these indices, which are all of this place.
+    /// Brings in the cookies at these indices, which are all of this DSP.
     pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<Written, Failure> {
         let is_known = |index: &u32| self.batch.cookie(*index as usize).is_known;
         let (mut to_replace, new): (Vec<_>, Vec<_>) = indices.into_iter().partition(is_known);
@@ -254,17 +258,28 @@ impl Writing {
     }
 
     /// Replaces or inserts cookies, each on its own.
-    async fn upsert(&mut self, mut cookies: Vec<u32>) -> Result<(), Failure> {
+    async fn upsert(&mut self, cookies: Vec<u32>) -> Result<(), Failure> {
+        // Of two upserts of one new pair that meet, one fails, and it may be the newer: the other is a command that was
+        // given up and runs late. The second time the document is there, so failing means that it is not older.
+        let met = self.upsert_once(cookies).await?;
+        let stale = self.upsert_once(met).await?;
+        self.done.stale.extend(stale);
+        Ok(())
+    }
+
+    /// Returns those whose user is there with a time that is not older, or has just been inserted.
+    async fn upsert_once(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
+        let mut there = Vec::new();
         while !cookies.is_empty() {
             let (now, answer) = self.run(Kind::Upsert, &mut cookies).await?;
             for error in write_errors(&answer)? {
                 match now.get(error.index) {
-                    Some(index) if error.is_duplicate_id => self.done.stale.push(*index),
+                    Some(index) if error.is_duplicate_id => there.push(*index),
                     index => self.reject(&error, index)?,
                 }
             }
         }
-        Ok(())
+        Ok(there)
     }
 
     /// Notes a cookie that can never be stored; any other error fails the batch, to be repeated.

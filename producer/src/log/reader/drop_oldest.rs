@@ -1,4 +1,4 @@
-//! When a slow reader loses its oldest cookies: further behind than its queue's bound, or than the ring reaches back.
+//! When a slow reader loses its oldest cookies: further behind than its queue's bound, or than the ring goes back.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Those that are in a room and not in its line: sent back for a while, or dead letters.
 
+use limits::Rate;
 use proto::limits::AGE_MICROS_MAX;
 
 use super::{Room, nanos};
@@ -15,6 +16,26 @@ pub(super) const AGE_NANOS_MAX: u64 = AGE_MICROS_MAX * 1000;
 const LINE_MIN: usize = 256;
 
 impl Room {
+    /// Goes by other rates of the same terms. When they are higher, those that were sent back ask again.
+    pub(in crate::shaping) fn set_rates(
+        &mut self,
+        own: Option<Rate>,
+        shared: Option<Rate>,
+        now: u64,
+    ) {
+        let before = self.nanos_of(1, 1);
+        (self.terms.own, self.terms.shared) = (own, shared);
+        self.blocked = 0;
+        let after = self.nanos_of(1, 1);
+        if after < before {
+            self.asking = self.held.returned.len();
+            // By the rate before it would be years, after a time without a share.
+            let left = u128::from(self.revival.saturating_sub(now)) * u128::from(after);
+            let left = u64::try_from(left / u128::from(before)).unwrap_or(u64::MAX);
+            self.revival = now.saturating_add(left);
+        }
+    }
+
     /// Puts back those that were sent back and whose time has come, and revives dead letters, at most so many.
     pub(in crate::shaping) fn wake(&mut self, now: u64, lines: u64, most: usize) {
         self.asking = self.asking.min(self.held.returned.len());

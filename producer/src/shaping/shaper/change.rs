@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use limits::{
-    Carry, Decision, Demand, Limit, LimitId, Rate,
+    Carry, Decision, Demand, Rate,
     rules::{NamedLimit, Rules, Unknown},
 };
 
-use super::{EVERYBODY, Place, Shaper};
+use super::{EVERYBODY, NamedRoom, Shaper};
 use crate::shaping::room::{Room, Terms};
 
 impl Shaper {
@@ -31,11 +31,11 @@ impl Shaper {
                 continue;
             }
             for key in limit.keys.iter().filter_map(|key| key.parse().ok()) {
-                let place = self.place(rules, limit, key, &known, now);
+                let place = self.room_of(rules, limit, key, &known, now);
                 self.by_dsp.insert(key, place);
             }
             if unknown == Some(index) {
-                self.others = Some(self.place(rules, limit, EVERYBODY, &known, now));
+                self.others = Some(self.room_of(rules, limit, EVERYBODY, &known, now));
             }
         }
         self.has_closing = self.rooms.iter().any(|place| place.is_closing);
@@ -47,6 +47,7 @@ impl Shaper {
     /// Gives each rule a number of the table of limits: the one that it has, so that its debt is kept, or another.
     fn renumber(&mut self, rules: &Rules, now: u64) {
         let mut before = std::mem::take(&mut self.numbers);
+        let mut changes = Vec::new();
         for limit in &rules.limits {
             let copies: &[bool] = if limit.every_call {
                 &[false, true]
@@ -59,42 +60,37 @@ impl Shaper {
                 .flat_map(|rule| copies.iter().map(move |it| (rule, *it)))
             {
                 let name = (limit.name.clone(), rule.id.clone(), is_observed);
+                let shared = self.shares.limit(&limit.name, rule.limit);
                 let number = match before.remove(&name) {
                     Some(number) => {
-                        self.set(number, rule.limit, Carry::Requests, now);
+                        if *self.limits.limit(number) != shared {
+                            changes.push((number, shared, Carry::Requests));
+                        }
                         number
                     }
-                    None => self.add(rule.limit, now),
+                    None => match self.spare.pop() {
+                        Some(number) => {
+                            changes.push((number, shared, Carry::Reset));
+                            number
+                        }
+                        None => self.limits.add(shared).expect("the file was checked"),
+                    },
                 };
                 self.numbers.insert(name, number);
             }
         }
         for number in before.into_values() {
             // Nothing of it is left for who gets the number next.
-            let limit = *self.limits.limit(number);
-            self.set(number, limit, Carry::Reset, now);
+            changes.push((number, *self.limits.limit(number), Carry::Reset));
             self.spare.push(number);
         }
+        let changed = self.limits.change_all(&changes, now);
+        changed.expect("the file was checked");
         self.limits.forget_idle(usize::MAX, now);
     }
 
-    fn add(&mut self, limit: Limit, now: u64) -> LimitId {
-        let Some(number) = self.spare.pop() else {
-            return self.limits.add(limit).expect("the file was checked");
-        };
-        self.set(number, limit, Carry::Reset, now);
-        number
-    }
-
-    fn set(&mut self, number: LimitId, limit: Limit, carry: Carry, now: u64) {
-        if *self.limits.limit(number) != limit || carry == Carry::Reset {
-            let changed = self.limits.change(number, limit, carry, now);
-            changed.expect("the file was checked");
-        }
-    }
-
     /// The room of a limit for a key, by these rules.
-    fn place(
+    fn room_of(
         &mut self,
         rules: &Rules,
         limit: &NamedLimit,
@@ -122,7 +118,8 @@ impl Shaper {
                 } else {
                     &mut own
                 };
-                *slowest = Some(slower(*slowest, rule.limit.algorithm.mean_rate()));
+                let limit = self.shares.limit(&under.name, rule.limit);
+                *slowest = Some(slower(*slowest, limit.algorithm.mean_rate()));
                 names.push(if under.every_call {
                     format!("{}/{}", under.name, rule.id)
                 } else {
@@ -147,11 +144,12 @@ impl Shaper {
             place.rules = names;
             return index;
         }
-        self.rooms.push(Place {
+        self.rooms.push(NamedRoom {
             name: limit.name.clone(),
             key,
             rules: names,
             room: Room::new(terms),
+            counted: 0,
             is_closing: false,
             is_busy: false,
         });
@@ -159,7 +157,7 @@ impl Shaper {
     }
 
     /// Gives those that have slots to come other ones, by the rules as they are now.
-    fn replan(&mut self, now: u64) {
+    pub(super) fn replan(&mut self, now: u64) {
         let mut waiting: Vec<(usize, u64)> = Vec::new();
         for (index, place) in self.rooms.iter().enumerate() {
             waiting.extend(place.room.slots().map(|slot| (index, slot)));
@@ -190,7 +188,7 @@ impl Shaper {
 
     /// Those are in rooms that close, or in that of others, as the DSP was not named before.
     pub(super) fn find_strays(&mut self) {
-        let may_have = |(index, place): &(usize, &Place)| {
+        let may_have = |(index, place): &(usize, &NamedRoom)| {
             place.room.len() > 0 && (place.is_closing || Some(*index) == self.others)
         };
         self.strays.clear();
@@ -201,14 +199,14 @@ impl Shaper {
 
     /// Forgets rooms that are closing and empty; not what was counted of them.
     pub(super) fn retire(&mut self) {
-        let is_over = |place: &Place| place.is_closing && place.room.len() == 0;
+        let is_over = |place: &NamedRoom| place.is_closing && place.room.len() == 0;
         if !self.has_closing || !self.rooms.iter().any(is_over) {
             return;
         }
         let (gone, kept) = std::mem::take(&mut self.rooms)
             .into_iter()
             .partition(is_over);
-        let gone: Vec<Place> = gone;
+        let gone: Vec<NamedRoom> = gone;
         for place in gone {
             self.past.entry(place.name.clone()).or_default().add(&place);
         }
@@ -231,7 +229,7 @@ impl Shaper {
     }
 }
 
-fn slower(known: Option<Rate>, rate: Rate) -> Rate {
+pub(super) fn slower(known: Option<Rate>, rate: Rate) -> Rate {
     match known {
         Some(known) if known.nanos_of(1_000_000) >= rate.nanos_of(1_000_000) => known,
         _ => rate,

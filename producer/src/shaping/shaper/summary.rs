@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use limits::rules::Mode;
 
-use super::Place;
+use super::NamedRoom;
 use crate::shaping::figures::{DeadReason, Figures, Holding};
 
 /// What was counted of a limit, and what is held.
@@ -30,7 +30,7 @@ pub(crate) struct RuleFigures {
 }
 
 impl Summary {
-    pub(super) fn add(&mut self, place: &Place) {
+    pub(super) fn add(&mut self, place: &NamedRoom) {
         self.figures.add(&place.room.figures);
         self.add_rules(&place.rules, &place.room.figures);
     }

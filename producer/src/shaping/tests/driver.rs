@@ -12,7 +12,7 @@ use runtime::reload::{NamedFile, Reloaded};
 use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::super::{Offered, Readers, Shaping, contract::File, spool::Spool};
+use super::super::{Readers, Shaping, contract::File, spool::Spool};
 use crate::{
     epoch_history::{HeldRecord, State},
     log::{Burst, Config, Delivery, Log},
@@ -48,7 +48,8 @@ impl Producer {
         });
         let state = State::Folder(folder.path().to_owned());
         let shaping = Shaping::start(
-            file,
+            "",
+            (file, None),
             Some(Spool::take(folder.path().join("spool")).unwrap()),
             log.clone(),
             Readers {
@@ -64,21 +65,17 @@ impl Producer {
         }
     }
 
-    fn offer(&self, user: &str) -> Offered {
-        let cookie = CookieRef {
+    fn append(&self, user: &str) {
+        let mut burst = Burst::default();
+        burst.push(&CookieRef {
             user_id: user,
             dsp_id: 17,
             buyer_uid: "b",
             age_micros: 0,
-        };
+        });
         let now = self.shaping.moment(Instant::now());
-        let offered = self.shaping.offer(&cookie, now);
-        if offered == Offered::Release {
-            let mut burst = Burst::default();
-            burst.push(&cookie);
-            self.log.append(&mut burst).unwrap();
-        }
-        offered
+        self.shaping.append(&mut burst, now).unwrap();
+        assert!(burst.is_empty());
     }
 
     async fn run_until_released(&self, count: u64) {
@@ -113,7 +110,7 @@ impl Producer {
 }
 
 fn soon() -> tokio::time::Instant {
-    tokio::time::Instant::now() + Duration::from_secs(5)
+    tokio::time::Instant::now() + Duration::from_secs(60)
 }
 
 fn users(all: &[(String, bool)]) -> Vec<&str> {
@@ -123,9 +120,9 @@ fn users(all: &[(String, bool)]) -> Vec<&str> {
 #[tokio::test]
 async fn what_waits_is_released_in_its_turn() {
     let producer = Producer::start(TempDir::new().unwrap());
-    assert_eq!(producer.offer("a"), Offered::ReleaseFirst);
+    producer.append("a");
     for user in ["b", "c", "d"] {
-        assert_eq!(producer.offer(user), Offered::Held);
+        producer.append(user);
     }
     producer.run_until_released(4).await;
     let logged = producer.logged().await;
@@ -136,7 +133,7 @@ async fn what_waits_is_released_in_its_turn() {
 async fn what_waits_at_the_end_waits_again_at_the_next_start() {
     let first = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
-        first.offer(user);
+        first.append(user);
     }
     first.shaping.drain(soon()).await;
     assert_eq!(first.shaping.summaries()["dsp"].figures.spooled, 2);
@@ -164,7 +161,7 @@ async fn what_waits_at_the_end_waits_again_at_the_next_start() {
 async fn without_a_file_that_can_be_written_it_is_released_early() {
     let producer = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
-        producer.offer(user);
+        producer.append(user);
     }
     fs::create_dir(producer.spool()).unwrap();
     producer.shaping.drain(soon()).await;
@@ -177,7 +174,7 @@ async fn without_a_file_that_can_be_written_it_is_released_early() {
 async fn after_a_kill_it_is_known_how_much_was_lost_at_most() {
     let killed = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
-        killed.offer(user);
+        killed.append(user);
     }
     let Producer {
         folder,
@@ -197,7 +194,7 @@ async fn after_a_kill_it_is_known_how_much_was_lost_at_most() {
 async fn damaged_file_is_put_aside_and_nothing_else_happens() {
     let first = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
-        first.offer(user);
+        first.append(user);
     }
     first.shaping.drain(soon()).await;
     let Producer {
@@ -220,5 +217,6 @@ async fn damaged_file_is_put_aside_and_nothing_else_happens() {
     let next = Producer::start(folder);
     assert!(!spool.exists() && next.folder.path().join("spool.damaged").exists());
     assert_eq!(next.shaping.summaries()["dsp"].holding.waiting, 0);
-    assert_eq!(next.offer("d"), Offered::ReleaseFirst);
+    next.append("d");
+    assert_eq!(users(&next.logged().await), ["d"]);
 }

@@ -51,10 +51,10 @@ impl Shared {
                 tracing::warn!(
                     subscriber,
                     call,
-                    pinned_bytes = bytes,
+                    in_flight_bytes = bytes,
                     stood_millis,
-                    all_pinned_bytes = held,
-                    pinned_bytes_max = bytes_max,
+                    all_in_flight_bytes = held,
+                    in_flight_bytes_max = bytes_max,
                     "cut off a subscriber for what its connection holds"
                 );
             }

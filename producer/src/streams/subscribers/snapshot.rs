@@ -27,7 +27,7 @@ pub struct Snapshot {
     /// The greatest lag since the scrape before the last, in sealed cookies: see [`Peak`](runtime::metrics::Peak).
     pub lag_max: u64,
     /// In-flight bytes of its streams.
-    pub pinned_bytes: u64,
+    pub in_flight_bytes: u64,
     /// Streams cut off because all streams together exceeded the budget of in-flight bytes.
     pub cuts: u64,
 }

@@ -1,15 +1,15 @@
 //! What must hold in the end: what an edge acknowledged is in every store with its newest value, unless a counted
 //! loss covers it; nothing else is there; and the counts of both sides add up.
 //!
-//! What may be missing, by the life of the producer that acknowledged it:
+//! What may be missing, by the incarnation of the producer that acknowledged it:
 //!
-//! - a life that goes on, or one whose goodbye a store has: only what that consumer counted as lost, and nothing where
+//! - an incarnation that goes on, or one whose goodbye a store has: only what that consumer counted as lost, and nothing where
 //!   queues are large enough;
-//! - a life that ended otherwise: its tail alone, after everything that the consumer received of it, and no more than the
+//! - an incarnation that ended otherwise: its tail alone, after everything that the consumer received of it, and no more than the
 //!   consumer said (see [`ends`]);
-//! - what waited for its limits when a life of its producer ended without a word: no more pairs than waited, but for the tail.
+//! - what waited for its limits when an incarnation of its producer ended without a word: no more pairs than waited, but for the tail.
 //!
-//! "Newest" is judged where it is certain: on one connection by order, otherwise when the one was answered before
+//! "Newest" is checked where it is certain: on one connection by order, otherwise when the one was answered before
 //! the other was sent; one that came into the log late counts as sent and answered when it was accepted. A request without an answer may have been accepted at any time, so its value is right wherever
 //! it is found.
 
@@ -42,7 +42,7 @@ use crate::{
 pub(crate) struct Figures {
     pub(crate) sent: usize,
     pub(crate) answered: usize,
-    /// Values that all stores lack, lost with a life of a producer.
+    /// Values that all stores lack, lost with an incarnation of a producer.
     pub(crate) tails: usize,
     /// Values that all stores lack, counted as lost.
     pub(crate) holes: usize,
@@ -52,7 +52,7 @@ pub(crate) struct Figures {
 /// What one consumer lacks.
 #[derive(Debug, Default)]
 struct Missing {
-    /// Lost with a life of a producer, by producer.
+    /// Lost with an incarnation of a producer, by producer.
     tails: Vec<usize>,
     /// Lost in the midst of one.
     holes: Vec<usize>,
@@ -66,8 +66,8 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
     ensure!(history.refused.is_empty(), "{:?}", history.refused);
     for (seat, disk) in world.consumers.iter().zip(&world.disks) {
         let disk = disk.lock().expect(UNPOISONED);
-        let judged = Judge::new(world, &history, &disk).missing();
-        let missing = judged.with_context(|| seat.name.clone())?;
+        let checked = Checker::new(world, &history, &disk).missing();
+        let missing = checked.with_context(|| seat.name.clone())?;
         let lost = counted_lost(seat);
         if world.plan.queue_cookies.is_none() {
             ensure!(lost == 0, "{} counts {lost} lost", seat.name);
@@ -89,16 +89,21 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
 fn held(world: &World, consumer: &Seat, disk: &Disk, missing: &Missing) -> anyhow::Result<()> {
     for (at, pairs) in &missing.held {
         let producer = &world.producers[*at];
-        let lives = producer.lives.lock().expect(UNPOISONED);
-        let waited: u64 = lives.iter().map(|life| life.held).sum();
+        let incarnations = producer.incarnations.lock().expect(UNPOISONED);
+        let waited: u64 = incarnations
+            .iter()
+            .map(|incarnation| incarnation.held)
+            .sum();
         // With the machine goes the record of how long the tail was.
-        let is_on_record = lives.iter().all(|life| life.end != End::LostPower);
-        drop(lives);
-        // Of a life that it never knew of a consumer tells nothing.
+        let is_on_record = incarnations
+            .iter()
+            .all(|incarnation| incarnation.end != End::LostPower);
+        drop(incarnations);
+        // Of an incarnation that it never knew of a consumer tells nothing.
         let first = disk.first_epochs.get(producer.name.as_str());
-        let is_known = first.is_some_and(|epoch| life_of(producer, *epoch) == 0);
+        let is_known = first.is_some_and(|epoch| incarnation_of(producer, *epoch) == 0);
         let lacking = pairs.len() as u64;
-        // In gaps, and with the ends of lives: at most, or exactly, or nobody knows.
+        // In gaps, and with the ends of incarnations: at most, or exactly, or nobody knows.
         let records = disk.losses.iter().map(|record| &record.loss);
         let of_it = records.filter(|loss| *loss.producer == *producer.name);
         let told = of_it.fold(0, |told: u64, loss| {
@@ -130,7 +135,8 @@ pub(crate) fn figures(world: &World) -> anyhow::Result<Figures> {
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
             let disk = disk.lock().expect(UNPOISONED);
             let cursor = disk.cursors.get(producer.name.as_str());
-            let stands = cursor.filter(|cursor| life_of(producer, cursor.epoch) == producer.life());
+            let stands = cursor
+                .filter(|cursor| incarnation_of(producer, cursor.epoch) == producer.incarnation());
             let stands = stands.map_or(0, |cursor| cursor.sequence);
             let (from, to) = (&producer.name, &consumer.name);
             ensure!(
@@ -158,7 +164,7 @@ fn sums(world: &World) -> anyhow::Result<Figures> {
         ..Figures::default()
     };
     for (seat, disk) in world.consumers.iter().zip(&world.disks) {
-        let missing = Judge::new(world, &history, &disk.lock().expect(UNPOISONED)).missing()?;
+        let missing = Checker::new(world, &history, &disk.lock().expect(UNPOISONED)).missing()?;
         figures.tails += missing.tails.len();
         figures.holes += missing.holes.len();
         figures.counted_lost += counted_lost(seat);
@@ -166,7 +172,7 @@ fn sums(world: &World) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-struct Judge<'a> {
+struct Checker<'a> {
     world: &'a World,
     history: &'a History,
     disk: &'a Disk,
@@ -174,7 +180,7 @@ struct Judge<'a> {
     margin: Duration,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> Checker<'a> {
     fn new(world: &'a World, history: &'a History, disk: &'a Disk) -> Self {
         let margin = 2 * world.plan.tick + 4 * world.plan.chunk_age + millis(20);
         Self {
@@ -221,7 +227,7 @@ impl<'a> Judge<'a> {
                     .any(|other| *other >= at && disk.seen.contains(&(*other as u64)));
                 // What waited may have come into the log behind anything, or have given its place to a later one.
                 let is_late = self.is_under_limits(&syncs[at]);
-                let log = |sync: &SyncRequest| (sync.producer, sync.life);
+                let log = |sync: &SyncRequest| (sync.producer, sync.incarnation);
                 let gave_place = |other: &usize| {
                     let later = &syncs[*other];
                     *other > at && log(later) == log(&syncs[at]) && self.is_under_limits(later)
@@ -254,18 +260,19 @@ impl<'a> Judge<'a> {
         last.into_values().collect()
     }
 
-    /// Whether a life ended such that its last cookies may be missing.
+    /// Whether an incarnation ended such that its last cookies may be missing.
     fn may_lack_tail(&self, sync: &SyncRequest) -> anyhow::Result<bool> {
         let producer = &self.world.producers[sync.producer];
-        let lives = producer.lives.lock().expect(UNPOISONED);
-        let Some(life) = lives.get(sync.life) else {
-            bail!("answered by a life that never was: {sync:?}");
+        let incarnations = producer.incarnations.lock().expect(UNPOISONED);
+        let Some(incarnation) = incarnations.get(sync.incarnation) else {
+            bail!("answered by an incarnation that never was: {sync:?}");
         };
-        let ended = life.end != End::NotYet;
-        drop(lives);
+        let ended = incarnation.end != End::NotYet;
+        drop(incarnations);
         let mut completed = self.disk.completed.iter();
-        let is_complete = completed
-            .any(|(id, epoch)| **id == producer.name && life_of(producer, *epoch) == sync.life);
+        let is_complete = completed.any(|(id, epoch)| {
+            **id == producer.name && incarnation_of(producer, *epoch) == sync.incarnation
+        });
         Ok(ended && !is_complete && self.world.plan.kind == Kind::Everything)
     }
 
@@ -275,14 +282,18 @@ impl<'a> Judge<'a> {
         has_limits && Limits::may_hold(sync.pair.dsp) && sync.released_at.is_none()
     }
 
-    /// Whether a life ended, after this was accepted, such that what waited for its limits is missing.
+    /// Whether an incarnation ended, after this was accepted, such that what waited for its limits is missing.
     fn may_have_waited(&self, sync: &SyncRequest) -> bool {
         if !self.is_under_limits(sync) {
             return false;
         }
-        let lives = self.world.producers[sync.producer].lives.lock();
-        let mut since = lives.expect(UNPOISONED).clone().into_iter().skip(sync.life);
-        since.any(|life| matches!(life.end, End::Crashed | End::LostPower))
+        let incarnations = self.world.producers[sync.producer].incarnations.lock();
+        let mut since = incarnations
+            .expect(UNPOISONED)
+            .clone()
+            .into_iter()
+            .skip(sync.incarnation);
+        since.any(|incarnation| matches!(incarnation.end, End::Crashed | End::LostPower))
     }
 
     fn is_surely_after(&self, at: usize, before: usize) -> bool {
@@ -300,7 +311,7 @@ impl<'a> Judge<'a> {
     /// Whether `seen` came into the same log after `at`.
     fn follows(&self, seen: usize, at: usize) -> bool {
         let (later, earlier) = (&self.history.syncs[seen], &self.history.syncs[at]);
-        let log = |sync: &SyncRequest| (sync.producer, sync.life);
+        let log = |sync: &SyncRequest| (sync.producer, sync.incarnation);
         if log(later) != log(earlier) {
             return false;
         }
@@ -312,34 +323,38 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// How far an epoch may be from the time at which its life began, in microseconds.
+/// How far an epoch may be from the time at which its incarnation began, in microseconds.
 const EPOCH_ABOUT: u64 = 1 << 16;
 
-/// Which life of a producer has this epoch.
-fn life_of(producer: &Seat, epoch: u64) -> usize {
-    let lives = producer.lives.lock().expect(UNPOISONED);
+/// Which incarnation of a producer has this epoch.
+fn incarnation_of(producer: &Seat, epoch: u64) -> usize {
+    let incarnations = producer.incarnations.lock().expect(UNPOISONED);
     // An epoch is the time of its beginning but for the lowest bits.
-    let begun = lives
+    let begun = incarnations
         .iter()
-        .rposition(|life| life.began <= epoch + EPOCH_ABOUT);
+        .rposition(|incarnation| incarnation.began <= epoch + EPOCH_ABOUT);
     begun.unwrap_or_default()
 }
 
-/// Cookies of lives that went on.
+/// Cookies of incarnations that went on.
 fn counted_lost(consumer: &Seat) -> u64 {
-    of_all_lives(consumer, names::LOST, &[]) - counted_ends(consumer)
+    of_all_incarnations(consumer, names::LOST, &[]) - counted_ends(consumer)
 }
 
-/// Cookies known to have been lost with the ends of lives.
+/// Cookies known to have been lost with the ends of incarnations.
 fn counted_ends(consumer: &Seat) -> u64 {
-    of_all_lives(consumer, names::LOST, &[("reason", "producer_ended")])
+    of_all_incarnations(consumer, names::LOST, &[("reason", "producer_ended")])
 }
 
-/// The sum of a consumer's counter over all its lives.
-fn of_all_lives(consumer: &Seat, name: impl AsRef<str> + Copy, labels: &[(&str, &str)]) -> u64 {
-    let lives = consumer.lives.lock().expect(UNPOISONED);
-    let counts = lives.iter().map(|life| {
-        let text = TextEncoder::new().encode_to_string(&life.registry.gather());
+/// The sum of a consumer's counter over all its incarnations.
+fn of_all_incarnations(
+    consumer: &Seat,
+    name: impl AsRef<str> + Copy,
+    labels: &[(&str, &str)],
+) -> u64 {
+    let incarnations = consumer.incarnations.lock().expect(UNPOISONED);
+    let counts = incarnations.iter().map(|incarnation| {
+        let text = TextEncoder::new().encode_to_string(&incarnation.registry.gather());
         Samples::parse(&text.unwrap_or_default()).count(name, labels)
     });
     counts.sum()

@@ -1,4 +1,4 @@
-//! What runs on the hosts: the real programs, started and stopped as their `main` would, and the record of their lives.
+//! What runs on the hosts: the real programs, started and stopped as their `main` would, and their epoch histories.
 
 use std::{
     ffi::OsString,
@@ -18,16 +18,16 @@ use crate::{
     store::SimStore,
 };
 
-/// A process' place: what outlives its lives.
+/// A process' place: what outlives its incarnations.
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) name: String,
-    pub(crate) lives: Mutex<Vec<Life>>,
+    pub(crate) incarnations: Mutex<Vec<Incarnation>>,
 }
 
-/// One life of a process.
+/// One incarnation of a process.
 #[derive(Debug, Clone)]
-pub(crate) struct Life {
+pub(crate) struct Incarnation {
     /// When it began, in microseconds since the Unix epoch.
     pub(crate) began: u64,
     pub(crate) end: End,
@@ -41,13 +41,13 @@ pub(crate) struct Life {
     pub(crate) held: u64,
 }
 
-/// How a life ended.
+/// How an incarnation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
     NotYet,
     /// Its process did, without a word.
     Crashed,
-    /// Its machine did, and with it the record of its lives.
+    /// Its machine did, and with it its epoch history.
     LostPower,
     Drained,
 }
@@ -56,17 +56,21 @@ impl Seat {
     pub(crate) fn new(host: Host) -> Arc<Self> {
         Arc::new(Self {
             name: host.name(),
-            lives: Mutex::default(),
+            incarnations: Mutex::default(),
         })
     }
 
-    /// The number of the life that there is now.
-    pub(crate) fn life(&self) -> usize {
-        self.lives.lock().expect(UNPOISONED).len().saturating_sub(1)
+    /// The number of the incarnation that there is now.
+    pub(crate) fn incarnation(&self) -> usize {
+        self.incarnations
+            .lock()
+            .expect(UNPOISONED)
+            .len()
+            .saturating_sub(1)
     }
 
     fn begin(&self) -> (CancellationToken, Registry) {
-        let life = Life {
+        let incarnation = Incarnation {
             began: unix_micros(),
             end: End::NotYet,
             stop: CancellationToken::new(),
@@ -74,19 +78,22 @@ impl Seat {
             limits: None,
             held: 0,
         };
-        let begun = (life.stop.clone(), life.registry.clone());
-        self.lives.lock().expect(UNPOISONED).push(life);
+        let begun = (incarnation.stop.clone(), incarnation.registry.clone());
+        self.incarnations
+            .lock()
+            .expect(UNPOISONED)
+            .push(incarnation);
         begun
     }
 
-    pub(crate) fn with_last(&self, change: impl FnOnce(&mut Life)) {
-        if let Some(life) = self.lives.lock().expect(UNPOISONED).last_mut() {
-            change(life);
+    pub(crate) fn with_last(&self, change: impl FnOnce(&mut Incarnation)) {
+        if let Some(incarnation) = self.incarnations.lock().expect(UNPOISONED).last_mut() {
+            change(incarnation);
         }
     }
 }
 
-/// A producer's life.
+/// A producer's incarnation.
 pub(crate) async fn produce(
     seat: Arc<Seat>,
     arguments: Vec<OsString>,
@@ -102,21 +109,21 @@ pub(crate) async fn produce(
     let limits = config.shaping.clone();
     let app = producer::app::App::start_on(ports, config).await?;
     let shaping = app.shaping().cloned();
-    seat.with_last(|life| life.limits = shaping.map(|shaping| (limits, shaping)));
-    let releasing = late.run(seat.life(), app.log().clone());
+    seat.with_last(|incarnation| incarnation.limits = shaping.map(|shaping| (limits, shaping)));
+    let releasing = late.run(seat.incarnation(), app.log().clone());
     if stop.run_until_cancelled(releasing).await.is_some() {
         stop.cancelled().await;
     }
     let drained = app.drain().await;
     tracing::info!(?drained, "producer ended");
-    seat.with_last(|life| {
-        life.end = End::Drained;
-        life.limits = None;
+    seat.with_last(|incarnation| {
+        incarnation.end = End::Drained;
+        incarnation.limits = None;
     });
     Ok(())
 }
 
-/// A consumer's life.
+/// A consumer's incarnation.
 pub(crate) async fn consume(
     seat: Arc<Seat>,
     arguments: Vec<OsString>,
@@ -137,7 +144,7 @@ pub(crate) async fn consume(
     }
     let drained = app.drain().await;
     tracing::info!(?drained, "consumer ended");
-    seat.with_last(|life| life.end = End::Drained);
+    seat.with_last(|incarnation| incarnation.end = End::Drained);
     Ok(())
 }
 

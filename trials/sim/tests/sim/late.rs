@@ -19,7 +19,7 @@ use crate::{
 /// How many wait at most.
 const WAITING_MAX: usize = 40;
 
-/// A life of a producer, and what browsers send it.
+/// An incarnation of a producer, and what browsers send it.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
     pub(crate) producer: usize,
@@ -30,8 +30,8 @@ pub(crate) struct Source {
 
 impl Source {
     /// Accepts cookies and appends them late, until the load's time is over or the log is closed.
-    pub(crate) async fn run(self, life: usize, log: Log) {
-        let mut random = fastrand::Rng::with_seed(self.seed ^ life as u64);
+    pub(crate) async fn run(self, incarnation: usize, log: Log) {
+        let mut random = fastrand::Rng::with_seed(self.seed ^ incarnation as u64);
         let mut waiting: Vec<(usize, u64)> = Vec::new();
         while now() < self.load.until {
             let pause = random.u64(0..=4 * self.load.pause_millis);
@@ -40,7 +40,7 @@ impl Source {
                 let pair = self.load.pair(&mut random);
                 let mut history = self.history.lock().expect(UNPOISONED);
                 let connection = history.connect();
-                let number = history.send(pair, self.producer, life, connection);
+                let number = history.send(pair, self.producer, incarnation, connection);
                 waiting.push((number, log.unix_micros()));
             }
             random.shuffle(&mut waiting);

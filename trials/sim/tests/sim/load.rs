@@ -38,8 +38,8 @@ pub(crate) struct Pair {
 pub(crate) struct SyncRequest {
     pub(crate) pair: Pair,
     pub(crate) producer: usize,
-    /// Which life of the producer the connection was made to.
-    pub(crate) life: usize,
+    /// Which incarnation of the producer the connection was made to.
+    pub(crate) incarnation: usize,
     /// Requests of one connection are accepted in order.
     pub(crate) connection: u64,
     pub(crate) sent_at: Duration,
@@ -86,13 +86,13 @@ impl History {
         &mut self,
         pair: Pair,
         producer: usize,
-        life: usize,
+        incarnation: usize,
         connection: u64,
     ) -> usize {
         self.syncs.push(SyncRequest {
             pair,
             producer,
-            life,
+            incarnation,
             connection,
             sent_at: now(),
             answered_at: None,
@@ -129,8 +129,8 @@ pub(crate) async fn browse(
     while now() < browser.load.until {
         let address = SocketAddr::new(turmoil::lookup(seat.name.as_str()), HTTP);
         if let Ok(Ok(stream)) = timeout(PATIENCE, SimStream::connect(address)).await {
-            let life = seat.life();
-            if let Err(error) = browser.connection(stream, life).await {
+            let incarnation = seat.incarnation();
+            if let Err(error) = browser.connection(stream, incarnation).await {
                 trace::note("browser", error.to_string());
             }
         }
@@ -146,14 +146,14 @@ struct Browser {
 }
 
 impl Browser {
-    async fn connection(&mut self, mut stream: SimStream, life: usize) -> io::Result<()> {
+    async fn connection(&mut self, mut stream: SimStream, incarnation: usize) -> io::Result<()> {
         let connection = self.history.lock().expect(UNPOISONED).connect();
         let bursts = self.random.u32(1..200);
         for _ in 0..bursts {
             if now() >= self.load.until {
                 break;
             }
-            let (numbers, requests) = self.requests(life, connection);
+            let (numbers, requests) = self.requests(incarnation, connection);
             let answered = async {
                 stream.write_all(requests.as_bytes()).await?;
                 self.answers(&mut stream, numbers).await
@@ -166,13 +166,17 @@ impl Browser {
     }
 
     /// The next requests, noted as sent.
-    fn requests(&mut self, life: usize, connection: u64) -> (std::ops::Range<usize>, String) {
+    fn requests(
+        &mut self,
+        incarnation: usize,
+        connection: u64,
+    ) -> (std::ops::Range<usize>, String) {
         let mut history = self.history.lock().expect(UNPOISONED);
         let first = history.syncs.len();
         let mut requests = String::new();
         for _ in 0..self.random.usize(1..=self.load.burst) {
             let pair = self.load.pair(&mut self.random);
-            let number = history.send(pair, self.producer, life, connection);
+            let number = history.send(pair, self.producer, incarnation, connection);
             let Pair { user, dsp } = pair;
             requests += &format!(
                 "GET /?d={dsp}&b=b{number} HTTP/1.1\r\nHost: edge\r\nCookie: uid=u{user}\r\n\r\n"

@@ -22,7 +22,7 @@
 //! Beside what browsers send, each producer appends cookies late, with their ages (`late.rs`).
 //!
 //! A run's clocks agree: no host's is set, none is fast or slow. The same cookie is never sent twice, so repeats that
-//! are left out are not part of it; nor are stores that refuse single cookies for ever.
+//! are left out are not part of it; nor are stores that refuse single cookies forever.
 
 mod check;
 mod hosts;
@@ -155,7 +155,7 @@ fn run_apart(seed: u64, scenario: Option<&str>) -> Output {
     run_within(RUN_MAX, seed, scenario)
 }
 
-/// Like [`run_apart`]; what takes longer than this is killed, and the last line of its errors says so.
+/// Like [`run_apart`]; what takes longer than this is killed, and that is the last line of its errors.
 fn run_within(time: Duration, seed: u64, scenario: Option<&str>) -> Output {
     let program = env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
@@ -219,7 +219,7 @@ fn run_here(plan: Plan) {
     println!("\n{plan}");
     let seed = plan.seed;
     // What producers record outlives them, but not the run; a run knows no path, which would differ each time.
-    // Records of lives belong in memory.
+    // Epoch histories belong in memory.
     let records = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new());
     let records = records.expect("there is a folder for temporary files");
     env::set_current_dir(&records).expect("it was just made");

@@ -137,7 +137,7 @@ pub(crate) enum What {
     Isolate(Host),
     /// A process ends without a word, and is started again.
     Crash(Host),
-    /// A machine goes down without a word, and what its disk had not got is lost; of a producer's, the record of its lives.
+    /// A machine goes down without a word, and what its disk had not got is lost; of a producer's, its epoch history.
     LosePower(Host),
     /// A process is told to end, and started again this long after it has.
     Restart(Host),

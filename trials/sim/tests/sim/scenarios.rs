@@ -1,5 +1,5 @@
 //! Plans written by hand: the faults that the promises name, each where it hurts most. What the seeds find and is
-//! mended gets one here as well, because a seed draws another plan as soon as the drawing changes.
+//! fixed gets one here as well, because a seed draws another plan as soon as the drawing changes.
 
 use std::time::Duration;
 

@@ -13,10 +13,11 @@ use std::{
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
     losses::Numbered,
-    store::{Answer, Compacted, Compaction, Expired, Found, Receipt, Store, StoreError, Written},
+    store::{
+        Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
+    },
 };
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 use crate::{load::Pair, trace};
 
@@ -32,7 +33,7 @@ pub(crate) enum Mood {
     Refusing,
     /// Answers nothing.
     Hanging,
-    /// Writes, and then says as often as not that it could not; commits, and says so of that, or does not.
+    /// Writes and commits, and reports half of both as failed.
     Lying,
 }
 
@@ -55,9 +56,9 @@ pub(crate) struct Disk {
     pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
     /// The records of what will not come.
     pub(crate) losses: Vec<Numbered>,
-    /// Of each producer, the life that a cursor was of first.
+    /// Of each producer, the incarnation that a cursor was of first.
     pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
-    /// Lives of producers whose goodbye was ever durable: producer and epoch.
+    /// Epochs of producers whose goodbye was ever durable: producer and epoch.
     pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
     /// Every number that was ever written.
     pub(crate) seen: BTreeSet<u64>,
@@ -135,7 +136,7 @@ fn read(cookie: &BatchCookie<'_>) -> Option<(Pair, u64)> {
     Some((pair, number(cookie.buyer_uid, "b")?))
 }
 
-/// The store of one life of a consumer.
+/// The store of one incarnation of a consumer.
 #[derive(Clone)]
 pub(crate) struct SimStore(pub(crate) Arc<Mutex<Disk>>);
 
@@ -235,8 +236,8 @@ impl SimStore {
                 .insert(Arc::clone(&cursor.producer), cursor.clone());
         }
         for end in batch.goodbyes() {
-            let life = (Arc::clone(&end.producer), end.epoch);
-            disk.completed.insert(life);
+            let incarnation = (Arc::clone(&end.producer), end.epoch);
+            disk.completed.insert(incarnation);
         }
         drop(disk);
         if self.lies() {
@@ -279,7 +280,7 @@ impl Store for SimStore {
         Box::pin(async { self.work().await.map(|_| ()) })
     }
 
-    fn expire<'a>(&'a self, _: bool, _: u64, _: &'a CancellationToken) -> Answer<'a, Expired> {
+    fn expire<'a>(&'a self, _: Expiry<'a>) -> Answer<'a, Expired> {
         let nothing = Expired {
             deleted: 0,
             complete: true,

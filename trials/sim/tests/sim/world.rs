@@ -68,7 +68,7 @@ impl World {
         }
     }
 
-    /// Runs the plan; afterwards everything is to be judged.
+    /// Runs the plan; afterwards everything is to be checked.
     pub(crate) fn run(&self) -> anyhow::Result<check::Figures> {
         let mut sim = turmoil::Builder::new()
             .rng_seed(self.plan.seed)
@@ -175,7 +175,7 @@ impl World {
         arguments.into_iter().map(Into::into).collect()
     }
 
-    /// Lets all faults happen, and mends everything.
+    /// Lets all faults happen, and heals everything.
     fn carry_out(&self, sim: &mut Sim<'_>) -> anyhow::Result<()> {
         let faults = self.plan.faults.iter();
         let mut steps: Vec<_> = faults
@@ -221,7 +221,7 @@ impl World {
             }
             step(sim)?;
         }
-        self.mend(sim);
+        self.heal(sim);
         Ok(())
     }
 
@@ -254,11 +254,13 @@ impl World {
                     Host::Browsers => {}
                 }
             }
-            What::Restart(host) => self.seat(host).with_last(|life| life.stop.cancel()),
+            What::Restart(host) => self
+                .seat(host)
+                .with_last(|incarnation| incarnation.stop.cancel()),
             What::Limits(at, limits) => {
                 write_limits(at, limits);
-                self.producers[at].with_last(|life| {
-                    if let Some((file, _)) = &life.limits {
+                self.producers[at].with_last(|incarnation| {
+                    if let Some((file, _)) = &incarnation.limits {
                         file.look();
                     }
                 });
@@ -296,17 +298,17 @@ impl World {
 
     fn crash(&self, sim: &mut Sim<'_>, host: Host, end: End) {
         sim.crash(host.name());
-        self.seat(host).with_last(|life| {
-            if life.end == End::NotYet {
-                life.end = end;
-                let limits = life.limits.take();
-                life.held = limits.map_or(0, |(_, shaping)| shaping.held());
+        self.seat(host).with_last(|incarnation| {
+            if incarnation.end == End::NotYet {
+                incarnation.end = end;
+                let limits = incarnation.limits.take();
+                incarnation.held = limits.map_or(0, |(_, shaping)| shaping.held());
             }
         });
     }
 
     /// All links and stores work, all programs run.
-    fn mend(&self, sim: &mut Sim<'_>) {
+    fn heal(&self, sim: &mut Sim<'_>) {
         let hosts = self.hosts();
         for (at, a) in hosts.iter().enumerate() {
             for b in &hosts[at + 1..] {
@@ -323,7 +325,7 @@ impl World {
 
     /// Waits until everything is where it belongs, and stays there.
     fn settle(&self, sim: &mut Sim<'_>) -> anyhow::Result<check::Figures> {
-        let mended = sim.elapsed();
+        let healed = sim.elapsed();
         let mut round = 0;
         loop {
             let until = sim.elapsed() + millis(1_000);
@@ -331,9 +333,9 @@ impl World {
                 step(sim)?;
             }
             round += 1;
-            let judged = self.look(sim, round);
-            let is_late = sim.elapsed() > mended + SETTLE;
-            match judged {
+            let checked = self.look(sim, round);
+            let is_late = sim.elapsed() > healed + SETTLE;
+            match checked {
                 Ok(_) => break,
                 Err(why) if is_late => {
                     return Err(why.context(format!("{SETTLE:?} after the last fault")));
@@ -412,7 +414,7 @@ fn write_limits(producer: usize, limits: Limits) {
     fs::write(limits_of(producer), limits.text()).expect("there is room for a file");
 }
 
-/// Removes the record of a producer's lives, which lies in its machine's memory.
+/// Removes a producer's epoch history, which lies in its machine's memory.
 fn lose_record(producer: &str) {
     let prefix = format!("cookiesync-producer-{producer}-");
     let files = fs::read_dir(".").expect("a run is in its folder");

@@ -82,7 +82,7 @@ fn pair(value: Value) -> Result<[Value; 2]> {
         Value::Array(values) => values
             .try_into()
             .map_err(|_| anyhow::anyhow!("an answer of another form")),
-        other => bail!("{other:?} is no array"),
+        other => bail!("{other:?} is not an array"),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::peers::{
 /// Ratios nearer to 1 are noise on a shared machine.
 const NOISE: f64 = 1.2;
 
-/// CPU time is accounted in ticks of 10 ms: less than ten of them are no figure.
+/// CPU time is accounted in ticks of 10 ms: fewer than ten of them say nothing.
 const CPU_SECONDS_MIN: f64 = 0.1;
 
 /// Ours against each other at the most subscribers, then what was lost, then who was stopped.

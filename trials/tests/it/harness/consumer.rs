@@ -13,14 +13,26 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-use super::{Known, PATIENCE, Producer, books::LastBooks, owned, programs, wait_until};
+use super::{Known, PATIENCE, Producer, ledger::LastLedger, owned, programs, wait_until};
 
 /// A consumer process on a free port.
 pub(crate) struct Consumer {
     /// Dropped before the process.
-    _books: LastBooks,
+    _ledger: LastLedger,
     pub(crate) process: Process,
     pub(crate) admin: String,
+}
+
+/// Cookies that a consumer has received and of which it knows what became.
+pub(crate) fn settled(metrics: &Samples) -> u64 {
+    let fates = [
+        names::WRITTEN,
+        names::SUPERSEDED,
+        names::STALE,
+        names::SUPPRESSED,
+        names::FAILED,
+    ];
+    fates.iter().map(|name| metrics.count(name, &[])).sum()
 }
 
 impl Consumer {
@@ -67,7 +79,7 @@ impl Consumer {
     /// The consumer that runs as `process`.
     pub(crate) fn of(process: Process, admin: String) -> Self {
         Self {
-            _books: LastBooks {
+            _ledger: LastLedger {
                 admin: admin.clone(),
                 log: process.log().to_owned(),
             },
@@ -128,15 +140,7 @@ impl Consumer {
     pub(crate) async fn wait_settled(&self, accepted: u64) -> Result<()> {
         let what = format!("{} has settled {accepted} cookies", self.admin);
         wait_until(PATIENCE, &what, async || {
-            let metrics = self.metrics().await?;
-            let fates = [
-                names::WRITTEN,
-                names::SUPERSEDED,
-                names::STALE,
-                names::SUPPRESSED,
-                names::FAILED,
-            ];
-            let settled: u64 = fates.iter().map(|name| metrics.count(name, &[])).sum();
+            let settled = settled(&self.metrics().await?);
             ensure!(settled <= accepted, "{settled} of {accepted} are settled");
             Ok(settled == accepted)
         })

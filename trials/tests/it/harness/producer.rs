@@ -18,7 +18,7 @@ use bench::{
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use super::{PATIENCE, books::LastBooks, numbered, owned, programs, request};
+use super::{PATIENCE, ledger::LastLedger, numbered, owned, programs, request};
 
 /// Makes of a program and its arguments those that start it. The process id must stay the same.
 pub(crate) type Wrap<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
@@ -26,7 +26,7 @@ pub(crate) type Wrap<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>
 /// A producer process on free ports.
 pub(crate) struct Producer {
     /// Dropped before the process.
-    _books: LastBooks,
+    _ledger: LastLedger,
     pub(crate) process: Process,
     pub(crate) http: String,
     /// As a URL.
@@ -68,7 +68,7 @@ impl Producer {
 
     fn of(started: producer::Producer) -> Self {
         Self {
-            _books: LastBooks {
+            _ledger: LastLedger {
                 admin: started.admin.clone(),
                 log: started.process.log().to_owned(),
             },

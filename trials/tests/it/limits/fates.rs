@@ -48,7 +48,7 @@ fn limits(rate: u64) -> String {
 struct Newest(BTreeMap<(String, u32), (u64, String)>);
 
 impl Newest {
-    /// Adds what was released in one life of a producer. Of each pair, what is released later was accepted later, too.
+    /// Adds what was released in one epoch of a producer. Of each pair, what is released later was accepted later, too.
     fn add(&mut self, stream: &Subscription) -> Result<()> {
         let mut cookies = stream.cookies.iter();
         for ((_, count), time) in stream.chunks.iter().zip(&stream.times) {
@@ -141,7 +141,7 @@ async fn every_cookie_under_a_limit_has_one_fate_and_stores_have_the_newest_rele
     stop(&mut producer).await?;
     let first_life = reading.end().await?;
 
-    // Nothing is offered any more, so nothing else changes until it ends than what is released, and when; the next life takes the rest.
+    // Nothing is offered any more, so nothing else changes until it ends than what is released, and when; the next epoch takes the rest.
     write(&folder, &limits(100_000))?;
     producer.process.start_again()?;
     producer.wait_ready().await?;

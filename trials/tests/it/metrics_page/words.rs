@@ -24,16 +24,13 @@ pub(super) const GROUPS: &[Group] = &[
         "producer_subscriber_",
     ),
     group("Log", "producer/src/metrics.rs", ""),
-    group(
-        "What connections hold",
-        "producer/src/streams/in_flight.rs",
-        "",
-    ),
+    group("In-flight bytes", "producer/src/streams/in_flight.rs", ""),
     group("Calls refused", "producer/src/server/call_rates.rs", ""),
     group("Streams refused", "producer/src/streams/refusals.rs", ""),
     group("Tokens", "producer/src/security/tokens.rs", ""),
-    group("Record of lives", "producer/src/epoch_history.rs", ""),
+    group("Epoch history", "producer/src/epoch_history.rs", ""),
     group("Limits of DSPs", "producer/src/shaping/metrics.rs", ""),
+    group("Limits of a limiter", "producer/src/shaping/feed.rs", ""),
     group("What became of cookies", "consumer/src/ledger.rs", ""),
     group(
         "DSPs and what is set aside",
@@ -43,11 +40,22 @@ pub(super) const GROUPS: &[Group] = &[
     group("Each producer", "consumer/src/metrics/producers.rs", ""),
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),
-    group("Night", "consumer/src/metrics/maintenance.rs", ""),
+    group("Maintenance", "consumer/src/metrics/maintenance.rs", ""),
+    group(
+        "Requests to the limiter",
+        "limits/limiter/src/serve/metrics.rs",
+        "limiter_request",
+    ),
+    group(
+        "Snapshots",
+        "limits/limiter/src/serve/metrics.rs",
+        "limiter_snapshot",
+    ),
+    group("Limits", "limits/limiter/src/serve/metrics.rs", ""),
     group("Connections", "runtime/src/listen.rs", ""),
     group("TLS handshakes", "runtime/src/tls/server.rs", ""),
     group("Certificates and tokens", "runtime/src/reload.rs", ""),
-    group("Settings", "runtime/src/settings/renewal.rs", ""),
+    group("Settings", "runtime/src/settings/reread.rs", ""),
     group("Status page", "runtime/src/status.rs", ""),
     group("Process", "runtime/src/metrics.rs", ""),
 ];
@@ -82,6 +90,11 @@ pub(super) const LABELS: &[Label] = &[
         "its `id` in the file; of a limit of every call with that limit's name, as in `whole/intake`",
     ),
     label(
+        "producer_limits_lease",
+        "state",
+        "`ok`, `expired`, `safe`, `floor`, `refused`, as [limits](limits.md#over-several-processes) tells them",
+    ),
+    label(
         "producer_dsp_cookies_total",
         "outcome",
         "`accepted`, or a rejection as in `producer_edge_requests_total`",
@@ -103,7 +116,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
          `producer_edge_requests_total`.",
     ),
     (
-        "producer_log_reach_seconds",
+        "producer_log_retained_seconds",
         "Also the age of the oldest cookie in the log.",
     ),
     (
@@ -122,7 +135,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_subscriber_resumes_total",
         "`fresh`: nothing was known of it. `resumed`: exactly where it stood, or a little before. `resumed_with_gap`: something \
-         after that is gone. `new_epoch`: its cursor is of another life of this producer.",
+         after that is gone. `new_epoch`: its cursor is of another epoch of this producer.",
     ),
     (
         "producer_subscriber_appended_cookies_total",
@@ -149,6 +162,10 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_limits_delay_seconds",
         "0 for what did not have to wait; not measured of what was released early.",
+    ),
+    (
+        "producer_limit_share",
+        "No metric of shares has values unless the file of `--limits` has `[sharing]`.",
     ),
     (
         "producer_limits_oldest_seconds",
@@ -182,6 +199,6 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_expired_total",
-        "In MongoDB all deletions on the server in the window.",
+        "In MongoDB with an index, all deletions on the server in the window.",
     ),
 ];

@@ -41,12 +41,12 @@ impl Authority {
     }
 }
 
-/// Writes a file in one step, as whoever replaces files under a running process should.
+/// Writes a file in one step, as anyone who replaces files under a running process should.
 pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
     let path = folder.join(name);
     let new = folder.join(format!("{name}.new"));
     fs::write(&new, text)?;
     fs::rename(&new, &path)?;
-    let path = path.to_str().context("a path is no text")?;
+    let path = path.to_str().context("a path is not text")?;
     Ok(path.to_owned())
 }

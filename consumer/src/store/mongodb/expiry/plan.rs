@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document};
 
-use super::super::number;
+use super::super::{NEVER_SECONDS, number};
 
 pub(super) const NAME: &str = "t_1";
 
@@ -45,17 +45,66 @@ fn is_on_t(index: &Document) -> bool {
         .is_ok_and(|key| key.len() == 1 && key.get("t").is_some_and(is_number))
 }
 
+/// What the index is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// There, and expiring cookies after so many seconds.
+    After(i64),
+    /// Expiring none if it is there, and not made if it is not.
+    Off,
+    /// Not there.
+    Gone,
+}
+
+/// What is to be done so that the index is as it is `wanted`.
+pub(super) fn plan(indexes: &[Document], wanted: Wanted) -> Plan {
+    match wanted {
+        Wanted::After(seconds) => with_index(indexes, seconds),
+        Wanted::Off => {
+            let expiring: Vec<_> = indexes.iter().filter(|it| expires(it)).cloned().collect();
+            match with_index(&expiring, NEVER_SECONDS) {
+                Plan {
+                    drop,
+                    todo: Todo::Create,
+                } => Plan {
+                    drop,
+                    todo: Todo::Nothing,
+                },
+                plan => plan,
+            }
+        }
+        Wanted::Gone => Plan {
+            drop: indexes
+                .iter()
+                .filter(|index| is_on_t(index) && (expires(index) || is_unique(index)))
+                .map(name)
+                .collect(),
+            todo: Todo::Nothing,
+        },
+    }
+}
+
+fn name(index: &Document) -> String {
+    index.get_str("name").unwrap_or_default().to_owned()
+}
+
+fn expires(index: &Document) -> bool {
+    index.contains_key("expireAfterSeconds")
+}
+
+fn is_unique(index: &Document) -> bool {
+    index.contains_key("unique")
+}
+
 /// Chooses the index that expires cookies, and what is in its way: others that expire, or refuse, cookies; and if
 /// there is none to choose, all on `t`.
-pub(super) fn plan(indexes: &[Document], seconds: i64) -> Plan {
-    let name = |index: &Document| index.get_str("name").unwrap_or_default().to_owned();
-    let expires = |index: &Document| index.contains_key("expireAfterSeconds");
+fn with_index(indexes: &[Document], seconds: i64) -> Plan {
     let on_t = || indexes.iter().filter(|index| is_on_t(index));
     let chosen = on_t()
         .filter(|index| index.keys().all(|option| HARMLESS.contains(&&**option)))
         .max_by_key(|index| (expires(index), name(index) == NAME));
     let is_in_the_way = |index: &Document| match chosen {
-        Some(chosen) => index != chosen && (expires(index) || index.contains_key("unique")),
+        Some(chosen) => index != chosen && (expires(index) || is_unique(index)),
         None => true,
     };
     let todo = match chosen {
@@ -81,7 +130,7 @@ mod tests {
     #[track_caller]
     fn check(indexes: &[Document], drop: &[&str], todo: Todo) {
         let drop = drop.iter().map(ToString::to_string).collect();
-        assert_eq!(plan(indexes, 60), Plan { drop, todo });
+        assert_eq!(plan(indexes, Wanted::After(60)), Plan { drop, todo });
     }
 
     fn index(name: &str, options: Document) -> Document {
@@ -109,6 +158,32 @@ mod tests {
         ];
         check(&others, &[], Todo::Nothing);
         check(&others[..3], &[], Todo::Create);
+    }
+
+    #[test]
+    fn index_of_a_collection_that_is_swept_is_switched_off_and_then_dropped() {
+        let check = |indexes: &[Document], wanted, drop: &[&str], todo: Todo| {
+            let drop = drop.iter().map(ToString::to_string).collect();
+            assert_eq!(plan(indexes, wanted), Plan { drop, todo }, "{indexes:?}");
+        };
+        let ours = index(NAME, doc! { "expireAfterSeconds": 60 });
+        let off = index(NAME, doc! { "expireAfterSeconds": NEVER_SECONDS });
+        let theirs = index("theirs", doc! {});
+        let both = [ours, theirs.clone()];
+        check(&both, Wanted::Off, &[], change(NAME));
+        check(&[off, theirs.clone()], Wanted::Off, &[], Todo::Nothing);
+        check(&both, Wanted::Gone, &[NAME], Todo::Nothing);
+        for wanted in [Wanted::Off, Wanted::Gone] {
+            check(&[], wanted, &[], Todo::Nothing);
+            check(std::slice::from_ref(&theirs), wanted, &[], Todo::Nothing);
+        }
+        let part = doc! { "partialFilterExpression": {}, "expireAfterSeconds": 60 };
+        check(
+            &[index("part", part)],
+            Wanted::Off,
+            &["part"],
+            Todo::Nothing,
+        );
     }
 
     #[test]

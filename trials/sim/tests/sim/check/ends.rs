@@ -1,10 +1,10 @@
-//! What a consumer has on record of the ends of lives, held against what its store lacks of them.
+//! What a consumer has on record of the ends of incarnations, held against what its store lacks of them.
 //!
-//! - At most so many are lost, or exactly: the store lacks no more of that life, and of lives since then that the consumer
+//! - At most so many are lost, or exactly: the store lacks no more of that incarnation, and of incarnations since then that the consumer
 //!   did not see, but for what was lost in gaps before. None are: it lacks nothing of them.
 //! - Nothing is on record that nobody can know: when a producer's machine lost power, its record is gone and there is no
 //!   bound. When only its process ended, there is one.
-//! - Where something is lacking, something is on record, of a consumer that can have known of the life.
+//! - Where something is lacking, something is on record, of a consumer that can have known of the incarnation.
 //! - What is on record was counted; by a consumer that was never killed and is at rest, nothing else was.
 
 use std::ops::Range;
@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 use consumer::losses::{Cause, Numbered};
 use launcher::scrape::names;
 
-use super::{Missing, counted_ends, counted_lost, describe, life_of, of_all_lives};
+use super::{Missing, counted_ends, counted_lost, describe, incarnation_of, of_all_incarnations};
 use crate::{
     UNPOISONED,
     hosts::{End, Seat},
@@ -34,7 +34,7 @@ pub(super) fn check(
     for (at, producer) in world.producers.iter().enumerate() {
         let lacking = missing.tails.iter().chain(&missing.holes).copied();
         let lacking = lacking.filter(|sync| history.syncs[*sync].producer == at);
-        let judge = Judge {
+        let checker = Checker {
             consumer,
             producer,
             history,
@@ -43,20 +43,20 @@ pub(super) fn check(
             gaps: counted_lost(consumer),
         };
         let of_it = ends.iter().filter(|end| end.producer == producer.name);
-        let judged = judge.check(&of_it.collect::<Vec<_>>());
-        judged.with_context(|| format!("{} of {}", consumer.name, producer.name))?;
+        let checked = checker.check(&of_it.collect::<Vec<_>>());
+        checked.with_context(|| format!("{} of {}", consumer.name, producer.name))?;
     }
     counts(world, consumer, disk, &ends)
 }
 
-/// A record of the end of a life.
+/// A record of the end of an incarnation.
 #[derive(Debug)]
 struct Ending<'a> {
     producer: &'a str,
     epoch: u64,
-    /// The life that told of it.
+    /// The incarnation that told of it.
     next: u64,
-    /// How many are lost, of that life and of those in between if it is the whole.
+    /// How many are lost, of that incarnation and of those in between if it is the whole.
     lost: Option<u64>,
     exact: bool,
     whole: bool,
@@ -89,7 +89,7 @@ impl<'a> Ending<'a> {
     }
 }
 
-struct Judge<'a> {
+struct Checker<'a> {
     consumer: &'a Seat,
     producer: &'a Seat,
     history: &'a History,
@@ -100,18 +100,20 @@ struct Judge<'a> {
     gaps: u64,
 }
 
-impl Judge<'_> {
+impl Checker<'_> {
     fn check(&self, ends: &[&Ending<'_>]) -> anyhow::Result<()> {
         let mut covered = Vec::new();
         for end in ends {
-            covered.push(self.lives(end));
-            let judged = self.is_knowable(end).and_then(|()| self.is_true(end));
-            judged.with_context(|| format!("{end:?}"))?;
+            covered.push(self.incarnations(end));
+            let checked = self.is_knowable(end).and_then(|()| self.is_true(end));
+            checked.with_context(|| format!("{end:?}"))?;
         }
         let unsaid = self.lacking.iter().copied().filter(|at| {
             let sync = &self.history.syncs[*at];
-            let is_said = covered.iter().any(|lives| lives.contains(&sync.life));
-            !is_said && self.is_over(sync.life) && self.is_known(sync)
+            let is_said = covered
+                .iter()
+                .any(|incarnations| incarnations.contains(&sync.incarnation));
+            !is_said && self.is_over(sync.incarnation) && self.is_known(sync)
         });
         let unsaid: Vec<_> = unsaid.collect();
         ensure!(
@@ -122,34 +124,35 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// The life that a record is of, and those after it of which the consumer saw nothing.
-    fn lives(&self, end: &Ending<'_>) -> Range<usize> {
-        life_of(self.producer, end.epoch)..life_of(self.producer, end.next)
+    /// The incarnation that a record is of, and those after it of which the consumer saw nothing.
+    fn incarnations(&self, end: &Ending<'_>) -> Range<usize> {
+        incarnation_of(self.producer, end.epoch)..incarnation_of(self.producer, end.next)
     }
 
     fn is_true(&self, end: &Ending<'_>) -> anyhow::Result<()> {
         let Some(most) = end.lost else {
             return Ok(());
         };
-        let all = self.lives(end);
-        let lives = if end.whole {
+        let all = self.incarnations(end);
+        let incarnations = if end.whole {
             all
         } else {
             all.start..all.start + 1
         };
         let lacking = self.lacking.iter().copied();
-        let lacking = lacking.filter(|at| lives.contains(&self.history.syncs[*at].life));
+        let lacking =
+            lacking.filter(|at| incarnations.contains(&self.history.syncs[*at].incarnation));
         let lacking: Vec<_> = lacking.collect();
         ensure!(
             lacking.len() as u64 <= most + self.in_gaps(end),
-            "{} are lacking of lives {lives:?}: {}",
+            "{} are lacking of incarnations {incarnations:?}: {}",
             lacking.len(),
             describe(self.history, &lacking)
         );
         Ok(())
     }
 
-    /// What may be lacking by gaps: a process that saw all of the life knows how much.
+    /// What may be lacking by gaps: a process that saw all of the incarnation knows how much.
     fn in_gaps(&self, end: &Ending<'_>) -> u64 {
         if end.watched_from <= 1 {
             end.lost_in_gaps
@@ -159,13 +162,15 @@ impl Judge<'_> {
     }
 
     fn is_knowable(&self, end: &Ending<'_>) -> anyhow::Result<()> {
-        // A goodbye says so, whatever came then.
+        // A goodbye tells it, whatever came then.
         if !end.whole {
             return Ok(());
         }
-        let lives = self.lives(end);
-        let all = self.producer.lives.lock().expect(UNPOISONED);
-        let lost_power = all[lives].iter().any(|life| life.end == End::LostPower);
+        let incarnations = self.incarnations(end);
+        let all = self.producer.incarnations.lock().expect(UNPOISONED);
+        let lost_power = all[incarnations]
+            .iter()
+            .any(|incarnation| incarnation.end == End::LostPower);
         ensure!(
             end.lost.is_some() != lost_power,
             "a machine lost power meanwhile: {lost_power}"
@@ -173,26 +178,27 @@ impl Judge<'_> {
         Ok(())
     }
 
-    fn is_over(&self, life: usize) -> bool {
-        life < self.producer.life()
+    fn is_over(&self, incarnation: usize) -> bool {
+        incarnation < self.producer.incarnation()
     }
 
-    /// Whether the consumer must have known that there was this life: its store stood there or before, or it has never been restarted
+    /// Whether the consumer must have known that there was this incarnation: its store stood there or before, or it has never been restarted
     /// and got something of it.
     fn is_known(&self, sync: &SyncRequest) -> bool {
         let first = self.disk.first_epochs.get(self.producer.name.as_str());
-        let stood = first.is_some_and(|epoch| life_of(self.producer, *epoch) <= sync.life);
-        stood || self.consumer.life() == 0 && self.received(sync)
+        let stood =
+            first.is_some_and(|epoch| incarnation_of(self.producer, *epoch) <= sync.incarnation);
+        stood || self.consumer.incarnation() == 0 && self.received(sync)
     }
 
-    /// Whether the consumer received anything of the life that a sync went to.
+    /// Whether the consumer received anything of the incarnation that a sync went to.
     fn received(&self, sync: &SyncRequest) -> bool {
         self.disk.seen.iter().any(|&number| {
             let at = usize::try_from(number).unwrap_or(usize::MAX);
             let seen = self.history.syncs.get(at);
             seen.is_some_and(|seen| {
                 seen.answered_at.is_some()
-                    && (seen.producer, seen.life) == (sync.producer, sync.life)
+                    && (seen.producer, seen.incarnation) == (sync.producer, sync.incarnation)
             })
         })
     }
@@ -210,7 +216,7 @@ fn counts(world: &World, consumer: &Seat, disk: &Disk, ends: &[Ending<'_>]) -> a
             None => tails += 1,
         }
     }
-    let count = |name| of_all_lives(consumer, name, &[]);
+    let count = |name| of_all_incarnations(consumer, name, &[]);
     let counted = [
         count(names::UNKNOWN_TAILS),
         count(names::UNKNOWN_TAIL_COOKIES),
@@ -222,9 +228,9 @@ fn counts(world: &World, consumer: &Seat, disk: &Disk, ends: &[Ending<'_>]) -> a
     let mut both = counted.iter().zip(&recorded);
     let is_at_rest = world.producers.iter().all(|producer| {
         let cursor = disk.cursors.get(producer.name.as_str());
-        cursor.is_none_or(|cursor| life_of(producer, cursor.epoch) == producer.life())
+        cursor.is_none_or(|cursor| incarnation_of(producer, cursor.epoch) == producer.incarnation())
     });
-    let is_right = if consumer.life() == 0 && is_at_rest {
+    let is_right = if consumer.incarnation() == 0 && is_at_rest {
         counted == recorded
     } else {
         both.all(|(counted, recorded)| counted >= recorded)

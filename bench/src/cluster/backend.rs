@@ -1,0 +1,180 @@
+//! Where one node's cookies are stored.
+
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use mongodb::Client;
+
+use super::{ClusterArgs, StoreChoice};
+use crate::{
+    memory,
+    mongod::Mongod,
+    programs::{Process, given},
+};
+
+/// As docs/mongodb.md recommends.
+const RECOMMENDED: [(&str, &str); 2] = [
+    ("--syncdelay", "300"),
+    (
+        "--wiredTigerEngineConfigString",
+        "eviction_dirty_target=75,eviction_dirty_trigger=90,eviction_updates_target=70,eviction_updates_trigger=85",
+    ),
+];
+
+/// Bounds of mongod's cache in bytes: the smallest that WiredTiger is comfortable with, and what docs/mongodb.md recommends.
+const CACHE_BYTES: (u64, u64) = (512 << 20, 8 << 30);
+
+/// The memory that is taken for granted where `/proc` does not tell.
+const MEMORY_BYTES: u64 = 4 << 30;
+
+/// Where one node's cookies are stored.
+#[derive(Debug)]
+pub enum StoreBackend {
+    /// In a mongod of its own.
+    Mongod(Box<Mongod>),
+    /// In databases of its own in a MongoDB that runs already.
+    Existing {
+        /// The connection string.
+        uri: String,
+        /// What the names of its databases begin with.
+        prefix: String,
+    },
+    /// In a folder.
+    Embedded(PathBuf),
+    /// Nowhere.
+    Nothing,
+}
+
+impl StoreBackend {
+    /// `host` is the address at which nodes with a network of their own reach this machine.
+    pub(super) async fn prepare(
+        args: &ClusterArgs,
+        number: usize,
+        folder: &Path,
+        host: Option<Ipv4Addr>,
+    ) -> Result<Self> {
+        Ok(match args.store.of_node(number) {
+            StoreChoice::Mongodb => {
+                let cache = format!("{:.2}", cache_gibibytes(args.consumers.get()));
+                let mut flags = mongod_flags(&cache, args.mongod_default, &args.mongod_arg);
+                let host = host.map(|host| host.to_string());
+                flags.extend(host.iter().flat_map(|host| ["--bind_ip", host.as_str()]));
+                let folder = folder.join(format!("mongod-{number}"));
+                let started = Mongod::start_with(&folder, &flags).await;
+                Self::Mongod(Box::new(started?))
+            }
+            StoreChoice::Embedded | StoreChoice::Mixed => {
+                Self::Embedded(folder.join(format!("store-{number}")))
+            }
+            StoreChoice::Nothing => Self::Nothing,
+            StoreChoice::Existing(uri) => Self::Existing {
+                uri,
+                // Two runs at once, or one that was killed before, share nothing.
+                prefix: format!("{}{:08x}-{number}-", args.mongodb_prefix, fastrand::u32(..)),
+            },
+        })
+    }
+
+    pub(super) fn consumer_flags(&self) -> Vec<String> {
+        let store = match self {
+            Self::Mongod(mongod) => mongod.uri(),
+            Self::Existing { uri, .. } => uri.clone(),
+            Self::Embedded(folder) => format!("embedded:{}", folder.display()),
+            Self::Nothing => "none".to_owned(),
+        };
+        let mut flags = vec!["--store".to_owned(), store];
+        if let Self::Existing { prefix, .. } = self {
+            flags.extend(["--mongodb-prefix".to_owned(), prefix.clone()]);
+        }
+        flags
+    }
+
+    /// The mongod that was started for it.
+    pub fn process(&mut self) -> Option<&mut Process> {
+        match self {
+            Self::Mongod(mongod) => Some(mongod.process()),
+            _ => None,
+        }
+    }
+
+    /// Databases of ours in a MongoDB that is not.
+    pub(super) fn databases(&self) -> Option<String> {
+        match self {
+            Self::Existing { prefix, .. } => Some(format!("the databases {prefix}*")),
+            _ => None,
+        }
+    }
+
+    /// Ends it, in order when its data are to be kept, and drops databases that are ours.
+    pub(super) async fn remove(self, is_kept: bool, patience: Duration) -> Result<()> {
+        match self {
+            Self::Mongod(mut mongod) if is_kept => {
+                mongod.process().stop(patience).await?;
+            }
+            Self::Existing { uri, prefix } if !is_kept => {
+                let dropped = drop_databases(&uri, &prefix).await;
+                dropped.with_context(|| format!("cannot drop the databases {prefix}*"))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+async fn drop_databases(uri: &str, prefix: &str) -> Result<()> {
+    let client = Client::with_uri_str(uri).await?;
+    for name in client.list_database_names().await? {
+        if name.starts_with(prefix) {
+            client.database(&name).drop().await?;
+        }
+    }
+    Ok(())
+}
+
+/// Ours, but for such that are given: mongod refuses an option that is there twice.
+fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec<&'a str> {
+    let recommended = RECOMMENDED.into_iter().filter(|_| !is_default);
+    let ours = std::iter::once(("--wiredTigerCacheSizeGB", cache)).chain(recommended);
+    ours.filter(|(flag, _)| given(args, flag).is_none())
+        .flat_map(<[&str; 2]>::from)
+        .chain(args.iter().map(String::as_str))
+        .collect()
+}
+
+/// A quarter of the machine for all mongods together: they share it with everything else, and write through the
+/// system's cache as well.
+fn cache_gibibytes(consumers: usize) -> f64 {
+    let share = memory_of_machine() / 4 / consumers as u64;
+    share.clamp(CACHE_BYTES.0, CACHE_BYTES.1) as f64 / f64::from(1 << 30)
+}
+
+/// The machine's memory in bytes.
+#[must_use]
+pub fn memory_of_machine() -> u64 {
+    memory::of_machine().unwrap_or(MEMORY_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_of_mongod_that_is_given_is_not_ours_as_well() {
+        let flags = |is_default, args: &[&str]| {
+            let args: Vec<_> = args.iter().map(ToString::to_string).collect();
+            mongod_flags("1.00", is_default, &args).join(" ")
+        };
+        assert_eq!(flags(true, &[]), "--wiredTigerCacheSizeGB 1.00");
+        let all = flags(false, &["--syncdelay", "60"]);
+        assert_eq!(all.matches("--syncdelay").count(), 1);
+        assert!(all.ends_with("--syncdelay 60") && all.contains("--wiredTigerEngineConfigString"));
+        assert_eq!(
+            flags(true, &["--wiredTigerCacheSizeGB=2"]),
+            "--wiredTigerCacheSizeGB=2"
+        );
+    }
+}

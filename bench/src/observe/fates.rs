@@ -1,0 +1,70 @@
+//! What became of the cookies that a consumer received.
+
+use serde::Serialize;
+
+use crate::{
+    report::{Measure, unit::COUNT},
+    scrape::{Samples, names},
+};
+
+/// Cookies received, and those that have each fate: terms of `figures::sums::LEDGER`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Fates {
+    /// Received from producers.
+    pub received: u64,
+    /// Written to the store.
+    pub written: u64,
+    /// Replaced by a newer one in the same batch.
+    pub superseded: u64,
+    /// Left out because they repeat what is stored.
+    pub suppressed: u64,
+    /// Not written because the store has a newer one.
+    pub stale: u64,
+    /// Malformed, or refused by the store forever.
+    pub failed: u64,
+}
+
+impl Fates {
+    pub(crate) fn read(samples: &Samples) -> Self {
+        let count = |name| samples.count(name, &[]);
+        Self {
+            received: count(names::RECEIVED),
+            written: count(names::WRITTEN),
+            superseded: count(names::SUPERSEDED),
+            suppressed: count(names::SUPPRESSED),
+            stale: count(names::STALE),
+            failed: count(names::FAILED),
+        }
+    }
+
+    /// Those whose fate is known.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.written + self.superseded + self.suppressed + self.stale + self.failed
+    }
+
+    /// Each count with the same of `others`: their sums, or differences.
+    pub(crate) fn with(&self, others: &Self, with: fn(u64, u64) -> u64) -> Self {
+        Self {
+            received: with(self.received, others.received),
+            written: with(self.written, others.written),
+            superseded: with(self.superseded, others.superseded),
+            suppressed: with(self.suppressed, others.suppressed),
+            stale: with(self.stale, others.stale),
+            failed: with(self.failed, others.failed),
+        }
+    }
+
+    /// Columns of a report; empty ones where nothing was counted.
+    pub(crate) fn measures(fates: Option<&Self>) -> [Measure; 6] {
+        let count = |name, of: fn(&Self) -> u64| COUNT.of(name, fates.map(of));
+        [
+            count("received", |it| it.received),
+            count("written", |it| it.written),
+            count("superseded", |it| it.superseded),
+            count("suppressed", |it| it.suppressed),
+            count("stale", |it| it.stale),
+            count("failed", |it| it.failed),
+        ]
+    }
+}

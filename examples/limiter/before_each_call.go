@@ -1,0 +1,94 @@
+// Asks the limiter before each call to a partner.
+//
+//	go run before_each_call.go http://127.0.0.1:9099 LIMIT COUNTER URL_OF_PARTNER
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log"
+	"net/http"
+	"net/url"
+	"os"
+	"time"
+)
+
+// Slot says when a call may go.
+type Slot struct {
+	At      time.Time `json:"at"`
+	Wait    float64   `json:"wait"`
+	Binding *string   `json:"binding"`
+}
+
+// Limiter is one counter of a limiter.
+type Limiter struct {
+	URL   string // of the limiter, the limit and the counter
+	Token string
+}
+
+func (l Limiter) post(call string, body, answer any) error {
+	sent, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequest(http.MethodPost, l.URL+"/"+call, bytes.NewReader(sent))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	if l.Token != "" {
+		request.Header.Set("Authorization", "Bearer "+l.Token)
+	}
+	client := http.Client{Timeout: time.Minute}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s, again after %s s", call, response.Status, response.Header.Get("Retry-After"))
+	}
+	return json.NewDecoder(response.Body).Decode(answer)
+}
+
+// BeforeEachCall returns when the call may go, or fails when its slot is farther off than a minute.
+func (l Limiter) BeforeEachCall() error {
+	var slot Slot
+	if err := l.post("reserve", map[string]any{"wait": true, "horizon": 60}, &slot); err != nil {
+		return err
+	}
+	// The limiter holds its answer for 30 seconds at most.
+	time.Sleep(time.Duration(slot.Wait * float64(time.Second)))
+	return nil
+}
+
+func main() {
+	if len(os.Args) != 5 {
+		log.Fatal("usage: before_each_call URL_OF_LIMITER LIMIT COUNTER URL_OF_PARTNER")
+	}
+	counter := os.Args[1] + "/v1/limits/" + url.PathEscape(os.Args[2]) + "/" + url.PathEscape(os.Args[3])
+	limiter := Limiter{URL: counter, Token: os.Getenv("LIMITER_TOKEN")}
+	if err := limiter.BeforeEachCall(); err != nil {
+		log.Fatal(err)
+	}
+	answer, err := http.Get(os.Args[4])
+	if err != nil {
+		log.Fatal(err)
+	}
+	answer.Body.Close()
+	said := map[string]any{"status": answer.StatusCode}
+	for name, header := range map[string]string{
+		"retry_after": "Retry-After", "ratelimit": "RateLimit",
+		"x_ratelimit_remaining": "X-RateLimit-Remaining", "x_ratelimit_reset": "X-RateLimit-Reset",
+	} {
+		if value := answer.Header.Get(header); value != "" {
+			said[name] = value
+		}
+	}
+	var learned any
+	if err := limiter.post("feedback", said, &learned); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(answer.StatusCode)
+}

@@ -1,0 +1,120 @@
+//! What a limiter tells.
+
+#![expect(missing_docs, reason = "the help of a figure is what it means")]
+
+use crate::{Figure, buckets};
+
+const LIMIT: &[&str] = &["limit"];
+
+pub const DECISIONS: Figure = Figure::counter(
+    "limiter_decisions_total",
+    "Reservations by what became of them: they may go now, at a moment to come (delayed), or not within their horizon (refused).",
+)
+.by(&["limit", "outcome"]);
+pub const DELAYS: Figure = Figure::counter(
+    "limiter_delays_total",
+    "Times that somebody asked when a call could go.",
+)
+.by(LIMIT);
+pub const INCREMENTS: Figure = Figure::counter(
+    "limiter_increments_total",
+    "Calls told of after they were made: counted, made too long ago to have an effect (too_old), or refused as made in the future (too_early).",
+)
+.by(&["limit", "outcome"]);
+pub const OUTBOUND_429: Figure = Figure::counter(
+    "limiter_outbound_429_total",
+    "Answers of partners that refused a call for its rate, as they were told here.",
+)
+.by(LIMIT);
+pub const LEARNED: Figure = Figure::counter(
+    "limiter_learned_total",
+    "Answers of partners that something was learned from.",
+)
+.by(LIMIT);
+pub const LEARNED_COUNTERS: Figure = Figure::gauge(
+    "limiter_learned_counters",
+    "Counters that are held below their limit by what a partner's answer said.",
+)
+.by(LIMIT);
+pub const QUOTA_USED: Figure = Figure::gauge(
+    "limiter_quota_used_ratio",
+    "Of the counter that is used most, the part of its quota that is used, where that is of an hour or more; above 1 while calls wait.",
+)
+.by(LIMIT);
+pub const LIMIT_COUNTERS: Figure = Figure::gauge(
+    "limiter_limit_counters",
+    "Counters that are kept, each once for each rule.",
+)
+.by(LIMIT);
+pub const COUNTERS: Figure = Figure::gauge(
+    "limiter_counters",
+    "Counters that are kept of all limits, each once for each rule.",
+);
+pub const COUNTERS_MAX: Figure =
+    Figure::gauge("limiter_counters_max", "Counters that there may be.");
+pub const LIMITS: Figure = Figure::gauge(
+    "limiter_limits",
+    "Limits in force, by where they come from: the file, the collection, or a PUT.",
+)
+.by(&["source"]);
+pub const CHANGES: Figure = Figure::counter(
+    "limiter_limit_changes_total",
+    "Versions of limits that came into force, or were refused because they have mistakes or contradict another source.",
+)
+.by(&["source", "outcome"]);
+pub const COLLECTION_AGE: Figure = Figure::gauge(
+    "limiter_collection_age_seconds",
+    "Time since the collection of limits was read, or the start if it never was; no value without one.",
+);
+pub const VERSION: Figure = Figure::gauge(
+    "limiter_limits_version",
+    "Version of the limits in force: 1 at the start, one more for each change.",
+);
+pub const VERSION_REFUSED: Figure = Figure::gauge(
+    "limiter_limits_version_refused",
+    "1 while the newest version of the file or the collection of limits is refused, and an older one is in force.",
+);
+pub const REQUESTS: Figure = Figure::counter(
+    "limiter_requests_total",
+    "Requests answered, by how and what was asked, and the class of the status; for gRPC that of HTTP's status for the same.",
+)
+.by(&["protocol", "call", "status"]);
+pub const REQUEST_SECONDS: Figure = Figure::histogram(
+    "limiter_request_seconds",
+    "Time from a request read to its answer, without those that wait for their slot.",
+    buckets::LIMITER_SECONDS,
+);
+pub const WAITING: Figure = Figure::gauge(
+    "limiter_waiting",
+    "Reservations whose answer is held until their slot.",
+);
+pub const WAITING_REFUSED: Figure = Figure::counter(
+    "limiter_waiting_refused_total",
+    "Reservations refused because too many waited: of all, of their token, or of their counter.",
+)
+.by(&["of"]);
+pub const TOKEN_REFUSALS: Figure = Figure::counter(
+    "limiter_token_refusals_total",
+    "Requests refused: without a token, with a wrong one, or with one that does not open the limit or has no right to what was asked for.",
+)
+.by(&["reason"]);
+pub const SNAPSHOTS: Figure = Figure::counter(
+    "limiter_snapshots_total",
+    "Snapshots made: on the disk (saved), or not (failed).",
+)
+.by(&["outcome"]);
+pub const SNAPSHOT_SECONDS: Figure = Figure::histogram(
+    "limiter_snapshot_seconds",
+    "Time until a snapshot was on the disk.",
+    buckets::LIMITER_SECONDS,
+);
+pub const SNAPSHOT_BYTES: Figure =
+    Figure::gauge("limiter_snapshot_bytes", "Size of the newest snapshot.");
+pub const SNAPSHOT_AGE: Figure = Figure::gauge(
+    "limiter_snapshot_age_seconds",
+    "Time since the newest snapshot on the disk began; no value where nothing is kept.",
+);
+pub const CHARGED: Figure = Figure::gauge(
+    "limiter_charged_at_start",
+    "1 when every counter was charged a second's worth at the start, because the run before was killed.",
+);

@@ -1,0 +1,57 @@
+//! `limiter serve`: one server tells many processes when their next call to a partner may go.
+//!
+//! - [`engine`] is the limiter itself, without a network, a disk or a clock; whatever asks goes through it.
+//! - [`service`] asks it for clients, of [`port`] by way of [`http`] or gRPC; [`tokens`] says which of them may, [`waiting`] bounds
+//!   who waits.
+//! - [`limit_sources`] says which limits there are: of [`limits_file`], of a collection, of what was PUT.
+//! - [`saver`] brings what was used into the folder of [`state`] each second.
+//! - [`status`] and [`metrics`] show it. Only [`app`] knows all parts, and only [`config`] reads the environment.
+
+pub mod app;
+mod asked;
+pub mod clock;
+pub mod config;
+pub mod engine;
+mod grpc;
+pub mod http;
+pub mod limit_sources;
+pub mod limits_file;
+pub mod metrics;
+mod places;
+pub mod port;
+pub mod problem;
+pub mod saver;
+mod sent;
+pub mod service;
+pub mod state;
+pub mod status;
+pub mod tokens;
+pub mod waiting;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use runtime::{
+    metrics::Registry,
+    process::{self, Orders},
+    raise_open_files,
+};
+
+use self::{
+    app::App,
+    config::{Args, Config},
+};
+
+/// Runs a limiter that was started with these arguments, its own name first and without `serve`.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    process::main::<Args>(arguments, work)
+}
+
+async fn work(config: Config, orders: Orders<Args>) -> anyhow::Result<()> {
+    let files = raise_open_files();
+    tracing::info!(%config, files, "starting");
+    let app = App::start(config, Registry::new()).await?;
+    let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
+    let apply = move |config: &Config| runtime_config.apply(config);
+    orders.follow(metrics, apply).await;
+    app.drain().await
+}

@@ -1,0 +1,345 @@
+//! All parts of a limiter that serves, put together, started and drained.
+//!
+//! Start: the state is restored and a first snapshot is on the disk before the port is open, so that whatever is answered is owed by
+//! one. Drain: no new connections, those who wait are answered, nothing is granted any more, and a last snapshot is written.
+
+mod opening;
+
+use std::{
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use runtime::{
+    admin,
+    answer::Answer,
+    listen,
+    metrics::{Registry, register_process},
+    ready::Part,
+    reload,
+    settings::reread,
+    status::{StatusHub, page::Page},
+};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::opening::{Kept, open};
+#[cfg(feature = "mongodb")]
+use super::limit_sources::collection::Follower;
+use super::{
+    config::Config,
+    engine::Engine,
+    metrics,
+    port::{self, Port},
+    saver::Saver,
+    service::Service,
+    status::{self, LimiterStatus},
+    waiting::Waiting,
+};
+
+/// How often it is looked for a new version of the file, and idle counters are forgotten.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The last part of the drain, in which the admin port still answers.
+const ADMIN_GRACE: Duration = Duration::from_millis(500);
+
+/// A limiter that serves.
+pub struct App {
+    address: SocketAddr,
+    admin_address: SocketAddr,
+    engine: Arc<Engine>,
+    saver: Option<Saver>,
+    calls: listen::Stage,
+    saving: listen::Stage,
+    services: listen::Stage,
+    draining: CancellationToken,
+    runtime_config: RuntimeConfig,
+    config_reloads: reread::Metrics,
+}
+
+/// The settings in effect that a reload may change; clones share them.
+#[derive(Debug, Clone)]
+pub struct RuntimeConfig {
+    waiting: Waiting,
+    drain_timeout: watch::Sender<Duration>,
+}
+
+impl RuntimeConfig {
+    /// Takes into use what of `config` may change.
+    pub fn apply(&self, config: &Config) {
+        self.waiting.bound(config.waiting);
+        self.drain_timeout
+            .send_replace(config.running.drain_timeout);
+    }
+}
+
+impl App {
+    /// Restores what was used, opens both ports, and serves.
+    ///
+    /// # Errors
+    /// When the state cannot be used, or a port is taken.
+    pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
+        register_process(&registry, "limiter", env!("CARGO_PKG_VERSION")).context("metrics")?;
+        let listener = listen::bind(config.listen, "--listen")?;
+        let admin = listen::bind(config.running.admin, "--admin")?;
+        let (address, admin_address) = (listener.local_addr()?, admin.local_addr()?);
+        let kept = open(&config, &registry).await?;
+        let app = Self {
+            address,
+            admin_address,
+            engine: Arc::clone(&kept.engine),
+            saver: kept.saver.clone(),
+            calls: listen::Stage::default(),
+            saving: listen::Stage::default(),
+            services: listen::Stage::default(),
+            draining: CancellationToken::new(),
+            runtime_config: RuntimeConfig {
+                waiting: Waiting::new(config.waiting),
+                drain_timeout: watch::Sender::new(config.running.drain_timeout),
+            },
+            config_reloads: reread::Metrics::register(&registry, "limiter").context("metrics")?,
+        };
+        app.watch_files(&config, &kept, &registry)?;
+        app.open_admin(admin, &config, &kept, &registry)?;
+        app.open_calls(listener, &config, &kept, &registry).await?;
+        if let Some(saver) = kept.saver {
+            let stop = app.saving.stop.clone();
+            app.saving.tasks.spawn(saver.run(stop));
+        }
+        Ok(app)
+    }
+
+    async fn open_calls(
+        &self,
+        listener: TcpListener,
+        config: &Config,
+        kept: &Kept,
+        registry: &Registry,
+    ) -> anyhow::Result<()> {
+        let service = Service {
+            engine: Arc::clone(&kept.engine),
+            clock: kept.clock,
+            tokens: config.tokens.clone(),
+            fields: config.fields,
+            rights: config.rights,
+            sources: kept.sources.clone(),
+            waiting: self.runtime_config.waiting.clone(),
+            metrics: metrics::Serving::register(registry).context("metrics")?,
+        };
+        let (most, per_address) = config.connections;
+        let port = Port::new(service, config.connections, self.calls.stop.clone()).await?;
+        self.calls.tasks.spawn(port.serve(
+            listener,
+            port::limits(most, per_address),
+            listen::Metrics::register(registry, "limiter", "http").context("metrics")?,
+            self.calls.clone(),
+        ));
+        tracing::info!(address = %self.address, "port for calls is open");
+        if !self.address.ip().is_loopback() {
+            tracing::warn!(
+                listen = %self.address,
+                "tokens are sent in plain text: others on the way can read them"
+            );
+        }
+        Ok(())
+    }
+
+    fn open_admin(
+        &self,
+        listener: TcpListener,
+        config: &Config,
+        kept: &Kept,
+        registry: &Registry,
+    ) -> anyhow::Result<()> {
+        let survey = Arc::new(Mutex::new(Arc::new(kept.engine.limits_now())));
+        let waiting = self.runtime_config.waiting.clone();
+        let (file, sources) = (config.limits.clone(), kept.sources.clone());
+        let refused = move || {
+            let file = file.as_ref().and_then(|file| file.refused());
+            file.or_else(|| sources.refused())
+        };
+        metrics::Overview {
+            engine: Arc::clone(&kept.engine),
+            sources: kept.sources.clone(),
+            survey: Arc::clone(&survey),
+            counters_max: config.counters,
+            waiting: Box::new({
+                let waiting = waiting.clone();
+                move || waiting.count()
+            }),
+            is_refused: Box::new({
+                let refused = refused.clone();
+                move || refused().is_some()
+            }),
+            snapshot_age: Box::new({
+                let saver = kept.saver.clone();
+                move || saver.as_ref().map(Saver::age)
+            }),
+            is_charged: kept.is_charged,
+        }
+        .register(registry)
+        .context("metrics")?;
+        let sources = status::Sources {
+            engine: Arc::clone(&kept.engine),
+            limits: kept.sources.clone(),
+            clock: kept.clock,
+            name: self.address.to_string(),
+            waiting,
+            saver: kept.saver.clone(),
+            is_charged: kept.is_charged,
+            refused: Box::new(refused),
+            draining: self.draining.clone(),
+            survey,
+        };
+        let hub = StatusHub::register(
+            registry,
+            "limiter",
+            Page::new(&status::PAGE),
+            Box::new(LimiterStatus::new(sources)),
+            self.services.stop.clone(),
+        )?;
+        self.services.tasks.spawn(hub.clone().run());
+        let pages = Pages {
+            hub,
+            saver: kept.saver.clone(),
+            draining: self.draining.clone(),
+            debug_endpoints: config.common.debug_endpoints,
+        };
+        self.services.tasks.spawn(admin::serve(
+            listener,
+            registry.clone(),
+            listen::Metrics::register(registry, "limiter", "admin").context("metrics")?,
+            Arc::new(pages),
+            self.services.clone(),
+        ));
+        tracing::info!(address = %self.admin_address, "admin port is open");
+        admin::say_if_open(self.admin_address);
+        Ok(())
+    }
+
+    /// Looks at the files again and again, and takes new limits into force.
+    fn watch_files(&self, config: &Config, kept: &Kept, registry: &Registry) -> anyhow::Result<()> {
+        let files = reload::Metrics::register_without_certificates(registry, "limiter")
+            .context("metrics")?;
+        let (tasks, stop) = (&self.services.tasks, &self.services.stop);
+        if let Some(tokens) = &config.tokens {
+            tasks.spawn(Arc::clone(tokens).watch(files.clone(), stop.clone()));
+        }
+        let Some(file) = config.limits.clone() else {
+            bail!("--limits: is needed");
+        };
+        tasks.spawn(Arc::clone(&file).watch(files, stop.clone()));
+        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock, stop.clone());
+        let sources = kept.sources.clone();
+        #[cfg(feature = "mongodb")]
+        if let Some(collection) = config.collection.clone() {
+            let follower = Follower::new(collection, kept.sources.clone())?;
+            tasks.spawn(follower.run(self.services.stop.clone()));
+        }
+        let mut in_force = file.current();
+        tasks.spawn(async move {
+            loop {
+                let slept = stop.run_until_cancelled(sleep(LOOK_INTERVAL)).await;
+                if slept.is_none() {
+                    return;
+                }
+                let newest = file.current();
+                if !Arc::ptr_eq(&newest, &in_force) {
+                    sources.file(&newest.document);
+                    in_force = newest;
+                }
+                engine.tidy(clock.now());
+            }
+        });
+        Ok(())
+    }
+
+    /// Where it listens for calls.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where the admin port listens.
+    #[must_use]
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address
+    }
+
+    /// What may change while it runs.
+    #[must_use]
+    pub fn runtime_config(&self) -> RuntimeConfig {
+        self.runtime_config.clone()
+    }
+
+    /// Counts how often its settings are read again.
+    #[must_use]
+    pub fn config_reloads(&self) -> reread::Metrics {
+        self.config_reloads.clone()
+    }
+
+    /// Answers what was asked, grants nothing more, and saves what was used; never longer than the drain timeout.
+    ///
+    /// # Errors
+    /// When the last snapshot is not on the disk: the next start then charges every counter.
+    pub async fn drain(self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let end = began + *self.runtime_config.drain_timeout.borrow();
+        self.draining.cancel();
+        let half = began + (end - began) / 2;
+        if !self.calls.drain(half).await {
+            tracing::info!("cut off clients that did not finish");
+        }
+        self.saving.drain(end).await;
+        self.engine.close();
+        let saved = match &self.saver {
+            None => true,
+            Some(saver) => tokio::time::timeout_at(end, saver.save(true))
+                .await
+                .unwrap_or(false),
+        };
+        self.services.drain(Instant::now() + ADMIN_GRACE).await;
+        if !saved {
+            bail!("the last snapshot was not saved: the next start charges every counter");
+        }
+        tracing::info!(took = ?began.elapsed(), "drained");
+        Ok(())
+    }
+}
+
+/// The limiter's pages on the admin port.
+struct Pages {
+    hub: StatusHub,
+    saver: Option<Saver>,
+    draining: CancellationToken,
+    debug_endpoints: bool,
+}
+
+impl admin::Pages for Pages {
+    fn parts(&self) -> Vec<Part> {
+        status::parts(&self.draining, self.saver.as_ref())
+    }
+
+    fn status(&self) -> &StatusHub {
+        &self.hub
+    }
+
+    fn debug_endpoints(&self) -> bool {
+        self.debug_endpoints
+    }
+
+    fn page<'a>(
+        &'a self,
+        _path: &'a str,
+    ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
+        Box::pin(async { None })
+    }
+}

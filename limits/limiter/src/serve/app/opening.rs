@@ -1,0 +1,114 @@
+//! The start: which limits are in force, and what was used of them.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, anyhow, bail};
+use runtime::metrics::Registry;
+
+use super::super::{
+    clock::Clock,
+    config::Config,
+    engine::{Engine, Options, RestoreFailed, Unreadable},
+    limit_sources::{Begun, Changes, LimitSources},
+    metrics,
+    saver::Saver,
+    state::Folder,
+};
+
+/// What is kept, and what was found.
+pub(super) struct Kept {
+    pub(super) engine: Arc<Engine>,
+    pub(super) sources: LimitSources,
+    pub(super) clock: Clock,
+    pub(super) saver: Option<Saver>,
+    pub(super) is_charged: bool,
+}
+
+/// Opens the state, restores what is in it, and saves a first snapshot.
+pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result<Kept> {
+    let file = config.limits.as_ref().map(|file| file.current());
+    let file = file.context("--limits: is needed")?;
+    let begin = |kept: &[u8]| {
+        let begun = Begun::of(&file.document, kept, config.collection.is_some());
+        begun.map_err(|mistakes| anyhow!("--limits: {}", mistakes.0.join("; ")))
+    };
+    let changes = Changes::register(registry).context("metrics")?;
+    let options = Options {
+        counters_max: config.counters,
+        counters_bytes_max: config.counters_memory,
+        learned_max: config.learned_max,
+        is_saved: config.state.is_some(),
+    };
+    let mut clock = Clock::start();
+    let new = |begun: &Begun, now| Arc::new(Engine::new(options, &begun.plan().rules.limits, now));
+    let metrics = metrics::Saving::register(registry).context("metrics")?;
+    let Some(path) = &config.state else {
+        tracing::warn!("nothing is kept: a restart gives every quota anew (--state)");
+        let begun = begin(&[])?;
+        let engine = new(&begun, clock.now());
+        return Ok(Kept {
+            sources: LimitSources::new(begun, Arc::clone(&engine), clock, changes),
+            engine,
+            clock,
+            saver: None,
+            is_charged: false,
+        });
+    };
+    let named = || format!("--state: {}", path.display());
+    let folder = Folder::open(path).with_context(named)?;
+    let mut is_charged = false;
+    let unusable = || {
+        format!(
+            "{}: the snapshot in it cannot be used; without it every quota begins anew",
+            named()
+        )
+    };
+    let snapshot = folder.read().with_context(named)?;
+    let kept = snapshot.as_deref().map(Engine::kept_in).transpose();
+    let begun = begin(&kept.with_context(unusable)?.unwrap_or_default())?;
+    let engine = new(&begun, clock.now());
+    match snapshot {
+        None => tracing::info!(folder = %path.display(), "no state yet: nothing was used"),
+        Some(bytes) => {
+            let restored = engine.restore(&bytes, clock.now());
+            let restored = restored.with_context(|| match &restored {
+                Err(RestoreFailed::NoRoom) => {
+                    format!("{}: raise --counters, or --counters-memory", path.display())
+                }
+                Err(RestoreFailed::Unreadable(Unreadable::Damaged | Unreadable::Version))
+                | Ok(_) => unusable(),
+            })?;
+            if restored.clock > clock.now() {
+                let ahead = Duration::from_nanos(restored.clock - clock.now());
+                tracing::warn!(
+                    ?ahead,
+                    "the system's clock is behind the state's, which goes on"
+                );
+            }
+            clock = clock.not_before(restored.clock);
+            is_charged = !restored.is_clean;
+            let (counters, dropped) = (restored.counters, restored.dropped);
+            if is_charged {
+                tracing::warn!(
+                    counters,
+                    dropped,
+                    "the run before was killed: every counter is charged a second's worth"
+                );
+            } else {
+                tracing::info!(counters, dropped, "state is restored");
+            }
+        }
+    }
+    let sources = LimitSources::new(begun, Arc::clone(&engine), clock, changes);
+    let saver = Saver::new(Arc::clone(&engine), folder, clock, metrics);
+    if !saver.save(false).await {
+        bail!("{}: a snapshot cannot be written there", named());
+    }
+    Ok(Kept {
+        engine,
+        sources,
+        clock,
+        saver: Some(saver),
+        is_charged,
+    })
+}

@@ -1,0 +1,272 @@
+//! What is asked, whatever the protocol: checked, and within bounds.
+
+use std::{fmt, time::Duration};
+
+use jiff::Timestamp;
+use limits::rate::REQUESTS_MAX;
+use serde::Deserialize;
+
+use super::{
+    engine::{LIMIT_BYTES_MAX, Said, Target},
+    problem::{self, Problem},
+};
+
+/// Most bytes of a counter's name.
+const COUNTER_BYTES_MAX: usize = 256;
+
+/// Most limits of a call.
+pub(super) const LIMITS_OF_A_CALL_MAX: usize = 16;
+
+/// The longest horizon, and that of a call that says none.
+const HORIZON_MAX: Duration = Duration::from_secs(86_400);
+const HORIZON: Duration = Duration::from_secs(30);
+
+/// From here on a number of `x_ratelimit_reset` is a moment, in seconds since 1970, and not a time.
+const MOMENT_MIN: u64 = 100_000_000;
+
+/// The same in milliseconds.
+const MILLIS_MIN: u64 = 100_000_000_000;
+
+/// The calls that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    Delay,
+    Reserve,
+    Increment,
+    Feedback,
+}
+
+/// A limit and a counter. Prints as both with a slash between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Counter {
+    pub(super) limit: String,
+    pub(super) counter: String,
+}
+
+/// A call, with the limits that it is under.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) of: Vec<Counter>,
+    pub(super) what: What,
+}
+
+/// What is asked of counters.
+#[derive(Debug)]
+pub(super) enum What {
+    Delay {
+        requests: u64,
+    },
+    Reserve {
+        requests: u64,
+        horizon: Duration,
+        /// Whether the answer is held until the slot.
+        is_held: bool,
+    },
+    Increment {
+        requests: u64,
+        /// In nanoseconds since 1970; `None` for now.
+        at: Option<u64>,
+    },
+    Feedback(Feedback),
+}
+
+impl Counter {
+    /// Names that may be.
+    pub(super) fn named(limit: &str, counter: &str) -> Result<Self, Problem> {
+        let limit = limit_name(limit)?;
+        if counter.is_empty()
+            || counter.len() > COUNTER_BYTES_MAX
+            || counter.chars().any(char::is_control)
+        {
+            return Err(invalid(format!(
+                "a counter's name has 1 to {COUNTER_BYTES_MAX} bytes and no control characters"
+            )));
+        }
+        Ok(Self {
+            limit,
+            counter: counter.to_owned(),
+        })
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target {
+            limit: &self.limit,
+            counter: &self.counter,
+        }
+    }
+}
+
+impl Asked {
+    pub(super) fn targets(&self) -> Vec<Target<'_>> {
+        self.of.iter().map(Counter::target).collect()
+    }
+}
+
+impl fmt::Display for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.limit, self.counter)
+    }
+}
+
+/// A limit's name that may be.
+pub(super) fn limit_name(name: &str) -> Result<String, Problem> {
+    if name.is_empty() || name.len() > LIMIT_BYTES_MAX || name.contains('/') {
+        return Err(invalid(format!(
+            "a limit's name has 1 to {LIMIT_BYTES_MAX} bytes and no slash"
+        )));
+    }
+    Ok(name.to_owned())
+}
+
+pub(super) fn invalid(detail: impl Into<String>) -> Problem {
+    Problem::new(problem::INVALID, detail)
+}
+
+/// How many requests: at least one.
+pub(super) fn requests(n: Option<u64>) -> Result<u64, Problem> {
+    let n = n.unwrap_or(1);
+    if !(1..=REQUESTS_MAX).contains(&n) {
+        return Err(invalid(format!("n: 1 to {REQUESTS_MAX}")));
+    }
+    Ok(n)
+}
+
+/// How long a call may have to wait.
+pub(super) fn horizon(horizon: Option<Duration>) -> Result<Duration, Problem> {
+    let horizon = horizon.unwrap_or(HORIZON);
+    if horizon > HORIZON_MAX {
+        let most = HORIZON_MAX.as_secs();
+        return Err(invalid(format!("horizon: 0 to {most} seconds")));
+    }
+    Ok(horizon)
+}
+
+/// What a partner's answer said, fields as they came in its headers; the body of `feedback` over HTTP.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Feedback {
+    pub(super) status: Option<u16>,
+    pub(super) retry_after: Option<String>,
+    pub(super) ratelimit: Option<String>,
+    pub(super) x_ratelimit_remaining: Option<String>,
+    pub(super) x_ratelimit_reset: Option<String>,
+}
+
+impl Feedback {
+    /// What can be understood of it at `now`.
+    pub(super) fn said(&self, now: u64) -> Result<Said, Problem> {
+        let status = self.status.ok_or_else(|| invalid("status: is missing"))?;
+        if !(100..=599).contains(&status) {
+            return Err(invalid("status: 100 to 599"));
+        }
+        // What is not understood is as if it were not said: that it refused is learned all the same.
+        let text = self.retry_after.as_deref();
+        let retry_after = text.and_then(|text| retry_after(text.trim(), now));
+        let fields = self.ratelimit.as_deref().map(ratelimit);
+        let left = match (fields, &self.x_ratelimit_remaining, &self.x_ratelimit_reset) {
+            (Some(left), ..) => left,
+            (None, Some(remaining), Some(reset)) => x_ratelimit(remaining, reset, now),
+            _ => None,
+        };
+        Ok(Said {
+            status,
+            retry_after,
+            left,
+        })
+    }
+}
+
+/// Nanoseconds since 1970; what cannot be told so is at the nearest end.
+pub(super) fn nanos(at: Timestamp) -> u64 {
+    u64::try_from(at.as_nanosecond().max(0)).unwrap_or(u64::MAX)
+}
+
+/// Seconds, or a date.
+fn retry_after(text: &str, now: u64) -> Option<Duration> {
+    if let Ok(seconds) = text.parse::<u64>() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = jiff::fmt::rfc2822::parse(text).ok()?;
+    let at = nanos(date.timestamp());
+    Some(Duration::from_nanos(at.saturating_sub(now)))
+}
+
+/// `"default";r=50;t=30`, of several the one that leaves least; older drafts wrote `limit=100, remaining=50, reset=30`.
+fn ratelimit(text: &str) -> Option<(u64, Duration)> {
+    let number = |part: &str, names: [&str; 2]| {
+        let (name, value) = part.trim().split_once('=')?;
+        let is_it = names.contains(&name.trim());
+        is_it.then(|| value.trim().parse::<u64>().ok()).flatten()
+    };
+    let find = |parts: &[&str], names| parts.iter().find_map(|part| number(part, names));
+    let read = |parts: Vec<&str>| {
+        let left = find(&parts, ["r", "remaining"])?;
+        Some((left, Duration::from_secs(find(&parts, ["t", "reset"])?)))
+    };
+    let items = text.split(',').map(|item| item.split(';').collect());
+    let least = items.filter_map(read).min();
+    least.or_else(|| read(text.split([',', ';']).collect()))
+}
+
+fn x_ratelimit(remaining: &str, reset: &str, now: u64) -> Option<(u64, Duration)> {
+    let [remaining, reset] = [remaining, reset].map(|it| it.trim().parse::<u64>().ok());
+    let wait = match reset? {
+        millis if millis >= MILLIS_MIN => {
+            let nanos = millis.saturating_mul(1_000_000).saturating_sub(now);
+            Duration::from_nanos(nanos)
+        }
+        moment if moment >= MOMENT_MIN => {
+            let nanos = moment.saturating_mul(1_000_000_000).saturating_sub(now);
+            Duration::from_nanos(nanos)
+        }
+        seconds => Duration::from_secs(seconds),
+    };
+    Some((remaining?, wait))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_has_bounds() {
+        assert_eq!(requests(None).unwrap(), 1);
+        assert!(requests(Some(0)).is_err() && requests(Some(u64::MAX)).is_err());
+        assert_eq!(horizon(None).unwrap(), HORIZON);
+        assert!(horizon(Some(HORIZON_MAX + Duration::from_nanos(1))).is_err());
+        assert!(Feedback::default().said(0).is_err());
+        for (limit, counter) in [("", "c"), ("a/b", "c"), ("a", ""), ("a", "\n")] {
+            assert!(Counter::named(limit, counter).is_err(), "{limit}/{counter}");
+        }
+        assert!(Counter::named("a", &"c".repeat(COUNTER_BYTES_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn answers_of_partners_are_read_as_they_came() {
+        let now = 1_700_000_000_000_000_000;
+        let seconds = Duration::from_secs;
+        assert_eq!(retry_after("120", now), Some(seconds(120)));
+        let date = "Tue, 14 Nov 2023 22:13:50 GMT";
+        assert_eq!(retry_after(date, now), Some(seconds(30)));
+        assert_eq!(retry_after("soon", now), None);
+        let refused = Feedback {
+            status: Some(429),
+            retry_after: Some("1.5".to_owned()),
+            ..Feedback::default()
+        };
+        assert_eq!(refused.said(now).unwrap().retry_after, None);
+        assert_eq!(ratelimit("\"default\";r=50;t=30"), Some((50, seconds(30))));
+        let two = "\"hour\";r=100;t=1800, \"peak\";r=0;t=7";
+        assert_eq!(ratelimit(two), Some((0, seconds(7))));
+        assert_eq!(
+            ratelimit("limit=100, remaining=50, reset=30"),
+            Some((50, seconds(30)))
+        );
+        assert_eq!(ratelimit("nothing"), None);
+        assert_eq!(x_ratelimit("5", "60", now), Some((5, seconds(60))));
+        assert_eq!(x_ratelimit("5", "1700000030", now), Some((5, seconds(30))));
+        let millis = x_ratelimit("5", "1700000030000", now);
+        assert_eq!(millis, Some((5, seconds(30))));
+        assert_eq!(x_ratelimit("many", "60", now), None);
+    }
+}

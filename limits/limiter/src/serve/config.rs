@@ -1,0 +1,218 @@
+//! The settings of a limiter that serves: flags, `LIMITER_…` environment variables and an optional TOML file.
+//!
+//! All mistakes are collected and reported together, before anything is bound.
+
+mod args;
+
+use std::{ffi::OsString, fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use runtime::{
+    connect::credentials::loaded,
+    rate_limit::Fields,
+    reload::{NamedFile, Reloaded},
+    settings::{self, Common, Mistakes, Settings},
+};
+
+pub use self::args::{Args, Running, Waiting};
+use super::{limits_file, tokens};
+
+/// The checked settings. Prints without secrets.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where it listens for calls.
+    pub listen: SocketAddr,
+    /// Who may ask; `None`: anybody on this machine.
+    pub tokens: Option<Arc<Reloaded<tokens::File>>>,
+    /// How answers over HTTP tell what is left.
+    pub fields: Fields,
+    /// What callers may do where no token is needed.
+    pub rights: tokens::Rights,
+    /// Most connections, and most of them from one address.
+    pub connections: (usize, usize),
+    /// The limits; `None` only where there was a mistake.
+    pub limits: Option<Arc<Reloaded<limits_file::File>>>,
+    /// The collection with limits.
+    pub collection: Option<Collection>,
+    /// The folder that keeps what was used.
+    pub state: Option<PathBuf>,
+    /// Most counters.
+    pub counters: usize,
+    /// Most bytes of logs and step windows.
+    pub counters_memory: usize,
+    /// The longest that anything learned holds.
+    pub learned_max: Duration,
+    /// How many may wait.
+    pub waiting: Waiting,
+    /// How it is watched and stopped.
+    pub running: Running,
+    /// What every process has.
+    pub common: Common,
+}
+
+/// A collection of MongoDB.
+#[derive(Clone)]
+pub struct Collection {
+    /// The connection string; never shown.
+    pub uri: String,
+    /// The database.
+    pub database: String,
+    /// Its collection.
+    pub name: String,
+}
+
+impl fmt::Debug for Collection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.database, self.name)
+    }
+}
+
+impl Config {
+    /// Reads the settings of a program started with `arguments`, its own name first.
+    ///
+    /// # Errors
+    /// With all mistakes at once, ready to be printed; also for `--help` and `--version`.
+    pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        settings::load::<Args>(arguments).map(|loaded| loaded.config)
+    }
+}
+
+impl Settings for Args {
+    type Config = Config;
+
+    fn check(self, mistakes: &mut Mistakes) -> Config {
+        let (serving, limiting) = (self.serving, self.limiting);
+        if serving.token_file.is_empty() && !serving.listen.ip().is_loopback() {
+            mistakes.add(format!(
+                "--listen: {} is open to others than this machine: name --token-file, or a loopback address",
+                serving.listen
+            ));
+        }
+        if serving.open_administration && !serving.token_file.is_empty() {
+            mistakes.add("--open-administration: is for a limiter without --token-file: with it, a token's rights say who may change limits");
+        }
+        if limiting.limits.is_empty() {
+            mistakes.add("--limits: names the file with the limits, and is needed");
+        }
+        let limits = NamedFile::given("--limits", &limiting.limits);
+        let tokens = NamedFile::given("--token-file", &serving.token_file);
+        let collection = collection(&limiting, mistakes);
+        let is_kept = limiting.state.as_os_str() != "none";
+        Config {
+            listen: serving.listen,
+            tokens: tokens.and_then(|file| loaded(mistakes, tokens::File(file))),
+            fields: serving.ratelimit_fields,
+            rights: tokens::Rights {
+                administer: serving.open_administration,
+                feed: true,
+            },
+            connections: (serving.connections, serving.connections_per_address),
+            limits: limits.and_then(|file| loaded(mistakes, limits_file::File(file))),
+            collection,
+            state: is_kept.then_some(limiting.state),
+            counters: limiting.counters,
+            counters_memory: limiting.counters_memory,
+            learned_max: limiting.learned_max,
+            waiting: self.waiting,
+            running: self.running,
+            common: self.common.check(mistakes),
+        }
+    }
+
+    fn common(config: &Config) -> &Common {
+        &config.common
+    }
+}
+
+fn collection(limiting: &args::LimitingArgs, mistakes: &mut Mistakes) -> Option<Collection> {
+    let uri = &limiting.limits_mongodb;
+    let Some((database, name)) = limiting.limits_collection.clone() else {
+        if !uri.is_empty() {
+            mistakes.add("--limits-mongodb: needs --limits-collection");
+        }
+        return None;
+    };
+    if cfg!(not(feature = "mongodb")) {
+        mistakes.add(
+            "--limits-collection: this limiter was built without MongoDB: a build with `--features limiter/mongodb` has it",
+        );
+    }
+    if !uri.starts_with("mongodb://") {
+        mistakes.add("--limits-mongodb: the collection needs a mongodb:// connection string, best in the environment or the file of --config");
+    }
+    Some(Collection {
+        uri: uri.clone(),
+        database,
+        name,
+    })
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.as_ref().map(|folder| folder.display());
+        write!(
+            f,
+            "listen={} token={} open_administration={} ratelimit_fields={} connections={} connections_per_address={} limits={} limits_collection={} state={} counters={} counters_memory={} learned_max={:?} \
+             waiting={} waiting_per_token={} waiting_per_counter={} admin={} drain_timeout={:?} log_filter={}",
+            self.listen,
+            self.tokens.is_some(),
+            self.rights.administer,
+            self.fields,
+            self.connections.0,
+            self.connections.1,
+            self.limits
+                .as_ref()
+                .map_or(0, |file| file.current().rules.limits.len()),
+            self.collection
+                .as_ref()
+                .map_or_else(|| "none".to_owned(), |it| format!("{it:?}")),
+            state.map_or_else(|| "none".to_owned(), |folder| folder.to_string()),
+            self.counters,
+            self.counters_memory,
+            self.learned_max,
+            self.waiting.waiting,
+            self.waiting.waiting_per_token,
+            self.waiting.waiting_per_counter,
+            self.running.admin,
+            self.running.drain_timeout,
+            self.common.log_filter,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(flags: &[&str]) -> Result<Config, String> {
+        let arguments = ["limiter"].iter().chain(flags).map(Into::into);
+        Config::load(arguments).map_err(|error| error.to_string())
+    }
+
+    const LIMITS: &str = concat!(
+        "--limits=",
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../examples/limits.toml"
+    );
+
+    #[test]
+    fn without_tokens_only_this_machine_may_ask() {
+        for loopback in ["127.0.0.1:0", "[::1]:9099", "127.9.9.9:1"] {
+            let config = load(&[LIMITS, &format!("--listen={loopback}")]).unwrap();
+            assert!(config.tokens.is_none());
+        }
+        let refused = load(&[LIMITS, "--listen=0.0.0.0:9099"]).unwrap_err();
+        assert!(
+            refused.contains("--listen") && refused.contains("--token-file"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn mistakes_are_said_together() {
+        let refused = load(&["--counters=0", "--state=none", "--learned-max=soon"]).unwrap_err();
+        for flag in ["--counters", "--learned-max", "--limits"] {
+            assert!(refused.contains(flag), "{flag}: {refused}");
+        }
+        assert!(!refused.contains("--state"), "{refused}");
+    }
+}

@@ -1,0 +1,244 @@
+//! The settings, a field for each: what it is called, what it takes, its default, and by its group what becomes of a change.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{ArgAction, Parser};
+use runtime::{
+    rate_limit::Fields,
+    settings::{
+        CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, boolean, count, optional, size, time,
+    },
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  Serve the limits of a file, and ask when the next call may go:
+    limiter serve --limits examples/limits.toml
+    curl -s http://127.0.0.1:9099/v1/limits/partner/client-7/delay
+
+  Take a slot, and wait until it is there:
+    curl -s --json '{\"wait\": true}' http://127.0.0.1:9099/v1/limits/partner/client-7/reserve
+
+  Write the settings of a file that can be used from now on, and check it after a change:
+    limiter serve --limits examples/limits.toml --print-config > limiter.toml
+    limiter serve --config limiter.toml --check-config";
+
+/// Tells many processes when their next call may go, under limits that they share.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "limiter",
+    bin_name = "limiter serve",
+    after_long_help = EXAMPLES
+)]
+pub struct Args {
+    #[command(flatten)]
+    pub(super) serving: Serving,
+    #[command(flatten)]
+    pub(super) limiting: LimitingArgs,
+    #[command(flatten)]
+    pub(super) waiting: Waiting,
+    #[command(flatten)]
+    pub(super) running: Running,
+    #[command(flatten)]
+    pub(super) common: CommonArgs,
+}
+
+/// Who may ask.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Who may ask")]
+pub(super) struct Serving {
+    /// Address for calls
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9099", value_parser = address)]
+    pub(super) listen: SocketAddr,
+
+    /// File with tokens, one a line after its name, and then the limits that it opens: calls must then bear one
+    ///
+    /// `billing TOKEN dsp-17,partner`, or `*` for all limits. A fourth word names rights: `administer` may PUT and DELETE these limits, `feed` reads all limits at /v1/feed. A token has 16 to 512 bytes. Without the file only this machine may ask, so --listen must be a loopback address. The file is looked at again every second.
+    #[arg(
+        long,
+        group = CONTENTS,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(super) token_file: String,
+
+    /// Fields of answers over HTTP that tell what a limit leaves: x-ratelimit, ratelimit or none
+    ///
+    /// `x-ratelimit` is X-RateLimit-Limit, -Remaining and -Reset (seconds); `ratelimit` is RateLimit and RateLimit-Policy as draft-ietf-httpapi-ratelimit-headers-10 has them.
+    #[arg(
+        long,
+        value_name = "FIELDS",
+        default_value = "x-ratelimit",
+        hide_short_help = true
+    )]
+    pub(super) ratelimit_fields: Fields,
+
+    /// Whether anybody on this machine may change limits where there is no --token-file
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true",
+        hide_short_help = true,
+        action = ArgAction::Set,
+        value_parser = boolean
+    )]
+    pub(super) open_administration: bool,
+
+    /// Most connections, and most calls at a time beside those that wait
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "4096",
+        hide_short_help = true,
+        value_parser = count(1..=1_000_000)
+    )]
+    pub(super) connections: usize,
+
+    /// Most connections from one address, and most calls of it at a time beside those that wait
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "2048",
+        hide_short_help = true,
+        value_parser = count(1..=1_000_000)
+    )]
+    pub(super) connections_per_address: usize,
+}
+
+/// What they may ask for, as it is written.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "What is limited")]
+pub(super) struct LimitingArgs {
+    /// TOML file with the limits
+    ///
+    /// It is looked at again every second; a version with mistakes changes nothing. `limiter check` says what a file means.
+    #[arg(
+        long,
+        group = CONTENTS,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(super) limits: String,
+
+    /// Collection of MongoDB with limits, as in company.limits: each document is a limit, its _id the name; over the file's of the same name
+    ///
+    /// It is followed by a change stream on a replica set, and else looked at every two seconds; a version with mistakes changes nothing. Only a build with `--features limiter/mongodb` has it.
+    #[arg(
+        long,
+        value_name = "DATABASE.COLLECTION",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = optional(|text| collection(text).map_err(Into::into))
+    )]
+    pub(super) limits_collection: std::option::Option<(String, String)>,
+
+    /// The MongoDB of that collection: mongodb://…
+    #[arg(
+        long,
+        value_name = "URI",
+        hide_env_values = true,
+        default_value = "",
+        hide_default_value = true,
+        hide_short_help = true
+    )]
+    pub(super) limits_mongodb: String,
+
+    /// Folder that keeps what was used over a restart, or none: a restart then gives every quota anew
+    ///
+    /// It is made if it is not there. One limiter at a time can use it.
+    #[arg(long, value_name = "DIR", default_value = "limiter-state")]
+    pub(super) state: PathBuf,
+
+    /// Most counters, each once for each rule of its limit; counters of which nothing is used make room for new ones
+    #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
+    pub(super) counters: usize,
+
+    /// Most memory for counters of logs and step windows, which take 8 bytes for each call or step of a window
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "1GiB",
+        hide_short_help = true,
+        value_parser = size(1 << 20..=usize::MAX)
+    )]
+    pub(super) counters_memory: usize,
+
+    /// The longest that anything learned from a partner's answer holds
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "1h",
+        hide_short_help = true,
+        value_parser = time(Duration::from_secs(1)..=TIME_MAX)
+    )]
+    pub(super) learned_max: Duration,
+}
+
+/// How many may wait for their slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "How many may wait for their slot")]
+pub struct Waiting {
+    /// Most reservations whose answer is held until their slot
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "COUNT",
+        default_value = "10000",
+        value_parser = count(0..=1_000_000)
+    )]
+    pub waiting: usize,
+
+    /// Most of them of one token
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "COUNT",
+        default_value = "5000",
+        hide_short_help = true,
+        value_parser = count(0..=1_000_000)
+    )]
+    pub waiting_per_token: usize,
+
+    /// Most of them of one counter
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "COUNT",
+        default_value = "1000",
+        hide_short_help = true,
+        value_parser = count(0..=1_000_000)
+    )]
+    pub waiting_per_counter: usize,
+}
+
+/// How it is watched and stopped.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "How it is watched and stopped")]
+pub struct Running {
+    /// Address for the status page, /metrics, /healthz and /readyz
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9092", value_parser = address)]
+    pub admin: SocketAddr,
+
+    /// Longest time to finish after a signal
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "TIME",
+        default_value = "10s",
+        value_parser = time(Duration::ZERO..=TIME_MAX)
+    )]
+    pub drain_timeout: Duration,
+}
+
+/// A database and a collection; the database's name ends at the first dot.
+fn collection(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('.');
+    let parts = parts.filter(|(database, name)| !database.is_empty() && !name.is_empty());
+    let (database, name) = parts.ok_or("write a database, a dot and a collection")?;
+    Ok((database.to_owned(), name.to_owned()))
+}

@@ -1,0 +1,358 @@
+//! The limiter itself: all limits and counters behind one short lock, without a network, a disk or a clock.
+//!
+//! Every way to ask goes through [`Engine`]. Its methods never wait but for that lock, which
+//! is held for one decision, or for a part of the counters that a snapshot or a survey looks at. Time is what the caller says, in nanoseconds
+//! since the Unix epoch.
+//!
+//! # What a crash can cost
+//!
+//! A snapshot is made each second, so what was answered since the last one is forgotten in a crash. Two rules keep that from giving any quota
+//! twice:
+//!
+//! - An answer that lets a call go *at once*, or counts one that was made, is given before it is saved as long as the counter has no more than
+//!   a second's worth (`worth` in `catalog.rs`) of such answers. All other answers, and all that book a moment to come, are [`Answered::saved_by`] a snapshot which
+//!   the caller has to [wait for](Engine::saved) before passing them on: one is then made at once, for all that wait.
+//! - After a crash every counter is charged that worth, as used at the restart; so are those that come later, until the charge is over,
+//!   since they may have been made in the second that was not saved. After an orderly end nothing is charged.
+//! - Where windows are counted from calls, the call with which one begins is saved before it, or any other of that window, is answered: so
+//!   every window is known after a crash, and is charged while it lasts.
+//!
+//! So no window of any limit ever has more than it allows, and a crash costs a counter no more than a second's worth. While nothing can be
+//! saved, the worth is used up and further answers wait; after some seconds nothing is taken any more that would have to. A limiter without
+//! its disk grants less, and never more.
+
+mod calls;
+mod catalog;
+mod learned;
+mod left;
+mod saving;
+mod snapshot;
+mod survey;
+mod unsaved;
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use limits::rules::NamedLimit;
+use tokio::sync::{Notify, watch};
+
+use self::{
+    catalog::{Catalog, Core},
+    learned::Learned,
+    unsaved::Unsaved,
+};
+pub use self::{
+    catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
+    learned::Said,
+    left::Left,
+    saving::{RestoreFailed, Restored, Snapshot},
+    snapshot::Unreadable,
+    survey::{LimitSurvey, Row, Survey},
+};
+
+/// Without a snapshot on the disk for so long, and for four times as long as the last one took, nothing is taken that would have to wait for
+/// one: it could not be answered.
+const STALLED_AFTER: u64 = 3_000_000_000;
+
+/// What an engine is made with.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Most counters of all rules together.
+    pub counters_max: usize,
+    /// Most bytes of those that keep more than a few numbers: logs and step windows.
+    pub counters_bytes_max: usize,
+    /// The longest that anything learned holds.
+    pub learned_max: Duration,
+    /// Whether snapshots are made. Without, every answer is good at once, and a restart begins anew.
+    pub is_saved: bool,
+}
+
+/// One of the limits that a call is under, and whose counter it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// The limit's name.
+    pub limit: &'a str,
+    /// The counter: each has an allowance of its own.
+    pub counter: &'a str,
+}
+
+/// What makes a call wait. Prints as `limit/rule`, or `learned`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Binding {
+    /// A rule of a limit.
+    Rule {
+        /// The limit's name.
+        limit: Arc<str>,
+        /// The rule's.
+        rule: Arc<str>,
+    },
+    /// What a partner's answer said.
+    Learned,
+}
+
+impl fmt::Display for Binding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule { limit, rule } => write!(f, "{limit}/{rule}"),
+            Self::Learned => f.write_str("learned"),
+        }
+    }
+}
+
+/// When a call may go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// The first moment, which is `now` when it may go at once.
+    pub at: u64,
+    /// What it was asked at, by the limiter's clock.
+    pub now: u64,
+    /// What it waits for.
+    pub binding: Option<Binding>,
+}
+
+/// An answer that took something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answered<T> {
+    /// The answer.
+    pub answer: T,
+    /// The number of the snapshot that has to be saved before it is passed on; 0 when it may be at once.
+    pub saved_by: u64,
+}
+
+/// Why a call gets no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// No limit has this name.
+    UnknownLimit(String),
+    /// The limits of the call have too many rules together.
+    TooManyRules,
+    /// It would have to wait until this slot, longer than its horizon. A queue that is full says when there is room.
+    OverHorizon(Slot),
+    /// It is for more requests than a rule ever lets go at once.
+    TooMany {
+        /// Which.
+        binding: Option<Binding>,
+        /// Most requests of one call.
+        most: u64,
+    },
+    /// It is told of as made in the future.
+    TooEarly,
+    /// There are as many counters as there may be, and none of them is idle.
+    NoRoom,
+    /// Nothing was saved for a while, and the answer would have to be: nothing was taken.
+    NotSaved,
+    /// The limiter is being stopped.
+    Stopping,
+}
+
+/// What was done under one limit since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Reservations that may go at once.
+    pub now: u64,
+    /// Those that wait for a moment to come.
+    pub delayed: u64,
+    /// Those that were refused.
+    pub refused: u64,
+    /// Times that somebody asked when a call could go.
+    pub asked: u64,
+    /// Calls told of that count.
+    pub counted: u64,
+    /// Those made too long ago to have an effect.
+    pub too_old: u64,
+    /// Those said to be made in the future.
+    pub too_early: u64,
+    /// Answers of partners with status 429.
+    pub outbound_429: u64,
+    /// Answers of partners that something was learned from.
+    pub learned: u64,
+}
+
+/// All limits and counters; see the module.
+#[derive(Debug)]
+pub struct Engine {
+    state: Mutex<State>,
+    /// The number of the newest snapshot on the disk.
+    saved: watch::Sender<u64>,
+    /// The number that somebody waits for, and who is told so.
+    wanted: AtomicU64,
+    wanting: Notify,
+    options: Options,
+}
+
+#[derive(Debug)]
+struct State {
+    core: Core,
+    catalog: Catalog,
+    learned: Learned,
+    unsaved: Unsaved,
+    /// By the places of limits.
+    counts: Vec<Counts>,
+    /// One more for each change of the limits.
+    version: u64,
+    /// The key of limits of every call.
+    whole: Arc<str>,
+    is_over: bool,
+    /// Whether the snapshot that began last came to nothing.
+    is_failed: bool,
+    saved_bytes: usize,
+    /// Kept for others; see [`Engine::keep`].
+    sources: Arc<[u8]>,
+    /// Since when the newest snapshot is on the disk, and how long that took.
+    saved_at: u64,
+    saving_took: u64,
+}
+
+impl Engine {
+    /// Limits of which nothing has been used.
+    #[must_use]
+    pub fn new(options: Options, limits: &[NamedLimit], now: u64) -> Self {
+        let unsaved = if options.is_saved {
+            Unsaved::new(options.counters_max)
+        } else {
+            Unsaved::off()
+        };
+        let mut state = State {
+            core: Core::with_memory(options.counters_max, options.counters_bytes_max),
+            catalog: Catalog::default(),
+            learned: Learned::new(options.learned_max),
+            unsaved,
+            counts: Vec::new(),
+            version: 0,
+            whole: Arc::from(""),
+            is_over: false,
+            is_failed: false,
+            saved_bytes: 0,
+            sources: Arc::default(),
+            saved_at: now,
+            saving_took: 0,
+        };
+        state.change(limits, now);
+        Self {
+            state: Mutex::new(state),
+            saved: watch::Sender::new(0),
+            wanted: AtomicU64::new(0),
+            wanting: Notify::new(),
+            options,
+        }
+    }
+
+    /// Takes other limits into force, which have no [`mistakes`]. What was used stays used, in requests.
+    pub fn change(&self, limits: &[NamedLimit], now: u64) {
+        self.state().change(limits, now);
+    }
+
+    /// The same, and [keeps](Self::keep) other sources with them: no snapshot has the one without the other.
+    pub fn change_and_keep(&self, limits: &[NamedLimit], sources: Arc<[u8]>, now: u64) -> u64 {
+        let mut state = self.state();
+        state.change(limits, now);
+        state.sources = sources;
+        state.unsaved.saved_by()
+    }
+
+    /// How often the limits changed; 1 at the start.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.state().version
+    }
+
+    /// Waits until the snapshot of this number is on the disk.
+    pub async fn saved(&self, number: u64) {
+        let mut saved = self.saved.subscribe();
+        if *saved.borrow_and_update() >= number {
+            return;
+        }
+        self.wanted.fetch_max(number, Ordering::Relaxed);
+        self.wanting.notify_one();
+        // Its sender is this.
+        let waited = saved.wait_for(|saved| *saved >= number).await;
+        drop(waited);
+    }
+
+    /// Waits until somebody waits for a snapshot that has not begun.
+    pub async fn wanted(&self) {
+        loop {
+            let wanting = self.wanting.notified();
+            if self.wanted.load(Ordering::Relaxed) > *self.saved.borrow() {
+                return;
+            }
+            wanting.await;
+        }
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    /// Grants nothing more: what is saved from now on is all there is.
+    pub fn close(&self) {
+        self.state().is_over = true;
+    }
+
+    /// Forgets what is over: what was learned, and some counters that are idle. They make room by themselves; this only gives memory back to
+    /// others.
+    pub fn tidy(&self, now: u64) {
+        let mut state = self.state();
+        state.learned.pass(now);
+        state.core.forget_idle(1_024, now);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn change(&mut self, limits: &[NamedLimit], now: u64) {
+        let now = now.max(self.core.clock());
+        let before: Vec<Option<Arc<str>>> = self.names();
+        self.catalog.change(&mut self.core, limits, now);
+        self.version += 1;
+        let after = self.names();
+        self.counts.resize(after.len(), Counts::default());
+        let is_other = |place: u32| {
+            let [before, after] = [&before, &after].map(|it| it.get(place as usize).cloned());
+            before.flatten() != after.flatten()
+        };
+        for place in 0..u32::try_from(after.len()).unwrap_or(u32::MAX) {
+            if is_other(place) {
+                self.counts[place as usize] = Counts::default();
+            }
+        }
+        self.learned.change(limits.len(), is_other);
+        // Nothing on the disk charges for what is new here: answers wait for the next snapshot.
+        self.unsaved.lower(|_| 0);
+    }
+
+    /// Whether snapshots are late.
+    fn is_stalled(&self, now: u64) -> bool {
+        let late = STALLED_AFTER.max(self.saving_took.saturating_mul(4));
+        !self.unsaved.is_off() && now.saturating_sub(self.saved_at) > late
+    }
+
+    /// The names by place.
+    fn names(&self) -> Vec<Option<Arc<str>>> {
+        let mut names = vec![None; self.catalog.places()];
+        for (place, named) in self.catalog.all() {
+            names[place as usize] = Some(Arc::clone(&named.name));
+        }
+        names
+    }
+
+    /// What counters of each place are worth; 0 where there is no limit.
+    fn worth(&self) -> Vec<u64> {
+        let mut worth = vec![0; self.catalog.places()];
+        for (place, named) in self.catalog.all() {
+            worth[place as usize] = named.worth;
+        }
+        worth
+    }
+}

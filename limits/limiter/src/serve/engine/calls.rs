@@ -1,0 +1,297 @@
+//! What can be asked of the engine.
+
+use std::{sync::Arc, time::Duration};
+
+use limits::{Decision, Demand, LimitId, RecordError, Recorded, Refusal};
+
+use super::{
+    Answered, Binding, Counts, Engine, Refused, Said, Slot, State, Target, unsaved::Counter,
+};
+
+/// A call, with what it concerns looked up.
+pub(super) struct Call {
+    /// The limits that it names, each with a counter.
+    pub(super) of: Vec<Counter>,
+    pub(super) demands: Vec<Demand<Arc<str>>>,
+    requests: u64,
+}
+
+impl Engine {
+    /// When so many requests could go that are under all of these limits. Takes nothing.
+    ///
+    /// # Errors
+    /// Why they never can, or not now.
+    pub fn delay(&self, of: &[Target<'_>], requests: u64, now: u64) -> Result<Slot, Refused> {
+        let mut state = self.state();
+        let now = now.max(state.core.clock());
+        let call = state.call(of, requests)?;
+        state.count(&call, |counts| counts.asked += 1);
+        state.next(&call, now)
+    }
+
+    /// Takes the first moment when so many requests may go under all of these limits, if it is within the horizon; else takes nothing.
+    ///
+    /// # Errors
+    /// Why they may not.
+    pub fn reserve(
+        &self,
+        of: &[Target<'_>],
+        requests: u64,
+        horizon: Duration,
+        now: u64,
+    ) -> Result<Answered<Slot>, Refused> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let now = now.max(state.core.clock());
+        let call = state.open_call(of, requests)?;
+        let from = state.learned.from(&call.of, requests, now);
+        let counted = state.counted_from_calls(&call, now);
+        if state.is_stalled(now) && state.would_wait(&call, &counted, from, horizon, now) {
+            state.count(&call, |counts| counts.refused += 1);
+            return Err(Refused::NotSaved);
+        }
+        let core = &mut state.core;
+        let (at, rule) = match core.reserve_from(&call.demands, from, now, horizon) {
+            Decision::Now => (now, None),
+            Decision::At { at, rule } => (at, Some(rule)),
+            Decision::Refused { rule, why } => {
+                state.count(&call, |counts| counts.refused += 1);
+                return Err(state.refused(&call, rule, why, now));
+            }
+        };
+        state.learned.take(&call.of, requests, at);
+        state.count(&call, |counts| match rule {
+            None => counts.now += 1,
+            Some(_) => counts.delayed += 1,
+        });
+        let answer = Slot {
+            at,
+            now,
+            binding: rule.and_then(|rule| state.binding(rule, from == at)),
+        };
+        // What is to come has to be known after a crash.
+        let saved_by = state.saved_by(&call, counted, at <= now);
+        Ok(Answered { answer, saved_by })
+    }
+
+    /// Counts requests that were made at `at`, or now, without having been asked for here.
+    ///
+    /// # Errors
+    /// Why they are not counted.
+    pub fn increment(
+        &self,
+        of: &[Target<'_>],
+        requests: u64,
+        at: Option<u64>,
+        now: u64,
+    ) -> Result<Answered<(Recorded, Slot)>, Refused> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let now = now.max(state.core.clock());
+        let call = state.open_call(of, requests)?;
+        let counted = state.counted_from_calls(&call, now);
+        let recorded = state.core.record_all(&call.demands, at.unwrap_or(now), now);
+        let recorded = match recorded {
+            Ok(recorded) => recorded,
+            Err(RecordError::TooEarly(_)) => {
+                state.count(&call, |counts| counts.too_early += 1);
+                return Err(Refused::TooEarly);
+            }
+            Err(RecordError::NoRoom) => return Err(Refused::NoRoom),
+        };
+        let mut saved_by = 0;
+        match recorded {
+            Recorded::Counted => {
+                state.learned.take(&call.of, requests, now);
+                state.count(&call, |counts| counts.counted += 1);
+                saved_by = state.saved_by(&call, counted, true);
+            }
+            Recorded::TooOld => state.count(&call, |counts| counts.too_old += 1),
+        }
+        let one = Call {
+            demands: call.demands.iter().map(one_request).collect(),
+            requests: 1,
+            of: call.of,
+        };
+        let answer = (recorded, state.next(&one, now)?);
+        Ok(Answered { answer, saved_by })
+    }
+
+    /// Takes in what a partner's answer said of a counter; returns whether something was learned, and when one request could go.
+    ///
+    /// # Errors
+    /// When there is no such limit.
+    pub fn feedback(&self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Slot), Refused> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let now = now.max(state.core.clock());
+        let call = state.open_call(&[of], 1)?;
+        // Nothing is learned of a limit of every call: it has no counters.
+        let is_learned = match call.of.first() {
+            Some(of) => state.learned.hear(of, said, now),
+            None => false,
+        };
+        state.count(&call, |counts| {
+            counts.outbound_429 += u64::from(said.status == 429);
+            counts.learned += u64::from(is_learned);
+        });
+        Ok((is_learned, state.next(&call, now)?))
+    }
+}
+
+fn one_request(demand: &Demand<Arc<str>>) -> Demand<Arc<str>> {
+    Demand {
+        key: Arc::clone(&demand.key),
+        requests: 1,
+        ..*demand
+    }
+}
+
+impl State {
+    pub(super) fn call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
+        let mut named: Vec<Counter> = Vec::with_capacity(of.len());
+        for target in of {
+            let unknown = || Refused::UnknownLimit(target.limit.to_owned());
+            let place = self.catalog.place(target.limit).ok_or_else(unknown)?;
+            // What is of every call is asked in any case, and has one counter.
+            let is_own = !self.catalog.get(place).every_call;
+            if is_own
+                && !named
+                    .iter()
+                    .any(|(it, key)| *it == place && **key == *target.counter)
+            {
+                named.push((place, Arc::from(target.counter)));
+            }
+        }
+        let demands = self.catalog.demands(&named, &self.whole, requests);
+        Ok(Call {
+            demands: demands.ok_or(Refused::TooManyRules)?,
+            of: named,
+            requests,
+        })
+    }
+
+    /// A call that changes something.
+    fn open_call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
+        if self.is_over {
+            return Err(Refused::Stopping);
+        }
+        self.call(of, requests)
+    }
+
+    fn next(&self, call: &Call, now: u64) -> Result<Slot, Refused> {
+        let from = self.learned.from(&call.of, call.requests, now);
+        match self.core.peek_from(&call.demands, from, now) {
+            Ok((at, rule)) => Ok(Slot {
+                at,
+                now,
+                binding: match rule {
+                    Some(rule) => self.binding(rule, false),
+                    None => (at > now).then_some(Binding::Learned),
+                },
+            }),
+            Err((rule, why)) => match self.refused(call, rule, why, now) {
+                // A queue that is full has room then.
+                Refused::OverHorizon(slot) => Ok(slot),
+                refused => Err(refused),
+            },
+        }
+    }
+
+    fn binding(&self, rule: LimitId, is_learned: bool) -> Option<Binding> {
+        if is_learned {
+            return Some(Binding::Learned);
+        }
+        let (_, named, placed) = self.catalog.owner(rule)?;
+        Some(Binding::Rule {
+            limit: Arc::clone(&named.name),
+            rule: Arc::clone(&placed.name),
+        })
+    }
+
+    fn refused(&self, call: &Call, rule: LimitId, why: Refusal, now: u64) -> Refused {
+        match why {
+            Refusal::NoRoom => Refused::NoRoom,
+            Refusal::TooMany { most } => Refused::TooMany {
+                binding: self.binding(rule, false),
+                most,
+            },
+            Refusal::Wait { retry_after } => {
+                let from = self.learned.from(&call.of, call.requests, now);
+                // A full queue says when it has room; all else when the call could go.
+                let could_go = self.core.peek_from(&call.demands, from, now);
+                let wait = u64::try_from(retry_after.as_nanos()).unwrap_or(u64::MAX);
+                let at = could_go.map_or(now.saturating_add(wait), |(at, _)| at);
+                Refused::OverHorizon(Slot {
+                    at,
+                    now,
+                    binding: self.binding(rule, from == at),
+                })
+            }
+        }
+    }
+
+    /// All counters of a call.
+    fn counters(&self, call: &Call) -> Vec<Counter> {
+        let whole = self.catalog.every_call().iter();
+        let whole = whole.map(|place| (*place, Arc::clone(&self.whole)));
+        call.of.iter().cloned().chain(whole).collect()
+    }
+
+    /// The counters of a call with a window that is counted from calls, and whether one would begin with this call if it went now.
+    fn counted_from_calls(&self, call: &Call, now: u64) -> Vec<(Counter, bool)> {
+        if self.unsaved.is_off() {
+            return Vec::new();
+        }
+        let counted = |demand: &Demand<Arc<str>>| {
+            let begins = self.core.begins(demand, now)?;
+            let (place, ..) = self.catalog.owner(demand.limit)?;
+            Some(((place, Arc::clone(&demand.key)), begins))
+        };
+        call.demands.iter().filter_map(counted).collect()
+    }
+
+    /// Whether a call could be answered only when it is saved.
+    fn would_wait(
+        &self,
+        call: &Call,
+        counted: &[(Counter, bool)],
+        from: u64,
+        horizon: Duration,
+        now: u64,
+    ) -> bool {
+        let Ok((at, _)) = self.core.peek_from(&call.demands, from, now) else {
+            return false;
+        };
+        if at > now {
+            return Duration::from_nanos(at - now) <= horizon;
+        }
+        let begins = counted.iter().any(|(_, begins)| *begins);
+        begins || !self.unsaved.fits(&self.counters(call), call.requests)
+    }
+
+    /// The snapshot that an answer has to wait for.
+    fn saved_by(&mut self, call: &Call, counted: Vec<(Counter, bool)>, is_now: bool) -> u64 {
+        let mut begins = false;
+        for (counter, of_this) in counted {
+            begins |= of_this;
+            // What is to come may begin a window as well.
+            if of_this || !is_now {
+                self.unsaved.hold(counter);
+            }
+        }
+        let of = self.counters(call);
+        if is_now && !begins && self.unsaved.may_answer(&of, call.requests) {
+            0
+        } else {
+            self.unsaved.saved_by()
+        }
+    }
+
+    fn count(&mut self, call: &Call, mut count: impl FnMut(&mut Counts)) {
+        let whole = self.catalog.every_call().iter();
+        for place in call.of.iter().map(|(place, _)| place).chain(whole) {
+            count(&mut self.counts[*place as usize]);
+        }
+    }
+}

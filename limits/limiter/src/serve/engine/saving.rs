@@ -1,0 +1,271 @@
+//! Snapshots: made a part of the counters at a time, so that nobody waits for long, and restored at the start.
+
+use std::{collections::HashMap, sync::Arc};
+
+use limits::saved::RestoreError;
+
+use super::{
+    Engine, State,
+    catalog::Named,
+    learned::Lesson,
+    snapshot::{Head, Reader, SavedLesson, SavedLimit, SavedRule, Unreadable, Writer},
+};
+
+/// Counters that are saved at once, under the lock: the more, the longer others wait for it.
+const PART: usize = 128;
+
+/// A snapshot in memory.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// What to write.
+    pub bytes: Vec<u8>,
+    /// Counters in it, each once for each rule.
+    pub counters: usize,
+    number: u64,
+    /// Of which limits it is, and when it began.
+    version: u64,
+    began: u64,
+    /// What it charges each place for.
+    charges: Vec<u64>,
+}
+
+/// What came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Restored {
+    /// Counters, each once for each rule.
+    pub counters: usize,
+    /// Those whose rules are gone.
+    pub dropped: usize,
+    /// Whether the end was orderly. If not, every counter was charged.
+    pub is_clean: bool,
+    /// The latest time that was told before.
+    pub clock: u64,
+}
+
+/// Why a snapshot was not restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreFailed {
+    /// It cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    /// It has more counters than there may be.
+    #[error("it has more counters than there may be")]
+    NoRoom,
+}
+
+impl Engine {
+    /// All that is known, in parts, each under the lock for a moment. To be told to [`is_saved`](Self::is_saved) when it is on the disk, before
+    /// another is made.
+    ///
+    /// `is_clean` says that nothing is answered from now on, which [`close`](Self::close) sees to.
+    #[must_use]
+    pub fn snapshot(&self, is_clean: bool, now: u64) -> Snapshot {
+        loop {
+            if let Some(snapshot) = self.try_snapshot(is_clean, now) {
+                return snapshot;
+            }
+        }
+    }
+
+    /// `None` when limits changed meanwhile.
+    fn try_snapshot(&self, is_clean: bool, now: u64) -> Option<Snapshot> {
+        let (number, version, charges, head, bytes) = {
+            let mut state = self.state();
+            let is_new = !std::mem::replace(&mut state.is_failed, true);
+            state.unsaved.begin(is_new);
+            let head = state.head(is_clean);
+            (
+                state.unsaved.epoch(),
+                state.version,
+                state.worth(),
+                head,
+                state.saved_bytes,
+            )
+        };
+        let mut places: HashMap<u32, u64> = HashMap::new();
+        let mut writer = Writer::begin(&head, bytes + bytes / 8);
+        let mut counters = 0;
+        let mut from = Some(0);
+        while let Some(place) = from {
+            let state = self.state();
+            if state.version != version {
+                return None;
+            }
+            if places.is_empty() {
+                let all = state.catalog.all().zip(0..);
+                places = all.map(|((place, _), index)| (place, index)).collect();
+            }
+            let catalog = &state.catalog;
+            from = state.core.save(place, PART, now, |id, key, bytes| {
+                let Some((place, named, placed)) = catalog.owner(id) else {
+                    return;
+                };
+                let mut rules = named.rules.iter().zip(0..);
+                let rule = rules.find(|(it, _)| it.id == placed.id);
+                let rule = rule.map_or(0, |(_, index)| index);
+                writer.counter(places[&place], rule, key, bytes);
+                counters += 1;
+            });
+        }
+        Some(Snapshot {
+            bytes: writer.end(),
+            counters,
+            number,
+            version,
+            began: now,
+            charges,
+        })
+    }
+
+    /// Keeps `sources` in every snapshot from now on: whatever says where the limits came from. Returns the number of the first that has them,
+    /// 0 where none is made.
+    pub fn keep(&self, sources: Arc<[u8]>) -> u64 {
+        let mut state = self.state();
+        state.sources = sources;
+        state.unsaved.saved_by()
+    }
+
+    /// The sources that a snapshot has, as they were [kept](Self::keep); empty of one that has none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn kept_in(snapshot: &[u8]) -> Result<Arc<[u8]>, Unreadable> {
+        Ok(Reader::begin(snapshot)?.0.sources)
+    }
+
+    /// A snapshot is on the disk since `now`: answers that waited for it go out.
+    pub fn is_saved(&self, snapshot: &Snapshot, now: u64) {
+        {
+            let mut state = self.state();
+            // One from before a change charges for none of the limits that are in force.
+            let is_of_these = state.version == snapshot.version;
+            let worth = state.worth().into_iter().filter(|_| is_of_these);
+            let worth: Vec<u64> = worth.collect();
+            let of_place = |place: usize| worth.get(place).copied().unwrap_or(0);
+            state.unsaved.saved(&snapshot.charges, of_place);
+            state.saved_at = now;
+            state.saving_took = now.saturating_sub(snapshot.began);
+            state.is_failed = false;
+            state.saved_bytes = snapshot.bytes.len();
+        }
+        self.saved.send_replace(snapshot.number);
+    }
+
+    /// Restores what a snapshot has, into limits of which nothing has been used; `now` is not before its clock.
+    ///
+    /// # Errors
+    /// When it cannot be read, or has too many counters.
+    pub fn restore(&self, bytes: &[u8], now: u64) -> Result<Restored, RestoreFailed> {
+        let (head, mut reader) = Reader::begin(bytes)?;
+        let mut state = self.state();
+        let state = &mut *state;
+        let now = now.max(head.clock);
+        let mut restored = Restored {
+            counters: 0,
+            dropped: 0,
+            is_clean: head.is_clean,
+            clock: head.clock,
+        };
+        while let Some(counter) = reader.counter()? {
+            let (limit, rule) = at(&head, counter.limit, counter.rule)?;
+            let Some(id) = state.id_of(&limit.name, &rule.name) else {
+                restored.dropped += 1;
+                continue;
+            };
+            let core = &mut state.core;
+            match core.restore(id, counter.counter, &rule.limit, &counter.state, now) {
+                Ok(()) => restored.counters += 1,
+                Err(RestoreError::Damaged(_)) => return Err(Unreadable::Damaged.into()),
+                Err(RestoreError::NoRoom) => return Err(RestoreFailed::NoRoom),
+            }
+        }
+        let mut charges = Vec::new();
+        for limit in &head.limits {
+            for rule in &limit.rules {
+                let Some(id) = state.id_of(&limit.name, &rule.name) else {
+                    continue;
+                };
+                if let Some(unseen) = &rule.unseen {
+                    let unseen = state.core.restore_unseen(id, &rule.limit, unseen, now);
+                    unseen.map_err(Unreadable::from)?;
+                }
+                if !head.is_clean {
+                    charges.push((id, limit.worth));
+                }
+            }
+        }
+        state.core.charge_all(&charges, now);
+        for lesson in head.lessons {
+            let (place, counter) = (lesson.limit, lesson.counter);
+            let limit = usize::try_from(place)
+                .ok()
+                .and_then(|it| head.limits.get(it));
+            let limit = limit.ok_or(Unreadable::Damaged)?;
+            if let Some(place) = state.catalog.place(&limit.name) {
+                let lost = if head.is_clean { 0 } else { limit.worth };
+                let known = Lesson {
+                    until: lesson.until,
+                    left: lesson.left.saturating_sub(lost),
+                };
+                state.learned.put(&(place, counter), known, now);
+            }
+        }
+        Ok(restored)
+    }
+}
+
+fn at(head: &Head, limit: u64, rule: u64) -> Result<(&SavedLimit, &SavedRule), Unreadable> {
+    let limit = usize::try_from(limit)
+        .ok()
+        .and_then(|it| head.limits.get(it));
+    let limit = limit.ok_or(Unreadable::Damaged)?;
+    let rule = usize::try_from(rule)
+        .ok()
+        .and_then(|it| limit.rules.get(it));
+    Ok((limit, rule.ok_or(Unreadable::Damaged)?))
+}
+
+impl State {
+    fn id_of(&self, limit: &str, rule: &str) -> Option<limits::LimitId> {
+        let named = self.catalog.get(self.catalog.place(limit)?);
+        let placed = named.rules.iter().find(|placed| &*placed.name == rule);
+        placed.map(|placed| placed.id)
+    }
+
+    fn head(&self, is_clean: bool) -> Head {
+        let saved = |named: &Named| SavedLimit {
+            name: Arc::clone(&named.name),
+            worth: named.worth,
+            rules: named
+                .rules
+                .iter()
+                .map(|placed| SavedRule {
+                    name: Arc::clone(&placed.name),
+                    limit: placed.rule.limit,
+                    unseen: self.core.save_unseen(placed.id),
+                })
+                .collect(),
+        };
+        let places: HashMap<u32, u64> = self
+            .catalog
+            .all()
+            .map(|(place, _)| place)
+            .zip(0..)
+            .collect();
+        let lessons = self.learned.all().filter_map(|((place, counter), lesson)| {
+            Some(SavedLesson {
+                limit: *places.get(place)?,
+                counter: Arc::clone(counter),
+                until: lesson.until,
+                left: lesson.left,
+            })
+        });
+        Head {
+            is_clean,
+            clock: self.core.clock(),
+            sources: Arc::clone(&self.sources),
+            limits: self.catalog.all().map(|(_, named)| saved(named)).collect(),
+            lessons: lessons.collect(),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The limiter over HTTP: a few paths, JSON.
+
+mod answer;
+mod ask;
+mod feed;
+mod limits_admin;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use runtime::rate_limit::{Fields, Quota};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+pub(super) use self::answer::problem as problem_answer;
+use self::{
+    answer::{CountedBody, LearnedBody, SlotBody, json, text},
+    ask::{Path, Query, is_json, method, what},
+};
+use super::{
+    asked::{Asked, Call},
+    engine::Slot,
+    metrics::Protocol,
+    problem::{self, Problem},
+    service::{self, Service},
+};
+
+/// An answer.
+pub(super) type Answer = Response<Full<Bytes>>;
+
+/// What can be asked, as OpenAPI 3.1.
+pub const OPENAPI: &str = include_str!("../../openapi.json");
+
+impl Service {
+    /// Answers a request; where it is to wait for its slot, then, or as soon as `stop` is cancelled.
+    pub(super) async fn http(
+        &self,
+        request: Request<Incoming>,
+        stop: &CancellationToken,
+    ) -> Answer {
+        let began = Instant::now();
+        let path = request.uri().path().to_owned();
+        let path = Path::of(&path);
+        let call = match &path {
+            Ok(Path::Call(call, _)) => Some(*call),
+            _ => None,
+        };
+        let answered = match path {
+            Ok(path) => self.route(path, request, stop, began).await,
+            Err(problem) => Err(problem),
+        };
+        let answer = answered.unwrap_or_else(|problem| problem_answer(&problem));
+        let status = answer.status();
+        self.metrics.answered(Protocol::Http, call, status.into());
+        answer
+    }
+
+    async fn route(
+        &self,
+        path: Path<'_>,
+        request: Request<Incoming>,
+        stop: &CancellationToken,
+        began: Instant,
+    ) -> Result<Answer, Problem> {
+        let caller = self.admit(&request, began)?;
+        match path {
+            Path::Call(call, first) => {
+                expect(request.method(), &method(call))?;
+                let query = Query::of(request.uri().query().unwrap_or_default())?;
+                let body = match call {
+                    Call::Delay => Bytes::new(),
+                    _ if !is_json(request.headers()) => {
+                        return Err(Problem::new(problem::MEDIA_TYPE, ""));
+                    }
+                    _ => self.body(request.into_body()).await?,
+                };
+                let asked = Asked {
+                    of: [first].into_iter().chain(query.also).collect(),
+                    what: what(call, query.n, &body)?,
+                };
+                let answered = self.answer(&asked, &caller, stop).await;
+                let slot = match &answered {
+                    Ok(answer) => Some(&answer.slot),
+                    Err(problem) => problem.slot.as_deref(),
+                };
+                let quota = slot.and_then(|slot| self.quota(&asked, slot));
+                let mut answer = match answered {
+                    Ok(answer) => answer_of(call, &answer),
+                    Err(problem) => problem_answer(&problem),
+                };
+                if let Some(quota) = quota {
+                    answer.extensions_mut().insert(quota);
+                }
+                Ok(answer)
+            }
+            Path::Limits => {
+                expect(request.method(), &Method::GET)?;
+                Ok(self.all_limits(&caller.holder, request.headers()))
+            }
+            Path::Limit(limit) => {
+                self.may_use(&caller.holder, &limit)?;
+                self.limit(&limit, &caller.holder, request).await
+            }
+            Path::Feed => {
+                expect(request.method(), &Method::GET)?;
+                self.feed(&caller.holder, &request, stop).await
+            }
+            Path::Problem(name) => {
+                expect(request.method(), &Method::GET)?;
+                let mut kinds = problem::KINDS.iter();
+                let kind = kinds.find(|kind| kind.name == name);
+                let kind = kind.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
+                let page = format!("{} ({})\n\n{}\n", kind.title, kind.status, kind.advice);
+                Ok(text(page, "text/plain; charset=utf-8"))
+            }
+            Path::OpenApi => {
+                expect(request.method(), &Method::GET)?;
+                Ok(text(OPENAPI, "application/json"))
+            }
+            Path::Other => Err(Problem::new(problem::NOT_FOUND, "")),
+        }
+    }
+
+    /// What is left to calls like this one, for the fields of its answer.
+    fn quota(&self, asked: &Asked, slot: &Slot) -> Option<Quota> {
+        if self.fields == Fields::Off {
+            return None;
+        }
+        let binding = slot.binding.as_ref();
+        let left = self.engine.left(&asked.targets(), binding, slot.now)?;
+        Some(Quota {
+            policy: left.rule.to_string(),
+            most: left.most,
+            window: left.window,
+            remaining: left.remaining,
+            reset: Duration::from_nanos(left.more_at.saturating_sub(slot.now)),
+        })
+    }
+}
+
+fn answer_of(call: Call, answer: &service::Answer) -> Answer {
+    let (slot, has_effect) = (SlotBody::of(&answer.slot), answer.has_effect);
+    match call {
+        Call::Delay | Call::Reserve => json(&slot),
+        Call::Increment => json(&CountedBody {
+            counted: has_effect,
+            next: slot,
+        }),
+        Call::Feedback => json(&LearnedBody {
+            learned: has_effect,
+            next: slot,
+        }),
+    }
+}
+
+fn expect(method: &Method, expected: &Method) -> Result<(), Problem> {
+    let is_it = method == expected || (method == Method::HEAD && expected == Method::GET);
+    is_it.then_some(()).ok_or_else(|| {
+        let detail = format!("use {expected}");
+        Problem::new(problem::METHOD, detail)
+    })
+}

@@ -1,0 +1,294 @@
+//! Limits of a collection of MongoDB: read as a whole, again whenever a change stream tells of a change, and where there is none, on a server
+//! that is of no replica set, every two seconds.
+//!
+//! Each document is a limit: its `_id` is the name, all else its terms. Nothing but this reads the collection, and it
+//! writes nothing. A server that does not answer changes nothing; what was read last stays in force.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use limits::rules::Terms;
+use mongodb::{
+    Client, Collection,
+    bson::{Bson, Document, RawDocumentBuf, doc},
+    change_stream::{ChangeStream, event::ChangeStreamEvent},
+    error::{Error, ErrorKind},
+    options::{ClientOptions, ReadConcern, ReadPreference, SelectionCriteria},
+};
+use serde_json::{Map, Number, Value};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::{config, engine::LIMITS_MAX},
+    LimitSources, Named,
+    plan::BYTES_MAX,
+};
+
+/// How often the collection is looked at without a change stream.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often it is read with one, though that tells of nothing.
+const READ_INTERVAL: Duration = Duration::from_secs(10);
+
+/// From a change to the next read: several changes are read at once.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a server may be looked for, and a command may take.
+const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a server says that has no change streams, as it is of no replica set.
+const NO_CHANGE_STREAMS: i32 = 40_573;
+
+const ENDED: &str = "the change stream has ended";
+
+type Changes = ChangeStream<ChangeStreamEvent<Document>>;
+
+/// Keeps the limits of a collection up to date.
+pub(in super::super) struct Follower {
+    of: config::Collection,
+    sources: LimitSources,
+}
+
+/// Why there is nothing new.
+enum Failed {
+    /// The server does not answer, or refuses.
+    Server(String),
+    /// What is in the collection is not limits.
+    Content(String),
+}
+
+impl Follower {
+    /// Of this collection.
+    ///
+    /// # Errors
+    /// When the connection string is malformed; without repeating it.
+    pub(in super::super) fn new(
+        of: config::Collection,
+        sources: LimitSources,
+    ) -> anyhow::Result<Self> {
+        let parsed = mongodb::options::ConnectionString::parse(&of.uri).ok();
+        parsed.context("--limits-mongodb: the connection string is malformed")?;
+        Ok(Self { of, sources })
+    }
+
+    /// Follows the collection until `stop`.
+    pub(in super::super) async fn run(self, stop: CancellationToken) {
+        stop.run_until_cancelled(Box::pin(self.follow())).await;
+    }
+
+    async fn follow(&self) {
+        let mut is_lost = false;
+        loop {
+            let why = match self.connect().await {
+                Ok(collection) => self.read_again_and_again(&collection, &mut is_lost).await,
+                Err(error) => in_words(&error),
+            };
+            if !std::mem::replace(&mut is_lost, true) {
+                tracing::warn!(
+                    collection = ?self.of,
+                    why,
+                    "the collection of limits cannot be read, trying again: its last limits stay in force"
+                );
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    async fn connect(&self) -> Result<Collection<RawDocumentBuf>, Error> {
+        let mut options = ClientOptions::parse(&self.of.uri).await?;
+        let name = || "cookiesync-limiter".to_owned();
+        options.app_name.get_or_insert_with(name);
+        options
+            .server_selection_timeout
+            .get_or_insert(SELECTION_TIMEOUT);
+        options.connect_timeout.get_or_insert(SELECTION_TIMEOUT);
+        options.max_pool_size.get_or_insert(2);
+        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+        options.selection_criteria.get_or_insert(primary);
+        let database = Client::with_options(options)?.database(&self.of.database);
+        Ok(database.collection(&self.of.name))
+    }
+
+    /// Until the server fails; why.
+    async fn read_again_and_again(
+        &self,
+        collection: &Collection<RawDocumentBuf>,
+        is_lost: &mut bool,
+    ) -> String {
+        // Before the first read, so that no change is missed.
+        let mut changes = match changes(collection).await {
+            Ok(changes) => changes,
+            Err(why) => return why,
+        };
+        loop {
+            match read(collection, changes.is_some()).await {
+                Ok(named) => self.sources.collection(Ok(named)),
+                Err(Failed::Content(why)) => self.sources.collection(Err(why)),
+                Err(Failed::Server(why)) => return why,
+            }
+            if std::mem::replace(is_lost, false) {
+                tracing::info!(collection = ?self.of, "the collection of limits can be read again");
+            }
+            let Some(stream) = &mut changes else {
+                sleep(POLL_INTERVAL).await;
+                continue;
+            };
+            match timeout(READ_INTERVAL, stream.next()).await {
+                Err(_) => {}
+                Ok(Some(Ok(_))) => {
+                    sleep(PAUSE).await;
+                    // The next read has what else is told of already.
+                    while let Some(told) = stream.next().now_or_never() {
+                        match told {
+                            Some(Ok(_)) => {}
+                            Some(Err(error)) => return in_words(&error),
+                            None => return ENDED.to_owned(),
+                        }
+                    }
+                }
+                Ok(Some(Err(error))) => return in_words(&error),
+                Ok(None) => return ENDED.to_owned(),
+            }
+        }
+    }
+}
+
+/// The changes of the collection; `None` on a server that has no change streams.
+async fn changes(collection: &Collection<RawDocumentBuf>) -> Result<Option<Changes>, String> {
+    let collection = collection.clone_with_type::<Document>();
+    let watching = timeout(COMMAND_TIMEOUT, collection.watch().into_future()).await;
+    match watching.map_err(|_| "no answer in time".to_owned())? {
+        Ok(changes) => Ok(Some(changes)),
+        Err(error) => match &*error.kind {
+            ErrorKind::Command(refused) if refused.code == NO_CHANGE_STREAMS => Ok(None),
+            _ => Err(in_words(&error)),
+        },
+    }
+}
+
+/// All limits of the collection.
+async fn read(
+    collection: &Collection<RawDocumentBuf>,
+    of_replica_set: bool,
+) -> Result<Named, Failed> {
+    let reading = Box::pin(all(collection, of_replica_set));
+    let reading = timeout(COMMAND_TIMEOUT, reading).await;
+    reading.unwrap_or_else(|_| Err(Failed::Server("no answer in time".to_owned())))
+}
+
+async fn all(
+    collection: &Collection<RawDocumentBuf>,
+    of_replica_set: bool,
+) -> Result<Named, Failed> {
+    let server = |error: Error| Failed::Server(in_words(&error));
+    let most = i64::try_from(LIMITS_MAX).unwrap_or(i64::MAX) + 1;
+    let mut find = collection.find(doc! {}).limit(most);
+    if of_replica_set {
+        // Of one moment, and what a majority has.
+        find = find.read_concern(ReadConcern::snapshot());
+    }
+    let mut cursor = find.await.map_err(server)?;
+    let (mut named, mut bytes) = (Named::new(), 0);
+    while let Some(raw) = cursor.try_next().await.map_err(server)? {
+        bytes += raw.as_bytes().len();
+        if bytes > BYTES_MAX || named.len() == LIMITS_MAX {
+            let what = format!("it has more than {LIMITS_MAX} limits, or than {BYTES_MAX} bytes");
+            return Err(Failed::Content(what));
+        }
+        let document = Document::try_from(raw).map_err(|_| {
+            let what = "a document is not BSON";
+            Failed::Content(what.to_owned())
+        })?;
+        let (name, terms) = limit(document).map_err(Failed::Content)?;
+        named.insert(name, terms);
+    }
+    Ok(named)
+}
+
+/// A document's name, and its terms.
+fn limit(mut document: Document) -> Result<(String, Terms), String> {
+    let Some(Bson::String(name)) = document.remove("_id") else {
+        return Err("an _id is not a text: it is the name of a limit".to_owned());
+    };
+    let wrong = |why: String| format!("{}: {why}", name.escape_debug());
+    let terms = object(document).map_err(wrong)?;
+    let terms = serde_json::from_value(terms).map_err(|error| wrong(error.to_string()))?;
+    Ok((name, terms))
+}
+
+fn object(document: Document) -> Result<Value, String> {
+    let fields = document.into_iter();
+    let fields: Result<Map<String, Value>, String> = fields
+        .map(|(name, value)| {
+            let value = json(value).map_err(|why| format!("{name}: {why}"))?;
+            Ok((name, value))
+        })
+        .collect();
+    fields.map(Value::Object)
+}
+
+fn json(value: Bson) -> Result<Value, String> {
+    Ok(match value {
+        Bson::String(text) => Value::String(text),
+        Bson::Boolean(flag) => Value::Bool(flag),
+        Bson::Int32(number) => number.into(),
+        Bson::Int64(number) => number.into(),
+        Bson::Double(number) => {
+            let number = Number::from_f64(number);
+            Value::Number(number.ok_or("it is not a finite number")?)
+        }
+        Bson::Array(values) => {
+            let values: Result<Vec<Value>, String> = values.into_iter().map(json).collect();
+            Value::Array(values?)
+        }
+        Bson::Document(document) => object(document)?,
+        other => return Err(format!("{:?} is not of limits", other.element_type())),
+    })
+}
+
+/// Without what may hold a part of the connection string.
+fn in_words(error: &Error) -> String {
+    match &*error.kind {
+        ErrorKind::Command(refused) => format!("{} ({})", refused.code_name, refused.code),
+        ErrorKind::Authentication { .. } => "the login is refused".to_owned(),
+        ErrorKind::ServerSelection { .. } => "no server answers".to_owned(),
+        ErrorKind::Io(error) => error.to_string(),
+        ErrorKind::InvalidArgument { .. } => "the connection string is malformed".to_owned(),
+        _ => "the driver fails".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn document_has_the_terms_of_a_limit() {
+        let document = doc! {
+            "_id": "a",
+            "keys": ["17", 18],
+            "rules": [{ "id": "r", "rate": "3/s", "burst": 5_i64 }],
+            "mode": "shape",
+            "dead_letter": { "share": 0.1 },
+        };
+        let (name, terms) = limit(document).unwrap();
+        let expected = "{\"keys\": [\"17\", 18], \"rules\": [{\"id\": \"r\", \"rate\": \"3/s\", \"burst\": 5}], \
+                        \"mode\": \"shape\", \"dead_letter\": {\"share\": 0.1}}";
+        assert_eq!(
+            (name.as_str(), terms),
+            ("a", serde_json::from_str(expected).unwrap())
+        );
+        for (document, what) in [
+            (doc! { "_id": 17 }, "_id"),
+            (doc! { "rules": [] }, "_id"),
+            (doc! { "_id": "a", "rules": Bson::Null }, "a: rules: Null"),
+            (doc! { "_id": "a", "burst": f64::NAN }, "finite"),
+        ] {
+            let why = limit(document).unwrap_err();
+            assert!(why.contains(what), "{why}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Every metric of a limiter that serves.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use figures::limiter::{
+    CHARGED, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS, LEARNED,
+    LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, QUOTA_USED, REQUEST_SECONDS, REQUESTS,
+    SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION,
+    VERSION_REFUSED, WAITING, WAITING_REFUSED,
+};
+use http::StatusCode;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
+use runtime::metrics::{Latency, Registry, family};
+
+use super::{
+    asked::Call,
+    engine::{Counts, Engine, LimitSurvey, Survey},
+    limit_sources::{LimitSources, Source},
+    waiting::Full,
+};
+
+/// What is asked.
+const CALLS: [&str; 5] = ["delay", "reserve", "increment", "feedback", "other"];
+
+/// How.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Protocol {
+    Http,
+    Grpc,
+}
+
+const PROTOCOLS: [&str; 2] = ["http", "grpc"];
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    Good,
+    /// It cannot be answered.
+    Theirs,
+    /// The limiter cannot answer it.
+    Ours,
+}
+
+const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
+
+impl From<StatusCode> for Class {
+    fn from(status: StatusCode) -> Self {
+        match status.as_u16() {
+            ..400 => Self::Good,
+            400..500 => Self::Theirs,
+            _ => Self::Ours,
+        }
+    }
+}
+
+/// What the server counts.
+#[derive(Debug, Clone)]
+pub struct Serving {
+    requests: [[[IntCounter; 3]; 5]; 2],
+    pub(super) seconds: Latency,
+    waiting_refused: [IntCounter; 3],
+    pub(super) token_refusals: IntCounterVec,
+}
+
+/// What is counted of snapshots.
+#[derive(Debug, Clone)]
+pub struct Saving {
+    saved: IntCounter,
+    failed: IntCounter,
+    seconds: Latency,
+    bytes: IntGauge,
+}
+
+/// What the app tells of all.
+pub(super) struct Overview {
+    pub(super) engine: Arc<Engine>,
+    pub(super) sources: LimitSources,
+    /// The newest look at all counters.
+    pub(super) survey: Arc<Mutex<Arc<Survey>>>,
+    pub(super) counters_max: usize,
+    pub(super) waiting: Box<dyn Fn() -> usize + Send + Sync>,
+    pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
+    pub(super) snapshot_age: Box<dyn Fn() -> Option<Duration> + Send + Sync>,
+    pub(super) is_charged: bool,
+}
+
+impl Serving {
+    /// Registers what it counts.
+    ///
+    /// # Errors
+    /// When a name is taken.
+    pub fn register(registry: &Registry) -> Result<Self> {
+        let requests: IntCounterVec = registry.add(REQUESTS)?;
+        let waiting: IntCounterVec = registry.add(WAITING_REFUSED)?;
+        let token_refusals: IntCounterVec = registry.add(TOKEN_REFUSALS)?;
+        for reason in ["missing", "wrong", "limit", "right"] {
+            token_refusals.with_label_values(&[reason]);
+        }
+        let of_call = |protocol, call| {
+            CLASSES.map(|class| requests.with_label_values(&[protocol, call, class]))
+        };
+        Ok(Self {
+            requests: PROTOCOLS.map(|protocol| CALLS.map(|call| of_call(protocol, call))),
+            seconds: registry.add(REQUEST_SECONDS)?,
+            waiting_refused: Full::ALL.map(|(_, label)| waiting.with_label_values(&[label])),
+            token_refusals,
+        })
+    }
+
+    pub(super) fn answered(&self, protocol: Protocol, call: Option<Call>, class: Class) {
+        let call = call.map_or(CALLS.len() - 1, |call| call as usize);
+        self.requests[protocol as usize][call][class as usize].inc();
+    }
+
+    pub(super) fn full(&self, full: Full) {
+        self.waiting_refused[full as usize].inc();
+    }
+}
+
+impl Saving {
+    /// Registers what it counts.
+    ///
+    /// # Errors
+    /// When a name is taken.
+    pub fn register(registry: &Registry) -> Result<Self> {
+        let snapshots: IntCounterVec = registry.add(SNAPSHOTS)?;
+        Ok(Self {
+            saved: snapshots.with_label_values(&["saved"]),
+            failed: snapshots.with_label_values(&["failed"]),
+            seconds: registry.add(SNAPSHOT_SECONDS)?,
+            bytes: registry.add(SNAPSHOT_BYTES)?,
+        })
+    }
+
+    pub(super) fn saved(&self, took: Duration, bytes: usize) {
+        self.saved.inc();
+        self.seconds.observe(took, 1);
+        self.bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn failed(&self) {
+        self.failed.inc();
+    }
+}
+
+impl Overview {
+    /// Registers what is read of the engine when somebody asks.
+    pub(super) fn register(self, registry: &Registry) -> Result<()> {
+        let figures = [
+            DECISIONS,
+            DELAYS,
+            INCREMENTS,
+            OUTBOUND_429,
+            LEARNED,
+            LEARNED_COUNTERS,
+            QUOTA_USED,
+            LIMIT_COUNTERS,
+            COUNTERS,
+            COUNTERS_MAX,
+            LIMITS,
+            COLLECTION_AGE,
+            VERSION,
+            VERSION_REFUSED,
+            WAITING,
+            SNAPSHOT_AGE,
+            CHARGED,
+        ];
+        registry.read(figures, move || self.families())
+    }
+
+    fn limits_by_source(&self) -> Vec<([&'static str; 1], f64)> {
+        let plan = self.sources.plan();
+        let mut counts = Source::ALL.map(|source| ([source.name()], 0.0));
+        for limit in &plan.rules.limits {
+            if let Some(source) = plan.sources(&limit.name).next() {
+                counts[source as usize].1 += 1.0;
+            }
+        }
+        counts.into()
+    }
+
+    fn families(&self) -> Vec<MetricFamily> {
+        let survey = {
+            let survey = self.survey.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(&survey)
+        };
+        let now = self.engine.limits_now();
+        let limits = &now.limits;
+        let looked_at = |figure, value: fn(&LimitSurvey) -> f64| {
+            let samples = survey.limits.iter();
+            family(figure, samples.map(|it| ([&*it.name], value(it))))
+        };
+        let by_limit = |figure, value: fn(&Counts) -> u64| {
+            let samples = limits.iter();
+            family(
+                figure,
+                samples.map(|it| ([&*it.name], as_f64(value(&it.counts)))),
+            )
+        };
+        let by_outcome = |figure, values: fn(&Counts) -> [(&'static str, u64); 3]| {
+            let samples = limits.iter().flat_map(|it| {
+                values(&it.counts).map(|(outcome, count)| ([&*it.name, outcome], as_f64(count)))
+            });
+            family(figure, samples)
+        };
+        let one = |figure, value: Option<f64>| {
+            family::<[&str; 0]>(figure, value.map(|value| ([], value)))
+        };
+        let truth = |it: bool| Some(f64::from(u8::from(it)));
+        vec![
+            by_outcome(DECISIONS, |it| {
+                [
+                    ("now", it.now),
+                    ("delayed", it.delayed),
+                    ("refused", it.refused),
+                ]
+            }),
+            by_limit(DELAYS, |it| it.asked),
+            by_outcome(INCREMENTS, |it| {
+                [
+                    ("counted", it.counted),
+                    ("too_old", it.too_old),
+                    ("too_early", it.too_early),
+                ]
+            }),
+            by_limit(OUTBOUND_429, |it| it.outbound_429),
+            by_limit(LEARNED, |it| it.learned),
+            family(
+                LEARNED_COUNTERS,
+                limits.iter().map(|it| ([&*it.name], as_f64(it.learned))),
+            ),
+            family(
+                QUOTA_USED,
+                survey.limits.iter().filter_map(|it| {
+                    let used = as_f64(it.quota_permille?) / 1e3;
+                    Some(([&*it.name], used))
+                }),
+            ),
+            looked_at(LIMIT_COUNTERS, |it| as_f64(it.counters)),
+            one(COUNTERS, Some(as_f64(now.counters as u64))),
+            one(COUNTERS_MAX, Some(as_f64(self.counters_max as u64))),
+            family(LIMITS, self.limits_by_source()),
+            one(
+                COLLECTION_AGE,
+                self.sources.collection_age().map(|age| age.as_secs_f64()),
+            ),
+            one(VERSION, Some(as_f64(now.version))),
+            one(VERSION_REFUSED, truth((self.is_refused)())),
+            one(WAITING, Some(as_f64((self.waiting)() as u64))),
+            one(
+                SNAPSHOT_AGE,
+                (self.snapshot_age)().map(|age| age.as_secs_f64()),
+            ),
+            one(CHARGED, truth(self.is_charged)),
+        ]
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+fn as_f64(count: u64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,260 @@
+//! Decides, waits and answers, whatever the protocol: HTTP and gRPC read what is asked and write what is answered.
+//!
+//! A call that waits costs a task and a place, and gives both back by going away; its slot stays taken.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use limits::Recorded;
+use runtime::{
+    caller::{is_called_by_a_loopback_name, is_of_another_site},
+    rate_limit::Fields,
+    reload::Reloaded,
+    token,
+};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    asked::{Asked, What},
+    clock::Clock,
+    engine::{Answered, Engine, Slot},
+    limit_sources::LimitSources,
+    metrics,
+    places::Place,
+    problem::{self, Problem, refused},
+    tokens::{self, Holder, Rights},
+    waiting::Waiting,
+};
+
+/// Largest body of a request.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// Longest time for a body to come.
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The longest that an answer is held until its slot.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// The longest that an answer waits for a snapshot.
+pub(super) const SAVED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A slot that had to be saved is passed on so long after its moment at most. After a stall of the disk, no more than what may go in this time
+/// goes at once.
+const LATE_MAX: Duration = Duration::from_secs(1);
+
+/// What connections share.
+pub struct Service {
+    /// The limiter.
+    pub engine: Arc<Engine>,
+    /// Its clock.
+    pub clock: Clock,
+    /// Who may ask; `None`: anybody who reaches the port.
+    pub tokens: Option<Arc<Reloaded<tokens::File>>>,
+    /// How answers over HTTP tell what is left.
+    pub fields: Fields,
+    /// What callers may do where no token is needed.
+    pub rights: Rights,
+    /// Where the limits come from.
+    pub sources: LimitSources,
+    /// Those who wait.
+    pub waiting: Waiting,
+    /// What is counted.
+    pub metrics: metrics::Serving,
+}
+
+/// Who asks, and since when.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    pub(super) holder: Arc<Holder>,
+    pub(super) began: Instant,
+    /// Its place among the calls in progress.
+    pub(super) place: Option<Arc<Place>>,
+}
+
+/// What is answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// When the call may go, or the next one could; its `now` is the moment of the answer.
+    pub(super) slot: Slot,
+    /// Whether it changed anything: requests were taken or counted, or something was learned.
+    pub(super) has_effect: bool,
+}
+
+impl Service {
+    /// Who makes a request.
+    ///
+    /// # Errors
+    /// Why the request is not admitted.
+    pub(super) fn admit<B>(&self, request: &Request<B>, began: Instant) -> Result<Caller, Problem> {
+        let place = request.extensions().get().cloned();
+        let Some(tokens) = &self.tokens else {
+            if !is_called_by_a_loopback_name(request) || is_of_another_site(request.headers()) {
+                return Err(Problem::new(problem::MISDIRECTED, ""));
+            }
+            let holder = Arc::new(Holder::anybody(self.rights));
+            return Ok(Caller {
+                holder,
+                began,
+                place,
+            });
+        };
+        let refuse = |reason, detail: &str| {
+            let refusals = &self.metrics.token_refusals;
+            refusals.with_label_values(&[reason]).inc();
+            Problem::new(problem::UNAUTHORIZED, detail)
+        };
+        let token = token::bearer(request.headers()).ok_or_else(|| refuse("missing", ""))?;
+        let holder = tokens.current().holder(token);
+        let holder =
+            holder.ok_or_else(|| refuse("wrong", "the token is none that is taken here"))?;
+        Ok(Caller {
+            holder,
+            began,
+            place,
+        })
+    }
+
+    /// Answers a call, once it is sure that no crash can forget it; where it is to wait for its slot, then, or as soon as `stop` is
+    /// cancelled.
+    ///
+    /// # Errors
+    /// Why it is not answered.
+    pub(super) async fn answer(
+        &self,
+        asked: &Asked,
+        caller: &Caller,
+        stop: &CancellationToken,
+    ) -> Result<Answer, Problem> {
+        for counter in &asked.of {
+            self.may_use(&caller.holder, &counter.limit)?;
+        }
+        let targets = asked.targets();
+        let (engine, now) = (&self.engine, self.clock.now());
+        let wrong = |why| refused(why, now);
+        let answer = match &asked.what {
+            What::Delay { requests } => {
+                let slot = engine.delay(&targets, *requests, now);
+                let (slot, has_effect) = (slot.map_err(wrong)?, false);
+                Answer { slot, has_effect }
+            }
+            What::Increment { requests, at } => {
+                let answered = engine.increment(&targets, *requests, *at, now);
+                let (recorded, slot) = self.saved(answered.map_err(wrong)?).await?;
+                let has_effect = recorded == Recorded::Counted;
+                self.now(slot, has_effect)
+            }
+            What::Feedback(feedback) => {
+                let [target] = targets[..] else {
+                    let detail = "also: an answer is of one limit";
+                    return Err(Problem::new(problem::INVALID, detail));
+                };
+                let said = feedback.said(now)?;
+                let (has_effect, slot) = engine.feedback(target, said, now).map_err(wrong)?;
+                Answer { slot, has_effect }
+            }
+            What::Reserve {
+                requests,
+                horizon,
+                is_held,
+            } => {
+                let permit = if *is_held {
+                    let names = asked.of.iter().map(|it| Arc::from(it.to_string()));
+                    let permit = self.waiting.enter(&caller.holder.name, names.collect());
+                    Some(permit.map_err(|full| {
+                        self.metrics.full(full);
+                        Problem::new(problem::TOO_MANY_WAIT, "")
+                    })?)
+                } else {
+                    None
+                };
+                let answered = engine.reserve(&targets, *requests, *horizon, now);
+                let answered = answered.map_err(wrong)?;
+                let had_to_be_saved = answered.saved_by > 0;
+                let slot = self.saved(answered).await?;
+                let late = Duration::from_nanos(self.clock.now().saturating_sub(slot.at));
+                if had_to_be_saved && late > LATE_MAX {
+                    let detail = "the slot had passed when it was saved, and is lost";
+                    return Err(Problem::new(problem::NOT_SAVED, detail));
+                }
+                if permit.is_some() && slot.at > self.clock.now() {
+                    if let Some(place) = &caller.place {
+                        place.give_back();
+                    }
+                    self.wait(&slot, stop).await;
+                    return Ok(self.now(slot, true));
+                }
+                self.now(slot, true)
+            }
+        };
+        self.metrics.seconds.observe(caller.began.elapsed(), 1);
+        Ok(answer)
+    }
+
+    /// Reads a whole body.
+    ///
+    /// # Errors
+    /// When it is too large, or does not come.
+    pub(super) async fn body(&self, body: Incoming) -> Result<Bytes, Problem> {
+        let body = Limited::new(body, BODY_BYTES_MAX).collect();
+        match timeout(BODY_TIMEOUT, body).await {
+            Err(_) => Err(Problem::new(problem::SLOW, "")),
+            Ok(Err(_)) => Err(Problem::new(problem::TOO_LARGE, "")),
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+        }
+    }
+
+    /// What is answered now.
+    fn now(&self, slot: Slot, has_effect: bool) -> Answer {
+        let now = self.clock.now();
+        Answer {
+            slot: Slot { now, ..slot },
+            has_effect,
+        }
+    }
+
+    /// Holds an answer until its slot, for a while at most.
+    async fn wait(&self, slot: &Slot, stop: &CancellationToken) {
+        let deadline = Instant::now() + WAIT_MAX;
+        loop {
+            let wait = Duration::from_nanos(slot.at.saturating_sub(self.clock.now()));
+            let left = deadline.saturating_duration_since(Instant::now());
+            if wait.is_zero() || left.is_zero() {
+                return;
+            }
+            let slept = stop.run_until_cancelled(sleep(wait.min(left))).await;
+            if slept.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for the snapshot that an answer needs.
+    async fn saved<T>(&self, answered: Answered<T>) -> Result<T, Problem> {
+        let detail = "what was asked for is taken, and is lost";
+        self.is_saved(answered.saved_by, detail).await?;
+        Ok(answered.answer)
+    }
+
+    /// Waits for the snapshot of this number, if there is one. The detail is what is so without it.
+    pub(super) async fn is_saved(&self, number: u64, detail: &str) -> Result<(), Problem> {
+        if number != 0 {
+            let saved = timeout(SAVED_TIMEOUT, self.engine.saved(number)).await;
+            saved.map_err(|_| Problem::new(problem::NOT_SAVED, detail))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn may_use(&self, holder: &Holder, limit: &str) -> Result<(), Problem> {
+        if holder.may_use(limit) {
+            return Ok(());
+        }
+        let refusals = &self.metrics.token_refusals;
+        refusals.with_label_values(&["limit"]).inc();
+        let detail = format!("the token does not open {limit:?}");
+        Err(Problem::new(problem::FORBIDDEN, detail))
+    }
+}

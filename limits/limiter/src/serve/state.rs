@@ -1,0 +1,173 @@
+//! The folder in which a limiter keeps its snapshot: one process at a time, one whole snapshot at any time.
+//!
+//! A snapshot is written beside the one before it, synced, and takes its name; then the folder is synced. So there is always
+//! one that is whole, and one that is damaged was damaged by others. The files are for this user alone.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use runtime::file_lock::FileLock;
+use rustix::fs::OFlags;
+
+const SNAPSHOT: &str = "snapshot";
+const NEXT: &str = "snapshot.next";
+const LOCK: &str = "lock";
+
+/// Largest snapshot: more than the most counters take, but for large logs.
+const BYTES_MAX: u64 = 64 << 30;
+
+/// The folder, for as long as this is there.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    folder: File,
+    _lock: FileLock,
+}
+
+/// Why the folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// The system refuses.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Another process has it.
+    #[error("another limiter uses it")]
+    Locked,
+    /// Somebody else could change or read what is in it.
+    #[error("{0} in it is not a file of this user's own that nobody else can read or write")]
+    Foreign(&'static str),
+}
+
+impl Folder {
+    /// Opens the folder, or makes it, and takes it for this process until its end, however it ends.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn open(path: &Path) -> Result<Self, Unusable> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        let lock = FileLock::take(own_file(path, LOCK, true)?).map_err(|error| match error {
+            TryLockError::WouldBlock => Unusable::Locked,
+            TryLockError::Error(error) => error.into(),
+        })?;
+        Ok(Self {
+            folder: File::open(path)?,
+            path: path.to_owned(),
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The snapshot, if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(&self) -> Result<Option<Vec<u8>>, Unusable> {
+        let file = match own_file(&self.path, SNAPSHOT, false) {
+            Err(Unusable::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        if file.metadata()?.len() > BYTES_MAX {
+            return Err(io::Error::other("the snapshot is larger than 64 GiB").into());
+        }
+        let mut bytes = Vec::new();
+        file.take(BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    /// Puts a snapshot in the place of the one before; it is on the disk when this returns.
+    ///
+    /// # Errors
+    /// When it is not: then the one before is still there, or this one.
+    pub fn write(&self, snapshot: &[u8]) -> io::Result<()> {
+        if snapshot.len() as u64 > BYTES_MAX {
+            let error = "the snapshot is larger than the 64 GiB that are read: lower --counters";
+            return Err(io::Error::other(error));
+        }
+        let next = self.path.join(NEXT);
+        match fs::remove_file(&next) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&next)?;
+        file.write_all(snapshot)?;
+        file.sync_data()?;
+        fs::rename(&next, self.path.join(SNAPSHOT))?;
+        self.folder.sync_all()
+    }
+}
+
+/// A file of this user's own; no link is followed.
+fn own_file(folder: &Path, name: &'static str, is_made: bool) -> Result<File, Unusable> {
+    let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(is_made)
+        .create(is_made)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(no_follow)
+        .open(folder.join(name))?;
+    let found = file.metadata()?;
+    let is_own = found.is_file()
+        && found.uid() == rustix::process::geteuid().as_raw()
+        && found.mode() & 0o077 == 0
+        && found.nlink() == 1;
+    is_own.then_some(file).ok_or(Unusable::Foreign(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn snapshot_is_whole_and_replaced_whole() {
+        let temporary = TempDir::new().unwrap();
+        let path = temporary.path().join("made/here");
+        let folder = Folder::open(&path).unwrap();
+        assert_eq!(folder.read().unwrap(), None);
+        for bytes in [&b"first"[..], b"the second"] {
+            folder.write(bytes).unwrap();
+            assert_eq!(folder.read().unwrap().as_deref(), Some(bytes));
+        }
+        // What was left half written by a crash is in nobody's way.
+        fs::write(path.join(NEXT), "half").unwrap();
+        folder.write(b"the third").unwrap();
+        assert_eq!(folder.read().unwrap().as_deref(), Some(&b"the third"[..]));
+        let mode = fs::metadata(path.join(SNAPSHOT)).unwrap().permissions();
+        assert_eq!(mode.mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn folder_is_of_one_process_and_its_files_of_one_user() {
+        let temporary = TempDir::new().unwrap();
+        let path = temporary.path();
+        let folder = Folder::open(path).unwrap();
+        assert!(matches!(Folder::open(path), Err(Unusable::Locked)));
+        folder.write(b"x").unwrap();
+        let snapshot = path.join(SNAPSHOT);
+        fs::set_permissions(&snapshot, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(folder.read(), Err(Unusable::Foreign(SNAPSHOT))));
+        fs::remove_file(&snapshot).unwrap();
+        symlink("/etc/passwd", &snapshot).unwrap();
+        assert!(folder.read().is_err());
+        drop(folder);
+        drop(Folder::open(path).unwrap());
+    }
+}

@@ -1,0 +1,21 @@
+//! `limiter serve` as clients and operators meet it: real processes, killed and stopped.
+
+#[path = "serve/administration.rs"]
+mod administration;
+#[path = "serve/clients.rs"]
+mod clients;
+#[cfg(feature = "mongodb")]
+#[path = "serve/collection.rs"]
+mod collection;
+#[path = "serve/grpc.rs"]
+mod grpc;
+#[path = "serve/harness.rs"]
+mod harness;
+#[path = "serve/killed.rs"]
+mod killed;
+#[path = "serve/port.rs"]
+mod port;
+#[path = "serve/restarts.rs"]
+mod restarts;
+#[path = "serve/slots.rs"]
+mod slots;

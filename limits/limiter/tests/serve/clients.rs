@@ -1,0 +1,184 @@
+//! Clients in other languages: one generated from the description, and the examples.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::harness::{Limiter, body};
+
+/// What clients are generated with and need, from PyPI.
+const PACKAGES: [&str; 6] = [
+    "openapi-python-client==0.26.2",
+    "grpcio==1.80.0",
+    "grpcio-health-checking==1.80.0",
+    "grpcio-reflection==1.80.0",
+    "grpcio-status==1.80.0",
+    "grpcio-tools==1.80.0",
+];
+
+const LIMITS: &str = "
+[limits.a]
+rules = [{ id = 'peak', rate = '1/s' }]
+[limits.b]
+rules = [{ id = 'slow', rate = '1/10s', burst = 2 }]
+";
+
+fn run(command: &mut Command) -> Result<Output> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}\n{said}{words}",
+        output.status
+    );
+    Ok(output)
+}
+
+/// The folder of an environment with [`PACKAGES`], made once under cargo's target folder.
+fn environment() -> Result<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients");
+    fs::create_dir_all(&folder)?;
+    let lock = File::create(folder.join("lock"))?;
+    flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
+    let (programs, complete) = (folder.join("venv/bin"), folder.join("complete"));
+    let wanted = PACKAGES.join("\n");
+    if fs::read_to_string(&complete).is_ok_and(|it| it == wanted) {
+        return Ok(programs);
+    }
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(folder.join("venv")))?;
+    run(Command::new(programs.join("python"))
+        .args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:"])
+        .args(PACKAGES))?;
+    fs::write(&complete, wanted)?;
+    Ok(programs)
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// The same for a test, which is skipped where it cannot be had.
+async fn programs() -> Result<Option<PathBuf>> {
+    let made = tokio::task::spawn_blocking(environment).await?;
+    Ok(made
+        .inspect_err(|error| eprintln!("skipped: no packages from PyPI ({error:#})"))
+        .ok())
+}
+
+/// A limiter with tokens, which are in the folder.
+async fn with_tokens(folder: &Path) -> Result<Limiter> {
+    let tokens = folder.join("tokens");
+    fs::write(
+        &tokens,
+        "test one-token-of-16b * administer,feed\nnarrow narrow-token-16b a\n",
+    )?;
+    let flag = format!("--token-file={}", tokens.display());
+    Limiter::start(LIMITS, &[&flag]).await
+}
+
+#[tokio::test]
+async fn client_that_was_generated_from_the_description_asks_for_everything() -> Result<()> {
+    let Some(programs) = programs().await? else {
+        return Ok(());
+    };
+    let folder = tempfile::TempDir::new()?;
+    let mut limiter = with_tokens(folder.path()).await?;
+    let token = [("Authorization", "Bearer one-token-of-16b")];
+    let description = limiter
+        .client()
+        .await?
+        .get("/v1/openapi.json", &token)
+        .await?;
+    ensure!(body(&description, 200)["openapi"] == "3.1.0");
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("openapi.json"), &description.body)?;
+    fs::write(
+        path("config.yml"),
+        "project_name_override: limiter-client\npackage_name_override: limiter_client\npost_hooks: []\n",
+    )?;
+    let (url, generated) = (
+        format!("http://{}", limiter.address),
+        folder.path().to_owned(),
+    );
+    tokio::task::spawn_blocking(move || {
+        run(Command::new(programs.join("openapi-python-client"))
+            .args(["generate", "--meta", "none", "--fail-on-warning"])
+            .args(["--path", "openapi.json", "--config", "config.yml"])
+            .args(["--output-path", "limiter_client"])
+            .current_dir(&generated))?;
+        run(Command::new(programs.join("python"))
+            .arg(source("tests/serve/client.py"))
+            .args([&url, "one-token-of-16b"])
+            .arg(&generated))
+    })
+    .await??;
+    limiter.stop().await
+}
+
+#[tokio::test]
+async fn python_asks_for_everything_over_grpc() -> Result<()> {
+    let Some(programs) = programs().await? else {
+        return Ok(());
+    };
+    let folder = tempfile::TempDir::new()?;
+    let mut limiter = with_tokens(folder.path()).await?;
+    let (address, generated) = (limiter.address.clone(), folder.path().to_owned());
+    tokio::task::spawn_blocking(move || {
+        let python = programs.join("python");
+        run(Command::new(&python)
+            .args(["-m", "grpc_tools.protoc"])
+            .arg(format!("-I{}", source("../proto").display()))
+            .arg(format!("--python_out={}", generated.display()))
+            .arg(format!("--grpc_python_out={}", generated.display()))
+            .arg("cookiesync/limiter/v1/limiter.proto"))?;
+        run(Command::new(&python)
+            .arg(source("tests/serve/grpc_client.py"))
+            .args([&address, "one-token-of-16b"])
+            .arg(&generated))
+    })
+    .await??;
+    limiter.stop().await
+}
+
+#[tokio::test]
+async fn examples_ask_before_each_call() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let url = format!("http://{}", limiter.address);
+    // The limiter's own page stands for a partner.
+    let partner = format!("{url}/v1/problems/no-room");
+    let said = tokio::task::spawn_blocking(move || {
+        let examples = source("../../examples/limiter");
+        let python = run(Command::new("python3")
+            .arg(examples.join("before_each_call.py"))
+            .args([&url, "a", "client 7", &partner]))?;
+        let mut shell = Command::new(examples.join("before-each-call.sh"));
+        shell
+            .env("LIMITER", &url)
+            .args(["b", "k", "echo", "called"]);
+        let shell = [run(&mut shell)?, run(&mut shell)?];
+        // The third is farther off than two tokens last.
+        let body = "{\"horizon\": 1}";
+        let refused = Command::new("curl")
+            .args(["--silent", "--json", body])
+            .arg(format!("{url}/v1/limits/b/k/reserve"))
+            .output()?;
+        anyhow::Ok((python.stdout, shell.map(|it| it.stdout), refused.stdout))
+    })
+    .await??;
+    let (python, shell, refused) = said;
+    assert_eq!(python, b"200\n");
+    assert_eq!(shell, [b"called\n", b"called\n"]);
+    ensure!(String::from_utf8_lossy(&refused).contains("quota-exceeded"));
+    limiter.stop().await
+}

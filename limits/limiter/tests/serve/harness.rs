@@ -1,0 +1,125 @@
+//! A limiter that is started, asked and ended.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use launcher::{
+    http::{Answer, HttpClient},
+    programs::{Process, free_address},
+};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// For whatever takes no time on a machine that is not busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A limiter, its folder, and where it is.
+pub(crate) struct Limiter {
+    pub(crate) process: Process,
+    pub(crate) folder: TempDir,
+    pub(crate) address: String,
+    pub(crate) admin: String,
+}
+
+impl Limiter {
+    /// Starts one with these limits, and more flags.
+    pub(crate) async fn start(limits: &str, flags: &[&str]) -> Result<Self> {
+        let folder = TempDir::new()?;
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        fs::write(path("limits.toml"), limits)?;
+        let (address, admin) = (free_address()?.to_string(), free_address()?.to_string());
+        let own = [
+            "serve".to_owned(),
+            format!("--limits={}", path("limits.toml")),
+            format!("--state={}", path("state")),
+            format!("--listen={address}"),
+            format!("--admin={admin}"),
+        ];
+        let more = flags.iter().map(|flag| (*flag).to_owned());
+        let is_given = |own: &String| {
+            let name = own.split_once('=').map(|(name, _)| name);
+            flags
+                .iter()
+                .any(|flag| flag.split_once('=').map(|(it, _)| it) == name)
+        };
+        let own = own
+            .into_iter()
+            .filter(|own| !own.contains('=') || !is_given(own));
+        let args: Vec<String> = own.chain(more).collect();
+        let program = Path::new(env!("CARGO_BIN_EXE_limiter"));
+        let log = folder.path().join("log");
+        let process = Process::start("the limiter", program, &args, &log)?;
+        let mut limiter = Self {
+            process,
+            folder,
+            address,
+            admin,
+        };
+        limiter.wait_ready().await?;
+        Ok(limiter)
+    }
+
+    pub(crate) async fn wait_ready(&mut self) -> Result<()> {
+        self.process.wait_ready(&self.admin, PATIENCE).await
+    }
+
+    /// Starts it again after its end.
+    pub(crate) async fn start_again(&mut self) -> Result<()> {
+        self.process.start_again()?;
+        self.wait_ready().await
+    }
+
+    /// Ends it in an orderly way.
+    pub(crate) async fn stop(&mut self) -> Result<()> {
+        self.process.signal(Signal::TERM)?;
+        let status = self.process.wait(PATIENCE).await?;
+        let words = self.process.last_lines(20);
+        ensure!(status.success(), "{status}:\n{words}");
+        Ok(())
+    }
+
+    pub(crate) async fn client(&self) -> Result<HttpClient> {
+        HttpClient::connect(&self.address).await
+    }
+
+    /// A file of its folder.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// What the status page shows; the first sample is taken soon after the start.
+    pub(crate) async fn status(&self) -> Result<Value> {
+        loop {
+            let answer = launcher::admin::get(&self.admin, "/status.json").await?;
+            let status: Value = serde_json::from_str(&answer.body)?;
+            if status.get("process").is_some() {
+                return Ok(status);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// How many requests of a counter are used under a limit of one rule.
+    pub(crate) async fn used(&self, limit: &str, counter: &str) -> Result<u64> {
+        let status = self.status().await?;
+        let rows = status["fullest"].as_array().context("no rows")?;
+        let row = rows
+            .iter()
+            .find(|row| row["limit"] == limit && row["counter"] == counter);
+        Ok(row.and_then(|row| row["used"].as_u64()).unwrap_or(0))
+    }
+}
+
+/// The JSON of an answer with this status.
+#[track_caller]
+pub(crate) fn body(answer: &Answer, status: u16) -> Value {
+    assert_eq!(answer.status, status, "{}", answer.body);
+    serde_json::from_str(&answer.body).expect("JSON")
+}
+
+/// A moment of an answer, in nanoseconds since 1970.
+pub(crate) fn nanos(moment: &Value) -> u64 {
+    let moment: jiff::Timestamp = moment.as_str().expect("a text").parse().expect("a time");
+    u64::try_from(moment.as_nanosecond()).expect("after 1970")
+}

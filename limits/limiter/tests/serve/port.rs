@@ -1,0 +1,245 @@
+//! Who may ask for what, and what an outsider can do.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use launcher::http::Answer;
+use tempfile::TempDir;
+
+use crate::harness::{Limiter, body, nanos};
+
+const LIMITS: &str = "
+[limits.a]
+rules = [{ id = 'peak', rate = '1/s' }]
+[limits.b]
+rules = [{ id = 'slow', rate = '1/25s', burst = 2 }]
+";
+
+#[tokio::test]
+async fn answers_and_problems_have_their_form() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let mut client = limiter.client().await?;
+    let answer = client.get("/v1/limits/a/k%2F1/delay?also=b/x", &[]).await?;
+    let answer = body(&answer, 200);
+    assert_eq!(answer["at"], answer["now"]);
+    ensure!(
+        answer["wait"] == 0.0 && answer["binding"].is_null(),
+        "{answer}"
+    );
+    let answer = client
+        .post("/v1/limits/a/k/reserve?also=b/k", &[], "{}")
+        .await?;
+    body(&answer, 200);
+    let told = client
+        .post("/v1/limits/b/k/increment", &[], "{\"n\": 1}")
+        .await?;
+    let told = body(&told, 200);
+    ensure!(
+        told["counted"] == true && told["binding"] == "b/slow",
+        "{told}"
+    );
+    let refused = client
+        .post("/v1/limits/a/k/reserve?also=b/k", &[], "{\"horizon\": 3}")
+        .await?;
+    let why = body(&refused, 429);
+    assert_eq!(why["violated-policies"][0], "b/slow");
+    assert_eq!(
+        why["type"],
+        "https://iana.org/assignments/http-problem-types#quota-exceeded"
+    );
+    let head = &refused.head;
+    let retry_after = head
+        .split("retry-after: ")
+        .nth(1)
+        .and_then(|it| it.split('\r').next());
+    let retry_after: u64 = retry_after.unwrap_or_default().parse()?;
+    ensure!(
+        retry_after * 1_000_000_000 >= nanos(&why["at"]) - nanos(&why["now"]),
+        "{head}"
+    );
+    for (path, sent, status, kind) in [
+        ("/v1/limits/c/k/reserve", "{}", 404, "unknown-limit"),
+        (
+            "/v1/limits/a/k/reserve",
+            "{\"n\": 7}",
+            422,
+            "too-many-at-once",
+        ),
+        (
+            "/v1/limits/a/k/reserve",
+            "{\"m\": 7}",
+            400,
+            "invalid-request",
+        ),
+        ("/v1/limits/a/k/delay", "{}", 405, "method-not-allowed"),
+        (
+            "/v1/limits/a/k/increment",
+            "{\"at\": \"2099-01-01T00:00:00Z\"}",
+            422,
+            "too-early",
+        ),
+        ("/v2", "{}", 404, "not-found"),
+    ] {
+        let why = body(&client.post(path, &[], sent).await?, status);
+        assert_eq!(why["type"], format!("/v1/problems/{kind}"));
+        let page = client.get(&format!("/v1/problems/{kind}"), &[]).await?;
+        ensure!(page.status == 200 && page.body.contains(why["title"].as_str().unwrap_or("?")));
+    }
+    limiter.stop().await
+}
+
+/// The value of a field.
+fn field<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+    let mut lines = answer.head.split("\r\n");
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+#[tokio::test]
+async fn answers_tell_what_the_limit_that_decided_leaves() -> Result<()> {
+    let limits = "
+[limits.day]
+rules = [{ id = 'quota', rate = '5/100days', algorithm = 'fixed_window', aligned = 'first_call' }]
+[limits.hour]
+rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
+";
+    let mut limiter = Limiter::start(limits, &[]).await?;
+    let mut client = limiter.client().await?;
+    let told = |answer: &Answer| {
+        let names = ["limit", "remaining", "reset"];
+        names.map(|name| {
+            let told = field(answer, &format!("x-ratelimit-{name}"));
+            told.and_then(|it| it.parse::<u64>().ok())
+        })
+    };
+    let answer = client.get("/v1/limits/day/k/delay", &[]).await?;
+    assert_eq!(told(&answer), [Some(5), Some(5), Some(0)]);
+    let both = "/v1/limits/day/k/reserve?also=hour/k";
+    let answer = client.post(both, &[], "{\"n\": 2}").await?;
+    let [most, remaining, reset] = told(&answer);
+    assert_eq!([most, remaining], [Some(3), Some(1)], "{}", answer.head);
+    ensure!(reset > Some(1_000_000), "{}", answer.head);
+    let refused = client.post(both, &[], "{\"n\": 2}").await?;
+    assert_eq!(body(&refused, 429)["binding"], "hour/burst");
+    assert_eq!(told(&refused)[..2], [Some(3), Some(1)], "{}", refused.head);
+    let retry_after = field(&refused, "retry-after").and_then(|it| it.parse().ok());
+    ensure!(retry_after >= told(&refused)[2], "{}", refused.head);
+    let heard = "{\"status\": 429, \"retry_after\": \"3000\"}";
+    let heard = client
+        .post("/v1/limits/day/new/feedback", &[], heard)
+        .await?;
+    let [most, remaining, reset] = told(&heard);
+    assert_eq!([most, remaining], [Some(5), Some(0)], "{}", heard.head);
+    ensure!(reset <= Some(3_000), "{}", heard.head);
+    let heard = "{\"status\": 200, \"ratelimit\": \"\\\"p\\\";r=2;t=3000\"}";
+    let heard = client
+        .post("/v1/limits/day/few/feedback", &[], heard)
+        .await?;
+    assert_eq!(told(&heard)[..2], [Some(5), Some(2)], "{}", heard.head);
+    for remaining in [1, 0] {
+        let few = "/v1/limits/day/few/reserve";
+        let answer = client.post(few, &[], "{}").await?;
+        let [most, told, reset] = told(&answer);
+        assert_eq!([most, told], [Some(5), Some(remaining)], "{}", answer.head);
+        ensure!(reset <= Some(3_000), "{}", answer.head);
+    }
+    let unknown = client.get("/v1/limits/nothing/k/delay", &[]).await?;
+    assert_eq!(told(&unknown), [None; 3]);
+    limiter.stop().await?;
+
+    let flags = ["--ratelimit-fields=ratelimit", "--state=none"];
+    let mut limiter = Limiter::start(limits, &flags).await?;
+    let mut client = limiter.client().await?;
+    let answer = client.get("/v1/limits/day/k/delay", &[]).await?;
+    assert_eq!(told(&answer), [None; 3]);
+    assert_eq!(field(&answer, "ratelimit"), Some("\"day/quota\";r=5;t=0"));
+    let policy = field(&answer, "ratelimit-policy");
+    assert_eq!(policy, Some("\"day/quota\";q=5;w=8640000"));
+    limiter.stop().await
+}
+
+#[tokio::test]
+async fn token_opens_its_limits_alone() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("tokens");
+    fs::write(&file, "one one-token-of-16b a\nall all-token-of-16b *\n")?;
+    let flag = format!("--token-file={}", file.display());
+    let mut limiter = Limiter::start(LIMITS, &[&flag]).await?;
+    let mut client = limiter.client().await?;
+    let with = |token: &'static str| [("Authorization", token)];
+    let (one, all) = (
+        with("Bearer one-token-of-16b"),
+        with("Bearer all-token-of-16b"),
+    );
+    body(&client.get("/v1/limits/a/k/delay", &one).await?, 200);
+    body(&client.get("/v1/limits/b/k/delay", &all).await?, 200);
+    for (path, headers, status) in [
+        ("/v1/limits/a/k/delay", &[][..], 401),
+        (
+            "/v1/limits/a/k/delay",
+            &with("Bearer another-token-16b"),
+            401,
+        ),
+        ("/v1/limits/b/k/delay", &one, 403),
+        ("/v1/limits/a/k/delay?also=b/k", &one, 403),
+        ("/v1/limits/unknown/k/delay", &one, 403),
+        ("/v1/limits/unknown/k/delay", &all, 404),
+    ] {
+        body(&client.get(path, headers).await?, status);
+    }
+    limiter.stop().await
+}
+
+#[tokio::test]
+async fn outsiders_meet_bounds() -> Result<()> {
+    let flags = ["--waiting-per-counter=1", "--counters=2"];
+    let mut limiter = Limiter::start(LIMITS, &flags).await?;
+    let mut client = limiter.client().await?;
+    let large = format!("{{\"n\": 1{}}}", " ".repeat(70_000));
+    let answer = client.post("/v1/limits/a/k/reserve", &[], &large).await?;
+    assert_eq!(answer.status, 413);
+    // A page of another site, and a name that was made to lead here.
+    let mut client = limiter.client().await?;
+    let other = [("Sec-Fetch-Site", "cross-site")];
+    body(&client.get("/v1/limits/a/k/delay", &other).await?, 421);
+    let mut plain = limiter.client().await?;
+    let host = "Host: rebound.example\r\n\r\n";
+    plain
+        .send(format!("GET /v1/limits/a/k/delay HTTP/1.1\r\n{host}").as_bytes())
+        .await?;
+    body(&plain.answer().await?, 421);
+    let text = "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}";
+    plain.send(text.as_bytes()).await?;
+    body(&plain.answer().await?, 415);
+    // One waits, and no more may.
+    for _ in 0..2 {
+        body(
+            &client.post("/v1/limits/b/k/reserve", &[], "{}").await?,
+            200,
+        );
+    }
+    let mut waiter = limiter.client().await?;
+    let wait = "POST /v1/limits/b/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"wait\": true}";
+    waiter.send(wait.as_bytes()).await?;
+    while limiter.status().await?["waiting"] != 1 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let full = client
+        .post("/v1/limits/b/k/reserve", &[], "{\"wait\": true}")
+        .await?;
+    assert_eq!(body(&full, 503)["type"], "/v1/problems/too-many-waiting");
+    // Who goes away gives the place back, and not the slot.
+    drop(waiter);
+    while limiter.status().await?["waiting"] != 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let next = body(&client.get("/v1/limits/b/k/delay", &[]).await?, 200);
+    ensure!(next["wait"].as_f64() > Some(25.0), "{next}");
+    // No room for more counters than there may be.
+    body(
+        &client.post("/v1/limits/b/l/reserve", &[], "{}").await?,
+        200,
+    );
+    let full = client.post("/v1/limits/b/m/reserve", &[], "{}").await?;
+    assert_eq!(body(&full, 503)["type"], "/v1/problems/no-room");
+    limiter.stop().await
+}

@@ -1,0 +1,175 @@
+//! Cases of the ledger, each with few members on one clock.
+
+use limits_sharing::{
+    ledger::{Answer, Granted, Ledger, Share},
+    member::{Member, State},
+    terms::{Terms, WHOLE},
+};
+
+const SECOND: u64 = 1_000_000;
+const LIMIT: &str = "contract";
+
+/// A server whose clock is also that of all members.
+struct World {
+    ledger: Ledger,
+    terms: Terms,
+    run: &'static str,
+    now: u64,
+}
+
+impl World {
+    fn new(members_max: u64) -> Self {
+        let terms = terms(members_max);
+        Self {
+            ledger: Ledger::new(terms, "first", 0),
+            terms,
+            run: "first",
+            now: 0,
+        }
+    }
+
+    fn member(&self, name: &str, instance: u64) -> Member {
+        Member::new(self.terms, name, instance, self.now)
+    }
+
+    /// One question, and its answer in time.
+    fn refresh(&mut self, member: &mut Member, demand: u64) -> Answer {
+        member.want([(LIMIT.to_owned(), demand)]);
+        let question = member.ask(self.now);
+        let answer = self.ledger.ask(&self.terms, self.run, self.now, &question);
+        assert!(member.hear(question.number, answer.clone(), self.now));
+        answer
+    }
+
+    /// All ask for so many seconds.
+    fn pass(&mut self, seconds: u64, members: &mut [(&mut Member, u64)]) {
+        for _ in 0..seconds {
+            for (member, demand) in &mut *members {
+                self.refresh(member, *demand);
+            }
+            self.now += SECOND;
+        }
+    }
+}
+
+fn terms(members_max: u64) -> Terms {
+    Terms {
+        members_max,
+        ..Terms::default()
+    }
+}
+
+fn granted(answer: Answer) -> Granted {
+    match answer {
+        Answer::Granted(granted) => granted,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn share(member: &Member) -> Share {
+    member.plan().granted(LIMIT).expect("it was granted")
+}
+
+#[test]
+fn process_that_was_never_answered_waits_before_it_takes_its_part() {
+    let member = World::new(2).member("a", 1);
+    let plan = member.plan();
+    let floor_from = plan.changes(0).expect("it takes its floor");
+    assert!(floor_from > 18 * SECOND, "{floor_from}");
+    assert_eq!(plan.share(LIMIT, 0), 0);
+    assert_eq!(plan.share(LIMIT, floor_from - 1), 0);
+    assert_eq!(plan.share(LIMIT, floor_from), WHOLE / 2);
+    assert_eq!(plan.changes(floor_from), None);
+}
+
+#[test]
+fn new_settings_begin_when_nobody_goes_by_the_old_ones() {
+    let mut world = World::new(0);
+    let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
+    world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
+    world.terms = terms(2);
+    let (mut new_a, mut new_b) = (world.member("a", 2), world.member("b", 2));
+    assert_eq!(world.refresh(&mut new_a, WHOLE), Answer::OtherTerms);
+    assert_eq!(new_a.plan().state(world.now), State::Refused);
+    world.terms = terms(0);
+    assert_eq!(granted(world.refresh(&mut b, WHOLE)).members, 1);
+    world.terms = terms(2);
+    assert!(granted(world.refresh(&mut new_b, WHOLE)).is_learning);
+    assert!(granted(world.refresh(&mut new_a, WHOLE)).is_learning);
+    assert_eq!(new_a.plan().state(world.now), State::Ok);
+}
+
+#[test]
+fn settings_of_a_process_that_may_live_stay_in_force() {
+    let mut world = World::new(0);
+    let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
+    world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
+    world.terms = terms(2);
+    for instance in 2..5 {
+        let mut new = world.member("a", instance);
+        assert_eq!(world.refresh(&mut new, WHOLE), Answer::OtherTerms);
+    }
+}
+
+#[test]
+fn process_whose_machine_has_a_clock_that_is_behind_takes_over() {
+    let mut world = World::new(0);
+    let (mut before, mut after) = (world.member("a", 9), world.member("a", 5));
+    world.pass(1, &mut [(&mut before, WHOLE)]);
+    assert_eq!(world.refresh(&mut after, WHOLE), Answer::Replaced(9));
+    assert_ne!(after.plan().state(world.now), State::Refused);
+    granted(world.refresh(&mut after, WHOLE));
+    assert_eq!(world.refresh(&mut before, WHOLE), Answer::Replaced(10));
+    assert_eq!(before.plan().state(world.now), State::Refused);
+}
+
+#[test]
+fn process_that_was_restarted_while_data_were_lost_has_its_part() {
+    let mut world = World::new(2);
+    let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
+    world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
+    world.ledger = Ledger::new(world.terms, "second", world.now);
+    world.run = "second";
+    let mut b = world.member("b", 2);
+    world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
+    for member in [&a, &b] {
+        let share = share(member);
+        assert_eq!(
+            (share.lease, share.safe, share.unknown),
+            (WHOLE / 2, WHOLE / 2, 0)
+        );
+    }
+}
+
+#[test]
+fn sum_of_shares_is_not_of_what_an_old_copy_knew() {
+    let mut world = World::new(0);
+    let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
+    world.pass(8, &mut [(&mut a, 9 * WHOLE / 10), (&mut b, WHOLE / 10)]);
+    let copy = world.ledger.clone();
+    world.pass(8, &mut [(&mut a, WHOLE / 10), (&mut b, 9 * WHOLE / 10)]);
+    assert!(share(&b).lease > WHOLE / 2);
+    (world.ledger, world.run) = (copy, "second");
+    world.refresh(&mut b, 9 * WHOLE / 10);
+    assert!(share(&b).sum <= WHOLE, "{:?}", share(&b));
+}
+
+#[test]
+fn safe_share_of_a_process_that_died_is_in_use_when_others_have_given_it_up() {
+    let mut world = World::new(0);
+    let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
+    world.pass(8, &mut [(&mut a, 2 * WHOLE), (&mut b, 0)]);
+    let lease = share(&a).lease;
+    assert!(lease > 9 * WHOLE / 10, "{lease}");
+    // b is dead, and a's answers of some seconds are lost.
+    for _ in 0..5 {
+        a.want([(LIMIT.to_owned(), 2 * WHOLE)]);
+        let question = a.ask(world.now);
+        world
+            .ledger
+            .ask(&world.terms, world.run, world.now, &question);
+        world.now += SECOND;
+    }
+    world.refresh(&mut a, 2 * WHOLE);
+    assert!(share(&a).sum <= WHOLE, "{:?}", share(&a));
+}

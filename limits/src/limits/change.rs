@@ -1,0 +1,87 @@
+//! Limits get other numbers while calls wait.
+
+use std::hash::{BuildHasher, Hash};
+
+use super::Limits;
+use crate::{
+    decision::{Limit, LimitId},
+    meter::{Carry, Meter},
+    rate::RateError,
+};
+
+impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+    /// Gives a limit other numbers at `now`, or another algorithm. What its keys have used follows as `carry` says. Calls that wait keep their moments; see
+    /// [`replan`](Self::replan).
+    ///
+    /// # Errors
+    /// When the numbers cannot be kept to: then nothing changes.
+    ///
+    /// # Panics
+    /// When it is of another [`Limits`].
+    pub fn change(
+        &mut self,
+        id: LimitId,
+        limit: impl Into<Limit>,
+        carry: Carry,
+        now: u64,
+    ) -> Result<(), RateError> {
+        self.change_all(&[(id, limit.into(), carry)], now)
+    }
+
+    /// Changes any number of limits, as [`change`](Self::change) does one after the other: visits all keys of all limits, once. Keys in use
+    /// stay, also when they take more memory then than there may be.
+    ///
+    /// # Errors
+    /// When the numbers of one cannot be kept to: then nothing changes.
+    ///
+    /// # Panics
+    /// When a limit is of another [`Limits`].
+    pub fn change_all(
+        &mut self,
+        changes: &[(LimitId, Limit, Carry)],
+        now: u64,
+    ) -> Result<(), RateError> {
+        for (_, limit, _) in changes {
+            limit.algorithm.checked()?;
+        }
+        let now = self.pass_to(now);
+        for (id, limit, _) in changes {
+            let meter = Meter::new(&limit.algorithm, limit.shared);
+            self.keys.change_limit(*id, meter.bytes_each());
+        }
+        if self.keys.is_beyond_bytes() {
+            // Only what is in use is made larger.
+            self.forget_idle(usize::MAX, now);
+        }
+        let mut steps: Vec<Vec<(Meter, Meter, Carry)>> = Vec::new();
+        // Where the steps of each limit are.
+        let mut places = vec![usize::MAX; self.rules.len()];
+        for (id, limit, carry) in changes {
+            let meter = Meter::new(&limit.algorithm, limit.shared);
+            let rule = &mut self.rules[id.index()];
+            rule.limit = *limit;
+            let from = std::mem::replace(&mut rule.meter, meter.clone());
+            let unseen = match &rule.unseen {
+                Some(state) => Some(meter.carried(&from, state, *carry, now)),
+                // A key that comes later has saved up what one would have that was there, and idle, all the time.
+                None if *carry == Carry::AsIs => {
+                    Some(meter.carried(&from, &from.fresh(), *carry, now))
+                }
+                None => None,
+            };
+            rule.unseen = unseen.filter(|it| !meter.is_idle(it, now));
+            let place = &mut places[id.index()];
+            if *place == usize::MAX {
+                *place = steps.len();
+                steps.push(Vec::new());
+            }
+            steps[*place].push((from, meter, *carry));
+        }
+        self.keys.each(|limit, state| {
+            for (from, to, carry) in steps.get(places[limit.index()]).into_iter().flatten() {
+                *state = to.carried(from, state, *carry, now);
+            }
+        });
+        Ok(())
+    }
+}

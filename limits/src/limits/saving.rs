@@ -1,0 +1,212 @@
+//! What outlives a process: saving the states of keys, restoring them, and counting what is not known to be saved.
+
+use std::hash::{BuildHasher, Hash};
+
+use super::{Limits, Rule};
+use crate::{
+    decision::{Demand, Limit, LimitId},
+    keys::Keys,
+    meter::{Carry, Meter, State},
+    saved::{Damaged, RestoreError, Writer},
+};
+
+impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+    /// Tells `each` of the keys in a part of the table: the limit, the key, and its state as bytes. Idle keys are left out: they are as
+    /// those that were never seen. Looks at so many places from `from` on, beginning with 0, and returns where the next part begins; `None`
+    /// at the end. Keys may come and go between two parts: one that is then missed was idle or not there after the first part began.
+    pub fn save(
+        &self,
+        from: usize,
+        looked_at: usize,
+        now: u64,
+        mut each: impl FnMut(LimitId, &K, &[u8]),
+    ) -> Option<usize> {
+        let now = self.at_clock(now);
+        let mut bytes = Vec::new();
+        let end = from.saturating_add(looked_at.max(1));
+        for (limit, key, state) in self.keys.between(from, end) {
+            if self.rules[limit.index()].meter.is_idle(state, now) {
+                continue;
+            }
+            bytes.clear();
+            state.save(&mut Writer(&mut bytes));
+            each(limit, key, &bytes);
+        }
+        (end < self.keys.places()).then_some(end)
+    }
+
+    /// The state of keys that were never seen, as bytes, where that is not a fresh one; see [`charge`](Self::charge).
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    #[must_use]
+    pub fn save_unseen(&self, id: LimitId) -> Option<Vec<u8>> {
+        let state = self.rules[id.index()].unseen.as_ref()?;
+        let mut bytes = Vec::new();
+        state.save(&mut Writer(&mut bytes));
+        Some(bytes)
+    }
+
+    /// Gives a key the state that was [saved](Self::save) of it, when its limit was `was`. If the limit is another now, the state follows it as
+    /// [`Carry::Requests`] says.
+    ///
+    /// # Errors
+    /// When the bytes are not the state of such a limit, or there is no room: then nothing changes.
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    pub fn restore(
+        &mut self,
+        id: LimitId,
+        key: K,
+        was: &Limit,
+        saved: &[u8],
+        now: u64,
+    ) -> Result<(), RestoreError> {
+        let now = self.pass_to(now);
+        let state = self.rules[id.index()].restored(was, saved, now)?;
+        if let Some(place) = self.keys.find(id, &key) {
+            *self.keys.state_mut(place) = state;
+            return Ok(());
+        }
+        if !self.keys.has_place(id) {
+            let rules = &self.rules;
+            let is_idle = |id: LimitId, state: &State| rules[id.index()].meter.is_idle(state, now);
+            let made = self.keys.make_room(std::iter::once(id), &[], is_idle);
+            made.map_err(|_| RestoreError::NoRoom)?;
+        }
+        self.keys.insert(id, key, state);
+        Ok(())
+    }
+
+    /// The same for keys that were never seen; see [`save_unseen`](Self::save_unseen).
+    ///
+    /// # Errors
+    /// When the bytes are not the state of such a limit.
+    ///
+    /// # Panics
+    /// As [`restore`](Self::restore).
+    pub fn restore_unseen(
+        &mut self,
+        id: LimitId,
+        was: &Limit,
+        saved: &[u8],
+        now: u64,
+    ) -> Result<(), Damaged> {
+        let now = self.pass_to(now);
+        let rule = &mut self.rules[id.index()];
+        rule.unseen = Some(rule.restored(was, saved, now)?);
+        Ok(())
+    }
+
+    /// Counts so many requests of *every* key, known or not, as made now: as many as may have gone, unknown to what was saved. Keys that come
+    /// later begin with that state, for as long as it is not as good as a fresh one.
+    ///
+    /// No more were let go than promised, before and after, if nobody had more than these since the state was saved, and all of them went
+    /// at once: what waits for a moment to come has to be saved first, and so has a call that [begins](Self::begins) a window, before
+    /// others follow in it.
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    pub fn charge(&mut self, id: LimitId, requests: u64, now: u64) {
+        self.charge_all(&[(id, requests)], now);
+    }
+
+    /// The same of any number of limits, each named once: visits all keys of all limits, once.
+    ///
+    /// # Panics
+    /// When a limit is of another [`Limits`].
+    pub fn charge_all(&mut self, charges: &[(LimitId, u64)], now: u64) {
+        let now = self.pass_to(now);
+        let mut of_limits = vec![0; self.rules.len()];
+        for (id, requests) in charges.iter().filter(|(_, requests)| *requests > 0) {
+            of_limits[id.index()] = *requests;
+            let Rule { meter, unseen, .. } = &mut self.rules[id.index()];
+            let mut state = unseen.take().unwrap_or_else(|| meter.fresh());
+            meter.charge(&mut state, *requests, now);
+            *unseen = Some(state).filter(|it| !meter.is_idle(it, now));
+        }
+        let rules = &self.rules;
+        self.keys.each(|limit, state| {
+            let requests = of_limits[limit.index()];
+            if requests > 0 {
+                rules[limit.index()].meter.charge(state, requests, now);
+            }
+        });
+    }
+
+    /// Whether a call that went now would be one from which a window of its key, or the steps of a bucket, are counted; `None` where these are
+    /// not counted from calls.
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    #[must_use]
+    pub fn begins(&self, demand: &Demand<K>, now: u64) -> Option<bool> {
+        let meter = &self.rules[demand.limit.index()].meter;
+        if !meter.is_counted_from_calls() {
+            return None;
+        }
+        let now = self.at_clock(now);
+        let is_idle = |entry| meter.is_idle(self.keys.state(entry), now);
+        let entry = self.keys.find(demand.limit, &demand.key);
+        Some(entry.is_none_or(is_idle))
+    }
+
+    /// Whether keys that come now are counted as if they had been used; see [`charge`](Self::charge).
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    #[must_use]
+    pub fn is_charged(&self, id: LimitId, now: u64) -> bool {
+        let rule = &self.rules[id.index()];
+        let is_used = |state| !rule.meter.is_idle(state, self.at_clock(now));
+        rule.unseen.as_ref().is_some_and(is_used)
+    }
+
+    /// The latest time that was told.
+    #[must_use]
+    pub fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// Calls `each` for each key that is kept, at most so many places from `from` on: its limit, how many requests of it are used, and when
+    /// one could go. Returns where to go on; `None` at the end.
+    pub fn each_key(
+        &self,
+        from: usize,
+        looked_at: usize,
+        now: u64,
+        mut each: impl FnMut(LimitId, &K, u64, u64),
+    ) -> Option<usize> {
+        let now = self.at_clock(now);
+        let end = from.saturating_add(looked_at.max(1));
+        for (limit, key, state) in self.keys.between(from, end) {
+            let meter = &self.rules[limit.index()].meter;
+            let next = meter.earliest(state, 1, now);
+            each(limit, key, meter.used(state, now), next);
+        }
+        (end < self.keys.places()).then_some(end)
+    }
+}
+
+impl Rule {
+    /// The state that was saved under the limit `was`, as it is under this one.
+    fn restored(&self, was: &Limit, saved: &[u8], now: u64) -> Result<State, Damaged> {
+        let was_here = was.algorithm == self.limit.algorithm && was.shared == self.limit.shared;
+        if was_here {
+            return self.meter.load(saved);
+        }
+        let algorithm = was.algorithm.checked().map_err(|_| Damaged)?;
+        let from = Meter::new(&algorithm, was.shared);
+        let state = from.load(saved)?;
+        Ok(self.meter.carried(&from, &state, Carry::Requests, now))
+    }
+}
+
+impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
+    fn between(&self, from: usize, end: usize) -> impl Iterator<Item = (LimitId, &K, &State)> {
+        let end = end.min(self.entries.len());
+        let part = self.entries.get(from..end).unwrap_or_default().iter();
+        part.filter_map(|entry| Some((entry.limit, entry.key.as_ref()?, &entry.state)))
+    }
+}

@@ -1,0 +1,82 @@
+//! Calls that wait are taken back: one of them, or all to be planned anew.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher, Hash},
+    time::Duration,
+};
+
+use super::{DEMANDS_MAX, Limits, concerns::Concern};
+use crate::decision::{Decision, Demand, LimitId};
+
+impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+    /// Gives a call back that was to go at `at`, while that has not come: to all of its limits, or to none.
+    ///
+    /// False when its moment has come, when one of its limits was changed since, or when one of them does not know any more how it
+    /// stood before that call, as when others were given moments behind it: then nothing is given back, and
+    /// [`replan`](Self::replan) closes the gap. Nobody must cancel a call twice.
+    ///
+    /// # Panics
+    /// As [`reserve`](Self::reserve) does.
+    pub fn cancel(&mut self, demands: &[Demand<K>], at: u64, now: u64) -> bool {
+        let now = self.pass_to(now);
+        let concerns = self.concerns::<DEMANDS_MAX>(demands);
+        let can = |it: &Concern| {
+            let meter = &self.rules[it.limit.index()].meter;
+            it.entry
+                .is_none_or(|entry| meter.can_give_back(self.keys.state(entry), at))
+        };
+        if at <= now || !concerns.all().iter().all(can) {
+            return false;
+        }
+        for concern in concerns.all().iter().filter(|it| it.entry.is_some()) {
+            let (rule, state) = self.at(concern);
+            rule.meter.give_back(state, concern.requests, at);
+        }
+        true
+    }
+
+    /// Takes calls back that wait, and gives those that still want to go new moments in their order: after a change of a limit, or to
+    /// close the gap that a cancelled one leaves. `waiting` has *all* calls that wait in the limits concerned, of all their keys, in the order of
+    /// their moments; for each of them `keep` says whether it still wants to go, and `planned` is told what becomes of it.
+    ///
+    /// After a change of the price, and in limits that do not know how they stood before, what has gone counts for as much as it may
+    /// have been: nothing goes too early, and some calls may go a little later than they could.
+    ///
+    /// # Panics
+    /// As [`reserve`](Self::reserve) does.
+    pub fn replan<'a>(
+        &mut self,
+        waiting: &[(&'a [Demand<K>], u64)],
+        now: u64,
+        horizon: Duration,
+        mut keep: impl FnMut(usize) -> bool,
+        mut planned: impl FnMut(usize, Decision),
+    ) where
+        K: 'a,
+    {
+        let now = self.pass_to(now);
+        let to_come = || waiting.iter().enumerate().filter(|(_, (_, at))| *at > now);
+        // What each state has to give back, from the last to the first.
+        let mut of_states: BTreeMap<u32, (LimitId, Vec<(u64, u64)>)> = BTreeMap::new();
+        for (_, (demands, at)) in to_come().rev() {
+            for concern in self.concerns::<DEMANDS_MAX>(demands).all() {
+                if let Some(entry) = concern.entry {
+                    let (_, calls) = of_states
+                        .entry(entry)
+                        .or_insert((concern.limit, Vec::new()));
+                    calls.push((*at, concern.requests));
+                }
+            }
+        }
+        for (entry, (limit, calls)) in of_states {
+            let meter = &self.rules[limit.index()].meter;
+            meter.reopen(self.keys.state_mut(entry), calls.into_iter(), now);
+        }
+        for (index, (demands, _)) in to_come() {
+            if keep(index) {
+                planned(index, self.reserve(demands, now, horizon));
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Limits as they are written: the terms of each under its name, before anything is made of them. TOML in a file, or JSON with the same
+//! names and values, by `serde`.
+
+use std::{collections::BTreeSet, fmt};
+
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::{Mistakes, Rules, reader};
+
+/// All that a file says.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Document(Table);
+
+/// What it says of one limit.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Terms(Table);
+
+impl Terms {
+    /// Whether they say that the limit is of every call.
+    #[must_use]
+    pub fn of_every_call(&self) -> bool {
+        let every_call = self.0.get("every_call").and_then(Value::as_bool);
+        every_call == Some(true)
+    }
+
+    /// The keys that they name, as the reader takes them.
+    #[must_use]
+    pub fn keys(&self) -> BTreeSet<String> {
+        let keys = self.0.get("keys").and_then(Value::as_array);
+        let keys = keys.into_iter().flatten();
+        keys.filter_map(|key| match key {
+            Value::String(text) => Some(text.clone()),
+            Value::Integer(number) => Some(number.to_string()),
+            _ => None,
+        })
+        .collect()
+    }
+}
+
+impl Document {
+    /// Reads TOML.
+    ///
+    /// # Errors
+    /// When it is not TOML; whether the limits are in order is for [`rules`](Self::rules) to say.
+    pub fn parse(text: &str) -> Result<Self, Mistakes> {
+        let table = text.parse().map_err(|error: toml::de::Error| {
+            // Where and what, but not the line itself: it may hold a password.
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+            Mistakes(vec![format!("line {line}: {}", error.message())])
+        })?;
+        Ok(Self(table))
+    }
+
+    /// What it means.
+    ///
+    /// # Errors
+    /// With everything that is wrong with it.
+    pub fn rules(&self) -> Result<Rules, Mistakes> {
+        reader::read(self.0.clone())
+    }
+
+    /// The limits by name, with their terms; none that is not a table.
+    pub fn limits(&self) -> impl Iterator<Item = (&str, Terms)> {
+        let limits = self.0.get("limits").and_then(Value::as_table);
+        limits.into_iter().flatten().filter_map(|(name, terms)| {
+            let terms = terms.as_table()?.clone();
+            Some((name.as_str(), Terms(terms)))
+        })
+    }
+
+    /// The terms of a limit.
+    #[must_use]
+    pub fn terms(&self, name: &str) -> Option<Terms> {
+        let limits = self.0.get("limits").and_then(Value::as_table);
+        let terms = limits?.get(name)?.as_table()?;
+        Some(Terms(terms.clone()))
+    }
+
+    /// Whether there is a limit of this name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        let limits = self.0.get("limits").and_then(Value::as_table);
+        limits.is_some_and(|limits| limits.contains_key(name))
+    }
+
+    /// Whether it says how to log in to the server of `[sharing]`.
+    #[must_use]
+    pub fn has_credentials(&self) -> bool {
+        let sharing = self.0.get("sharing").and_then(Value::as_table);
+        let redis = sharing.and_then(|it| it.get("redis")?.as_str());
+        redis.is_some_and(|redis| redis.contains('@'))
+    }
+
+    /// Puts terms in the place of those of the limit of this name, if there is one, as a whole.
+    pub fn set(&mut self, name: &str, terms: Terms) {
+        let limits = self.0.entry("limits");
+        let limits = limits.or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Table(limits) = limits {
+            limits.insert(name.to_owned(), Value::Table(terms.0));
+        }
+    }
+}
+
+impl fmt::Display for Document {
+    /// As TOML.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "unknown = 'a'\n[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]\n\
+                        [limits.b]\nmode = 'shape'\nrules = [{ id = 'r', rate = '2/s', burst = 3 }]\n\
+                        dead_letter = { share = 0.1 }";
+
+    #[test]
+    fn same_limits_are_read_of_toml_and_json() {
+        let written = Document::parse(FILE).unwrap();
+        let json = serde_json::to_vec(&written).unwrap();
+        let of_json: Document = serde_json::from_slice(&json).unwrap();
+        assert_eq!(of_json, written);
+        let of_toml = Document::parse(&of_json.to_string()).unwrap();
+        assert_eq!(of_toml.rules().unwrap(), Rules::parse(FILE).unwrap());
+        assert!(serde_json::from_str::<Terms>("[]").is_err());
+        assert!(serde_json::from_str::<Terms>("{\"rules\": null}").is_err());
+    }
+
+    #[test]
+    fn credentials_are_noticed_in_every_mode() {
+        for (sharing, expected) in [
+            ("", false),
+            ("[sharing]\nredis = 'redis://10.0.0.5'", false),
+            (
+                "[sharing]\nmode = 'local'\nredis = 'redis://a:b@10.0.0.5'",
+                true,
+            ),
+        ] {
+            let written = Document::parse(sharing).unwrap();
+            assert_eq!(written.has_credentials(), expected, "{sharing}");
+        }
+    }
+
+    #[test]
+    fn terms_take_the_place_of_others_as_a_whole() {
+        let mut written = Document::parse(FILE).unwrap();
+        let other = "{\"rules\": [{\"id\": \"x\", \"rate\": \"9/s\"}]}";
+        let other: Terms = serde_json::from_str(other).unwrap();
+        written.set("b", other.clone());
+        written.set("c", other.clone());
+        assert_eq!(written.terms("b"), Some(other));
+        assert_eq!((written.terms("d"), written.has("d")), (None, false));
+        let names: Vec<String> = written.limits().map(|(name, _)| name.to_owned()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        let rules = written.rules().unwrap();
+        assert_eq!(rules.limits[1].handling, crate::rules::Handling::default());
+        let wrong = "{\"rules\": [{\"id\": \"x\", \"rate\": \"fast\"}]}";
+        written.set("c", serde_json::from_str(wrong).unwrap());
+        let mistakes = written.rules().unwrap_err().to_string();
+        assert!(mistakes.contains("limits.c.rules[0]"), "{mistakes}");
+    }
+}

@@ -1,0 +1,79 @@
+//! What is left to a key, for every algorithm.
+
+use std::time::Duration;
+
+use limits::{Algorithm, Aligned, Demand, LimitId, Limits, Rate, WhenFull};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn algorithms(random: &mut fastrand::Rng) -> [Algorithm; 11] {
+    let limit = random.u64(1..=30);
+    let window = Duration::from_millis([7, 1_000, 60_000][random.usize(..3)]);
+    let rate = Rate::new(limit, window).expect("a good rate");
+    let burst = random.u64(1..=2 * limit);
+    let leaky = |when_full| Algorithm::LeakyBucket {
+        rate,
+        capacity: burst,
+        when_full,
+    };
+    let fixed = |aligned| Algorithm::FixedWindow {
+        limit,
+        window,
+        aligned,
+    };
+    [
+        Algorithm::TokenBucket { rate, burst },
+        Algorithm::TokenBucket { rate, burst: 1 },
+        Algorithm::SteppedBucket { rate, burst },
+        leaky(WhenFull::Queue),
+        leaky(WhenFull::Drop),
+        Algorithm::Spacing { rate },
+        fixed(Aligned::Clock),
+        fixed(Aligned::FirstCall),
+        Algorithm::SlidingLog { limit, window },
+        Algorithm::SlidingCounter { limit, window },
+        Algorithm::StepWindow {
+            limit,
+            window,
+            step: window / 10,
+        },
+    ]
+}
+
+fn one(limit: LimitId, requests: u64) -> [Demand<u32>; 1] {
+    [Demand {
+        limit,
+        key: 0,
+        requests,
+    }]
+}
+
+#[test]
+fn what_is_left_goes_at_once_and_one_more_when_it_is_said() {
+    let mut random = fastrand::Rng::with_seed(20);
+    for _ in 0..200 {
+        for algorithm in algorithms(&mut random) {
+            let most = algorithm.most_at_once();
+            let mut limits = Limits::new(10);
+            let limit = limits.add(algorithm).expect("good numbers");
+            let mut now = SECOND;
+            for _ in 0..30 {
+                now += random.u64(0..SECOND / 5);
+                let horizon = Duration::from_millis([0, 1_000][random.usize(..2)]);
+                limits.reserve(&one(limit, random.u64(1..=most)), now, horizon);
+                let left = limits.left(limit, &0, now);
+                if left.requests > 0 {
+                    let goes = limits.peek(&one(limit, left.requests), now);
+                    assert_eq!(goes, Ok((now, None)), "{algorithm:?}");
+                }
+                if left.requests == most {
+                    assert_eq!(left.more_at, now, "{algorithm:?}");
+                } else if let Ok((at, _)) = limits.peek(&one(limit, left.requests + 1), now) {
+                    // A queue that is full has no moment to tell.
+                    assert_eq!(at, left.more_at, "{algorithm:?}");
+                    assert!(at > now, "{algorithm:?}");
+                }
+            }
+        }
+    }
+}

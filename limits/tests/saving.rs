@@ -1,0 +1,380 @@
+//! What is saved and restored decides as if nothing had ended, follows changed limits as a live change does, and, charged for what was not
+//! saved, lets no more go than was promised.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use fastrand::Rng;
+use limits::{
+    Algorithm, Aligned, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Recorded,
+    WhenFull,
+    saved::{Damaged, RestoreError},
+};
+
+const SECOND: u64 = 1_000_000_000;
+const START: u64 = 1_700_000_000 * SECOND;
+
+/// An algorithm of each kind in turn, with small numbers, so that all of its edges are met.
+fn algorithm(kind: usize, random: &mut Rng) -> Algorithm {
+    let window = Duration::from_nanos(random.u64(1..=5) * SECOND);
+    let limit = random.u64(1..=8);
+    let rate = limits::Rate::new(random.u64(1..=7), window).expect("it is a rate");
+    let burst = random.u64(1..=6);
+    match kind % 10 {
+        0 => Algorithm::TokenBucket { rate, burst },
+        1 => Algorithm::SteppedBucket { rate, burst },
+        2 => Algorithm::LeakyBucket {
+            rate,
+            capacity: burst,
+            when_full: WhenFull::Queue,
+        },
+        3 => Algorithm::LeakyBucket {
+            rate,
+            capacity: burst,
+            when_full: WhenFull::Drop,
+        },
+        4 => Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::Clock,
+        },
+        5 => Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::FirstCall,
+        },
+        6 => Algorithm::SlidingLog { limit, window },
+        7 => Algorithm::SlidingCounter { limit, window },
+        8 => Algorithm::StepWindow {
+            limit,
+            window,
+            step: window / 10,
+        },
+        _ => Algorithm::WarmUp {
+            rate,
+            warm_up: window,
+        },
+    }
+}
+
+fn limit(kind: usize, random: &mut Rng) -> Limit {
+    let algorithm = algorithm(kind, random);
+    let is_shared = matches!(kind % 10, 0 | 2 | 3) && random.bool();
+    Limit {
+        shared: is_shared,
+        count_refused: matches!(kind % 10, 4..=8) && random.u8(..4) == 0,
+        ..algorithm.into()
+    }
+}
+
+fn demand(limit: LimitId, key: u32, requests: u64) -> Demand<u32> {
+    Demand {
+        limit,
+        key,
+        requests,
+    }
+}
+
+/// All that is saved, read in parts of any size.
+type Saved = Vec<(LimitId, u32, Vec<u8>)>;
+
+fn save(limits: &Limits<u32>, now: u64, part: usize) -> Saved {
+    let mut saved = Vec::new();
+    let mut from = Some(0);
+    while let Some(place) = from {
+        from = limits.save(place, part, now, |limit, key, bytes| {
+            saved.push((limit, *key, bytes.to_vec()));
+        });
+    }
+    saved
+}
+
+/// The same limits in another process.
+fn restored(all: &[Limit], was: &[Limit], saved: &Saved, now: u64) -> Limits<u32> {
+    let mut limits = Limits::new(1_000);
+    for limit in all {
+        limits.add(*limit).expect("it can be kept to");
+    }
+    for (id, key, bytes) in saved {
+        let was = &was[id.index()];
+        let restored = limits.restore(*id, *key, was, bytes, now);
+        restored.expect("it was saved");
+    }
+    limits
+}
+
+/// Any call, told or asked for or taken back, of both in the same way.
+fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>; 2]) {
+    let key = random.u32(..3);
+    let demands: Vec<_> = ids
+        .iter()
+        .map(|id| demand(*id, key, random.u64(0..=3)))
+        .collect();
+    let horizon = Duration::from_nanos(random.u64(..10) * SECOND);
+    let from = if random.u8(..5) == 0 {
+        now + random.u64(..SECOND)
+    } else {
+        0
+    };
+    let at = now - random.u64(..3 * SECOND);
+    let [choice, cancelled] = [random.u8(..8), random.u8(..4)];
+    let decided = both.each_mut().map(|limits| match choice {
+        0 => format!("{:?}", limits.record_all(&demands, at, now)),
+        1 => format!("{:?}", limits.peek_from(&demands, from, now)),
+        2 => format!("{:?}", limits.standing(ids[0], &key, now)),
+        _ => {
+            let decision = limits.reserve_from(&demands, from, now, horizon);
+            let given_back = match decision {
+                Decision::At { at, .. } if cancelled == 0 => limits.cancel(&demands, at, now),
+                _ => false,
+            };
+            format!("{decision:?} {given_back}")
+        }
+    });
+    let limits = ids.iter().map(|id| both[0].limit(*id)).collect::<Vec<_>>();
+    assert_eq!(
+        decided[0], decided[1],
+        "{demands:?} at {now} under {limits:?}"
+    );
+}
+
+#[test]
+fn restored_limits_decide_as_those_that_never_stopped() {
+    for seed in 0..400 {
+        let mut random = Rng::with_seed(seed);
+        let kind = usize::try_from(seed).unwrap();
+        let all = [limit(kind, &mut random), limit(kind / 10, &mut random)];
+        let mut live = Limits::new(1_000);
+        let ids = all.map(|limit| live.add(limit).unwrap());
+        let mut other = restored(&all, &all, &Saved::new(), START);
+        let mut now = START;
+        for _ in 0..8 {
+            for _ in 0..random.usize(..25) {
+                now += random.u64(..SECOND / 2);
+                step(&mut random, &ids, now, [&mut live, &mut other]);
+            }
+            now += random.u64(..SECOND);
+            // A key that is idle is saved by nobody, as it may be forgotten at any time.
+            live.forget_idle(1_000, now);
+            let saved = save(&live, now, random.usize(1..9));
+            other = restored(&all, &all, &saved, now);
+        }
+    }
+}
+
+#[test]
+fn debt_follows_into_changed_limits_as_in_a_live_change() {
+    for seed in 0..400 {
+        let mut random = Rng::with_seed(seed);
+        let kind = usize::try_from(seed).unwrap();
+        let was = [limit(kind, &mut random), limit(kind / 10, &mut random)];
+        let is = [limit(kind / 3, &mut random), limit(kind, &mut random)];
+        let mut live = Limits::new(1_000);
+        let ids = was.map(|limit| live.add(limit).unwrap());
+        let mut twin = restored(&was, &was, &Saved::new(), START);
+        let mut now = START;
+        for _ in 0..random.usize(..40) {
+            now += random.u64(..SECOND / 2);
+            step(&mut random, &ids, now, [&mut live, &mut twin]);
+        }
+        live.forget_idle(1_000, now);
+        let saved = save(&live, now, 100);
+        now += random.u64(..SECOND);
+        let mut other = restored(&is, &was, &saved, now);
+        for (id, limit) in ids.into_iter().zip(is) {
+            live.change(id, limit, Carry::Requests, now).unwrap();
+        }
+        for _ in 0..30 {
+            now += random.u64(..SECOND / 2);
+            step(&mut random, &ids, now, [&mut live, &mut other]);
+        }
+    }
+}
+
+/// The most that went in any window of this length, of what went at these moments.
+fn fullest(gone: &[(u64, u64)], window: u64) -> u64 {
+    let (mut most, mut within, mut first) = (0, 0, 0);
+    for (at, requests) in gone {
+        within += requests;
+        while gone[first].0 + window <= *at {
+            within -= gone[first].1;
+            first += 1;
+        }
+        most = most.max(within);
+    }
+    most
+}
+
+/// What waits for a moment to come is saved at once, and so is what begins a window. Of what else goes at once so many of each key may be lost as are charged.
+#[test]
+fn no_more_goes_than_promised_when_what_was_not_saved_is_charged() {
+    for seed in 0..600 {
+        let mut random = Rng::with_seed(seed);
+        let kind = usize::try_from(seed).unwrap();
+        let all = [limit(kind, &mut random)];
+        let charged = random.u64(1..=4);
+        let mut limits = restored(&all, &all, &Saved::new(), START);
+        let id = {
+            let mut ids = Limits::<u32>::new(1);
+            ids.add(all[0]).unwrap()
+        };
+        let mut now = START;
+        let mut gone: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        for _ in 0..30 {
+            let mut saved = save(&limits, now, 100);
+            let mut unseen = limits.save_unseen(id);
+            let mut not_saved: BTreeMap<u32, u64> = BTreeMap::new();
+            for _ in 0..random.usize(..20) {
+                now += random.u64(..SECOND / 4);
+                let (key, requests) = (random.u32(..6), random.u64(1..=2));
+                let horizon = Duration::from_nanos(random.u64(..3) * SECOND);
+                let from = now + random.u64(..3).saturating_sub(1) * random.u64(..3 * SECOND);
+                let demands = [demand(id, key, requests)];
+                let begins = limits.begins(&demands[0], now) == Some(true);
+                let decision = limits.reserve_from(&demands, from, now, horizon);
+                let Some(at) = decision.at(now) else { continue };
+                gone.entry(key).or_default().push((at, requests));
+                let more = not_saved.entry(key).or_default();
+                *more += requests;
+                if at > now || begins || *more > charged {
+                    saved = save(&limits, now, 100);
+                    unseen = limits.save_unseen(id);
+                    not_saved.clear();
+                }
+            }
+            if random.bool() {
+                // It was killed, and is back after a while.
+                now += random.u64(..SECOND);
+                limits = restored(&all, &all, &saved, now);
+                if let Some(unseen) = unseen {
+                    limits.restore_unseen(id, &all[0], &unseen, now).unwrap();
+                }
+                limits.charge(id, charged, now);
+            }
+        }
+        for gone in gone.values_mut() {
+            gone.sort_unstable();
+            for tenths in [1, 5, 10, 23, 50, 100] {
+                let window = tenths * SECOND / 10;
+                let (most, promised) = (fullest(gone, window), all[0].algorithm.most_in(window));
+                assert!(most <= promised, "{:?}: {most} in {window} ns", all[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn charge_is_of_every_key_and_of_those_that_come_later_until_it_is_over() {
+    let mut limits = Limits::new(10);
+    let bucket = Algorithm::token_bucket("1/s", 5).unwrap();
+    let id = limits.add(bucket).unwrap();
+    let used = |limits: &Limits<u32>, key, now| limits.standing(id, &key, now).used;
+    limits.reserve(&[demand(id, 1, 2)], START, Duration::ZERO);
+    limits.charge(id, 2, START);
+    assert_eq!([1, 2].map(|key| used(&limits, key, START)), [4, 2]);
+    // Charged again before it is over, both are charged for both.
+    limits.charge(id, 1, START);
+    assert_eq!([1, 2].map(|key| used(&limits, key, START)), [5, 3]);
+    let refused = limits.reserve(&[demand(id, 3, 3)], START, Duration::ZERO);
+    assert!(matches!(refused, Decision::Refused { .. }));
+    assert!(limits.is_charged(id, START) && !limits.is_charged(id, START + 3 * SECOND));
+    let now = START + 3 * SECOND;
+    let all = limits.reserve(&[demand(id, 3, 5)], now, Duration::ZERO);
+    assert_eq!(all, Decision::Now);
+    assert_eq!(limits.save_unseen(id), None);
+}
+
+#[test]
+fn bytes_of_another_origin_are_refused_and_change_nothing() {
+    let mut random = Rng::with_seed(7);
+    for kind in 0..10 {
+        let all = [limit(kind, &mut random)];
+        let mut limits = Limits::new(1);
+        let id = limits.add(all[0]).unwrap();
+        limits.reserve(&[demand(id, 1, 1)], START, Duration::ZERO);
+        let saved = save(&limits, START, 1);
+        let bytes = &saved[0].2;
+        for _ in 0..300 {
+            let mut broken = bytes.clone();
+            match random.u8(..3) {
+                0 => broken.truncate(random.usize(..bytes.len())),
+                1 => broken.push(random.u8(..)),
+                _ => broken[random.usize(..bytes.len())] ^= 1 << random.u8(..8),
+            }
+            // Whatever is taken can be asked afterwards.
+            let mut other = Limits::new(1);
+            other.add(all[0]).unwrap();
+            match other.restore(id, 1, &all[0], &broken, START) {
+                Ok(()) => drop(other.reserve(&[demand(id, 1, 1)], START, Duration::MAX)),
+                Err(error) => {
+                    assert_eq!(error, RestoreError::Damaged(Damaged));
+                    assert_eq!(other.keys(), 0);
+                }
+            }
+        }
+        let full = limits.restore(id, 2, &all[0], bytes, START);
+        assert_eq!(full, Err(RestoreError::NoRoom));
+    }
+}
+
+#[test]
+fn calls_of_long_ago_have_no_effect_and_those_of_the_future_are_refused() {
+    let window = Duration::from_secs(10);
+    for (algorithm, reach, step) in [
+        (Algorithm::token_bucket("1/s", 4).unwrap(), 4, 10),
+        (Algorithm::SlidingLog { limit: 9, window }, 10, 10),
+        (
+            Algorithm::StepWindow {
+                limit: 9,
+                window,
+                step: Duration::from_secs(1),
+            },
+            11,
+            1_000,
+        ),
+        (Algorithm::token_bucket("1/min", 2).unwrap(), 120, 1_000),
+    ] {
+        let mut limits = Limits::new(9);
+        let id = limits.add(algorithm).unwrap();
+        let demands = [demand(id, 1, 1)];
+        let too_old = limits.record_all(&demands, START - reach * SECOND, START);
+        assert_eq!(too_old, Ok(Recorded::TooOld), "{algorithm:?}");
+        assert_eq!(limits.standing(id, &1, START).used, 0);
+        let late = START - (reach - 1) * SECOND;
+        assert_eq!(
+            limits.record_all(&demands, late, START),
+            Ok(Recorded::Counted)
+        );
+        assert_eq!(limits.standing(id, &1, START).used, 1);
+        let ahead = START + step * SECOND / 1_000;
+        assert_eq!(
+            limits.record_all(&demands, ahead, START),
+            Ok(Recorded::Counted)
+        );
+        let future = limits.record_all(&demands, ahead + 1, START);
+        assert!(
+            matches!(future, Err(RecordError::TooEarly(_))),
+            "{algorithm:?}"
+        );
+        assert_eq!(limits.standing(id, &1, START).used, 2);
+    }
+}
+
+#[test]
+fn call_goes_not_before_it_may_whatever_the_limits_say() {
+    let mut limits = Limits::new(9);
+    let id = limits
+        .add(Algorithm::token_bucket("1/s", 2).unwrap())
+        .unwrap();
+    let demands = [demand(id, 1, 1)];
+    let from = START + 5 * SECOND;
+    let horizon = Duration::from_secs(5);
+    assert_eq!(limits.peek_from(&demands, from, START), Ok((from, None)));
+    let refused = limits.reserve_from(&demands, from + 1, START, horizon);
+    assert!(matches!(refused, Decision::Refused { .. }));
+    let held = Decision::At { at: from, rule: id };
+    assert_eq!(limits.reserve_from(&demands, from, START, horizon), held);
+    // Who asks later goes later.
+    assert_eq!(limits.reserve(&demands, START, horizon), held);
+    let later = limits.reserve(&demands, START, horizon * 2);
+    assert_eq!(later.at(START), Some(from + SECOND));
+}

@@ -1,0 +1,184 @@
+//! A limit that many share, with calls booked far ahead in it: calls told of count, and neither a charge nor other numbers close it.
+
+use std::time::Duration;
+
+use limits::{Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits};
+
+const SECOND: u64 = 1_000_000_000;
+const START: u64 = 1_000_000 * SECOND;
+const DAY: u64 = 86_400 * SECOND;
+const HORIZON: Duration = Duration::from_secs(100_000);
+
+fn demand(limit: LimitId, key: u32, requests: u64) -> Demand<u32> {
+    Demand {
+        limit,
+        key,
+        requests,
+    }
+}
+
+fn bucket(rate: &str, burst: u64) -> Algorithm {
+    Algorithm::token_bucket(rate, burst).expect("a good rate")
+}
+
+fn shared(algorithm: Algorithm) -> Limit {
+    Limit {
+        shared: true,
+        ..algorithm.into()
+    }
+}
+
+/// A shared limit in which one call is booked a day ahead.
+fn booked(algorithm: Algorithm) -> (Limits<u32>, LimitId) {
+    let mut limits = Limits::new(10);
+    let id = limits.add(shared(algorithm)).expect("good numbers");
+    let ahead = limits.reserve_from(&[demand(id, 0, 1)], START + DAY, START, HORIZON);
+    assert_eq!(ahead.at(START), Some(START + DAY));
+    (limits, id)
+}
+
+fn next(limits: &Limits<u32>, id: LimitId) -> u64 {
+    let (at, _) = limits.peek(&[demand(id, 0, 1)], START).expect("it may go");
+    at - START
+}
+
+#[test]
+fn calls_told_of_count_before_a_call_that_waits() {
+    let (mut limits, id) = booked(bucket("1/s", 5));
+    limits
+        .record_all(&[demand(id, 0, 3)], START, START)
+        .unwrap();
+    assert_eq!(limits.standing(id, &0, START).used, 3);
+    let two = limits.reserve(&[demand(id, 0, 2)], START, Duration::ZERO);
+    assert_eq!((two, next(&limits, id)), (Decision::Now, SECOND));
+}
+
+#[test]
+fn calls_told_of_leave_a_bucket_empty_at_worst() {
+    let bucket = bucket("1/s", 5);
+    let queue = Algorithm::LeakyBucket {
+        rate: "1/s".parse().unwrap(),
+        capacity: 5,
+        when_full: limits::WhenFull::Queue,
+    };
+    let warm_up = Algorithm::WarmUp {
+        rate: "1/s".parse().unwrap(),
+        warm_up: Duration::from_secs(4),
+    };
+    for (algorithm, worst) in [(bucket, 1), (queue, 6), (warm_up, 6)] {
+        let mut limits = Limits::new(10);
+        let id = limits.add(algorithm).unwrap();
+        for _ in 0..1_000 {
+            limits
+                .record_all(&[demand(id, 0, 5)], START, START)
+                .unwrap();
+        }
+        let next = limits.standing(id, &0, START).next - START;
+        assert!(
+            next >= SECOND && next <= worst * SECOND,
+            "{algorithm:?} {next}"
+        );
+        let (mut limits, id) = booked(bucket);
+        for _ in 0..1_000 {
+            limits
+                .record_all(&[demand(id, 0, 5)], START, START)
+                .unwrap();
+        }
+        assert_eq!(self::next(&limits, id), SECOND);
+    }
+}
+
+#[test]
+fn charge_and_change_leave_the_room_before_a_call_that_waits() {
+    let (mut limits, id) = booked(bucket("1000/s", 10));
+    limits.charge(id, 10, START);
+    assert_eq!(next(&limits, id), SECOND / 1_000);
+    for (rate, carry, expected) in [
+        // The ten that were charged take twice as long.
+        ("500/s", Carry::Requests, 2),
+        ("250/s", Carry::Time, 0),
+        ("1000/s", Carry::Requests, 0),
+        ("1/s", Carry::AsIs, 0),
+        ("1/s", Carry::Reset, 0),
+    ] {
+        let changed = shared(bucket(rate, 10));
+        limits.change(id, changed, carry, START).unwrap();
+        let next = next(&limits, id);
+        assert!(
+            next <= expected.max(20) * SECOND / 1_000,
+            "{rate} {carry:?}: {next}"
+        );
+    }
+}
+
+/// A token bucket as a plain list of what goes when. It is empty at worst.
+struct Model {
+    interval: u64,
+    burst: u64,
+    /// When, how many, and whether it was told of.
+    calls: Vec<(u64, u64, bool)>,
+}
+
+impl Model {
+    /// By how much each call that was let go comes too early, in the order in which they were.
+    fn too_early(&self) -> Vec<(usize, u64)> {
+        let mut order: Vec<_> = self.calls.iter().enumerate().collect();
+        order.sort_by_key(|(_, (at, ..))| *at);
+        let mut paid = 0;
+        let mut too_early = Vec::new();
+        for (index, (at, requests, is_told)) in order {
+            let worst = at + self.burst * self.interval;
+            let after = paid.max(*at) + requests * self.interval;
+            if !is_told {
+                too_early.push((index, after.saturating_sub(worst)));
+            }
+            paid = after.min(worst).max(paid);
+        }
+        too_early.sort_unstable();
+        too_early
+    }
+}
+
+#[test]
+fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
+    let (mut ahead, mut between) = (0, 0);
+    for seed in 0..100 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let burst = random.u64(1..=8);
+        let mut model = Model {
+            interval: SECOND / 20,
+            burst,
+            calls: Vec::new(),
+        };
+        let mut limits = Limits::new(100);
+        let own = limits.add(bucket("3/s", 3)).unwrap();
+        let whole = limits.add(shared(bucket("20/s", burst))).unwrap();
+        let mut now = START;
+        for _ in 0..200 {
+            now += random.u64(..SECOND / 8);
+            let (key, requests) = (random.u32(1..9), random.u64(1..=burst.min(3)));
+            let demands = [demand(own, key, requests), demand(whole, 0, requests)];
+            if random.u8(..5) == 0 {
+                let demands = &demands[random.usize(..2)..];
+                limits.record_all(demands, now, now).unwrap();
+                model.calls.push((now, requests, true));
+                continue;
+            }
+            let from = now + random.u64(..3).saturating_sub(1) * random.u64(..9 * SECOND);
+            let decision = limits.reserve_from(&demands, from, now, HORIZON);
+            let at = decision.at(now).expect("it may go at some time");
+            let before = model.too_early();
+            let latest = model.calls.iter().map(|(at, ..)| *at).max();
+            between += u32::from(latest > Some(at));
+            ahead += u32::from(at > now);
+            model.calls.push((at, requests, false));
+            let mut after = model.too_early();
+            assert_eq!(after.pop(), Some((model.calls.len() - 1, 0)), "seed {seed}");
+            // Nor does it take from those who wait.
+            for (was, is) in before.iter().zip(&after) {
+                assert!(is <= was, "seed {seed}: {was:?} {is:?}");
+            }
+        }
+    }
+    assert!(ahead > 1_000 && between > 1_000, "{ahead} {between}");
+}

@@ -1,0 +1,168 @@
+//! Limits that several producers keep together: what a producer takes part with.
+
+mod leased;
+
+use std::sync::Arc;
+
+use limits::rules::{Rules, Sharing, SharingMode};
+use tokio_util::sync::CancellationToken;
+
+pub(super) use self::leased::{Leased, leased};
+use super::{Shaping, State};
+
+/// How this producer takes part.
+#[derive(Debug, Clone)]
+pub(crate) struct Standing {
+    /// Where the server is.
+    pub(crate) server: String,
+    /// One of [`STATES`].
+    pub(crate) state: &'static str,
+    /// How many questions were not answered, or not in time.
+    pub(crate) missed: u64,
+    /// Why the last one was not.
+    pub(crate) error: Option<String>,
+    /// How many producers there are, and whether the server learns who is there.
+    pub(crate) group: Option<(u64, bool)>,
+    /// Of each limit: its name, this producer's share, and what the server says that all have.
+    pub(crate) shares: Vec<(String, f64, f64)>,
+}
+
+/// What states are called: a lease; one that ran out; the safe share; its floor, which is nothing unless it is known how many share; nothing.
+pub(crate) const STATES: [&str; 5] = ["ok", "expired", "safe", "floor", "refused"];
+
+impl Standing {
+    /// In one line.
+    pub(crate) fn in_words(&self) -> String {
+        let server = &self.server;
+        let state = match self.state {
+            "ok" => "on lease",
+            "expired" => "the lease has run out",
+            "safe" => "the safe share, as for a while nobody answered",
+            "floor" => "none from the server yet",
+            _ => "refused by the server",
+        };
+        let group = match self.group {
+            Some((count, true)) => format!(", {count} share them, the server learns who is there"),
+            Some((count, false)) => format!(", {count} share them"),
+            None => String::new(),
+        };
+        let error = self.error.iter().map(|error| format!("; {error}"));
+        let error: String = error.collect();
+        format!("shares of {server}: {state}{group}{error}")
+    }
+}
+
+/// Most shares of a group whose members are known: the server goes over all of them for each question, in the time of `timeout`, and does nothing else
+/// meanwhile.
+const SHARES_MAX: u64 = 4096;
+
+/// What cannot be shared, though the rules are in order.
+pub(super) fn check(rules: &Rules, sharing: &Sharing) -> Vec<String> {
+    let mut mistakes = Vec::new();
+    if sharing.mode == SharingMode::Exact {
+        mistakes.push(
+            "sharing.mode: a producer does not wait for a server's decision on each cookie: \"lease\" gives it a share"
+                .to_owned(),
+        );
+    }
+    if let Err(mistake) = leased::config(sharing, "") {
+        mistakes.push(mistake);
+    }
+    let limits_max = limits_sharing::lease::LIMITS_MAX;
+    if rules.limits.len() > limits_max {
+        let count = rules.limits.len();
+        mistakes.push(format!(
+            "sharing: {count} limits are more than {limits_max}"
+        ));
+    }
+    let shares = rules.limits.len() as u64 * sharing.members_max.unwrap_or(1);
+    if shares > SHARES_MAX {
+        mistakes.push(format!(
+            "sharing: {} limits of {} members are {shares} shares, more than {SHARES_MAX}: spread them over several groups, with a file each",
+            rules.limits.len(),
+            sharing.members_max.unwrap_or(1)
+        ));
+    }
+    for limit in &rules.limits {
+        for rule in &limit.rules {
+            let algorithm = rule.limit.algorithm;
+            let (name, id) = (&limit.name, &rule.id);
+            match (algorithm.shared(1), sharing.members_max) {
+                (Some(_), _) => {}
+                (None, None) => mistakes.push(format!(
+                    "limits.{name}: {id}: shares of a {} cannot move within its window: set sharing.members_max, and each has its part of it",
+                    algorithm.name()
+                )),
+                (None, Some(parts)) => {
+                    if let Err(error) = algorithm.part(parts) {
+                        mistakes.push(format!("limits.{name}: {id}: its part is too small: {error}"));
+                    }
+                }
+            }
+        }
+    }
+    mistakes
+}
+
+impl Shaping {
+    /// Goes by this producer's shares as they are now, if they are others than before.
+    pub(super) fn look_at_shares(&self, state: &mut State) {
+        if state.leased.is_none() {
+            return;
+        }
+        let now = self.now();
+        if now < state.shares_change {
+            return;
+        }
+        let State {
+            shaper,
+            rules,
+            leased,
+            ..
+        } = state;
+        let Some(leased) = leased else { return };
+        let (shares, lasting) = leased.shares(rules.limits.iter().map(|it| &*it.name));
+        shaper.share(rules, shares, now);
+        let lasting = lasting.map_or(u64::MAX, |it| {
+            u64::try_from(it.as_nanos()).unwrap_or(u64::MAX)
+        });
+        state.shares_change = now.saturating_add(lasting);
+    }
+
+    /// Takes part in shared limits until `stop`, if there are any.
+    pub(crate) async fn share(self, stop: CancellationToken) {
+        let lease = self
+            .state()
+            .leased
+            .as_ref()
+            .map(|it| it.run(self.clone(), stop));
+        if let Some(lease) = lease {
+            lease.await;
+        }
+    }
+
+    /// Other shares are in force when this returns.
+    pub(super) fn set_plan(&self, plan: &Arc<limits_sharing::member::Plan>) {
+        let mut state = self.state();
+        if let Some(leased) = &mut state.leased {
+            leased.set_plan(plan);
+        }
+        state.share_anew();
+        self.look_at_shares(&mut state);
+        drop(state);
+        self.shared.woken.notify_one();
+    }
+
+    pub(super) fn demands(&self, elapsed: u64, patience: u64) -> Vec<(String, u64)> {
+        let mut state = self.state();
+        let State { shaper, rules, .. } = &mut *state;
+        shaper.demands(rules, elapsed, patience)
+    }
+
+    /// How this producer takes part in shared limits, if it does.
+    pub(crate) fn sharing(&self) -> Option<Standing> {
+        let state = self.state();
+        let names = state.rules.limits.iter().map(|it| &*it.name);
+        state.leased.as_ref().map(|it| it.standing(names))
+    }
+}

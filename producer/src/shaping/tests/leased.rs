@@ -1,0 +1,154 @@
+//! Two producers' limits on lease from a real server. Without `redis-server`, or the one that `REDIS_SERVER` names, nothing is tested.
+
+use std::{
+    fs,
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use proto::wire::CookieRef;
+use runtime::reload::{NamedFile, Reloaded};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    epoch_history::LeftBehind,
+    log::{Burst, Config, Log},
+    shaping::{Readers, Shaping, contract::File},
+    streams::features::Understanding,
+};
+
+/// Killed when dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn server(port: u16) -> Option<Server> {
+    let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    let mut command = Command::new(program);
+    command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+    command.args(["--port", &port.to_string()]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    if child.is_err() {
+        eprintln!("skipped: there is no redis-server, and REDIS_SERVER names no other");
+    }
+    child.ok().map(Server)
+}
+
+fn shaping(folder: &TempDir, name: &str) -> (Shaping, Log) {
+    let path = folder.path().join("limits.toml").display().to_string();
+    let named = NamedFile::given("--limits", &path).expect("a path");
+    let file = Arc::new(Reloaded::load(File(named)).expect("it is in order"));
+    let log = Log::new(Config {
+        epoch: 1,
+        bytes_max: 1 << 20,
+        chunk_bytes: 64 << 10,
+        chunk_age: Duration::from_millis(10),
+        idle_after: Duration::from_secs(3600),
+    });
+    let readers = Readers {
+        understanding: Understanding::default(),
+        retention: Duration::ZERO,
+    };
+    let nothing = (None, LeftBehind::Unknown);
+    let shaping = Shaping::start(name, (file, None), None, log.clone(), readers, nothing);
+    (shaping, log)
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn share(shaping: &Shaping) -> (f64, &'static str) {
+    let standing = shaping.sharing().expect("it is shared");
+    let (limit, share, sum) = &standing.shares[0];
+    assert_eq!(limit, "seventeen");
+    assert!(*sum <= 1.0, "{standing:?}");
+    (*share, standing.state)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn share_follows_the_load_and_is_safe_without_the_server() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let Some(first) = server(port) else {
+        return;
+    };
+    let folder = TempDir::new().unwrap();
+    let text = format!(
+        "unknown = \"unlimited\"\n[sharing]\nmode = \"lease\"\nredis = \"redis://127.0.0.1:{port}\"\ngroup = \"test\"\nrefresh = \"100ms\"\n\
+         [limits.seventeen]\nkeys = [17]\nmode = \"shape\"\nrules = [ {{ id = \"peak\", rate = \"300/s\", burst = 30 }} ]\n"
+    );
+    fs::write(folder.path().join("limits.toml"), text).unwrap();
+    let [(busy, log), (idle, _)] = ["busy", "idle"].map(|name| shaping(&folder, name));
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    for shaping in [&busy, &idle] {
+        assert_eq!(share(shaping), (0.0, "floor"));
+        tasks.spawn(shaping.clone().run(stop.clone()));
+        tasks.spawn(shaping.clone().share(stop.clone()));
+    }
+    let mut number = 0;
+    let mut offer = |shaping: &Shaping| {
+        number += 1;
+        let mut burst = Burst::default();
+        let user = format!("user-{number}");
+        burst.push(&CookieRef {
+            user_id: &user,
+            dsp_id: 17,
+            buyer_uid: "b",
+            age_micros: 0,
+        });
+        shaping
+            .append(&mut burst, shaping.moment(Instant::now()))
+            .unwrap();
+    };
+    until("who is busy has nearly all", || {
+        (0..20).for_each(|_| offer(&busy));
+        share(&busy).0 > 0.9 && share(&idle).0 < 0.1
+    })
+    .await;
+    let before = log.stats().appended;
+    until("and releases by it", || log.stats().appended > before + 100).await;
+    assert!(
+        busy.state_in_words().contains("on lease, 2 share them"),
+        "{}",
+        busy.state_in_words()
+    );
+    until("then the other is", || {
+        (0..20).for_each(|_| offer(&idle));
+        share(&idle).0 > 0.4
+    })
+    .await;
+    drop(first);
+    until("each has its safe share", || {
+        [&busy, &idle].iter().all(|it| share(it) == (0.5, "safe"))
+    })
+    .await;
+    assert!(
+        busy.state_in_words().contains("the safe share"),
+        "{}",
+        busy.state_in_words()
+    );
+    let _again = server(port);
+    until("and a lease again", || {
+        [&busy, &idle].iter().all(|it| share(it).1 == "ok") && share(&busy).0 + share(&idle).0 > 0.9
+    })
+    .await;
+    stop.cancel();
+    while tasks.join_next().await.is_some() {}
+    assert_eq!(share(&busy), (0.0, "refused"));
+}

@@ -1,0 +1,73 @@
+//! What is told of limits, to pages, scrapes and probes.
+
+use std::collections::BTreeMap;
+
+use super::{Feed, Shaping, Summary, shapes};
+use crate::streams::features::Feature;
+
+impl Shaping {
+    /// What was counted of each limit, and what it holds: of one moment.
+    ///
+    /// Holds the lock that all connections share while it adds up every DSP of the file, with a few allocations for each and
+    /// for each of its rules: for a page and a scrape, not for a cookie.
+    pub(crate) fn summaries(&self) -> BTreeMap<String, Summary> {
+        let now = self.now();
+        self.state().shaper.summaries(now)
+    }
+
+    /// How many cookies are held, at most.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.state().shaper.held() as u64
+    }
+
+    /// Which version of the file is in force, from 1.
+    pub(crate) fn version(&self) -> u64 {
+        self.state().version
+    }
+
+    /// Why the file, or the limiter that it follows, as it is now is not in force.
+    pub(crate) fn refused(&self) -> Option<String> {
+        let feed = self.shared.feed.as_ref();
+        let refused = feed.and_then(Feed::refused);
+        refused.or_else(|| self.shared.file.refused())
+    }
+
+    /// The limiter that the file follows, if it does.
+    pub(super) fn feed(&self) -> Option<Feed> {
+        self.shared.feed.clone()
+    }
+
+    /// Who is connected and makes that nothing is shaped that would be.
+    pub(crate) fn suspended_by(&self) -> Option<String> {
+        let state = self.state();
+        let is_suspended = state.shaper.is_suspended() && shapes(&state.rules);
+        drop(state);
+        is_suspended.then(|| {
+            let who = self.shared.understanding.lacking(Feature::CookieAge);
+            who.to_string()
+        })
+    }
+
+    /// Most cookies that were lost when the run before was killed, if that is known.
+    pub(crate) fn lost_at_kill(&self) -> Option<u64> {
+        self.shared.lost_at_kill
+    }
+
+    /// In one line, for `/readyz`.
+    pub(crate) fn state_in_words(&self) -> String {
+        let shares = self.sharing().map(|it| format!("; {}", it.in_words()));
+        self.version_in_words() + &shares.unwrap_or_default()
+    }
+
+    fn version_in_words(&self) -> String {
+        if let Some(who) = self.suspended_by() {
+            return format!("shape is refused: {who} does not understand the age of cookies");
+        }
+        let version = self.version();
+        match self.refused() {
+            Some(why) => format!("version {version} is in force, the newest is refused: {why}"),
+            None => format!("version {version} is in force"),
+        }
+    }
+}

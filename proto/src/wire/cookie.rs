@@ -1,0 +1,67 @@
+//! Reading single cookies: one of those that lie one after the other, its DSP alone, or all of it.
+
+use super::{
+    CookieRef, WireError,
+    fields::{Fields, Value},
+};
+use crate::limits::AGE_MICROS_MAX;
+
+/// Splits the first cookie off what [`put_cookie`](super::put_cookie) has put: it, encoded, and how many bytes it takes there.
+///
+/// # Errors
+/// When that is not a cookie.
+#[inline]
+pub fn first_cookie(put: &[u8]) -> Result<(&[u8], usize), WireError> {
+    let mut fields = Fields::new(put);
+    match fields.next()? {
+        Some((5, Value::Bytes(cookie))) => Ok((cookie, put.len() - fields.rest().len())),
+        Some(_) => Err(WireError::WireType),
+        None => Err(WireError::Truncated),
+    }
+}
+
+/// The DSP of one encoded `Cookie`, without reading the rest; 0 when it has none.
+///
+/// # Errors
+/// When the bytes before it are not a `Cookie`.
+#[inline]
+pub fn cookie_dsp(encoded: &[u8]) -> Result<u32, WireError> {
+    let mut fields = Fields::new(encoded);
+    while let Some((field, value)) = fields.next()? {
+        if let (2, Value::Varint(dsp_id)) = (field, value) {
+            return u32::try_from(dsp_id).map_err(|_| WireError::Range);
+        }
+    }
+    Ok(0)
+}
+
+/// Reads one encoded `Cookie`, lending out its strings. An age beyond [`AGE_MICROS_MAX`] is read as that.
+///
+/// # Errors
+/// When the bytes are not a `Cookie`.
+pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
+    let mut cookie = CookieRef {
+        user_id: "",
+        dsp_id: 0,
+        buyer_uid: "",
+        age_micros: 0,
+    };
+    let mut fields = Fields::new(encoded);
+    while let Some((field, value)) = fields.next()? {
+        match (field, value) {
+            (1, Value::Bytes(bytes)) => cookie.user_id = utf8(bytes)?,
+            (2, Value::Varint(dsp_id)) => {
+                cookie.dsp_id = u32::try_from(dsp_id).map_err(|_| WireError::Range)?;
+            }
+            (3, Value::Bytes(bytes)) => cookie.buyer_uid = utf8(bytes)?,
+            (4, Value::Varint(age)) => cookie.age_micros = age.min(AGE_MICROS_MAX),
+            (1..=4, _) => return Err(WireError::WireType),
+            _ => {}
+        }
+    }
+    Ok(cookie)
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
+    std::str::from_utf8(bytes).map_err(|_| WireError::Utf8)
+}

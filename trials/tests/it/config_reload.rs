@@ -1,0 +1,192 @@
+//! New settings for running processes.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bench::{admin, scrape::names};
+use rustix::{
+    fs::{CWD, FileType, Mode, mknodat},
+    process::Signal,
+};
+use tempfile::TempDir;
+
+use crate::harness::{Addresses, Consumer, PATIENCE, Producer, embedded, wait_said, wait_until};
+
+/// Waits until the process has read its settings so often with this outcome.
+async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
+    let name = format!("{process}_config_reloads_total");
+    let what = format!("{address} has read its settings {times} times: {outcome}");
+    wait_until(PATIENCE, &what, async || {
+        let read = admin::metrics(address)
+            .await?
+            .count(&name, &[("outcome", outcome)]);
+        Ok(read >= times)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("producer.toml");
+    std::fs::write(&file, "http_connections = 100\n")?;
+    let config = format!("--config={}", file.display());
+    let addresses = Addresses::free()?;
+    let mut producer = Producer::start_at(&folder, &addresses, &[&config]).await?;
+    let _one = std::net::TcpStream::connect(&producer.http)?;
+
+    std::fs::write(
+        &file,
+        "http_connections = 1\nlog_bytes = '2GiB'\nhttp = '127.0.0.1:1'\n",
+    )?;
+    wait_read(&producer.admin, "producer", "needs_restart", 1).await?;
+    wait_said(&producer.process, "--http-connections").await?;
+    // The address is a flag here, which wins, so that it does not differ.
+    wait_said(&producer.process, "needs_restart=\"--log-bytes\"").await?;
+    let refused = |metrics: &bench::scrape::Samples| {
+        metrics.count(
+            "producer_http_connections_cut_total",
+            &[("reason", "too_many")],
+        )
+    };
+    ensure!(refused(&producer.metrics().await?) == 0);
+    let _two = std::net::TcpStream::connect(&producer.http)?;
+    wait_until(PATIENCE, "the second connection is refused", async || {
+        Ok(refused(&producer.metrics().await?) == 1)
+    })
+    .await?;
+
+    std::fs::write(&file, "http_connections = none\nlog_byte = 1\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    std::fs::write(&file, "http_connections = 2\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "done", 1).await
+}
+
+#[tokio::test]
+async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("producer.toml");
+    std::fs::write(&file, "dsps = ['17']\n")?;
+    let config = format!("--config={}", file.display());
+    let mut producer = Producer::start(&folder, &[&config]).await?;
+    producer.accept("alice", 17, "a").await?;
+    producer.accept("alice", 99, "a").await?;
+
+    std::fs::write(&file, "dsps = ['17']\nunknown_dsps = 'refuse'\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "done", 1).await?;
+    producer.accept("alice", 17, "b").await?;
+    let refused = admin::sync(&producer.http, "alice", 99, "b").await?;
+    let why = "parameter d (the DSP id) is not a DSP that is known here\n";
+    assert_eq!((refused.status, &*refused.body), (400, why));
+
+    std::fs::write(&file, "dsps = ['17', '99']\nunknown_dsps = 'refuse'\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "done", 2).await?;
+    producer.accept("alice", 99, "c").await?;
+
+    std::fs::write(&file, "unknown_dsps = 'refuse'\n")?;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    wait_said(&producer.process, "--unknown-dsps: to refuse needs --dsps").await?;
+    producer.accept("alice", 99, "d").await?;
+    let refused = admin::sync(&producer.http, "alice", 5, "d").await?;
+    assert_eq!(refused.status, 400);
+
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count(names::APPENDED, &[]), 5);
+    let unknown = ("outcome", "unknown_dsp");
+    assert_eq!(metrics.count(names::EDGE_REQUESTS, &[unknown]), 2);
+    for (dsp, outcome, count) in [
+        ("17", "accepted", 2),
+        ("99", "accepted", 2),
+        ("other", "accepted", 1),
+        ("other", "unknown_dsp", 2),
+    ] {
+        let labels = [("dsp", dsp), ("outcome", outcome)];
+        let counted = metrics.count("producer_dsp_cookies_total", &labels);
+        assert_eq!(counted, count, "{labels:?}");
+    }
+    wait_until(PATIENCE, "the status page says so", async || {
+        let status = admin::get(&producer.admin, "/status.json").await?.body;
+        Ok(status.contains(r#"{"what":"unknown_dsp","count":2}"#))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
+    let folder = TempDir::new()?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    consumer.process.signal(Signal::HUP)?;
+    wait_read(&consumer.admin, "consumer", "done", 1).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    consumer.wait_settled(1).await
+}
+
+#[tokio::test]
+async fn hangup_does_not_wait_for_a_pipe_that_the_settings_came_from() -> Result<()> {
+    let folder = TempDir::new()?;
+    let pipe = folder.path().join("settings");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    let config = format!("--config={}", pipe.display());
+    // Opening it waits for the other side.
+    let writing = tokio::task::spawn_blocking(move || std::fs::write(pipe, "log_filter = 'warn'"));
+    let flags = [&*config, "--debug-endpoints"];
+    let mut producer = Producer::start(&folder, &flags).await?;
+    writing.await??;
+    producer.process.signal(Signal::HUP)?;
+    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    wait_said(
+        &producer.process,
+        "is not a regular file, and cannot be read again",
+    )
+    .await?;
+    let filter = admin::get(&producer.admin, "/log-filter").await?;
+    assert_eq!(filter.body, "warn\n");
+    producer.accept("alice", 17, "a-1").await
+}
+
+#[tokio::test]
+async fn log_filter_follows_the_file_and_the_admin_port_until_a_hangup() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("producer.toml");
+    std::fs::write(&file, "log_filter = 'info'\n")?;
+    let config = format!("--config={}", file.display());
+    let mut producer = Producer::start(&folder, &[&config, "--debug-endpoints"]).await?;
+    let filter =
+        async || Ok::<_, anyhow::Error>(admin::get(&producer.admin, "/log-filter").await?.body);
+    assert_eq!(filter().await?, "info\n");
+    std::fs::write(&file, "log_filter = 'info,producer=debug'\n")?;
+    wait_until(PATIENCE, "the filter follows the file", async || {
+        Ok(filter().await? == "info,producer=debug\n")
+    })
+    .await?;
+
+    let put = async |body: &str| admin::put(&producer.admin, "/log-filter", body).await;
+    let answer = put("warn\n").await?;
+    assert_eq!((answer.status, &*answer.body), (200, "warn\n"));
+    for (wrong, why) in [
+        ("inof", "is not a level"),
+        ("", "a filter is"),
+        (&*"x".repeat(2000), "1024"),
+    ] {
+        let answer = put(wrong).await?;
+        ensure!(
+            answer.status == 400 && answer.body.contains(why),
+            "{answer:?}"
+        );
+    }
+    assert_eq!(filter().await?, "warn\n");
+    producer.process.signal(Signal::HUP)?;
+    wait_until(
+        Duration::from_secs(10),
+        "a signal brings it back",
+        async || Ok(filter().await? == "info,producer=debug\n"),
+    )
+    .await
+}

@@ -1,0 +1,426 @@
+//! What consumers know of how a producer's epoch ended: nothing was lost, exactly so many are, at most so many, or nothing;
+//! and that it is true.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use bench::{
+    load,
+    scrape::{Samples, names},
+};
+use consumer::producers::GIVEN_UP_AFTER;
+use rustix::process::Signal;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cut::CutConnection,
+    harness::{
+        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_said,
+        wait_until,
+    },
+};
+
+/// A disk of its own for `--state`, which can be made to hang: anyone who writes to it then waits, and cannot be killed.
+struct Disk {
+    folder: PathBuf,
+}
+
+impl Disk {
+    /// `None` where this may not be mounted.
+    fn mount(within: &TempDir) -> Result<Option<Self>> {
+        let [image, folder] = ["image", "disk"].map(|name| within.path().join(name));
+        File::create(&image)?.set_len(8 << 20)?;
+        fs::create_dir(&folder)?;
+        let [q, o, lo] = ["-qF", "-o", "loop"].map(OsStr::new);
+        let is_mounted = does("mkfs.ext4", &[q, image.as_ref()])
+            && does("mount", &[o, lo, image.as_ref(), folder.as_ref()]);
+        Ok(is_mounted.then_some(Self { folder }))
+    }
+
+    /// Until what is returned is dropped.
+    fn hang(&self) -> Result<Hanging<'_>> {
+        ensure!(does("fsfreeze", &["-f".as_ref(), self.folder.as_ref()]));
+        Ok(Hanging(self))
+    }
+
+    fn flags(&self) -> Vec<&str> {
+        vec!["--state", self.folder.to_str().unwrap_or_default()]
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if !does("umount", &["-l".as_ref(), self.folder.as_ref()]) {
+            eprintln!("cannot unmount {}", self.folder.display());
+        }
+    }
+}
+
+struct Hanging<'a>(&'a Disk);
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        if !does("fsfreeze", &["-u".as_ref(), self.0.folder.as_ref()]) {
+            eprintln!("{} hangs", self.0.folder.display());
+        }
+    }
+}
+
+fn does(program: &str, args: &[&OsStr]) -> bool {
+    let output = Command::new(program).args(args).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// A producer and a consumer that has its first cookie.
+struct Pair {
+    _folder: TempDir,
+    producer: Producer,
+    consumer: Consumer,
+}
+
+impl Pair {
+    async fn start(flags: &[&str]) -> Result<Self> {
+        let folder = TempDir::new()?;
+        let producer = Producer::start(&folder, flags).await?;
+        let store = embedded(&folder.path().join("store"));
+        let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+        producer.accept("alice", 1, "first").await?;
+        consumer.wait_known("alice", json!({"1": "first"})).await?;
+        Ok(Self {
+            _folder: folder,
+            producer,
+            consumer,
+        })
+    }
+
+    async fn stop_consumer(&mut self) -> Result<()> {
+        let status = self.consumer.process.stop(DRAIN_PATIENCE).await?;
+        expect_exit(&self.consumer.process, status, 0)
+    }
+
+    async fn stop_producer(&mut self) -> Result<()> {
+        let status = self.producer.process.stop(DRAIN_PATIENCE).await?;
+        expect_exit(&self.producer.process, status, 0)
+    }
+
+    /// Kills the producer when its record says where it stands: when all it has is sealed.
+    async fn kill_idle_producer(&mut self, cookies: u64) -> Result<()> {
+        wait_until(PATIENCE, "all is sealed", async || {
+            let metrics = self.producer.metrics().await?;
+            Ok(metrics.count("producer_log_cookies", &[]) == cookies)
+        })
+        .await?;
+        self.producer.process.kill()
+    }
+
+    async fn start_producer(&mut self) -> Result<()> {
+        self.producer.process.start_again()?;
+        self.producer.wait_ready().await
+    }
+
+    async fn start_consumer(&mut self) -> Result<()> {
+        self.consumer.process.start_again()?;
+        self.consumer.wait_ready().await
+    }
+
+    /// Waits until the consumer has told the end of an epoch in this way, for the first time; returns its figures.
+    async fn expect(&self, end: &str, said: &str) -> Result<Samples> {
+        let restarts = "consumer_producer_restarts_total";
+        wait_until(PATIENCE, "the end of an epoch is told", async || {
+            Ok(self.consumer.metrics().await?.count(restarts, &[]) == 1)
+        })
+        .await?;
+        let metrics = self.consumer.metrics().await?;
+        let words = self.consumer.process.last_lines(100);
+        ensure!(metrics.count(restarts, &[("end", end)]) == 1, "{words}");
+        ensure!(words.contains(said), "{said}:\n{words}");
+        Ok(metrics)
+    }
+
+    /// The consumer goes on with the epoch that runs.
+    async fn goes_on(&self) -> Result<()> {
+        self.producer.accept("alice", 2, "last").await?;
+        let known = json!({"1": "first", "2": "last"});
+        self.consumer.wait_known("alice", known).await
+    }
+
+    /// The one file in the folder of the record.
+    fn record(folder: &Path) -> Result<std::path::PathBuf> {
+        let mut files = fs::read_dir(folder)?;
+        let file = files.next().context("no record")??;
+        ensure!(files.next().is_none(), "more than one file");
+        Ok(file.path())
+    }
+}
+
+#[tokio::test]
+async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producer = Producer::start(&folder, &[]).await?;
+    let mut between = CutConnection::to(producer.grpc.trim_start_matches("http://")).await?;
+    let store = embedded(&folder.path().join("store"));
+    let url = between.url();
+    let mut consumer = Consumer::spawn(&folder, "node", &[&url], &store, &[]).await?;
+    consumer.wait_ready().await?;
+
+    let plan = producer.ordered_load(51, 3_000, 1_000_000)?;
+    let stop = CancellationToken::new();
+    let crash = async {
+        let appended = async |cookies: u64| {
+            wait_until(PATIENCE, "some are accepted", async || {
+                Ok(producer.appended().await? >= cookies)
+            })
+            .await
+        };
+        appended(1_500).await?;
+        between.cut().await;
+        consumer.wait_not_ready("no producer is connected").await?;
+        let accepted = producer.appended().await?;
+        appended(accepted + 1_500).await?;
+        producer.process.kill()?;
+        stop.cancel();
+        anyhow::Ok(())
+    };
+    let (outcome, crashed) = tokio::join!(load::run(&plan, &stop), crash);
+    crashed?;
+    let outcome = outcome?;
+    producer.process.start_again()?;
+    producer.wait_ready().await?;
+    between.heal().await?;
+    consumer.wait_ready().await?;
+    wait_until(PATIENCE, "the end is told", async || {
+        Ok(consumer.metrics().await?.count(names::UNKNOWN_TAILS, &[]) == 1)
+    })
+    .await?;
+
+    // When this is stored, all that was received before it is counted.
+    producer.accept("bob", 1, "next-epoch").await?;
+    consumer
+        .wait_known("bob", json!({"1": "next-epoch"}))
+        .await?;
+    let metrics = consumer.metrics().await?;
+    let received = metrics.count(names::RECEIVED, &[]) - 1;
+    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
+    let words = consumer.process.last_lines(100);
+    // Accepted is what was answered; the producer may have had any part of what was sent.
+    let (least, most) = (outcome.accepted - received, outcome.sent - received);
+    ensure!(
+        least >= 1_000,
+        "nothing to be checked: {}",
+        outcome.summary()
+    );
+    ensure!(
+        (least..=most + producer::epoch_history::AHEAD_COOKIES).contains(&bound),
+        "{least} to {most} are lost, at most {bound} are said to be:\n{words}"
+    );
+    let said = "unknown tail: at most so many cookies after this sequence are lost";
+    ensure!(words.contains(said), "{words}");
+    ensure!(words.contains(&format!("cookies_max={bound}")), "{words}");
+    let until = "what it has after this sequence is unknown until it is back";
+    ensure!(words.contains(until), "{words}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_stopped_producer_had_for_a_consumer_that_was_away_is_counted_exactly() -> Result<()>
+{
+    let mut pair = Pair::start(&[]).await?;
+    pair.stop_consumer().await?;
+    pair.producer.accept_numbers(1..=50).await?;
+    pair.stop_producer().await?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair
+        .expect(
+            "lost",
+            "exactly so many cookies after this sequence are lost",
+        )
+        .await?;
+    let reason = [("reason", "producer_ended")];
+    assert_eq!(metrics.count(names::LOST, &reason), 50);
+    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 0);
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn goodbye_proves_also_to_a_consumer_that_was_restarted_since() -> Result<()> {
+    let mut pair = Pair::start(&[]).await?;
+    pair.stop_producer().await?;
+    wait_until(PATIENCE, "the goodbye is stored", async || {
+        let metrics = pair.consumer.metrics().await?;
+        Ok(metrics.count("consumer_producer_drains_total", &[]) == 1)
+    })
+    .await?;
+    pair.stop_consumer().await?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair
+        .expect("proved", "producer was restarted, nothing was lost")
+        .await?;
+    assert_eq!(metrics.count(names::LOST, &[]), 0);
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn epochs_that_were_missed_wholly_are_counted() -> Result<()> {
+    let mut pair = Pair::start(&[]).await?;
+    pair.stop_consumer().await?;
+    pair.producer.accept_numbers(1..=20).await?;
+    pair.kill_idle_producer(21).await?;
+    pair.start_producer().await?;
+    pair.producer.accept_numbers(21..=50).await?;
+    pair.stop_producer().await?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair.expect("bounded", "cookies_max=50").await?;
+    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
+    assert_eq!((bound, metrics.count(names::UNKNOWN_TAILS, &[])), (50, 1));
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn disk_that_hangs_keeps_no_request_waiting_and_the_bound_is_true() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(disk) = Disk::mount(&folder)? else {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return Ok(());
+    };
+    let mut pair = Pair::start(&disk.flags()).await?;
+    pair.stop_consumer().await?;
+    let hanging = disk.hang()?;
+    pair.producer.accept_numbers(1..=5_000).await?;
+    pair.producer.process.kill()?;
+    drop(hanging);
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let metrics = pair.expect("bounded", "cookies_max=").await?;
+    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
+    let most = 5_000 + producer::epoch_history::AHEAD_COOKIES;
+    ensure!((5_000..=most).contains(&bound), "{bound}");
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn disk_that_hangs_holds_up_no_drain_and_the_end_is_exact() -> Result<()> {
+    let folder = TempDir::new()?;
+    let Some(disk) = Disk::mount(&folder)? else {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return Ok(());
+    };
+    let mut flags = disk.flags();
+    flags.extend(["--drain-timeout", "2s"]);
+    let mut pair = Pair::start(&flags).await?;
+    pair.stop_consumer().await?;
+    pair.producer.accept_numbers(1..=50).await?;
+    let hanging = disk.hang()?;
+    pair.producer.process.signal(Signal::TERM)?;
+    // The last line: from here on it waits for the disk alone.
+    wait_until(PATIENCE, "it has drained", async || {
+        Ok(pair.producer.process.last_lines(1).contains("drained"))
+    })
+    .await?;
+    let words = pair.producer.process.last_lines(2);
+    ensure!(words.contains("is not written in time"), "{words}");
+    drop(hanging);
+    let status = pair.producer.process.wait(PATIENCE).await?;
+    expect_exit(&pair.producer.process, status, 0)?;
+    pair.start_producer().await?;
+    pair.start_consumer().await?;
+    let said = "exactly so many cookies after this sequence are lost";
+    let metrics = pair.expect("lost", said).await?;
+    let reason = [("reason", "producer_ended")];
+    assert_eq!(metrics.count(names::LOST, &reason), 50);
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
+    let state = TempDir::new()?;
+    let flag = state.path().display().to_string();
+    let mut pair = Pair::start(&["--state", &flag]).await?;
+    pair.producer.process.kill()?;
+    fs::write(Pair::record(state.path())?, "garbage")?;
+    pair.start_producer().await?;
+    let metrics = pair
+        .expect("unknown", "unknown tail: no bound is known")
+        .await?;
+    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 1);
+    assert_eq!(metrics.count("consumer_unknown_tail_cookies_total", &[]), 0);
+    // The new epoch is recorded again.
+    pair.stop_producer().await?;
+    pair.start_producer().await?;
+    wait_until(PATIENCE, "the next end is proved", async || {
+        let metrics = pair.consumer.metrics().await?;
+        Ok(metrics.count("consumer_producer_restarts_total", &[("end", "proved")]) == 1)
+    })
+    .await?;
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn producer_without_a_record_works_and_says_so() -> Result<()> {
+    let nowhere = ["--state", "/nonexistent/folder"];
+    let mut pair = Pair::start(&nowhere).await?;
+    let words = pair.producer.process.last_lines(100);
+    ensure!(words.contains("no epoch history is kept"), "{words}");
+    let recorded = async |producer: &Producer| {
+        let metrics = producer.metrics().await?;
+        anyhow::Ok(metrics.count("producer_progress_recorded", &[]))
+    };
+    assert_eq!(recorded(&pair.producer).await?, 0);
+    pair.producer.process.kill()?;
+    pair.start_producer().await?;
+    pair.expect("unknown", "unknown tail: no bound is known")
+        .await?;
+    pair.goes_on().await
+}
+
+#[tokio::test]
+async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
+    let folder = TempDir::new()?;
+    let state = folder.path().join("state");
+    fs::create_dir(&state)?;
+    let state = state.display().to_string();
+    let flags = ["--id", "p", "--state", &state];
+    let first = Producer::start(&folder, &flags).await?;
+    let second = Producer::start_at(&folder, &Addresses::free()?, &flags).await?;
+    let words = second.process.last_lines(100);
+    ensure!(
+        words.contains("another process of this name keeps it"),
+        "{words}"
+    );
+    let recorded = "producer_progress_recorded";
+    assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
+    assert_eq!(second.metrics().await?.count(recorded, &[]), 0);
+    Ok(())
+}
+
+/// As when a cluster puts another pod in the place of one that it lost.
+#[tokio::test]
+#[ignore = "takes two minutes"]
+async fn producer_that_comes_back_under_another_id_is_given_up_in_minutes() -> Result<()> {
+    let folder = TempDir::new()?;
+    let addresses = Addresses::free()?;
+    let mut lost = Producer::start_at(&folder, &addresses, &["--id", "pod-1"]).await?;
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&lost], &store, &[]).await?;
+    lost.accept("alice", 17, "a-1").await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    lost.process.kill()?;
+    lost.process.wait(PATIENCE).await?;
+    let _next = Producer::start_at(&folder, &addresses, &["--id", "pod-2"]).await?;
+    wait_until(GIVEN_UP_AFTER + PATIENCE, "the end is told", async || {
+        Ok(consumer.metrics().await?.count(names::UNKNOWN_TAILS, &[]) == 1)
+    })
+    .await?;
+    let said = "without a goodbye, unknown tail: no bound is known producer=\"pod-1\"";
+    wait_said(&consumer.process, said).await?;
+    wait_said(&consumer.process, "successor=\"pod-2\"").await
+}

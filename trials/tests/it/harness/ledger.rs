@@ -1,0 +1,91 @@
+//! The ledger and the log of a process, read when it is about to be killed.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Result, anyhow, ensure};
+use bench::{admin, ledger, scrape::Samples, traffic::USER_ID_BYTES};
+use tokio::{runtime::Builder, time::timeout};
+
+use crate::metrics_page;
+
+/// Reads a process's ledger once more before it is killed, and fails the test when it does not balance, or tells what is
+/// not documented; and when the log names a user or a buyer uid. One that does not answer any more has none.
+pub(super) struct LastLedger {
+    pub(super) admin: String,
+    pub(super) log: PathBuf,
+}
+
+impl Drop for LastLedger {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        if let Ok(samples) = blocking_metrics(&self.admin)
+            && let Err(error) = ledger::check(&samples).and(metrics_page::check(&samples))
+        {
+            panic!("http://{}/metrics: {error:#}", self.admin);
+        }
+        let log = fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        if let Some(line) = log.lines().find(|line| names_somebody(line)) {
+            panic!("{} names a user: {line}", self.log.display());
+        }
+    }
+}
+
+/// Whether there is an id in a line that the tests send, or a user of their loads.
+fn names_somebody(line: &str) -> bool {
+    let is_part_of_id = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let mut words = line.split(|c| !is_part_of_id(c));
+    words.any(|word| {
+        let is_numbered = |prefix| {
+            let number = word.strip_prefix(prefix);
+            number.is_some_and(|number| u64::from_str_radix(number, 16).is_ok())
+        };
+        ["alice", "bob", "carol", "mallory", "a-1", "a-17", "made-up"].contains(&word)
+            || is_numbered("user-")
+            || is_numbered("buyer-")
+            || is_synthetic(word)
+    })
+}
+
+/// Whether it looks like the user ids of a load.
+fn is_synthetic(word: &str) -> bool {
+    let is_digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
+    word.len() == USER_ID_BYTES && word.bytes().all(is_digit) && word.bytes().any(|c| c > b'9')
+}
+
+#[test]
+fn ids_are_found_in_a_line_and_words_are_none() {
+    let id = "0123456789abcdef".repeat(2);
+    for line in [
+        r#"key { _id: "alice" }"#,
+        "b=a-1 refused",
+        "user-12",
+        &id[..USER_ID_BYTES],
+    ] {
+        assert!(names_somebody(line), "{line}");
+    }
+    for line in [
+        "user refused",
+        "bob-sled",
+        "epoch=1795368834430341",
+        "buyer-uid a-18",
+    ] {
+        assert!(!names_somebody(line), "{line}");
+    }
+}
+
+/// Like [`admin::metrics`], for where nothing can be awaited, and without looking at the ledger.
+fn blocking_metrics(address: &str) -> Result<Samples> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let address = address.to_owned();
+    // A thread may wait for a runtime of its own, which a task may not.
+    let asking = std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { timeout(PATIENCE, admin::get(&address, "/metrics")).await? })
+    });
+    let answer = asking.join().map_err(|_| anyhow!("it panicked"))??;
+    ensure!(answer.status == 200, "{answer:?}");
+    Ok(Samples::parse(&answer.body))
+}

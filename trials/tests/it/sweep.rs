@@ -1,0 +1,456 @@
+//! Expiry without an index: what a sweep deletes, whatever happens meanwhile, and how collections change over to it and back.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use bench::mongod::Mongod;
+use consumer::{
+    batch::Batch,
+    store::{Expiry, Store, Swept, mongodb::ExpiryMode},
+};
+use mongodb::bson::{DateTime, Document, doc};
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    harness::{PATIENCE, wait_until},
+    night::{DAY, NEVER_SECONDS, Night, Server, TTL, Who, at},
+};
+
+/// A sweep takes its time on a machine that is busy.
+const SWEEP_PATIENCE: Duration = PATIENCE.saturating_mul(10);
+
+const HOUR: Duration = Duration::from_secs(3600);
+const TTL_SECONDS: i64 = 14 * 86_400;
+
+/// Writes so many documents, of which every second has expired.
+async fn fill(server: &Server, namespace: &str, count: usize) -> Result<()> {
+    let times = [server.ago(TTL + HOUR), server.ago(HOUR)];
+    let documents = (0..count).map(|number| {
+        let time = times[number % 2];
+        doc! { "_id": user(number), "b": "b", "t": time }
+    });
+    let documents: Vec<_> = documents.collect();
+    let cookies = server.collection(namespace);
+    for some in documents.chunks(10_000) {
+        cookies.insert_many(some).ordered(false).await?;
+    }
+    Ok(())
+}
+
+/// In an order of its own, as users come.
+fn user(number: usize) -> String {
+    let mixed = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    format!("{mixed:016x}")
+}
+
+/// Has some users sync again.
+async fn refresh(server: &Server, namespace: &str, users: &[usize]) -> Result<()> {
+    let update = |number: &usize| {
+        let user = user(*number);
+        let cookie = doc! { "$set": { "b": "again", "t": server.ago(HOUR) } };
+        doc! { "q": { "_id": user }, "u": cookie, "upsert": true }
+    };
+    let updates: Vec<Document> = users.iter().map(update).collect();
+    let (database, collection) = namespace.split_once('.').unwrap_or((namespace, "cookies"));
+    let update = doc! { "update": collection, "ordered": false, "updates": updates };
+    let answer = server.database(database).run_command(update).await?;
+    ensure!(!answer.contains_key("writeErrors"), "{answer}");
+    Ok(())
+}
+
+/// How many documents the newest sweep of a collection has looked at, and whether one is complete.
+async fn looked(server: &Server, namespace: &str) -> Result<(i64, bool)> {
+    let positions = server.positions().await?;
+    let Some(position) = positions.get(namespace) else {
+        return Ok((0, false));
+    };
+    Ok((
+        position.get_i64("looked")?,
+        position.contains_key("complete"),
+    ))
+}
+
+/// Waits until so many documents are left, while what failed is tried again.
+async fn wait_left(night: &Night, server: &Server, namespace: &str, left: u64) -> Result<()> {
+    let cookies = server.collection(namespace);
+    wait_until(SWEEP_PATIENCE, "what has expired is gone", async || {
+        night.clock.advance(Duration::from_secs(5));
+        Ok(cookies.count_documents(doc! {}).await? == left)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Result<()> {
+    const USERS: usize = 40_000;
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    fill(&server, "17.cookies", USERS).await?;
+    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    let mut random = fastrand::Rng::with_seed(21);
+    let mut alive: BTreeSet<String> = (1..USERS).step_by(2).map(user).collect();
+    let (mut refreshed, began) = (0, Instant::now());
+    // Anywhere, and just before and behind where it is: it goes in the order in which they were written.
+    while !looked(&server, "17.cookies").await?.1 {
+        ensure!(began.elapsed() < SWEEP_PATIENCE, "it does not end");
+        let swept = usize::try_from(night.metrics.swept.get())?;
+        let mut users = Vec::new();
+        for _ in 0..100 {
+            let near = swept.saturating_sub(2_000) + random.usize(..12_000);
+            users.extend([near.min(USERS - 1), random.usize(..USERS)]);
+        }
+        refresh(&server, "17.cookies", &users).await?;
+        refreshed += users.len();
+        alive.extend(users.into_iter().map(user));
+    }
+    let left: BTreeSet<String> = server.names("17.cookies").await?.into_iter().collect();
+    let lost = alive.difference(&left).count();
+    ensure!(
+        lost == 0,
+        "{lost} of {} that are alive are gone",
+        alive.len()
+    );
+    let old = doc! { "t": { "$lt": server.ago(TTL) } };
+    let old = server.collection("17.cookies").count_documents(old).await?;
+    ensure!(old == 0, "{old} expired cookies are left");
+    println!("{refreshed} refreshes; {} of {USERS} are left", left.len());
+    wait_until(PATIENCE, "the figures tell it", async || {
+        let metrics = &night.metrics;
+        Ok(metrics.sweep_left.get() == 0 && metrics.expired.get() > 0)
+    })
+    .await?;
+    night.end().await
+}
+
+#[tokio::test]
+async fn sweep_that_is_killed_again_and_again_goes_on_where_it_was() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    fill(&server, "17.cookies", 40_000).await?;
+    fill(&server, "19.cookies", 3_000).await?;
+    let mut before = 0;
+    for kill in 1..=4 {
+        let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+        wait_until(SWEEP_PATIENCE, "it goes on", async || {
+            let (looked, is_complete) = looked(&server, "17.cookies").await?;
+            ensure!(looked >= before, "it was at {before}, and is at {looked}");
+            Ok(looked > before || is_complete)
+        })
+        .await?;
+        if kill == 2 {
+            mongod.kill()?;
+        }
+        // Whatever it does just now, it does no more.
+        drop(night);
+        if kill == 2 {
+            mongod.restart().await?;
+        }
+        before = looked(&server, "17.cookies").await?.0;
+    }
+    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:20")?;
+    wait_left(&night, &server, "17.cookies", 20_000).await?;
+    wait_left(&night, &server, "19.cookies", 1_500).await?;
+    night.end().await
+}
+
+#[tokio::test]
+async fn sweep_that_did_not_end_in_its_window_goes_on_in_the_next_one() -> Result<()> {
+    const USERS: u64 = 40_000;
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    fill(&server, "17.cookies", usize::try_from(USERS)?).await?;
+    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T02:00")?;
+    wait_until(PATIENCE, "some are swept", async || {
+        Ok(night.metrics.swept.get() > 0)
+    })
+    .await?;
+    night.set("10T03:00");
+    night.wait_open(false).await?;
+    let (looked, is_complete) = looked(&server, "17.cookies").await?;
+    ensure!(
+        !is_complete && night.metrics.sweep_left.get() > 0,
+        "{looked}"
+    );
+    night.set("11T01:00");
+    wait_left(&night, &server, "17.cookies", USERS / 2).await?;
+    // The rest of that sweep, and one of the new night, which finds only what is alive.
+    wait_until(SWEEP_PATIENCE, "both are complete", async || {
+        night.clock.advance(Duration::from_secs(5));
+        Ok(night.metrics.swept.get() == USERS + USERS / 2)
+    })
+    .await?;
+    night.end().await
+}
+
+#[tokio::test]
+async fn changed_time_to_live_begins_the_sweep_anew() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    for (name, age) in [("old", TTL + HOUR), ("ten-days", DAY * 10), ("fresh", HOUR)] {
+        server.write("17.cookies", name, age).await?;
+    }
+    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    server
+        .wait_names("17.cookies", &["fresh", "ten-days"])
+        .await?;
+    night.end().await?;
+    let week = Who {
+        ttl: DAY * 7,
+        ..ExpiryMode::Sweep.into()
+    };
+    let night = Night::start_as(week, &mongod, "10T01:20")?;
+    server.wait_names("17.cookies", &["fresh"]).await?;
+    night.end().await
+}
+
+#[tokio::test]
+async fn collection_changes_over_to_a_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()>
+{
+    let folder = TempDir::new()?;
+    // Old by any clock, and fresh by any.
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let write = async |name: &str, time: DateTime| -> Result<()> {
+        let cookie = doc! { "_id": name, "b": "b", "t": time };
+        server.collection("17.cookies").insert_one(cookie).await?;
+        Ok(())
+    };
+    let old = server.ago(TTL + HOUR);
+    write("old", old).await?;
+    write("fresh", DateTime::now()).await?;
+    let night = Night::start(&mongod, "10T00:30")?;
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    night.end().await?;
+
+    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T00:40")?;
+    night.wait_open(false).await?;
+    server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
+    // Ended anywhere in the change, it goes on.
+    drop(night);
+    for _ in 0..5 {
+        let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:00")?;
+        night.wait_open(true).await?;
+        drop(night);
+    }
+    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    server.wait_names("17.cookies", &["fresh"]).await?;
+    server.wait_no_index("17.cookies").await?;
+    ensure!(server.positions().await?.contains_key("17.cookies"));
+    night.end().await?;
+
+    let night = Night::start(&mongod, "10T12:00")?;
+    night.wait_open(false).await?;
+    write("old", old).await?;
+    server.wait_monitor().await?;
+    server.wait_no_index("17.cookies").await?;
+    server.wait_names("17.cookies", &["fresh", "old"]).await?;
+    drop(night);
+    let night = Night::start(&mongod, "11T01:00")?;
+    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
+    server.wait_names("17.cookies", &["fresh"]).await?;
+    wait_until(PATIENCE, "it is swept no more", async || {
+        night.clock.advance(Duration::from_secs(5));
+        Ok(server.positions().await?.is_empty())
+    })
+    .await?;
+    night.end().await
+}
+
+/// Sweeps as the consumer does in its window, until `is_enough` of all that was reported, and returns that.
+async fn sweep_until(
+    mongod: &Mongod,
+    who: impl Into<Who>,
+    night: &str,
+    is_enough: impl Fn(&[Swept]) -> bool + Send + Sync,
+) -> Result<Vec<Swept>> {
+    let store = who.into().store(mongod);
+    let (stop, reports) = (CancellationToken::new(), Mutex::new(Vec::new()));
+    let report = |swept: &Swept| {
+        let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.push(*swept);
+        if is_enough(&reports) {
+            stop.cancel();
+        }
+    };
+    let expiry = Expiry {
+        report: &report,
+        ..Expiry::new(true, u64::try_from(at(night).as_microsecond())?, &stop)
+    };
+    let expired = store.expire(expiry).await?;
+    ensure!(expired.failed.is_none(), "{expired:?}");
+    Ok(reports.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// How many documents each step looked at.
+fn steps(reports: &[Swept]) -> Vec<u64> {
+    let looked = reports.iter().map(|swept| swept.looked);
+    looked.filter(|looked| *looked > 0).collect()
+}
+
+#[tokio::test]
+async fn collection_that_fills_every_window_keeps_no_other_from_being_swept() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let sweep = async |night: &str, count: usize| {
+        let is_enough = |reports: &[Swept]| steps(reports).len() >= count;
+        sweep_until(&mongod, ExpiryMode::Sweep, night, is_enough).await
+    };
+    fill(&server, "17.cookies", 8_000).await?;
+    ensure!(steps(&sweep("10T01:00", 1).await?) == [5_000]);
+    fill(&server, "19.cookies", 1_000).await?;
+    // Which has never been worked on.
+    ensure!(steps(&sweep("11T01:00", 1).await?) == [1_000]);
+    // Of all that is left of the first night, and a pass of the third; the other's comes between them.
+    let third = sweep("12T01:00", usize::MAX).await?;
+    let (first, last) = (third.iter().find(|it| it.looked > 0), third.last());
+    let looked = steps(&third);
+    ensure!(looked.starts_with(&[3_000, 500]), "{looked:?}");
+    ensure!(looked[2..].iter().sum::<u64>() == 4_000, "{looked:?}");
+    let left = |swept: Option<&Swept>| Some(swept?.ahead?.0);
+    // By the counts of when it began.
+    ensure!(left(first) == Some(5_500 + 500), "{third:?}");
+    ensure!(left(last) == Some(0), "{third:?}");
+    for (namespace, alive) in [("17.cookies", 4_000), ("19.cookies", 500)] {
+        let cookies = server.collection(namespace);
+        ensure!(cookies.count_documents(doc! {}).await? == alive);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn collection_whose_sweep_takes_more_than_a_window_loses_its_index_all_the_same() -> Result<()>
+{
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    fill(&server, "17.cookies", 8_000).await?;
+    let never = doc! { "expireAfterSeconds": NEVER_SECONDS };
+    server.make_index("17.cookies", "t_1", never).await?;
+    let one_step = |reports: &[Swept]| steps(reports).len() == 1;
+    // The second night ends what the first began, and the third has begun its own.
+    for (night, indexes) in [("10T01:00", 1), ("11T01:00", 1), ("12T01:00", 0)] {
+        sweep_until(&mongod, ExpiryMode::Sweep, night, one_step).await?;
+        ensure!(server.indexes("17.cookies").await?.len() == indexes);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn sweep_that_is_told_to_stop_does_so_within_a_step() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    fill(&server, "17.cookies", 4_500).await?;
+    let has_deleted = |reports: &[Swept]| reports.iter().any(|swept| swept.deleted > 0);
+    let reports = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", has_deleted).await?;
+    let deleted: Vec<_> = reports.iter().map(|swept| swept.deleted).collect();
+    ensure!(deleted == [1_000], "{reports:?}");
+    ensure!(looked(&server, "17.cookies").await? == (0, false));
+    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
+    let cookies = server.collection("17.cookies");
+    ensure!(cookies.count_documents(doc! {}).await? == 2_250);
+    Ok(())
+}
+
+#[tokio::test]
+async fn documents_beyond_what_an_answer_holds_are_swept_as_well() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    // Foreign ones, 40 MiB of them; an answer has 16.
+    let large = (0..1_000).map(|number| doc! { "_id": number, "t": "t".repeat(40 << 10) });
+    let large: Vec<_> = large.collect();
+    server.collection("17.cookies").insert_many(large).await?;
+    fill(&server, "17.cookies", 1_000).await?;
+    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", |_| false).await?;
+    let cookies = server.collection("17.cookies");
+    ensure!(cookies.count_documents(doc! {}).await? == 1_500);
+    Ok(())
+}
+
+#[tokio::test]
+async fn time_to_live_that_becomes_longer_amid_a_sweep_holds_at_once() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    fill(&server, "17.cookies", 6_000).await?;
+    server.write("17.cookies", "ten-days", DAY * 10).await?;
+    let week = Who {
+        ttl: DAY * 7,
+        ..ExpiryMode::Sweep.into()
+    };
+    let one_step = |reports: &[Swept]| steps(reports).len() == 1;
+    sweep_until(&mongod, week, "10T01:00", one_step).await?;
+    ensure!(looked(&server, "17.cookies").await? == (5_000, false));
+    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
+    let names = server.names("17.cookies").await?;
+    ensure!(names.len() == 3_001 && names.iter().any(|name| name == "ten-days"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn sweep_that_another_member_of_a_replica_set_goes_on_with_begins_anew() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    fill(&server, "17.cookies", 6_000).await?;
+    let one_step = |reports: &[Swept]| steps(reports).len() == 1;
+    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", one_step).await?;
+    let another = doc! { "$set": { "member": "another:27017" } };
+    let positions = server.collection("cookiesync.sweeps");
+    positions
+        .update_one(doc! { "_id": "17.cookies" }, another)
+        .await?;
+    let all = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
+    // All that the first step has left.
+    ensure!(steps(&all).iter().sum::<u64>() == 3_500, "{all:?}");
+    Ok(())
+}
+
+/// Makes the slot of a DSP as its first cookies do.
+async fn make_slot(night: &Night, dsp_id: u32) -> Result<()> {
+    let nothing = Arc::new(Batch::new(1, 1));
+    night.store.retry(dsp_id, nothing).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn owner_of_the_maintenance_decides_how_cookies_of_a_shared_server_expire() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    server.write("17.cookies", "old", TTL + HOUR).await?;
+    let first = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    server.wait_names("17.cookies", &[]).await?;
+    let other = Who {
+        name: "other",
+        ..ExpiryMode::Index.into()
+    };
+    let second = Night::start_as(other, &mongod, "10T01:10")?;
+    wait_until(PATIENCE, "it knows who owns the maintenance", async || {
+        Ok(second.metrics.owner.get() == 0)
+    })
+    .await?;
+    make_slot(&second, 20).await?;
+    make_slot(&first, 21).await?;
+    for namespace in ["17.cookies", "20.cookies", "21.cookies"] {
+        let indexes = server.indexes(namespace).await?;
+        ensure!(indexes.is_empty(), "{namespace}: {indexes:?}");
+    }
+
+    first.end().await?;
+    server.end_lease().await?;
+    second.set("10T12:00");
+    wait_until(PATIENCE, "it owns the maintenance", async || {
+        second.pass_ten_minutes();
+        Ok(second.metrics.owner.get() == 1)
+    })
+    .await?;
+    // What was swept changes over at night.
+    server.wait_expiring("20.cookies", NEVER_SECONDS).await?;
+    server.wait_no_index("17.cookies").await?;
+    second.set("11T01:00");
+    server.wait_expiring("17.cookies", TTL_SECONDS).await?;
+    make_slot(&second, 22).await?;
+    server.wait_expiring("22.cookies", TTL_SECONDS).await?;
+    second.end().await
+}
