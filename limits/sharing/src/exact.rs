@@ -11,18 +11,17 @@ use std::{
     num::NonZero,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use limits::{Algorithm, Decision, Demand, LimitId, Limits, Refusal};
-use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::rule::Rule;
 pub use self::rule::{Answer, Outcome, UnfitError, arguments};
-use crate::server::{Address, Link, ServerError};
+use crate::server::{Address, Breaker, Link, ServerError};
 
 /// The script that decides.
 pub const SCRIPT: &str = include_str!("exact.lua");
@@ -32,12 +31,6 @@ const NUMBER_MAX: u64 = 1 << 52;
 
 /// The longest key, in bytes: the server keeps it.
 const KEY_BYTES_MAX: usize = 256;
-
-/// How many calls may go unanswered before the server is left alone.
-const MISSED_MAX: u32 = 3;
-
-/// For how long it is.
-const OPEN_FOR: Duration = Duration::from_secs(1);
 
 /// Most keys that are remembered for when the server is lost.
 const KEYS_MAX: usize = 100_000;
@@ -119,10 +112,7 @@ pub struct Exact {
     local: Mutex<Local>,
     began: Instant,
     began_unix_nanos: u64,
-    link: watch::Sender<Option<Link>>,
-    is_lost: Notify,
-    missed: AtomicU32,
-    is_open: AtomicBool,
+    breaker: Breaker,
     counts: [AtomicU64; 2],
 }
 
@@ -159,43 +149,22 @@ impl Exact {
         let since_epoch = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let (link, _) = watch::channel(None);
         Ok(Self {
             config,
             rules,
             local: Mutex::new((local, numbers)),
             began: Instant::now(),
             began_unix_nanos: u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
-            link,
-            is_lost: Notify::new(),
-            missed: AtomicU32::new(0),
-            is_open: AtomicBool::new(false),
+            breaker: Breaker::default(),
             counts: Default::default(),
         })
     }
 
     /// Keeps a connection until `stop`. Decisions are made without it, too.
     pub async fn run(&self, stop: CancellationToken) {
-        let keep = async {
-            loop {
-                let slot = format!("{{{}}}", self.config.group);
-                match Link::open(&self.config.server, SCRIPT, &slot, OPEN_FOR).await {
-                    Ok(link) => {
-                        tracing::info!(server = %self.config.server, "exact limits are the server's");
-                        self.link.send_replace(Some(link));
-                        self.missed.store(0, Ordering::Relaxed);
-                        self.is_open.store(false, Ordering::Relaxed);
-                        self.is_lost.notified().await;
-                        tracing::warn!(server = %self.config.server, "server of exact limits unavailable, deciding without it");
-                        tokio::time::sleep(OPEN_FOR).await;
-                    }
-                    Err(error) => {
-                        tracing::debug!(server = %self.config.server, %error, "server of exact limits is not there");
-                        tokio::time::sleep(OPEN_FOR).await;
-                    }
-                }
-            }
-        };
+        let keep = self
+            .breaker
+            .run(&self.config.server, SCRIPT, &self.config.group);
         stop.run_until_cancelled(keep).await;
     }
 
@@ -208,24 +177,15 @@ impl Exact {
         if asks.iter().any(|ask| ask.key.len() > KEY_BYTES_MAX) {
             return REFUSED;
         }
-        let link = self.link.borrow().clone();
-        let link = link.filter(|_| !self.is_open.load(Ordering::Relaxed));
-        if let Some(link) = link {
+        if let Some(link) = self.breaker.link() {
             match self.ask_server(&link, &asks, horizon).await {
                 Ok(verdict) => {
-                    self.missed.store(0, Ordering::Relaxed);
+                    self.breaker.heard();
                     self.counts[0].fetch_add(1, Ordering::Relaxed);
                     self.count_here(&asks, verdict);
                     return verdict;
                 }
-                Err(error) => {
-                    let missed = 1 + self.missed.fetch_add(1, Ordering::Relaxed);
-                    let is_over = missed >= MISSED_MAX || !matches!(error, ServerError::Timeout(_));
-                    if is_over && !self.is_open.swap(true, Ordering::Relaxed) {
-                        self.link.send_replace(None);
-                        self.is_lost.notify_one();
-                    }
-                }
+                Err(error) => self.breaker.missed(&link, error),
             }
         }
         self.counts[1].fetch_add(1, Ordering::Relaxed);
@@ -242,7 +202,7 @@ impl Exact {
     /// Whether there is a server.
     #[must_use]
     pub fn has_server(&self) -> bool {
-        self.link.borrow().is_some()
+        self.breaker.link().is_some()
     }
 
     async fn ask_server(
