@@ -12,28 +12,21 @@ mod rule;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::rule::{Answer, Left, Outcome, Question, Rule, UnfitError};
-use crate::server::{Address, Link, ServerError};
+use crate::server::{Address, Breaker, Link, ServerError};
 
 /// The script that decides.
 pub const SCRIPT: &str = include_str!("exact.lua");
 
 /// The largest number that the server's arithmetic has every smaller one of.
 const NUMBER_MAX: u64 = 1 << 52;
-
-/// How many calls may go unanswered before the server is left alone.
-const MISSED_MAX: u32 = 3;
-
-/// For how long it is.
-const OPEN_FOR: Duration = Duration::from_secs(1);
 
 /// What is needed for exact limits.
 #[derive(Debug, Clone)]
@@ -68,10 +61,7 @@ pub struct Lost;
 #[derive(Debug)]
 pub struct Exact {
     config: Config,
-    link: watch::Sender<Option<Link>>,
-    is_lost: Notify,
-    missed: AtomicU32,
-    is_open: AtomicBool,
+    breaker: Breaker,
     answered: AtomicU64,
 }
 
@@ -81,41 +71,16 @@ impl Exact {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            link: watch::Sender::new(None),
-            is_lost: Notify::new(),
-            missed: AtomicU32::new(0),
-            is_open: AtomicBool::new(false),
+            breaker: Breaker::default(),
             answered: AtomicU64::new(0),
         }
     }
 
     /// Keeps a connection until `stop`. Without one, all calls are [`Lost`].
     pub async fn run(&self, stop: CancellationToken) {
-        let keep = async {
-            let mut was_there = true;
-            loop {
-                let slot = format!("{{{}}}", self.config.group);
-                match Link::open(&self.config.server, SCRIPT, &slot, OPEN_FOR).await {
-                    Ok(link) => {
-                        tracing::info!(server = %self.config.server, "exact limits are the server's");
-                        was_there = true;
-                        self.link.send_replace(Some(link));
-                        self.missed.store(0, Ordering::Relaxed);
-                        self.is_open.store(false, Ordering::Relaxed);
-                        self.is_lost.notified().await;
-                        tracing::warn!(server = %self.config.server, "server of exact limits unavailable, going on without it");
-                    }
-                    Err(error) if was_there => {
-                        was_there = false;
-                        tracing::warn!(server = %self.config.server, %error, "server of exact limits cannot be reached, trying again");
-                    }
-                    Err(error) => {
-                        tracing::debug!(server = %self.config.server, %error, "server of exact limits is not there");
-                    }
-                }
-                tokio::time::sleep(OPEN_FOR).await;
-            }
-        };
+        let keep = self
+            .breaker
+            .run(&self.config.server, SCRIPT, &self.config.group);
         stop.run_until_cancelled(keep).await;
     }
 
@@ -130,25 +95,17 @@ impl Exact {
         question: Question,
         pause: Duration,
     ) -> Result<Answer, Lost> {
-        let link = self.link.borrow().clone();
-        let link = link.filter(|_| !self.is_open.load(Ordering::Relaxed));
-        let Some(link) = link else {
+        let Some(link) = self.breaker.link() else {
             return Err(Lost);
         };
         match self.ask_server(&link, asks, question, pause).await {
             Ok(answer) => {
-                self.missed.store(0, Ordering::Relaxed);
+                self.breaker.heard();
                 self.answered.fetch_add(1, Ordering::Relaxed);
                 Ok(answer)
             }
             Err(error) => {
-                let missed = 1 + self.missed.fetch_add(1, Ordering::Relaxed);
-                let is_over = missed >= MISSED_MAX || !matches!(error, ServerError::Timeout(_));
-                if is_over && !self.is_open.swap(true, Ordering::Relaxed) {
-                    tracing::debug!(server = %self.config.server, %error, "the server of exact limits is left alone");
-                    self.link.send_replace(None);
-                    self.is_lost.notify_one();
-                }
+                self.breaker.missed(&link, error);
                 Err(Lost)
             }
         }
@@ -163,7 +120,7 @@ impl Exact {
     /// Whether there is a server.
     #[must_use]
     pub fn has_server(&self) -> bool {
-        self.link.borrow().is_some()
+        self.breaker.link().is_some()
     }
 
     async fn ask_server(

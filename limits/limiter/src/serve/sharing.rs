@@ -83,7 +83,7 @@ impl Decider {
             tracing::info!("shares on lease are for producers: this limiter decides alone");
         }
         let server = exact(sharing).and_then(|sharing| {
-            let server = Address::parse(&sharing.redis).ok()?;
+            let server = Address::of(sharing).ok()?;
             Some(Config {
                 server,
                 group: sharing.group.clone(),

@@ -63,8 +63,8 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
         return Vec::new();
     };
     let mut mistakes = Vec::new();
-    if let Err(mistake) = Address::parse(&sharing.redis) {
-        mistakes.push(format!("sharing.redis: {mistake}"));
+    if let Err(mistake) = Address::of(sharing).and_then(|it| it.check()) {
+        mistakes.push(mistake);
     }
     for limit in &rules.limits {
         for rule in &limit.rules {
