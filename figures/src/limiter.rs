@@ -114,6 +114,15 @@ pub const SNAPSHOT_AGE: Figure = Figure::gauge(
     "limiter_snapshot_age_seconds",
     "Time since the newest snapshot on the disk began; no value where nothing is kept.",
 );
+pub const SHARED_DECISIONS: Figure = Figure::counter(
+    "limiter_shared_decisions_total",
+    "Calls under limits that a server shares, by who decided: the server; without it the limiter, by its part of each limit; or nobody, and the call was refused.",
+)
+.by(&["by"]);
+pub const SHARING_SERVER: Figure = Figure::gauge(
+    "limiter_sharing_server",
+    "1 while the server that shares the limits is there; no value without one.",
+);
 pub const CHARGED: Figure = Figure::gauge(
     "limiter_charged_at_start",
     "1 when every counter was charged a second's worth at the start, because the run before was killed.",

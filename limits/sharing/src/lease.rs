@@ -140,7 +140,7 @@ impl Lease {
             let began = Instant::now();
             let work = async {
                 if link.is_none() {
-                    link = Some(Link::open(server, SCRIPT, &key, refresh).await?);
+                    link = Some(Link::open(server, SCRIPT, group, refresh).await?);
                 }
                 let link = link.as_ref().expect("it was opened");
                 self.refresh(link, &key, &mut member, &mut user).await
@@ -159,7 +159,8 @@ impl Lease {
                         link = None;
                     }
                     self.note(Some(&error));
-                    false
+                    // Not again and again: two nodes may each take the other for the one.
+                    missed == 1 && matches!(error, ServerError::Moved)
                 }
             };
             // So that not all ask at once, nor the one that gave something up too soon again.

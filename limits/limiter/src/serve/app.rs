@@ -41,6 +41,7 @@ use super::{
     port::{self, Port},
     saver::Saver,
     service::Service,
+    sharing::Decider,
     status::{self, LimiterStatus},
     waiting::Waiting,
 };
@@ -107,6 +108,8 @@ impl App {
             },
             config_reloads: reread::Metrics::register(&registry, "limiter").context("metrics")?,
         };
+        let stop = app.services.stop.clone();
+        app.services.tasks.spawn(kept.decider.clone().run(stop));
         app.watch_files(&config, &kept, &registry)?;
         app.open_admin(admin, &config, &kept, &registry)?;
         app.open_calls(listener, &config, &kept, &registry).await?;
@@ -126,6 +129,7 @@ impl App {
     ) -> anyhow::Result<()> {
         let service = Service {
             engine: Arc::clone(&kept.engine),
+            decider: kept.decider.clone(),
             clock: kept.clock,
             tokens: config.tokens.clone(),
             fields: config.fields,
@@ -184,6 +188,7 @@ impl App {
                 move || saver.as_ref().map(Saver::age)
             }),
             is_charged: kept.is_charged,
+            decider: kept.decider.clone(),
         }
         .register(registry)
         .context("metrics")?;
@@ -194,6 +199,7 @@ impl App {
             name: self.address.to_string(),
             waiting,
             saver: kept.saver.clone(),
+            decider: kept.decider.clone(),
             is_charged: kept.is_charged,
             refused: Box::new(refused),
             draining: self.draining.clone(),
@@ -210,6 +216,7 @@ impl App {
         let pages = Pages {
             hub,
             saver: kept.saver.clone(),
+            decider: kept.decider.clone(),
             draining: self.draining.clone(),
             debug_endpoints: config.common.debug_endpoints,
         };
@@ -319,13 +326,14 @@ impl App {
 struct Pages {
     hub: StatusHub,
     saver: Option<Saver>,
+    decider: Decider,
     draining: CancellationToken,
     debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
-        status::parts(&self.draining, self.saver.as_ref())
+        status::parts(&self.draining, self.saver.as_ref(), &self.decider)
     }
 
     fn status(&self) -> &StatusHub {

@@ -21,6 +21,15 @@ impl Clock {
         }
     }
 
+    /// A clock that tells this moment now, and goes on as all do.
+    #[must_use]
+    pub fn telling(nanos: u64) -> Self {
+        Self {
+            began: Instant::now(),
+            began_unix_nanos: nanos,
+        }
+    }
+
     /// The same, not before that moment.
     #[must_use]
     pub fn not_before(self, nanos: u64) -> Self {

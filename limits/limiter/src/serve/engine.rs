@@ -23,9 +23,12 @@
 
 mod calls;
 mod catalog;
+mod counting;
 mod learned;
 mod left;
+mod remote;
 mod saving;
+mod seen;
 mod snapshot;
 mod survey;
 mod unsaved;
@@ -45,12 +48,15 @@ use tokio::sync::{Notify, watch};
 use self::{
     catalog::{Catalog, Core},
     learned::Learned,
+    seen::Seen,
     unsaved::Unsaved,
 };
 pub use self::{
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
+    counting::{Counting, exact, unfit},
     learned::Said,
     left::Left,
+    remote::Asking,
     saving::{RestoreFailed, Restored, Snapshot},
     snapshot::Unreadable,
     survey::{LimitSurvey, Row, Survey},
@@ -71,6 +77,8 @@ pub struct Options {
     pub learned_max: Duration,
     /// Whether snapshots are made. Without, every answer is good at once, and a restart begins anew.
     pub is_saved: bool,
+    /// Where calls are counted.
+    pub counting: Counting,
 }
 
 /// One of the limits that a call is under, and whose counter it is.
@@ -191,6 +199,9 @@ struct State {
     core: Core,
     catalog: Catalog,
     learned: Learned,
+    counting: Counting,
+    /// What a server said, if one counts.
+    seen: Seen,
     unsaved: Unsaved,
     /// By the places of limits.
     counts: Vec<Counts>,
@@ -220,8 +231,10 @@ impl Engine {
         };
         let mut state = State {
             core: Core::with_memory(options.counters_max, options.counters_bytes_max),
-            catalog: Catalog::default(),
+            catalog: Catalog::new(options.counting),
             learned: Learned::new(options.learned_max),
+            counting: options.counting,
+            seen: Seen::default(),
             unsaved,
             counts: Vec::new(),
             version: 0,
@@ -328,6 +341,7 @@ impl State {
             }
         }
         self.learned.change(limits.len(), is_other);
+        self.seen.clear();
         // Nothing on the disk charges for what is new here: answers wait for the next snapshot.
         self.unsaved.lower(|_| 0);
     }

@@ -130,13 +130,16 @@ impl Service {
             return None;
         }
         let binding = slot.binding.as_ref();
-        let left = self.engine.left(&asked.targets(), binding, slot.now)?;
+        // By the clock that goes here: that of a server may differ.
+        let now = self.clock.now();
+        let (of, is_told) = (asked.targets(), self.decider.has_server());
+        let left = self.engine.left(&of, binding, is_told, now)?;
         Some(Quota {
             policy: left.rule.to_string(),
             most: left.most,
             window: left.window,
             remaining: left.remaining,
-            reset: Duration::from_nanos(left.more_at.saturating_sub(slot.now)),
+            reset: Duration::from_nanos(left.more_at.saturating_sub(now)),
         })
     }
 }

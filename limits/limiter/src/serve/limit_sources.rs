@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 pub use self::changes::Changes;
 pub use self::plan::{Named, Origin, Plan, Said, Source, etag};
-use super::{clock::Clock, engine::Engine};
+use super::{clock::Clock, engine::Engine, sharing::check_same};
 
 /// Most characters of a limit's terms in the log.
 const LOGGED_CHARS_MAX: usize = 400;
@@ -289,7 +289,7 @@ impl LimitSources {
         }
         let mut said = plan.said().clone();
         edit(&mut said.put)?;
-        let plan = Plan::of(said).map_err(|mistakes| {
+        let plan = self.plan_of(said).map_err(|mistakes| {
             self.shared.metrics.refused(Source::Put);
             NotChanged::Mistakes(mistakes)
         })?;
@@ -307,7 +307,7 @@ impl LimitSources {
     }
 
     fn try_source(&self, source: Source, said: Said) -> Result<(), String> {
-        match Plan::of(said) {
+        match self.plan_of(said) {
             Ok(plan) => {
                 self.take(source, plan);
                 Ok(())
@@ -336,7 +336,7 @@ impl LimitSources {
         let with = |file: Option<&Document>, named: Option<&Named>| {
             let plan = self.plan();
             let said = plan.said();
-            Plan::of(Said {
+            self.plan_of(Said {
                 file: file.unwrap_or(&said.file).clone(),
                 collection: named.unwrap_or(&said.collection).clone(),
                 put: said.put.clone(),
@@ -372,6 +372,13 @@ impl LimitSources {
                 return;
             }
         }
+    }
+
+    /// What would be in force after what is.
+    fn plan_of(&self, said: Said) -> Result<Plan, Mistakes> {
+        let plan = Plan::of(said)?;
+        check_same(&self.plan().rules, &plan.rules)?;
+        Ok(plan)
     }
 
     /// Takes a version into force; the number of the first snapshot that has it.

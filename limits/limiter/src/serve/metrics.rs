@@ -8,8 +8,8 @@ use std::{
 use figures::limiter::{
     CHARGED, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS, LEARNED,
     LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, QUOTA_USED, REQUEST_SECONDS, REQUESTS,
-    SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION,
-    VERSION_REFUSED, WAITING, WAITING_REFUSED,
+    SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS,
+    TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING, WAITING_REFUSED,
 };
 use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
@@ -19,6 +19,7 @@ use super::{
     asked::Call,
     engine::{Counts, Engine, LimitSurvey, Survey},
     limit_sources::{LimitSources, Source},
+    sharing::Decider,
     waiting::Full,
 };
 
@@ -85,6 +86,7 @@ pub(super) struct Overview {
     pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
     pub(super) snapshot_age: Box<dyn Fn() -> Option<Duration> + Send + Sync>,
     pub(super) is_charged: bool,
+    pub(super) decider: Decider,
 }
 
 impl Serving {
@@ -167,6 +169,8 @@ impl Overview {
             WAITING,
             SNAPSHOT_AGE,
             CHARGED,
+            SHARED_DECISIONS,
+            SHARING_SERVER,
         ];
         registry.read(figures, move || self.families())
     }
@@ -188,6 +192,7 @@ impl Overview {
             Arc::clone(&survey)
         };
         let now = self.engine.limits_now();
+        let sharing = self.decider.standing();
         let limits = &now.limits;
         let looked_at = |figure, value: fn(&LimitSurvey) -> f64| {
             let samples = survey.limits.iter();
@@ -255,6 +260,18 @@ impl Overview {
                 (self.snapshot_age)().map(|age| age.as_secs_f64()),
             ),
             one(CHARGED, truth(self.is_charged)),
+            family(
+                SHARED_DECISIONS,
+                sharing.iter().flat_map(|it| {
+                    [
+                        ("server", it.by_server),
+                        ("part", it.by_part),
+                        ("nobody", it.by_nobody),
+                    ]
+                    .map(|(by, count)| ([by], as_f64(count)))
+                }),
+            ),
+            one(SHARING_SERVER, sharing.and_then(|it| truth(it.has_server))),
         ]
     }
 }

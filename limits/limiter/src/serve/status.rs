@@ -25,6 +25,7 @@ use super::{
     engine::{Engine, LimitSurvey, Row, Survey},
     limit_sources::{LimitSources, Plan, Source},
     saver::Saver,
+    sharing::Decider,
     waiting::Waiting,
 };
 
@@ -131,6 +132,8 @@ pub struct Sources {
     pub waiting: Waiting,
     /// What keeps snapshots, if something does.
     pub saver: Option<Saver>,
+    /// Who decides on calls.
+    pub decider: Decider,
     /// Whether every counter was charged at the start.
     pub is_charged: bool,
     /// Why the newest limits are not in force.
@@ -143,10 +146,11 @@ pub struct Sources {
 
 /// How each part of a limiter is.
 #[must_use]
-pub fn parts(draining: &CancellationToken, saver: Option<&Saver>) -> Vec<Part> {
+pub fn parts(draining: &CancellationToken, saver: Option<&Saver>, decider: &Decider) -> Vec<Part> {
     let mut parts = vec![ready::drain(draining.is_cancelled())];
     let kept = || Ok("nothing is kept over a restart".to_owned());
     parts.push(Part::new("state", saver.map_or_else(kept, Saver::state)));
+    parts.extend(decider.state().map(|state| Part::new("sharing", state)));
     parts
 }
 
@@ -250,7 +254,7 @@ impl StatusSource for LimiterStatus {
                 "limiter",
                 &sources.name,
                 now - self.started,
-                &parts(&sources.draining, sources.saver.as_ref()),
+                &parts(&sources.draining, sources.saver.as_ref(), &sources.decider),
                 sources.draining.is_cancelled(),
             ),
             decisions_per_second,

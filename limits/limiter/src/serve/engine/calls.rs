@@ -13,7 +13,7 @@ pub(super) struct Call {
     /// The limits that it names, each with a counter.
     pub(super) of: Vec<Counter>,
     pub(super) demands: Vec<Demand<Arc<str>>>,
-    requests: u64,
+    pub(super) requests: u64,
 }
 
 impl Engine {
@@ -123,19 +123,35 @@ impl Engine {
     /// When there is no such limit.
     pub fn feedback(&self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Slot), Refused> {
         let mut state = self.state();
-        let state = &mut *state;
         let now = now.max(state.core.clock());
-        let call = state.open_call(&[of], 1)?;
+        let (is_learned, call) = state.hear(of, said, now)?;
+        Ok((is_learned, state.next(&call, now)?))
+    }
+
+    /// The same without a look at when a request could go.
+    ///
+    /// # Errors
+    /// When there is no such limit.
+    pub fn hear(&self, of: Target<'_>, said: Said, now: u64) -> Result<bool, Refused> {
+        let mut state = self.state();
+        let now = now.max(state.core.clock());
+        Ok(state.hear(of, said, now)?.0)
+    }
+}
+
+impl State {
+    fn hear(&mut self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Call), Refused> {
+        let call = self.open_call(&[of], 1)?;
         // Nothing is learned of a limit of every call: it has no counters.
         let is_learned = match call.of.first() {
-            Some(of) => state.learned.hear(of, said, now),
+            Some(of) => self.learned.hear(of, said, now),
             None => false,
         };
-        state.count(&call, |counts| {
+        self.count(&call, |counts| {
             counts.outbound_429 += u64::from(said.status == 429);
             counts.learned += u64::from(is_learned);
         });
-        Ok((is_learned, state.next(&call, now)?))
+        Ok((is_learned, call))
     }
 }
 
@@ -172,7 +188,7 @@ impl State {
     }
 
     /// A call that changes something.
-    fn open_call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
+    pub(super) fn open_call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
         if self.is_over {
             return Err(Refused::Stopping);
         }
@@ -288,7 +304,7 @@ impl State {
         }
     }
 
-    fn count(&mut self, call: &Call, mut count: impl FnMut(&mut Counts)) {
+    pub(super) fn count(&mut self, call: &Call, mut count: impl FnMut(&mut Counts)) {
         let whole = self.catalog.every_call().iter();
         for place in call.of.iter().map(|(place, _)| place).chain(whole) {
             count(&mut self.counts[*place as usize]);

@@ -241,7 +241,7 @@ impl State {
                 .iter()
                 .map(|placed| SavedRule {
                     name: Arc::clone(&placed.name),
-                    limit: placed.rule.limit,
+                    limit: *self.core.limit(placed.id),
                     unseen: self.core.save_unseen(placed.id),
                 })
                 .collect(),

@@ -6,6 +6,7 @@
     reason = "a test, in which all that fails is a failure"
 )]
 
+#[path = "../server/mod.rs"]
 mod server;
 
 use std::{
