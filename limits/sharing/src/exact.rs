@@ -271,7 +271,8 @@ mod tests {
             group: "test".to_owned(),
             budget: Duration::from_millis(50),
         });
-        let answer = exact.ask(&[ask("a", 1)], Question::Peek, Duration::ZERO);
+        let asks = [ask("a", 1)];
+        let answer = exact.ask(&asks, Question::Peek, Duration::ZERO);
         assert_eq!(answer.await, Err(Lost));
         assert_eq!((exact.answered(), exact.has_server()), (0, false));
     }
