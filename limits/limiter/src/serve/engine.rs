@@ -21,6 +21,7 @@
 //! saved, the worth is used up and further answers wait; after some seconds nothing is taken any more that would have to. A limiter without
 //! its disk grants less, and never more.
 
+mod ahead;
 mod calls;
 mod catalog;
 mod learned;
@@ -43,11 +44,13 @@ use limits::rules::NamedLimit;
 use tokio::sync::{Notify, watch};
 
 use self::{
+    ahead::Ahead,
     catalog::{Catalog, Core},
     learned::Learned,
     unsaved::Unsaved,
 };
 pub use self::{
+    ahead::HORIZON as EVERY_CALL_HORIZON,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
     learned::Said,
     left::Left,
@@ -192,6 +195,7 @@ struct State {
     catalog: Catalog,
     learned: Learned,
     unsaved: Unsaved,
+    ahead: Ahead,
     /// By the places of limits.
     counts: Vec<Counts>,
     /// One more for each change of the limits.
@@ -223,6 +227,7 @@ impl Engine {
             catalog: Catalog::default(),
             learned: Learned::new(options.learned_max),
             unsaved,
+            ahead: Ahead::default(),
             counts: Vec::new(),
             version: 0,
             whole: Arc::from(""),
@@ -302,6 +307,7 @@ impl Engine {
     pub fn tidy(&self, now: u64) {
         let mut state = self.state();
         state.learned.pass(now);
+        state.ahead.pass(now, |_| true);
         state.core.forget_idle(1_024, now);
     }
 
@@ -327,6 +333,9 @@ impl State {
                 self.counts[place as usize] = Counts::default();
             }
         }
+        let every_call = self.catalog.every_call();
+        self.ahead
+            .pass(now, |it| every_call.contains(&it) && !is_other(it));
         self.learned.change(limits.len(), is_other);
         // Nothing on the disk charges for what is new here: answers wait for the next snapshot.
         self.unsaved.lower(|_| 0);

@@ -171,7 +171,8 @@ impl Service {
                 } else {
                     None
                 };
-                let answered = engine.reserve(&targets, *requests, *horizon, now);
+                let by = &caller.holder.name;
+                let answered = engine.reserve_by(by, &targets, *requests, *horizon, now);
                 let answered = answered.map_err(wrong)?;
                 let had_to_be_saved = answered.saved_by > 0;
                 let slot = self.saved(answered).await?;
