@@ -45,7 +45,7 @@ use super::{
     waiting::Waiting,
 };
 
-/// How often it is looked for a new version of the file, and idle counters are forgotten.
+/// How often it is looked for a new version of the file and at the system's clock, and idle counters are forgotten.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The last part of the drain, in which the admin port still answers.
@@ -126,7 +126,7 @@ impl App {
     ) -> anyhow::Result<()> {
         let service = Service {
             engine: Arc::clone(&kept.engine),
-            clock: kept.clock,
+            clock: kept.clock.clone(),
             tokens: config.tokens.clone(),
             fields: config.fields,
             rights: config.rights,
@@ -190,7 +190,7 @@ impl App {
         let sources = status::Sources {
             engine: Arc::clone(&kept.engine),
             limits: kept.sources.clone(),
-            clock: kept.clock,
+            clock: kept.clock.clone(),
             name: self.address.to_string(),
             waiting,
             saver: kept.saver.clone(),
@@ -225,7 +225,7 @@ impl App {
         Ok(())
     }
 
-    /// Looks at the files again and again, and takes new limits into force.
+    /// Looks at the files and the clock again and again, and takes new limits into force.
     fn watch_files(&self, config: &Config, kept: &Kept, registry: &Registry) -> anyhow::Result<()> {
         let files = reload::Metrics::register_without_certificates(registry, "limiter")
             .context("metrics")?;
@@ -237,8 +237,9 @@ impl App {
             bail!("--limits: is needed");
         };
         tasks.spawn(Arc::clone(&file).watch(files, stop.clone()));
-        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock, stop.clone());
+        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock.clone(), stop.clone());
         let sources = kept.sources.clone();
+        let clock_steps = metrics::clock_steps(registry).context("metrics")?;
         #[cfg(feature = "mongodb")]
         if let Some(collection) = config.collection.clone() {
             let follower = Follower::new(collection, kept.sources.clone())?;
@@ -256,6 +257,7 @@ impl App {
                     sources.file(&newest.document);
                     in_force = newest;
                 }
+                clock.follow(&clock_steps);
                 engine.tidy(clock.now());
             }
         });

@@ -6,7 +6,7 @@ use std::{
 };
 
 use figures::limiter::{
-    CHARGED, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS, LEARNED,
+    CHARGED, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS, LEARNED,
     LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, QUOTA_USED, REQUEST_SECONDS, REQUESTS,
     SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION,
     VERSION_REFUSED, WAITING, WAITING_REFUSED,
@@ -257,6 +257,11 @@ impl Overview {
             one(CHARGED, truth(self.is_charged)),
         ]
     }
+}
+
+/// Counts how often the clock stepped forward.
+pub(super) fn clock_steps(registry: &Registry) -> Result<IntCounter> {
+    registry.add(CLOCK_STEPS)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
