@@ -98,7 +98,7 @@ impl Service {
             }
             Path::Limits => {
                 expect(request.method(), &Method::GET)?;
-                Ok(self.all_limits(&caller.holder, request.headers()))
+                Ok(self.all_limits(&caller.holder, request.headers()).await)
             }
             Path::Limit(limit) => {
                 self.may_use(&caller.holder, &limit)?;

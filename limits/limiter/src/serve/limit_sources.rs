@@ -12,6 +12,7 @@ mod changes;
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
 mod plan;
+mod views;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -22,7 +23,8 @@ use limits::rules::{Document, Mistakes, Terms};
 use tokio::sync::watch;
 
 pub use self::changes::Changes;
-pub use self::plan::{Named, Origin, Plan, Said, Source, etag};
+pub use self::plan::{Named, Origin, Plan, Said, Source};
+pub use self::views::{Names, View, What, etag};
 use super::{clock::Clock, engine::Engine};
 
 /// Most characters of a limit's terms in the log.

@@ -10,8 +10,11 @@ use tokio::time::timeout;
 
 use super::{
     super::{
+        aside::aside,
         asked::invalid,
-        limit_sources::{Change, NotChanged, Origin, Plan, Source, etag},
+        limit_sources::{
+            Change, LimitSources, Names, NotChanged, Origin, Plan, Source, View, What, etag,
+        },
         problem::{self, Problem},
         service::{SAVED_TIMEOUT, Service},
         tokens::Holder,
@@ -66,25 +69,26 @@ impl<'a> LimitBody<'a> {
     }
 }
 
+/// The limits of these names.
+fn list(plan: &Plan, names: &Names) -> Vec<u8> {
+    let all = plan.rules.limits.iter().map(|limit| limit.name.as_str());
+    let may_read = |name: &&str| names.as_ref().is_none_or(|names| names.contains(*name));
+    let all: Vec<(&str, Origin)> = all
+        .filter(may_read)
+        .filter_map(|name| Some((name, plan.origin(name)?)))
+        .collect();
+    let limits = all.iter().map(|(name, it)| LimitBody::of(name, it));
+    let body = AllBody {
+        limits: limits.collect(),
+    };
+    serde_json::to_vec(&body).expect("tables of texts and numbers are JSON")
+}
+
 impl Service {
     /// The limits that `holder` may ask for.
-    pub(super) fn all_limits(&self, holder: &Holder, headers: &HeaderMap) -> Answer {
+    pub(super) async fn all_limits(&self, holder: &Holder, headers: &HeaderMap) -> Answer {
         let plan = self.sources.plan();
-        let names = plan.rules.limits.iter().map(|limit| limit.name.as_str());
-        let names = names.filter(|name| holder.may_use(name));
-        let all: Vec<(&str, Origin)> = names
-            .filter_map(|name| Some((name, plan.origin(name)?)))
-            .collect();
-        let limits = all.iter().map(|(name, it)| LimitBody::of(name, it));
-        let body = AllBody {
-            limits: limits.collect(),
-        };
-        let body = serde_json::to_vec(&body).expect("tables of texts and numbers are JSON");
-        let tag = etag(&body);
-        if is_known(headers, &tag) {
-            return unchanged(&tag);
-        }
-        tagged(text(body, "application/json"), &tag)
+        answer_of(plan.view(What::List, &holder.limits, list).await, headers)
     }
 
     /// Reads, makes or deletes one.
@@ -247,6 +251,14 @@ fn names(headers: &HeaderMap, header: header::HeaderName, tag: Option<&str>) -> 
             tag.is_some_and(|tag| named == "*" || weak.unwrap_or(named) == tag)
         });
     Some(named)
+}
+
+/// A document, or that the caller has it already.
+fn answer_of(view: View, headers: &HeaderMap) -> Answer {
+    if is_known(headers, &view.etag) {
+        return unchanged(&view.etag);
+    }
+    tagged(text(view.body, "application/json"), &view.etag)
 }
 
 /// Whether the caller has it already.
