@@ -35,6 +35,7 @@ use self::opening::{Kept, open};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::Follower;
 use super::{
+    aside::aside,
     config::Config,
     engine::Engine,
     metrics,
@@ -254,8 +255,9 @@ impl App {
                 }
                 let newest = file.current();
                 if !Arc::ptr_eq(&newest, &in_force) {
-                    sources.file(&newest.document);
-                    in_force = newest;
+                    in_force = Arc::clone(&newest);
+                    let sources = sources.clone();
+                    aside(move || sources.file(&newest.document)).await;
                 }
                 clock.follow(&clock_steps);
                 engine.tidy(clock.now());

@@ -27,6 +27,9 @@ use super::{
 /// What a change is that is not on the disk.
 const NOT_KEPT: &str = "the limit is changed, and is as before after a crash";
 
+/// Whether a limit that is like this may be changed.
+type May<'a> = dyn Fn(Option<&Origin>) -> bool + 'a;
+
 /// A limit, and where it comes from.
 #[derive(Debug, Serialize)]
 struct LimitBody<'a> {
@@ -137,12 +140,10 @@ impl Service {
                     }
                 }
                 let is_new = self.sources.plan().sources(limit).next().is_none();
-                let change = Change {
-                    limit,
-                    who: &holder.name,
-                };
-                let may = |origin: Option<&Origin>| allows(&headers, limit, origin);
-                let number = self.sources.put(change, terms, may).map_err(not_changed)?;
+                let made = self.change(limit, holder, headers, |sources, change, may| {
+                    sources.put(change, terms, may)
+                });
+                let number = made.await.map_err(not_changed)?;
                 self.is_saved(number, NOT_KEPT).await?;
                 let mut answer = self.stands(&self.sources.plan(), limit);
                 if is_new {
@@ -153,12 +154,10 @@ impl Service {
             Method::DELETE => {
                 self.may_administer(holder)?;
                 let _alone = self.alone().await?;
-                let change = Change {
-                    limit,
-                    who: &holder.name,
-                };
-                let may = |origin: Option<&Origin>| allows(&headers, limit, origin);
-                let number = self.sources.delete(change, may).map_err(|not| match not {
+                let made = self.change(limit, holder, headers, |sources, change, may| {
+                    sources.delete(change, may)
+                });
+                let number = made.await.map_err(|not| match not {
                     NotChanged::NotPut(None) => unknown(limit),
                     not => not_changed(not),
                 })?;
@@ -167,6 +166,28 @@ impl Service {
             }
             _ => Err(Problem::new(problem::METHOD, "use GET, PUT or DELETE")),
         }
+    }
+
+    /// Makes a change of a limit, if it is what the headers say; where it holds up no call.
+    async fn change(
+        &self,
+        limit: &str,
+        holder: &Holder,
+        headers: HeaderMap,
+        make: impl FnOnce(&LimitSources, Change<'_>, &May<'_>) -> Result<u64, NotChanged>
+        + Send
+        + 'static,
+    ) -> Result<u64, NotChanged> {
+        let sources = self.sources.clone();
+        let (limit, who) = (limit.to_owned(), holder.name.clone());
+        aside(move || {
+            let change = Change {
+                limit: &limit,
+                who: &who,
+            };
+            make(&sources, change, &|origin| allows(&headers, &limit, origin))
+        })
+        .await
     }
 
     /// A limit as it is after a change; an empty answer if it is gone.
