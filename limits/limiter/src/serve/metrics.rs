@@ -6,10 +6,10 @@ use std::{
 };
 
 use figures::limiter::{
-    CHARGED, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS, LEARNED,
-    LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, QUOTA_USED, REQUEST_SECONDS, REQUESTS,
-    SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION,
-    VERSION_REFUSED, WAITING, WAITING_REFUSED,
+    CHARGED, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS,
+    LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS, QUOTA_USED,
+    REQUEST_SECONDS, REQUESTS, SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS,
+    TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING, WAITING_REFUSED,
 };
 use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
@@ -19,6 +19,7 @@ use super::{
     asked::Call,
     engine::{Counts, Engine, LimitSurvey, Survey},
     limit_sources::{LimitSources, Source},
+    problem::{KINDS, Problem},
     waiting::Full,
 };
 
@@ -60,6 +61,8 @@ impl From<StatusCode> for Class {
 #[derive(Debug, Clone)]
 pub struct Serving {
     requests: [[[IntCounter; 3]; 5]; 2],
+    /// As [`KINDS`] are.
+    problems: [IntCounter; KINDS.len()],
     pub(super) seconds: Latency,
     waiting_refused: [IntCounter; 3],
     pub(super) token_refusals: IntCounterVec,
@@ -94,6 +97,7 @@ impl Serving {
     /// When a name is taken.
     pub fn register(registry: &Registry) -> Result<Self> {
         let requests: IntCounterVec = registry.add(REQUESTS)?;
+        let problems: IntCounterVec = registry.add(PROBLEMS)?;
         let waiting: IntCounterVec = registry.add(WAITING_REFUSED)?;
         let token_refusals: IntCounterVec = registry.add(TOKEN_REFUSALS)?;
         for reason in ["missing", "wrong", "limit", "right"] {
@@ -104,6 +108,7 @@ impl Serving {
         };
         Ok(Self {
             requests: PROTOCOLS.map(|protocol| CALLS.map(|call| of_call(protocol, call))),
+            problems: KINDS.map(|kind| problems.with_label_values(&[kind.name])),
             seconds: registry.add(REQUEST_SECONDS)?,
             waiting_refused: Full::ALL.map(|(_, label)| waiting.with_label_values(&[label])),
             token_refusals,
@@ -113,6 +118,15 @@ impl Serving {
     pub(super) fn answered(&self, protocol: Protocol, call: Option<Call>, class: Class) {
         let call = call.map_or(CALLS.len() - 1, |call| call as usize);
         self.requests[protocol as usize][call][class as usize].inc();
+    }
+
+    pub(super) fn problem(&self, problem: &Problem) {
+        let kinds = KINDS.iter().zip(&self.problems);
+        for (kind, count) in kinds {
+            if kind.name == problem.kind.name {
+                count.inc();
+            }
+        }
     }
 
     pub(super) fn full(&self, full: Full) {

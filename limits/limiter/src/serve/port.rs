@@ -254,6 +254,7 @@ impl Port {
     ) -> Response<Either<Full<Bytes>, Body>> {
         let full = Problem::new(problem::TOO_MANY_CALLS, "");
         let metrics = &self.service.metrics;
+        metrics.problem(&full);
         match kind {
             None => {
                 metrics.answered(Protocol::Http, None, Class::Ours);
