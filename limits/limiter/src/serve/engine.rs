@@ -63,6 +63,9 @@ pub use self::{
 /// one: it could not be answered.
 const STALLED_AFTER: u64 = 3_000_000_000;
 
+/// Counters whose lessons are looked at under the lock at once, for what is over.
+const LESSONS_LOOKED_AT: usize = 4_096;
+
 /// What an engine is made with.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -306,7 +309,7 @@ impl Engine {
     /// others.
     pub fn tidy(&self, now: u64) {
         let mut state = self.state();
-        state.learned.pass(now);
+        state.learned.pass(LESSONS_LOOKED_AT, now);
         state.ahead.pass(now, |_| true);
         state.core.forget_idle(1_024, now);
     }
