@@ -35,6 +35,7 @@ use self::opening::{Kept, open};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::Follower;
 use super::{
+    aside::aside,
     config::Config,
     engine::Engine,
     metrics,
@@ -46,7 +47,7 @@ use super::{
     waiting::Waiting,
 };
 
-/// How often it is looked for a new version of the file, and idle counters are forgotten.
+/// How often it is looked for a new version of the file and at the system's clock, and idle counters are forgotten.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The last part of the drain, in which the admin port still answers.
@@ -130,7 +131,7 @@ impl App {
         let service = Service {
             engine: Arc::clone(&kept.engine),
             decider: kept.decider.clone(),
-            clock: kept.clock,
+            clock: kept.clock.clone(),
             tokens: config.tokens.clone(),
             fields: config.fields,
             rights: config.rights,
@@ -195,7 +196,7 @@ impl App {
         let sources = status::Sources {
             engine: Arc::clone(&kept.engine),
             limits: kept.sources.clone(),
-            clock: kept.clock,
+            clock: kept.clock.clone(),
             name: self.address.to_string(),
             waiting,
             saver: kept.saver.clone(),
@@ -232,7 +233,7 @@ impl App {
         Ok(())
     }
 
-    /// Looks at the files again and again, and takes new limits into force.
+    /// Looks at the files and the clock again and again, and takes new limits into force.
     fn watch_files(&self, config: &Config, kept: &Kept, registry: &Registry) -> anyhow::Result<()> {
         let files = reload::Metrics::register_without_certificates(registry, "limiter")
             .context("metrics")?;
@@ -244,8 +245,9 @@ impl App {
             bail!("--limits: is needed");
         };
         tasks.spawn(Arc::clone(&file).watch(files, stop.clone()));
-        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock, stop.clone());
+        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock.clone(), stop.clone());
         let sources = kept.sources.clone();
+        let clock_steps = metrics::clock_steps(registry).context("metrics")?;
         #[cfg(feature = "mongodb")]
         if let Some(collection) = config.collection.clone() {
             let follower = Follower::new(collection, kept.sources.clone())?;
@@ -260,9 +262,11 @@ impl App {
                 }
                 let newest = file.current();
                 if !Arc::ptr_eq(&newest, &in_force) {
-                    sources.file(&newest.document);
-                    in_force = newest;
+                    in_force = Arc::clone(&newest);
+                    let sources = sources.clone();
+                    aside(move || sources.file(&newest.document)).await;
                 }
+                clock.follow(&clock_steps);
                 engine.tidy(clock.now());
             }
         });

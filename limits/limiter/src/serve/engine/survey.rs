@@ -30,7 +30,7 @@ pub struct LimitSurvey {
     /// Its name.
     pub name: Arc<str>,
     /// Its rules in words.
-    pub rules: Vec<(Arc<str>, String)>,
+    pub rules: Vec<(Arc<str>, Arc<str>)>,
     /// What was done under it.
     pub counts: Counts,
     /// Counters, each once for each rule.
@@ -123,10 +123,7 @@ impl Engine {
             rules: named
                 .rules
                 .iter()
-                .map(|placed| {
-                    let words = placed.rule.limit.algorithm.to_string();
-                    (Arc::clone(&placed.name), words)
-                })
+                .map(|placed| (Arc::clone(&placed.name), Arc::clone(&placed.words)))
                 .collect(),
             counts: state.counts[place as usize],
             counters: 0,
