@@ -38,6 +38,7 @@ use super::{
     aside::aside,
     config::Config,
     engine::Engine,
+    grpc::Health,
     metrics,
     port::{self, Port},
     saver::Saver,
@@ -140,7 +141,15 @@ impl App {
             metrics: metrics::Serving::register(registry).context("metrics")?,
         };
         let (most, per_address) = config.connections;
-        let port = Port::new(service, config.connections, self.calls.stop.clone()).await?;
+        let (health, stop) = (Health::default(), self.calls.stop.clone());
+        let port = Port::new(service, health.clone(), config.connections, stop).await?;
+        if let Some(saver) = kept.saver.clone() {
+            let stop = self.services.stop.clone();
+            self.services.tasks.spawn(async move {
+                let following = follow_health(health, saver);
+                stop.run_until_cancelled(following).await;
+            });
+        }
         self.calls.tasks.spawn(port.serve(
             listener,
             port::limits(most, per_address),
@@ -323,6 +332,19 @@ impl App {
         }
         tracing::info!(took = ?began.elapsed(), "drained");
         Ok(())
+    }
+}
+
+/// Has the health service over gRPC say whether what is used can be saved, as `/readyz` does.
+async fn follow_health(health: Health, saver: Saver) {
+    let mut is_told = true;
+    loop {
+        sleep(LOOK_INTERVAL).await;
+        let is_saved = saver.state().is_ok();
+        if is_saved != is_told {
+            health.tell(is_saved).await;
+            is_told = is_saved;
+        }
     }
 }
 

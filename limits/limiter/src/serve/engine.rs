@@ -62,7 +62,7 @@ pub use self::{
     remote::Asking,
     saving::{RestoreFailed, Restored, Snapshot},
     snapshot::Unreadable,
-    survey::{LimitSurvey, Row, Survey},
+    survey::{LimitSurvey, Row, Survey, Taught},
 };
 
 /// Without a snapshot on the disk for so long, and for four times as long as the last one took, nothing is taken that would have to wait for

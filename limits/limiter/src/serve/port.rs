@@ -133,14 +133,15 @@ impl Port {
     ///
     /// # Errors
     /// When the compiled descriptors cannot be read.
-    pub async fn new(
+    pub(super) async fn new(
         service: Service,
+        health: grpc::Health,
         (calls_max, of_address_max): (usize, usize),
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let service = Arc::new(service);
         Ok(Self {
-            grpc: Grpc::new(Arc::clone(&service), stop.clone()).await?,
+            grpc: Grpc::new(Arc::clone(&service), health, stop.clone()).await?,
             service,
             calls: Places::new(calls_max, of_address_max),
             lasting: Places::new(LASTING_CALLS_MAX, LASTING_CALLS_OF_AN_ADDRESS_MAX),

@@ -1,6 +1,6 @@
 //! gRPC beside HTTP, on one port.
 
-use std::{process::Command, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -17,7 +17,10 @@ use tonic::{
     Code,
     transport::{Channel, Endpoint},
 };
-use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus,
+    health_client::HealthClient,
+};
 use tonic_prost::ProstCodec;
 
 use crate::harness::{Limiter, PATIENCE, body, nanos};
@@ -320,4 +323,38 @@ async fn drain_does_not_wait_for_a_client_that_takes_no_end() -> Result<()> {
     limiter.stop().await?;
     drop(watched);
     Ok(())
+}
+
+#[tokio::test]
+async fn health_says_whether_the_state_can_be_saved() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let mut health = HealthClient::new(channel(&limiter).await?);
+    let mut watched = Vec::new();
+    for service in ["", "cookiesync.limiter.v1.Limiter"] {
+        let request = HealthCheckRequest {
+            service: service.to_owned(),
+        };
+        watched.push(health.watch(request).await?.into_inner());
+    }
+    let mut told = async |expected: ServingStatus| {
+        for watched in &mut watched {
+            let told = timeout(PATIENCE, watched.message()).await??;
+            assert_eq!(told.context("it ended")?.status(), expected);
+        }
+        anyhow::Ok(())
+    };
+    told(ServingStatus::Serving).await?;
+    // A folder in its place keeps the next snapshot from being written.
+    let next = limiter.file("state/snapshot.next");
+    let blocked = async {
+        while fs::create_dir(&next).is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, blocked).await?;
+    told(ServingStatus::NotServing).await?;
+    fs::remove_dir(&next)?;
+    told(ServingStatus::Serving).await?;
+    drop(watched);
+    limiter.stop().await
 }

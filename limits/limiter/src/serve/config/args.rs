@@ -221,7 +221,7 @@ pub struct Waiting {
 #[command(next_help_heading = "How it is watched and stopped")]
 pub struct Running {
     /// Address for the status page, /metrics, /healthz and /readyz
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9092", value_parser = address)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9098", value_parser = address)]
     pub admin: SocketAddr,
 
     /// Longest time to finish after a signal
