@@ -143,13 +143,12 @@ impl App {
         let (most, per_address) = config.connections;
         let (health, stop) = (Health::default(), self.calls.stop.clone());
         let port = Port::new(service, health.clone(), config.connections, stop).await?;
-        if let Some(saver) = kept.saver.clone() {
-            let stop = self.services.stop.clone();
-            self.services.tasks.spawn(async move {
-                let following = follow_health(health, saver);
-                stop.run_until_cancelled(following).await;
-            });
-        }
+        let (saver, decider) = (kept.saver.clone(), kept.decider.clone());
+        let stop = self.services.stop.clone();
+        self.services.tasks.spawn(async move {
+            let following = follow_health(health, saver, decider);
+            stop.run_until_cancelled(following).await;
+        });
         self.calls.tasks.spawn(port.serve(
             listener,
             port::limits(most, per_address),
@@ -335,15 +334,17 @@ impl App {
     }
 }
 
-/// Has the health service over gRPC say whether what is used can be saved, as `/readyz` does.
-async fn follow_health(health: Health, saver: Saver) {
+/// Has the health service over gRPC say whether what is used can be saved, and calls are decided on, as `/readyz` does.
+async fn follow_health(health: Health, saver: Option<Saver>, decider: Decider) {
     let mut is_told = true;
     loop {
         sleep(LOOK_INTERVAL).await;
-        let is_saved = saver.state().is_ok();
-        if is_saved != is_told {
-            health.tell(is_saved).await;
-            is_told = is_saved;
+        let is_saved = saver.as_ref().is_none_or(|it| it.state().is_ok());
+        let is_decided = decider.state().is_none_or(|it| it.is_ok());
+        let is_serving = is_saved && is_decided;
+        if is_serving != is_told {
+            health.tell(is_serving).await;
+            is_told = is_serving;
         }
     }
 }
