@@ -92,19 +92,23 @@ impl Engine {
                 places[place as usize] = Some(index);
             }
             let is_same = state.version == survey.version;
-            let all = state.learned.all().take(LESSONS_MAX);
-            let all = all.filter(|(_, it)| is_same && it.until > now);
-            let taught = all.filter_map(|((place, counter), lesson)| {
-                let index = places.get(*place as usize).copied().flatten()?;
-                let Lesson { until, left } = *lesson;
-                Some(Taught {
-                    left,
-                    until,
-                    limit: Arc::clone(&survey.limits.get(index)?.name),
-                    counter: Arc::clone(counter),
-                })
-            });
-            survey.taught = taught.collect();
+            let mut taught = Vec::new();
+            state
+                .learned
+                .each(0, LESSONS_MAX, |(place, counter), lesson| {
+                    let index = places.get(*place as usize).copied().flatten();
+                    let limit = index.and_then(|index| survey.limits.get(index));
+                    let Lesson { until, left } = *lesson;
+                    if let Some(limit) = limit.filter(|_| is_same && until > now) {
+                        taught.push(Taught {
+                            left,
+                            until,
+                            limit: Arc::clone(&limit.name),
+                            counter: Arc::clone(counter),
+                        });
+                    }
+                });
+            survey.taught = taught;
             places
         };
         survey.taught.sort_unstable();
