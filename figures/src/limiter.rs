@@ -79,6 +79,11 @@ pub const REQUESTS: Figure = Figure::counter(
     "Requests answered, by how and what was asked, and the class of the status; for gRPC that of HTTP's status for the same.",
 )
 .by(&["protocol", "call", "status"]);
+pub const PROBLEMS: Figure = Figure::counter(
+    "limiter_problems_total",
+    "Requests that were answered with a problem, by the name of its type: no-room where there are as many counters as there may be.",
+)
+.by(&["problem"]);
 pub const REQUEST_SECONDS: Figure = Figure::histogram(
     "limiter_request_seconds",
     "Time from a request read to its answer, without those that wait for their slot.",
@@ -126,4 +131,8 @@ pub const SHARING_SERVER: Figure = Figure::gauge(
 pub const CHARGED: Figure = Figure::gauge(
     "limiter_charged_at_start",
     "1 when every counter was charged a second's worth at the start, because the run before was killed.",
+);
+pub const CLOCK_STEPS: Figure = Figure::counter(
+    "limiter_clock_steps_total",
+    "Times that the system's clock was more than a second ahead, because it was set or the machine slept, and was followed.",
 );

@@ -9,6 +9,7 @@
 //! - [`status`] and [`metrics`] show it. Only [`app`] knows all parts, and only [`config`] reads the environment.
 
 pub mod app;
+mod aside;
 mod asked;
 pub mod clock;
 pub mod config;

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::TcpListener,
     path::Path,
     process::{Command, Output},
 };
@@ -224,4 +225,43 @@ fn mistakes_are_told_and_end_it() {
     ];
     check(&["check", path.to_str().unwrap()], 1, &expected);
     check(&[], 2, &["Usage"]);
+}
+
+#[test]
+fn program_says_what_the_others_say_of_themselves() {
+    for shell in ["bash", "zsh", "fish"] {
+        let expected = ["replay", "token-file", "log-filter"];
+        check(&["--completions", shell], 0, &expected);
+    }
+    check(&["--completions", "tcl"], 2, &["\"tcl\"", "bash"]);
+    check(&["--man"], 0, &[".TH", "limiter\\-serve", "token\\-file"]);
+    check(&["help", "serve"], 0, &["--limits", "Who may ask"]);
+    check(&["--version"], 0, &[env!("CARGO_PKG_VERSION"), " ("]);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let admin = format!("--admin={}", nobody.local_addr().unwrap());
+    drop(nobody);
+    // The image asks whichever program it runs by this flag alone.
+    check(&["--probe", &admin], 1, &["refused"]);
+    check(&["serve", "--probe", &admin], 1, &["refused"]);
+}
+
+#[test]
+fn shares_are_of_a_file_that_shares() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("limits.toml");
+    let file = path.to_str().unwrap();
+    let rules = "[limits.a]\nrules = [ { id = \"b\", rate = \"1/s\" } ]\n";
+    fs::write(&path, rules).unwrap();
+    check(&["shares", file], 1, &["no [sharing]"]);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let sharing = format!(
+        "[sharing]\nmode = \"lease\"\ngroup = \"eu\"\nredis = \"redis://me:secret@{address}\"\n"
+    );
+    fs::write(&path, rules.to_owned() + &sharing).unwrap();
+    let expected = format!("cannot read the group eu of {address}");
+    check(&["shares", file], 1, &[&expected]);
+    let output = run(&["shares", file]);
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("secret"));
 }

@@ -18,6 +18,7 @@ pub mod lease;
 pub mod ledger;
 pub mod member;
 mod server;
+pub mod shares;
 pub mod terms;
 
 pub use server::{Address, ServerError};

@@ -35,7 +35,7 @@ const UPDATE: &str = "UPDATE_DOCS";
 const HEAD: &str = "\
 # Metrics
 
-What `/metrics` on the admin ports of the producer (9090), the consumer (9091) and the limiter (9092) tells, as Prometheus reads
+What `/metrics` on the admin ports of the producer (9090), the consumer (9091) and the limiter (9098) tells, as Prometheus reads
 it. This page is generated from the code: do not edit it. After a change of metrics, or of what is said of them in
 `trials/tests/it/metrics_page/words.rs`, run
 

@@ -52,7 +52,7 @@ impl Service {
             Ok(path) => self.route(path, request, stop, began).await,
             Err(problem) => Err(problem),
         };
-        let answer = answered.unwrap_or_else(|problem| problem_answer(&problem));
+        let answer = answered.unwrap_or_else(|problem| self.problem(&problem));
         let status = answer.status();
         self.metrics.answered(Protocol::Http, call, status.into());
         answer
@@ -89,7 +89,7 @@ impl Service {
                 let quota = slot.and_then(|slot| self.quota(&asked, slot));
                 let mut answer = match answered {
                     Ok(answer) => answer_of(call, &answer),
-                    Err(problem) => problem_answer(&problem),
+                    Err(problem) => self.problem(&problem),
                 };
                 if let Some(quota) = quota {
                     answer.extensions_mut().insert(quota);
@@ -98,7 +98,7 @@ impl Service {
             }
             Path::Limits => {
                 expect(request.method(), &Method::GET)?;
-                Ok(self.all_limits(&caller.holder, request.headers()))
+                Ok(self.all_limits(&caller.holder, request.headers()).await)
             }
             Path::Limit(limit) => {
                 self.may_use(&caller.holder, &limit)?;
@@ -122,6 +122,11 @@ impl Service {
             }
             Path::Other => Err(Problem::new(problem::NOT_FOUND, "")),
         }
+    }
+
+    fn problem(&self, problem: &Problem) -> Answer {
+        self.metrics.problem(problem);
+        problem_answer(problem)
     }
 
     /// What is left to calls like this one, for the fields of its answer.

@@ -6,10 +6,11 @@ use std::{
 };
 
 use figures::limiter::{
-    CHARGED, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS, LEARNED,
-    LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, QUOTA_USED, REQUEST_SECONDS, REQUESTS,
-    SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS,
-    TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING, WAITING_REFUSED,
+    CHARGED, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS,
+    LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS, QUOTA_USED,
+    REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_AGE, SNAPSHOT_BYTES,
+    SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
+    WAITING_REFUSED,
 };
 use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
@@ -19,6 +20,7 @@ use super::{
     asked::Call,
     engine::{Counts, Engine, LimitSurvey, Survey},
     limit_sources::{LimitSources, Source},
+    problem::{KINDS, Problem},
     sharing::Decider,
     waiting::Full,
 };
@@ -61,6 +63,8 @@ impl From<StatusCode> for Class {
 #[derive(Debug, Clone)]
 pub struct Serving {
     requests: [[[IntCounter; 3]; 5]; 2],
+    /// As [`KINDS`] are.
+    problems: [IntCounter; KINDS.len()],
     pub(super) seconds: Latency,
     waiting_refused: [IntCounter; 3],
     pub(super) token_refusals: IntCounterVec,
@@ -96,6 +100,7 @@ impl Serving {
     /// When a name is taken.
     pub fn register(registry: &Registry) -> Result<Self> {
         let requests: IntCounterVec = registry.add(REQUESTS)?;
+        let problems: IntCounterVec = registry.add(PROBLEMS)?;
         let waiting: IntCounterVec = registry.add(WAITING_REFUSED)?;
         let token_refusals: IntCounterVec = registry.add(TOKEN_REFUSALS)?;
         for reason in ["missing", "wrong", "limit", "right"] {
@@ -106,6 +111,7 @@ impl Serving {
         };
         Ok(Self {
             requests: PROTOCOLS.map(|protocol| CALLS.map(|call| of_call(protocol, call))),
+            problems: KINDS.map(|kind| problems.with_label_values(&[kind.name])),
             seconds: registry.add(REQUEST_SECONDS)?,
             waiting_refused: Full::ALL.map(|(_, label)| waiting.with_label_values(&[label])),
             token_refusals,
@@ -115,6 +121,15 @@ impl Serving {
     pub(super) fn answered(&self, protocol: Protocol, call: Option<Call>, class: Class) {
         let call = call.map_or(CALLS.len() - 1, |call| call as usize);
         self.requests[protocol as usize][call][class as usize].inc();
+    }
+
+    pub(super) fn problem(&self, problem: &Problem) {
+        let kinds = KINDS.iter().zip(&self.problems);
+        for (kind, count) in kinds {
+            if kind.name == problem.kind.name {
+                count.inc();
+            }
+        }
     }
 
     pub(super) fn full(&self, full: Full) {
@@ -274,6 +289,11 @@ impl Overview {
             one(SHARING_SERVER, sharing.and_then(|it| truth(it.has_server))),
         ]
     }
+}
+
+/// Counts how often the clock stepped forward.
+pub(super) fn clock_steps(registry: &Registry) -> Result<IntCounter> {
+    registry.add(CLOCK_STEPS)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]

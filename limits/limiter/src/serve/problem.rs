@@ -37,7 +37,8 @@ pub const QUOTA_EXCEEDED: Kind = kind(
     "quota-exceeded",
     429,
     "The slot is beyond the horizon",
-    "Nothing was taken. Ask again after Retry-After, or with a longer horizon.",
+    "Nothing was taken. Ask again after Retry-After, or with a longer horizon. Under a limit of every call nothing is booked more than 30 s \
+     ahead, nor more by one token than it leaves to others.",
 );
 /// No limit has the name.
 pub const UNKNOWN_LIMIT: Kind = kind(

@@ -144,7 +144,7 @@ impl Service {
             What::Increment { requests, at } => {
                 let counted = self.decider.increment(&targets, *requests, *at).await?;
                 let ((has_effect, slot), clock) = self.saved(counted).await?;
-                answered(slot, has_effect, clock)
+                answered(slot, has_effect, &clock)
             }
             What::Feedback(feedback) => {
                 let [target] = targets[..] else {
@@ -170,7 +170,8 @@ impl Service {
                 } else {
                     None
                 };
-                let reserved = self.decider.reserve(&targets, *requests, *horizon);
+                let by = &caller.holder.name;
+                let reserved = self.decider.reserve(by, &targets, *requests, *horizon);
                 let reserved = reserved.await?;
                 let had_to_be_saved = reserved.saved_by > 0;
                 let (slot, clock) = self.saved(reserved).await?;
@@ -183,10 +184,10 @@ impl Service {
                     if let Some(place) = &caller.place {
                         place.give_back();
                     }
-                    wait(&slot, clock, stop).await;
-                    return Ok(answered(slot, true, clock));
+                    wait(&slot, &clock, stop).await;
+                    return Ok(answered(slot, true, &clock));
                 }
-                answered(slot, true, clock)
+                answered(slot, true, &clock)
             }
         };
         self.metrics.seconds.observe(caller.began.elapsed(), 1);
@@ -234,7 +235,7 @@ impl Service {
 }
 
 /// What is answered now, by the clock that the slot is of.
-fn answered(slot: Slot, has_effect: bool, clock: Clock) -> Answer {
+fn answered(slot: Slot, has_effect: bool, clock: &Clock) -> Answer {
     let now = clock.now();
     Answer {
         slot: Slot { now, ..slot },
@@ -243,7 +244,7 @@ fn answered(slot: Slot, has_effect: bool, clock: Clock) -> Answer {
 }
 
 /// Holds an answer until its slot, for a while at most.
-async fn wait(slot: &Slot, clock: Clock, stop: &CancellationToken) {
+async fn wait(slot: &Slot, clock: &Clock, stop: &CancellationToken) {
     let deadline = Instant::now() + WAIT_MAX;
     loop {
         let wait = Duration::from_nanos(slot.at.saturating_sub(clock.now()));

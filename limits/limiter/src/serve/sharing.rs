@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::Clock,
-    engine::{Answered, Counting, Engine, Refused, Said, Slot, Target, exact},
+    engine::{Answered, Asking, Counting, Engine, Refused, Said, Slot, Target, exact},
     problem::{Problem, refused, server_lost},
 };
 
@@ -150,7 +150,7 @@ impl Decider {
         of: &[Target<'_>],
         requests: u64,
     ) -> Result<Decided<Slot>, Problem> {
-        let told = self.ask(of, requests, Question::Peek, true).await?;
+        let told = self.ask(None, of, requests, Question::Peek).await?;
         if let Some(told) = told {
             return Ok(told.map(|(slot, _)| slot));
         }
@@ -160,19 +160,20 @@ impl Decider {
         Ok(self.decided(answer, 0))
     }
 
-    /// Takes a slot within the horizon.
+    /// Takes a slot within the horizon, for the bearer of a token.
     pub(super) async fn reserve(
         &self,
+        by: &str,
         of: &[Target<'_>],
         requests: u64,
         horizon: Duration,
     ) -> Result<Decided<Slot>, Problem> {
         let question = Question::Reserve { horizon };
-        if let Some(told) = self.ask(of, requests, question, true).await? {
+        if let Some(told) = self.ask(Some(by), of, requests, question).await? {
             return Ok(told.map(|(slot, _)| slot));
         }
         let now = self.clock.now();
-        let answered = self.engine.reserve(of, requests, horizon, now);
+        let answered = self.engine.reserve_by(by, of, requests, horizon, now);
         let Answered { answer, saved_by } = answered.map_err(|why| self.wrong(why, now))?;
         Ok(self.decided(answer, saved_by))
     }
@@ -186,7 +187,7 @@ impl Decider {
     ) -> Result<Decided<(bool, Slot)>, Problem> {
         let made = at.map(|at| at / 1_000);
         let question = Question::Count { made };
-        if let Some(told) = self.ask(of, requests, question, true).await? {
+        if let Some(told) = self.ask(None, of, requests, question).await? {
             return Ok(told.map(|(slot, is_counted)| (is_counted, slot)));
         }
         let now = self.clock.now();
@@ -209,7 +210,10 @@ impl Decider {
         }
         let learned = self.engine.hear(of, said, now);
         let is_learned = learned.map_err(|why| self.wrong(why, now))?;
-        let next = match self.ask(&[of], 1, Question::Peek, false).await? {
+        let asking = self.engine.asking(None, &[of], 1, Question::Peek, now);
+        let mut asking = asking.map_err(|why| refused(why, now))?;
+        asking.is_counted = false;
+        let next = match self.ask_about(asking).await? {
             Some(told) => told.map(|(slot, _)| slot),
             None => {
                 let slot = self.engine.delay(&[of], 1, now);
@@ -222,18 +226,28 @@ impl Decider {
     /// What the server says; `None` where it is for the engine to say, as there is no server, or it is lost.
     async fn ask(
         &self,
+        by: Option<&str>,
         of: &[Target<'_>],
         requests: u64,
         question: Question,
-        is_counted: bool,
     ) -> Result<Option<Decided<(Slot, bool)>>, Problem> {
+        if self.shared.is_none() {
+            return Ok(None);
+        }
+        let now = self.clock.now();
+        let asking = self.engine.asking(by, of, requests, question, now);
+        self.ask_about(asking.map_err(|why| refused(why, now))?)
+            .await
+    }
+
+    async fn ask_about(&self, asking: Asking) -> Result<Option<Decided<(Slot, bool)>>, Problem> {
         let Some(shared) = &self.shared else {
             return Ok(None);
         };
-        let now = self.clock.now();
-        let asking = self.engine.asking(of, requests, question, now);
-        let asking = asking.map_err(|why| refused(why, now))?;
-        let answer = shared.exact.ask(&asking.asks, question, asking.pause).await;
+        let answer = shared
+            .exact
+            .ask(&asking.asks, asking.question, asking.pause)
+            .await;
         let now = self.clock.now();
         let Ok(answer) = answer else {
             if let Counting::Part(_) = shared.counting {
@@ -243,9 +257,6 @@ impl Decider {
             shared.by_nobody.fetch_add(1, Ordering::Relaxed);
             return Err(server_lost(now));
         };
-        if question == Question::Peek && is_counted {
-            self.engine.count_asked(&asking);
-        }
         let slot = self.engine.answered(&asking, &answer, now);
         let clock = Clock::telling(answer.now.saturating_mul(1_000));
         Ok(Some(Decided {
@@ -259,7 +270,7 @@ impl Decider {
         Decided {
             answer,
             saved_by,
-            clock: self.clock,
+            clock: self.clock.clone(),
         }
     }
 

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::Clock,
-    engine::{Engine, LimitSurvey, Row, Survey},
+    engine::{Engine, LimitSurvey, Row, Survey, Taught},
     limit_sources::{LimitSources, Plan, Source},
     saver::Saver,
     sharing::Decider,
@@ -70,6 +70,8 @@ struct Status {
     limits_total: usize,
     limits: Vec<LimitRow>,
     fullest: Vec<CounterRow>,
+    /// Some of what is learned, the strictest first.
+    taught: Vec<TaughtRow>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -109,6 +111,15 @@ struct CounterRow {
     used_percent: f64,
     /// Seconds until one could go.
     next_seconds: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct TaughtRow {
+    limit: String,
+    counter: String,
+    /// Requests that the partner's answer leaves, and for how long.
+    left: u64,
+    seconds: f64,
 }
 
 /// The last five minutes, one value for each sample, the oldest first.
@@ -229,6 +240,18 @@ impl CounterRow {
     }
 }
 
+impl TaughtRow {
+    fn of(taught: &Taught, now: u64) -> Self {
+        let lasts = std::time::Duration::from_nanos(taught.until.saturating_sub(now));
+        Self {
+            limit: taught.limit.to_string(),
+            counter: taught.counter.to_string(),
+            left: taught.left,
+            seconds: short(lasts.as_secs_f64()),
+        }
+    }
+}
+
 impl StatusSource for LimiterStatus {
     fn sample(&mut self, now: Instant) {
         let moment = self.sources.clock.now();
@@ -281,6 +304,11 @@ impl StatusSource for LimiterStatus {
                 .fullest
                 .iter()
                 .map(|row| CounterRow::of(row, moment))
+                .collect(),
+            taught: survey
+                .taught
+                .iter()
+                .map(|taught| TaughtRow::of(taught, moment))
                 .collect(),
         });
     }

@@ -1,6 +1,6 @@
 //! The start: which limits are in force, and what was used of them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
 use runtime::metrics::Registry;
@@ -42,7 +42,7 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
         is_saved: config.state.is_some(),
         counting: Counting::of(begun.plan().rules.sharing.as_ref()),
     };
-    let mut clock = Clock::start();
+    let clock = Clock::start();
     let new = |begun: &Begun, now| {
         let limits = &begun.plan().rules.limits;
         Arc::new(Engine::new(options(begun), limits, now))
@@ -57,8 +57,8 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
         let begun = begin(&[])?;
         let engine = new(&begun, clock.now());
         return Ok(Kept {
-            decider: decider(&begun, &engine, clock),
-            sources: LimitSources::new(begun, Arc::clone(&engine), clock, changes),
+            decider: decider(&begun, &engine, clock.clone()),
+            sources: LimitSources::new(begun, Arc::clone(&engine), clock.clone(), changes),
             engine,
             clock,
             saver: None,
@@ -89,14 +89,7 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
                 Err(RestoreFailed::Unreadable(Unreadable::Damaged | Unreadable::Version))
                 | Ok(_) => unusable(),
             })?;
-            if restored.clock > clock.now() {
-                let ahead = Duration::from_nanos(restored.clock - clock.now());
-                tracing::warn!(
-                    ?ahead,
-                    "the system's clock is behind the state's, which goes on"
-                );
-            }
-            clock = clock.not_before(restored.clock);
+            clock.not_before(restored.clock);
             is_charged = !restored.is_clean;
             let (counters, dropped) = (restored.counters, restored.dropped);
             if is_charged {
@@ -110,9 +103,9 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
             }
         }
     }
-    let decider = decider(&begun, &engine, clock);
-    let sources = LimitSources::new(begun, Arc::clone(&engine), clock, changes);
-    let saver = Saver::new(Arc::clone(&engine), folder, clock, metrics);
+    let decider = decider(&begun, &engine, clock.clone());
+    let sources = LimitSources::new(begun, Arc::clone(&engine), clock.clone(), changes);
+    let saver = Saver::new(Arc::clone(&engine), folder, clock.clone(), metrics);
     if !saver.save(false).await {
         bail!("{}: a snapshot cannot be written there", named());
     }

@@ -35,6 +35,8 @@ pub(super) struct Named {
 #[derive(Debug, Clone)]
 pub(super) struct Placed {
     pub(super) name: Arc<str>,
+    /// What it lets go, in words.
+    pub(super) words: Arc<str>,
     pub(super) rule: Rule,
     pub(super) id: LimitId,
 }
@@ -200,6 +202,7 @@ impl Catalog {
                 self.owners[id.index()] = Some((place, index));
                 Placed {
                     name: Arc::from(&*rule.id),
+                    words: Arc::from(rule.limit.algorithm.to_string()),
                     rule: rule.clone(),
                     id,
                 }

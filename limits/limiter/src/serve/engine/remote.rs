@@ -19,7 +19,12 @@ pub struct Asking {
     /// Of which limits it is.
     version: u64,
     rules: Vec<Binding>,
-    question: Question,
+    /// Whether it counts as asked when a call could go.
+    pub is_counted: bool,
+    /// Whose token is borne.
+    by: Option<Arc<str>>,
+    /// What is asked.
+    pub question: Question,
     /// What is asked of each rule.
     pub asks: Vec<Ask>,
     /// For how long it must not go, whatever the server says: partners' answers say so.
@@ -27,22 +32,29 @@ pub struct Asking {
 }
 
 impl Engine {
-    /// What a server is to be asked about a call.
+    /// What a server is to be asked about a call, of the bearer of this token where slots may be taken ([`reserve_by`](Self::reserve_by)).
     ///
     /// # Errors
     /// Why it is not asked.
     pub fn asking(
         &self,
+        by: Option<&str>,
         of: &[Target<'_>],
         requests: u64,
         question: Question,
         now: u64,
     ) -> Result<Asking, Refused> {
-        let state = self.state();
+        let mut state = self.state();
         let now = now.max(state.core.clock());
         let call = match question {
             Question::Peek => state.call(of, requests)?,
             Question::Reserve { .. } | Question::Count { .. } => state.open_call(of, requests)?,
+        };
+        let question = match (question, by) {
+            (Question::Reserve { horizon }, Some(by)) => Question::Reserve {
+                horizon: state.horizon(by, requests, horizon, now),
+            },
+            _ => question,
         };
         let next = match question {
             Question::Count { .. } => requests.saturating_add(1),
@@ -54,19 +66,13 @@ impl Engine {
         Ok(Asking {
             call,
             version: state.version,
+            is_counted: true,
+            by: by.map(Arc::from),
             rules,
             question,
             asks,
             pause: Duration::from_nanos(from.saturating_sub(now)),
         })
-    }
-
-    /// Counts that somebody asked when a call could go.
-    pub fn count_asked(&self, asking: &Asking) {
-        let mut state = self.state();
-        if state.version == asking.version {
-            state.count(&asking.call, |counts| counts.asked += 1);
-        }
     }
 
     /// Takes in what the server said at `now`: the slot of the call, or of the next one after calls that were counted, and whether these have an
@@ -144,6 +150,10 @@ impl State {
                 });
                 true
             }
+            (_, Question::Peek) => {
+                self.count(call, |counts| counts.asked += u64::from(asking.is_counted));
+                false
+            }
             (Outcome::Counted, _) => {
                 self.count(call, |counts| counts.counted += 1);
                 true
@@ -168,6 +178,9 @@ impl State {
                 _ => now,
             };
             self.learned.take(&call.of, call.requests, at);
+            if let Some(by) = asking.by.as_deref().filter(|_| at > now) {
+                self.book(by, call.requests, at);
+            }
             if let Counting::Part(_) = self.counting {
                 // Without room for it, the call would not go without the server.
                 self.core.record_all(&call.demands, now, now).ok();

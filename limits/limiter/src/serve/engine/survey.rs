@@ -4,10 +4,13 @@ use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Duration};
 
 use limits::{Algorithm, LimitId};
 
-use super::{Counting, Counts, Engine, catalog::Catalog};
+use super::{Counting, Counts, Engine, catalog::Catalog, learned::Lesson};
 
 /// Counters that are looked at under the lock at once.
 const PART: usize = 256;
+
+/// Most of what is learned that is looked at.
+const LESSONS_MAX: usize = 1_000;
 
 /// How all limits stand.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub struct Survey {
     pub counters: usize,
     /// Counters of which something is learned.
     pub learned: usize,
+    /// Some of what is learned, the strictest first.
+    pub taught: Vec<Taught>,
     /// One more for each change of the limits.
     pub version: u64,
 }
@@ -30,7 +35,7 @@ pub struct LimitSurvey {
     /// Its name.
     pub name: Arc<str>,
     /// Its rules in words.
-    pub rules: Vec<(Arc<str>, String)>,
+    pub rules: Vec<(Arc<str>, Arc<str>)>,
     /// What was done under it.
     pub counts: Counts,
     /// Counters, each once for each rule.
@@ -62,8 +67,21 @@ pub struct Row {
     pub counter: Arc<str>,
 }
 
+/// What a partner's answer said of a counter.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Taught {
+    /// So many requests may go,
+    pub left: u64,
+    /// until then.
+    pub until: u64,
+    /// The limit.
+    pub limit: Arc<str>,
+    /// The counter.
+    pub counter: Arc<str>,
+}
+
 impl Engine {
-    /// How all limits stand at `now`, with the `rows` counters that are used most.
+    /// How all limits stand at `now`, with the `rows` counters that are used most, and as many that are held by what is learned.
     #[must_use]
     pub fn survey(&self, rows: usize, now: u64) -> Survey {
         let mut survey = self.limits_now();
@@ -73,8 +91,28 @@ impl Engine {
             for (index, (place, _)) in state.catalog.all().enumerate() {
                 places[place as usize] = Some(index);
             }
+            let is_same = state.version == survey.version;
+            let mut taught = Vec::new();
+            state
+                .learned
+                .each(0, LESSONS_MAX, |(place, counter), lesson| {
+                    let index = places.get(*place as usize).copied().flatten();
+                    let limit = index.and_then(|index| survey.limits.get(index));
+                    let Lesson { until, left } = *lesson;
+                    if let Some(limit) = limit.filter(|_| is_same && until > now) {
+                        taught.push(Taught {
+                            left,
+                            until,
+                            limit: Arc::clone(&limit.name),
+                            counter: Arc::clone(counter),
+                        });
+                    }
+                });
+            survey.taught = taught;
             places
         };
+        survey.taught.sort_unstable();
+        survey.taught.truncate(rows);
         let mut looking = Looking {
             limits: &mut survey.limits,
             places,
@@ -123,10 +161,7 @@ impl Engine {
             rules: named
                 .rules
                 .iter()
-                .map(|placed| {
-                    let words = placed.rule.limit.algorithm.to_string();
-                    (Arc::clone(&placed.name), words)
-                })
+                .map(|placed| (Arc::clone(&placed.name), Arc::clone(&placed.words)))
                 .collect(),
             counts: state.counts[place as usize],
             counters: 0,
@@ -141,6 +176,7 @@ impl Engine {
         Survey {
             limits: limits.collect(),
             fullest: Vec::new(),
+            taught: Vec::new(),
             counters: state.core.keys(),
             learned: state.learned.counters(),
             version: state.version,

@@ -1,0 +1,309 @@
+//! Four processes that share a contract on lease, what comes to them, and who adds their shares up.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use limits::{Algorithm, Carry, Decision, Demand, LimitId, Limits};
+use limits_sharing::{
+    Address,
+    lease::{Config, Lease, User},
+    member::{Plan, State},
+    terms::{Terms, WHOLE},
+};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::server;
+
+/// The limit that is shared.
+pub(crate) const LIMIT: &str = "contract";
+
+/// Whose it is.
+pub(crate) const GROUP: &str = "test";
+
+/// The contract, in requests a second, and what is offered.
+const CONTRACT: u64 = 300;
+const OFFERED: u64 = 400;
+
+/// How much of what is offered comes to which process, in percent.
+const SKEWED: [u64; 4] = [70, 20, 7, 3];
+
+/// A process: what comes to it, and what it lets go by its share.
+pub(crate) struct Process {
+    pub(crate) lease: Lease,
+    state: Mutex<Shop>,
+    percent: AtomicU64,
+    came: AtomicU64,
+    gone: AtomicU64,
+}
+
+struct Shop {
+    limits: Limits<()>,
+    number: LimitId,
+    plan: Option<Arc<Plan>>,
+    share: u64,
+}
+
+struct Demands {
+    process: Arc<Process>,
+    since: Instant,
+}
+
+impl User for Demands {
+    fn demands(&mut self) -> Vec<(String, u64)> {
+        let came = self.process.came.swap(0, Ordering::Relaxed);
+        let micros = Terms::micros(self.since.elapsed()).max(1);
+        self.since = Instant::now();
+        vec![(
+            LIMIT.to_owned(),
+            came * 1_000_000 * WHOLE / CONTRACT / micros,
+        )]
+    }
+
+    fn apply(&mut self, plan: &Arc<Plan>) {
+        self.process.state.lock().unwrap().plan = Some(Arc::clone(plan));
+    }
+}
+
+impl Process {
+    fn new(server: Address, name: usize, terms: Terms) -> Self {
+        let mut limits = Limits::new(1);
+        let nothing = whole().shared(0).unwrap();
+        let number = limits.add(nothing).unwrap();
+        Self {
+            lease: Lease::new(Config {
+                server,
+                group: GROUP.to_owned(),
+                member: format!("member-{name}"),
+                terms,
+            }),
+            state: Mutex::new(Shop {
+                limits,
+                number,
+                plan: None,
+                share: 0,
+            }),
+            percent: AtomicU64::new(SKEWED[name]),
+            came: AtomicU64::new(0),
+            gone: AtomicU64::new(0),
+        }
+    }
+
+    /// One request comes, and goes or does not.
+    fn come(&self, nanos: u64) {
+        self.came.fetch_add(1, Ordering::Relaxed);
+        let shop = &mut *self.state.lock().unwrap();
+        let micros = self.lease.micros(Instant::now());
+        let share = shop
+            .plan
+            .as_ref()
+            .map_or(0, |plan| plan.share(LIMIT, micros));
+        if share != shop.share {
+            let limit = whole().shared(share).unwrap();
+            shop.limits
+                .change(shop.number, limit, Carry::AsIs, nanos)
+                .unwrap();
+            shop.share = share;
+        }
+        let call = [Demand {
+            limit: shop.number,
+            key: (),
+            requests: 1,
+        }];
+        if shop.limits.reserve(&call, nanos, Duration::ZERO) == Decision::Now {
+            self.gone.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn whole() -> Algorithm {
+    Algorithm::token_bucket("300/s", 30).unwrap()
+}
+
+pub(crate) struct World {
+    pub(crate) processes: Vec<Arc<Process>>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+    is_over: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<u64>>,
+    terms: Terms,
+}
+
+impl World {
+    /// Starts them, each with its way to the server.
+    pub(crate) fn start(refresh: u64, servers: [Address; 4]) -> Self {
+        let terms = Terms {
+            refresh,
+            ttl: 3 * refresh,
+            timeout: refresh / 2,
+            ..Terms::default()
+        };
+        let terms = terms.checked().unwrap();
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let servers = servers.into_iter().enumerate();
+        let processes: Vec<_> = servers
+            .map(|(it, server)| Arc::new(Process::new(server, it, terms)))
+            .collect();
+        for process in &processes {
+            let user = Demands {
+                process: Arc::clone(process),
+                since: Instant::now(),
+            };
+            tasks.spawn(process.lease.clone().run(user, stop.clone()));
+        }
+        let is_over = Arc::new(AtomicBool::new(false));
+        let threads = vec![watch(&processes, &is_over), offer(&processes, &is_over)];
+        Self {
+            processes,
+            stop,
+            tasks,
+            is_over,
+            threads,
+            terms,
+        }
+    }
+
+    /// Waits until something holds of all of them.
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Process) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !self.processes.iter().all(|it| holds(it)) {
+            let standing = self.processes.iter().map(|it| {
+                let plan = it.lease.plan();
+                (
+                    it.lease.state(),
+                    plan.group(),
+                    plan.granted(LIMIT),
+                    it.lease.health(),
+                )
+            });
+            assert!(
+                Instant::now() < deadline,
+                "{what}: {:#?}",
+                standing.collect::<Vec<_>>()
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits until all of them have been answered once more, and share it.
+    pub(crate) async fn until_shared_anew(&self) {
+        for process in &self.processes {
+            let before = process.lease.health().answered;
+            server::until("there are answers", async || {
+                process.lease.health().answered > before + 1
+            })
+            .await;
+        }
+        self.until_shared().await;
+    }
+
+    /// Waits until all share it.
+    pub(crate) async fn until_shared(&self) {
+        self.until("all are in, and nothing is kept free", |process| {
+            let plan = process.lease.plan();
+            let granted = plan.granted(LIMIT);
+            process.lease.state() == State::Ok
+                && plan.group() == Some((4, false))
+                && granted.is_some_and(|it| it.safe == WHOLE / 4 && it.sum > WHOLE / 2)
+        })
+        .await;
+    }
+
+    /// Waits for so many of them.
+    pub(crate) async fn refreshes(&self, count: u64) {
+        tokio::time::sleep(Duration::from_micros(count * self.terms.refresh)).await;
+    }
+
+    /// How much of the contract is used meanwhile, in percent.
+    pub(crate) async fn used_in(&self, refreshes: u64) -> f64 {
+        let gone = || -> u64 {
+            self.processes
+                .iter()
+                .map(|it| it.gone.load(Ordering::Relaxed))
+                .sum()
+        };
+        let (before, began) = (gone(), Instant::now());
+        self.refreshes(refreshes).await;
+        let gone = u32::try_from(gone() - before).unwrap();
+        100.0 * f64::from(gone) / (began.elapsed().as_secs_f64() * 300.0)
+    }
+
+    /// Has the most come where the least came.
+    pub(crate) fn reverse(&self) {
+        for (process, percent) in self.processes.iter().rev().zip(SKEWED) {
+            process.percent.store(percent, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends all; how many instants were looked at.
+    pub(crate) async fn end(mut self) -> u64 {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+        self.is_over.store(true, Ordering::Relaxed);
+        let looked = self
+            .threads
+            .into_iter()
+            .map(|it| it.join().expect("it found nothing"));
+        looked.max().unwrap()
+    }
+}
+
+/// Adds up the shares, again and again.
+fn watch(processes: &[Arc<Process>], is_over: &Arc<AtomicBool>) -> thread::JoinHandle<u64> {
+    let (processes, is_over) = (processes.to_vec(), Arc::clone(is_over));
+    thread::spawn(move || {
+        let mut looked = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            // All are locked at once, so that this is one instant.
+            let shops: Vec<_> = processes
+                .iter()
+                .map(|it| it.state.lock().unwrap())
+                .collect();
+            let now = Instant::now();
+            let share = |(process, shop): (&Arc<Process>, &std::sync::MutexGuard<'_, Shop>)| {
+                let plan = shop.plan.as_ref();
+                plan.map_or(0, |plan| plan.share(LIMIT, process.lease.micros(now)))
+            };
+            let sum: u64 = processes.iter().zip(&shops).map(share).sum();
+            assert!(sum <= WHOLE, "{sum}");
+            drop(shops);
+            looked += 1;
+            thread::sleep(Duration::from_micros(300));
+        }
+        looked
+    })
+}
+
+/// What is offered, each 2.5 ms one request, to one of the processes at random.
+fn offer(processes: &[Arc<Process>], is_over: &Arc<AtomicBool>) -> thread::JoinHandle<u64> {
+    let (processes, is_over) = (processes.to_vec(), Arc::clone(is_over));
+    thread::spawn(move || {
+        let began = Instant::now();
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut number = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let due = Duration::from_nanos(number * 1_000_000_000 / OFFERED);
+            thread::sleep(due.saturating_sub(began.elapsed()));
+            let mut drawn = random.u64(0..100);
+            let to = processes.iter().find(|it| {
+                let percent = it.percent.load(Ordering::Relaxed);
+                let is_here = drawn < percent;
+                drawn = drawn.saturating_sub(percent);
+                is_here
+            });
+            let now = u64::try_from(began.elapsed().as_nanos()).expect("some minutes");
+            if let Some(process) = to {
+                process.come(1_000_000_000_000 + now);
+            }
+            number += 1;
+        }
+        0
+    })
+}
