@@ -85,7 +85,7 @@ impl Link {
         let open = async {
             let mut at = address.clone();
             for _ in 0..NODES_MAX {
-                let link = Self::to(&at, script).await?;
+                let link = Self::to(&at, script, within).await?;
                 match link.other_node_of(group).await? {
                     Some(node) => at = address.elsewhere(&node).ok_or(ServerError::Form)?,
                     None => return Ok(link),
@@ -103,10 +103,14 @@ impl Link {
         Arc::ptr_eq(&self.driver, &other.driver)
     }
 
-    async fn to(address: &Address, script: &'static str) -> Result<Self, ServerError> {
+    async fn to(
+        address: &Address,
+        script: &'static str,
+        within: Duration,
+    ) -> Result<Self, ServerError> {
         // Who asks waits for as long as is allowed.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        let stream = address.connect().await?;
+        let stream = address.connect(within).await?;
         let (mut connection, driver) =
             MultiplexedConnection::new_with_config(address.login(), stream, config).await?;
         let mut tasks = JoinSet::new();

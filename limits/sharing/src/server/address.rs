@@ -1,6 +1,6 @@
 //! Where a server is, how to log in, and connecting to it.
 
-use std::{fmt, io};
+use std::{fmt, io, time::Duration};
 
 use limits::rules::Sharing;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
@@ -115,7 +115,8 @@ impl Address {
         })
     }
 
-    pub(super) async fn connect(&self) -> Result<Box<dyn Stream>, ServerError> {
+    /// Connects; of so long a time, a handshake of TLS may take half.
+    pub(super) async fn connect(&self, within: Duration) -> Result<Box<dyn Stream>, ServerError> {
         let failed = |error: io::Error| ServerError::Redis(error.into());
         let (host, port) = match self.info.addr() {
             ConnectionAddr::Tcp(host, port) => (host.as_str(), *port),
@@ -131,7 +132,10 @@ impl Address {
         match &self.tls {
             None => Ok(Box::new(stream)),
             Some(tls) => {
-                let shaken = tls.shake(host, stream).await.map_err(ServerError::Tls)?;
+                let shaken = tls
+                    .shake(host, stream, within / 2)
+                    .await
+                    .map_err(ServerError::Tls)?;
                 Ok(Box::new(shaken))
             }
         }

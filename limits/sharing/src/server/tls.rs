@@ -4,6 +4,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use rustls::{
@@ -15,7 +16,7 @@ use rustls::{
         pem::{self, PemObject},
     },
 };
-use tokio::{net::TcpStream, task::spawn_blocking};
+use tokio::{net::TcpStream, task::spawn_blocking, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// The files of a client.
@@ -57,18 +58,25 @@ impl Tls {
         Ok(config)
     }
 
-    /// Shakes hands with a server that must prove to be `host`.
+    /// Shakes hands, within so long, with a server that must prove to be `host`.
     pub(super) async fn shake(
         &self,
         host: &str,
         stream: TcpStream,
+        within: Duration,
     ) -> Result<TlsStream<TcpStream>, String> {
         let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
         let files = self.clone();
         let config = spawn_blocking(move || files.config()).await;
         let config = config.map_err(|panic| panic.to_string())??;
         let shaken = TlsConnector::from(Arc::new(config)).connect(name, stream);
-        shaken.await.map_err(|error| explain(&error))
+        match timeout(within, shaken).await {
+            Ok(shaken) => shaken.map_err(|error| explain(&error)),
+            // A server without TLS waits for the end of what it takes for a command.
+            Err(_) => Err(format!(
+                "no answer to the handshake within {within:?}: is it spoken at this port?"
+            )),
+        }
     }
 }
 
