@@ -211,7 +211,7 @@ fn page(all: &[Described]) -> Result<String> {
 fn group_of(it: &Described) -> Option<usize> {
     GROUPS
         .iter()
-        .position(|group| it.file.ends_with(group.file) && it.name.starts_with(group.prefix))
+        .position(|group| it.file.contains(group.file) && it.name.starts_with(group.prefix))
 }
 
 fn row(it: &Described) -> Result<String> {

@@ -1,6 +1,6 @@
 //! What the page of metrics says that no registry knows: its groups, labels that can be anything, and notes.
 
-/// What is registered by one source file, of names that begin with `prefix`; the first group that fits takes it.
+/// What is registered by the source file or folder `file`, of names that begin with `prefix`; the first group that fits takes it.
 pub(super) struct Group {
     pub(super) title: &'static str,
     pub(super) file: &'static str,
@@ -51,7 +51,7 @@ pub(super) const GROUPS: &[Group] = &[
         "limits/limiter/src/serve/metrics.rs",
         "limiter_snapshot",
     ),
-    group("Limits", "limits/limiter/src/serve/metrics.rs", ""),
+    group("Limits", "limits/limiter/src/serve/", ""),
     group("Connections", "runtime/src/listen.rs", ""),
     group("TLS handshakes", "runtime/src/tls/server.rs", ""),
     group("Certificates and tokens", "runtime/src/reload.rs", ""),
