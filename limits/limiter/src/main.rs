@@ -13,7 +13,7 @@ use limiter::{
     report, serve, shares,
     trace::{Trace, parse_time},
 };
-use limits::rules::Rules;
+use limits::rules::{Mistakes, Rules};
 
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
@@ -73,7 +73,15 @@ fn print(text: &str) -> Result<()> {
 fn read(file: &Path) -> Result<Rules> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    Rules::parse(&text).map_err(|mistakes| anyhow!("{} has mistakes:\n{mistakes}", file.display()))
+    let rules = Rules::parse(&text).and_then(|rules| {
+        let unfit = serve::engine::unfit(&rules);
+        if unfit.is_empty() {
+            Ok(rules)
+        } else {
+            Err(Mistakes(unfit))
+        }
+    });
+    rules.map_err(|mistakes| anyhow!("{} has mistakes:\n{mistakes}", file.display()))
 }
 
 fn replayed(args: &ReplayArgs) -> Result<String> {

@@ -34,6 +34,22 @@ fn example(name: &str) -> String {
 }
 
 #[test]
+fn what_a_server_cannot_decide_is_a_mistake_where_one_is_to() {
+    let example = example("shared-limits.toml");
+    check(&["check", &example], 0, &["a server decides on each call"]);
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("limits.toml");
+    let text = fs::read_to_string(&example).unwrap();
+    let text = text.replace("50 000/day", "1/day");
+    fs::write(&file, text.replace("fixed_window", "sliding_log")).unwrap();
+    let expected = [
+        "limits.partner: day: a sliding_log cannot be exact",
+        "limits.partner: day: the part of it that each of 2 goes by",
+    ];
+    check(&["check", file.to_str().unwrap()], 1, &expected);
+}
+
+#[test]
 fn example_is_good_and_explained() {
     let example = example("limits.toml");
     check(

@@ -145,7 +145,7 @@ impl Lease {
             let began = Instant::now();
             let work = async {
                 if link.is_none() {
-                    link = Some(Link::open(server, SCRIPT, &key, refresh).await?);
+                    link = Some(Link::open(server, SCRIPT, group, refresh).await?);
                 }
                 let link = link.as_ref().expect("it was opened");
                 self.refresh(link, &key, &mut member, &mut user).await
@@ -164,7 +164,8 @@ impl Lease {
                         link = None;
                     }
                     self.note(Some(&error));
-                    false
+                    // Not again and again: two nodes may each take the other for the one.
+                    missed == 1 && matches!(error, ServerError::Moved)
                 }
             };
             // So that not all ask at once, nor the one that gave something up too soon again.

@@ -65,7 +65,8 @@ pub(super) fn check(rules: &Rules, sharing: &Sharing) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if let Err(mistake) = leased::config(sharing, "") {
+    let config = leased::config(sharing, "");
+    if let Err(mistake) = config.and_then(|it| it.server.check()) {
         mistakes.push(mistake);
     }
     let limits_max = limits_sharing::lease::LIMITS_MAX;

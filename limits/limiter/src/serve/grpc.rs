@@ -145,9 +145,12 @@ impl Grpc {
         in_flight: InFlight,
     ) -> Response<Body> {
         let answered = self.admitted(kind, request, in_flight).await;
-        let answer = answered.unwrap_or_else(|problem| status::of(&problem).into_http());
-        let class = status::class(answer.headers());
         let metrics = &self.service.metrics;
+        let answer = answered.unwrap_or_else(|problem| {
+            metrics.problem(&problem);
+            status::of(&problem).into_http()
+        });
+        let class = status::class(answer.headers());
         metrics.answered(Protocol::Grpc, kind.call(), class);
         answer
     }
@@ -198,7 +201,10 @@ impl Calls {
             Ok(asked) => self.service.answer(&asked, caller, &self.stop).await,
             Err(problem) => Err(problem),
         };
-        answered.map_err(|problem| status::of(&problem))
+        answered.map_err(|problem| {
+            self.service.metrics.problem(&problem);
+            status::of(&problem)
+        })
     }
 }
 

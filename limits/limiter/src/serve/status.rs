@@ -25,6 +25,7 @@ use super::{
     engine::{Engine, LimitSurvey, Row, Survey, Taught},
     limit_sources::{LimitSources, Plan, Source},
     saver::Saver,
+    sharing::Decider,
     waiting::Waiting,
 };
 
@@ -142,6 +143,8 @@ pub struct Sources {
     pub waiting: Waiting,
     /// What keeps snapshots, if something does.
     pub saver: Option<Saver>,
+    /// Who decides on calls.
+    pub decider: Decider,
     /// Whether every counter was charged at the start.
     pub is_charged: bool,
     /// Why the newest limits are not in force.
@@ -154,10 +157,11 @@ pub struct Sources {
 
 /// How each part of a limiter is.
 #[must_use]
-pub fn parts(draining: &CancellationToken, saver: Option<&Saver>) -> Vec<Part> {
+pub fn parts(draining: &CancellationToken, saver: Option<&Saver>, decider: &Decider) -> Vec<Part> {
     let mut parts = vec![ready::drain(draining.is_cancelled())];
     let kept = || Ok("nothing is kept over a restart".to_owned());
     parts.push(Part::new("state", saver.map_or_else(kept, Saver::state)));
+    parts.extend(decider.state().map(|state| Part::new("sharing", state)));
     parts
 }
 
@@ -273,7 +277,7 @@ impl StatusSource for LimiterStatus {
                 "limiter",
                 &sources.name,
                 now - self.started,
-                &parts(&sources.draining, sources.saver.as_ref()),
+                &parts(&sources.draining, sources.saver.as_ref(), &sources.decider),
                 sources.draining.is_cancelled(),
             ),
             decisions_per_second,

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::stream;
 use http::uri::PathAndQuery;
-use http_body_util::Empty;
+use http_body_util::{Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use limiter_proto::v1::{
     Counter, DelayRequest, DelayResponse, ReserveRequest, limiter_client::LimiterClient,
@@ -298,6 +298,30 @@ async fn drain_answers_those_who_wait_and_ends_what_lasts() -> Result<()> {
     assert_eq!(ended.code(), Code::Unavailable);
     let status = limiter.process.wait(PATIENCE).await?;
     ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn drain_does_not_wait_for_a_client_that_takes_no_end() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &["--drain-timeout=600s"]).await?;
+    let stream = TcpStream::connect(&limiter.address).await?;
+    let (mut asking, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(0)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    let mut connected = JoinSet::new();
+    connected.spawn(connection);
+    // A message of no bytes asks for the server as a whole.
+    let request = http::Request::post(format!(
+        "http://{}/grpc.health.v1.Health/Watch",
+        limiter.address
+    ));
+    let request = request.header("Content-Type", "application/grpc");
+    let request = request.body(Full::new(Bytes::from_static(&[0; 5])))?;
+    let watched = asking.send_request(request).await?;
+    ensure!(watched.status() == 200, "{watched:?}");
+    limiter.stop().await?;
+    drop(watched);
     Ok(())
 }
 

@@ -22,7 +22,6 @@ use crate::shaping::{Shaping, shaper::Shares};
 /// # Errors
 /// When the address or the times are wrong.
 pub(super) fn config(sharing: &Sharing, member: &str) -> Result<Config, String> {
-    let server = Address::parse(&sharing.redis);
     let terms = Terms {
         refresh: Terms::micros(sharing.refresh),
         ttl: Terms::micros(sharing.ttl),
@@ -31,7 +30,7 @@ pub(super) fn config(sharing: &Sharing, member: &str) -> Result<Config, String> 
         members_max: sharing.members_max.unwrap_or(0),
     };
     Ok(Config {
-        server: server.map_err(|mistake| format!("sharing.redis: {mistake}"))?,
+        server: Address::of(sharing)?,
         group: sharing.group.clone(),
         member: member.to_owned(),
         terms: terms

@@ -90,6 +90,11 @@ pub(super) const LABELS: &[Label] = &[
         "its `id` in the file; of a limit of every call with that limit's name, as in `whole/intake`",
     ),
     label(
+        "limiter_shared_decisions_total",
+        "by",
+        "`server`, `part`, `nobody`",
+    ),
+    label(
         "producer_limits_lease",
         "state",
         "`ok`, `expired`, `safe`, `floor`, `refused`, as [limits](limits.md#over-several-processes) tells them",
@@ -166,6 +171,10 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_limit_share",
         "No metric of shares has values unless the file of `--limits` has `[sharing]`.",
+    ),
+    (
+        "limiter_shared_decisions_total",
+        "No value unless the file of `--limits` has `[sharing]` with `mode = \"exact\"`.",
     ),
     (
         "producer_limits_oldest_seconds",
