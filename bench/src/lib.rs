@@ -31,7 +31,7 @@ pub mod subscribe;
 pub mod traffic;
 pub mod verify;
 
-pub use launcher::{admin, http, ledger, mongod, producer, programs, scrape};
+pub use launcher::{admin, http, ledger, limiter, mongod, producer, programs, redis, scrape};
 
 use std::{ffi::OsString, process::ExitCode};
 
