@@ -21,7 +21,7 @@ mod recorder;
 mod recording;
 mod report;
 mod request;
-mod response;
+pub(crate) mod response;
 mod schedule;
 mod second;
 mod session;
@@ -39,6 +39,7 @@ use anyhow::Result;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::values::parse_time;
 pub use self::{
     args::{DrawKind, LoadArgs, TrafficArgs},
     generator::{Generator, Limit},

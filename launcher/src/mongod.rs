@@ -4,7 +4,7 @@ use std::{
     env,
     fs::{self, File},
     io,
-    net::{SocketAddr, TcpStream},
+    net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -16,9 +16,8 @@ use rustix::{
     fs::{FlockOperation, flock},
     process::Signal,
 };
-use tokio::time::{Instant, sleep};
 
-use crate::programs::{Process, free_address, given, target_dir};
+use crate::programs::{Process, free_address, given, installed, target_dir};
 
 /// Names the `mongod` to use.
 pub const MONGOD_VARIABLE: &str = "MONGOD";
@@ -77,7 +76,7 @@ impl Mongod {
             process: Process::start("mongod", &program, &args, &log)?,
             address,
         };
-        mongod.wait_until_it_accepts().await?;
+        mongod.wait_accepting().await?;
         Ok(mongod)
     }
 
@@ -129,19 +128,12 @@ impl Mongod {
     /// When it still runs or does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.start_again()?;
-        self.wait_until_it_accepts().await
+        self.wait_accepting().await
     }
 
-    async fn wait_until_it_accepts(&mut self) -> Result<()> {
-        let deadline = Instant::now() + START_PATIENCE;
-        while TcpStream::connect(self.address).is_err() {
-            self.process.check()?;
-            if Instant::now() >= deadline {
-                bail!("mongod accepts no connections after {START_PATIENCE:?}");
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
+    async fn wait_accepting(&mut self) -> Result<()> {
+        let (address, patience) = (self.address, START_PATIENCE);
+        self.process.wait_accepting(address, patience).await
     }
 }
 
@@ -160,11 +152,7 @@ pub fn find() -> Result<PathBuf> {
         }
         return Ok(program);
     }
-    let path = env::var_os("PATH").unwrap_or_default();
-    let installed = env::split_paths(&path)
-        .map(|folder| folder.join("mongod"))
-        .find(|program| program.is_file());
-    if let Some(program) = installed {
+    if let Some(program) = installed("mongod") {
         return Ok(program);
     }
     fetch(&target_dir().join("mongod")).context(format!(

@@ -17,7 +17,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep},
+};
 
 use crate::admin;
 
@@ -204,6 +207,16 @@ pub fn target_dir() -> PathBuf {
         .map_or_else(|| PathBuf::from("target"), Path::to_path_buf)
 }
 
+/// The installed program of this name: on the PATH, or where servers lie that are not for every user.
+#[must_use]
+pub fn installed(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
+}
+
 /// A loopback address that nobody listens on and that this process has not handed out before.
 ///
 /// It lies below the range from which systems take the local ports of outgoing connections, so a busy load
@@ -370,6 +383,26 @@ impl Process {
             }
             sleep(POLL_INTERVAL).await;
         }
+    }
+
+    /// Waits until it accepts connections at `address`.
+    ///
+    /// # Errors
+    /// When it ends before, or does not after `patience`, with its last words.
+    pub async fn wait_accepting(&mut self, address: SocketAddr, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while TcpStream::connect(address).await.is_err() {
+            self.check()?;
+            if Instant::now() >= deadline {
+                bail!(
+                    "{} accepts no connections after {patience:?}; its last lines:\n{}",
+                    self.name,
+                    self.last_lines(20)
+                );
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+        Ok(())
     }
 
     /// # Errors

@@ -3,25 +3,27 @@
 use memchr::memmem;
 
 /// Longest answer that is waited for, head and body.
-pub(super) const RESPONSE_BYTES_MAX: usize = 256 * 1024;
+pub(crate) const RESPONSE_BYTES_MAX: usize = 256 * 1024;
 
 /// One whole answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Response {
+pub(crate) struct Response {
     /// The status code.
-    pub(super) status: u16,
+    pub(crate) status: u16,
+    /// Bytes of the head, with the empty line that ends it.
+    pub(crate) head_bytes: usize,
     /// Bytes of head and body together.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
     /// The server will close the connection after it.
-    pub(super) closes: bool,
+    pub(crate) closes: bool,
 }
 
 /// The bytes are not an HTTP/1.1 answer with a known length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(crate) struct Malformed;
 
 /// The answer at the start of `bytes`; `None` when it is not whole yet.
-pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
     let expected = b"HTTP/1.1 ";
     let known = bytes.len().min(expected.len());
     if bytes[..known] != expected[..known] {
@@ -60,6 +62,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
     }
     Ok(Some(Response {
         status,
+        head_bytes: head_bytes + 4,
         bytes: total,
         closes,
     }))

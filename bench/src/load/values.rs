@@ -82,7 +82,7 @@ pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
 }
 
 /// A time from 1 ms to [`TIME_MAX`].
-pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if time < Duration::from_millis(1) {
         return Err("it is shorter than a millisecond".to_owned());

@@ -32,6 +32,8 @@ pub const PERCENT: Unit = in_cells("%", 100.0, |share| format!("{:.0} %", 100.0 
 pub const MEAN: Unit = in_cells("", 1.0, |mean| format!("{mean:.0}"));
 /// Raw: microseconds of CPU time.
 pub const CPU: Unit = in_heading("µs", 1.0, |micros| format!("{micros:.3}"));
+/// Raw: microseconds, and parts of them.
+pub const FINE_MICROS: Unit = in_heading("µs", 1.0, |micros| format!("{micros:.3}"));
 /// A plain number that is not a count, such as of processors in use.
 pub const DECIMAL: Unit = in_cells("", 1.0, |number| format!("{number:.2}"));
 /// Raw: seconds.

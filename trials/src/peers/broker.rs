@@ -1,49 +1,20 @@
 //! The server of a peer: measured while it runs on loopback ports of its own, and ended.
 
-use std::{env, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use bench::{admin, cpu::CpuTime, memory::Memory, programs::Process, scrape::names};
-use tokio::{
-    net::TcpStream,
-    time::{Instant, sleep},
-};
-
-/// Where servers lie that are not for every user's PATH.
-const FURTHER_FOLDERS: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 
 /// RabbitMQ takes 5 s on an idle machine.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The program of this name on the PATH or where servers lie.
-pub(super) fn find(name: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path)
-        .chain(FURTHER_FOLDERS.map(PathBuf::from))
-        .map(|folder| folder.join(name))
-        .find(|program| program.is_file())
-}
 
 /// Waits until `process` accepts connections at `address`.
 ///
 /// # Errors
 /// When it ends before, or does not in time.
 pub(super) async fn accept(process: &mut Process, address: SocketAddr) -> Result<()> {
-    let deadline = Instant::now() + START_PATIENCE;
-    while TcpStream::connect(address).await.is_err() {
-        process.check()?;
-        if Instant::now() >= deadline {
-            let words = process.last_lines(20);
-            bail!(
-                "{} does not accept connections; its last lines:\n{words}",
-                process.name()
-            );
-        }
-        sleep(POLL_INTERVAL).await;
-    }
-    Ok(())
+    process.wait_accepting(address, START_PATIENCE).await
 }
 
 /// A running server; it is killed when this is dropped.

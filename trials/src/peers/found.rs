@@ -7,13 +7,9 @@ use std::{
 };
 
 use anyhow::Result;
-use bench::programs::Programs;
+use bench::programs::{Programs, installed};
 
-use super::{
-    broker::{Broker, find},
-    others, ours,
-    peer::Peer,
-};
+use super::{broker::Broker, others, ours, peer::Peer};
 
 /// The program of a peer.
 #[derive(Debug, Clone)]
@@ -43,10 +39,10 @@ impl Found {
             return Ok(Err(why.to_owned()));
         }
         let missing = |name: &str| Ok(Err(format!("{name} is not on the PATH")));
-        let Some(program) = find(name) else {
+        let Some(program) = installed(name) else {
             return missing(name);
         };
-        if peer == Peer::Rabbitmq && find("epmd").is_none() {
+        if peer == Peer::Rabbitmq && installed("epmd").is_none() {
             return missing("epmd");
         }
         let version = match peer {

@@ -1,18 +1,17 @@
 //! `bench fanout` accounts for every cookie, says what it found, and leaves no process behind.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use bench::{
     programs::{BIN_DIR_VARIABLE, Process},
     report::Report,
-    stat::Stat,
 };
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::{PATIENCE, bench, bin_dir, machine, run_to_end, wait_until};
+use crate::harness::{PATIENCE, bench, bin_dir, children, machine, run_to_end, wait_until};
 
 #[tokio::test]
 async fn fanout_accounts_for_every_cookie_of_both_calls() -> Result<()> {
@@ -120,21 +119,6 @@ async fn step_that_fails_is_a_fault_in_the_report() -> Result<()> {
         report.faults
     );
     Ok(())
-}
-
-/// The processes that `parent` has started and not waited for.
-fn children(parent: u32) -> Result<BTreeSet<u32>> {
-    let mut children = BTreeSet::new();
-    for process in fs::read_dir("/proc")? {
-        let name = process?.file_name();
-        let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        if Stat::of(id).is_some_and(|stat| stat.parent == parent) {
-            children.insert(id);
-        }
-    }
-    Ok(children)
 }
 
 #[tokio::test]

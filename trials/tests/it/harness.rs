@@ -6,6 +6,8 @@ mod ledger;
 mod producer;
 
 use std::{
+    collections::BTreeSet,
+    fs,
     future::Future,
     path::Path,
     process::{ExitStatus, Stdio},
@@ -15,7 +17,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 pub(crate) use bench::producer::Addresses;
-use bench::programs::{Process, Programs};
+use bench::{
+    programs::{Process, Programs},
+    stat::Stat,
+};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::{Instant, sleep, timeout},
@@ -153,6 +158,21 @@ pub(crate) async fn run_to_end(
         code: output.status.code(),
         words,
     })
+}
+
+/// The processes that `parent` has started and not waited for.
+pub(crate) fn children(parent: u32) -> Result<BTreeSet<u32>> {
+    let mut children = BTreeSet::new();
+    for process in fs::read_dir("/proc")? {
+        let name = process?.file_name();
+        let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        if Stat::of(id).is_some_and(|stat| stat.parent == parent) {
+            children.insert(id);
+        }
+    }
+    Ok(children)
 }
 
 fn owned(args: &[&str]) -> Vec<String> {

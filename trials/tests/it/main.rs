@@ -30,6 +30,7 @@ mod invented;
 mod languages;
 mod ledger;
 mod limits;
+mod limits_bench;
 mod limits_feed;
 mod load;
 mod losses;

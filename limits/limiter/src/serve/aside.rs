@@ -22,7 +22,7 @@ mod tests {
 
     #[tokio::test]
     async fn long_work_holds_up_nothing() {
-        let (goes_on, waits) = mpsc::channel();
+        let (goes_on, waits) = mpsc::sync_channel(1);
         // On the one thread of this runtime both end only if the first is elsewhere.
         let (_, ()) = tokio::join!(aside(move || waits.recv().unwrap()), async move {
             goes_on.send(()).unwrap();

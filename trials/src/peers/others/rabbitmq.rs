@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use bench::programs::{Process, free_address};
+use bench::programs::{Process, free_address, installed};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use lapin::{
@@ -21,7 +21,7 @@ use lapin::{
 use tokio_stream::StreamExt;
 
 use crate::peers::{
-    broker::{Broker, accept, find},
+    broker::{Broker, accept},
     publisher::Publish,
     reader::Subscribe,
     seen::Seen,
@@ -34,14 +34,15 @@ const WRAPPER: &str = "rabbitmq-script-wrapper";
 
 /// Starts a server with all its state in `folder`, and the port mapper (`epmd`) it needs, both on ports of their own.
 pub(super) async fn start(program: &Path, folder: &Path) -> Result<Broker> {
-    let epmd = find("epmd").context("epmd, which rabbitmq-server needs, is not on the PATH")?;
+    let epmd =
+        installed("epmd").context("epmd, which rabbitmq-server needs, is not on the PATH")?;
     let (address, names, peers) = (free_address()?, free_address()?, free_address()?);
     let names_port = names.port().to_string();
     let args = ["-address", "127.0.0.1", "-port", &names_port].map(str::to_owned);
     let mut mapper = Process::start("epmd", &epmd, &args, &folder.join("epmd.log"))?;
     accept(&mut mapper, names).await?;
 
-    let env = find("env").context("env is not on the PATH")?;
+    let env = installed("env").context("env is not on the PATH")?;
     let mut args = settings(folder, address, names, peers)?;
     args.push(behind_wrapper(program).display().to_string());
     let log = folder.join("rabbitmq.log");

@@ -3,38 +3,18 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use bench::programs::{Process, free_address};
+use bench::redis::Redis;
 use bytes::Bytes;
 use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, aio::MultiplexedConnection};
 use tokio::task::JoinSet;
 
-use crate::peers::{
-    broker::{Broker, accept},
-    message::BURST_BYTES,
-    publisher::Publish,
-};
+use crate::peers::{broker::Broker, message::BURST_BYTES, publisher::Publish};
 
 /// Starts a server that keeps nothing on disk.
 pub(super) async fn start(program: &Path, folder: &Path) -> Result<Broker> {
-    let address = free_address()?;
-    let (ip, port) = (address.ip().to_string(), address.port().to_string());
-    let data = folder.display().to_string();
-    let args = [
-        "--bind",
-        &ip,
-        "--port",
-        &port,
-        "--dir",
-        &data,
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-    ];
-    let args = args.map(str::to_owned);
-    let mut process = Process::start("redis-server", program, &args, &folder.join("redis.log"))?;
-    accept(&mut process, address).await?;
-    Ok(Broker::new(process, format!("redis://{address}/")))
+    let redis = Redis::start(program, folder).await?;
+    let address = redis.address();
+    Ok(Broker::new(redis.process, format!("redis://{address}/")))
 }
 
 /// A connection whose commands may block and whose writes gather up to a burst (8 KiB by default).

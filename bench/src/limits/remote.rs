@@ -1,0 +1,134 @@
+//! Decisions that others make, asked for by many tasks at once: scripts in Redis, and a limiter over gRPC.
+
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Result;
+use fastrand::Rng;
+use limiter_proto::v1::{Counter, ReserveRequest, limiter_client::LimiterClient};
+use limits_sharing::exact::{Ask, Exact};
+use redis::aio::MultiplexedConnection;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+use super::{
+    calls::{LIMIT, RATE},
+    tally::Tally,
+};
+
+/// The window of the baseline, in seconds.
+const WINDOW: u64 = 60;
+
+/// Asks for one decision after the other.
+pub(super) trait Decide: Send + 'static {
+    /// Asks whether a call of a counter may go at once.
+    ///
+    /// # Errors
+    /// When it may not, or nobody says; with the reason.
+    fn decide(&mut self, counter: u64) -> impl Future<Output = Result<(), String>> + Send;
+}
+
+/// Each asks for so long, or until `stop`.
+pub(super) async fn ask<D: Decide>(
+    deciders: impl IntoIterator<Item = D>,
+    counters: u64,
+    length: Duration,
+    stop: &CancellationToken,
+) -> Result<Tally> {
+    let mut asking = JoinSet::new();
+    let began = Instant::now();
+    for mut decider in deciders {
+        let stop = stop.clone();
+        asking.spawn(async move {
+            let mut random = Rng::new();
+            let mut tally = Tally::default();
+            let mut before = Instant::now();
+            while before - began < length && !stop.is_cancelled() {
+                let decided = decider.decide(random.u64(..counters)).await;
+                let after = Instant::now();
+                tally.took(after - before);
+                tally.decided(after - began, 1);
+                if let Err(why) = decided {
+                    tally.wrong(1, || why);
+                }
+                before = after;
+            }
+            tally
+        });
+    }
+    let mut all = Tally::default();
+    while let Some(tally) = asking.join_next().await {
+        all.add(tally?);
+    }
+    Ok(all)
+}
+
+/// A script that decides on the server.
+#[derive(Clone)]
+pub(super) struct ByScript(pub(super) Arc<Exact>);
+
+impl Decide for ByScript {
+    async fn decide(&mut self, counter: u64) -> Result<(), String> {
+        let ask = Ask {
+            limit: 0,
+            key: counter.to_string(),
+            requests: 1,
+        };
+        let verdict = self.0.decide(&[ask], Duration::ZERO).await;
+        match verdict.goes_after {
+            Some(Duration::ZERO) if verdict.by_server => Ok(()),
+            _ => Err(format!("{verdict:?}")),
+        }
+    }
+}
+
+/// A counter for each window, as it is written everywhere: INCR and EXPIRE in one pipeline.
+#[derive(Clone)]
+pub(super) struct ByWindow(pub(super) MultiplexedConnection);
+
+impl Decide for ByWindow {
+    async fn decide(&mut self, counter: u64) -> Result<(), String> {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let window = since_epoch.unwrap_or_default().as_secs() / WINDOW;
+        let key = format!("{LIMIT}:{counter}:{window}");
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("INCR").arg(&key);
+        pipeline.cmd("EXPIRE").arg(&key).arg(2 * WINDOW).ignore();
+        let (count,): (u64,) = pipeline
+            .query_async(&mut self.0)
+            .await
+            .map_err(|error| error.to_string())?;
+        if count <= RATE * WINDOW {
+            Ok(())
+        } else {
+            Err(format!("{count} calls in a window"))
+        }
+    }
+}
+
+/// A limiter over gRPC.
+#[derive(Clone)]
+pub(super) struct ByGrpc(pub(super) LimiterClient<Channel>);
+
+impl Decide for ByGrpc {
+    async fn decide(&mut self, counter: u64) -> Result<(), String> {
+        let request = ReserveRequest {
+            of: vec![Counter {
+                limit: LIMIT.to_owned(),
+                counter: counter.to_string(),
+            }],
+            horizon_micros: Some(0),
+            ..ReserveRequest::default()
+        };
+        let answer = self.0.reserve(request).await;
+        let answer = answer.map_err(|status| status.to_string())?.into_inner();
+        match answer.slot {
+            Some(slot) if slot.wait_micros == 0 && slot.binding.is_empty() => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    }
+}

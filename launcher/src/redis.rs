@@ -1,0 +1,63 @@
+//! A real Redis or Valkey server on a loopback port of its own, which keeps nothing on disk.
+
+use std::{net::SocketAddr, path::Path, process::Command, time::Duration};
+
+use anyhow::Result;
+
+use crate::programs::{Process, free_address};
+
+const START_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server; it is killed when this is dropped.
+#[derive(Debug)]
+pub struct Redis {
+    /// The process.
+    pub process: Process,
+    address: SocketAddr,
+}
+
+impl Redis {
+    /// Starts `program` with its log in `folder`, and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// When it does not start, with its last words.
+    pub async fn start(program: &Path, folder: &Path) -> Result<Self> {
+        let address = free_address()?;
+        let (ip, port) = (address.ip().to_string(), address.port().to_string());
+        let data = folder.display().to_string();
+        let args = [
+            "--bind",
+            &ip,
+            "--port",
+            &port,
+            "--dir",
+            &data,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ];
+        let args = args.map(str::to_owned);
+        let log = folder.join("redis.log");
+        let mut process = Process::start("redis-server", program, &args, &log)?;
+        process.wait_accepting(address, START_PATIENCE).await?;
+        Ok(Self { process, address })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// What a server says of its version: `7.0.15`; `None` when it is not one.
+#[must_use]
+pub fn version(program: &Path) -> Option<String> {
+    let said = Command::new(program).arg("--version").output().ok()?;
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let version = said
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("v="))?;
+    Some(version.to_owned())
+}
