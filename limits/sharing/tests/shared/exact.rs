@@ -101,7 +101,8 @@ impl Callers {
         };
         let horizon = Duration::ZERO;
         let question = Question::Reserve { horizon };
-        let answer = self.exacts[caller].ask(&[ask], question, Duration::ZERO);
+        let asks = [ask];
+        let answer = self.exacts[caller].ask(&asks, question, Duration::ZERO);
         let answer = answer.await.map(|it| it.outcome);
         let mut gone = self.gone.lock().unwrap();
         let count = &mut gone.entry(key).or_default()[usize::from(answer.is_err())];
