@@ -250,6 +250,7 @@ impl<'a> Ladder<'a> {
             consumers: self.args.cluster.consumers.get(),
             producers: self.args.cluster.producers.get(),
             store: self.args.cluster.store.name(),
+            expiry: self.args.cluster.expiry_in_force().map(|it| it.to_string()),
             seed: self.seed,
             cores: self.cores,
             seconds: Instant::now().duration_since(running.started).as_secs_f64(),

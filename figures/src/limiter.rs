@@ -79,6 +79,11 @@ pub const REQUESTS: Figure = Figure::counter(
     "Requests answered, by how and what was asked, and the class of the status; for gRPC that of HTTP's status for the same.",
 )
 .by(&["protocol", "call", "status"]);
+pub const PROBLEMS: Figure = Figure::counter(
+    "limiter_problems_total",
+    "Requests that were answered with a problem, by the name of its type: no-room where there are as many counters as there may be.",
+)
+.by(&["problem"]);
 pub const REQUEST_SECONDS: Figure = Figure::histogram(
     "limiter_request_seconds",
     "Time from a request read to its answer, without those that wait for their slot.",
@@ -114,7 +119,20 @@ pub const SNAPSHOT_AGE: Figure = Figure::gauge(
     "limiter_snapshot_age_seconds",
     "Time since the newest snapshot on the disk began; no value where nothing is kept.",
 );
+pub const SHARED_DECISIONS: Figure = Figure::counter(
+    "limiter_shared_decisions_total",
+    "Calls under limits that a server shares, by who decided: the server; without it the limiter, by its part of each limit; or nobody, and the call was refused.",
+)
+.by(&["by"]);
+pub const SHARING_SERVER: Figure = Figure::gauge(
+    "limiter_sharing_server",
+    "1 while the server that shares the limits is there; no value without one.",
+);
 pub const CHARGED: Figure = Figure::gauge(
     "limiter_charged_at_start",
     "1 when every counter was charged a second's worth at the start, because the run before was killed.",
+);
+pub const CLOCK_STEPS: Figure = Figure::counter(
+    "limiter_clock_steps_total",
+    "Times that the system's clock was more than a second ahead, because it was set or the machine slept, and was followed.",
 );

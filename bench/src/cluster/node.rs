@@ -35,7 +35,7 @@ pub(super) struct Start<'a> {
 }
 
 impl Node {
-    /// Expiry and compaction are left out: a run at night would be another.
+    /// Compaction is left out, and so is expiry unless it is asked for: a run at night would be another.
     pub(super) fn start(start: &Start<'_>, backend: StoreBackend) -> Result<Self> {
         let name = format!("node-{}", start.number);
         let mut admin = free_address()?;
@@ -49,7 +49,8 @@ impl Node {
             ("--admin", &admin),
             ("--dead-letters", &letters.display().to_string()),
             ("--drain-timeout", DRAIN_TIMEOUT),
-            ("--expiry-window", "never"),
+            ("--expiry", &start.args.expiry.to_string()),
+            ("--expiry-window", &start.args.expiry_window),
             ("--compaction-window", "never"),
         ]);
         if given(&start.args.consumer_arg, "--flush-interval").is_none() {

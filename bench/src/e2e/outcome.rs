@@ -14,6 +14,8 @@ pub struct Outcome {
     pub producers: usize,
     /// What the stores are.
     pub store: &'static str,
+    /// How cookies expire: `index` or `sweep`; `null` without a MongoDB.
+    pub expiry: Option<String>,
     /// Makes the same cookies again.
     pub seed: u64,
     /// Cores that everything shared.

@@ -24,11 +24,13 @@ impl Outcome {
 }
 
 pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report {
+    let expiry = outcome.expiry.as_ref();
     let title = format!(
-        "{} → {} → {}, {}",
+        "{} → {} → {}{}, {}",
         counted(outcome.producers, "producer"),
         counted(outcome.consumers, "consumer"),
         outcome.store,
+        expiry.map_or_else(String::new, |mode| format!(" with --expiry {mode}")),
         counted(outcome.steps.len(), "step")
     );
     let mut report = Report::new("e2e", &title);

@@ -262,12 +262,7 @@ pub struct Night {
     /// How expired cookies are found in MongoDB: index, by a TTL index on `t`, or sweep, by a look at all of them once a night
     ///
     /// Of several consumers that share a server, the one that maintains it decides. Collections change over in the expiry window.
-    #[arg(
-        long,
-        value_name = "MODE",
-        default_value = "index",
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
     pub expiry: ExpiryMode,
 
     /// When MongoDB's collections are compacted: hours like 03:00-06:00, never or always

@@ -121,9 +121,10 @@ struct Inner {
 }
 
 /// How expired cookies are found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ExpiryMode {
     /// By an index on `t`, of whose cookies mongod deletes those that have expired.
+    #[default]
     Index,
     /// By a sweep through all cookies.
     Sweep,

@@ -1,20 +1,49 @@
 //! The command line.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
 use limits::{
     Rate,
     rate::{parse_count, parse_time},
 };
+use runtime::settings::{
+    self,
+    instead::{self, AboutArgs},
+};
+
+use crate::serve;
 
 /// Checks and explains rate limits, serves them to other processes, and replays recorded traffic through them.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "limiter", version = runtime::VERSION, arg_required_else_help = true)]
 pub struct Command {
-    /// What to do.
     #[command(subcommand)]
-    pub task: Task,
+    task: Option<Task>,
+    #[command(flatten)]
+    about: AboutArgs,
+}
+
+impl Command {
+    /// Reads a command line, the program's name first. The settings of `serve` are only described here: it reads them itself.
+    ///
+    /// # Errors
+    /// With the code to exit with, after everything was printed, when there is nothing to do.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Task, ExitCode> {
+        let serve = |_| settings::command::<serve::config::Args>().name("serve");
+        let mut command = Self::command().mut_subcommand("serve", serve);
+        let matches = command.clone().get_matches_from(arguments);
+        if let Some(answer) = instead::about(&command, &matches) {
+            return Err(instead::print(answer));
+        }
+        let read = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        let missing = "name what to do: limiter --help lists it";
+        let task = read.task;
+        task.map_or_else(
+            || command.error(ErrorKind::MissingSubcommand, missing).exit(),
+            Ok,
+        )
+    }
 }
 
 /// What to do.
@@ -35,8 +64,12 @@ pub enum Task {
         #[arg(long, value_name = "TIME")]
         at: Option<String>,
     },
-    /// Serve: tell other processes when their next call may go; `limiter serve --help` has its settings.
-    #[command(disable_help_flag = true)]
+    /// Print who has which share of the limits that several processes keep together, as the server of `[sharing]` knows it.
+    Shares {
+        /// The file of limits that these processes have, in TOML.
+        file: PathBuf,
+    },
+    /// Serve: tell other processes when their next call may go.
     Serve,
     /// Replay recorded calls through all algorithms, or through a file of limits, and show what would have become of them.
     Replay(ReplayArgs),

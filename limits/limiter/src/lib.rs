@@ -1,4 +1,5 @@
-//! What the program `limiter` does: limits in a file checked and explained, and recorded traffic replayed through them.
+//! What the program `limiter` does: limits in a file checked and explained, served to other processes, and recorded
+//! traffic replayed through them.
 
 pub mod args;
 pub mod demo;
@@ -7,4 +8,5 @@ pub mod picture;
 pub mod replay;
 pub mod report;
 pub mod serve;
+pub mod shares;
 pub mod trace;

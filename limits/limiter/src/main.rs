@@ -3,7 +3,6 @@
 use std::{fs, path::Path, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use clap::Parser as _;
 use jiff::Timestamp;
 use limiter::{
     args::{Command, ReplayArgs, Task},
@@ -11,10 +10,10 @@ use limiter::{
     explain::explain,
     picture,
     replay::{Candidate, How, Under, all_algorithms, replay},
-    report, serve,
+    report, serve, shares,
     trace::{Trace, parse_time},
 };
-use limits::rules::Rules;
+use limits::rules::{Mistakes, Rules};
 
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
@@ -22,11 +21,19 @@ static ALLOCATOR: heap::Allocator = heap::Allocator;
 fn main() -> ExitCode {
     // Its settings come from flags, environment and a file, as those of the other servers.
     let mut arguments = std::env::args_os();
-    let program = arguments.next();
-    if arguments.next().is_some_and(|task| task == "serve") {
+    let (program, first) = (arguments.next(), arguments.next());
+    if first.as_ref().is_some_and(|task| task == "serve") {
         return serve::main(program.into_iter().chain(arguments));
     }
-    match run(Command::parse().task) {
+    // What the image asks of any of the programs for a health check.
+    if first.is_some_and(|flag| flag == "--probe") {
+        return serve::main(std::env::args_os());
+    }
+    let task = match Command::read(std::env::args_os()) {
+        Ok(task) => task,
+        Err(code) => return code,
+    };
+    match run(task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("limiter: {error:#}");
@@ -47,6 +54,7 @@ fn run(task: Task) -> Result<()> {
             explain(&read(&file)?, &key, at)?
         }
         Task::Serve => unreachable!("it was looked for first"),
+        Task::Shares { file } => shares::table(&read(&file)?)?,
         Task::Replay(args) if args.demo => demo::table(),
         Task::Replay(args) => replayed(&args)?,
     };
@@ -65,7 +73,15 @@ fn print(text: &str) -> Result<()> {
 fn read(file: &Path) -> Result<Rules> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    Rules::parse(&text).map_err(|mistakes| anyhow!("{} has mistakes:\n{mistakes}", file.display()))
+    let rules = Rules::parse(&text).and_then(|rules| {
+        let unfit = serve::engine::unfit(&rules);
+        if unfit.is_empty() {
+            Ok(rules)
+        } else {
+            Err(Mistakes(unfit))
+        }
+    });
+    rules.map_err(|mistakes| anyhow!("{} has mistakes:\n{mistakes}", file.display()))
 }
 
 fn replayed(args: &ReplayArgs) -> Result<String> {

@@ -4,10 +4,12 @@
 //! - [`service`] asks it for clients, of [`port`] by way of [`http`] or gRPC; [`tokens`] says which of them may, [`waiting`] bounds
 //!   who waits.
 //! - [`limit_sources`] says which limits there are: of [`limits_file`], of a collection, of what was PUT.
+//! - [`sharing`] has a server decide, where several limiters share their limits.
 //! - [`saver`] brings what was used into the folder of [`state`] each second.
 //! - [`status`] and [`metrics`] show it. Only [`app`] knows all parts, and only [`config`] reads the environment.
 
 pub mod app;
+mod aside;
 mod asked;
 pub mod clock;
 pub mod config;
@@ -23,6 +25,7 @@ pub mod problem;
 pub mod saver;
 mod sent;
 pub mod service;
+pub mod sharing;
 pub mod state;
 pub mod status;
 pub mod tokens;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use limiter::serve::engine::{Binding, Engine, Options, Refused, Said, Slot, Target};
+use limiter::serve::engine::{Binding, Counting, Engine, Options, Refused, Said, Slot, Target};
 use limits::{
     Algorithm, Aligned, Recorded,
     rules::{NamedLimit, Rules},
@@ -27,6 +27,7 @@ fn options(is_saved: bool) -> Options {
         counters_bytes_max: usize::MAX,
         learned_max: HOUR,
         is_saved,
+        counting: Counting::Here,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::TcpListener,
     path::Path,
     process::{Command, Output},
 };
@@ -30,6 +31,22 @@ fn example(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let path = folder.join(name);
     path.to_str().expect("it is UTF-8").to_owned()
+}
+
+#[test]
+fn what_a_server_cannot_decide_is_a_mistake_where_one_is_to() {
+    let example = example("shared-limits.toml");
+    check(&["check", &example], 0, &["a server decides on each call"]);
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("limits.toml");
+    let text = fs::read_to_string(&example).unwrap();
+    let text = text.replace("50 000/day", "1/day");
+    fs::write(&file, text.replace("fixed_window", "sliding_log")).unwrap();
+    let expected = [
+        "limits.partner: day: a sliding_log cannot be exact",
+        "limits.partner: day: the part of it that each of 2 goes by",
+    ];
+    check(&["check", file.to_str().unwrap()], 1, &expected);
 }
 
 #[test]
@@ -208,4 +225,43 @@ fn mistakes_are_told_and_end_it() {
     ];
     check(&["check", path.to_str().unwrap()], 1, &expected);
     check(&[], 2, &["Usage"]);
+}
+
+#[test]
+fn program_says_what_the_others_say_of_themselves() {
+    for shell in ["bash", "zsh", "fish"] {
+        let expected = ["replay", "token-file", "log-filter"];
+        check(&["--completions", shell], 0, &expected);
+    }
+    check(&["--completions", "tcl"], 2, &["\"tcl\"", "bash"]);
+    check(&["--man"], 0, &[".TH", "limiter\\-serve", "token\\-file"]);
+    check(&["help", "serve"], 0, &["--limits", "Who may ask"]);
+    check(&["--version"], 0, &[env!("CARGO_PKG_VERSION"), " ("]);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let admin = format!("--admin={}", nobody.local_addr().unwrap());
+    drop(nobody);
+    // The image asks whichever program it runs by this flag alone.
+    check(&["--probe", &admin], 1, &["refused"]);
+    check(&["serve", "--probe", &admin], 1, &["refused"]);
+}
+
+#[test]
+fn shares_are_of_a_file_that_shares() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("limits.toml");
+    let file = path.to_str().unwrap();
+    let rules = "[limits.a]\nrules = [ { id = \"b\", rate = \"1/s\" } ]\n";
+    fs::write(&path, rules).unwrap();
+    check(&["shares", file], 1, &["no [sharing]"]);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let sharing = format!(
+        "[sharing]\nmode = \"lease\"\ngroup = \"eu\"\nredis = \"redis://me:secret@{address}\"\n"
+    );
+    fs::write(&path, rules.to_owned() + &sharing).unwrap();
+    let expected = format!("cannot read the group eu of {address}");
+    check(&["shares", file], 1, &[&expected]);
+    let output = run(&["shares", file]);
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("secret"));
 }

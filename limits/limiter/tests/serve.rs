@@ -17,5 +17,10 @@ mod killed;
 mod port;
 #[path = "serve/restarts.rs"]
 mod restarts;
+/// A Redis or Valkey.
+#[path = "../../sharing/tests/server/mod.rs"]
+mod server;
+#[path = "serve/shared.rs"]
+mod shared;
 #[path = "serve/slots.rs"]
 mod slots;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limiter::serve::engine::{Engine, Options, Refused, Slot, Target};
+use limiter::serve::engine::{Counting, Engine, Options, Refused, Slot, Target};
 use limits::rules::{NamedLimit, Rules};
 
 const SECOND: u64 = 1_000_000_000;
@@ -26,6 +26,7 @@ fn fresh(text: &str, now: u64) -> Engine {
         counters_bytes_max: usize::MAX,
         learned_max: Duration::from_secs(3_600),
         is_saved: true,
+        counting: Counting::Here,
     };
     Engine::new(options, &limits(text), now)
 }

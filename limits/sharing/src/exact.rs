@@ -1,56 +1,32 @@
 //! Exact limits: each decision is the server's, for all limits of a call at once. For small limits and quotas, at a call to the server each.
 //!
-//! All limits of a group are in one slot of a cluster. The server's clock counts, in microseconds. A decision takes no longer than its budget: without an answer in
-//! that time it is made here, by what [`OnLoss`] says, and after a few such calls the server is not asked for a second (a circuit breaker).
+//! All limits of a group are in one slot of a cluster. The server's clock counts, in microseconds. An answer takes no longer than its budget, and
+//! after a few calls without one the server is not asked for a second (a circuit breaker): what holds meanwhile is for the caller to say. A
+//! call that got no answer in time may have been counted all the same.
 //!
-//! What is decided here while the server is lost comes on top of what the server counted: see [`OnLoss::SafeShare`].
+//! Nothing is kept here of limits and keys: each call says the rules that it is under, so they may change at any time. The server keeps the state of a
+//! key until nothing of it is used; what was used stays used, in requests, when a rule of the same name is another.
 
 mod rule;
 
 use std::{
-    num::NonZero,
     sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        Arc,
+        atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
-use limits::{Algorithm, Decision, Demand, LimitId, Limits, Refusal};
-use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::rule::Rule;
-pub use self::rule::{Answer, Outcome, UnfitError, arguments};
-use crate::server::{Address, Link, ServerError};
+pub use self::rule::{Answer, Left, Outcome, Question, Rule, UnfitError};
+use crate::server::{Address, Breaker, Link, ServerError};
 
 /// The script that decides.
 pub const SCRIPT: &str = include_str!("exact.lua");
 
 /// The largest number that the server's arithmetic has every smaller one of.
 const NUMBER_MAX: u64 = 1 << 52;
-
-/// The longest key, in bytes: the server keeps it.
-const KEY_BYTES_MAX: usize = 256;
-
-/// How many calls may go unanswered before the server is left alone.
-const MISSED_MAX: u32 = 3;
-
-/// For how long it is.
-const OPEN_FOR: Duration = Duration::from_secs(1);
-
-/// Most keys that are remembered for when the server is lost.
-const KEYS_MAX: usize = 100_000;
-
-/// What holds while the server does not answer. Never everything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnLoss {
-    /// Each of so many processes decides for itself, by its part of each limit; what it was given before counts too. In a window in which the server was lost, all
-    /// together may use up to a limit more than the server had counted.
-    SafeShare(NonZero<u64>),
-    /// Nothing goes.
-    Refuse,
-}
 
 /// What is needed for exact limits.
 #[derive(Debug, Clone)]
@@ -59,309 +35,147 @@ pub struct Config {
     pub server: Address,
     /// Whose limits these are.
     pub group: String,
-    /// How long a decision may take.
+    /// How long an answer may take.
     pub budget: Duration,
-    /// What holds without the server.
-    pub on_loss: OnLoss,
 }
 
-/// What a call asks of one limit, by the number that [`Exact::new`] gave it: its place.
+/// What a call asks of one rule. Names and keys become part of a key of the server: they should be bounded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// The limit.
-    pub limit: usize,
-    /// Whose.
-    pub key: String,
+    /// The name of the rule: those of the same name and group are the same to all processes.
+    pub name: Arc<str>,
+    /// What it is.
+    pub rule: Rule,
+    /// Whose allowance it is.
+    pub key: Arc<str>,
     /// How many requests the call is for.
     pub requests: u64,
 }
 
-/// What becomes of a call, and of what it was told by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verdict {
-    /// How long until it may go; none when it may not.
-    pub goes_after: Option<Duration>,
-    /// Which limit decided, if one did.
-    pub binding: Option<usize>,
-    /// When it is worth asking again, if it may not go; none when it is for more requests than ever go at once, or nobody knows.
-    pub retry_after: Option<Duration>,
-    /// Whether the server decided.
-    pub by_server: bool,
-}
+/// The server gave no answer in time, or is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the server of shared limits gives no answer")]
+pub struct Lost;
 
-/// No server was asked, and nobody knows when it is worth asking again.
-const REFUSED: Verdict = Verdict {
-    goes_after: None,
-    binding: None,
-    retry_after: None,
-    by_server: false,
-};
-
-/// Counts of decisions.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// By the server.
-    pub by_server: u64,
-    /// Here, as the server was not there.
-    pub without: u64,
-}
-
-/// The parts of limits that count without the server, and their numbers.
-type Local = (Limits<(usize, String)>, Vec<LimitId>);
-
-/// Limits that the server decides on.
+/// Decisions of a server.
 #[derive(Debug)]
 pub struct Exact {
     config: Config,
-    /// Each with its name.
-    rules: Vec<(String, Rule)>,
-    /// What counts without the server.
-    local: Mutex<Local>,
-    began: Instant,
-    began_unix_nanos: u64,
-    link: watch::Sender<Option<Link>>,
-    is_lost: Notify,
-    missed: AtomicU32,
-    is_open: AtomicBool,
-    counts: [AtomicU64; 2],
+    breaker: Breaker,
+    answered: AtomicU64,
 }
 
 impl Exact {
-    /// Limits, by their places. Those of the same name and group are the same limit to all processes.
-    ///
-    /// # Errors
-    /// With all that cannot be exact, and their places.
-    pub fn new(
-        config: Config,
-        limits: &[(String, Algorithm)],
-    ) -> Result<Self, Vec<(usize, UnfitError)>> {
-        let mut mistakes = Vec::new();
-        let (mut rules, mut numbers) = (Vec::new(), Vec::new());
-        let mut local = Limits::new(KEYS_MAX);
-        for (place, (name, algorithm)) in limits.iter().enumerate() {
-            let parts = match config.on_loss {
-                OnLoss::SafeShare(parts) => parts.get(),
-                OnLoss::Refuse => 1,
-            };
-            let fitted =
-                Rule::of(algorithm).and_then(|rule| Ok((rule, local.add(algorithm.part(parts)?)?)));
-            match fitted {
-                Ok((rule, number)) => {
-                    rules.push((name.clone(), rule));
-                    numbers.push(number);
-                }
-                Err(error) => mistakes.push((place, error)),
-            }
-        }
-        if !mistakes.is_empty() {
-            return Err(mistakes);
-        }
-        let since_epoch = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let (link, _) = watch::channel(None);
-        Ok(Self {
+    /// Without a connection, which [`run`](Self::run) makes.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
             config,
-            rules,
-            local: Mutex::new((local, numbers)),
-            began: Instant::now(),
-            began_unix_nanos: u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
-            link,
-            is_lost: Notify::new(),
-            missed: AtomicU32::new(0),
-            is_open: AtomicBool::new(false),
-            counts: Default::default(),
-        })
+            breaker: Breaker::default(),
+            answered: AtomicU64::new(0),
+        }
     }
 
-    /// Keeps a connection until `stop`. Decisions are made without it, too.
+    /// Keeps a connection until `stop`. Without one, all calls are [`Lost`].
     pub async fn run(&self, stop: CancellationToken) {
-        let keep = async {
-            loop {
-                let slot = format!("{{{}}}", self.config.group);
-                match Link::open(&self.config.server, SCRIPT, &slot, OPEN_FOR).await {
-                    Ok(link) => {
-                        tracing::info!(server = %self.config.server, "exact limits are the server's");
-                        self.link.send_replace(Some(link));
-                        self.missed.store(0, Ordering::Relaxed);
-                        self.is_open.store(false, Ordering::Relaxed);
-                        self.is_lost.notified().await;
-                        tracing::warn!(server = %self.config.server, "server of exact limits unavailable, deciding without it");
-                        tokio::time::sleep(OPEN_FOR).await;
-                    }
-                    Err(error) => {
-                        tracing::debug!(server = %self.config.server, %error, "server of exact limits is not there");
-                        tokio::time::sleep(OPEN_FOR).await;
-                    }
-                }
-            }
-        };
+        let keep = self
+            .breaker
+            .run(&self.config.server, SCRIPT, &self.config.group);
         stop.run_until_cancelled(keep).await;
     }
 
-    /// Decides on a call: all of its limits count it, or none. It may wait for up to `horizon`. One with a key of more than 256 bytes does not go.
+    /// Asks for a call under these rules: all of them count it, or none. It must not go for so long yet, whatever they say. What is asked of one rule for one
+    /// key more than once is asked for together.
     ///
-    /// # Panics
-    /// When a limit has no such place.
-    pub async fn decide(&self, asks: &[Ask], horizon: Duration) -> Verdict {
-        let asks = merged(asks);
-        if asks.iter().any(|ask| ask.key.len() > KEY_BYTES_MAX) {
-            return REFUSED;
-        }
-        let link = self.link.borrow().clone();
-        let link = link.filter(|_| !self.is_open.load(Ordering::Relaxed));
-        if let Some(link) = link {
-            match self.ask_server(&link, &asks, horizon).await {
-                Ok(verdict) => {
-                    self.missed.store(0, Ordering::Relaxed);
-                    self.counts[0].fetch_add(1, Ordering::Relaxed);
-                    self.count_here(&asks, verdict);
-                    return verdict;
-                }
-                Err(error) => {
-                    let missed = 1 + self.missed.fetch_add(1, Ordering::Relaxed);
-                    let is_over = missed >= MISSED_MAX || !matches!(error, ServerError::Timeout(_));
-                    if is_over && !self.is_open.swap(true, Ordering::Relaxed) {
-                        self.link.send_replace(None);
-                        self.is_lost.notify_one();
-                    }
-                }
+    /// # Errors
+    /// When there is no answer within the budget: the call may have been counted, or not.
+    pub async fn ask(
+        &self,
+        asks: &[Ask],
+        question: Question,
+        pause: Duration,
+    ) -> Result<Answer, Lost> {
+        let Some(link) = self.breaker.link() else {
+            return Err(Lost);
+        };
+        match self.ask_server(&link, asks, question, pause).await {
+            Ok(answer) => {
+                self.breaker.heard();
+                self.answered.fetch_add(1, Ordering::Relaxed);
+                Ok(answer)
+            }
+            Err(error) => {
+                self.breaker.missed(&link, error);
+                Err(Lost)
             }
         }
-        self.counts[1].fetch_add(1, Ordering::Relaxed);
-        self.decide_here(&asks, horizon)
     }
 
-    /// How many decisions were whose.
+    /// How many calls the server answered.
     #[must_use]
-    pub fn counts(&self) -> Counts {
-        let [by_server, without] = [0, 1].map(|it: usize| self.counts[it].load(Ordering::Relaxed));
-        Counts { by_server, without }
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
     }
 
     /// Whether there is a server.
     #[must_use]
     pub fn has_server(&self) -> bool {
-        self.link.borrow().is_some()
+        self.breaker.link().is_some()
     }
 
     async fn ask_server(
         &self,
         link: &Link,
         asks: &[Ask],
-        horizon: Duration,
-    ) -> Result<Verdict, ServerError> {
+        question: Question,
+        pause: Duration,
+    ) -> Result<Answer, ServerError> {
+        let asked = merged(asks);
         let key = |ask: &Ask| {
-            let (name, rule) = &self.rules[ask.limit];
-            // A limit that becomes of another kind counts anew; the length tells where the name ends.
+            // The length tells where the name ends.
+            let (group, name) = (&self.config.group, &ask.name);
             format!(
-                "cookiesync:{{{}}}:exact:{}:{}:{name}:{}",
-                self.config.group,
-                rule.kind(),
+                "cookiesync:{{{group}}}:exact:{}:{name}:{}",
                 name.len(),
                 ask.key
             )
         };
-        let keys: Vec<String> = asks.iter().map(key).collect();
-        let mut arguments = vec![horizon.as_micros().min(NUMBER_MAX.into()).to_string()];
-        for ask in asks {
-            let requests = ask.requests.min(NUMBER_MAX);
-            arguments.extend(self.rules[ask.limit].1.arguments(requests));
+        let keys: Vec<String> = asked.iter().map(|(place, _)| key(&asks[*place])).collect();
+        let rules = asked.iter().map(|(place, _)| asks[*place].rule);
+        let mut arguments = question.arguments(rules, pause);
+        for (place, requests) in &asked {
+            arguments.extend(asks[*place].rule.arguments(*requests));
         }
         let values = link.run(&keys, &arguments, self.config.budget).await?;
-        let answer = Answer::read(&values)?;
-        let binding = answer
-            .binding
-            .and_then(|place| asks.get(place))
-            .map(|ask| ask.limit);
-        let wait = Duration::from_micros(answer.at.saturating_sub(answer.now));
-        let (goes_after, retry_after) = match answer.outcome {
-            Outcome::Now | Outcome::At => (Some(wait), None),
-            Outcome::Wait => (None, Some(Duration::from_micros(answer.retry_after))),
-            Outcome::Many => (None, None),
-        };
-        Ok(Verdict {
-            goes_after,
-            binding,
-            retry_after,
-            by_server: true,
-        })
-    }
-
-    fn now(&self) -> u64 {
-        let elapsed = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.began_unix_nanos.saturating_add(elapsed)
-    }
-
-    /// What the server let go is used here too, should it get lost.
-    fn count_here(&self, asks: &[Ask], verdict: Verdict) {
-        if verdict.goes_after.is_none() || self.config.on_loss == OnLoss::Refuse {
-            return;
-        }
-        let now = self.now();
-        let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
-        let (limits, numbers) = &mut *local;
-        for ask in asks {
-            if limits.record(demand(numbers, ask), now, now).is_err() {
-                // There is no room for this key: it will be refused without the server.
-                return;
-            }
-        }
-    }
-
-    fn decide_here(&self, asks: &[Ask], horizon: Duration) -> Verdict {
-        if self.config.on_loss == OnLoss::Refuse {
-            return REFUSED;
-        }
-        let now = self.now();
-        let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
-        let (limits, numbers) = &mut *local;
-        let demands: Vec<_> = asks.iter().map(|ask| demand(numbers, ask)).collect();
-        let decision = limits.reserve(&demands, now, horizon);
-        let place = |rule: LimitId| numbers.iter().position(|it| *it == rule);
-        match decision {
-            Decision::Now => Verdict {
-                goes_after: Some(Duration::ZERO),
-                ..REFUSED
-            },
-            Decision::At { at, rule } => Verdict {
-                goes_after: Some(Duration::from_nanos(at - now)),
-                binding: place(rule),
-                ..REFUSED
-            },
-            Decision::Refused { rule, why } => {
-                let retry_after = match why {
-                    Refusal::Wait { retry_after } => Some(retry_after),
-                    Refusal::TooMany { .. } | Refusal::NoRoom => None,
-                };
-                Verdict {
-                    binding: place(rule),
-                    retry_after,
-                    ..REFUSED
-                }
-            }
-        }
+        let mut answer = Answer::read(&values)?;
+        let place_of = |index: usize| asked.get(index).map(|(place, _)| *place);
+        answer.binding = answer.binding.and_then(place_of);
+        let lefts = asked.iter().zip(&answer.left);
+        answer.left = asks
+            .iter()
+            .filter_map(|ask| {
+                let is_it = |place: usize| same(&asks[place], ask);
+                let mut lefts = lefts.clone();
+                lefts
+                    .find(|((place, _), _)| is_it(*place))
+                    .map(|(_, left)| *left)
+            })
+            .collect();
+        Ok(answer)
     }
 }
 
-fn demand(numbers: &[LimitId], ask: &Ask) -> Demand<(usize, String)> {
-    Demand {
-        limit: numbers[ask.limit],
-        key: (ask.limit, ask.key.clone()),
-        requests: ask.requests,
-    }
+fn same(one: &Ask, other: &Ask) -> bool {
+    (&one.name, &one.key) == (&other.name, &other.key)
 }
 
-/// What is asked of one limit for one key more than once is asked for together, and nothing is not asked.
-fn merged(asks: &[Ask]) -> Vec<Ask> {
-    let mut all: Vec<Ask> = Vec::with_capacity(asks.len());
-    for ask in asks.iter().filter(|ask| ask.requests > 0) {
-        let same = all
-            .iter_mut()
-            .find(|it| (it.limit, &it.key) == (ask.limit, &ask.key));
-        match same {
-            Some(same) => same.requests = same.requests.saturating_add(ask.requests),
-            None => all.push(ask.clone()),
+/// The places of what is asked, each once, and for how many requests together.
+fn merged(asks: &[Ask]) -> Vec<(usize, u64)> {
+    let mut all: Vec<(usize, u64)> = Vec::with_capacity(asks.len());
+    for (place, ask) in asks.iter().enumerate() {
+        match all.iter_mut().find(|(it, _)| same(&asks[*it], ask)) {
+            Some((_, requests)) => *requests = requests.saturating_add(ask.requests),
+            None => all.push((place, ask.requests)),
         }
     }
     all
@@ -369,27 +183,16 @@ fn merged(asks: &[Ask]) -> Vec<Ask> {
 
 #[cfg(test)]
 mod tests {
-    use limits::{Aligned, WhenFull};
+    use limits::{Algorithm, Aligned, Limit, WhenFull};
 
     use super::*;
 
-    fn config(on_loss: OnLoss) -> Config {
-        Config {
-            server: Address::parse("redis://127.0.0.1:1").unwrap(),
-            group: "test".to_owned(),
-            budget: Duration::from_millis(50),
-            on_loss,
-        }
-    }
-
-    fn named(algorithm: Algorithm) -> [(String, Algorithm); 1] {
-        [("a".to_owned(), algorithm)]
-    }
-
     fn ask(key: &str, requests: u64) -> Ask {
+        let limit = Algorithm::token_bucket("1/s", 8).unwrap();
         Ask {
-            limit: 0,
-            key: key.to_owned(),
+            name: Arc::from("a"),
+            rule: Rule::of(&limit.into()).unwrap(),
+            key: Arc::from(key),
             requests,
         }
     }
@@ -441,51 +244,42 @@ mod tests {
                 "fixed_window",
             ),
         ];
+        let error = |limit: Limit| Rule::of(&limit).unwrap_err();
         for (algorithm, name) in unfit {
-            let error = Exact::new(config(OnLoss::Refuse), &named(algorithm)).unwrap_err();
-            assert_eq!(error, [(0, UnfitError::Algorithm(name))]);
+            assert_eq!(error(algorithm.into()), UnfitError::Algorithm(name));
         }
         let fine = Algorithm::token_bucket("1/ns", 1).unwrap();
-        assert_eq!(
-            Exact::new(config(OnLoss::Refuse), &named(fine)).unwrap_err()[0].1,
-            UnfitError::Nanoseconds
-        );
+        assert_eq!(error(fine.into()), UnfitError::Nanoseconds);
         let large = Algorithm::token_bucket("1/3000days", 100).unwrap();
-        assert_eq!(
-            Exact::new(config(OnLoss::Refuse), &named(large)).unwrap_err()[0].1,
-            UnfitError::Numbers
-        );
+        assert_eq!(error(large.into()), UnfitError::Numbers);
+        let window = Algorithm::FixedWindow {
+            limit: 1,
+            window: second,
+            aligned: Aligned::Clock,
+        };
+        let counting = Limit {
+            count_refused: true,
+            ..window.into()
+        };
+        assert_eq!(error(counting), UnfitError::CountRefused);
     }
 
     #[tokio::test]
-    async fn without_a_server_each_keeps_to_its_part_or_nothing_goes() {
-        let four = NonZero::new(4).unwrap();
-        let bucket = Algorithm::token_bucket("40/h", 8).unwrap();
-        let exact = Exact::new(config(OnLoss::SafeShare(four)), &named(bucket)).unwrap();
-        for expected in [true, true, false] {
-            let verdict = exact.decide(&[ask("a", 1)], Duration::ZERO).await;
-            assert_eq!(
-                (verdict.goes_after.is_some(), verdict.by_server),
-                (expected, false)
-            );
-        }
-        assert_eq!(
-            exact.counts(),
-            Counts {
-                by_server: 0,
-                without: 3
-            }
-        );
-        let exact = Exact::new(config(OnLoss::Refuse), &named(bucket)).unwrap();
-        assert_eq!(
-            exact.decide(&[ask("a", 1)], Duration::MAX).await.goes_after,
-            None
-        );
+    async fn without_a_server_there_is_no_answer() {
+        let exact = Exact::new(Config {
+            server: Address::parse("redis://127.0.0.1:1").unwrap(),
+            group: "test".to_owned(),
+            budget: Duration::from_millis(50),
+        });
+        let asks = [ask("a", 1)];
+        let answer = exact.ask(&asks, Question::Peek, Duration::ZERO);
+        assert_eq!(answer.await, Err(Lost));
+        assert_eq!((exact.answered(), exact.has_server()), (0, false));
     }
 
     #[test]
     fn asks_of_one_key_are_one() {
-        let asks = [ask("a", 1), ask("b", 0), ask("a", 2)];
-        assert_eq!(merged(&asks), [ask("a", 3)]);
+        let asks = [ask("a", 1), ask("b", 2), ask("a", 2)];
+        assert_eq!(merged(&asks), [(0, 3), (1, 2)]);
     }
 }

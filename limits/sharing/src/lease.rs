@@ -22,6 +22,11 @@ pub const SCRIPT: &str = include_str!("lease.lua");
 /// Most limits that one group may have: one question is for all of them.
 pub const LIMITS_MAX: usize = 1024;
 
+/// Where the server keeps what it knows of a group.
+pub(crate) fn key(group: &str) -> String {
+    format!("cookiesync:{{{group}}}:lease")
+}
+
 /// How many answers may be missing before the connection is given up.
 const MISSED_MAX: u32 = 3;
 
@@ -132,7 +137,7 @@ impl Lease {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         let mut member = Member::new(*terms, member, Terms::micros(since_epoch), 0);
-        let key = format!("cookiesync:{{{group}}}:lease");
+        let key = key(group);
         let refresh = Duration::from_micros(terms.refresh);
         let mut link = None;
         let mut missed = 0;
@@ -140,7 +145,7 @@ impl Lease {
             let began = Instant::now();
             let work = async {
                 if link.is_none() {
-                    link = Some(Link::open(server, SCRIPT, &key, refresh).await?);
+                    link = Some(Link::open(server, SCRIPT, group, refresh).await?);
                 }
                 let link = link.as_ref().expect("it was opened");
                 self.refresh(link, &key, &mut member, &mut user).await
@@ -159,7 +164,8 @@ impl Lease {
                         link = None;
                     }
                     self.note(Some(&error));
-                    false
+                    // Not again and again: two nodes may each take the other for the one.
+                    missed == 1 && matches!(error, ServerError::Moved)
                 }
             };
             // So that not all ask at once, nor the one that gave something up too soon again.

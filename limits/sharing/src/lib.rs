@@ -8,7 +8,7 @@
 //! In neither a process waits for the server where somebody waits for the process: shares are asked for beside the work, and a decision has a budget of
 //! 50 ms. Without the server nothing opens: each goes on with a part that is its own.
 //!
-//! [`terms`], [`ledger`] and [`member`] are pure, and the proof is in [`ledger`].
+//! [`terms`], [`ledger`] and [`member`] are pure, and the proof is in [`ledger`]. [`shares`] reads who has which share, for people.
 //!
 //! Clocks: shares go by the monotonic clocks of processes, which may differ by 2 %. A machine that sleeps, or is stopped with all that is on it, must not go on
 //! within [`ttl`](terms::Terms::ttl) as if nothing had been: monotonic clocks stand still meanwhile.
@@ -18,6 +18,7 @@ pub mod lease;
 pub mod ledger;
 pub mod member;
 mod server;
+pub mod shares;
 pub mod terms;
 
 pub use server::{Address, ServerError};

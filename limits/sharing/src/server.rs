@@ -1,16 +1,22 @@
 //! Calls scripts of a Redis or Valkey server: one connection, and as little waiting as is allowed.
 
-use std::{fmt, time::Duration};
+mod address;
+mod breaker;
+mod tls;
+
+use std::{fmt, sync::Arc, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind,
-    IntoConnectionInfo as _, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
+    AsyncConnectionConfig, ErrorKind, RedisError, ServerErrorKind, Value,
+    aio::MultiplexedConnection,
 };
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 
-/// Where a server is, and how to log in: `redis://USER:PASSWORD@HOST:PORT/DATABASE`. Nothing of the password is ever shown.
-#[derive(Clone)]
-pub struct Address(ConnectionInfo);
+pub use self::address::Address;
+pub(crate) use self::breaker::Breaker;
+
+/// Most nodes of a cluster that are asked for one slot.
+const NODES_MAX: usize = 3;
 
 /// Why a server did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -18,54 +24,34 @@ pub enum ServerError {
     /// Nothing came in time.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
+    /// Another node of the cluster has the group: a new connection finds it.
+    #[error("another node of the cluster has the group's slot")]
+    Moved,
+    /// It is about to have it.
+    #[error("the group's slot is on its way to another node of the cluster")]
+    Moving,
+    /// It has a primary, and this is it no more.
+    #[error("the server is a replica, which counts nothing")]
+    Replica,
+    /// There is no TLS with it.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// The connection or the server failed.
     #[error(transparent)]
-    Redis(#[from] RedisError),
+    Redis(RedisError),
     /// It answered something else.
     #[error("the script's answer has another form")]
     Form,
 }
 
-impl Address {
-    /// Reads an address.
-    ///
-    /// # Errors
-    /// With a sentence, when it is none. It does not repeat the address, in which there may be a password.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let info = text.trim().into_connection_info();
-        let info =
-            info.map_err(|_| "is not redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]".to_owned())?;
-        match info.addr() {
-            ConnectionAddr::TcpTls { .. } => Err(
-                "TLS to the server is not built in: use a local proxy, or a private network"
-                    .to_owned(),
-            ),
-            _ => Ok(Self(info)),
+impl From<RedisError> for ServerError {
+    fn from(error: RedisError) -> Self {
+        match error.kind() {
+            ErrorKind::Server(ServerErrorKind::Moved) => Self::Moved,
+            ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::TryAgain) => Self::Moving,
+            ErrorKind::Server(ServerErrorKind::ReadOnly) => Self::Replica,
+            _ => Self::Redis(error),
         }
-    }
-
-    fn elsewhere(&self, node: &str) -> Option<Self> {
-        let (host, port) = node.rsplit_once(':')?;
-        let host = host.trim_matches(['[', ']']);
-        // With no host, it is the one that said so.
-        let host = match self.0.addr() {
-            ConnectionAddr::Tcp(known, _) if host.is_empty() => known.as_str(),
-            _ => host,
-        };
-        let address = ConnectionAddr::Tcp(host.to_owned(), port.parse().ok()?);
-        Some(Self(self.0.clone().set_addr(address)))
-    }
-}
-
-impl fmt::Debug for Address {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, formatter)
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}", self.0.addr())
     }
 }
 
@@ -73,6 +59,8 @@ impl fmt::Display for Address {
 #[derive(Clone)]
 pub(crate) struct Link {
     connection: MultiplexedConnection,
+    /// Carries its bytes, and ends with the last clone.
+    driver: Arc<JoinSet<()>>,
     script: &'static str,
     digest: String,
 }
@@ -87,26 +75,32 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Connects, within so long, and hands over a script. Follows a cluster to the node that has `key`.
+    /// Connects, within so long, and hands over a script. Follows a cluster to the node that has the group, and is of no server that takes no writes.
     pub(crate) async fn open(
         address: &Address,
         script: &'static str,
-        key: &str,
+        group: &str,
         within: Duration,
     ) -> Result<Self, ServerError> {
         let open = async {
-            let link = Self::to(address, script, within).await?;
-            match link.node_of(key).await? {
-                Some(node) => match address.elsewhere(&node) {
-                    Some(other) => Self::to(&other, script, within).await,
-                    None => Err(ServerError::Form),
-                },
-                None => Ok(link),
+            let mut at = address.clone();
+            for _ in 0..NODES_MAX {
+                let link = Self::to(&at, script, within).await?;
+                match link.other_node_of(group).await? {
+                    Some(node) => at = address.elsewhere(&node).ok_or(ServerError::Form)?,
+                    None => return Ok(link),
+                }
             }
+            Err(ServerError::Moved)
         };
         timeout(within, open)
             .await
             .unwrap_or(Err(ServerError::Timeout(within)))
+    }
+
+    /// Whether both are of the same connection.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.driver, &other.driver)
     }
 
     async fn to(
@@ -114,13 +108,13 @@ impl Link {
         script: &'static str,
         within: Duration,
     ) -> Result<Self, ServerError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(within))
-            .set_response_timeout(None);
-        let client = Client::open(address.0.clone())?;
-        let mut connection = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
+        // Who asks waits for as long as is allowed.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let stream = address.connect(within).await?;
+        let (mut connection, driver) =
+            MultiplexedConnection::new_with_config(address.login(), stream, config).await?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(driver);
         let digest = redis::cmd("SCRIPT")
             .arg("LOAD")
             .arg(script)
@@ -128,24 +122,27 @@ impl Link {
             .await?;
         Ok(Self {
             connection,
+            driver: Arc::new(tasks),
             script,
             digest,
         })
     }
 
-    /// The node of a cluster that has a key, when it is another.
-    async fn node_of(&self, key: &str) -> Result<Option<String>, ServerError> {
+    /// The node of a cluster that has a group, when it is another. Asked by a write that changes nothing, which a replica refuses.
+    async fn other_node_of(&self, group: &str) -> Result<Option<String>, ServerError> {
         let mut connection = self.connection.clone();
-        let asked: Result<Value, _> = redis::cmd("EXISTS")
-            .arg(key)
+        let asked: Result<Value, _> = redis::cmd("DEL")
+            .arg(format!("cookiesync:{{{group}}}:nothing"))
             .query_async(&mut connection)
             .await;
-        match asked {
-            Ok(_) => Ok(None),
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) => {
+        let Err(error) = asked else { return Ok(None) };
+        match error.kind() {
+            ErrorKind::Server(ServerErrorKind::Moved) => {
                 Ok(error.redirect_node().map(|(node, _)| node.to_owned()))
             }
-            Err(error) => Err(error.into()),
+            // What is still here is answered.
+            ErrorKind::Server(ServerErrorKind::Ask) => Ok(None),
+            _ => Err(error.into()),
         }
     }
 
@@ -203,31 +200,4 @@ pub(crate) fn text(value: Option<&Value>) -> Result<&str, ServerError> {
         _ => return Err(ServerError::Form),
     };
     std::str::from_utf8(bytes).map_err(|_| ServerError::Form)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn password_is_not_shown() {
-        let address = Address::parse("redis://me:secret@127.0.0.1:7000/3").unwrap();
-        assert_eq!(
-            format!("{address} {address:?}"),
-            "127.0.0.1:7000 127.0.0.1:7000"
-        );
-        for wrong in ["http://me:secret@x", "rediss://me:secret@127.0.0.1", ""] {
-            let mistake = Address::parse(wrong).unwrap_err();
-            assert!(!mistake.contains("secret"), "{mistake}");
-        }
-    }
-
-    #[test]
-    fn cluster_says_where_a_key_is() {
-        let address = Address::parse("redis://me:secret@10.0.0.1:7000").unwrap();
-        let shown = |node| address.elsewhere(node).map(|it| it.to_string());
-        assert_eq!(shown("10.0.0.2:7001").as_deref(), Some("10.0.0.2:7001"));
-        assert_eq!(shown(":7002").as_deref(), Some("10.0.0.1:7002"));
-        assert_eq!(shown("nothing"), None);
-    }
 }

@@ -10,9 +10,12 @@ mod server;
 use std::time::Duration;
 
 use fastrand::Rng;
-use limits::{Algorithm, Aligned, Decision, Demand, Limits, Rate, Refusal};
+use limits::{
+    Algorithm, Aligned, Decision, Demand, Limit, LimitId, Limits, Rate, RecordError, Recorded,
+    Refusal, TooEarly, step_of,
+};
 use limits_sharing::{
-    exact::{self, Outcome},
+    exact::{self, Outcome, Rule},
     lease,
     ledger::{Answer, Ledger, Question},
     member::Member,
@@ -47,37 +50,168 @@ async fn load(connection: &mut MultiplexedConnection, script: &str) -> String {
 }
 
 /// A limit whose unit of time is the microsecond: to the core, the nanosecond is only a name.
-fn algorithms() -> Vec<(Algorithm, Algorithm)> {
-    let pace = |requests, micros, burst| {
-        let of = |per| Algorithm::TokenBucket {
-            rate: Rate::new(requests, per).unwrap(),
-            burst,
+fn limits() -> Vec<(Rule, Limit)> {
+    let of = |[ours, cores]: [Algorithm; 2], shared| {
+        let limit = |algorithm| Limit {
+            shared,
+            ..Limit::from(algorithm)
         };
-        (
-            of(Duration::from_micros(micros)),
-            of(Duration::from_nanos(micros)),
-        )
+        (Rule::of(&limit(ours)).unwrap(), limit(cores))
+    };
+    let units = [Duration::from_micros, Duration::from_nanos];
+    let pace = |requests, micros, burst| {
+        units.map(|unit| Algorithm::TokenBucket {
+            rate: Rate::new(requests, unit(micros)).unwrap(),
+            burst,
+        })
     };
     let window = |limit, micros| {
-        let of = |window| Algorithm::FixedWindow {
+        units.map(|unit| Algorithm::FixedWindow {
             limit,
-            window,
+            window: unit(micros),
             aligned: Aligned::Clock,
-        };
-        (
-            of(Duration::from_micros(micros)),
-            of(Duration::from_nanos(micros)),
-        )
+        })
     };
     vec![
-        pace(300, 7_000, 30),
-        pace(7, 1_000, 1),
-        pace(1_000, 333, 1_000),
-        pace(50_000, 86_400_000_000, 5),
-        window(40, 5_000),
-        window(7, 1_333),
-        window(50_000, 86_400_000_000),
+        of(pace(300, 7_000, 30), false),
+        of(pace(7, 1_000, 1), false),
+        of(pace(1_000, 333, 1_000), false),
+        of(pace(50_000, 86_400_000_000, 5), false),
+        of(pace(31, 2_000, 6), true),
+        of(window(40, 5_000), false),
+        of(window(7, 1_333), false),
+        of(window(50_000, 86_400_000_000), false),
     ]
+}
+
+/// A call of the trace.
+struct Call {
+    /// The places of limits, and how many requests.
+    asks: Vec<(usize, u64)>,
+    key: u32,
+    question: exact::Question,
+    pause: u64,
+}
+
+impl Call {
+    fn any(random: &mut Rng, limits: usize, clock: u64) -> Self {
+        let mut places: Vec<usize> = (0..limits).collect();
+        random.shuffle(&mut places);
+        places.truncate(random.usize(1..=3));
+        let horizon = Duration::from_micros([0, 500, 5_000, 200_000][random.usize(0..4)]);
+        // Of long ago, about now, and of tomorrow.
+        let about_now = clock + random.u64(0..20_000);
+        let made = [
+            None,
+            Some(clock - random.u64(0..100_000)),
+            Some(clock - 100_000_000_000),
+            Some(about_now),
+            Some(about_now + random.u64(0..20_000_000)),
+        ];
+        let question = match random.u32(0..10) {
+            0..6 => exact::Question::Reserve { horizon },
+            6 | 7 => exact::Question::Peek,
+            _ => exact::Question::Count {
+                made: made[random.usize(0..made.len())],
+            },
+        };
+        let asks = places.into_iter();
+        Self {
+            asks: asks.map(|it| (it, random.u64(1..=4))).collect(),
+            key: random.u32(0..20),
+            question,
+            pause: [0, 0, 0, 700, 9_000][random.usize(0..5)],
+        }
+    }
+
+    fn arguments(&self, limits: &[(Rule, Limit)]) -> Vec<String> {
+        let rules = || self.asks.iter().map(|(place, _)| limits[*place].0);
+        let steps = rules().map(|it| step_of(Duration::from_nanos(it.reach_micros())).as_nanos());
+        let ahead = steps.max().and_then(|step| u64::try_from(step).ok());
+        let pause = Duration::from_micros(self.pause);
+        let mut arguments = self.question.arguments_with(ahead.unwrap(), pause);
+        for (rule, (_, requests)) in rules().zip(&self.asks) {
+            arguments.extend(rule.arguments(*requests));
+        }
+        arguments
+    }
+
+    fn demands(&self, numbers: &[LimitId], of_one: bool) -> Vec<Demand<u32>> {
+        let demand = |(place, requests): &(usize, u64)| Demand {
+            limit: numbers[*place],
+            key: self.key,
+            requests: if of_one { 1 } else { *requests },
+        };
+        self.asks.iter().map(demand).collect()
+    }
+
+    /// The answer is what the core says.
+    fn check(&self, core: &mut Limits<u32>, numbers: &[LimitId], answer: &exact::Answer) {
+        let now = answer.now;
+        let from = now + self.pause;
+        let demands = self.demands(numbers, false);
+        let named = answer.binding.map(|place| demands[place].limit);
+        let when = |at| if at == now { Outcome::Now } else { Outcome::At };
+        match self.question {
+            exact::Question::Reserve { horizon } => {
+                // The core's unit is the nanosecond.
+                let horizon = u64::try_from(horizon.as_micros()).unwrap();
+                let horizon = Duration::from_nanos(horizon);
+                let decision = core.reserve_from(&demands, from, now, horizon);
+                // Where nothing but the pause made it wait, the core names the first.
+                let named = named.unwrap_or(demands[0].limit);
+                match decision {
+                    Decision::Now => {
+                        assert_eq!((answer.outcome, answer.at), (Outcome::Now, now));
+                        assert_eq!(answer.binding, None);
+                    }
+                    Decision::At { at, rule } => {
+                        let expected = (Outcome::At, at, rule);
+                        assert_eq!((answer.outcome, answer.at, named), expected);
+                    }
+                    Decision::Refused { rule, why } => match why {
+                        Refusal::Wait { retry_after } => {
+                            let expected = (Outcome::Wait, retry_after.as_nanos(), rule);
+                            let again = u128::from(answer.retry_after);
+                            assert_eq!((answer.outcome, again, named), expected);
+                        }
+                        why => {
+                            assert!(matches!(why, Refusal::TooMany { .. }), "{why:?}");
+                            assert_eq!((answer.outcome, named), (Outcome::Many, rule));
+                        }
+                    },
+                }
+            }
+            exact::Question::Peek => match core.peek_from(&demands, from, now) {
+                Ok((at, rule)) => {
+                    assert_eq!((answer.outcome, answer.at, named), (when(at), at, rule));
+                }
+                Err((rule, _)) => {
+                    assert_eq!((answer.outcome, named), (Outcome::Many, Some(rule)));
+                }
+            },
+            exact::Question::Count { made } => {
+                let outcome = match core.record_all(&demands, made.unwrap_or(now), now) {
+                    Ok(Recorded::Counted) => Outcome::Counted,
+                    Ok(Recorded::TooOld) => Outcome::Old,
+                    Err(error) => {
+                        assert_eq!(error, RecordError::TooEarly(TooEarly));
+                        Outcome::Early
+                    }
+                };
+                assert_eq!(answer.outcome, outcome);
+                if outcome != Outcome::Early {
+                    let next = core.peek_from(&self.demands(numbers, true), from, now);
+                    assert_eq!((answer.at, named), next.unwrap());
+                }
+            }
+        }
+        for (demand, left) in demands.iter().zip(&answer.left) {
+            let expected = core.left(demand.limit, &demand.key, now);
+            let expected = (expected.requests, expected.more_at);
+            assert_eq!((left.requests, left.more_at), expected);
+        }
+    }
 }
 
 async fn exact_is_the_core(operations: usize) {
@@ -86,85 +220,79 @@ async fn exact_is_the_core(operations: usize) {
     };
     let mut connection = server.connect().await;
     let digest = load(&mut connection, exact::SCRIPT).await;
-    let algorithms = algorithms();
+    let limits = limits();
     let mut core = Limits::new(100_000);
-    let numbers: Vec<_> = algorithms
-        .iter()
-        .map(|(_, it)| core.add(*it).unwrap())
-        .collect();
+    let numbers = limits.iter().map(|(_, it)| core.add(*it).unwrap());
+    let numbers: Vec<LimitId> = numbers.collect();
     let mut random = Rng::with_seed(20);
-    let mut outcomes = [0_usize; 4];
+    let mut outcomes = [0_usize; 7];
+    let mut clock = 1_000_000_000_000;
     for _ in 0..operations / 500 {
         let mut pipeline = Pipeline::with_capacity(500);
         let mut calls = Vec::new();
         for _ in 0..500 {
-            let mut places: Vec<usize> = (0..algorithms.len()).collect();
-            random.shuffle(&mut places);
-            places.truncate(random.usize(1..=3));
-            let key = random.u32(0..20);
-            let horizon = [0, 500, 5_000, 200_000][random.usize(0..4)];
-            let asks: Vec<_> = places
-                .into_iter()
-                .map(|it| (it, random.u64(1..=4)))
-                .collect();
-            let keys: Vec<_> = asks
-                .iter()
-                .map(|(place, _)| format!("{{g}}:{place}:{key}"))
-                .collect();
-            let command = pipeline
-                .cmd("EVALSHA")
-                .arg(&digest)
-                .arg(keys.len())
-                .arg(keys)
-                .arg(horizon);
-            for (place, requests) in &asks {
-                command.arg(&exact::arguments(&algorithms[*place].0, *requests).unwrap());
-            }
-            calls.push((asks, key, horizon));
+            let call = Call::any(&mut random, limits.len(), clock);
+            let key = |(place, _): &(usize, u64)| format!("{{g}}:{place}:{}", call.key);
+            let keys: Vec<_> = call.asks.iter().map(key).collect();
+            let command = pipeline.cmd("EVALSHA");
+            command.arg(&digest).arg(keys.len()).arg(keys);
+            command.arg(call.arguments(&limits));
+            calls.push(call);
         }
         let answers: Vec<Value> = pipeline.query_async(&mut connection).await.unwrap();
-        for ((asks, key, horizon), answer) in calls.into_iter().zip(&answers) {
+        for (call, answer) in calls.into_iter().zip(&answers) {
             let answer = exact::Answer::read(values(answer)).unwrap();
-            let demand = |(place, requests): &(usize, u64)| Demand {
-                limit: numbers[*place],
-                key,
-                requests: *requests,
-            };
-            let demands: Vec<_> = asks.iter().map(demand).collect();
-            let decision = core.reserve(&demands, answer.now, Duration::from_nanos(horizon));
-            let named = answer.binding.map(|place| numbers[asks[place].0]);
-            match decision {
-                Decision::Now => {
-                    assert_eq!((answer.outcome, answer.at), (Outcome::Now, answer.now))
-                }
-                Decision::At { at, rule } => {
-                    assert_eq!(
-                        (answer.outcome, answer.at, named),
-                        (Outcome::At, at, Some(rule))
-                    );
-                }
-                Decision::Refused {
-                    rule,
-                    why: Refusal::Wait { retry_after },
-                } => {
-                    let expected = (Outcome::Wait, retry_after.as_nanos(), Some(rule));
-                    assert_eq!(
-                        (answer.outcome, u128::from(answer.retry_after), named),
-                        expected
-                    );
-                }
-                Decision::Refused { rule, why } => {
-                    assert!(matches!(why, Refusal::TooMany { .. }), "{why:?}");
-                    assert_eq!((answer.outcome, named), (Outcome::Many, Some(rule)));
-                }
-            }
+            call.check(&mut core, &numbers, &answer);
             outcomes[answer.outcome as usize] += 1;
+            clock = answer.now;
         }
     }
     eprintln!(
-        "{operations} decisions are the core's: now, later, refused, for too many: {outcomes:?}"
+        "{operations} answers are the core's: now, later, refused, for too many, counted, too old, too early: {outcomes:?}"
     );
     assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+}
+
+/// What a rule leaves at most, and to a key, when it is asked under another rule.
+#[tokio::test]
+async fn what_was_used_stays_used_when_a_rule_becomes_another() {
+    let Some(server) = Server::start().await else {
+        return;
+    };
+    let mut connection = server.connect().await;
+    let digest = load(&mut connection, exact::SCRIPT).await;
+    let bucket = |rate: &str, burst| Algorithm::token_bucket(rate, burst).unwrap();
+    let window = |limit, days: u64| Algorithm::FixedWindow {
+        limit,
+        window: Duration::from_secs(days * 86_400),
+        aligned: Aligned::Clock,
+    };
+    // The window of seven days may end meanwhile; that is unlikely.
+    let steps = [
+        (window(10, 7), 3, 7),
+        (window(20, 7), 0, 17),
+        (window(20, 14), 0, 17),
+        (bucket("1/day", 20), 0, 17),
+        (bucket("1/day", 5), 0, 2),
+        (bucket("7/3day", 5), 0, 2),
+        (bucket("1/day", 5), 1, 1),
+        (bucket("2/day", 5), 0, 1),
+        (window(9, 7), 0, 5),
+    ];
+    for (algorithm, taken, left) in steps {
+        let rule = Rule::of(&algorithm.into()).unwrap();
+        let question = match taken {
+            0 => exact::Question::Peek,
+            _ => exact::Question::Count { made: None },
+        };
+        let mut arguments = question.arguments([rule].into_iter(), Duration::ZERO);
+        arguments.extend(rule.arguments(taken.max(1)));
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&digest).arg(1).arg("{g}:k").arg(arguments);
+        let answer: Value = command.query_async(&mut connection).await.unwrap();
+        let answer = exact::Answer::read(values(&answer)).unwrap();
+        assert_eq!(answer.left[0].requests, left, "{algorithm}");
+    }
 }
 
 async fn script_is_the_ledger(operations: usize) {

@@ -95,6 +95,15 @@ impl Document {
         redis.is_some_and(|redis| redis.contains('@'))
     }
 
+    /// Leaves out all limits but those of these names and the one that `unknown` names.
+    pub fn keep_limits(&mut self, names: &BTreeSet<String>) {
+        let unknown = self.0.get("unknown").and_then(Value::as_str);
+        let unknown = unknown.map(ToOwned::to_owned);
+        if let Some(Value::Table(limits)) = self.0.get_mut("limits") {
+            limits.retain(|name, _| names.contains(name) || unknown.as_deref() == Some(name));
+        }
+    }
+
     /// Puts terms in the place of those of the limit of this name, if there is one, as a whole.
     pub fn set(&mut self, name: &str, terms: Terms) {
         let limits = self.0.entry("limits");
@@ -130,6 +139,19 @@ mod tests {
         assert_eq!(of_toml.rules().unwrap(), Rules::parse(FILE).unwrap());
         assert!(serde_json::from_str::<Terms>("[]").is_err());
         assert!(serde_json::from_str::<Terms>("{\"rules\": null}").is_err());
+    }
+
+    #[test]
+    fn limits_that_are_kept_are_in_order_without_the_others() {
+        let mut written = Document::parse(FILE).unwrap();
+        written.set("c", written.terms("b").unwrap());
+        let of = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect();
+        for (names, expected) in [(&["b", "d"][..], "ab"), (&[], "a")] {
+            written.keep_limits(&of(names));
+            let kept: String = written.limits().map(|(name, _)| name).collect();
+            assert_eq!(kept, expected);
+            assert!(written.rules().is_ok());
+        }
     }
 
     #[test]

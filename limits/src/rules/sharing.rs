@@ -11,6 +11,12 @@ pub struct Sharing {
     pub mode: SharingMode,
     /// The server's address, with what it takes to log in. Never shown.
     pub redis: String,
+    /// A file with the authorities that may sign its certificate; needed where the address is one with TLS.
+    pub tls_ca: Option<String>,
+    /// Files with a certificate and its key, for a server that wants one.
+    pub tls_cert: Option<String>,
+    /// See `tls_cert`.
+    pub tls_key: Option<String>,
     /// All who name the same group, on the same server, share the limits of the same names.
     pub group: String,
     /// Most who share them at a time; none when nobody knows.

@@ -6,24 +6,30 @@
 //! One reservation covers the limits of a cookie's DSP and those of every call. Where cookies wait it is made for the first of a line only, and
 //! each room in turn makes one: so under a limit that several DSPs share each gets as much as the others, however long its line is.
 
+mod asking;
 mod change;
 mod shares;
 mod summary;
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use foldhash::fast::RandomState;
 use limits::{
     LimitId, Limits,
     rules::{Mode, Rules},
 };
+use limits_sharing::exact::Ask;
 
-pub(super) use self::shares::Shares;
+use self::asking::Asking;
 pub(crate) use self::summary::Summary;
+pub(super) use self::{asking::Question, shares::Shares};
 use super::{
     figures::Fate,
     held::Held,
-    room::{Offered, Room},
+    room::{Giver, Offered, Room},
 };
 use crate::log::burst::Pushed;
 
@@ -45,6 +51,8 @@ pub(crate) struct Shaper {
     spare: Vec<LimitId>,
     /// What of the limits is this process's.
     shares: Shares,
+    /// None when no server decides.
+    asking: Option<Asking>,
     rooms: Vec<NamedRoom>,
     by_dsp: HashMap<u32, usize, RandomState>,
     /// The room of those that no limit names.
@@ -80,6 +88,8 @@ struct NamedRoom {
     key: u32,
     /// The rules' names, in the order of the demands.
     rules: Vec<String>,
+    /// What a server is asked for one of its cookies, if a server decides.
+    asks: Option<Arc<[Ask]>>,
     room: Room,
     /// How many cookies had come when that was asked last.
     counted: u64,
@@ -98,6 +108,7 @@ impl Shaper {
             numbers: BTreeMap::new(),
             spare: Vec::new(),
             shares: Shares::default(),
+            asking: Asking::of(rules.sharing.as_ref()),
             rooms: Vec::new(),
             by_dsp: HashMap::default(),
             others: None,
@@ -139,6 +150,7 @@ impl Shaper {
         let Some(place) = place else {
             return Offered::Release;
         };
+        let may_ask = self.may_ask();
         let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
         let before = room.len();
         let limits = &mut self.limits;
@@ -158,7 +170,7 @@ impl Shaper {
             self.held = self.held + after - before;
         }
         if offered == Offered::Held {
-            self.due = self.due.min(room.due().unwrap_or(u64::MAX));
+            self.due = self.due.min(room.due(may_ask).unwrap_or(u64::MAX));
             if !std::mem::replace(is_busy, true) {
                 self.busy.push(place);
             }
@@ -227,7 +239,11 @@ impl Shaper {
                 go(held);
             }
         }
-        self.hand_out_slots(&busy, now);
+        match self.giver() {
+            Giver::Here => self.hand_out_slots(&busy, now),
+            Giver::Server => self.ask(&busy, now),
+            Giver::Nobody => {}
+        }
         for &index in &busy {
             let share = left.min(TURN_COOKIES_MAX / 4);
             self.rooms[index].room.release(now, share, |held| {
@@ -257,8 +273,9 @@ impl Shaper {
         let busy = || self.busy.iter().map(|index| &self.rooms[*index]);
         self.lines = busy().filter(|place| place.room.has_line()).count() as u64;
         self.held = busy().map(|place| place.room.len()).sum();
+        let may_ask = self.may_ask();
         let due = |place: &NamedRoom| match place.shapes() {
-            true => place.room.due(),
+            true => place.room.due(may_ask),
             false => Some(0),
         };
         let due = busy().filter_map(due).min();

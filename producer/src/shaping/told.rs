@@ -30,7 +30,11 @@ impl Shaping {
     pub(crate) fn refused(&self) -> Option<String> {
         let feed = self.shared.feed.as_ref();
         let refused = feed.and_then(Feed::refused);
-        refused.or_else(|| self.shared.file.refused())
+        let refused = refused.or_else(|| self.shared.file.refused());
+        let is_put_off = || self.state().put_off.is_some();
+        refused.or_else(|| {
+            is_put_off().then(|| "it is shared otherwise: restart the producer".to_owned())
+        })
     }
 
     /// The limiter that the file follows, if it does.

@@ -136,7 +136,9 @@ live((status) => {
     put("limits-lost", lost_at_kill_max ? "At most " + whole(lost_at_kill_max) + " cookies that waited were lost when the run before was killed." : "");
     el("limits-alone").hidden = !!sharing;
     const share = ({ name, share }) => share === null ? [] : [name + " " + (100 * share).toFixed(1) + " %"];
-    put("limits-sharing", sharing ? "Several producers share these limits: " + sharing + ". Of each this one has: " + rows.flatMap(share).join(", ") + "." : "");
+    const shares = rows.flatMap(share);
+    const own = shares.length ? " Of each this one has: " + shares.join(", ") + "." : "";
+    put("limits-sharing", sharing ? "Several producers share these limits: " + sharing + "." + own : "");
     limits(rows, ({ name }) => name);
     put("limits-hidden", total > rows.length ? total - rows.length + " more have fewer cookies." : "");
   }

@@ -72,9 +72,15 @@ impl Activity {
         Unread(Arc::clone(self))
     }
 
+    /// Long requests in progress.
+    #[must_use]
+    pub fn in_progress(&self) -> usize {
+        self.in_progress.load(Ordering::Relaxed)
+    }
+
     /// Waits until no long request is in progress.
     pub async fn quiet(&self) {
-        while self.in_progress.load(Ordering::Relaxed) > 0 {
+        while self.in_progress() > 0 {
             sleep(QUIET_LOOK).await;
         }
     }

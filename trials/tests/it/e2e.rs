@@ -214,6 +214,8 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
         &uri,
         "--mongodb-prefix",
         "it-",
+        "--expiry",
+        "sweep",
         "--subscribers",
         "0",
     ];
@@ -221,7 +223,9 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
     let changed = tamper(&client).await;
     run.interrupt()?;
     let ended = run.end().await?;
-    changed.with_context(|| ended.words.clone())?;
+    let indexes = changed.with_context(|| ended.words.clone())?;
+    ensure!(indexes == ["_id_"], "there is an index on t: {indexes:?}");
+    ensure!(ended.outcome["expiry"] == "sweep", "{:#}", ended.outcome);
     ended.expect(1)?;
     ensure!(ended.verified("wrong") == 1, "{:#}", ended.outcome);
     ensure!(ended.verified("extra") == 1, "{:#}", ended.outcome);
@@ -230,8 +234,8 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
     Ok(())
 }
 
-/// Gives one document of a run another value, and adds one.
-async fn tamper(client: &Client) -> Result<()> {
+/// Gives one document of a run another value, and adds one; returns the indexes of their collection.
+async fn tamper(client: &Client) -> Result<Vec<String>> {
     let mut victim = None;
     wait_until(RUN_PATIENCE, "something is stored", async || {
         for name in client.list_database_names().await? {
@@ -268,7 +272,7 @@ async fn tamper(client: &Client) -> Result<()> {
     cookies
         .insert_one(doc! {"_id": "nobody", "b": "b", "t": later})
         .await?;
-    Ok(())
+    Ok(cookies.list_index_names().await?)
 }
 
 /// The ids of the processes of this run with these words in their arguments.

@@ -232,7 +232,8 @@ async fn faults_of_all_kinds_at_random_moments_lose_only_what_a_killed_producer_
     let ended = Run::trials(&args).await?.end().await?;
     ended.expect(0)?;
     let events = ended.outcome["events"].as_array().context("events")?.len();
-    ensure!(events > 10, "{}", ended.outcome["events"]);
+    // How many there are also depends on how long each takes, and on whether networks can be cut here.
+    ensure!(events > 4, "{}", ended.outcome["events"]);
     ensure!(ended.verified("missing") + ended.verified("wrong") == 0);
     ensure!(ended.verified("stored") > 1_000);
     Ok(())

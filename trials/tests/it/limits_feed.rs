@@ -168,6 +168,34 @@ async fn limits_of_a_limiter_are_followed_and_outlive_it() -> Result<()> {
 }
 
 #[tokio::test]
+async fn limits_that_the_token_does_not_open_stop_no_producer() -> Result<()> {
+    let followed = Followed::new()?;
+    let tokens = TOKENS.replace("feed-token-of-16b *", "feed-token-of-16b dsp");
+    fs::write(followed.file("tokens"), tokens)?;
+    let limiter = followed.limiter().await?;
+    let producer = followed.producer(&Addresses::free()?).await?;
+    let partner = json!({ "keys": ["seventeen"], "rules": [{ "id": "r", "rate": "1/s" }] });
+    followed.put("partner", &partner).await?;
+    // Neither can this producer go by: what is unlimited would not count under it.
+    let every_call = json!({ "every_call": true, "rules": [{ "id": "r", "rate": "99999/s" }] });
+    followed.put("whole", &every_call).await?;
+    followed.put("dsp", &policed()).await?;
+    wait_until(
+        PATIENCE,
+        "all that is the token's is followed",
+        async || {
+            let file = fs::read_to_string(followed.file("of-producer.toml"))?;
+            ensure!(!file.contains("seventeen"), "{file}");
+            Ok(file.contains("1/day") && file.contains("99999/s"))
+        },
+    )
+    .await?;
+    let refused = &limits(&producer).await?["refused"];
+    ensure!(refused.is_null(), "{refused}");
+    limiter.drain().await
+}
+
+#[tokio::test]
 async fn first_start_needs_the_limiter_or_a_version() -> Result<()> {
     let followed = Followed::new()?;
     let program = &programs().await?.producer;

@@ -35,7 +35,7 @@ const UPDATE: &str = "UPDATE_DOCS";
 const HEAD: &str = "\
 # Metrics
 
-What `/metrics` on the admin ports of the producer (9090), the consumer (9091) and the limiter (9092) tells, as Prometheus reads
+What `/metrics` on the admin ports of the producer (9090), the consumer (9091) and the limiter (9098) tells, as Prometheus reads
 it. This page is generated from the code: do not edit it. After a change of metrics, or of what is said of them in
 `trials/tests/it/metrics_page/words.rs`, run
 
@@ -211,7 +211,7 @@ fn page(all: &[Described]) -> Result<String> {
 fn group_of(it: &Described) -> Option<usize> {
     GROUPS
         .iter()
-        .position(|group| it.file.ends_with(group.file) && it.name.starts_with(group.prefix))
+        .position(|group| it.file.contains(group.file) && it.name.starts_with(group.prefix))
 }
 
 fn row(it: &Described) -> Result<String> {

@@ -62,11 +62,16 @@ pub(crate) struct ReplicaSet {
 
 impl ReplicaSet {
     pub(crate) async fn start(folder: &Path, members: usize) -> Result<Self> {
+        Self::start_with(folder, members, &[]).await
+    }
+
+    /// The same with further arguments for each.
+    pub(crate) async fn start_with(folder: &Path, members: usize, more: &[&str]) -> Result<Self> {
+        let args = [&["--replSet", "rs", "--oplogSize", "100"], more].concat();
         let mut started = Vec::new();
         for number in 0..members {
             let folder = folder.join(format!("member-{number}"));
-            let more = ["--replSet", "rs", "--oplogSize", "100"];
-            started.push(Mongod::start_with(&folder, &more).await?);
+            started.push(Mongod::start_with(&folder, &args).await?);
         }
         let hosts = (0..)
             .zip(&started)

@@ -86,10 +86,10 @@ impl From<ExpiryMode> for Who {
 
 impl Who {
     /// Its store.
-    pub(crate) fn store(self, mongod: &Mongod) -> MongodbStore {
+    pub(crate) fn store(self, uri: &str) -> MongodbStore {
         let Self { name, expiry, ttl } = self;
         MongodbStore::new(Options {
-            uri: mongod.uri(),
+            uri: uri.to_owned(),
             name: name.to_owned(),
             prefix: String::new(),
             writers: 4,
@@ -117,7 +117,12 @@ impl Night {
 
     /// The same of this consumer.
     pub(crate) fn start_as(who: impl Into<Who>, mongod: &Mongod, now: &str) -> Result<Self> {
-        let store = Arc::new(who.into().store(mongod));
+        Self::start_on(who, &mongod.uri(), now)
+    }
+
+    /// The same on this server, or replica set.
+    pub(crate) fn start_on(who: impl Into<Who>, uri: &str, now: &str) -> Result<Self> {
+        let store = Arc::new(who.into().store(uri));
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,
             compaction: "03:00-06:00".parse()?,
@@ -206,12 +211,18 @@ impl Server {
     ) -> Result<(Mongod, Self)> {
         let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
         let mongod = Mongod::start_with(&folder.join("mongod"), &often).await?;
-        let client = Client::with_uri_str(mongod.uri()).await?;
         let now = match mode {
             ExpiryMode::Index => DateTime::now(),
             ExpiryMode::Sweep => DateTime::from_millis(at("10T01:00").as_millisecond()),
         };
-        Ok((mongod, Self { client, now }))
+        let server = Self::connect(&mongod.uri(), now).await?;
+        Ok((mongod, server))
+    }
+
+    /// One that runs already; ages count from `now`.
+    pub(crate) async fn connect(uri: &str, now: DateTime) -> Result<Self> {
+        let client = Client::with_uri_str(uri).await?;
+        Ok(Self { client, now })
     }
 
     pub(crate) fn database(&self, name: &str) -> Database {

@@ -1,5 +1,7 @@
 //! Expiry without an index: what a sweep deletes, whatever happens meanwhile, and how collections change over to it and back.
 
+mod handover;
+
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
@@ -268,7 +270,7 @@ async fn sweep_until(
     night: &str,
     is_enough: impl Fn(&[Swept]) -> bool + Send + Sync,
 ) -> Result<Vec<Swept>> {
-    let store = who.into().store(mongod);
+    let store = who.into().store(&mongod.uri());
     let (stop, reports) = (CancellationToken::new(), Mutex::new(Vec::new()));
     let report = |swept: &Swept| {
         let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);

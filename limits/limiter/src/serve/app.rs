@@ -35,17 +35,20 @@ use self::opening::{Kept, open};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::Follower;
 use super::{
+    aside::aside,
     config::Config,
     engine::Engine,
+    grpc::Health,
     metrics,
     port::{self, Port},
     saver::Saver,
     service::Service,
+    sharing::Decider,
     status::{self, LimiterStatus},
     waiting::Waiting,
 };
 
-/// How often it is looked for a new version of the file, and idle counters are forgotten.
+/// How often it is looked for a new version of the file and at the system's clock, and idle counters are forgotten.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The last part of the drain, in which the admin port still answers.
@@ -107,6 +110,8 @@ impl App {
             },
             config_reloads: reread::Metrics::register(&registry, "limiter").context("metrics")?,
         };
+        let stop = app.services.stop.clone();
+        app.services.tasks.spawn(kept.decider.clone().run(stop));
         app.watch_files(&config, &kept, &registry)?;
         app.open_admin(admin, &config, &kept, &registry)?;
         app.open_calls(listener, &config, &kept, &registry).await?;
@@ -126,7 +131,8 @@ impl App {
     ) -> anyhow::Result<()> {
         let service = Service {
             engine: Arc::clone(&kept.engine),
-            clock: kept.clock,
+            decider: kept.decider.clone(),
+            clock: kept.clock.clone(),
             tokens: config.tokens.clone(),
             fields: config.fields,
             rights: config.rights,
@@ -135,7 +141,14 @@ impl App {
             metrics: metrics::Serving::register(registry).context("metrics")?,
         };
         let (most, per_address) = config.connections;
-        let port = Port::new(service, config.connections, self.calls.stop.clone()).await?;
+        let (health, stop) = (Health::default(), self.calls.stop.clone());
+        let port = Port::new(service, health.clone(), config.connections, stop).await?;
+        let (saver, decider) = (kept.saver.clone(), kept.decider.clone());
+        let stop = self.services.stop.clone();
+        self.services.tasks.spawn(async move {
+            let following = follow_health(health, saver, decider);
+            stop.run_until_cancelled(following).await;
+        });
         self.calls.tasks.spawn(port.serve(
             listener,
             port::limits(most, per_address),
@@ -184,16 +197,18 @@ impl App {
                 move || saver.as_ref().map(Saver::age)
             }),
             is_charged: kept.is_charged,
+            decider: kept.decider.clone(),
         }
         .register(registry)
         .context("metrics")?;
         let sources = status::Sources {
             engine: Arc::clone(&kept.engine),
             limits: kept.sources.clone(),
-            clock: kept.clock,
+            clock: kept.clock.clone(),
             name: self.address.to_string(),
             waiting,
             saver: kept.saver.clone(),
+            decider: kept.decider.clone(),
             is_charged: kept.is_charged,
             refused: Box::new(refused),
             draining: self.draining.clone(),
@@ -210,6 +225,7 @@ impl App {
         let pages = Pages {
             hub,
             saver: kept.saver.clone(),
+            decider: kept.decider.clone(),
             draining: self.draining.clone(),
             debug_endpoints: config.common.debug_endpoints,
         };
@@ -225,7 +241,7 @@ impl App {
         Ok(())
     }
 
-    /// Looks at the files again and again, and takes new limits into force.
+    /// Looks at the files and the clock again and again, and takes new limits into force.
     fn watch_files(&self, config: &Config, kept: &Kept, registry: &Registry) -> anyhow::Result<()> {
         let files = reload::Metrics::register_without_certificates(registry, "limiter")
             .context("metrics")?;
@@ -237,8 +253,9 @@ impl App {
             bail!("--limits: is needed");
         };
         tasks.spawn(Arc::clone(&file).watch(files, stop.clone()));
-        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock, stop.clone());
+        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock.clone(), stop.clone());
         let sources = kept.sources.clone();
+        let clock_steps = metrics::clock_steps(registry).context("metrics")?;
         #[cfg(feature = "mongodb")]
         if let Some(collection) = config.collection.clone() {
             let follower = Follower::new(collection, kept.sources.clone())?;
@@ -253,9 +270,11 @@ impl App {
                 }
                 let newest = file.current();
                 if !Arc::ptr_eq(&newest, &in_force) {
-                    sources.file(&newest.document);
-                    in_force = newest;
+                    in_force = Arc::clone(&newest);
+                    let sources = sources.clone();
+                    aside(move || sources.file(&newest.document)).await;
                 }
+                clock.follow(&clock_steps);
                 engine.tidy(clock.now());
             }
         });
@@ -315,17 +334,33 @@ impl App {
     }
 }
 
+/// Has the health service over gRPC say whether what is used can be saved, and calls are decided on, as `/readyz` does.
+async fn follow_health(health: Health, saver: Option<Saver>, decider: Decider) {
+    let mut is_told = true;
+    loop {
+        sleep(LOOK_INTERVAL).await;
+        let is_saved = saver.as_ref().is_none_or(|it| it.state().is_ok());
+        let is_decided = decider.state().is_none_or(|it| it.is_ok());
+        let is_serving = is_saved && is_decided;
+        if is_serving != is_told {
+            health.tell(is_serving).await;
+            is_told = is_serving;
+        }
+    }
+}
+
 /// The limiter's pages on the admin port.
 struct Pages {
     hub: StatusHub,
     saver: Option<Saver>,
+    decider: Decider,
     draining: CancellationToken,
     debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
-        status::parts(&self.draining, self.saver.as_ref())
+        status::parts(&self.draining, self.saver.as_ref(), &self.decider)
     }
 
     fn status(&self) -> &StatusHub {

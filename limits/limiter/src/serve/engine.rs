@@ -21,11 +21,15 @@
 //! saved, the worth is used up and further answers wait; after some seconds nothing is taken any more that would have to. A limiter without
 //! its disk grants less, and never more.
 
+mod ahead;
 mod calls;
 mod catalog;
+mod counting;
 mod learned;
 mod left;
+mod remote;
 mod saving;
+mod seen;
 mod snapshot;
 mod survey;
 mod unsaved;
@@ -43,22 +47,30 @@ use limits::rules::NamedLimit;
 use tokio::sync::{Notify, watch};
 
 use self::{
+    ahead::Ahead,
     catalog::{Catalog, Core},
     learned::Learned,
+    seen::Seen,
     unsaved::Unsaved,
 };
 pub use self::{
+    ahead::HORIZON as EVERY_CALL_HORIZON,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
+    counting::{Counting, exact, unfit},
     learned::Said,
     left::Left,
+    remote::Asking,
     saving::{RestoreFailed, Restored, Snapshot},
     snapshot::Unreadable,
-    survey::{LimitSurvey, Row, Survey},
+    survey::{LimitSurvey, Row, Survey, Taught},
 };
 
 /// Without a snapshot on the disk for so long, and for four times as long as the last one took, nothing is taken that would have to wait for
 /// one: it could not be answered.
 const STALLED_AFTER: u64 = 3_000_000_000;
+
+/// Counters whose lessons are looked at under the lock at once, for what is over.
+const LESSONS_LOOKED_AT: usize = 4_096;
 
 /// What an engine is made with.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +83,8 @@ pub struct Options {
     pub learned_max: Duration,
     /// Whether snapshots are made. Without, every answer is good at once, and a restart begins anew.
     pub is_saved: bool,
+    /// Where calls are counted.
+    pub counting: Counting,
 }
 
 /// One of the limits that a call is under, and whose counter it is.
@@ -191,7 +205,11 @@ struct State {
     core: Core,
     catalog: Catalog,
     learned: Learned,
+    counting: Counting,
+    /// What a server said, if one counts.
+    seen: Seen,
     unsaved: Unsaved,
+    ahead: Ahead,
     /// By the places of limits.
     counts: Vec<Counts>,
     /// One more for each change of the limits.
@@ -220,9 +238,12 @@ impl Engine {
         };
         let mut state = State {
             core: Core::with_memory(options.counters_max, options.counters_bytes_max),
-            catalog: Catalog::default(),
+            catalog: Catalog::new(options.counting),
             learned: Learned::new(options.learned_max),
+            counting: options.counting,
+            seen: Seen::default(),
             unsaved,
+            ahead: Ahead::default(),
             counts: Vec::new(),
             version: 0,
             whole: Arc::from(""),
@@ -301,7 +322,8 @@ impl Engine {
     /// others.
     pub fn tidy(&self, now: u64) {
         let mut state = self.state();
-        state.learned.pass(now);
+        state.learned.pass(LESSONS_LOOKED_AT, now);
+        state.ahead.pass(now, |_| true);
         state.core.forget_idle(1_024, now);
     }
 
@@ -327,7 +349,11 @@ impl State {
                 self.counts[place as usize] = Counts::default();
             }
         }
+        let every_call = self.catalog.every_call();
+        self.ahead
+            .pass(now, |it| every_call.contains(&it) && !is_other(it));
         self.learned.change(limits.len(), is_other);
+        self.seen.clear();
         // Nothing on the disk charges for what is new here: answers wait for the next snapshot.
         self.unsaved.lower(|_| 0);
     }

@@ -16,7 +16,12 @@ use limiter_proto::v1::{
 };
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, body::Body, service::Routes};
+use tonic::{Status, body::Body, server::NamedService as _, service::Routes};
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
 use tower::Service as _;
 
 use self::until::UntilStop;
@@ -69,6 +74,24 @@ pub(super) fn kind<B>(request: &Request<B>) -> Option<Kind> {
     }))
 }
 
+/// What the health service says of the whole server and of the limiter's service; clones are of the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Health(HealthReporter);
+
+impl Health {
+    /// Says from now on whether it serves, also to those who watch.
+    pub(super) async fn tell(&self, is_serving: bool) {
+        let status = if is_serving {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
+        for service in ["", LimiterServer::<Calls>::NAME] {
+            self.0.set_service_status(service, status).await;
+        }
+    }
+}
+
 /// The services.
 pub(super) struct Grpc {
     routes: Routes,
@@ -83,6 +106,7 @@ impl Grpc {
     /// When the compiled descriptors cannot be read.
     pub(super) async fn new(
         service: Arc<Service>,
+        health: Health,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let reflection = || {
@@ -94,8 +118,8 @@ impl Grpc {
             service: Arc::clone(&service),
             stop: stop.clone(),
         };
-        let (reporter, health) = tonic_health::server::health_reporter();
-        reporter.set_serving::<LimiterServer<Calls>>().await;
+        health.tell(true).await;
+        let health = HealthServer::new(HealthService::from_health_reporter(health.0));
         let small = SMALL_REQUEST_BYTES_MAX;
         let routes = Routes::default()
             .add_service(LimiterServer::new(calls))
@@ -121,9 +145,12 @@ impl Grpc {
         in_flight: InFlight,
     ) -> Response<Body> {
         let answered = self.admitted(kind, request, in_flight).await;
-        let answer = answered.unwrap_or_else(|problem| status::of(&problem).into_http());
-        let class = status::class(answer.headers());
         let metrics = &self.service.metrics;
+        let answer = answered.unwrap_or_else(|problem| {
+            metrics.problem(&problem);
+            status::of(&problem).into_http()
+        });
+        let class = status::class(answer.headers());
         metrics.answered(Protocol::Grpc, kind.call(), class);
         answer
     }
@@ -174,7 +201,10 @@ impl Calls {
             Ok(asked) => self.service.answer(&asked, caller, &self.stop).await,
             Err(problem) => Err(problem),
         };
-        answered.map_err(|problem| status::of(&problem))
+        answered.map_err(|problem| {
+            self.service.metrics.problem(&problem);
+            status::of(&problem)
+        })
     }
 }
 

@@ -52,7 +52,7 @@ impl Service {
             Ok(path) => self.route(path, request, stop, began).await,
             Err(problem) => Err(problem),
         };
-        let answer = answered.unwrap_or_else(|problem| problem_answer(&problem));
+        let answer = answered.unwrap_or_else(|problem| self.problem(&problem));
         let status = answer.status();
         self.metrics.answered(Protocol::Http, call, status.into());
         answer
@@ -89,7 +89,7 @@ impl Service {
                 let quota = slot.and_then(|slot| self.quota(&asked, slot));
                 let mut answer = match answered {
                     Ok(answer) => answer_of(call, &answer),
-                    Err(problem) => problem_answer(&problem),
+                    Err(problem) => self.problem(&problem),
                 };
                 if let Some(quota) = quota {
                     answer.extensions_mut().insert(quota);
@@ -98,7 +98,7 @@ impl Service {
             }
             Path::Limits => {
                 expect(request.method(), &Method::GET)?;
-                Ok(self.all_limits(&caller.holder, request.headers()))
+                Ok(self.all_limits(&caller.holder, request.headers()).await)
             }
             Path::Limit(limit) => {
                 self.may_use(&caller.holder, &limit)?;
@@ -124,19 +124,27 @@ impl Service {
         }
     }
 
+    fn problem(&self, problem: &Problem) -> Answer {
+        self.metrics.problem(problem);
+        problem_answer(problem)
+    }
+
     /// What is left to calls like this one, for the fields of its answer.
     fn quota(&self, asked: &Asked, slot: &Slot) -> Option<Quota> {
         if self.fields == Fields::Off {
             return None;
         }
         let binding = slot.binding.as_ref();
-        let left = self.engine.left(&asked.targets(), binding, slot.now)?;
+        // By the clock that goes here: that of a server may differ.
+        let now = self.clock.now();
+        let (of, is_told) = (asked.targets(), self.decider.has_server());
+        let left = self.engine.left(&of, binding, is_told, now)?;
         Some(Quota {
             policy: left.rule.to_string(),
             most: left.most,
             window: left.window,
             remaining: left.remaining,
-            reset: Duration::from_nanos(left.more_at.saturating_sub(slot.now)),
+            reset: Duration::from_nanos(left.more_at.saturating_sub(now)),
         })
     }
 }

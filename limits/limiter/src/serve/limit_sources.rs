@@ -12,6 +12,7 @@ mod changes;
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
 mod plan;
+mod views;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -22,8 +23,9 @@ use limits::rules::{Document, Mistakes, Terms};
 use tokio::sync::watch;
 
 pub use self::changes::Changes;
-pub use self::plan::{Named, Origin, Plan, Said, Source, etag};
-use super::{clock::Clock, engine::Engine};
+pub use self::plan::{Named, Origin, Plan, Said, Source};
+pub use self::views::{Names, View, What, etag};
+use super::{clock::Clock, engine::Engine, sharing::check_same};
 
 /// Most characters of a limit's terms in the log.
 const LOGGED_CHARS_MAX: usize = 400;
@@ -38,7 +40,9 @@ pub struct LimitSources {
 struct Shared {
     engine: Arc<Engine>,
     clock: Clock,
+    /// Locked while a version is looked at, which may take long: see [`aside`](super::aside).
     state: Mutex<State>,
+    told: Mutex<Told>,
     plan: watch::Sender<Arc<Plan>>,
     metrics: Changes,
     /// One change of a client at a time: each is on the disk before the next.
@@ -50,6 +54,12 @@ struct Shared {
 struct State {
     file: Option<(Document, String)>,
     collection: Option<(Option<Named>, String)>,
+}
+
+/// What is told of the sources, also while a version is looked at.
+#[derive(Debug, Default)]
+struct Told {
+    refused: Option<String>,
     /// When the collection was read last, or should have been first.
     read: Option<Instant>,
 }
@@ -147,15 +157,19 @@ impl LimitSources {
                 "the file of limits does not go together with what was PUT or read before: its version before stays in force"
             );
         }
+        let state = State {
+            file: begun.refused,
+            collection: None,
+        };
         Self {
             shared: Arc::new(Shared {
                 engine,
                 clock,
-                state: Mutex::new(State {
-                    file: begun.refused,
-                    collection: None,
+                told: Mutex::new(Told {
+                    refused: state.refused(),
                     read: begun.has_collection.then(Instant::now),
                 }),
+                state: Mutex::new(state),
                 plan: watch::Sender::new(Arc::new(begun.plan)),
                 metrics,
                 one: tokio::sync::Mutex::new(()),
@@ -178,18 +192,13 @@ impl LimitSources {
     /// Why the newest version of a source is not in force.
     #[must_use]
     pub fn refused(&self) -> Option<String> {
-        let state = self.state();
-        let file = state.file.as_ref().map(|(_, why)| format!("file: {why}"));
-        let collection = state.collection.as_ref();
-        let collection = collection.map(|(_, why)| format!("collection: {why}"));
-        let all: Vec<String> = file.into_iter().chain(collection).collect();
-        (!all.is_empty()).then(|| all.join("; "))
+        self.told().refused.clone()
     }
 
     /// How long ago the collection was read, if there is one.
     #[must_use]
     pub fn collection_age(&self) -> Option<Duration> {
-        self.state().read.map(|read| read.elapsed())
+        self.told().read.map(|read| read.elapsed())
     }
 
     /// The file says something else, which by itself is in order.
@@ -208,8 +217,8 @@ impl LimitSources {
 
     /// The collection says something else, or what cannot be understood, and why.
     pub fn collection(&self, read: Result<Named, String>) {
+        self.told().read = Some(Instant::now());
         let mut state = self.state();
-        state.read = Some(Instant::now());
         let tried = match read {
             Ok(named) if named == self.plan().said().collection => Ok(()),
             Ok(named) => {
@@ -289,7 +298,7 @@ impl LimitSources {
         }
         let mut said = plan.said().clone();
         edit(&mut said.put)?;
-        let plan = Plan::of(said).map_err(|mistakes| {
+        let plan = self.plan_of(said).map_err(|mistakes| {
             self.shared.metrics.refused(Source::Put);
             NotChanged::Mistakes(mistakes)
         })?;
@@ -307,7 +316,7 @@ impl LimitSources {
     }
 
     fn try_source(&self, source: Source, said: Said) -> Result<(), String> {
-        match Plan::of(said) {
+        match self.plan_of(said) {
             Ok(plan) => {
                 self.take(source, plan);
                 Ok(())
@@ -336,7 +345,7 @@ impl LimitSources {
         let with = |file: Option<&Document>, named: Option<&Named>| {
             let plan = self.plan();
             let said = plan.said();
-            Plan::of(Said {
+            self.plan_of(Said {
                 file: file.unwrap_or(&said.file).clone(),
                 collection: named.unwrap_or(&said.collection).clone(),
                 put: said.put.clone(),
@@ -369,9 +378,17 @@ impl LimitSources {
                 }
             }
             if is_over {
-                return;
+                break;
             }
         }
+        self.told().refused = state.refused();
+    }
+
+    /// What would be in force after what is.
+    fn plan_of(&self, said: Said) -> Result<Plan, Mistakes> {
+        let plan = Plan::of(said)?;
+        check_same(&self.plan().rules, &plan.rules)?;
+        Ok(plan)
     }
 
     /// Takes a version into force; the number of the first snapshot that has it.
@@ -391,9 +408,24 @@ impl LimitSources {
         number
     }
 
+    fn told(&self) -> MutexGuard<'_, Told> {
+        let told = &self.shared.told;
+        told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         let state = &self.shared.state;
         state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn refused(&self) -> Option<String> {
+        let file = self.file.as_ref().map(|(_, why)| format!("file: {why}"));
+        let collection = self.collection.as_ref();
+        let collection = collection.map(|(_, why)| format!("collection: {why}"));
+        let all: Vec<String> = file.into_iter().chain(collection).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 }
 

@@ -6,10 +6,11 @@ use std::{
 };
 
 use figures::limiter::{
-    CHARGED, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS, LEARNED,
-    LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, QUOTA_USED, REQUEST_SECONDS, REQUESTS,
-    SNAPSHOT_AGE, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION,
-    VERSION_REFUSED, WAITING, WAITING_REFUSED,
+    CHARGED, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS,
+    LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS, QUOTA_USED,
+    REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_AGE, SNAPSHOT_BYTES,
+    SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
+    WAITING_REFUSED,
 };
 use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
@@ -19,6 +20,8 @@ use super::{
     asked::Call,
     engine::{Counts, Engine, LimitSurvey, Survey},
     limit_sources::{LimitSources, Source},
+    problem::{KINDS, Problem},
+    sharing::Decider,
     waiting::Full,
 };
 
@@ -60,6 +63,8 @@ impl From<StatusCode> for Class {
 #[derive(Debug, Clone)]
 pub struct Serving {
     requests: [[[IntCounter; 3]; 5]; 2],
+    /// As [`KINDS`] are.
+    problems: [IntCounter; KINDS.len()],
     pub(super) seconds: Latency,
     waiting_refused: [IntCounter; 3],
     pub(super) token_refusals: IntCounterVec,
@@ -85,6 +90,7 @@ pub(super) struct Overview {
     pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
     pub(super) snapshot_age: Box<dyn Fn() -> Option<Duration> + Send + Sync>,
     pub(super) is_charged: bool,
+    pub(super) decider: Decider,
 }
 
 impl Serving {
@@ -94,6 +100,7 @@ impl Serving {
     /// When a name is taken.
     pub fn register(registry: &Registry) -> Result<Self> {
         let requests: IntCounterVec = registry.add(REQUESTS)?;
+        let problems: IntCounterVec = registry.add(PROBLEMS)?;
         let waiting: IntCounterVec = registry.add(WAITING_REFUSED)?;
         let token_refusals: IntCounterVec = registry.add(TOKEN_REFUSALS)?;
         for reason in ["missing", "wrong", "limit", "right"] {
@@ -104,6 +111,7 @@ impl Serving {
         };
         Ok(Self {
             requests: PROTOCOLS.map(|protocol| CALLS.map(|call| of_call(protocol, call))),
+            problems: KINDS.map(|kind| problems.with_label_values(&[kind.name])),
             seconds: registry.add(REQUEST_SECONDS)?,
             waiting_refused: Full::ALL.map(|(_, label)| waiting.with_label_values(&[label])),
             token_refusals,
@@ -113,6 +121,15 @@ impl Serving {
     pub(super) fn answered(&self, protocol: Protocol, call: Option<Call>, class: Class) {
         let call = call.map_or(CALLS.len() - 1, |call| call as usize);
         self.requests[protocol as usize][call][class as usize].inc();
+    }
+
+    pub(super) fn problem(&self, problem: &Problem) {
+        let kinds = KINDS.iter().zip(&self.problems);
+        for (kind, count) in kinds {
+            if kind.name == problem.kind.name {
+                count.inc();
+            }
+        }
     }
 
     pub(super) fn full(&self, full: Full) {
@@ -167,6 +184,8 @@ impl Overview {
             WAITING,
             SNAPSHOT_AGE,
             CHARGED,
+            SHARED_DECISIONS,
+            SHARING_SERVER,
         ];
         registry.read(figures, move || self.families())
     }
@@ -188,6 +207,7 @@ impl Overview {
             Arc::clone(&survey)
         };
         let now = self.engine.limits_now();
+        let sharing = self.decider.standing();
         let limits = &now.limits;
         let looked_at = |figure, value: fn(&LimitSurvey) -> f64| {
             let samples = survey.limits.iter();
@@ -255,8 +275,25 @@ impl Overview {
                 (self.snapshot_age)().map(|age| age.as_secs_f64()),
             ),
             one(CHARGED, truth(self.is_charged)),
+            family(
+                SHARED_DECISIONS,
+                sharing.iter().flat_map(|it| {
+                    [
+                        ("server", it.by_server),
+                        ("part", it.by_part),
+                        ("nobody", it.by_nobody),
+                    ]
+                    .map(|(by, count)| ([by], as_f64(count)))
+                }),
+            ),
+            one(SHARING_SERVER, sharing.and_then(|it| truth(it.has_server))),
         ]
     }
+}
+
+/// Counts how often the clock stepped forward.
+pub(super) fn clock_steps(registry: &Registry) -> Result<IntCounter> {
+    registry.add(CLOCK_STEPS)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]

@@ -11,7 +11,10 @@ use std::{
     convert::Infallible,
     future::Future,
     net::IpAddr,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -27,6 +30,7 @@ use runtime::{
     listen::{self, Activity, ByteStream, InProgress, Listener, Stage, WatchedStream},
     rate_limit,
 };
+use tokio::time::sleep;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 use tower::{Layer as _, ServiceExt as _};
@@ -65,6 +69,9 @@ const LASTING_CALLS_MAX: usize = 256;
 const LASTING_CALLS_OF_AN_ADDRESS_MAX: usize = 64;
 const LASTING_CALLS_OF_A_CONNECTION_MAX: usize = 8;
 
+/// How long a client has to take the end of such calls when the port stops.
+const LASTING_END: Duration = Duration::from_secs(1);
+
 /// The limits of the port.
 #[must_use]
 pub fn limits(connections_max: usize, per_address_max: usize) -> listen::Limits {
@@ -94,6 +101,19 @@ struct Client {
     lasting: Arc<AtomicUsize>,
 }
 
+impl Client {
+    /// After the stop: waits until only calls are in progress that may last and whose end the client does not take.
+    async fn takes_no_end(&self) {
+        loop {
+            sleep(LASTING_END).await;
+            let lasting = self.lasting.load(Ordering::Relaxed);
+            if lasting > 0 && lasting == self.activity.in_progress() {
+                return;
+            }
+        }
+    }
+}
+
 /// The body of an answer.
 type AnswerBody = Sent<Either<Full<Bytes>, Body>>;
 
@@ -113,14 +133,15 @@ impl Port {
     ///
     /// # Errors
     /// When the compiled descriptors cannot be read.
-    pub async fn new(
+    pub(super) async fn new(
         service: Service,
+        health: grpc::Health,
         (calls_max, of_address_max): (usize, usize),
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let service = Arc::new(service);
         Ok(Self {
-            grpc: Grpc::new(Arc::clone(&service), stop.clone()).await?,
+            grpc: Grpc::new(Arc::clone(&service), health, stop.clone()).await?,
             service,
             calls: Places::new(calls_max, of_address_max),
             lasting: Places::new(LASTING_CALLS_MAX, LASTING_CALLS_OF_AN_ADDRESS_MAX),
@@ -156,6 +177,7 @@ impl Port {
             activity,
             lasting: Arc::default(),
         };
+        let stopped = client.clone();
         let answering = tower::service_fn(move |(request, client, in_progress)| {
             let port = Arc::clone(&self);
             async move { Ok::<_, Infallible>(port.answer(request, client, in_progress).await) }
@@ -187,7 +209,10 @@ impl Port {
             ended = connection.as_mut() => ended,
             () = stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                tokio::select! {
+                    ended = connection.as_mut() => ended,
+                    () = stopped.takes_no_end() => Ok(()),
+                }
             }
         };
         if let Err(error) = ended {
@@ -254,6 +279,7 @@ impl Port {
     ) -> Response<Either<Full<Bytes>, Body>> {
         let full = Problem::new(problem::TOO_MANY_CALLS, "");
         let metrics = &self.service.metrics;
+        metrics.problem(&full);
         match kind {
             None => {
                 metrics.answered(Protocol::Http, None, Class::Ours);

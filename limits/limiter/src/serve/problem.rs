@@ -37,7 +37,8 @@ pub const QUOTA_EXCEEDED: Kind = kind(
     "quota-exceeded",
     429,
     "The slot is beyond the horizon",
-    "Nothing was taken. Ask again after Retry-After, or with a longer horizon.",
+    "Nothing was taken. Ask again after Retry-After, or with a longer horizon. Under a limit of every call nothing is booked more than 30 s \
+     ahead, nor more by one token than it leaves to others.",
 );
 /// No limit has the name.
 pub const UNKNOWN_LIMIT: Kind = kind(
@@ -159,6 +160,14 @@ pub const NOT_SAVED: Kind = kind(
     "The detail says whether the slot is lost, or nothing was taken. The limiter cannot write its state, or does so slowly; its log and \
      /readyz say why.",
 );
+/// The server that shares the limits is lost.
+pub const SERVER_LOST: Kind = kind(
+    "server-lost",
+    503,
+    "The server that shares the limits does not answer",
+    "Nothing was allowed. Ask again after Retry-After; calls that were made and could not be counted, with the time when they were. A call that \
+     was asked for may have been counted all the same.",
+);
 /// All limits together would not be in order.
 pub const INVALID_LIMIT: Kind = kind(
     "invalid-limit",
@@ -189,7 +198,7 @@ pub const STOPPING: Kind = kind(
 );
 
 /// All kinds.
-pub const KINDS: [Kind; 22] = [
+pub const KINDS: [Kind; 23] = [
     QUOTA_EXCEEDED,
     UNKNOWN_LIMIT,
     NOT_FOUND,
@@ -208,6 +217,7 @@ pub const KINDS: [Kind; 22] = [
     TOO_MANY_WAIT,
     TOO_MANY_CALLS,
     NOT_SAVED,
+    SERVER_LOST,
     INVALID_LIMIT,
     CONDITION,
     NOT_PUT,
@@ -254,6 +264,19 @@ impl Problem {
     }
 }
 
+/// A few seconds, not the same for all.
+fn soon(now: u64) -> u64 {
+    1 + now % (SPREAD_SECONDS_MAX + 1)
+}
+
+/// No call of `now` can be decided on without the server that shares the limits.
+pub(super) fn server_lost(now: u64) -> Problem {
+    Problem {
+        retry_after: Some(soon(now)),
+        ..Problem::new(SERVER_LOST, "")
+    }
+}
+
 /// Why a call that was made at `now` got no answer.
 pub(super) fn refused(refused: Refused, now: u64) -> Problem {
     match refused {
@@ -264,7 +287,7 @@ pub(super) fn refused(refused: Refused, now: u64) -> Problem {
         Refused::TooEarly => Problem::new(TOO_EARLY, ""),
         Refused::NoRoom => Problem::new(NO_ROOM, ""),
         Refused::NotSaved => Problem {
-            retry_after: Some(1 + now % (SPREAD_SECONDS_MAX + 1)),
+            retry_after: Some(soon(now)),
             ..Problem::new(NOT_SAVED, "nothing was taken")
         },
         Refused::Stopping => Problem::new(STOPPING, ""),

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
-use limits::Recorded;
 use runtime::{
     caller::{is_called_by_a_loopback_name, is_of_another_site},
     rate_limit::Fields,
@@ -21,11 +20,12 @@ use tokio_util::sync::CancellationToken;
 use super::{
     asked::{Asked, What},
     clock::Clock,
-    engine::{Answered, Engine, Slot},
+    engine::{Engine, Slot},
     limit_sources::LimitSources,
     metrics,
     places::Place,
-    problem::{self, Problem, refused},
+    problem::{self, Problem},
+    sharing::{Decided, Decider},
     tokens::{self, Holder, Rights},
     waiting::Waiting,
 };
@@ -50,6 +50,8 @@ const LATE_MAX: Duration = Duration::from_secs(1);
 pub struct Service {
     /// The limiter.
     pub engine: Arc<Engine>,
+    /// Who decides on calls.
+    pub decider: Decider,
     /// Its clock.
     pub clock: Clock,
     /// Who may ask; `None`: anybody who reaches the port.
@@ -133,27 +135,24 @@ impl Service {
             self.may_use(&caller.holder, &counter.limit)?;
         }
         let targets = asked.targets();
-        let (engine, now) = (&self.engine, self.clock.now());
-        let wrong = |why| refused(why, now);
         let answer = match &asked.what {
             What::Delay { requests } => {
-                let slot = engine.delay(&targets, *requests, now);
-                let (slot, has_effect) = (slot.map_err(wrong)?, false);
+                let slot = self.decider.delay(&targets, *requests).await?.answer;
+                let has_effect = false;
                 Answer { slot, has_effect }
             }
             What::Increment { requests, at } => {
-                let answered = engine.increment(&targets, *requests, *at, now);
-                let (recorded, slot) = self.saved(answered.map_err(wrong)?).await?;
-                let has_effect = recorded == Recorded::Counted;
-                self.now(slot, has_effect)
+                let counted = self.decider.increment(&targets, *requests, *at).await?;
+                let ((has_effect, slot), clock) = self.saved(counted).await?;
+                answered(slot, has_effect, &clock)
             }
             What::Feedback(feedback) => {
                 let [target] = targets[..] else {
                     let detail = "also: an answer is of one limit";
                     return Err(Problem::new(problem::INVALID, detail));
                 };
-                let said = feedback.said(now)?;
-                let (has_effect, slot) = engine.feedback(target, said, now).map_err(wrong)?;
+                let said = feedback.said(self.clock.now())?;
+                let (has_effect, slot) = self.decider.feedback(target, said).await?.answer;
                 Answer { slot, has_effect }
             }
             What::Reserve {
@@ -171,23 +170,24 @@ impl Service {
                 } else {
                     None
                 };
-                let answered = engine.reserve(&targets, *requests, *horizon, now);
-                let answered = answered.map_err(wrong)?;
-                let had_to_be_saved = answered.saved_by > 0;
-                let slot = self.saved(answered).await?;
-                let late = Duration::from_nanos(self.clock.now().saturating_sub(slot.at));
+                let by = &caller.holder.name;
+                let reserved = self.decider.reserve(by, &targets, *requests, *horizon);
+                let reserved = reserved.await?;
+                let had_to_be_saved = reserved.saved_by > 0;
+                let (slot, clock) = self.saved(reserved).await?;
+                let late = Duration::from_nanos(clock.now().saturating_sub(slot.at));
                 if had_to_be_saved && late > LATE_MAX {
                     let detail = "the slot had passed when it was saved, and is lost";
                     return Err(Problem::new(problem::NOT_SAVED, detail));
                 }
-                if permit.is_some() && slot.at > self.clock.now() {
+                if permit.is_some() && slot.at > clock.now() {
                     if let Some(place) = &caller.place {
                         place.give_back();
                     }
-                    self.wait(&slot, stop).await;
-                    return Ok(self.now(slot, true));
+                    wait(&slot, &clock, stop).await;
+                    return Ok(answered(slot, true, &clock));
                 }
-                self.now(slot, true)
+                answered(slot, true, &clock)
             }
         };
         self.metrics.seconds.observe(caller.began.elapsed(), 1);
@@ -207,36 +207,11 @@ impl Service {
         }
     }
 
-    /// What is answered now.
-    fn now(&self, slot: Slot, has_effect: bool) -> Answer {
-        let now = self.clock.now();
-        Answer {
-            slot: Slot { now, ..slot },
-            has_effect,
-        }
-    }
-
-    /// Holds an answer until its slot, for a while at most.
-    async fn wait(&self, slot: &Slot, stop: &CancellationToken) {
-        let deadline = Instant::now() + WAIT_MAX;
-        loop {
-            let wait = Duration::from_nanos(slot.at.saturating_sub(self.clock.now()));
-            let left = deadline.saturating_duration_since(Instant::now());
-            if wait.is_zero() || left.is_zero() {
-                return;
-            }
-            let slept = stop.run_until_cancelled(sleep(wait.min(left))).await;
-            if slept.is_none() {
-                return;
-            }
-        }
-    }
-
     /// Waits for the snapshot that an answer needs.
-    async fn saved<T>(&self, answered: Answered<T>) -> Result<T, Problem> {
+    async fn saved<T>(&self, decided: Decided<T>) -> Result<(T, Clock), Problem> {
         let detail = "what was asked for is taken, and is lost";
-        self.is_saved(answered.saved_by, detail).await?;
-        Ok(answered.answer)
+        self.is_saved(decided.saved_by, detail).await?;
+        Ok((decided.answer, decided.clock))
     }
 
     /// Waits for the snapshot of this number, if there is one. The detail is what is so without it.
@@ -256,5 +231,30 @@ impl Service {
         refusals.with_label_values(&["limit"]).inc();
         let detail = format!("the token does not open {limit:?}");
         Err(Problem::new(problem::FORBIDDEN, detail))
+    }
+}
+
+/// What is answered now, by the clock that the slot is of.
+fn answered(slot: Slot, has_effect: bool, clock: &Clock) -> Answer {
+    let now = clock.now();
+    Answer {
+        slot: Slot { now, ..slot },
+        has_effect,
+    }
+}
+
+/// Holds an answer until its slot, for a while at most.
+async fn wait(slot: &Slot, clock: &Clock, stop: &CancellationToken) {
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        let wait = Duration::from_nanos(slot.at.saturating_sub(clock.now()));
+        let left = deadline.saturating_duration_since(Instant::now());
+        if wait.is_zero() || left.is_zero() {
+            return;
+        }
+        let slept = stop.run_until_cancelled(sleep(wait.min(left))).await;
+        if slept.is_none() {
+            return;
+        }
     }
 }

@@ -22,9 +22,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::Clock,
-    engine::{Engine, LimitSurvey, Row, Survey},
+    engine::{Engine, LimitSurvey, Row, Survey, Taught},
     limit_sources::{LimitSources, Plan, Source},
     saver::Saver,
+    sharing::Decider,
     waiting::Waiting,
 };
 
@@ -69,6 +70,8 @@ struct Status {
     limits_total: usize,
     limits: Vec<LimitRow>,
     fullest: Vec<CounterRow>,
+    /// Some of what is learned, the strictest first.
+    taught: Vec<TaughtRow>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -110,6 +113,15 @@ struct CounterRow {
     next_seconds: f64,
 }
 
+#[derive(Debug, Clone, Serialize)]
+struct TaughtRow {
+    limit: String,
+    counter: String,
+    /// Requests that the partner's answer leaves, and for how long.
+    left: u64,
+    seconds: f64,
+}
+
 /// The last five minutes, one value for each sample, the oldest first.
 #[derive(Debug, Clone, Serialize)]
 struct History<'a> {
@@ -131,6 +143,8 @@ pub struct Sources {
     pub waiting: Waiting,
     /// What keeps snapshots, if something does.
     pub saver: Option<Saver>,
+    /// Who decides on calls.
+    pub decider: Decider,
     /// Whether every counter was charged at the start.
     pub is_charged: bool,
     /// Why the newest limits are not in force.
@@ -143,10 +157,11 @@ pub struct Sources {
 
 /// How each part of a limiter is.
 #[must_use]
-pub fn parts(draining: &CancellationToken, saver: Option<&Saver>) -> Vec<Part> {
+pub fn parts(draining: &CancellationToken, saver: Option<&Saver>, decider: &Decider) -> Vec<Part> {
     let mut parts = vec![ready::drain(draining.is_cancelled())];
     let kept = || Ok("nothing is kept over a restart".to_owned());
     parts.push(Part::new("state", saver.map_or_else(kept, Saver::state)));
+    parts.extend(decider.state().map(|state| Part::new("sharing", state)));
     parts
 }
 
@@ -225,6 +240,18 @@ impl CounterRow {
     }
 }
 
+impl TaughtRow {
+    fn of(taught: &Taught, now: u64) -> Self {
+        let lasts = std::time::Duration::from_nanos(taught.until.saturating_sub(now));
+        Self {
+            limit: taught.limit.to_string(),
+            counter: taught.counter.to_string(),
+            left: taught.left,
+            seconds: short(lasts.as_secs_f64()),
+        }
+    }
+}
+
 impl StatusSource for LimiterStatus {
     fn sample(&mut self, now: Instant) {
         let moment = self.sources.clock.now();
@@ -250,7 +277,7 @@ impl StatusSource for LimiterStatus {
                 "limiter",
                 &sources.name,
                 now - self.started,
-                &parts(&sources.draining, sources.saver.as_ref()),
+                &parts(&sources.draining, sources.saver.as_ref(), &sources.decider),
                 sources.draining.is_cancelled(),
             ),
             decisions_per_second,
@@ -277,6 +304,11 @@ impl StatusSource for LimiterStatus {
                 .fullest
                 .iter()
                 .map(|row| CounterRow::of(row, moment))
+                .collect(),
+            taught: survey
+                .taught
+                .iter()
+                .map(|taught| TaughtRow::of(taught, moment))
                 .collect(),
         });
     }

@@ -5,7 +5,7 @@
 //! billing   nKq3mB0xT5r8vYw1z4A7      dsp-17,partner
 //! scripts   w9Zc2Lx6Hd4Jf8Ps1Qv0      *
 //! operator  r6Tj1Vb8Nc3Xq5Zm0Wy2      *                 administer
-//! producers e4Gk7Ra9Su2Ld6Hf3Op1      *                 feed
+//! producers e4Gk7Ra9Su2Ld6Hf3Op1      dsp-17,dsp-18     feed
 //! ```
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
@@ -42,7 +42,7 @@ pub struct Holder {
 pub struct Rights {
     /// PUT and DELETE the limits that it opens.
     pub administer: bool,
-    /// Read all limits, with the passwords that the file has.
+    /// Read the limits that it opens, and that of `unknown`, as one document, with the passwords that the file has.
     pub feed: bool,
 }
 

@@ -1,12 +1,12 @@
 //! gRPC beside HTTP, on one port.
 
-use std::{process::Command, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::stream;
 use http::uri::PathAndQuery;
-use http_body_util::Empty;
+use http_body_util::{Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use limiter_proto::v1::{
     Counter, DelayRequest, DelayResponse, ReserveRequest, limiter_client::LimiterClient,
@@ -17,7 +17,10 @@ use tonic::{
     Code,
     transport::{Channel, Endpoint},
 };
-use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus,
+    health_client::HealthClient,
+};
 use tonic_prost::ProstCodec;
 
 use crate::harness::{Limiter, PATIENCE, body, nanos};
@@ -296,4 +299,62 @@ async fn drain_answers_those_who_wait_and_ends_what_lasts() -> Result<()> {
     let status = limiter.process.wait(PATIENCE).await?;
     ensure!(status.success(), "{status}");
     Ok(())
+}
+
+#[tokio::test]
+async fn drain_does_not_wait_for_a_client_that_takes_no_end() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &["--drain-timeout=600s"]).await?;
+    let stream = TcpStream::connect(&limiter.address).await?;
+    let (mut asking, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(0)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    let mut connected = JoinSet::new();
+    connected.spawn(connection);
+    // A message of no bytes asks for the server as a whole.
+    let request = http::Request::post(format!(
+        "http://{}/grpc.health.v1.Health/Watch",
+        limiter.address
+    ));
+    let request = request.header("Content-Type", "application/grpc");
+    let request = request.body(Full::new(Bytes::from_static(&[0; 5])))?;
+    let watched = asking.send_request(request).await?;
+    ensure!(watched.status() == 200, "{watched:?}");
+    limiter.stop().await?;
+    drop(watched);
+    Ok(())
+}
+
+#[tokio::test]
+async fn health_says_whether_the_state_can_be_saved() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let mut health = HealthClient::new(channel(&limiter).await?);
+    let mut watched = Vec::new();
+    for service in ["", "cookiesync.limiter.v1.Limiter"] {
+        let request = HealthCheckRequest {
+            service: service.to_owned(),
+        };
+        watched.push(health.watch(request).await?.into_inner());
+    }
+    let mut told = async |expected: ServingStatus| {
+        for watched in &mut watched {
+            let told = timeout(PATIENCE, watched.message()).await??;
+            assert_eq!(told.context("it ended")?.status(), expected);
+        }
+        anyhow::Ok(())
+    };
+    told(ServingStatus::Serving).await?;
+    // A folder in its place keeps the next snapshot from being written.
+    let next = limiter.file("state/snapshot.next");
+    let blocked = async {
+        while fs::create_dir(&next).is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, blocked).await?;
+    told(ServingStatus::NotServing).await?;
+    fs::remove_dir(&next)?;
+    told(ServingStatus::Serving).await?;
+    drop(watched);
+    limiter.stop().await
 }

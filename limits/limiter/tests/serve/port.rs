@@ -190,6 +190,33 @@ async fn token_opens_its_limits_alone() -> Result<()> {
 }
 
 #[tokio::test]
+async fn one_token_leaves_slots_of_every_call_to_others() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("tokens");
+    fs::write(&file, "one one-token-of-16b *\ntwo two-token-of-16b *\n")?;
+    let flag = format!("--token-file={}", file.display());
+    let limits = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s' }]\n\
+                  [limits.whole]\nevery_call = true\nrules = [{ id = 'r', rate = '1/10s' }]";
+    let mut limiter = Limiter::start(limits, &[&flag]).await?;
+    let mut client = limiter.client().await?;
+    let mut status = Vec::new();
+    for token in ["Bearer one-token-of-16b"; 9]
+        .into_iter()
+        .chain(["Bearer two-token-of-16b"])
+    {
+        let headers = [("Authorization", token)];
+        let day = "{\"horizon\": 86400}";
+        let answer = client.post("/v1/limits/a/k/reserve", &headers, day).await?;
+        status.push(answer.status);
+    }
+    ensure!(
+        status.contains(&429) && status.last() == Some(&200),
+        "{status:?}"
+    );
+    limiter.stop().await
+}
+
+#[tokio::test]
 async fn outsiders_meet_bounds() -> Result<()> {
     let flags = ["--waiting-per-counter=1", "--counters=2"];
     let mut limiter = Limiter::start(LIMITS, &flags).await?;
@@ -241,5 +268,10 @@ async fn outsiders_meet_bounds() -> Result<()> {
     );
     let full = client.post("/v1/limits/b/m/reserve", &[], "{}").await?;
     assert_eq!(body(&full, 503)["type"], "/v1/problems/no-room");
+    let metrics = launcher::admin::get(&limiter.admin, "/metrics").await?.body;
+    for (problem, count) in [("no-room", 1), ("too-many-waiting", 1), ("misdirected", 2)] {
+        let line = format!("limiter_problems_total{{problem=\"{problem}\"}} {count}\n");
+        ensure!(metrics.contains(&line), "{metrics}");
+    }
     limiter.stop().await
 }

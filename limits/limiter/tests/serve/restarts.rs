@@ -26,6 +26,16 @@ async fn orderly_restart_costs_nothing() -> Result<()> {
         limiter.stop().await?;
         limiter.start_again().await?;
         ensure!(limiter.used("a", "k").await? == 25);
+        let taught = &limiter.status().await?["taught"];
+        ensure!(
+            taught[0]["counter"] == "other" && taught[0]["left"] == 0,
+            "{taught}"
+        );
+        let lasts = taught[0]["seconds"].as_f64();
+        ensure!(
+            lasts.is_some_and(|it| it > 0.0 && it <= 3_000.0),
+            "{taught}"
+        );
     }
     let next = limiter
         .client()

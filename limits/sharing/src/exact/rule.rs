@@ -1,6 +1,8 @@
-//! Limits and answers in the form of the script.
+//! Limits, questions and answers in the form of the script.
 
-use limits::{Algorithm, Aligned, WhenFull};
+use std::time::Duration;
+
+use limits::{Algorithm, Aligned, Limit, WhenFull, step_of};
 use redis::Value;
 
 use super::NUMBER_MAX;
@@ -14,20 +16,27 @@ pub enum UnfitError {
         "a {0} cannot be exact over several processes: token_bucket, spacing, leaky_bucket that drops, and fixed_window by the clock can"
     )]
     Algorithm(&'static str),
+    /// The server's script does not count what it refuses.
+    #[error("count_refused cannot be exact over several processes")]
+    CountRefused,
     /// The server counts microseconds.
     #[error("its time is not a whole number of microseconds")]
     Nanoseconds,
     /// The server's arithmetic ends at 2^53.
     #[error("its numbers are too large to be exact on the server")]
     Numbers,
-    /// Nothing is left of it.
-    #[error("its part for the time without the server is too small: {0}")]
-    Part(#[from] limits::RateError),
 }
 
 /// A limit in the form that the script takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rule {
+pub struct Rule {
+    kind: Kind,
+    /// Whether its keys stand for many who ask.
+    is_shared: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
     Pace {
         requests: u64,
         micros: u64,
@@ -40,7 +49,14 @@ pub(super) enum Rule {
 }
 
 impl Rule {
-    pub(super) fn of(algorithm: &Algorithm) -> Result<Self, UnfitError> {
+    /// Of a limit.
+    ///
+    /// # Errors
+    /// When it cannot be exact.
+    pub fn of(limit: &Limit) -> Result<Self, UnfitError> {
+        if limit.count_refused {
+            return Err(UnfitError::CountRefused);
+        }
         let micros = |nanos: u64| match nanos % 1000 {
             0 => Ok(nanos / 1000),
             _ => Err(UnfitError::Nanoseconds),
@@ -55,7 +71,7 @@ impl Rule {
                 .checked_mul(burst + 1)
                 .is_some_and(|it| it < NUMBER_MAX);
             match fits {
-                true => Ok(Self::Pace {
+                true => Ok(Kind::Pace {
                     requests,
                     micros,
                     burst,
@@ -63,7 +79,7 @@ impl Rule {
                 false => Err(UnfitError::Numbers),
             }
         };
-        match *algorithm {
+        let kind = match limit.algorithm {
             Algorithm::TokenBucket { rate, burst } => pace(rate, burst),
             Algorithm::Spacing { rate } => pace(rate, 1),
             Algorithm::LeakyBucket {
@@ -77,49 +93,133 @@ impl Rule {
                 aligned: Aligned::Clock,
             } => {
                 let nanos = u64::try_from(window.as_nanos()).map_err(|_| UnfitError::Numbers)?;
-                Ok(Self::Window {
-                    limit,
-                    micros: micros(nanos)?,
-                })
+                let micros = micros(nanos)?;
+                Ok(Kind::Window { limit, micros })
             }
-            _ => Err(UnfitError::Algorithm(algorithm.name())),
+            algorithm => Err(UnfitError::Algorithm(algorithm.name())),
+        };
+        Ok(Self {
+            kind: kind?,
+            is_shared: limit.shared,
+        })
+    }
+
+    /// Most requests that may go at once.
+    #[must_use]
+    pub fn most(&self) -> u64 {
+        match self.kind {
+            Kind::Pace { burst, .. } => burst,
+            Kind::Window { limit, .. } => limit,
         }
     }
 
-    pub(super) fn kind(self) -> &'static str {
-        match self {
-            Self::Pace { .. } => "pace",
-            Self::Window { .. } => "window",
-        }
-    }
-
-    pub(super) fn arguments(self, requests: u64) -> [String; 5] {
-        let numbers = match self {
-            Self::Pace {
+    /// For how many microseconds a call matters at most, where nothing but calls that may go at once were made.
+    #[must_use]
+    pub fn reach_micros(&self) -> u64 {
+        match self.kind {
+            Kind::Pace {
                 requests,
                 micros,
                 burst,
-            } => [requests, micros, burst],
-            Self::Window { limit, micros } => [limit, micros, 0],
+            } => micros.saturating_mul(burst).div_ceil(requests),
+            Kind::Window { micros, .. } => micros,
+        }
+    }
+
+    /// What the script takes of it, for so many requests.
+    #[must_use]
+    pub fn arguments(&self, requests: u64) -> [String; 6] {
+        let (kind, numbers) = match self.kind {
+            Kind::Pace {
+                requests,
+                micros,
+                burst,
+            } => ("pace", [requests, micros, burst]),
+            Kind::Window { limit, micros } => ("window", [limit, micros, 0]),
         };
         let [a, b, c] = numbers.map(|it| it.to_string());
-        [self.kind().to_owned(), requests.to_string(), a, b, c]
+        let requests = requests.min(NUMBER_MAX).to_string();
+        let is_shared = u8::from(self.is_shared).to_string();
+        [kind.to_owned(), requests, is_shared, a, b, c]
     }
 }
 
-/// What the script says.
+/// What is asked of all rules of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// When it could go. Takes nothing.
+    Peek,
+    /// The first moment when it may go, which it takes: nothing beyond the horizon.
+    Reserve {
+        /// How long it may wait.
+        horizon: Duration,
+    },
+    /// To be counted, as it was made without having been asked for, and when one more request could go. It has the effect that the core's
+    /// [`record_all`](limits::Limits::record_all) gives it.
+    Count {
+        /// When it was made, in microseconds since 1970 by the server's clock; `None` for now.
+        made: Option<u64>,
+    },
+}
+
+impl Question {
+    /// What the script takes of it, for a call that must not go for so long yet; of one under these rules.
+    #[must_use]
+    pub fn arguments(self, rules: impl Iterator<Item = Rule>, pause: Duration) -> Vec<String> {
+        // By how much the clocks of those who tell of calls may be ahead: the largest step of the rules.
+        let step = |rule: Rule| micros(step_of(Duration::from_micros(rule.reach_micros())));
+        self.arguments_with(rules.map(step).max().unwrap_or(0), pause)
+    }
+
+    /// The same, with by how many microseconds the time of a call may be ahead.
+    #[must_use]
+    pub fn arguments_with(self, ahead: u64, pause: Duration) -> Vec<String> {
+        let (op, bound) = match self {
+            Self::Peek => ("peek", 0),
+            Self::Reserve { horizon } => ("reserve", micros(horizon)),
+            Self::Count { .. } => ("count", ahead),
+        };
+        let made = match self {
+            Self::Count { made: Some(made) } => made.min(NUMBER_MAX).to_string(),
+            _ => "-1".to_owned(),
+        };
+        // Rounded up: not before.
+        let pause = pause.saturating_add(Duration::from_nanos(999));
+        let [bound, pause] = [bound, micros(pause)].map(|it| it.to_string());
+        vec![op.to_owned(), bound, pause, made]
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).map_or(NUMBER_MAX, |micros| micros.min(NUMBER_MAX))
+}
+
+/// What the script says.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// What becomes of the call.
     pub outcome: Outcome,
     /// The server's clock, in microseconds.
     pub now: u64,
-    /// When it may go, or could.
+    /// When it may go, or could; of calls that were counted, one more request.
     pub at: u64,
-    /// Which of the limits that were asked decided, by its place.
+    /// Which of the rules that were asked decided, by its place; none where it is the pause.
     pub binding: Option<usize>,
     /// In how many microseconds it may ask again.
     pub retry_after: u64,
+    /// What each rule leaves; empty where nothing was looked at.
+    pub left: Vec<Left>,
+}
+
+/// What a rule leaves to a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    /// Requests that could go at once.
+    pub requests: u64,
+    /// When one more could, in microseconds of the server's clock.
+    pub more_at: u64,
+    /// When nothing of it is used any more.
+    pub free_at: u64,
 }
 
 /// What becomes of a call.
@@ -133,6 +233,12 @@ pub enum Outcome {
     Wait,
     /// It is for more requests than ever go at once.
     Many,
+    /// It is counted.
+    Counted,
+    /// It was made so long ago that it has no effect.
+    Old,
+    /// It is said to have been made in the future.
+    Early,
 }
 
 impl Answer {
@@ -146,25 +252,29 @@ impl Answer {
             "at" => Outcome::At,
             "wait" => Outcome::Wait,
             "many" => Outcome::Many,
+            "counted" => Outcome::Counted,
+            "old" => Outcome::Old,
+            "early" => Outcome::Early,
             _ => return Err(ServerError::Form),
         };
         let binding = usize::try_from(number(values.get(3))?).map_err(|_| ServerError::Form)?;
+        let left = |values: &[Value]| {
+            Ok(Left {
+                requests: number(values.first())?,
+                more_at: number(values.get(1))?,
+                free_at: number(values.get(2))?,
+            })
+        };
+        let lefts = values.get(5..).unwrap_or_default().chunks(3).map(left);
         Ok(Self {
             outcome,
             now: number(values.get(1))?,
             at: number(values.get(2))?,
             binding: binding.checked_sub(1),
             retry_after: number(values.get(4))?,
+            left: lefts.collect::<Result<_, ServerError>>()?,
         })
     }
-}
-
-/// The arguments of [`SCRIPT`](super::SCRIPT) for one limit.
-///
-/// # Errors
-/// When it cannot be exact.
-pub fn arguments(algorithm: &Algorithm, requests: u64) -> Result<[String; 5], UnfitError> {
-    Ok(Rule::of(algorithm)?.arguments(requests))
 }
 
 fn gcd(mut a: u64, mut b: u64) -> u64 {

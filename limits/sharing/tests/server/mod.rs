@@ -1,6 +1,9 @@
-//! A real server for a test: `redis-server`, or what `REDIS_SERVER` names. It keeps nothing on disk.
+//! Real servers for a test: `redis-server`, or what `REDIS_SERVER` names, as `valkey-server`. They keep nothing on disk.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
+
+pub(crate) mod cluster;
+pub(crate) mod proxy;
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -9,25 +12,39 @@ use std::{
 };
 
 use limits_sharing::Address;
-use redis::aio::MultiplexedConnection;
+use redis::{FromRedisValue, RedisResult, aio::MultiplexedConnection};
+use tempfile::TempDir;
 
 /// A server; killed when dropped.
 pub(crate) struct Server {
     address: SocketAddr,
+    options: Vec<String>,
     child: Child,
+    /// Its own: a replica writes a file.
+    folder: TempDir,
 }
 
 impl Server {
     /// Starts one; none when there is no program, which is said.
     pub(crate) async fn start() -> Option<Self> {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = free.local_addr().expect("it is bound");
-        drop(free);
-        let Some(child) = spawn(address) else {
+        Self::start_with(&[]).await
+    }
+
+    /// Starts one with more options.
+    pub(crate) async fn start_with(options: &[&str]) -> Option<Self> {
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let options: Vec<_> = options.iter().map(|it| (*it).to_owned()).collect();
+        let folder = TempDir::new().expect("a folder");
+        let Some(child) = spawn(address, &folder, &options) else {
             eprintln!("skipped: there is no redis-server, and REDIS_SERVER names no other");
             return None;
         };
-        let server = Self { address, child };
+        let server = Self {
+            address,
+            options,
+            child,
+            folder,
+        };
         server.connect().await;
         Some(server)
     }
@@ -35,6 +52,11 @@ impl Server {
     /// Where it is.
     pub(crate) fn address(&self) -> Address {
         Address::parse(&format!("redis://{}", self.address)).expect("an address")
+    }
+
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> SocketAddr {
+        self.address
     }
 
     /// A connection, as soon as one can be had.
@@ -50,6 +72,21 @@ impl Server {
         }
     }
 
+    /// Has it answer a command, which is written in words.
+    pub(crate) async fn try_ask<T: FromRedisValue>(&self, words: &str) -> RedisResult<T> {
+        let mut command = redis::Cmd::new();
+        for word in words.split_whitespace() {
+            command.arg(word);
+        }
+        command.query_async(&mut self.connect().await).await
+    }
+
+    /// The same, where it cannot be refused.
+    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &str) -> T {
+        let answer = self.try_ask(words).await;
+        answer.unwrap_or_else(|error| panic!("{words}: {error}"))
+    }
+
     /// Kills it, as `kill -9` does.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");
@@ -58,7 +95,7 @@ impl Server {
 
     /// Starts it again, empty.
     pub(crate) async fn restart(&mut self) {
-        self.child = spawn(self.address).expect("it was there");
+        self.child = spawn(self.address, &self.folder, &self.options).expect("it was there");
         self.connect().await;
     }
 
@@ -69,7 +106,8 @@ impl Server {
         self.signal("CONT");
     }
 
-    fn signal(&self, name: &str) {
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, name: &str) {
         let kill = Command::new("kill")
             .args([&format!("-{name}"), &self.child.id().to_string()])
             .status();
@@ -84,21 +122,30 @@ impl Drop for Server {
     }
 }
 
-fn spawn(address: SocketAddr) -> Option<Child> {
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    free.local_addr().expect("it is bound").port()
+}
+
+/// Waits until something holds, for as long as a slow machine takes.
+pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !holds().await {
+        assert!(Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn spawn(address: SocketAddr, folder: &TempDir, options: &[String]) -> Option<Child> {
     let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
     let mut command = Command::new(program);
-    command.args([
-        "--bind",
-        &ip,
-        "--port",
-        &port,
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-    ]);
+    command.args(["--bind", &ip, "--port", &port]);
+    command.args(["--save", "", "--appendonly", "no"]);
+    command.arg("--dir").arg(folder.path());
     command
+        .args(options)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -31,6 +31,8 @@ impl Reader {
             true => self.text(&mut table, PATH, "redis"),
             false => None,
         };
+        let mut file = |key| self.text(&mut table, PATH, key);
+        let (tls_ca, tls_cert, tls_key) = (file("tls_ca"), file("tls_cert"), file("tls_key"));
         let members_max = self.count(&mut table, PATH, "members_max");
         if members_max.is_some_and(|it| !(1..=MEMBERS_MAX).contains(&it)) {
             self.wrong(&join(PATH, "members_max"), format!("1 to {MEMBERS_MAX}"));
@@ -43,6 +45,9 @@ impl Reader {
                 _ => SharingMode::Lease,
             },
             redis: redis.clone().unwrap_or_default(),
+            tls_ca,
+            tls_cert,
+            tls_key,
             group: group.clone().unwrap_or_default(),
             members_max,
             refresh,

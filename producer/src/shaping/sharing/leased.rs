@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::rules::Sharing;
+use limits::rules::{Sharing, SharingMode};
 use limits_sharing::{
     Address,
     lease::{Config, Health, Lease, User},
@@ -22,7 +22,6 @@ use crate::shaping::{Shaping, shaper::Shares};
 /// # Errors
 /// When the address or the times are wrong.
 pub(super) fn config(sharing: &Sharing, member: &str) -> Result<Config, String> {
-    let server = Address::parse(&sharing.redis);
     let terms = Terms {
         refresh: Terms::micros(sharing.refresh),
         ttl: Terms::micros(sharing.ttl),
@@ -31,7 +30,7 @@ pub(super) fn config(sharing: &Sharing, member: &str) -> Result<Config, String> 
         members_max: sharing.members_max.unwrap_or(0),
     };
     Ok(Config {
-        server: server.map_err(|mistake| format!("sharing.redis: {mistake}"))?,
+        server: Address::of(sharing)?,
         group: sharing.group.clone(),
         member: member.to_owned(),
         terms: terms
@@ -40,8 +39,9 @@ pub(super) fn config(sharing: &Sharing, member: &str) -> Result<Config, String> 
     })
 }
 
-/// The lease of a producer, if its file says that limits are shared; for the whole of its run.
+/// The lease of a producer, if its file says that limits are shared so; for the whole of its run.
 pub(in crate::shaping) fn leased(sharing: Option<&Sharing>, member: &str) -> Option<Leased> {
+    let sharing = sharing.filter(|it| it.mode == SharingMode::Lease);
     let config = sharing.map(|sharing| config(sharing, member).expect("the file was checked"));
     let lease = Lease::new(config?);
     let plan = lease.plan();
@@ -119,6 +119,7 @@ impl Leased {
             error,
             group: plan.group(),
             shares: limits.map(share).collect(),
+            decided: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the page of metrics says that no registry knows: its groups, labels that can be anything, and notes.
 
-/// What is registered by one source file, of names that begin with `prefix`; the first group that fits takes it.
+/// What is registered by the source file or folder `file`, of names that begin with `prefix`; the first group that fits takes it.
 pub(super) struct Group {
     pub(super) title: &'static str,
     pub(super) file: &'static str,
@@ -51,7 +51,7 @@ pub(super) const GROUPS: &[Group] = &[
         "limits/limiter/src/serve/metrics.rs",
         "limiter_snapshot",
     ),
-    group("Limits", "limits/limiter/src/serve/metrics.rs", ""),
+    group("Limits", "limits/limiter/src/serve/", ""),
     group("Connections", "runtime/src/listen.rs", ""),
     group("TLS handshakes", "runtime/src/tls/server.rs", ""),
     group("Certificates and tokens", "runtime/src/reload.rs", ""),
@@ -88,6 +88,11 @@ pub(super) const LABELS: &[Label] = &[
         "",
         "rule",
         "its `id` in the file; of a limit of every call with that limit's name, as in `whole/intake`",
+    ),
+    label(
+        "limiter_shared_decisions_total",
+        "by",
+        "`server`, `part`, `nobody`",
     ),
     label(
         "producer_limits_lease",
@@ -166,6 +171,10 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_limit_share",
         "No metric of shares has values unless the file of `--limits` has `[sharing]`.",
+    ),
+    (
+        "limiter_shared_decisions_total",
+        "No value unless the file of `--limits` has `[sharing]` with `mode = \"exact\"`.",
     ),
     (
         "producer_limits_oldest_seconds",

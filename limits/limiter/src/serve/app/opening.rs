@@ -1,6 +1,6 @@
 //! The start: which limits are in force, and what was used of them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
 use runtime::metrics::Registry;
@@ -8,16 +8,18 @@ use runtime::metrics::Registry;
 use super::super::{
     clock::Clock,
     config::Config,
-    engine::{Engine, Options, RestoreFailed, Unreadable},
+    engine::{Counting, Engine, Options, RestoreFailed, Unreadable},
     limit_sources::{Begun, Changes, LimitSources},
     metrics,
     saver::Saver,
+    sharing::Decider,
     state::Folder,
 };
 
 /// What is kept, and what was found.
 pub(super) struct Kept {
     pub(super) engine: Arc<Engine>,
+    pub(super) decider: Decider,
     pub(super) sources: LimitSources,
     pub(super) clock: Clock,
     pub(super) saver: Option<Saver>,
@@ -33,21 +35,30 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
         begun.map_err(|mistakes| anyhow!("--limits: {}", mistakes.0.join("; ")))
     };
     let changes = Changes::register(registry).context("metrics")?;
-    let options = Options {
+    let options = |begun: &Begun| Options {
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
         learned_max: config.learned_max,
         is_saved: config.state.is_some(),
+        counting: Counting::of(begun.plan().rules.sharing.as_ref()),
     };
-    let mut clock = Clock::start();
-    let new = |begun: &Begun, now| Arc::new(Engine::new(options, &begun.plan().rules.limits, now));
+    let clock = Clock::start();
+    let new = |begun: &Begun, now| {
+        let limits = &begun.plan().rules.limits;
+        Arc::new(Engine::new(options(begun), limits, now))
+    };
+    let decider = |begun: &Begun, engine: &Arc<Engine>, clock| {
+        let sharing = begun.plan().rules.sharing.as_ref();
+        Decider::new(Arc::clone(engine), clock, sharing)
+    };
     let metrics = metrics::Saving::register(registry).context("metrics")?;
     let Some(path) = &config.state else {
         tracing::warn!("nothing is kept: a restart gives every quota anew (--state)");
         let begun = begin(&[])?;
         let engine = new(&begun, clock.now());
         return Ok(Kept {
-            sources: LimitSources::new(begun, Arc::clone(&engine), clock, changes),
+            decider: decider(&begun, &engine, clock.clone()),
+            sources: LimitSources::new(begun, Arc::clone(&engine), clock.clone(), changes),
             engine,
             clock,
             saver: None,
@@ -78,14 +89,7 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
                 Err(RestoreFailed::Unreadable(Unreadable::Damaged | Unreadable::Version))
                 | Ok(_) => unusable(),
             })?;
-            if restored.clock > clock.now() {
-                let ahead = Duration::from_nanos(restored.clock - clock.now());
-                tracing::warn!(
-                    ?ahead,
-                    "the system's clock is behind the state's, which goes on"
-                );
-            }
-            clock = clock.not_before(restored.clock);
+            clock.not_before(restored.clock);
             is_charged = !restored.is_clean;
             let (counters, dropped) = (restored.counters, restored.dropped);
             if is_charged {
@@ -99,13 +103,15 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
             }
         }
     }
-    let sources = LimitSources::new(begun, Arc::clone(&engine), clock, changes);
-    let saver = Saver::new(Arc::clone(&engine), folder, clock, metrics);
+    let decider = decider(&begun, &engine, clock.clone());
+    let sources = LimitSources::new(begun, Arc::clone(&engine), clock.clone(), changes);
+    let saver = Saver::new(Arc::clone(&engine), folder, clock.clone(), metrics);
     if !saver.save(false).await {
         bail!("{}: a snapshot cannot be written there", named());
     }
     Ok(Kept {
         engine,
+        decider,
         sources,
         clock,
         saver: Some(saver),

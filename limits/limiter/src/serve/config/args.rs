@@ -53,7 +53,7 @@ pub(super) struct Serving {
 
     /// File with tokens, one a line after its name, and then the limits that it opens: calls must then bear one
     ///
-    /// `billing TOKEN dsp-17,partner`, or `*` for all limits. A fourth word names rights: `administer` may PUT and DELETE these limits, `feed` reads all limits at /v1/feed. A token has 16 to 512 bytes. Without the file only this machine may ask, so --listen must be a loopback address. The file is looked at again every second.
+    /// `billing TOKEN dsp-17,partner`, or `*` for all limits. A fourth word names rights: `administer` may PUT and DELETE these limits, `feed` reads them at /v1/feed, with that of `unknown`. A token has 16 to 512 bytes. Without the file only this machine may ask, so --listen must be a loopback address. The file is looked at again every second.
     #[arg(
         long,
         group = CONTENTS,
@@ -221,7 +221,7 @@ pub struct Waiting {
 #[command(next_help_heading = "How it is watched and stopped")]
 pub struct Running {
     /// Address for the status page, /metrics, /healthz and /readyz
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9092", value_parser = address)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9098", value_parser = address)]
     pub admin: SocketAddr,
 
     /// Longest time to finish after a signal

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use limits::{Decision, Demand, LimitId, RecordError, Recorded, Refusal};
 
 use super::{
-    Answered, Binding, Counts, Engine, Refused, Said, Slot, State, Target, unsaved::Counter,
+    Answered, Binding, Counts, Engine, Refused, Said, Slot, State, Target, ahead, unsaved::Counter,
 };
 
 /// A call, with what it concerns looked up.
@@ -13,7 +13,7 @@ pub(super) struct Call {
     /// The limits that it names, each with a counter.
     pub(super) of: Vec<Counter>,
     pub(super) demands: Vec<Demand<Arc<str>>>,
-    requests: u64,
+    pub(super) requests: u64,
 }
 
 impl Engine {
@@ -40,38 +40,23 @@ impl Engine {
         horizon: Duration,
         now: u64,
     ) -> Result<Answered<Slot>, Refused> {
-        let mut state = self.state();
-        let state = &mut *state;
-        let now = now.max(state.core.clock());
-        let call = state.open_call(of, requests)?;
-        let from = state.learned.from(&call.of, requests, now);
-        let counted = state.counted_from_calls(&call, now);
-        if state.is_stalled(now) && state.would_wait(&call, &counted, from, horizon, now) {
-            state.count(&call, |counts| counts.refused += 1);
-            return Err(Refused::NotSaved);
-        }
-        let core = &mut state.core;
-        let (at, rule) = match core.reserve_from(&call.demands, from, now, horizon) {
-            Decision::Now => (now, None),
-            Decision::At { at, rule } => (at, Some(rule)),
-            Decision::Refused { rule, why } => {
-                state.count(&call, |counts| counts.refused += 1);
-                return Err(state.refused(&call, rule, why, now));
-            }
-        };
-        state.learned.take(&call.of, requests, at);
-        state.count(&call, |counts| match rule {
-            None => counts.now += 1,
-            Some(_) => counts.delayed += 1,
-        });
-        let answer = Slot {
-            at,
-            now,
-            binding: rule.and_then(|rule| state.binding(rule, from == at)),
-        };
-        // What is to come has to be known after a crash.
-        let saved_by = state.saved_by(&call, counted, at <= now);
-        Ok(Answered { answer, saved_by })
+        self.state().reserve(None, of, requests, horizon, now)
+    }
+
+    /// The same for the bearer of a token, who leaves slots to come of limits of every call to others: they are booked up to
+    /// [`EVERY_CALL_HORIZON`](super::EVERY_CALL_HORIZON) ahead, and by each token no more than it leaves.
+    ///
+    /// # Errors
+    /// Why they may not.
+    pub fn reserve_by(
+        &self,
+        by: &str,
+        of: &[Target<'_>],
+        requests: u64,
+        horizon: Duration,
+        now: u64,
+    ) -> Result<Answered<Slot>, Refused> {
+        self.state().reserve(Some(by), of, requests, horizon, now)
     }
 
     /// Counts requests that were made at `at`, or now, without having been asked for here.
@@ -123,19 +108,35 @@ impl Engine {
     /// When there is no such limit.
     pub fn feedback(&self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Slot), Refused> {
         let mut state = self.state();
-        let state = &mut *state;
         let now = now.max(state.core.clock());
-        let call = state.open_call(&[of], 1)?;
+        let (is_learned, call) = state.hear(of, said, now)?;
+        Ok((is_learned, state.next(&call, now)?))
+    }
+
+    /// The same without a look at when a request could go.
+    ///
+    /// # Errors
+    /// When there is no such limit.
+    pub fn hear(&self, of: Target<'_>, said: Said, now: u64) -> Result<bool, Refused> {
+        let mut state = self.state();
+        let now = now.max(state.core.clock());
+        Ok(state.hear(of, said, now)?.0)
+    }
+}
+
+impl State {
+    fn hear(&mut self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Call), Refused> {
+        let call = self.open_call(&[of], 1)?;
         // Nothing is learned of a limit of every call: it has no counters.
         let is_learned = match call.of.first() {
-            Some(of) => state.learned.hear(of, said, now),
+            Some(of) => self.learned.hear(of, said, now),
             None => false,
         };
-        state.count(&call, |counts| {
+        self.count(&call, |counts| {
             counts.outbound_429 += u64::from(said.status == 429);
             counts.learned += u64::from(is_learned);
         });
-        Ok((is_learned, state.next(&call, now)?))
+        Ok((is_learned, call))
     }
 }
 
@@ -171,8 +172,79 @@ impl State {
         })
     }
 
+    fn reserve(
+        &mut self,
+        by: Option<&str>,
+        of: &[Target<'_>],
+        requests: u64,
+        horizon: Duration,
+        now: u64,
+    ) -> Result<Answered<Slot>, Refused> {
+        let now = now.max(self.core.clock());
+        let call = self.open_call(of, requests)?;
+        let horizon = by.map_or(horizon, |by| self.horizon(by, requests, horizon, now));
+        let from = self.learned.from(&call.of, requests, now);
+        let counted = self.counted_from_calls(&call, now);
+        if self.is_stalled(now) && self.would_wait(&call, &counted, from, horizon, now) {
+            self.count(&call, |counts| counts.refused += 1);
+            return Err(Refused::NotSaved);
+        }
+        let core = &mut self.core;
+        let (at, rule) = match core.reserve_from(&call.demands, from, now, horizon) {
+            Decision::Now => (now, None),
+            Decision::At { at, rule } => (at, Some(rule)),
+            Decision::Refused { rule, why } => {
+                self.count(&call, |counts| counts.refused += 1);
+                return Err(self.refused(&call, rule, why, now));
+            }
+        };
+        self.learned.take(&call.of, requests, at);
+        self.count(&call, |counts| match rule {
+            None => counts.now += 1,
+            Some(_) => counts.delayed += 1,
+        });
+        if let Some(by) = by.filter(|_| at > now) {
+            self.book(by, requests, at);
+        }
+        let answer = Slot {
+            at,
+            now,
+            binding: rule.and_then(|rule| self.binding(rule, from == at)),
+        };
+        // What is to come has to be known after a crash.
+        let saved_by = self.saved_by(&call, counted, at <= now);
+        Ok(Answered { answer, saved_by })
+    }
+
+    /// So many were booked for a moment to come.
+    pub(super) fn book(&mut self, by: &str, requests: u64, at: u64) {
+        for place in self.catalog.every_call() {
+            self.ahead.book(*place, by, requests, at);
+        }
+    }
+
+    /// How far ahead a call of this token may be booked; zero where it has booked its part of a limit of every call.
+    pub(super) fn horizon(
+        &mut self,
+        by: &str,
+        requests: u64,
+        horizon: Duration,
+        now: u64,
+    ) -> Duration {
+        let mut horizon = horizon;
+        for place in self.catalog.every_call() {
+            let limit = (*place, self.catalog.get(*place));
+            horizon = if self.ahead.may_book(limit, by, requests, now) {
+                horizon.min(ahead::HORIZON)
+            } else {
+                Duration::ZERO
+            };
+        }
+        horizon
+    }
+
     /// A call that changes something.
-    fn open_call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
+    pub(super) fn open_call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
         if self.is_over {
             return Err(Refused::Stopping);
         }
@@ -288,7 +360,7 @@ impl State {
         }
     }
 
-    fn count(&mut self, call: &Call, mut count: impl FnMut(&mut Counts)) {
+    pub(super) fn count(&mut self, call: &Call, mut count: impl FnMut(&mut Counts)) {
         let whole = self.catalog.every_call().iter();
         for place in call.of.iter().map(|(place, _)| place).chain(whole) {
             count(&mut self.counts[*place as usize]);

@@ -10,14 +10,13 @@ use limits::{
     rules::{NamedLimit, Rule, Rules},
 };
 
+use super::counting::{CHECKED, Counting, unfit};
+
 /// Most limits of one limiter.
 pub const LIMITS_MAX: usize = 4_096;
 
 /// Most bytes of a limit's name.
 pub const LIMIT_BYTES_MAX: usize = 128;
-
-/// Why a limit can be kept to.
-const CHECKED: &str = "it was checked when it was read";
 
 /// The core's limits, with counters for keys.
 pub(super) type Core = Limits<Arc<str>>;
@@ -36,13 +35,17 @@ pub(super) struct Named {
 #[derive(Debug, Clone)]
 pub(super) struct Placed {
     pub(super) name: Arc<str>,
+    /// What it lets go, in words.
+    pub(super) words: Arc<str>,
     pub(super) rule: Rule,
     pub(super) id: LimitId,
 }
 
 /// All limits. A limit has a place, which it keeps for as long as it is there.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Catalog {
+    /// What the core keeps of each limit.
+    counting: Counting,
     places: Vec<Option<Named>>,
     by_name: BTreeMap<Arc<str>, u32>,
     /// The limit and the rule of each of the core's limits; `None` where it is of none now.
@@ -68,6 +71,7 @@ pub fn mistakes(rules: &Rules) -> Vec<String> {
             ));
         }
     }
+    mistakes.extend(unfit(rules));
     mistakes
 }
 
@@ -83,6 +87,18 @@ pub(super) fn worth(limit: &NamedLimit) -> u64 {
 }
 
 impl Catalog {
+    pub(super) fn new(counting: Counting) -> Self {
+        Self {
+            counting,
+            places: Vec::new(),
+            by_name: BTreeMap::new(),
+            owners: Vec::new(),
+            free: Vec::new(),
+            free_places: Vec::new(),
+            every_call: Vec::new(),
+        }
+    }
+
     pub(super) fn place(&self, name: &str) -> Option<u32> {
         self.by_name.get(name).copied()
     }
@@ -157,7 +173,8 @@ impl Catalog {
         // Made in one pass over all counters.
         let mut changes = Vec::new();
         for gone in known.into_values() {
-            changes.push((gone.id, gone.rule.limit, Carry::Reset));
+            let part = self.counting.part(gone.rule.limit);
+            changes.push((gone.id, part, Carry::Reset));
             self.owners[gone.id.index()] = None;
             self.free.push(gone.id);
         }
@@ -185,6 +202,7 @@ impl Catalog {
                 self.owners[id.index()] = Some((place, index));
                 Placed {
                     name: Arc::from(&*rule.id),
+                    words: Arc::from(rule.limit.algorithm.to_string()),
                     rule: rule.clone(),
                     id,
                 }
@@ -212,18 +230,19 @@ impl Catalog {
         kept: Option<Placed>,
         changes: &mut Vec<(LimitId, Limit, Carry)>,
     ) -> LimitId {
+        let part = self.counting.part(rule.limit);
         if let Some(kept) = kept {
             if kept.rule.limit != rule.limit {
-                changes.push((kept.id, rule.limit, Carry::Requests));
+                changes.push((kept.id, part, Carry::Requests));
             }
             return kept.id;
         }
         match self.free.pop() {
             Some(id) => {
-                changes.push((id, rule.limit, Carry::Reset));
+                changes.push((id, part, Carry::Reset));
                 id
             }
-            None => core.add(rule.limit).expect(CHECKED),
+            None => core.add(part).expect(CHECKED),
         }
     }
 }
@@ -257,7 +276,7 @@ mod tests {
     #[test]
     fn debt_follows_a_rule_by_its_names_and_what_is_gone_is_forgotten() {
         let mut core = Core::new(100);
-        let mut catalog = Catalog::default();
+        let mut catalog = Catalog::new(Counting::Here);
         let text = "[limits.a]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]\n\
                     [limits.b]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]";
         catalog.change(&mut core, &rules(text), 0);

@@ -1,6 +1,6 @@
 //! What partners' answers taught: not before a moment, or so many until then. Only ever less than the limits allow, and for a while.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 use super::unsaved::Counter;
 
@@ -78,7 +78,13 @@ impl Held {
 /// those that come first.
 #[derive(Debug)]
 pub(super) struct Learned {
-    of: HashMap<Counter, Held, foldhash::fast::RandomState>,
+    /// The place of each counter in `held`.
+    of: HashMap<Counter, u32, foldhash::fast::RandomState>,
+    /// Counters keep their places, so that they can be looked at in parts.
+    held: Vec<Option<(Counter, Held)>>,
+    free: Vec<u32>,
+    /// Where the next look for what is over begins.
+    looked_until: usize,
     /// How many of them each limit has, by its place.
     of_limits: HashMap<u32, usize>,
     /// How many limits there are.
@@ -90,6 +96,9 @@ impl Learned {
     pub(super) fn new(longest: Duration) -> Self {
         Self {
             of: HashMap::default(),
+            held: Vec::new(),
+            free: Vec::new(),
+            looked_until: 0,
             of_limits: HashMap::new(),
             limits: 0,
             longest: nanos(longest),
@@ -99,7 +108,7 @@ impl Learned {
     /// Takes in what an answer said; false when there is no room for it, and when it said nothing of use.
     pub(super) fn hear(&mut self, counter: &Counter, said: Said, now: u64) -> bool {
         let mut refusals = 0;
-        if let Some(held) = self.of.get_mut(counter) {
+        if let Some(held) = self.get_mut(counter) {
             // The row ends with an answer that is not a refusal.
             if !matches!(said.status, 429 | 503) {
                 held.refusals = 0;
@@ -138,6 +147,18 @@ impl Learned {
         }
     }
 
+    fn get(&self, counter: &Counter) -> Option<&Held> {
+        let place = *self.of.get(counter)?;
+        let (_, held) = self.held[place as usize].as_ref()?;
+        Some(held)
+    }
+
+    fn get_mut(&mut self, counter: &Counter) -> Option<&mut Held> {
+        let place = *self.of.get(counter)?;
+        let (_, held) = self.held[place as usize].as_mut()?;
+        Some(held)
+    }
+
     /// What is learned of a counter, from now on; `None` when there is no room for it.
     fn held(&mut self, counter: &Counter) -> Option<&mut Held> {
         if !self.of.contains_key(counter) {
@@ -147,8 +168,14 @@ impl Learned {
                 return None;
             }
             *of_limit += 1;
+            let place = self.free.pop().unwrap_or_else(|| {
+                self.held.push(None);
+                u32::try_from(self.held.len() - 1).expect("a bounded number")
+            });
+            self.held[place as usize] = Some((counter.clone(), Held::default()));
+            self.of.insert(counter.clone(), place);
         }
-        Some(self.of.entry(counter.clone()).or_default())
+        self.get_mut(counter)
     }
 
     /// The moment before which so many may not go.
@@ -156,7 +183,7 @@ impl Learned {
         if self.of.is_empty() {
             return 0;
         }
-        let held = of.iter().filter_map(|counter| self.of.get(counter));
+        let held = of.iter().filter_map(|counter| self.get(counter));
         let lessons = held.flat_map(|held| &held.lessons);
         let forbid = lessons.filter(|it| it.until > now && it.left < requests);
         forbid.map(|it| it.until).max().unwrap_or(0)
@@ -164,7 +191,7 @@ impl Learned {
 
     /// The fewest requests that partners' answers leave, and until when.
     pub(super) fn left(&self, of: &[Counter], now: u64) -> Option<(u64, u64)> {
-        let held = of.iter().filter_map(|counter| self.of.get(counter));
+        let held = of.iter().filter_map(|counter| self.get(counter));
         let lessons = held.flat_map(|held| &held.lessons);
         let holding = lessons.filter(|it| it.until > now);
         let least = holding.min_by_key(|it| (it.left, u64::MAX - it.until))?;
@@ -177,33 +204,41 @@ impl Learned {
             return;
         }
         for counter in of {
-            let lessons = self.of.get_mut(counter).map(|held| &mut held.lessons);
+            let lessons = self.get_mut(counter).map(|held| &mut held.lessons);
             for lesson in lessons.into_iter().flatten().filter(|it| it.until > at) {
                 lesson.left = lesson.left.saturating_sub(requests);
             }
         }
     }
 
-    /// Forgets what is over.
-    pub(super) fn pass(&mut self, now: u64) {
-        self.keep(|_, held| held.is_kept(now));
+    /// Forgets what is over, of so many counters at a time.
+    pub(super) fn pass(&mut self, looked_at: usize, now: u64) {
+        let from = self.looked_until;
+        let until = (from + looked_at).min(self.held.len());
+        self.looked_until = if until < self.held.len() { until } else { 0 };
+        self.keep(from..until, |_, held| held.is_kept(now));
     }
 
     /// Forgets what was learned of places; there are so many limits now.
     pub(super) fn change(&mut self, limits: usize, is_gone: impl Fn(u32) -> bool) {
         self.limits = limits;
-        self.keep(|place, _| !is_gone(place));
+        self.keep(0..self.held.len(), |place, _| !is_gone(place));
     }
 
-    fn keep(&mut self, is_kept: impl Fn(u32, &Held) -> bool) {
-        let of_limits = &mut self.of_limits;
-        self.of.retain(|(place, _), held| {
-            let is_kept = is_kept(*place, held);
-            if !is_kept && let Some(of_limit) = of_limits.get_mut(place) {
+    fn keep(&mut self, places: Range<usize>, is_kept: impl Fn(u32, &Held) -> bool) {
+        for place in places {
+            let known = &mut self.held[place];
+            let is_gone = |(counter, held): &mut (Counter, Held)| !is_kept(counter.0, held);
+            let Some((counter, _)) = known.take_if(is_gone) else {
+                continue;
+            };
+            self.of.remove(&counter);
+            self.free
+                .push(u32::try_from(place).expect("a bounded number"));
+            if let Some(of_limit) = self.of_limits.get_mut(&counter.0) {
                 *of_limit -= 1;
             }
-            is_kept
-        });
+        }
     }
 
     /// Of how many counters something is learned.
@@ -216,9 +251,18 @@ impl Learned {
         self.of_limits.get(&place).copied().unwrap_or(0)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = (&Counter, &Lesson)> {
-        let all = self.of.iter();
-        all.flat_map(|(counter, held)| held.lessons.iter().map(move |it| (counter, it)))
+    /// Shows what was learned of so many counters from a place on, and returns the next place, if there is one.
+    pub(super) fn each(
+        &self,
+        from: usize,
+        counters: usize,
+        mut show: impl FnMut(&Counter, &Lesson),
+    ) -> Option<usize> {
+        let rest = self.held.get(from..)?;
+        for (counter, held) in rest.iter().take(counters).flatten() {
+            held.lessons.iter().for_each(|it| show(counter, it));
+        }
+        (rest.len() > counters).then_some(from + counters)
     }
 }
 
@@ -265,7 +309,7 @@ mod tests {
         // No answer closes a counter for longer than is set.
         assert!(learned.hear(&of[0], left(0, 1_000_000), 20 * SECOND));
         assert_eq!(learned.from(&of, 1, 20 * SECOND), 120 * SECOND);
-        learned.pass(120 * SECOND);
+        learned.pass(1, 120 * SECOND);
         assert_eq!(learned.counters(), 0);
     }
 
@@ -334,7 +378,7 @@ mod tests {
         for wait in 1..100 {
             learned.hear(&of[0], left(1_000 + wait, 100 * wait), SECOND);
         }
-        assert_eq!(learned.of[&of[0]].lessons.len(), LESSONS_MAX);
+        assert_eq!(learned.get(&of[0]).unwrap().lessons.len(), LESSONS_MAX);
         assert_eq!(learned.from(&of, 4, SECOND), 21 * SECOND);
         assert_eq!(learned.from(&of, 11, SECOND), 3_501 * SECOND);
     }
@@ -376,7 +420,19 @@ mod tests {
             (learned.counters_of(0), learned.counters_of(1)),
             (0, 12_500)
         );
-        learned.pass(100 * SECOND);
+        // A part at a time, and round again.
+        learned.pass(60_000, 100 * SECOND);
+        assert_eq!(learned.counters(), 2_500);
+        learned.pass(60_000, 100 * SECOND);
         assert_eq!((learned.counters(), learned.counters_of(1)), (0, 0));
+        // Their places are taken again.
+        let counter = (1, Arc::from("again"));
+        assert!(learned.hear(&counter, said, 100 * SECOND));
+        let (mut shown, mut from) = (Vec::new(), Some(0));
+        while let Some(place) = from {
+            from = learned.each(place, 1_000, |counter, _| shown.push(counter.clone()));
+        }
+        assert_eq!(shown, [counter]);
+        assert_eq!(learned.held.len(), 62_500);
     }
 }

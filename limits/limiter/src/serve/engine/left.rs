@@ -21,14 +21,25 @@ pub struct Left {
 
 impl Engine {
     /// What is left to calls that are under all of these limits: by the rule that binds a call, or else by the one that leaves least. `None`
-    /// where there is no rule.
+    /// where there is no rule. As a server said last, where one counts (`is_told`), and else as it is counted here.
     #[must_use]
-    pub fn left(&self, of: &[Target<'_>], binding: Option<&Binding>, now: u64) -> Option<Left> {
+    pub fn left(
+        &self,
+        of: &[Target<'_>],
+        binding: Option<&Binding>,
+        is_told: bool,
+        now: u64,
+    ) -> Option<Left> {
         let state = self.state();
         let call = state.call(of, 1).ok()?;
         let rules = call.demands.iter().filter_map(|demand| {
             let (_, named, placed) = state.catalog.owner(demand.limit)?;
-            let left = state.core.left(demand.limit, &demand.key, now);
+            let left = if is_told {
+                let most = placed.rule.limit.algorithm.most_at_once();
+                state.seen.left(demand.limit, &demand.key, most, now)?
+            } else {
+                state.core.left(demand.limit, &demand.key, now)
+            };
             let is_binding = match binding {
                 Some(Binding::Rule { limit, rule }) => *limit == named.name && *rule == placed.name,
                 _ => false,

@@ -69,20 +69,38 @@ impl Engine {
 
     /// `None` when limits changed meanwhile.
     fn try_snapshot(&self, is_clean: bool, now: u64) -> Option<Snapshot> {
-        let (number, version, charges, head, bytes) = {
+        let (number, version, charges, places, mut head, bytes) = {
             let mut state = self.state();
             let is_new = !std::mem::replace(&mut state.is_failed, true);
             state.unsaved.begin(is_new);
-            let head = state.head(is_clean);
+            let places = state.catalog.all().zip(0..);
+            let places: HashMap<u32, u64> =
+                places.map(|((place, _), index)| (place, index)).collect();
             (
                 state.unsaved.epoch(),
                 state.version,
                 state.worth(),
-                head,
+                places,
+                state.head(is_clean),
                 state.saved_bytes,
             )
         };
-        let mut places: HashMap<u32, u64> = HashMap::new();
+        let mut from = Some(0);
+        while let Some(place) = from {
+            let state = self.state();
+            if state.version != version {
+                return None;
+            }
+            let lessons = &mut head.lessons;
+            from = state.learned.each(place, PART, |(place, counter), lesson| {
+                lessons.push(SavedLesson {
+                    limit: places[place],
+                    counter: Arc::clone(counter),
+                    until: lesson.until,
+                    left: lesson.left,
+                });
+            });
+        }
         let mut writer = Writer::begin(&head, bytes + bytes / 8);
         let mut counters = 0;
         let mut from = Some(0);
@@ -90,10 +108,6 @@ impl Engine {
             let state = self.state();
             if state.version != version {
                 return None;
-            }
-            if places.is_empty() {
-                let all = state.catalog.all().zip(0..);
-                places = all.map(|((place, _), index)| (place, index)).collect();
             }
             let catalog = &state.catalog;
             from = state.core.save(place, PART, now, |id, key, bytes| {
@@ -232,6 +246,7 @@ impl State {
         placed.map(|placed| placed.id)
     }
 
+    /// The head of a snapshot, but for what was learned.
     fn head(&self, is_clean: bool) -> Head {
         let saved = |named: &Named| SavedLimit {
             name: Arc::clone(&named.name),
@@ -241,31 +256,17 @@ impl State {
                 .iter()
                 .map(|placed| SavedRule {
                     name: Arc::clone(&placed.name),
-                    limit: placed.rule.limit,
+                    limit: *self.core.limit(placed.id),
                     unseen: self.core.save_unseen(placed.id),
                 })
                 .collect(),
         };
-        let places: HashMap<u32, u64> = self
-            .catalog
-            .all()
-            .map(|(place, _)| place)
-            .zip(0..)
-            .collect();
-        let lessons = self.learned.all().filter_map(|((place, counter), lesson)| {
-            Some(SavedLesson {
-                limit: *places.get(place)?,
-                counter: Arc::clone(counter),
-                until: lesson.until,
-                left: lesson.left,
-            })
-        });
         Head {
             is_clean,
             clock: self.core.clock(),
             sources: Arc::clone(&self.sources),
             limits: self.catalog.all().map(|(_, named)| saved(named)).collect(),
-            lessons: lessons.collect(),
+            lessons: Vec::new(),
         }
     }
 }

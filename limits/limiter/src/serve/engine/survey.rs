@@ -2,12 +2,15 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Duration};
 
-use limits::Algorithm;
+use limits::{Algorithm, LimitId};
 
-use super::{Counts, Engine};
+use super::{Counting, Counts, Engine, catalog::Catalog, learned::Lesson};
 
 /// Counters that are looked at under the lock at once.
 const PART: usize = 256;
+
+/// Most of what is learned that is looked at.
+const LESSONS_MAX: usize = 1_000;
 
 /// How all limits stand.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub struct Survey {
     pub counters: usize,
     /// Counters of which something is learned.
     pub learned: usize,
+    /// Some of what is learned, the strictest first.
+    pub taught: Vec<Taught>,
     /// One more for each change of the limits.
     pub version: u64,
 }
@@ -30,7 +35,7 @@ pub struct LimitSurvey {
     /// Its name.
     pub name: Arc<str>,
     /// Its rules in words.
-    pub rules: Vec<(Arc<str>, String)>,
+    pub rules: Vec<(Arc<str>, Arc<str>)>,
     /// What was done under it.
     pub counts: Counts,
     /// Counters, each once for each rule.
@@ -62,8 +67,21 @@ pub struct Row {
     pub counter: Arc<str>,
 }
 
+/// What a partner's answer said of a counter.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Taught {
+    /// So many requests may go,
+    pub left: u64,
+    /// until then.
+    pub until: u64,
+    /// The limit.
+    pub limit: Arc<str>,
+    /// The counter.
+    pub counter: Arc<str>,
+}
+
 impl Engine {
-    /// How all limits stand at `now`, with the `rows` counters that are used most.
+    /// How all limits stand at `now`, with the `rows` counters that are used most, and as many that are held by what is learned.
     #[must_use]
     pub fn survey(&self, rows: usize, now: u64) -> Survey {
         let mut survey = self.limits_now();
@@ -73,9 +91,34 @@ impl Engine {
             for (index, (place, _)) in state.catalog.all().enumerate() {
                 places[place as usize] = Some(index);
             }
+            let is_same = state.version == survey.version;
+            let mut taught = Vec::new();
+            state
+                .learned
+                .each(0, LESSONS_MAX, |(place, counter), lesson| {
+                    let index = places.get(*place as usize).copied().flatten();
+                    let limit = index.and_then(|index| survey.limits.get(index));
+                    let Lesson { until, left } = *lesson;
+                    if let Some(limit) = limit.filter(|_| is_same && until > now) {
+                        taught.push(Taught {
+                            left,
+                            until,
+                            limit: Arc::clone(&limit.name),
+                            counter: Arc::clone(counter),
+                        });
+                    }
+                });
+            survey.taught = taught;
             places
         };
-        let mut fullest: BinaryHeap<Reverse<Row>> = BinaryHeap::new();
+        survey.taught.sort_unstable();
+        survey.taught.truncate(rows);
+        let mut looking = Looking {
+            limits: &mut survey.limits,
+            places,
+            rows,
+            fullest: BinaryHeap::new(),
+        };
         let mut from = Some(0);
         while let Some(place) = from {
             let state = self.state();
@@ -84,46 +127,28 @@ impl Engine {
                 break;
             }
             let catalog = &state.catalog;
-            let limits = &mut survey.limits;
-            from = state
-                .core
-                .each_key(place, PART, now, |id, key, used, next| {
-                    let Some((place, named, placed)) = catalog.owner(id) else {
-                        return;
-                    };
-                    let most = placed.rule.limit.algorithm.most_at_once();
-                    let used_permille = used.saturating_mul(1_000) / most;
-                    let index = places.get(place as usize).copied().flatten();
-                    if let Some(limit) = index.and_then(|index| limits.get_mut(index)) {
-                        limit.counters += 1;
-                        limit.used_permille = limit.used_permille.max(used_permille);
-                        if is_quota(&placed.rule.limit.algorithm) {
-                            limit.quota_permille = limit.quota_permille.max(Some(used_permille));
-                        }
+            from = match self.options.counting {
+                Counting::Here => state
+                    .core
+                    .each_key(place, PART, now, |id, key, used, next| {
+                        looking.add(catalog, id, key, |_| used, next);
+                    }),
+                // What the server said last.
+                Counting::Part(_) | Counting::Elsewhere => {
+                    for (id, key, standing) in state.seen.used(now) {
+                        let next = if standing.requests > 0 {
+                            now
+                        } else {
+                            standing.more_at
+                        };
+                        looking.add(catalog, id, key, |most| standing.used(most, now), next);
                     }
-                    let least = fullest.peek().map(|Reverse(row)| row.used_permille);
-                    if fullest.len() >= rows && least.is_none_or(|least| least >= used_permille) {
-                        return;
-                    }
-                    fullest.push(Reverse(Row {
-                        used_permille,
-                        used,
-                        most,
-                        next,
-                        limit: Arc::clone(&named.name),
-                        rule: Arc::clone(&placed.name),
-                        counter: Arc::clone(key),
-                    }));
-                    if fullest.len() > rows {
-                        fullest.pop();
-                    }
-                });
+                    None
+                }
+            };
         }
-        survey.fullest = fullest
-            .into_sorted_vec()
-            .into_iter()
-            .map(|Reverse(row)| row)
-            .collect();
+        let fullest = looking.fullest.into_sorted_vec().into_iter();
+        survey.fullest = fullest.map(|Reverse(row)| row).collect();
         survey
     }
 
@@ -136,10 +161,7 @@ impl Engine {
             rules: named
                 .rules
                 .iter()
-                .map(|placed| {
-                    let words = placed.rule.limit.algorithm.to_string();
-                    (Arc::clone(&placed.name), words)
-                })
+                .map(|placed| (Arc::clone(&placed.name), Arc::clone(&placed.words)))
                 .collect(),
             counts: state.counts[place as usize],
             counters: 0,
@@ -154,9 +176,62 @@ impl Engine {
         Survey {
             limits: limits.collect(),
             fullest: Vec::new(),
+            taught: Vec::new(),
             counters: state.core.keys(),
             learned: state.learned.counters(),
             version: state.version,
+        }
+    }
+}
+
+/// A look at counters, one after the other.
+struct Looking<'a> {
+    limits: &'a mut [LimitSurvey],
+    /// The index in `limits` of each place.
+    places: Vec<Option<usize>>,
+    rows: usize,
+    fullest: BinaryHeap<Reverse<Row>>,
+}
+
+impl Looking<'_> {
+    /// Adds a counter: how much of the most is used, and when one could go.
+    fn add(
+        &mut self,
+        catalog: &Catalog,
+        id: LimitId,
+        key: &Arc<str>,
+        used: impl FnOnce(u64) -> u64,
+        next: u64,
+    ) {
+        let Some((place, named, placed)) = catalog.owner(id) else {
+            return;
+        };
+        let most = placed.rule.limit.algorithm.most_at_once();
+        let used = used(most);
+        let used_permille = used.saturating_mul(1_000) / most;
+        let index = self.places.get(place as usize).copied().flatten();
+        if let Some(limit) = index.and_then(|index| self.limits.get_mut(index)) {
+            limit.counters += 1;
+            limit.used_permille = limit.used_permille.max(used_permille);
+            if is_quota(&placed.rule.limit.algorithm) {
+                limit.quota_permille = limit.quota_permille.max(Some(used_permille));
+            }
+        }
+        let least = self.fullest.peek().map(|Reverse(row)| row.used_permille);
+        if self.fullest.len() >= self.rows && least.is_none_or(|least| least >= used_permille) {
+            return;
+        }
+        self.fullest.push(Reverse(Row {
+            used_permille,
+            used,
+            most,
+            next,
+            limit: Arc::clone(&named.name),
+            rule: Arc::clone(&placed.name),
+            counter: Arc::clone(key),
+        }));
+        if self.fullest.len() > self.rows {
+            self.fullest.pop();
         }
     }
 }

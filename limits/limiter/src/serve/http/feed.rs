@@ -1,5 +1,5 @@
-//! All limits in force as one document, for those who keep to them by themselves: read again when it changes, by a request that is held
-//! until then.
+//! The limits in force that a token opens as one document, for those who keep to them by themselves: read again when it changes, by a request
+//! that is held until then.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         asked::invalid,
+        limit_sources::View,
         places::Place,
         problem::{self, Problem},
         service::{Service, WAIT_MAX},
@@ -43,14 +44,12 @@ impl Service {
                     "the file has the password of a server: --token-file says who may read it";
                 return Err(self.no_right(detail));
             }
-            if !is_known(request.headers(), &plan.etag) {
-                return Ok(tagged(
-                    text(plan.feed.clone(), "application/json"),
-                    &plan.etag,
-                ));
+            let View { body, etag } = plan.feed(&holder.limits).await;
+            if !is_known(request.headers(), &etag) {
+                return Ok(tagged(text(body, "application/json"), &etag));
             }
             if Instant::now() >= end {
-                return Ok(unchanged(&plan.etag));
+                return Ok(unchanged(&etag));
             }
             if permit.is_none() {
                 let waiting = self.waiting.enter(&holder.name, Vec::new());
@@ -65,7 +64,7 @@ impl Service {
             // Until a change or the end of the wait: both are looked at above.
             let waiting = timeout_at(end, plans.changed());
             if stop.run_until_cancelled(waiting).await.is_none() {
-                return Ok(unchanged(&plan.etag));
+                return Ok(unchanged(&etag));
             }
         }
     }

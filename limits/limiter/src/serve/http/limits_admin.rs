@@ -10,8 +10,11 @@ use tokio::time::timeout;
 
 use super::{
     super::{
+        aside::aside,
         asked::invalid,
-        limit_sources::{Change, NotChanged, Origin, Plan, Source, etag},
+        limit_sources::{
+            Change, LimitSources, Names, NotChanged, Origin, Plan, Source, View, What, etag,
+        },
         problem::{self, Problem},
         service::{SAVED_TIMEOUT, Service},
         tokens::Holder,
@@ -23,6 +26,9 @@ use super::{
 
 /// What a change is that is not on the disk.
 const NOT_KEPT: &str = "the limit is changed, and is as before after a crash";
+
+/// Whether a limit that is like this may be changed.
+type May<'a> = dyn Fn(Option<&Origin>) -> bool + 'a;
 
 /// A limit, and where it comes from.
 #[derive(Debug, Serialize)]
@@ -66,25 +72,26 @@ impl<'a> LimitBody<'a> {
     }
 }
 
+/// The limits of these names.
+fn list(plan: &Plan, names: &Names) -> Vec<u8> {
+    let all = plan.rules.limits.iter().map(|limit| limit.name.as_str());
+    let may_read = |name: &&str| names.as_ref().is_none_or(|names| names.contains(*name));
+    let all: Vec<(&str, Origin)> = all
+        .filter(may_read)
+        .filter_map(|name| Some((name, plan.origin(name)?)))
+        .collect();
+    let limits = all.iter().map(|(name, it)| LimitBody::of(name, it));
+    let body = AllBody {
+        limits: limits.collect(),
+    };
+    serde_json::to_vec(&body).expect("tables of texts and numbers are JSON")
+}
+
 impl Service {
     /// The limits that `holder` may ask for.
-    pub(super) fn all_limits(&self, holder: &Holder, headers: &HeaderMap) -> Answer {
+    pub(super) async fn all_limits(&self, holder: &Holder, headers: &HeaderMap) -> Answer {
         let plan = self.sources.plan();
-        let names = plan.rules.limits.iter().map(|limit| limit.name.as_str());
-        let names = names.filter(|name| holder.may_use(name));
-        let all: Vec<(&str, Origin)> = names
-            .filter_map(|name| Some((name, plan.origin(name)?)))
-            .collect();
-        let limits = all.iter().map(|(name, it)| LimitBody::of(name, it));
-        let body = AllBody {
-            limits: limits.collect(),
-        };
-        let body = serde_json::to_vec(&body).expect("tables of texts and numbers are JSON");
-        let tag = etag(&body);
-        if is_known(headers, &tag) {
-            return unchanged(&tag);
-        }
-        tagged(text(body, "application/json"), &tag)
+        answer_of(plan.view(What::List, &holder.limits, list).await, headers)
     }
 
     /// Reads, makes or deletes one.
@@ -133,12 +140,10 @@ impl Service {
                     }
                 }
                 let is_new = self.sources.plan().sources(limit).next().is_none();
-                let change = Change {
-                    limit,
-                    who: &holder.name,
-                };
-                let may = |origin: Option<&Origin>| allows(&headers, limit, origin);
-                let number = self.sources.put(change, terms, may).map_err(not_changed)?;
+                let made = self.change(limit, holder, headers, |sources, change, may| {
+                    sources.put(change, terms, may)
+                });
+                let number = made.await.map_err(not_changed)?;
                 self.is_saved(number, NOT_KEPT).await?;
                 let mut answer = self.stands(&self.sources.plan(), limit);
                 if is_new {
@@ -149,12 +154,10 @@ impl Service {
             Method::DELETE => {
                 self.may_administer(holder)?;
                 let _alone = self.alone().await?;
-                let change = Change {
-                    limit,
-                    who: &holder.name,
-                };
-                let may = |origin: Option<&Origin>| allows(&headers, limit, origin);
-                let number = self.sources.delete(change, may).map_err(|not| match not {
+                let made = self.change(limit, holder, headers, |sources, change, may| {
+                    sources.delete(change, may)
+                });
+                let number = made.await.map_err(|not| match not {
                     NotChanged::NotPut(None) => unknown(limit),
                     not => not_changed(not),
                 })?;
@@ -163,6 +166,28 @@ impl Service {
             }
             _ => Err(Problem::new(problem::METHOD, "use GET, PUT or DELETE")),
         }
+    }
+
+    /// Makes a change of a limit, if it is what the headers say; where it holds up no call.
+    async fn change(
+        &self,
+        limit: &str,
+        holder: &Holder,
+        headers: HeaderMap,
+        make: impl FnOnce(&LimitSources, Change<'_>, &May<'_>) -> Result<u64, NotChanged>
+        + Send
+        + 'static,
+    ) -> Result<u64, NotChanged> {
+        let sources = self.sources.clone();
+        let (limit, who) = (limit.to_owned(), holder.name.clone());
+        aside(move || {
+            let change = Change {
+                limit: &limit,
+                who: &who,
+            };
+            make(&sources, change, &|origin| allows(&headers, &limit, origin))
+        })
+        .await
     }
 
     /// A limit as it is after a change; an empty answer if it is gone.
@@ -247,6 +272,14 @@ fn names(headers: &HeaderMap, header: header::HeaderName, tag: Option<&str>) -> 
             tag.is_some_and(|tag| named == "*" || weak.unwrap_or(named) == tag)
         });
     Some(named)
+}
+
+/// A document, or that the caller has it already.
+fn answer_of(view: View, headers: &HeaderMap) -> Answer {
+    if is_known(headers, &view.etag) {
+        return unchanged(&view.etag);
+    }
+    tagged(text(view.body, "application/json"), &view.etag)
 }
 
 /// Whether the caller has it already.

@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{config, engine::LIMITS_MAX},
+    super::{aside::aside, config, engine::LIMITS_MAX},
     LimitSources, Named,
     plan::BYTES_MAX,
 };
@@ -124,11 +124,13 @@ impl Follower {
             Err(why) => return why,
         };
         loop {
-            match read(collection, changes.is_some()).await {
-                Ok(named) => self.sources.collection(Ok(named)),
-                Err(Failed::Content(why)) => self.sources.collection(Err(why)),
+            let read = match read(collection, changes.is_some()).await {
+                Ok(named) => Ok(named),
+                Err(Failed::Content(why)) => Err(why),
                 Err(Failed::Server(why)) => return why,
-            }
+            };
+            let sources = self.sources.clone();
+            aside(move || sources.collection(read)).await;
             if std::mem::replace(is_lost, false) {
                 tracing::info!(collection = ?self.of, "the collection of limits can be read again");
             }

@@ -1,13 +1,14 @@
 //! One version of all limits: what each source says, and what is in force of it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use bytes::Bytes;
 use limits::rules::{Document, Mistakes, Rules, Terms};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
-use super::super::engine;
+use super::{
+    super::{aside::aside, engine},
+    views::{Names, View, Views, What},
+};
 
 /// Most bytes of all sources together, as JSON.
 pub(super) const BYTES_MAX: usize = 2 << 20;
@@ -56,15 +57,12 @@ pub struct Said {
 }
 
 /// A version that is in order.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Plan {
     said: Said,
     /// What it means.
     pub rules: Rules,
-    /// All limits in force with what else the file says, as JSON.
-    pub feed: Bytes,
-    /// Differs when the feed does.
-    pub etag: String,
+    views: Views,
 }
 
 impl Said {
@@ -84,6 +82,15 @@ impl Said {
         }
     }
 
+    /// All limits in force with what else the file says.
+    fn document(&self) -> Document {
+        let mut document = self.file.clone();
+        for (name, terms) in self.collection.iter().chain(&self.put) {
+            document.set(name, terms.clone());
+        }
+        document
+    }
+
     /// To be kept, and [read again](Self::of_bytes).
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("tables of texts and numbers are JSON")
@@ -100,11 +107,7 @@ impl Plan {
     /// # Errors
     /// With everything that is wrong with it.
     pub fn of(said: Said) -> Result<Self, Mistakes> {
-        let mut document = said.file.clone();
-        for (name, terms) in said.collection.iter().chain(&said.put) {
-            document.set(name, terms.clone());
-        }
-        let rules = document.rules()?;
+        let rules = said.document().rules()?;
         let mut mistakes = engine::mistakes(&rules);
         let bytes = said.to_bytes().len();
         if bytes > BYTES_MAX {
@@ -113,12 +116,10 @@ impl Plan {
         if !mistakes.is_empty() {
             return Err(Mistakes(mistakes));
         }
-        let feed = serde_json::to_vec(&document).expect("tables of texts and numbers are JSON");
         Ok(Self {
-            etag: etag(&feed),
-            feed: Bytes::from(feed),
             said,
             rules,
+            views: Views::default(),
         })
     }
 
@@ -126,6 +127,43 @@ impl Plan {
     #[must_use]
     pub fn said(&self) -> &Said {
         &self.said
+    }
+
+    /// What those read who keep to the limits of these names by themselves: these and that of keys that none names, with what else the file
+    /// says.
+    pub async fn feed(self: &Arc<Self>, names: &Names) -> View {
+        self.view(What::Feed, names, |plan, names| {
+            let mut document = plan.said.document();
+            if let Some(names) = names {
+                document.keep_limits(names);
+            }
+            serde_json::to_vec(&document).expect("tables of texts and numbers are JSON")
+        })
+        .await
+    }
+
+    /// A document of the limits of these names; unless it is kept, `make` makes it where it holds up no call.
+    pub async fn view(
+        self: &Arc<Self>,
+        what: What,
+        names: &Names,
+        make: fn(&Self, &Names) -> Vec<u8>,
+    ) -> View {
+        let key = (what, names.clone());
+        if let Some(view) = self.views.get(&key) {
+            return view;
+        }
+        let _one_at_a_time = self.views.making.lock().await;
+        if let Some(view) = self.views.get(&key) {
+            return view;
+        }
+        let plan = Arc::clone(self);
+        aside(move || {
+            let view = View::of(make(&plan, &key.1));
+            plan.views.keep(key, view.clone());
+            view
+        })
+        .await
     }
 
     /// Where the limit of this name comes from, and then what that overrides.
@@ -162,18 +200,6 @@ pub struct Origin {
     pub overridden: Vec<(Source, Terms)>,
 }
 
-/// An entity tag of this content, in its quotes.
-#[must_use]
-pub fn etag(content: &[u8]) -> String {
-    let digest = Sha256::digest(content);
-    let hex: String = digest
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!("\"{hex}\"")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,9 +224,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn put_is_over_the_collection_and_that_over_the_file() {
-        let plan = Plan::of(said()).unwrap();
+    #[tokio::test]
+    async fn put_is_over_the_collection_and_that_over_the_file() {
+        let plan = Arc::new(Plan::of(said()).unwrap());
         let in_force: Vec<String> = plan
             .rules
             .limits
@@ -219,7 +245,21 @@ mod tests {
         assert!(plan.origin("e").is_none());
         let kept = Said::of_bytes(&plan.said().to_bytes()).unwrap();
         assert_eq!(&kept, plan.said());
-        assert_eq!(Plan::of(kept).unwrap().etag, plan.etag);
+        let again = Arc::new(Plan::of(kept).unwrap());
+        assert_eq!(again.feed(&None).await.etag, plan.feed(&None).await.etag);
+    }
+
+    #[tokio::test]
+    async fn document_is_made_once_for_each_who_may_read_other_limits() {
+        let plan = Arc::new(Plan::of(said()).unwrap());
+        let names = |names: [&str; 1]| Some(names.map(ToOwned::to_owned).into());
+        let all = plan.feed(&None).await;
+        assert_eq!(plan.feed(&None).await.body.as_ptr(), all.body.as_ptr());
+        let one = plan.feed(&names(["a"])).await;
+        assert_ne!(one.etag, all.etag);
+        assert_ne!(plan.feed(&names(["b"])).await.etag, one.etag);
+        let one: Document = serde_json::from_slice(&one.body).unwrap();
+        assert!(one.has("a") && !one.has("b"));
     }
 
     #[test]

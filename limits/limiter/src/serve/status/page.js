@@ -31,6 +31,12 @@ const fullest = table(el("fullest"), [
   ["share", "", (cell, { used_percent }) => say(cell, percent(used_percent))],
   ["next slot in", "", (cell, { next_seconds }) => say(cell, next_seconds > 0 ? time(next_seconds) : "now")],
 ]);
+const taught = table(el("taught"), [
+  ["", "name", (cell, { limit }) => say(cell, limit)],
+  ["counter", "text wrap", (cell, { counter }) => say(cell, counter)],
+  ["calls left", "", (cell, { left }) => { say(cell, short(left)); style(cell, left > 0 ? "" : "lost"); }],
+  ["for", "", (cell, { seconds }) => say(cell, time(seconds))],
+]);
 const queue = tally("waiting-for");
 
 live((status) => {
@@ -55,6 +61,8 @@ live((status) => {
   put("limits-hidden", hidden > 0 ? hidden + " more." : "");
   el("fullest-none").hidden = status.fullest.length > 0;
   fullest(status.fullest, ({ limit, rule, counter }) => limit + "/" + rule + "/" + counter);
+  el("taught-card").hidden = status.taught.length === 0;
+  taught(status.taught, ({ limit, counter, left }) => limit + "/" + counter + "/" + left);
   el("queue").hidden = status.waiting_for.length === 0;
   queue(status.waiting_for.map(({ counter, count }) => [counter, count]));
 });

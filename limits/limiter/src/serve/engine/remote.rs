@@ -1,0 +1,199 @@
+//! Calls that the server of `[sharing]` decides on: what it is asked, and what its answers mean here.
+//!
+//! The server counts, by its own clock. Here are the names of limits, what partners' answers taught, and what was done; what a server said last
+//! of each counter; and, where each replica has a part of every limit for when the server is lost, what was let go of that part.
+
+use std::{sync::Arc, time::Duration};
+
+use limits::Demand;
+use limits_sharing::exact::{Answer, Ask, Outcome, Question, Rule};
+
+use super::{
+    Binding, Counting, Engine, Refused, Slot, State, Target, calls::Call, counting::CHECKED,
+    seen::Standing,
+};
+
+/// A call for a server to decide on.
+pub struct Asking {
+    call: Call,
+    /// Of which limits it is.
+    version: u64,
+    rules: Vec<Binding>,
+    /// Whether it counts as asked when a call could go.
+    pub is_counted: bool,
+    /// Whose token is borne.
+    by: Option<Arc<str>>,
+    /// What is asked.
+    pub question: Question,
+    /// What is asked of each rule.
+    pub asks: Vec<Ask>,
+    /// For how long it must not go, whatever the server says: partners' answers say so.
+    pub pause: Duration,
+}
+
+impl Engine {
+    /// What a server is to be asked about a call, of the bearer of this token where slots may be taken ([`reserve_by`](Self::reserve_by)).
+    ///
+    /// # Errors
+    /// Why it is not asked.
+    pub fn asking(
+        &self,
+        by: Option<&str>,
+        of: &[Target<'_>],
+        requests: u64,
+        question: Question,
+        now: u64,
+    ) -> Result<Asking, Refused> {
+        let mut state = self.state();
+        let now = now.max(state.core.clock());
+        let call = match question {
+            Question::Peek => state.call(of, requests)?,
+            Question::Reserve { .. } | Question::Count { .. } => state.open_call(of, requests)?,
+        };
+        let question = match (question, by) {
+            (Question::Reserve { horizon }, Some(by)) => Question::Reserve {
+                horizon: state.horizon(by, requests, horizon, now),
+            },
+            _ => question,
+        };
+        let next = match question {
+            Question::Count { .. } => requests.saturating_add(1),
+            _ => requests,
+        };
+        let from = state.learned.from(&call.of, next, now);
+        let asks = call.demands.iter().map(|demand| state.ask(demand));
+        let (rules, asks) = asks.unzip();
+        Ok(Asking {
+            call,
+            version: state.version,
+            is_counted: true,
+            by: by.map(Arc::from),
+            rules,
+            question,
+            asks,
+            pause: Duration::from_nanos(from.saturating_sub(now)),
+        })
+    }
+
+    /// Takes in what the server said at `now`: the slot of the call, or of the next one after calls that were counted, and whether these have an
+    /// effect.
+    ///
+    /// # Errors
+    /// Why the call may not go, or is not counted.
+    pub fn answered(
+        &self,
+        asking: &Asking,
+        answer: &Answer,
+        now: u64,
+    ) -> Result<(Slot, bool), Refused> {
+        let mut state = self.state();
+        let now = now.max(state.core.clock());
+        // Under limits that have changed since, only the answer itself is of use.
+        if state.version == asking.version {
+            state.take_in(asking, answer, now);
+        }
+        let binding = answer.binding.and_then(|place| asking.rules.get(place));
+        let slot = Slot {
+            at: answer.at.saturating_mul(1_000),
+            now: answer.now.saturating_mul(1_000),
+            binding: match binding {
+                None => (answer.at > answer.now).then_some(Binding::Learned),
+                binding => binding.cloned(),
+            },
+        };
+        match answer.outcome {
+            Outcome::Now | Outcome::At | Outcome::Counted => Ok((slot, true)),
+            Outcome::Old => Ok((slot, false)),
+            Outcome::Wait => Err(Refused::OverHorizon(slot)),
+            Outcome::Early => Err(Refused::TooEarly),
+            Outcome::Many => {
+                let ask = answer.binding.and_then(|place| asking.asks.get(place));
+                Err(Refused::TooMany {
+                    binding: slot.binding,
+                    most: ask.map_or(0, |ask| ask.rule.most()),
+                })
+            }
+        }
+    }
+}
+
+impl State {
+    /// A rule's name, and what is asked of it.
+    fn ask(&self, demand: &Demand<Arc<str>>) -> (Binding, Ask) {
+        let (_, named, placed) = self.catalog.owner(demand.limit).expect("a rule in force");
+        let binding = Binding::Rule {
+            limit: Arc::clone(&named.name),
+            rule: Arc::clone(&placed.name),
+        };
+        let ask = Ask {
+            name: Arc::from(binding.to_string()),
+            rule: Rule::of(&placed.rule.limit).expect(CHECKED),
+            key: Arc::clone(&demand.key),
+            requests: demand.requests,
+        };
+        (binding, ask)
+    }
+
+    fn take_in(&mut self, asking: &Asking, answer: &Answer, now: u64) {
+        let Asking { call, question, .. } = asking;
+        // The server's moments by the clock that goes here.
+        let here = |micros: u64| {
+            let wait = micros.saturating_sub(answer.now).saturating_mul(1_000);
+            now.saturating_add(wait)
+        };
+        let is_taken = match (answer.outcome, question) {
+            (Outcome::Now | Outcome::At, Question::Reserve { .. }) => {
+                let is_now = answer.outcome == Outcome::Now;
+                self.count(call, |counts| match is_now {
+                    true => counts.now += 1,
+                    false => counts.delayed += 1,
+                });
+                true
+            }
+            (_, Question::Peek) => {
+                self.count(call, |counts| counts.asked += u64::from(asking.is_counted));
+                false
+            }
+            (Outcome::Counted, _) => {
+                self.count(call, |counts| counts.counted += 1);
+                true
+            }
+            (Outcome::Old, _) => {
+                self.count(call, |counts| counts.too_old += 1);
+                false
+            }
+            (Outcome::Early, _) => {
+                self.count(call, |counts| counts.too_early += 1);
+                false
+            }
+            (Outcome::Wait | Outcome::Many, Question::Reserve { .. }) => {
+                self.count(call, |counts| counts.refused += 1);
+                false
+            }
+            _ => false,
+        };
+        if is_taken {
+            let at = match question {
+                Question::Reserve { .. } => here(answer.at),
+                _ => now,
+            };
+            self.learned.take(&call.of, call.requests, at);
+            if let Some(by) = asking.by.as_deref().filter(|_| at > now) {
+                self.book(by, call.requests, at);
+            }
+            if let Counting::Part(_) = self.counting {
+                // Without room for it, the call would not go without the server.
+                self.core.record_all(&call.demands, now, now).ok();
+            }
+        }
+        for (demand, left) in call.demands.iter().zip(&answer.left) {
+            let standing = Standing {
+                requests: left.requests,
+                more_at: here(left.more_at),
+                free_at: here(left.free_at),
+                seen_at: now,
+            };
+            self.seen.put(demand.limit, &demand.key, standing);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What a server said last of counters: what answers tell beside their slot, and what a page shows.
+
+use std::{collections::HashMap, sync::Arc};
+
+use limits::{Left, LimitId};
+
+/// Most counters that are remembered, and at least half as many. All others are counted by the server all the same.
+const SEEN_MAX: usize = 20_000;
+
+/// How a counter stood under one rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// Requests that could go at once.
+    pub(super) requests: u64,
+    /// When one more could.
+    pub(super) more_at: u64,
+    /// When nothing is used any more.
+    pub(super) free_at: u64,
+    /// When that was so.
+    pub(super) seen_at: u64,
+}
+
+type Standings = HashMap<(LimitId, Arc<str>), Standing, foldhash::fast::RandomState>;
+
+/// The counters that were asked about last.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    now: Standings,
+    /// When there are too many, those before give way at once.
+    before: Standings,
+}
+
+impl Standing {
+    /// How many of `most` are used at `now`: of a window all until its end, of a pace fewer and fewer.
+    pub(super) fn used(&self, most: u64, now: u64) -> u64 {
+        let used = most.saturating_sub(self.requests);
+        let rest = u128::from(self.free_at.saturating_sub(now));
+        let whole = u128::from(self.free_at.saturating_sub(self.seen_at)).max(1);
+        let used = (u128::from(used) * rest).div_ceil(whole);
+        u64::try_from(used).unwrap_or(u64::MAX)
+    }
+}
+
+impl Seen {
+    pub(super) fn put(&mut self, limit: LimitId, key: &Arc<str>, standing: Standing) {
+        if self.now.len() >= SEEN_MAX / 2 {
+            self.before = std::mem::take(&mut self.now);
+        }
+        self.now.insert((limit, Arc::clone(key)), standing);
+    }
+
+    /// What is left of `most`.
+    pub(super) fn left(&self, limit: LimitId, key: &Arc<str>, most: u64, now: u64) -> Option<Left> {
+        let key = (limit, Arc::clone(key));
+        let seen = self.now.get(&key).or_else(|| self.before.get(&key))?;
+        let is_free = seen.free_at <= now;
+        Some(Left {
+            requests: if is_free { most } else { seen.requests },
+            more_at: if is_free { now } else { seen.more_at },
+        })
+    }
+
+    /// Counters of which something is used.
+    pub(super) fn used(&self, now: u64) -> impl Iterator<Item = (LimitId, &Arc<str>, &Standing)> {
+        let older = self.before.iter();
+        let older = older.filter(|(key, _)| !self.now.contains_key(*key));
+        let all = self.now.iter().chain(older);
+        let used = all.filter(move |(_, standing)| standing.free_at > now);
+        used.map(|((limit, key), standing)| (*limit, key, standing))
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use limits::{Algorithm, Limits};
+
+    use super::*;
+
+    #[test]
+    fn what_was_seen_is_over_when_nothing_is_used_and_bounded() {
+        let mut limits: Limits<()> = Limits::new(1);
+        let limit = limits.add(Algorithm::token_bucket("1/s", 9).unwrap());
+        let limit = limit.unwrap();
+        let standing = Standing {
+            requests: 1,
+            more_at: 150,
+            free_at: 900,
+            seen_at: 100,
+        };
+        let mut seen = Seen::default();
+        let key = |number: usize| Arc::from(number.to_string());
+        seen.put(limit, &key(0), standing);
+        let left = |seen: &Seen, number, now| seen.left(limit, &key(number), 9, now);
+        let requests = |it: Option<Left>| it.map(|it| it.requests);
+        assert_eq!(requests(left(&seen, 0, 800)), Some(1));
+        assert_eq!(requests(left(&seen, 0, 900)), Some(9));
+        assert_eq!(requests(left(&seen, 1, 800)), None);
+        assert_eq!(
+            [100, 500, 899, 900].map(|now| standing.used(9, now)),
+            [8, 4, 1, 0]
+        );
+        assert_eq!((seen.used(899).count(), seen.used(900).count()), (1, 0));
+        for number in 0..10 * SEEN_MAX {
+            seen.put(limit, &key(number), standing);
+        }
+        assert!((SEEN_MAX / 2..=SEEN_MAX).contains(&seen.used(0).count()));
+        assert_eq!(
+            requests(left(&seen, 10 * SEEN_MAX - SEEN_MAX / 2, 0)),
+            Some(1)
+        );
+        seen.clear();
+        assert_eq!(seen.used(0).count(), 0);
+    }
+}

@@ -1,0 +1,295 @@
+//! Who decides on calls: the limiter alone, or, with `mode = "exact"` of `[sharing]`, a server for all limiters of a group.
+//!
+//! While the server is lost, each limiter goes by its part of every limit where the file says how many there are at most; else nothing goes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use limits::{
+    Recorded,
+    rules::{Mistakes, Rules, Sharing, SharingMode},
+};
+use limits_sharing::{
+    Address,
+    exact::{Config, Exact, Question},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    clock::Clock,
+    engine::{Answered, Asking, Counting, Engine, Refused, Said, Slot, Target, exact},
+    problem::{Problem, refused, server_lost},
+};
+
+/// Decides on calls; clones share it.
+#[derive(Debug, Clone)]
+pub struct Decider {
+    engine: Arc<Engine>,
+    clock: Clock,
+    shared: Option<Arc<Shared>>,
+}
+
+/// Limits that a server decides on.
+#[derive(Debug)]
+struct Shared {
+    exact: Exact,
+    counting: Counting,
+    /// Calls that were decided on here, and those that nobody decided on.
+    by_part: AtomicU64,
+    by_nobody: AtomicU64,
+}
+
+/// An answer, and what it has to be passed on with.
+pub(super) struct Decided<T> {
+    pub(super) answer: T,
+    /// The number of the snapshot that has to be on the disk before; 0 for none.
+    pub(super) saved_by: u64,
+    /// The clock that its moments are of.
+    pub(super) clock: Clock,
+}
+
+/// How many calls under shared limits were decided on by whom, and whether the server is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) by_server: u64,
+    pub(super) by_part: u64,
+    pub(super) by_nobody: u64,
+    pub(super) has_server: bool,
+}
+
+/// What a change of `[sharing]` is not made by: a server that decides, or decided, is known at the start alone.
+///
+/// # Errors
+/// With what to do.
+pub(super) fn check_same(before: &Rules, after: &Rules) -> Result<(), Mistakes> {
+    let is_exact = |rules: &Rules| exact(rules.sharing.as_ref()).is_some();
+    if before.sharing == after.sharing || !(is_exact(before) || is_exact(after)) {
+        return Ok(());
+    }
+    let mistake = "sharing: who decides is read at the start: restart the limiter";
+    Err(Mistakes(vec![mistake.to_owned()]))
+}
+
+impl Decider {
+    /// As the file says, which was checked.
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, clock: Clock, sharing: Option<&Sharing>) -> Self {
+        if sharing.is_some_and(|it| it.mode == SharingMode::Lease) {
+            tracing::info!("shares on lease are for producers: this limiter decides alone");
+        }
+        let server = exact(sharing).and_then(|sharing| {
+            let server = Address::of(sharing).ok()?;
+            Some(Config {
+                server,
+                group: sharing.group.clone(),
+                budget: sharing.timeout,
+            })
+        });
+        let shared = server.map(|config| {
+            Arc::new(Shared {
+                exact: Exact::new(config),
+                counting: engine.options().counting,
+                by_part: AtomicU64::new(0),
+                by_nobody: AtomicU64::new(0),
+            })
+        });
+        Self {
+            engine,
+            clock,
+            shared,
+        }
+    }
+
+    /// Keeps the connection to the server, if there is one, until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        if let Some(shared) = &self.shared {
+            shared.exact.run(stop).await;
+        }
+    }
+
+    /// Whether a server decides now.
+    pub(super) fn has_server(&self) -> bool {
+        let shared = self.shared.as_ref();
+        shared.is_some_and(|it| it.exact.has_server())
+    }
+
+    pub(super) fn standing(&self) -> Option<Standing> {
+        let shared = self.shared.as_ref()?;
+        Some(Standing {
+            by_server: shared.exact.answered(),
+            by_part: shared.by_part.load(Ordering::Relaxed),
+            by_nobody: shared.by_nobody.load(Ordering::Relaxed),
+            has_server: shared.exact.has_server(),
+        })
+    }
+
+    /// Whether calls are decided on, in words; `None` where no server shares the limits.
+    #[must_use]
+    pub fn state(&self) -> Option<Result<String, String>> {
+        let shared = self.shared.as_ref()?;
+        Some(match shared.counting {
+            _ if shared.exact.has_server() => Ok("the server decides".to_owned()),
+            Counting::Part(parts) => {
+                let words = format!("without the server, by a part of 1/{parts} of each limit");
+                Ok(words)
+            }
+            Counting::Here | Counting::Elsewhere => {
+                Err("without the server nothing goes (sharing.members_max is not set)".to_owned())
+            }
+        })
+    }
+
+    /// When so many requests could go.
+    pub(super) async fn delay(
+        &self,
+        of: &[Target<'_>],
+        requests: u64,
+    ) -> Result<Decided<Slot>, Problem> {
+        let told = self.ask(None, of, requests, Question::Peek).await?;
+        if let Some(told) = told {
+            return Ok(told.map(|(slot, _)| slot));
+        }
+        let now = self.clock.now();
+        let slot = self.engine.delay(of, requests, now);
+        let answer = slot.map_err(|why| self.wrong(why, now))?;
+        Ok(self.decided(answer, 0))
+    }
+
+    /// Takes a slot within the horizon, for the bearer of a token.
+    pub(super) async fn reserve(
+        &self,
+        by: &str,
+        of: &[Target<'_>],
+        requests: u64,
+        horizon: Duration,
+    ) -> Result<Decided<Slot>, Problem> {
+        let question = Question::Reserve { horizon };
+        if let Some(told) = self.ask(Some(by), of, requests, question).await? {
+            return Ok(told.map(|(slot, _)| slot));
+        }
+        let now = self.clock.now();
+        let answered = self.engine.reserve_by(by, of, requests, horizon, now);
+        let Answered { answer, saved_by } = answered.map_err(|why| self.wrong(why, now))?;
+        Ok(self.decided(answer, saved_by))
+    }
+
+    /// Counts calls that were made, and says whether they have an effect, and when one more could go.
+    pub(super) async fn increment(
+        &self,
+        of: &[Target<'_>],
+        requests: u64,
+        at: Option<u64>,
+    ) -> Result<Decided<(bool, Slot)>, Problem> {
+        let made = at.map(|at| at / 1_000);
+        let question = Question::Count { made };
+        if let Some(told) = self.ask(None, of, requests, question).await? {
+            return Ok(told.map(|(slot, is_counted)| (is_counted, slot)));
+        }
+        let now = self.clock.now();
+        let answered = self.engine.increment(of, requests, at, now);
+        let Answered { answer, saved_by } = answered.map_err(|why| self.wrong(why, now))?;
+        let (recorded, slot) = answer;
+        Ok(self.decided((recorded == Recorded::Counted, slot), saved_by))
+    }
+
+    /// Learns from a partner's answer, and says whether it did, and when one request could go.
+    pub(super) async fn feedback(
+        &self,
+        of: Target<'_>,
+        said: Said,
+    ) -> Result<Decided<(bool, Slot)>, Problem> {
+        let now = self.clock.now();
+        if self.shared.is_none() {
+            let learned = self.engine.feedback(of, said, now);
+            return Ok(self.decided(learned.map_err(|why| self.wrong(why, now))?, 0));
+        }
+        let learned = self.engine.hear(of, said, now);
+        let is_learned = learned.map_err(|why| self.wrong(why, now))?;
+        let asking = self.engine.asking(None, &[of], 1, Question::Peek, now);
+        let mut asking = asking.map_err(|why| refused(why, now))?;
+        asking.is_counted = false;
+        let next = match self.ask_about(asking).await? {
+            Some(told) => told.map(|(slot, _)| slot),
+            None => {
+                let slot = self.engine.delay(&[of], 1, now);
+                self.decided(slot.map_err(|why| self.wrong(why, now))?, 0)
+            }
+        };
+        Ok(next.map(|slot| (is_learned, slot)))
+    }
+
+    /// What the server says; `None` where it is for the engine to say, as there is no server, or it is lost.
+    async fn ask(
+        &self,
+        by: Option<&str>,
+        of: &[Target<'_>],
+        requests: u64,
+        question: Question,
+    ) -> Result<Option<Decided<(Slot, bool)>>, Problem> {
+        if self.shared.is_none() {
+            return Ok(None);
+        }
+        let now = self.clock.now();
+        let asking = self.engine.asking(by, of, requests, question, now);
+        self.ask_about(asking.map_err(|why| refused(why, now))?)
+            .await
+    }
+
+    async fn ask_about(&self, asking: Asking) -> Result<Option<Decided<(Slot, bool)>>, Problem> {
+        let Some(shared) = &self.shared else {
+            return Ok(None);
+        };
+        let answer = shared
+            .exact
+            .ask(&asking.asks, asking.question, asking.pause)
+            .await;
+        let now = self.clock.now();
+        let Ok(answer) = answer else {
+            if let Counting::Part(_) = shared.counting {
+                shared.by_part.fetch_add(1, Ordering::Relaxed);
+                return Ok(None);
+            }
+            shared.by_nobody.fetch_add(1, Ordering::Relaxed);
+            return Err(server_lost(now));
+        };
+        let slot = self.engine.answered(&asking, &answer, now);
+        let clock = Clock::telling(answer.now.saturating_mul(1_000));
+        Ok(Some(Decided {
+            answer: slot.map_err(|why| refused(why, now))?,
+            saved_by: 0,
+            clock,
+        }))
+    }
+
+    fn decided<T>(&self, answer: T, saved_by: u64) -> Decided<T> {
+        Decided {
+            answer,
+            saved_by,
+            clock: self.clock.clone(),
+        }
+    }
+
+    /// Why the engine has no answer.
+    fn wrong(&self, why: Refused, now: u64) -> Problem {
+        match why {
+            // That is said of a part; the whole may let it go.
+            Refused::TooMany { .. } if self.shared.is_some() => server_lost(now),
+            why => refused(why, now),
+        }
+    }
+}
+
+impl<T> Decided<T> {
+    fn map<U>(self, of: impl FnOnce(T) -> U) -> Decided<U> {
+        Decided {
+            answer: of(self.answer),
+            saved_by: self.saved_by,
+            clock: self.clock,
+        }
+    }
+}

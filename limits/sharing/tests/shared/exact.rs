@@ -1,0 +1,239 @@
+//! Exact limits: what goes is bounded, whatever becomes of the server, and of the way to it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use limits::Algorithm;
+use limits_sharing::{
+    Address,
+    exact::{Ask, Config, Exact, Outcome, Question, Rule},
+};
+use tokio::{task::JoinSet, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    server::{
+        Server,
+        proxy::{Proxy, Weather},
+        until,
+    },
+    world::GROUP,
+};
+
+/// How many may go of each key, in a time that no test takes.
+pub(crate) const LIMIT: u64 = 8;
+
+/// How many processes have parts of it.
+const PROCESSES: u64 = 4;
+
+/// How many keys there are.
+const KEYS: u64 = 30;
+
+/// The budget of a call.
+const BUDGET: Duration = Duration::from_millis(50);
+
+/// What went of each key, and what got no answer.
+type Gone = BTreeMap<u64, [u64; 2]>;
+
+/// Processes with an exact limit, and what they let go.
+pub(crate) struct Callers {
+    exacts: Vec<Arc<Exact>>,
+    gone: Mutex<Gone>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Drop for Callers {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Callers {
+    /// Starts one for each way to the server, and waits until all have it.
+    pub(crate) async fn start(servers: impl IntoIterator<Item = Address>) -> Self {
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let exacts: Vec<_> = servers
+            .into_iter()
+            .map(|server| {
+                let exact = Arc::new(exact(server));
+                let (running, stop) = (Arc::clone(&exact), stop.clone());
+                tasks.spawn(async move { running.run(stop).await });
+                exact
+            })
+            .collect();
+        let callers = Self {
+            exacts,
+            gone: Mutex::default(),
+            stop,
+            tasks,
+        };
+        callers.until_there().await;
+        callers
+    }
+
+    /// Waits until all have the server.
+    pub(crate) async fn until_there(&self) {
+        assert!(!self.tasks.is_empty());
+        until("all have the server", async || {
+            self.exacts.iter().all(|it| it.has_server())
+        })
+        .await;
+    }
+
+    /// Whether they have the server.
+    pub(crate) fn have_server(&self) -> bool {
+        self.exacts.iter().all(|it| it.has_server())
+    }
+
+    /// One call of one of them; whether the server decided.
+    pub(crate) async fn call(&self, caller: usize, key: u64) -> bool {
+        let limit = Algorithm::token_bucket("1/day", LIMIT).unwrap();
+        let ask = Ask {
+            name: Arc::from("quota"),
+            rule: Rule::of(&limit.into()).unwrap(),
+            key: Arc::from(key.to_string()),
+            requests: 1,
+        };
+        let horizon = Duration::ZERO;
+        let question = Question::Reserve { horizon };
+        let answer = self.exacts[caller].ask(&[ask], question, Duration::ZERO);
+        let answer = answer.await.map(|it| it.outcome);
+        let mut gone = self.gone.lock().unwrap();
+        let count = &mut gone.entry(key).or_default()[usize::from(answer.is_err())];
+        *count += u64::from(answer.is_err() || answer == Ok(Outcome::Now));
+        answer.is_ok()
+    }
+
+    /// Calls of all of them at once, until the server decided so many of each.
+    async fn call_until(&self, decided: u64, seed: u64) {
+        let calls = async |caller: usize| {
+            let mut random = fastrand::Rng::with_seed(seed + caller as u64);
+            let mut left = decided;
+            until("the server decides", async || {
+                // While it is left alone, there is a pause between calls.
+                while left > 0 && self.call(caller, random.u64(0..KEYS)).await {
+                    left -= 1;
+                }
+                left == 0
+            })
+            .await;
+        };
+        tokio::join!(calls(0), calls(1), calls(2), calls(3));
+    }
+
+    /// No key has more than the limit for each time that the server began empty. What went, and what got no answer.
+    pub(crate) fn check(&self, lives: u64) -> [u64; 2] {
+        let gone = self.gone.lock().unwrap();
+        let mut sum = [0, 0];
+        for (key, [by_server, without]) in &*gone {
+            assert!(
+                *by_server <= lives * LIMIT,
+                "{key}: {by_server} by the server"
+            );
+            sum = [sum[0] + by_server, sum[1] + without];
+        }
+        sum
+    }
+}
+
+fn exact(server: Address) -> Exact {
+    let config = Config {
+        server,
+        group: GROUP.to_owned(),
+        budget: BUDGET,
+    };
+    Exact::new(config)
+}
+
+#[tokio::test]
+async fn nothing_goes_twice_over_a_slow_and_lossy_link() {
+    let Some(server) = Server::start().await else {
+        return;
+    };
+    let mut links = Vec::new();
+    for seed in 10..10 + PROCESSES {
+        links.push(Proxy::start(server.socket(), seed).await);
+    }
+    let callers = Callers::start(links.iter().map(Proxy::address)).await;
+    links.iter().for_each(|it| it.set(Weather::Stormy));
+    callers.call_until(100, 1).await;
+    links.iter().for_each(|it| it.set(Weather::Fair));
+    callers.until_there().await;
+    callers.call_until(40, 2).await;
+    let [by_server, without] = callers.check(1);
+    assert!(by_server > 0 && without > 0, "{by_server} {without}");
+}
+
+#[tokio::test]
+async fn what_goes_is_bounded_whatever_becomes_of_the_server() {
+    let Some(mut server) = Server::start().await else {
+        return;
+    };
+    let callers = Callers::start((0..PROCESSES).map(|_| server.address())).await;
+    callers.call_until(20, 1).await;
+    server.signal("STOP");
+    for caller in 0..callers.exacts.len() {
+        let mut asked = 0;
+        while callers.exacts[caller].has_server() {
+            assert!(!callers.call(caller, 0).await);
+            asked += 1;
+        }
+        assert_eq!(asked, 3, "misses open the breaker");
+    }
+    for key in 0..KEYS {
+        assert!(!callers.call(0, key).await);
+    }
+    server.signal("CONT");
+    callers.until_there().await;
+    callers.call_until(20, 2).await;
+    callers.check(1);
+    server.kill();
+    for key in 0..KEYS {
+        for caller in 0..callers.exacts.len() {
+            assert!(!callers.call(caller, key).await);
+        }
+    }
+    assert!(!callers.have_server());
+    server.restart().await;
+    callers.until_there().await;
+    callers.call_until(40, 3).await;
+    let [by_server, without] = callers.check(2);
+    assert!(by_server > 0 && without > 0, "{by_server} {without}");
+}
+
+/// By the clock of the runtime, which stands still unless all wait for it.
+#[tokio::test]
+async fn call_takes_its_budget_at_most_and_three_of_them_end_the_connection() {
+    let Some(server) = Server::start().await else {
+        return;
+    };
+    let link = Proxy::start(server.socket(), 0).await;
+    let callers = Callers::start([link.address()]).await;
+    assert!(callers.call(0, 0).await);
+    link.set(Weather::Silent);
+    tokio::time::pause();
+    for missed in 1..=5 {
+        let began = Instant::now();
+        assert!(!callers.call(0, 0).await);
+        let took = began.elapsed();
+        if missed <= 3 {
+            // A timer is a millisecond late at most.
+            assert!(
+                took >= BUDGET && took <= BUDGET + Duration::from_millis(1),
+                "{took:?}"
+            );
+        } else {
+            assert_eq!(took, Duration::ZERO);
+        }
+        assert_eq!(callers.have_server(), missed < 3);
+    }
+    tokio::time::resume();
+    link.set(Weather::Fair);
+    callers.until_there().await;
+    assert!(callers.call(0, 0).await);
+}

@@ -1,0 +1,115 @@
+//! Shares on lease.
+
+use std::time::{Duration, Instant};
+
+use limits_sharing::{Address, member::State, terms::WHOLE};
+
+use crate::{
+    server::{
+        Server,
+        proxy::{Proxy, Weather},
+    },
+    world::{LIMIT, World},
+};
+
+fn to(server: &Server) -> [Address; 4] {
+    std::array::from_fn(|_| server.address())
+}
+
+#[tokio::test]
+async fn shares_are_at_most_the_whole_whatever_becomes_of_the_server() {
+    let Some(mut server) = Server::start().await else {
+        return;
+    };
+    let world = World::start(200_000, to(&server));
+    world.until_shared().await;
+    world.reverse();
+    world.refreshes(10).await;
+    server.pause(Duration::from_secs(4)).await;
+    world.until_shared().await;
+    server.kill();
+    world
+        .until("all go by their safe shares", |it| {
+            it.lease.state() == State::Safe
+        })
+        .await;
+    for process in &world.processes {
+        let now = process.lease.micros(Instant::now());
+        assert_eq!(process.lease.plan().share(LIMIT, now), WHOLE / 4);
+    }
+    server.restart().await;
+    world.until_shared().await;
+    server.kill();
+    world.refreshes(5).await;
+    server.restart().await;
+    world.until_shared().await;
+    let looked = world.end().await;
+    assert!(looked > 100, "{looked}");
+}
+
+#[tokio::test]
+#[ignore = "measures, for three minutes: prints how much of a contract is used"]
+async fn contract_is_used_though_the_load_is_skewed() {
+    let Some(mut server) = Server::start().await else {
+        return;
+    };
+    let world = World::start(1_000_000, to(&server));
+    world.until_shared().await;
+    world.refreshes(5).await;
+    let before = world.used_in(30).await;
+    world.reverse();
+    let just_after = world.used_in(5).await;
+    let after = world.used_in(25).await;
+    let after = (just_after * 5.0 + after * 25.0) / 30.0;
+    server.pause(Duration::from_secs(10)).await;
+    world.until_shared().await;
+    let paused = world.used_in(10).await;
+    server.kill();
+    let lost = world.used_in(20).await;
+    server.restart().await;
+    world.until_shared().await;
+    let back = world.used_in(10).await;
+    let looked = world.end().await;
+    println!(
+        "400/s in four processes 70/20/7/3 %, contract 300/s, refresh 1 s, shares added up {looked} times: never above the whole"
+    );
+    println!(
+        "used before the reversal {before:.1} %, in the 30 s after it {after:.1} % (the first 5 s {just_after:.1} %)"
+    );
+    println!(
+        "after a pause of 10 s {paused:.1} %; server lost, 20 s: {lost:.1} %; back and empty: {back:.1} %"
+    );
+    assert!(before >= 90.0 && after >= 85.0);
+}
+
+#[tokio::test]
+async fn shares_are_at_most_the_whole_over_a_slow_and_lossy_link() {
+    let Some(server) = Server::start().await else {
+        return;
+    };
+    let mut links = Vec::new();
+    for seed in 0..4 {
+        links.push(Proxy::start(server.socket(), seed).await);
+    }
+    let world = World::start(200_000, std::array::from_fn(|it| links[it].address()));
+    world.until_shared().await;
+    let missed = || {
+        let of = world.processes.iter().map(|it| it.lease.health().missed);
+        of.sum::<u64>()
+    };
+    let before = missed();
+    for (number, weather) in [Weather::Stormy, Weather::Silent, Weather::Stormy]
+        .into_iter()
+        .enumerate()
+    {
+        // One of them has a good link.
+        links[number + 1..].iter().for_each(|it| it.set(weather));
+        world.reverse();
+        world.refreshes(12).await;
+    }
+    links.iter().for_each(|it| it.set(Weather::Fair));
+    world.until_shared_anew().await;
+    assert!(missed() > before);
+    let looked = world.end().await;
+    assert!(looked > 100, "{looked}");
+}

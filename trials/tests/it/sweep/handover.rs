@@ -1,0 +1,188 @@
+//! Who sweeps, or where, changes in the middle of a pass: a consumer that slept beyond its lease, a new primary.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Result, ensure};
+use bench::scrape::names;
+use consumer::store::mongodb::ExpiryMode;
+use mongodb::bson::{DateTime, doc};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::{SWEEP_PATIENCE, fill, looked, refresh, user};
+use crate::{
+    harness::{Consumer, PATIENCE, Producer, wait_until},
+    mongods::{ReplicaSet, command, direct, failing, heal},
+    night::{Night, Server, at},
+};
+
+const NAMESPACE: &str = "17.cookies";
+const USERS: usize = 40_000;
+
+/// How many refreshes one command has.
+const AT_ONCE: usize = 500;
+
+/// All users whose cookies have not expired when the collection has just been filled.
+fn fresh() -> BTreeSet<String> {
+    (1..USERS).step_by(2).map(user).collect()
+}
+
+/// Has users sync again, those of `alive` and others, until the server has taken it; then they all are alive.
+async fn sync_again(server: &Server, users: &[usize], alive: &mut BTreeSet<String>) -> Result<()> {
+    for some in users.chunks(AT_ONCE) {
+        // Without a primary it fails, and changes nothing that it would not change again.
+        wait_until(PATIENCE, "the server takes refreshes", async || {
+            Ok(refresh(server, NAMESPACE, some).await.is_ok())
+        })
+        .await?;
+        alive.extend(some.iter().copied().map(user));
+    }
+    Ok(())
+}
+
+/// Fails unless all of these, and no others, are there.
+async fn check_exactly(server: &Server, alive: &BTreeSet<String>) -> Result<()> {
+    let left: BTreeSet<String> = server.names(NAMESPACE).await?.into_iter().collect();
+    let lost = alive.difference(&left).count();
+    ensure!(lost == 0, "{lost} of {} are gone", alive.len());
+    let old = left.difference(alive).count();
+    ensure!(old == 0, "{old} that have expired are left");
+    Ok(())
+}
+
+async fn wait_complete(server: &Server) -> Result<()> {
+    wait_until(SWEEP_PATIENCE, "the pass is complete", async || {
+        Ok(looked(server, NAMESPACE).await?.1)
+    })
+    .await
+}
+
+/// Holds up each deletion of cookies that this application asks for, from the tenth on, before it is done.
+async fn hold_deletions(uri: &str, application: &str) -> Result<()> {
+    let hold = doc! {
+        "configureFailPoint": "failCommand",
+        "mode": { "skip": 9 },
+        "data": {
+            "failCommands": ["delete"],
+            "namespace": NAMESPACE,
+            "appName": application,
+            "blockConnection": true,
+            "blockTimeMS": 10_000,
+        },
+    };
+    command(uri, hold).await.map(drop)
+}
+
+/// Waits until one is held up, in a server that has held up nothing before.
+async fn wait_held(uri: &str) -> Result<()> {
+    let held = doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 120_000 };
+    command(uri, held).await.map(drop)
+}
+
+/// How an application connects, so that the server knows its commands.
+fn named(uri: &str, application: &str) -> String {
+    let separator = if uri.contains("/?") { "&" } else { "/?" };
+    format!("{uri}{separator}appName={application}")
+}
+
+#[tokio::test]
+async fn consumer_that_slept_beyond_its_lease_in_a_sweep_deletes_nothing_that_is_fresh()
+-> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let uri = mongod.uri();
+    let server = Server::connect(&uri, DateTime::now()).await?;
+    fill(&server, NAMESPACE, USERS).await?;
+    let mut alive = fresh();
+    let producer = Producer::start(&folder, &[]).await?;
+    let flags = ["--expiry", "sweep", "--expiry-window", "always"];
+    let start = async |name: &str| {
+        Consumer::start(&folder, name, &[&producer], &named(&uri, name), &flags).await
+    };
+    hold_deletions(&uri, "first").await?;
+    let mut first = start("first").await?;
+    wait_held(&uri).await?;
+    first.process.signal(Signal::STOP)?;
+    let (before, is_complete) = looked(&server, NAMESPACE).await?;
+    ensure!(
+        before > 0 && !is_complete,
+        "it is not amid a pass: {before}"
+    );
+    let before = usize::try_from(before)?;
+
+    // Those that it is about to delete, and others: of which some are gone and come anew.
+    let cookies = server.collection(NAMESPACE);
+    let there = cookies.count_documents(doc! {}).await?;
+    let users: Vec<_> = (before..USERS.min(before + 8_000)).collect();
+    sync_again(&server, &users, &mut alive).await?;
+    let again = cookies.count_documents(doc! {}).await? - there;
+    server.end_lease().await?;
+    let second = start("second").await?;
+    wait_complete(&server).await?;
+    check_exactly(&server, &alive).await?;
+    let metrics = second.metrics().await?;
+    let swept = metrics.count(names::SWEPT, &[]);
+    ensure!(
+        swept <= (USERS - before) as u64 + again,
+        "it looked at {swept} though {before} of {USERS} had been, and {again} came anew"
+    );
+    ensure!(metrics.count(names::MAINTENANCE_OWNER, &[]) == 1);
+
+    // The deletion that was held up is done when this answers.
+    heal(&mongod).await?;
+    check_exactly(&server, &alive).await?;
+    first.process.signal(Signal::CONT)?;
+    wait_until(
+        PATIENCE,
+        "it is awake, and works or gives way",
+        async || {
+            let now = first.metrics().await?;
+            Ok(now.count(names::SWEPT, &[]) > before as u64
+                || now.count(names::MAINTENANCE_ERRORS, &[]) > 0
+                || now.count(names::MAINTENANCE_OWNER, &[]) == 0)
+        },
+    )
+    .await?;
+    wait_complete(&server).await?;
+    check_exactly(&server, &alive).await
+}
+
+#[tokio::test]
+async fn election_amid_a_sweep_loses_nothing_and_the_pass_goes_on() -> Result<()> {
+    let folder = TempDir::new()?;
+    let more = ["--setParameter", "enableTestCommands=1"];
+    let set = ReplicaSet::start_with(folder.path(), 3, &more).await?;
+    let now = DateTime::from_millis(at("10T01:00").as_millisecond());
+    let server = Server::connect(&set.uri(), now).await?;
+    fill(&server, NAMESPACE, USERS).await?;
+    let mut alive = fresh();
+    let primary = direct(set.members[set.wait_primary().await?].address());
+    hold_deletions(&primary, "node").await?;
+    let uri = named(&set.uri(), "node");
+    let night = Night::start_on(ExpiryMode::Sweep, &uri, "10T01:10")?;
+    wait_held(&primary).await?;
+    let (before, is_complete) = looked(&server, NAMESPACE).await?;
+    ensure!(
+        before > 0 && !is_complete,
+        "it is not amid a pass: {before}"
+    );
+    let mut random = fastrand::Rng::with_seed(22);
+    let users: Vec<_> = (0..4_000).map(|_| random.usize(..USERS)).collect();
+    let (stepped, refreshed) =
+        tokio::join!(set.step_down(), sync_again(&server, &users, &mut alive));
+    stepped?;
+    refreshed?;
+    let primary = set.wait_primary().await?;
+    wait_until(SWEEP_PATIENCE, "the pass is complete", async || {
+        // What failed meanwhile is tried again.
+        night.clock.advance(Duration::from_secs(5));
+        Ok(looked(&server, NAMESPACE).await?.1)
+    })
+    .await?;
+    check_exactly(&server, &alive).await?;
+    let positions = server.positions().await?;
+    let member = positions[NAMESPACE].get_str("member")?;
+    let address = set.members[primary].address().to_string();
+    ensure!(member == address, "in the order of {member}, not {address}");
+    night.end().await
+}
