@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use limiter_proto::v1::limiter_client::LimiterClient;
 use limits_sharing::{
     Address,
-    exact::{Config as ExactConfig, Exact, OnLoss},
+    exact::{Config as ExactConfig, Exact, Rule},
     lease::{Config as LeaseConfig, Lease},
     terms::Terms,
 };
@@ -126,7 +126,7 @@ pub(super) async fn measure(way: Way, bench: &Bench<'_>) -> Result<Option<WayOut
 /// Who decides.
 enum Decider {
     InProcess(Arc<InProcess>),
-    Script(Arc<Exact>),
+    Script(Arc<Exact>, Rule),
     Window(MultiplexedConnection),
     Http(SocketAddr),
     Grpc(Vec<LimiterClient<Channel>>),
@@ -165,7 +165,10 @@ impl Asked {
                 let leased = lease(&url, counters, &mut background, &stop).await?;
                 Decider::InProcess(Arc::new(InProcess::Lease(leased)))
             }
-            Way::Exact => Decider::Script(exact(&url, &mut background, &stop).await?),
+            Way::Exact => {
+                let exact = exact(&url, &mut background, &stop).await?;
+                Decider::Script(exact, Rule::of(&whole()?.into())?)
+            }
             Way::Window => Decider::Window(connect(&url).await?),
             Way::Http => Decider::Http(address.parse()?),
             Way::Grpc => {
@@ -196,8 +199,8 @@ impl Asked {
                 let asking = move || way.ask(counters, length, &stop);
                 Ok(tokio::task::spawn_blocking(asking).await?)
             }
-            Decider::Script(exact) => {
-                let deciders = (0..at_once).map(|_| ByScript(Arc::clone(exact)));
+            Decider::Script(exact, rule) => {
+                let deciders = (0..at_once).map(|_| ByScript::new(Arc::clone(exact), *rule));
                 remote::ask(deciders, counters, length, stop).await
             }
             Decider::Window(connection) => {
@@ -265,7 +268,7 @@ async fn lease(
     Ok(leased)
 }
 
-/// Exact decisions, as soon as there is a connection. Without it nothing goes, which would show.
+/// Exact decisions, as soon as there is a connection.
 async fn exact(
     url: &str,
     background: &mut JoinSet<()>,
@@ -275,10 +278,8 @@ async fn exact(
         server: server(url)?,
         group: LIMIT.to_owned(),
         budget: BUDGET,
-        on_loss: OnLoss::Refuse,
     };
-    let exact = Exact::new(config, &[(LIMIT.to_owned(), whole()?)]);
-    let exact = Arc::new(exact.ok().context("the limit can be exact")?);
+    let exact = Arc::new(Exact::new(config));
     let (running, stop) = (Arc::clone(&exact), stop.clone());
     background.spawn(async move { running.run(stop).await });
     until("there is a connection to Redis", || exact.has_server()).await?;

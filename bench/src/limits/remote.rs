@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use fastrand::Rng;
 use limiter_proto::v1::{Counter, ReserveRequest, limiter_client::LimiterClient};
-use limits_sharing::exact::{Ask, Exact};
+use limits_sharing::exact::{Ask, Exact, Outcome, Question, Rule};
 use redis::aio::MultiplexedConnection;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -69,19 +69,35 @@ pub(super) async fn ask<D: Decide>(
 
 /// A script that decides on the server.
 #[derive(Clone)]
-pub(super) struct ByScript(pub(super) Arc<Exact>);
+pub(super) struct ByScript {
+    exact: Arc<Exact>,
+    name: Arc<str>,
+    rule: Rule,
+}
+
+impl ByScript {
+    pub(super) fn new(exact: Arc<Exact>, rule: Rule) -> Self {
+        let name = Arc::from(LIMIT);
+        Self { exact, name, rule }
+    }
+}
 
 impl Decide for ByScript {
     async fn decide(&mut self, counter: u64) -> Result<(), String> {
         let ask = Ask {
-            limit: 0,
-            key: counter.to_string(),
+            name: Arc::clone(&self.name),
+            rule: self.rule,
+            key: counter.to_string().into(),
             requests: 1,
         };
-        let verdict = self.0.decide(&[ask], Duration::ZERO).await;
-        match verdict.goes_after {
-            Some(Duration::ZERO) if verdict.by_server => Ok(()),
-            _ => Err(format!("{verdict:?}")),
+        let question = Question::Reserve {
+            horizon: Duration::ZERO,
+        };
+        let answer = self.exact.ask(&[ask], question, Duration::ZERO).await;
+        match answer {
+            Ok(answer) if answer.outcome == Outcome::Now => Ok(()),
+            Ok(answer) => Err(format!("{answer:?}")),
+            Err(lost) => Err(lost.to_string()),
         }
     }
 }
