@@ -181,8 +181,10 @@ impl Shaper {
             return;
         };
         if asking.parts.is_some() && matches!(answer.outcome, Outcome::Now | Outcome::At) {
-            // Without room for it, nothing of this key goes without the server.
-            let _ = self.limits.record_all(&place.room.terms.demands, now, now);
+            let recorded = self.limits.record_all(&place.room.terms.demands, now, now);
+            if recorded.is_err() {
+                tracing::debug!(limit = %question.limit, "no room here: nothing of it goes without the server");
+            }
         }
         if place.asks.as_ref() == Some(&question.asks) {
             place.room.take_answer(answer, now);
