@@ -113,7 +113,7 @@ mod tests {
     use limits::rules::Rules;
 
     use super::{
-        super::{Engine, Options, Refused, Target},
+        super::{Counting, Engine, Options, Refused, Target},
         *,
     };
 
@@ -154,6 +154,7 @@ mod tests {
             counters_bytes_max: usize::MAX,
             learned_max: HORIZON,
             is_saved: false,
+            counting: Counting::Here,
         };
         let start = 1_700_000_000 * SECOND;
         let engine = Engine::new(options, &Rules::parse(text).unwrap().limits, start);
