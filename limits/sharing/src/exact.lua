@@ -16,6 +16,8 @@ local floor, max, min = math.floor, math.max, math.min
 local ROUNDS = 64
 local HOLES_MAX = 256
 local COUNT_MAX = 4503599627370496
+-- The longest that a pace may have to wait after a change, in microseconds: 35 years.
+local DEBT_MAX = 1125899906842624
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -42,9 +44,10 @@ local function after(it, x, y, n, at)
   return x + floor(parts / it.a), parts % it.a
 end
 
--- The first hole with room for n, and its moment.
-local function room(it, n, from)
+-- The first hole with room for n, and its moment; of those that begin by `latest`.
+local function room(it, n, from, latest)
   for i, hole in ipairs(it.holes) do
+    if latest and hole.start > latest then return end
     if hole.ends > from then
       local at = due(it, hole.x, hole.y, n, max(from, hole.start))
       if at < hole.ends then
@@ -55,9 +58,10 @@ local function room(it, n, from)
   end
 end
 
-local function earliest(it, n, from)
+-- With `latest`, a later moment than that may be too late.
+local function earliest(it, n, from, latest)
   if it.kind == 'pace' then
-    local _, at = room(it, n, from)
+    local _, at = room(it, n, from, latest)
     return at or due(it, it.x, it.y, n, max(from, it.last))
   end
   from = max(from, it.last, it.x)
@@ -138,7 +142,7 @@ local function carry(it, kind, a, b)
   if kind == 'pace' and it.kind == 'pace' then
     local debt = it.x - now
     if it.y > 0 then debt = debt + 1 end
-    if debt > 0 then it.x, it.y = now + math.ceil(debt * (it.b * a) / (it.a * b)) + 1, 0 end
+    if debt > 0 then it.x, it.y = now + min(math.ceil(debt * (it.b * a) / (it.a * b)) + 1, DEBT_MAX), 0 end
     if debt <= 0 then it.y = 0 end
     return
   end
@@ -199,7 +203,7 @@ local function left(it)
   local goes, never = 0, it.most + 1
   while goes + 1 < never do
     local n = floor((goes + never) / 2)
-    if earliest(it, n, now) <= now then goes = n else never = n end
+    if earliest(it, n, now, now) <= now then goes = n else never = n end
   end
   if goes == it.most then return goes, now end
   return goes, earliest(it, goes + 1, now)

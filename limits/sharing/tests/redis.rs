@@ -295,6 +295,40 @@ async fn what_was_used_stays_used_when_a_rule_becomes_another() {
     }
 }
 
+/// A debt that no number of the answer could hold.
+#[tokio::test]
+async fn counter_that_waits_for_centuries_is_answered() {
+    let Some(server) = Server::start().await else {
+        return;
+    };
+    let mut connection = server.connect().await;
+    let digest = load(&mut connection, exact::SCRIPT).await;
+    let count = exact::Question::Count { made: None };
+    let horizon = Duration::ZERO;
+    let reserve = exact::Question::Reserve { horizon };
+    let steps = [
+        ("1/s", 4_000_000_000, count),
+        ("1/30days", 1, exact::Question::Peek),
+        ("1/30days", 1, count),
+        ("1/30days", 1, reserve),
+        ("1/s", 1, count),
+        ("1/s", 1, reserve),
+    ];
+    for (rate, requests, question) in steps {
+        let bucket = Algorithm::token_bucket(rate, requests).unwrap();
+        let rule = Rule::of(&bucket.into()).unwrap();
+        let mut arguments = question.arguments([rule].into_iter(), Duration::ZERO);
+        arguments.extend(rule.arguments(requests));
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&digest).arg(1).arg("{g}:k").arg(arguments);
+        let answer: Value = command.query_async(&mut connection).await.unwrap();
+        let answer = exact::Answer::read(values(&answer)).unwrap();
+        let left = answer.left[0];
+        assert_eq!(left.requests, 0, "{rate} {question:?}");
+        assert!(left.free_at > answer.now, "{rate} {question:?}");
+    }
+}
+
 async fn script_is_the_ledger(operations: usize) {
     let Some(server) = Server::start().await else {
         return;
