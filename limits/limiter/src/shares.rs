@@ -19,7 +19,7 @@ pub fn table(rules: &Rules) -> Result<String> {
     let sharing = rules.sharing.as_ref();
     let sharing = sharing.filter(|it| it.mode == SharingMode::Lease);
     let sharing = sharing.context("the file has no [sharing] with mode = \"lease\"")?;
-    let server = Address::parse(&sharing.redis).map_err(|why| anyhow!("sharing.redis: {why}"))?;
+    let server = Address::of(sharing).map_err(|why| anyhow!(why))?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let held = runtime
         .block_on(shares::read(&server, &sharing.group))

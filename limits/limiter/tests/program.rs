@@ -264,4 +264,9 @@ fn shares_are_of_a_file_that_shares() {
     check(&["shares", file], 1, &[&expected]);
     let output = run(&["shares", file]);
     assert!(!String::from_utf8_lossy(&output.stderr).contains("secret"));
+    let with_tls = sharing.replace("redis://", "rediss://");
+    let missing = folder.path().join("ca.pem");
+    let with_tls = format!("{with_tls}tls_ca = \"{}\"\n", missing.display());
+    fs::write(&path, rules.to_owned() + &with_tls).unwrap();
+    check(&["shares", file], 1, &["cannot read the group eu"]);
 }

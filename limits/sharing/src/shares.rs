@@ -61,7 +61,7 @@ impl Held {
 /// When the server does not answer.
 pub async fn read(server: &Address, group: &str) -> Result<Vec<(Held, State)>, ServerError> {
     let key = key(group);
-    let link = Link::open(server, SCRIPT, &key, WITHIN).await?;
+    let link = Link::open(server, SCRIPT, group, WITHIN).await?;
     let answer = link.run(&[key], &[], WITHIN).await?;
     let Some((terms, rows)) = answer.split_first() else {
         return Ok(Vec::new());
