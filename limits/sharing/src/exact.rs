@@ -4,6 +4,9 @@
 //! after a few calls without one the server is not asked for a second (a circuit breaker): what holds meanwhile is for the caller to say. A
 //! call that got no answer in time may have been counted all the same.
 //!
+//! Few questions are under way at a time, so that all of them can be answered within the budget: callers wait here for half of it at most, where
+//! what is given up was not counted. A server that answers others meanwhile is not lost.
+//!
 //! Nothing is kept here of limits and keys: each call says the rules that it is under, so they may change at any time. The server keeps the state of a
 //! key until nothing of it is used; what was used stays used, in requests, when a rule of the same name is another.
 
@@ -12,11 +15,15 @@ mod rule;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit},
+    time::{Instant, sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 pub use self::rule::{Answer, Left, Outcome, Question, Rule, UnfitError};
@@ -27,6 +34,9 @@ pub const SCRIPT: &str = include_str!("exact.lua");
 
 /// The largest number that the server's arithmetic has every smaller one of.
 const NUMBER_MAX: u64 = 1 << 52;
+
+/// Most questions under way: so many of the slowest, of one to two milliseconds, take half of the usual budget.
+const UNDER_WAY_MAX: usize = 16;
 
 /// What is needed for exact limits.
 #[derive(Debug, Clone)]
@@ -52,16 +62,27 @@ pub struct Ask {
     pub requests: u64,
 }
 
-/// The server gave no answer in time, or is not there.
+/// Why a call has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the server of shared limits gives no answer")]
-pub struct Lost;
+pub enum Unanswered {
+    /// The server gave none in time, or is not there.
+    #[error("the server of shared limits gives no answer")]
+    Lost,
+    /// It is there and answers others.
+    #[error("the server of shared limits has too much to do")]
+    Busy,
+}
 
 /// Decisions of a server.
 #[derive(Debug)]
 pub struct Exact {
     config: Config,
     breaker: Breaker,
+    /// Of questions that are under way.
+    places: Semaphore,
+    /// Places of questions that the server still has, and nobody waits for any more.
+    left: AtomicUsize,
+    has_left: Notify,
     answered: AtomicU64,
 }
 
@@ -72,41 +93,77 @@ impl Exact {
         Self {
             config,
             breaker: Breaker::default(),
+            places: Semaphore::new(UNDER_WAY_MAX),
+            left: AtomicUsize::new(0),
+            has_left: Notify::new(),
             answered: AtomicU64::new(0),
         }
     }
 
-    /// Keeps a connection until `stop`. Without one, all calls are [`Lost`].
+    /// Keeps a connection until `stop`. Without one, all calls are [`Lost`](Unanswered::Lost).
     pub async fn run(&self, stop: CancellationToken) {
-        let keep = self
-            .breaker
-            .run(&self.config.server, SCRIPT, &self.config.group);
-        stop.run_until_cancelled(keep).await;
+        let Config {
+            server,
+            group,
+            budget,
+        } = &self.config;
+        let keep = self.breaker.run(server, SCRIPT, group, *budget);
+        let all = async { tokio::join!(keep, self.free_places()) };
+        stop.run_until_cancelled(all).await;
+    }
+
+    /// Gives back places of questions that nobody waits for, when the server had its time for them.
+    async fn free_places(&self) {
+        loop {
+            self.has_left.notified().await;
+            sleep(self.config.budget).await;
+            let left = self.left.swap(0, Ordering::Relaxed);
+            self.places.add_permits(left);
+        }
     }
 
     /// Asks for a call under these rules: all of them count it, or none. It must not go for so long yet, whatever they say. What is asked of one rule for one
     /// key more than once is asked for together.
     ///
     /// # Errors
-    /// When there is no answer within the budget: the call may have been counted, or not.
+    /// When there is no answer within the budget: the call may have been counted, or not. It was not where it waited for its turn.
     pub async fn ask(
         &self,
         asks: &[Ask],
         question: Question,
         pause: Duration,
-    ) -> Result<Answer, Lost> {
+    ) -> Result<Answer, Unanswered> {
+        let (began, budget) = (Instant::now(), self.config.budget);
+        if !self.has_server() {
+            return Err(Unanswered::Lost);
+        }
+        let place = timeout(budget / 2, self.places.acquire()).await;
         let Some(link) = self.breaker.link() else {
-            return Err(Lost);
+            return Err(Unanswered::Lost);
         };
-        match self.ask_server(&link, asks, question, pause).await {
+        let Ok(Ok(permit)) = place else {
+            return Err(Unanswered::Busy);
+        };
+        let mut place = Place {
+            exact: self,
+            permit: Some(permit),
+        };
+        let answered = self.answered();
+        let left = budget.saturating_sub(began.elapsed());
+        let answer = self.ask_server(&link, asks, question, pause, left).await;
+        drop(place.permit.take());
+        match answer {
             Ok(answer) => {
                 self.breaker.heard();
                 self.answered.fetch_add(1, Ordering::Relaxed);
                 Ok(answer)
             }
+            Err(error) if error.may_be_of_call() && self.answered() != answered => {
+                Err(Unanswered::Busy)
+            }
             Err(error) => {
                 self.breaker.missed(&link, error);
-                Err(Lost)
+                Err(Unanswered::Lost)
             }
         }
     }
@@ -129,6 +186,7 @@ impl Exact {
         asks: &[Ask],
         question: Question,
         pause: Duration,
+        within: Duration,
     ) -> Result<Answer, ServerError> {
         let asked = merged(asks);
         let key = |ask: &Ask| {
@@ -146,7 +204,7 @@ impl Exact {
         for (place, requests) in &asked {
             arguments.extend(asks[*place].rule.arguments(*requests));
         }
-        let values = link.run(&keys, &arguments, self.config.budget).await?;
+        let values = link.run(&keys, &arguments, within).await?;
         let mut answer = Answer::read(&values)?;
         let place_of = |index: usize| asked.get(index).map(|(place, _)| *place);
         answer.binding = answer.binding.and_then(place_of);
@@ -162,6 +220,23 @@ impl Exact {
             })
             .collect();
         Ok(answer)
+    }
+}
+
+/// Of a question. Where the caller goes away, the server has it all the same.
+struct Place<'a> {
+    exact: &'a Exact,
+    /// None when it is over.
+    permit: Option<SemaphorePermit<'a>>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            permit.forget();
+            self.exact.left.fetch_add(1, Ordering::Relaxed);
+            self.exact.has_left.notify_one();
+        }
     }
 }
 
@@ -273,7 +348,7 @@ mod tests {
         });
         let asks = [ask("a", 1)];
         let answer = exact.ask(&asks, Question::Peek, Duration::ZERO);
-        assert_eq!(answer.await, Err(Lost));
+        assert_eq!(answer.await, Err(Unanswered::Lost));
         assert_eq!((exact.answered(), exact.has_server()), (0, false));
     }
 

@@ -55,6 +55,18 @@ impl From<RedisError> for ServerError {
     }
 }
 
+impl ServerError {
+    /// Whether it may be of one call alone: calls that come after it may be answered.
+    pub(crate) fn may_be_of_call(&self) -> bool {
+        let of_script = ErrorKind::Server(ServerErrorKind::ResponseError);
+        match self {
+            Self::Timeout(_) | Self::Form => true,
+            Self::Redis(error) => error.kind() == of_script,
+            _ => false,
+        }
+    }
+}
+
 /// A connection to a server that has a script; clones share it.
 #[derive(Clone)]
 pub(crate) struct Link {

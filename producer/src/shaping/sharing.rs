@@ -6,7 +6,7 @@ mod leased;
 use std::sync::Arc;
 
 use limits::rules::{Rules, Sharing};
-use limits_sharing::exact::{Answer, Lost};
+use limits_sharing::exact::{Answer, Unanswered};
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::{
@@ -168,7 +168,7 @@ impl Shaping {
     }
 
     /// The server has decided, or not.
-    pub(super) fn answered(&self, question: &Question, answer: Result<&Answer, Lost>) {
+    pub(super) fn answered(&self, question: &Question, answer: Result<&Answer, Unanswered>) {
         let now = self.now();
         self.state().shaper.answered(question, answer, now);
         self.shared.woken.notify_one();

@@ -16,7 +16,7 @@ use limits::{
 };
 use limits_sharing::{
     Address,
-    exact::{Config, Exact, Question},
+    exact::{Config, Exact, Question, Unanswered},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -250,7 +250,11 @@ impl Decider {
             .await;
         let now = self.clock.now();
         let Ok(answer) = answer else {
-            if let Counting::Part(_) = shared.counting {
+            // Where it is there, parts would come on top of what it lets go.
+            let is_lost = matches!(answer, Err(Unanswered::Lost));
+            if let Counting::Part(_) = shared.counting
+                && is_lost
+            {
                 shared.by_part.fetch_add(1, Ordering::Relaxed);
                 return Ok(None);
             }

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{Address, Link, ServerError};
@@ -31,11 +31,17 @@ pub(crate) struct Breaker {
 }
 
 impl Breaker {
-    /// Keeps a connection, for as long as it is waited for.
-    pub(crate) async fn run(&self, server: &Address, script: &'static str, group: &str) {
+    /// Keeps a connection, for as long as it is waited for, to a server that answers within the budget.
+    pub(crate) async fn run(
+        &self,
+        server: &Address,
+        script: &'static str,
+        group: &str,
+        budget: Duration,
+    ) {
         let mut is_told = false;
         loop {
-            let error = match Link::open(server, script, group, OPEN_FOR).await {
+            let error = match open(server, script, group, budget).await {
                 Ok(link) => {
                     tracing::info!(%server, "exact limits are the server's");
                     is_told = false;
@@ -69,14 +75,14 @@ impl Breaker {
         self.missed.store(0, Ordering::Relaxed);
     }
 
-    /// One did not. Of a connection that is over already this says nothing.
+    /// One did not, and no other meanwhile. Of a connection that is over already this says nothing.
     pub(crate) fn missed(&self, link: &Link, error: ServerError) {
         self.link.send_if_modified(|current| {
             if !current.as_ref().is_some_and(|it| it.is(link)) {
                 return false;
             }
             let missed = 1 + self.missed.fetch_add(1, Ordering::Relaxed);
-            let is_over = missed >= MISSED_MAX || !matches!(error, ServerError::Timeout(_));
+            let is_over = missed >= MISSED_MAX || !error.may_be_of_call();
             if is_over {
                 *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 *current = None;
@@ -95,5 +101,21 @@ impl Breaker {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         lost.expect("it is set with the end")
+    }
+}
+
+/// Each call to a server that answers later would be counted, and lost.
+async fn open(
+    server: &Address,
+    script: &'static str,
+    group: &str,
+    budget: Duration,
+) -> Result<Link, ServerError> {
+    let link = Link::open(server, script, group, OPEN_FOR).await?;
+    match timeout(budget, link.other_node_of(group)).await {
+        Ok(Ok(None)) => Ok(link),
+        Ok(Ok(Some(_))) => Err(ServerError::Moved),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(ServerError::Timeout(budget)),
     }
 }

@@ -6,6 +6,7 @@
     reason = "a test, in which all that fails is a failure"
 )]
 
+mod busy;
 mod cluster;
 mod exact;
 mod failover;

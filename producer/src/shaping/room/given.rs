@@ -90,6 +90,10 @@ impl Room {
             Outcome::Wait => nanos_of(answer.retry_after).max(AHEAD_NANOS),
             _ => NONSENSE_PAUSE,
         };
+        // It was lost meanwhile, and others give: they know when.
+        if self.giver != Giver::Server {
+            return;
+        }
         self.blocked = self.blocked.max(now.saturating_add(pause));
         let wait = pause.saturating_add(nanos(self.terms.handling.horizon));
         let kept = self.slots.len() + self.asked;

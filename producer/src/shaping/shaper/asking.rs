@@ -8,9 +8,9 @@ use limits::{
     Limit,
     rules::{Mode, NamedLimit, Rules, Sharing, SharingMode},
 };
-use limits_sharing::exact::{Answer, Ask, Lost, Outcome, Rule};
+use limits_sharing::exact::{Answer, Ask, Outcome, Rule, Unanswered};
 
-use super::{EVERYBODY, NamedRoom, Shaper};
+use super::{NamedRoom, Shaper};
 use crate::shaping::room::Giver;
 
 /// Most questions that are under way.
@@ -74,8 +74,11 @@ impl Shaper {
         self.asking.as_ref()?;
         let every_call = rules.limits.iter().filter(|limit| limit.every_call);
         let asks = std::iter::once(limit).chain(every_call).flat_map(|under| {
-            let key = if under.every_call { EVERYBODY } else { key };
-            let key: Arc<str> = key.to_string().into();
+            // As limiters name it, with which these limits may be shared.
+            let key: Arc<str> = match under.every_call {
+                true => Arc::from(""),
+                false => key.to_string().into(),
+            };
             under.rules.iter().map(move |rule| Ask {
                 name: format!("{}/{}", under.name, rule.id).into(),
                 rule: Rule::of(&rule.limit).expect("the file was checked"),
@@ -161,7 +164,7 @@ impl Shaper {
     pub(in crate::shaping) fn answered(
         &mut self,
         question: &Question,
-        answer: Result<&Answer, Lost>,
+        answer: Result<&Answer, Unanswered>,
         now: u64,
     ) {
         let now = now.max(self.latest);

@@ -1,9 +1,13 @@
 //! Producers whose limits a server decides on: it and the way to it are played here, in virtual time.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use limits::{Algorithm, Decision, Demand, LimitId, Limits, Refusal, rules::Rules};
-use limits_sharing::exact::{Answer, Ask, Lost, Outcome};
+use limits_sharing::exact::{Answer, Ask, Outcome, Unanswered};
 
 use super::{MILLISECOND, SECOND, START, World, contract, rules};
 use crate::shaping::shaper::Question;
@@ -153,7 +157,7 @@ impl Group {
             self.now = next;
             if answer == next {
                 let (_, place, question, answer) = self.under_way.pop().unwrap();
-                let answer = answer.as_ref().ok_or(Lost);
+                let answer = answer.as_ref().ok_or(Unanswered::Lost);
                 let shaper = &mut self.worlds[place].shaper;
                 shaper.answered(&question, answer, START + next);
             }
@@ -315,6 +319,24 @@ fn each_keeps_to_its_part_while_the_server_is_lost_and_to_none_before_it_was_the
 }
 
 #[test]
+fn answer_of_a_server_that_is_lost_meanwhile_stops_no_part() {
+    let mut group = Group::new(2, &text("members_max = 4", QUOTA, PATIENT));
+    group.offer(0, 17, 0..40);
+    group.pass_to(10 * SECOND);
+    assert_eq!(group.went(0), 40);
+    // Nothing is left, which the answers say that are under way.
+    group.offer(1, 17, 100..200);
+    group.worlds[1].turn();
+    group.ask();
+    assert!(!group.under_way.is_empty());
+    group.lose(true);
+    group.pass_to(20 * SECOND);
+    let went = [0, 1].map(|it: usize| group.worlds[it].gone.len());
+    assert_eq!(went, [40, 10]);
+    group.all_is_counted("seventeen");
+}
+
+#[test]
 fn rooms_ask_in_turn_for_what_they_share() {
     let text = text("", "rate = \"1000/s\", burst = 100", "")
         + "[limits.eighteen]\nkeys = [18]\nmode = \"shape\"\nrules = [ { id = \"own\", rate = \"1000/s\", burst = 100 } ]\n\
@@ -323,6 +345,19 @@ fn rooms_ask_in_turn_for_what_they_share() {
     let mut group = Group::new(1, &text);
     group.offer(0, 17, 0..500);
     group.offer(0, 18, 0..50);
+    group.worlds[0].turn();
+    group.ask();
+    // By the names that limiters ask by, which may share them.
+    let mut asked = BTreeSet::new();
+    for (_, _, question, _) in &group.under_way {
+        asked.extend(question.asks.iter().map(|it| (&*it.name, &*it.key)));
+    }
+    let expected = [
+        ("all/whole", ""),
+        ("eighteen/own", "18"),
+        ("seventeen/quota", "17"),
+    ];
+    assert_eq!(asked, BTreeSet::from(expected));
     group.pass_to(2 * SECOND);
     let of = |dsp| {
         group.worlds[0]
