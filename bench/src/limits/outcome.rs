@@ -55,7 +55,7 @@ pub struct WayOutcome {
     /// CPU time of this process for each decision.
     pub client_cpu_micros: f64,
     /// Likewise of the limiter.
-    pub limiter_cpu_micros: Option<f64>,
+    pub service_cpu_micros: Option<f64>,
     /// Likewise of Redis.
     pub redis_cpu_micros: Option<f64>,
     /// Decisions that did not let the call go at once, or were not made.
@@ -88,13 +88,13 @@ pub struct ServiceOutcome {
     /// From when a call was due until it left, which is part of its latency.
     pub late_micros: Option<Latency>,
     /// CPU time of the limiter.
-    pub limiter_cpu_seconds: CpuSeconds,
+    pub service_cpu_seconds: CpuSeconds,
     /// The same for each call.
-    pub limiter_cpu_micros: f64,
+    pub service_cpu_micros: f64,
     /// CPU time of this process for each call.
     pub client_cpu_micros: f64,
     /// Memory of the limiter in the end.
-    pub limiter_memory: Memory,
+    pub service_memory: Memory,
     /// Clients that never read.
     pub stalled: StalledOutcome,
 }
@@ -218,7 +218,7 @@ impl WayOutcome {
             each_second: tally.whole_seconds(took),
             latency_micros: Latency::of(&tally.nanos),
             client_cpu_micros: client,
-            limiter_cpu_micros: way.needs_limiter().then_some(server),
+            service_cpu_micros: way.needs_limiter().then_some(server),
             redis_cpu_micros: way.needs_redis().then_some(server),
             wrong: tally.wrong,
             first_wrong: tally.first_wrong.clone(),
@@ -242,7 +242,7 @@ impl ServiceOutcome {
         pace: Pace,
         sent: &Sent,
         cpu: [CpuTime; 2],
-        limiter_memory: Memory,
+        service_memory: Memory,
         stalled: StalledOutcome,
     ) -> Self {
         let (all, seconds) = (sent.all(), sent.length.as_secs_f64());
@@ -272,10 +272,10 @@ impl ServiceOutcome {
                 })
                 .collect(),
             late_micros: Latency::of(&sent.late_nanos),
-            limiter_cpu_seconds: cpu[1].seconds(),
-            limiter_cpu_micros: limiter,
+            service_cpu_seconds: cpu[1].seconds(),
+            service_cpu_micros: limiter,
             client_cpu_micros: client,
-            limiter_memory,
+            service_memory,
             stalled,
         }
     }
@@ -323,7 +323,7 @@ pub(super) mod tests {
     fn cpu_is_of_the_part_that_used_it() {
         let outcome = outcome();
         let cpu = outcome.ways.iter().map(|way| {
-            let servers = (way.limiter_cpu_micros, way.redis_cpu_micros);
+            let servers = (way.service_cpu_micros, way.redis_cpu_micros);
             (way.client_cpu_micros, servers)
         });
         let none = (10.0, (None, None));

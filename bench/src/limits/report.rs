@@ -103,7 +103,7 @@ impl WayOutcome {
             .and(latency(self.latency_micros, &["p50", "p99"]))
             .and([
                 CPU.of("bench CPU", self.client_cpu_micros).lower(),
-                CPU.of("limiter CPU", self.limiter_cpu_micros).lower(),
+                CPU.of("limiter CPU", self.service_cpu_micros).lower(),
                 CPU.of("Redis CPU", self.redis_cpu_micros).lower(),
             ])
     }
@@ -137,11 +137,11 @@ impl ServiceOutcome {
             COUNT.of("without an answer", self.unanswered).lower(),
             FINE_MICROS.of("left late, p99", late.map(|it| it.p99)),
             FINE_MICROS.of("left late, max", late.map(|it| it.max)),
-            CPU.of("limiter CPU per call", self.limiter_cpu_micros)
+            CPU.of("limiter CPU per call", self.service_cpu_micros)
                 .lower(),
             CPU.of("bench CPU per call", self.client_cpu_micros),
             MEBIBYTES
-                .of("memory of the limiter", self.limiter_memory.peak_bytes)
+                .of("memory of the limiter", self.service_memory.peak_bytes)
                 .lower(),
         ];
         report.add_facts("The run", &facts);

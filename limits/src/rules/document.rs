@@ -92,7 +92,8 @@ impl Document {
     pub fn has_credentials(&self) -> bool {
         let sharing = self.0.get("sharing").and_then(Value::as_table);
         let redis = sharing.and_then(|it| it.get("redis")?.as_str());
-        redis.is_some_and(|redis| redis.contains('@'))
+        // A socket's address names them after a question mark.
+        redis.is_some_and(|redis| redis.contains(['@', '?']))
     }
 
     /// Leaves out all limits but those of these names and the one that `unknown` names.
@@ -163,6 +164,8 @@ mod tests {
                 "[sharing]\nmode = 'local'\nredis = 'redis://a:b@10.0.0.5'",
                 true,
             ),
+            ("[sharing]\nredis = 'unix:///run/redis.sock'", false),
+            ("[sharing]\nredis = 'unix:///run/redis.sock?pass=b'", true),
         ] {
             let written = Document::parse(sharing).unwrap();
             assert_eq!(written.has_credentials(), expected, "{sharing}");

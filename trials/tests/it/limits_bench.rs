@@ -61,7 +61,7 @@ async fn each_way_lets_every_call_go_and_tells_what_it_took() -> Result<()> {
         let latency = &way["latency_micros"];
         assert!(latency["p50"].as_f64() > Some(0.0), "{way}");
         assert!(latency["max"].as_f64() >= latency["p99"].as_f64(), "{way}");
-        let of_limiter = way["limiter_cpu_micros"].is_number();
+        let of_limiter = way["service_cpu_micros"].is_number();
         assert_eq!(of_limiter, ["http", "grpc"].contains(&name), "{way}");
         let of_server = way["redis_cpu_micros"].is_number();
         assert_eq!(of_server, of_redis.contains(&name), "{way}");

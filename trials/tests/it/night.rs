@@ -1,6 +1,6 @@
 //! The consumer's night on a real `mongod`, by a clock that a test sets.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use bench::mongod::Mongod;
@@ -23,7 +23,7 @@ use mongodb::{
     bson::{Bson, DateTime, Document, doc},
 };
 use runtime::metrics::Registry;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{sync::watch, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{PATIENCE, wait_until};
@@ -160,6 +160,15 @@ impl Night {
         self.clock.advance(Duration::from_secs(600));
     }
 
+    /// Lets it try again what fails from now on.
+    pub(crate) fn retries(&self) -> Retries<'_> {
+        Retries {
+            clock: &self.clock,
+            began: Instant::now(),
+            minutes: Cell::new(0),
+        }
+    }
+
     /// Ends it as an orderly end of the process does.
     pub(crate) async fn end(mut self) -> Result<()> {
         self.stop.cancel();
@@ -187,6 +196,24 @@ impl Night {
     /// Collections compacted by this process.
     pub(crate) fn collections_compacted(&self) -> u64 {
         self.metrics.compaction_seconds.get_sample_count()
+    }
+}
+
+/// Lets minutes pass, after each of which a night tries again what failed.
+pub(crate) struct Retries<'a> {
+    clock: &'a ManualClock,
+    began: Instant,
+    minutes: Cell<u64>,
+}
+
+impl Retries<'_> {
+    /// To be called again and again: a minute passes in each second at first, and later in each 40 seconds, so that a window of
+    /// two hours stays open for as long as a slow machine takes: 40 minutes are 101 of this clock.
+    pub(crate) fn pass(&self) {
+        let seconds = self.began.elapsed().as_secs();
+        let minutes = 1 + seconds.min(40) + seconds / 40;
+        let more = minutes - self.minutes.replace(minutes);
+        self.clock.advance(Duration::from_secs(60 * more));
     }
 }
 

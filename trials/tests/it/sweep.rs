@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{PATIENCE, wait_until},
-    night::{DAY, NEVER_SECONDS, Night, Server, TTL, Who, at},
+    night::{DAY, NEVER_SECONDS, Night, Retries, Server, TTL, Who, at},
 };
 
 /// A sweep takes its time on a machine that is busy.
@@ -78,11 +78,16 @@ async fn looked(server: &Server, namespace: &str) -> Result<(i64, bool)> {
     ))
 }
 
-/// Waits until so many documents are left, while what failed is tried again.
-async fn wait_left(night: &Night, server: &Server, namespace: &str, left: u64) -> Result<()> {
+/// Waits until so many documents are left.
+async fn wait_left(
+    retries: &Retries<'_>,
+    server: &Server,
+    namespace: &str,
+    left: u64,
+) -> Result<()> {
     let cookies = server.collection(namespace);
     wait_until(SWEEP_PATIENCE, "what has expired is gone", async || {
-        night.clock.advance(Duration::from_secs(5));
+        retries.pass();
         Ok(cookies.count_documents(doc! {}).await? == left)
     })
     .await
@@ -156,8 +161,9 @@ async fn sweep_that_is_killed_again_and_again_goes_on_where_it_was() -> Result<(
         before = looked(&server, "17.cookies").await?.0;
     }
     let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:20")?;
-    wait_left(&night, &server, "17.cookies", 20_000).await?;
-    wait_left(&night, &server, "19.cookies", 1_500).await?;
+    let retries = night.retries();
+    wait_left(&retries, &server, "17.cookies", 20_000).await?;
+    wait_left(&retries, &server, "19.cookies", 1_500).await?;
     night.end().await
 }
 
@@ -180,10 +186,11 @@ async fn sweep_that_did_not_end_in_its_window_goes_on_in_the_next_one() -> Resul
         "{looked}"
     );
     night.set("11T01:00");
-    wait_left(&night, &server, "17.cookies", USERS / 2).await?;
+    let retries = night.retries();
+    wait_left(&retries, &server, "17.cookies", USERS / 2).await?;
     // The rest of that sweep, and one of the new night, which finds only what is alive.
     wait_until(SWEEP_PATIENCE, "both are complete", async || {
-        night.clock.advance(Duration::from_secs(5));
+        retries.pass();
         Ok(night.metrics.swept.get() == USERS + USERS / 2)
     })
     .await?;
@@ -255,8 +262,9 @@ async fn collection_changes_over_to_a_sweep_and_back_in_the_window_and_loses_not
     let night = Night::start(&mongod, "11T01:00")?;
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
+    let retries = night.retries();
     wait_until(PATIENCE, "it is swept no more", async || {
-        night.clock.advance(Duration::from_secs(5));
+        retries.pass();
         Ok(server.positions().await?.is_empty())
     })
     .await?;

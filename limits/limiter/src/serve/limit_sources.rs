@@ -8,6 +8,7 @@
 //! - What the sources said last is in each snapshot. So a start does not depend on a collection that cannot be read, and a file that does not go
 //!   together with PUTs is refused at a start as it is at any time: the version before stays in force.
 
+mod alone;
 mod changes;
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
@@ -22,6 +23,7 @@ use std::{
 use limits::rules::{Document, Mistakes, Terms};
 use tokio::sync::watch;
 
+pub use self::alone::Alone;
 pub use self::changes::Changes;
 pub use self::plan::{Named, Origin, Plan, Said, Source};
 pub use self::views::{Names, View, What, etag};
@@ -45,8 +47,7 @@ struct Shared {
     told: Mutex<Told>,
     plan: watch::Sender<Arc<Plan>>,
     metrics: Changes,
-    /// One change of a client at a time: each is on the disk before the next.
-    one: tokio::sync::Mutex<()>,
+    changing: tokio::sync::Mutex<alone::Changing>,
 }
 
 /// Newer versions that do not go together with the other sources, each with why.
@@ -172,7 +173,7 @@ impl LimitSources {
                 state: Mutex::new(state),
                 plan: watch::Sender::new(Arc::new(begun.plan)),
                 metrics,
-                one: tokio::sync::Mutex::new(()),
+                changing: tokio::sync::Mutex::default(),
             }),
         }
     }
@@ -244,11 +245,6 @@ impl LimitSources {
         };
         state.collection = tried.err();
         self.try_others(&mut state);
-    }
-
-    /// Nobody else changes a limit for as long as this is there.
-    pub async fn alone(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.shared.one.lock().await
     }
 
     /// Gives a limit these terms, if `may` allows it, given what is in force. In force when this returns; on the disk with the snapshot of

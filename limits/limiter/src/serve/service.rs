@@ -215,7 +215,7 @@ impl Service {
     }
 
     /// Waits for the snapshot of this number, if there is one. The detail is what is so without it.
-    pub(super) async fn is_saved(&self, number: u64, detail: &str) -> Result<(), Problem> {
+    async fn is_saved(&self, number: u64, detail: &str) -> Result<(), Problem> {
         if number != 0 {
             let saved = timeout(SAVED_TIMEOUT, self.engine.saved(number)).await;
             saved.map_err(|_| Problem::new(problem::NOT_SAVED, detail))?;

@@ -244,10 +244,14 @@ impl Decider {
         let Some(shared) = &self.shared else {
             return Ok(None);
         };
+        let was_asked = shared.exact.has_server();
         let answer = shared
             .exact
             .ask(&asking.asks, asking.question, asking.pause)
             .await;
+        if answer.is_err() {
+            self.engine.unanswered(&asking, was_asked);
+        }
         let now = self.clock.now();
         let Ok(answer) = answer else {
             // Where it is there, parts would come on top of what it lets go.

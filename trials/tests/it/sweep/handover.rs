@@ -1,6 +1,6 @@
 //! Who sweeps, or where, changes in the middle of a pass: a consumer that slept beyond its lease, a new primary.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use bench::scrape::names;
@@ -173,9 +173,9 @@ async fn election_amid_a_sweep_loses_nothing_and_the_pass_goes_on() -> Result<()
     stepped?;
     refreshed?;
     let primary = set.wait_primary().await?;
+    let retries = night.retries();
     wait_until(SWEEP_PATIENCE, "the pass is complete", async || {
-        // What failed meanwhile is tried again.
-        night.clock.advance(Duration::from_secs(5));
+        retries.pass();
         Ok(looked(&server, NAMESPACE).await?.1)
     })
     .await?;

@@ -1,7 +1,7 @@
 //! Who has booked how much of the slots to come of limits of every call, so that no token takes them all.
 //!
 //! Of what such a limit lets go within [`HORIZON`], a token may book as much as it leaves to others: own and new requests together are no more
-//! than those that nobody has booked. So one token gets half, two a third each, and there is always room for one more. One call at
+//! than those that nobody has booked then. So one token gets half, two a third each, and there is always room for one more. One call at
 //! a time it may book in any case. What goes at once is not bounded here.
 
 use std::{
@@ -62,7 +62,9 @@ impl Ahead {
         };
         own.pass(now);
         holders.all.pass(now);
-        let others_left = room(limit).saturating_sub(holders.all.requests);
+        // What is left to others once these are booked.
+        let booked = holders.all.requests.saturating_add(requests);
+        let others_left = room(limit).saturating_sub(booked);
         own.requests == 0 || own.requests.saturating_add(requests) <= others_left
     }
 
@@ -77,6 +79,16 @@ impl Ahead {
                 own.add(requests, at);
             }
         }
+    }
+
+    /// `by` has not booked so many for this moment after all.
+    pub(super) fn give_back(&mut self, place: u32, by: &str, requests: u64, at: u64) {
+        let Some(holders) = self.places.get_mut(&place) else {
+            return;
+        };
+        let own = holders.of.get_mut(by);
+        let given = own.map_or(0, |own| own.give_back(requests, at));
+        holders.all.give_back(given, at);
     }
 
     /// Forgets what has passed, and limits that are not `kept`.
@@ -97,6 +109,17 @@ impl Held {
         self.requests = self.requests.saturating_add(requests);
         let part = self.parts.entry(at.div_ceil(PART)).or_default();
         *part = part.saturating_add(requests);
+    }
+
+    /// How many were given back: what has passed is gone.
+    fn give_back(&mut self, requests: u64, at: u64) -> u64 {
+        let Some(part) = self.parts.get_mut(&at.div_ceil(PART)) else {
+            return 0;
+        };
+        let given = requests.min(*part);
+        *part -= given;
+        self.requests = self.requests.saturating_sub(given);
+        given
     }
 
     fn pass(&mut self, now: u64) {
@@ -139,6 +162,63 @@ mod tests {
     }
 
     #[test]
+    fn what_is_given_back_is_not_booked() {
+        let mut ahead = Ahead::default();
+        for by in ["one", "two"] {
+            ahead.book(0, by, 3, PART);
+        }
+        let booked = |ahead: &Ahead| {
+            let of = |by| ahead.places[&0].of.get(by).map(|own| own.requests);
+            (of("one"), of("two"), ahead.places[&0].all.requests)
+        };
+        ahead.give_back(0, "one", 2, PART);
+        assert_eq!(booked(&ahead), (Some(1), Some(3), 4));
+        // What has passed, nobody booked, or is of no limit, changes nothing.
+        ahead.give_back(0, "one", 2, 2 * PART);
+        ahead.give_back(0, "three", 2, PART);
+        ahead.give_back(1, "one", 2, PART);
+        assert_eq!(booked(&ahead), (Some(1), Some(3), 4));
+        ahead.give_back(0, "one", 2, PART);
+        assert_eq!(booked(&ahead), (Some(0), Some(3), 3));
+    }
+
+    #[test]
+    fn calls_for_many_leave_as_much_to_others_too() {
+        let text = "
+            [limits.a]
+            rules = [{ id = 'peak', rate = '1000/s', burst = 1000 }]
+            [limits.whole]
+            every_call = true
+            rules = [{ id = 'all', rate = '10/s', burst = 100 }]
+        ";
+        let start = 1_700_000_000 * SECOND;
+        let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits, start);
+        let reserve = |by: &str| {
+            let of = [Target {
+                limit: "a",
+                counter: by,
+            }];
+            let answered = engine.reserve_by(by, &of, 100, HORIZON, start);
+            answered.map(|it| (it.answer.at - start) / SECOND)
+        };
+        assert_eq!(reserve("one"), Ok(0));
+        assert_eq!(reserve("one"), Ok(10));
+        // 200 of 300 would be more than half.
+        assert!(reserve("one").is_err());
+        assert_eq!(reserve("two"), Ok(20));
+    }
+
+    fn options() -> Options {
+        Options {
+            counters_max: 100,
+            counters_bytes_max: usize::MAX,
+            learned_max: HORIZON,
+            is_saved: false,
+            counting: Counting::Here,
+        }
+    }
+
+    #[test]
     fn no_token_books_out_a_limit_of_every_call() {
         let text = "
             [limits.a]
@@ -149,15 +229,8 @@ mod tests {
             every_call = true
             rules = [{ id = 'all', rate = '10/s', burst = 1 }]
         ";
-        let options = Options {
-            counters_max: 100,
-            counters_bytes_max: usize::MAX,
-            learned_max: HORIZON,
-            is_saved: false,
-            counting: Counting::Here,
-        };
         let start = 1_700_000_000 * SECOND;
-        let engine = Engine::new(options, &Rules::parse(text).unwrap().limits, start);
+        let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits, start);
         let reserve = |by: &str, limit: &str, now: u64| {
             let of = [Target { limit, counter: by }];
             let answered = engine.reserve_by(by, &of, 1, 2_880 * HORIZON, now);

@@ -223,6 +223,13 @@ impl State {
         }
     }
 
+    /// So many were not booked for this moment after all.
+    pub(super) fn give_back(&mut self, by: &str, requests: u64, at: u64) {
+        for place in self.catalog.every_call() {
+            self.ahead.give_back(*place, by, requests, at);
+        }
+    }
+
     /// How far ahead a call of this token may be booked; zero where it has booked its part of a limit of every call.
     pub(super) fn horizon(
         &mut self,

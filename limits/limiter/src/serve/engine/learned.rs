@@ -211,6 +211,29 @@ impl Learned {
         }
     }
 
+    /// The same while it is asked whether they may go at all; returns the ends of the lessons that it is taken from, each of which has to
+    /// leave so many.
+    pub(super) fn hold(&mut self, of: &[Counter], requests: u64, at: u64) -> Vec<u64> {
+        let held = of.iter().filter_map(|counter| self.get(counter));
+        let lessons = held.flat_map(|held| &held.lessons);
+        let untils = lessons.filter(|it| it.until > at).map(|it| it.until);
+        let untils = untils.collect();
+        self.take(of, requests, at);
+        untils
+    }
+
+    /// So many that were held do not go, of the lessons with these ends.
+    pub(super) fn let_go(&mut self, of: &[Counter], requests: u64, untils: &[u64]) {
+        for counter in of.iter().filter(|_| !untils.is_empty()) {
+            let lessons = self.get_mut(counter).map(|held| &mut held.lessons);
+            for lesson in lessons.into_iter().flatten() {
+                if untils.contains(&lesson.until) {
+                    lesson.left = lesson.left.saturating_add(requests);
+                }
+            }
+        }
+    }
+
     /// Forgets what is over, of so many counters at a time.
     pub(super) fn pass(&mut self, looked_at: usize, now: u64) {
         let from = self.looked_until;

@@ -23,12 +23,23 @@ pub struct Asking {
     pub is_counted: bool,
     /// Whose token is borne.
     by: Option<Arc<str>>,
+    /// What is held of others until there is an answer: many that are asked at once would each find room.
+    held: Held,
     /// What is asked.
     pub question: Question,
     /// What is asked of each rule.
     pub asks: Vec<Ask>,
     /// For how long it must not go, whatever the server says: partners' answers say so.
     pub pause: Duration,
+}
+
+/// What a call would take, taken before it is known whether it goes.
+#[derive(Debug, Default)]
+struct Held {
+    /// The moment for which slots of limits of every call are booked: the latest that the call may have.
+    booked_at: Option<u64>,
+    /// The ends of what was learned.
+    lessons: Vec<u64>,
 }
 
 impl Engine {
@@ -61,6 +72,10 @@ impl Engine {
             _ => requests,
         };
         let from = state.learned.from(&call.of, next, now);
+        let held = match question {
+            Question::Reserve { horizon } => state.hold(&call, by, horizon, from, now),
+            Question::Peek | Question::Count { .. } => Held::default(),
+        };
         let asks = call.demands.iter().map(|demand| state.ask(demand));
         let (rules, asks) = asks.unzip();
         Ok(Asking {
@@ -68,6 +83,7 @@ impl Engine {
             version: state.version,
             is_counted: true,
             by: by.map(Arc::from),
+            held,
             rules,
             question,
             asks,
@@ -90,6 +106,7 @@ impl Engine {
         let now = now.max(state.core.clock());
         // Under limits that have changed since, only the answer itself is of use.
         if state.version == asking.version {
+            state.let_go(asking, true);
             state.take_in(asking, answer, now);
         }
         let binding = answer.binding.and_then(|place| asking.rules.get(place));
@@ -115,9 +132,47 @@ impl Engine {
             }
         }
     }
+
+    /// The server said nothing about a call. Its slots are given back unless it `was_asked`: then it may have given them out, and they stay booked
+    /// until they have passed, as those of a call that nobody waits for any more.
+    pub fn unanswered(&self, asking: &Asking, was_asked: bool) {
+        let mut state = self.state();
+        if state.version == asking.version {
+            state.let_go(asking, !was_asked);
+        }
+    }
 }
 
 impl State {
+    fn hold(
+        &mut self,
+        call: &Call,
+        by: Option<&str>,
+        horizon: Duration,
+        from: u64,
+        now: u64,
+    ) -> Held {
+        let lessons = self.learned.hold(&call.of, call.requests, now.max(from));
+        let by = by.filter(|_| !horizon.is_zero());
+        let booked_at = by.map(|by| {
+            let horizon = u64::try_from(horizon.as_nanos()).unwrap_or(u64::MAX);
+            let at = now.saturating_add(horizon);
+            self.book(by, call.requests, at);
+            at
+        });
+        Held { booked_at, lessons }
+    }
+
+    fn let_go(&mut self, asking: &Asking, with_slots: bool) {
+        let Asking { call, held, .. } = asking;
+        let lessons = &held.lessons;
+        self.learned.let_go(&call.of, call.requests, lessons);
+        let booked_at = held.booked_at.filter(|_| with_slots);
+        if let (Some(by), Some(at)) = (&asking.by, booked_at) {
+            self.give_back(by, call.requests, at);
+        }
+    }
+
     /// A rule's name, and what is asked of it.
     fn ask(&self, demand: &Demand<Arc<str>>) -> (Binding, Ask) {
         let (_, named, placed) = self.catalog.owner(demand.limit).expect("a rule in force");
@@ -195,5 +250,124 @@ impl State {
             };
             self.seen.put(demand.limit, &demand.key, standing);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use limits::rules::Rules;
+
+    use super::{
+        super::{Options, Said},
+        *,
+    };
+
+    const START: u64 = 1_700_000_000 * 1_000_000_000;
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn engine() -> Engine {
+        let text = "
+            [limits.a]
+            rules = [{ id = 'r', rate = '1000/s' }]
+            [limits.whole]
+            every_call = true
+            rules = [{ id = 'all', rate = '10/s' }]
+        ";
+        let options = Options {
+            counters_max: 100,
+            counters_bytes_max: usize::MAX,
+            learned_max: HOUR,
+            is_saved: false,
+            counting: Counting::Elsewhere,
+        };
+        Engine::new(options, &Rules::parse(text).unwrap().limits, START)
+    }
+
+    fn reserve(engine: &Engine) -> Asking {
+        let of = [Target {
+            limit: "a",
+            counter: "k",
+        }];
+        let question = Question::Reserve { horizon: HOUR };
+        engine
+            .asking(Some("one"), &of, 1, question, START)
+            .unwrap_or_else(|why| panic!("{why:?}"))
+    }
+
+    fn answer(outcome: Outcome, wait: u64) -> Answer {
+        Answer {
+            outcome,
+            at: START / 1_000 + wait,
+            now: START / 1_000,
+            binding: None,
+            retry_after: wait,
+            left: Vec::new(),
+        }
+    }
+
+    fn horizon(asking: &Asking) -> Duration {
+        match asking.question {
+            Question::Reserve { horizon } => horizon,
+            _ => panic!("it is no reservation"),
+        }
+    }
+
+    #[test]
+    fn calls_that_are_asked_at_once_book_no_more_than_they_leave_to_others() {
+        let engine = engine();
+        // Of 300 slots in 30 s.
+        let asked: Vec<Asking> = (0..256).map(|_| reserve(&engine)).collect();
+        let ahead = asked.iter().filter(|it| !horizon(it).is_zero());
+        assert_eq!(ahead.count(), 150);
+        // Those that went at once are booked no more, the others for their slots alone.
+        for (asking, wait) in asked.iter().zip([0, 0, 100_000]) {
+            let outcome = if wait == 0 { Outcome::Now } else { Outcome::At };
+            engine
+                .answered(asking, &answer(outcome, wait), START)
+                .unwrap();
+        }
+        assert!(!horizon(&reserve(&engine)).is_zero());
+        assert!(!horizon(&reserve(&engine)).is_zero());
+        assert!(horizon(&reserve(&engine)).is_zero());
+        // Those that a server may have counted stay booked, and those that it was not asked do not.
+        engine.unanswered(&asked[3], true);
+        assert!(horizon(&reserve(&engine)).is_zero());
+        engine.unanswered(&asked[4], false);
+        assert!(!horizon(&reserve(&engine)).is_zero());
+        assert!(horizon(&reserve(&engine)).is_zero());
+    }
+
+    #[test]
+    fn calls_that_are_asked_at_once_are_no_more_than_a_partner_left() {
+        let engine = engine();
+        let of = Target {
+            limit: "a",
+            counter: "k",
+        };
+        let said = Said {
+            status: 200,
+            left: Some((1, HOUR)),
+            ..Said::default()
+        };
+        assert!(engine.hear(of, said, START).unwrap());
+        let first = reserve(&engine);
+        assert_eq!(
+            (first.pause, reserve(&engine).pause),
+            (Duration::ZERO, HOUR)
+        );
+        // One that does not go leaves it to another.
+        let wait = engine.answered(&first, &answer(Outcome::Wait, 100), START);
+        assert!(matches!(wait, Err(Refused::OverHorizon(_))));
+        let second = reserve(&engine);
+        engine.unanswered(&second, true);
+        let third = reserve(&engine);
+        assert_eq!(
+            (second.pause, third.pause),
+            (Duration::ZERO, Duration::ZERO)
+        );
+        engine
+            .answered(&third, &answer(Outcome::Now, 0), START)
+            .unwrap();
+        assert_eq!(reserve(&engine).pause, HOUR);
     }
 }

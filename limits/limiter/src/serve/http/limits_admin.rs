@@ -10,10 +10,9 @@ use tokio::time::timeout;
 
 use super::{
     super::{
-        aside::aside,
         asked::invalid,
         limit_sources::{
-            Change, LimitSources, Names, NotChanged, Origin, Plan, Source, View, What, etag,
+            Alone, Change, LimitSources, Names, NotChanged, Origin, Plan, Source, View, What, etag,
         },
         problem::{self, Problem},
         service::{SAVED_TIMEOUT, Service},
@@ -128,7 +127,7 @@ impl Service {
                         "every_call: only a token that opens all limits may limit every call";
                     return Err(self.no_right(detail));
                 }
-                let _alone = self.alone().await?;
+                let mut alone = self.alone().await?;
                 if holder.limits.is_some() {
                     let origin = self.sources.plan().origin(limit);
                     let mut own = origin.map(|it| it.terms.keys()).unwrap_or_default();
@@ -140,11 +139,14 @@ impl Service {
                     }
                 }
                 let is_new = self.sources.plan().sources(limit).next().is_none();
-                let made = self.change(limit, holder, headers, |sources, change, may| {
-                    sources.put(change, terms, may)
-                });
-                let number = made.await.map_err(not_changed)?;
-                self.is_saved(number, NOT_KEPT).await?;
+                let made = self.change(
+                    &mut alone,
+                    limit,
+                    holder,
+                    headers,
+                    |sources, change, may| sources.put(change, terms, may),
+                );
+                made.await.map_err(not_changed)??;
                 let mut answer = self.stands(&self.sources.plan(), limit);
                 if is_new {
                     *answer.status_mut() = StatusCode::CREATED;
@@ -153,41 +155,47 @@ impl Service {
             }
             Method::DELETE => {
                 self.may_administer(holder)?;
-                let _alone = self.alone().await?;
-                let made = self.change(limit, holder, headers, |sources, change, may| {
-                    sources.delete(change, may)
-                });
-                let number = made.await.map_err(|not| match not {
+                let mut alone = self.alone().await?;
+                let made = self.change(
+                    &mut alone,
+                    limit,
+                    holder,
+                    headers,
+                    |sources, change, may| sources.delete(change, may),
+                );
+                made.await.map_err(|not| match not {
                     NotChanged::NotPut(None) => unknown(limit),
                     not => not_changed(not),
-                })?;
-                self.is_saved(number, NOT_KEPT).await?;
+                })??;
                 Ok(self.stands(&self.sources.plan(), limit))
             }
             _ => Err(Problem::new(problem::METHOD, "use GET, PUT or DELETE")),
         }
     }
 
-    /// Makes a change of a limit, if it is what the headers say; where it holds up no call.
+    /// Makes a change of a limit, if it is what the headers say, and brings it to the disk.
     async fn change(
         &self,
+        alone: &mut Alone<'_>,
         limit: &str,
         holder: &Holder,
         headers: HeaderMap,
         make: impl FnOnce(&LimitSources, Change<'_>, &May<'_>) -> Result<u64, NotChanged>
         + Send
         + 'static,
-    ) -> Result<u64, NotChanged> {
-        let sources = self.sources.clone();
+    ) -> Result<Result<(), Problem>, NotChanged> {
         let (limit, who) = (limit.to_owned(), holder.name.clone());
-        aside(move || {
+        let made = alone.change(SAVED_TIMEOUT, move |sources| {
             let change = Change {
                 limit: &limit,
                 who: &who,
             };
-            make(&sources, change, &|origin| allows(&headers, &limit, origin))
+            make(sources, change, &|origin| allows(&headers, &limit, origin))
+        });
+        Ok(match made.await? {
+            true => Ok(()),
+            false => Err(Problem::new(problem::NOT_SAVED, NOT_KEPT)),
         })
-        .await
     }
 
     /// A limit as it is after a change; an empty answer if it is gone.
@@ -203,7 +211,7 @@ impl Service {
     }
 
     /// Makes changes one after the other, each on the disk before the next.
-    async fn alone(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Problem> {
+    async fn alone(&self) -> Result<Alone<'_>, Problem> {
         let alone = timeout(SAVED_TIMEOUT, self.sources.alone()).await;
         alone.map_err(|_| {
             let detail = "nothing is changed: other changes are not on the disk yet";

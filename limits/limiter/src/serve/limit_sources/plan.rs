@@ -153,12 +153,14 @@ impl Plan {
         if let Some(view) = self.views.get(&key) {
             return view;
         }
-        let _one_at_a_time = self.views.making.lock().await;
+        let one_at_a_time = Arc::clone(&self.views.making).lock_owned().await;
         if let Some(view) = self.views.get(&key) {
             return view;
         }
         let plan = Arc::clone(self);
         aside(move || {
+            // Also where the caller goes away meanwhile.
+            let _one_at_a_time = one_at_a_time;
             let view = View::of(make(&plan, &key.1));
             plan.views.keep(key, view.clone());
             view

@@ -37,7 +37,7 @@ pub struct View {
 pub(super) struct Views {
     kept: Mutex<HashMap<(What, Names), View>>,
     /// One is made at a time.
-    pub(super) making: tokio::sync::Mutex<()>,
+    pub(super) making: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl View {
