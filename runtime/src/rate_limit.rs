@@ -15,7 +15,7 @@ use tower::util::MapResponseLayer;
 /// Largest integer of a structured field (RFC 9651).
 const INTEGER_MAX: u64 = 999_999_999_999_999;
 
-/// How a limit stands for whoever asked.
+/// How a limit stands for the caller that asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
     /// The name of the limit.

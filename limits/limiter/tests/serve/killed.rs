@@ -155,7 +155,7 @@ async fn no_quota_is_exceeded_and_no_counter_loses_more_than_a_second() -> Resul
     killed(4, 1).await
 }
 
-#[ignore = "takes some minutes"]
+#[ignore = "takes half a minute: a hundred kills"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_quota_is_exceeded_in_a_hundred_kills() -> Result<()> {
     killed(100, 2).await

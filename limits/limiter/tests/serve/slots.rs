@@ -101,7 +101,7 @@ async fn eight_processes_never_get_one_slot_twice() -> Result<()> {
     processes_never_get_one_slot_twice(8, 500).await
 }
 
-#[ignore = "takes some minutes"]
+#[ignore = "takes three minutes"]
 #[tokio::test]
 async fn fifty_processes_never_get_one_of_a_million_slots_twice() -> Result<()> {
     processes_never_get_one_slot_twice(50, 20_000).await
