@@ -26,6 +26,7 @@
 
 mod breakers;
 mod bson;
+mod collection;
 pub mod command;
 mod compaction;
 mod connection;

@@ -5,6 +5,7 @@ mod abuse;
 mod admin;
 mod ages;
 mod clock_jumps;
+mod collections;
 mod config_reload;
 mod connections;
 mod cut;

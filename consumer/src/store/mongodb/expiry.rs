@@ -38,8 +38,7 @@ use mongodb::{
 use tokio::{sync::RwLock, time::timeout};
 
 use super::{
-    COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NAMESPACE_EXISTS, NAMESPACE_NOT_FOUND,
-    NEVER_SECONDS,
+    COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NAMESPACE_NOT_FOUND, NEVER_SECONDS, collection,
     connection::{Connection, answered},
     lock, number,
     retry_policy::{Failure, code, failure, unavailable},
@@ -90,14 +89,18 @@ impl Inner {
         match list_indexes(&database).await? {
             Ok(_) => {}
             Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {
-                let made = match self.mode_of_server(connection).await? {
-                    ExpiryMode::Index => {
-                        let seconds = self.expire_after_seconds(dsp_id, *open);
-                        answered(create_index(&database, seconds)).await?
+                let mode = self.mode_of_server(connection).await?;
+                let made = answered(async {
+                    collection::create(&database).await?;
+                    match mode {
+                        ExpiryMode::Index => {
+                            let seconds = self.expire_after_seconds(dsp_id, *open);
+                            create_index(&database, seconds).await
+                        }
+                        ExpiryMode::Sweep => Ok(()),
                     }
-                    ExpiryMode::Sweep => answered(create_collection(&database)).await?,
-                };
-                made.map_err(|error| failure(&error))?;
+                });
+                made.await?.map_err(|error| failure(&error))?;
             }
             Err(error) => return Err(failure(&error)),
         }
@@ -406,14 +409,6 @@ async fn create_index(database: &Database, seconds: i64) -> Result<(), Error> {
         "indexes": [{ "key": { "t": 1 }, "name": NAME, "expireAfterSeconds": seconds }],
     };
     database.run_command(command).await.map(|_| ())
-}
-
-/// One that is there meanwhile may have an index, which the next look changes.
-async fn create_collection(database: &Database) -> Result<(), Error> {
-    match database.run_command(doc! { "create": COOKIES }).await {
-        Err(error) if code(&error) != Some(NAMESPACE_EXISTS) => Err(error),
-        _ => Ok(()),
-    }
 }
 
 async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {

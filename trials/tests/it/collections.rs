@@ -1,0 +1,78 @@
+//! How collections of cookies are made.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use consumer::{
+    batch::Batch,
+    store::{Store, mongodb::ExpiryMode},
+};
+use mongodb::bson::{Document, doc};
+use tempfile::TempDir;
+
+use crate::{
+    mongods::{command, failing},
+    night::{Server, Who, in_both_modes},
+};
+
+in_both_modes!(collection_is_made_with_pages_that_suit_random_ids);
+
+/// Has a consumer make the database of DSP 17 on this server.
+async fn make(mode: ExpiryMode, uri: &str) -> Result<()> {
+    let store = Who::from(mode).store(uri);
+    store.retry(17, Arc::new(Batch::new(1, 1))).await?;
+    Ok(())
+}
+
+/// What WiredTiger was told of the collection, and of its index on `_id`.
+async fn told(server: &Server) -> Result<(String, String)> {
+    let statistics = doc! { "collStats": "cookies", "indexDetails": true };
+    let statistics = server.database("17").run_command(statistics).await?;
+    let told = |of: &Document| of.get_str("creationString").map(str::to_owned);
+    let indexes = statistics.get_document("indexDetails")?;
+    Ok((
+        told(statistics.get_document("wiredTiger")?)?,
+        told(indexes.get_document("_id_")?)?,
+    ))
+}
+
+async fn collection_is_made_with_pages_that_suit_random_ids(mode: ExpiryMode) -> Result<()> {
+    let folder = TempDir::new()?;
+    let (mongod, server) = Server::start_in(mode, folder.path()).await?;
+    make(mode, &mongod.uri()).await?;
+    let (documents, ids) = told(&server).await?;
+    ensure!(documents.contains("memory_page_max=512k"), "{documents}");
+    ensure!(ids.contains("prefix_compression=false"), "{ids}");
+    let indexes = server.indexes("17.cookies").await?.len();
+    ensure!(indexes == usize::from(mode == ExpiryMode::Index));
+    Ok(())
+}
+
+#[tokio::test]
+async fn server_that_refuses_settings_of_pages_gets_the_collection_without() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let refused = doc! { "failCommands": ["create"], "errorCode": 72 };
+    let once =
+        doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": refused };
+    command(&mongod.uri(), once).await?;
+    make(ExpiryMode::Sweep, &mongod.uri()).await?;
+    let server = Server::connect(&mongod.uri(), mongodb::bson::DateTime::now()).await?;
+    let (documents, _) = told(&server).await?;
+    ensure!(documents.contains("memory_page_max=10m"), "{documents}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn database_that_may_not_be_made_is_told_by_the_reason_of_the_server() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    // Not allowed, whatever the settings.
+    let refused = doc! { "failCommands": ["create"], "errorCode": 13 };
+    let always = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": refused };
+    command(&mongod.uri(), always).await?;
+    let made = make(ExpiryMode::Sweep, &mongod.uri()).await;
+    let why = made.expect_err("it is not allowed").to_string();
+    ensure!(why.contains("not authorized"), "{why}");
+    Ok(())
+}
