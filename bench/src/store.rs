@@ -99,7 +99,7 @@ pub struct StoreArgs {
     /// Cookies a second, each way by itself [default: as fast as it goes]. The bare commands then have those of 200 ms.
     #[arg(short = 'l', long)]
     pub rate: Option<NonZeroU32>,
-    /// How the consumer expires cookies: index or sweep [default: the consumer's]. The others have the TTL index.
+    /// How the consumer expires cookies: index or sweep [default: the consumer's]. The others have the TTL index, and pages of MongoDB's own sizes.
     #[arg(long, value_name = "MODE")]
     pub expiry: Option<String>,
     /// Cookies of a slice.

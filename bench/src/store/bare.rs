@@ -81,7 +81,7 @@ pub(super) struct Plan {
 }
 
 impl Bare {
-    /// Connects, on threads called `name`, and makes the collections with the index that the consumer's have.
+    /// Connects, on threads called `name`, and makes the collections as one would by hand, with a TTL index.
     pub(super) async fn start(name: &'static str, kind: Kind, plan: Plan) -> Result<Self> {
         let threads = OwnThreads::start(name)?;
         let Plan {

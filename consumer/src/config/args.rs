@@ -259,7 +259,7 @@ pub struct Night {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
 
-    /// How expired cookies are found in MongoDB: index, by a TTL index on `t`, or sweep, by a look at all of them once a night
+    /// How expired cookies are found in MongoDB: sweep, by a look at all of them once a night, or index, by a TTL index on `t`
     ///
     /// Of several consumers that share a server, the one that maintains it decides. Collections change over in the expiry window.
     #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]

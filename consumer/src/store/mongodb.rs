@@ -11,9 +11,9 @@
 //! another the batch is written again. `w=0` counts as 1: without an acknowledgment nothing could be called stored.
 //! With `w=1` on a replica set, a change of the primary may lose what a consumer believes to be stored.
 //!
-//! Expiry: a TTL index on `t` in each of our collections. Outside the window it expires after 68 years; the switch is
-//! a `collMod` of our own index, so other data on the same server is not touched. Or no index, and a sweep in the window. See
-//! `mongodb/expiry.rs`, `mongodb/sweep.rs`, and `mongodb/compaction.rs` for what gives the space back.
+//! Expiry: a sweep in the window. Or a TTL index on `t` in each of our collections: outside the window it expires after 68 years,
+//! and the switch is a `collMod` of our own index, so other data on the same server is not touched. See `mongodb/sweep.rs`,
+//! `mongodb/expiry.rs`, and `mongodb/compaction.rs` for what gives the space back.
 //!
 //! Every command has a deadline: it is then repeated, which changes nothing. Only `compact` may take as long as its window,
 //! and the making of an index as long as it takes.
@@ -125,9 +125,9 @@ struct Inner {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ExpiryMode {
     /// By an index on `t`, of whose cookies mongod deletes those that have expired.
-    #[default]
     Index,
     /// By a sweep through all cookies.
+    #[default]
     Sweep,
 }
 

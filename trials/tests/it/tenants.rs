@@ -222,7 +222,8 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
     };
     command(&mongod.uri(), hang("alwaysOn")).await?;
     let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let by_index = ["--expiry", "index"];
+    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &by_index).await?;
     producer.accept("alice", 17, "flows").await?;
     consumer.wait_known("alice", json!({"17": "flows"})).await?;
     let is_there = async || {
