@@ -99,7 +99,8 @@ impl Lookups {
             return;
         };
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.micros.saturating_record(micros);
+        let recorded = self.micros.record(micros);
+        recorded.expect("the histogram grows to any value");
         self.failed += u64::from(!is_found);
     }
 
@@ -155,4 +156,24 @@ async fn work(
         lookups.count(ended);
     }
     lookups
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[test]
+    fn slow_lookup_counts_with_all_that_it_took() {
+        let mut lookups = Lookups::default();
+        for took in [Duration::from_micros(300), Duration::from_secs(3)] {
+            lookups.count::<Infallible>(Ok((took, true)));
+        }
+        assert!(
+            lookups.micros.max() >= 3_000_000,
+            "{}",
+            lookups.micros.max()
+        );
+    }
 }
