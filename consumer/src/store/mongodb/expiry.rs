@@ -7,8 +7,8 @@
 //! dropped and made anew.
 //!
 //! `collMod` waits until a `compact` of the same collection ends, and all writes to it wait behind (measured with
-//! 6.0.5). So what is being compacted is left for the next look; and no `collMod` waits longer than
-//! [`CHANGE_TIMEOUT`] for anything else.
+//! 6.0.5). So what is being compacted is left for the next look; and neither it nor the dropping of an index waits longer than
+//! [`CHANGE_MILLIS`] for anything else.
 //!
 //! Which of the two is a matter of the consumer that maintains the server: the others make collections as it would. While the
 //! window is open, collections change over: to a sweep, whose first pass ends with the index dropped, after that was switched off; or
@@ -48,7 +48,7 @@ use crate::store::{Expired, Expiry, StoreError};
 use plan::{NAME, Plan, Todo, Wanted, plan};
 
 /// How long the server may wait for a lock before it gives a change up, and lets writes go on.
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+const CHANGE_MILLIS: i32 = 5_000;
 
 /// How long the making of an index is waited for before all else goes on.
 const BUILD_PATIENCE: Duration = Duration::from_secs(2);
@@ -76,8 +76,9 @@ struct Counting {
 }
 
 impl Inner {
-    /// Makes the collection of a DSP with its index, which makes its database. Of one that is there already the index
-    /// is left to the next look: of millions of documents it takes minutes.
+    /// Makes the collection of a DSP, which makes its database; with its index, where cookies expire by one. Where this ends
+    /// between the two, and of one that is there already, the index is left to the next look: of millions of documents it takes
+    /// minutes.
     pub(super) async fn make_slot(
         &self,
         connection: &Connection,
@@ -414,7 +415,8 @@ async fn create_index(database: &Database, seconds: i64) -> Result<(), Error> {
 async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {
     let namespace = format!("{}.{COOKIES}", database.name());
     tracing::info!(collection = namespace, index = name, "index on t dropped");
-    let command = doc! { "dropIndexes": COOKIES, "index": name };
+    // Writes wait behind it.
+    let command = doc! { "dropIndexes": COOKIES, "index": name, "maxTimeMS": CHANGE_MILLIS };
     database.run_command(command).await.map(|_| ())
 }
 
@@ -431,11 +433,10 @@ async fn carry_out(
             // What has to be made is not waited for here.
             Todo::Nothing | Todo::Create => Ok(()),
             Todo::Change(name) => {
-                let millis = i64::try_from(CHANGE_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
                 let change = doc! {
                     "collMod": COOKIES,
                     "index": { "name": name, "expireAfterSeconds": seconds },
-                    "maxTimeMS": millis,
+                    "maxTimeMS": CHANGE_MILLIS,
                 };
                 match database.run_command(change).await {
                     // Before 5.1, an index that expires nothing cannot be changed.

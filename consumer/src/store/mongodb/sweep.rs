@@ -56,6 +56,9 @@ const LEASE_INTERVAL: Duration = Duration::from_secs(300);
 /// What a window that never closes has for a pass.
 const DAY: Duration = Duration::from_secs(86_400);
 
+/// After so long a sweep ends where no window ends it, to go on after the rest of the maintenance had its turn.
+const SWEEP_MAX: Duration = Duration::from_secs(3600);
+
 /// Positions by namespace.
 pub(super) type Positions = BTreeMap<String, Position>;
 
@@ -243,7 +246,8 @@ impl Sweep<'_> {
     async fn one(&mut self, mut due: Due, is_last: bool) -> Result<Turn, Failure> {
         let (since, now) = (self.expiry.since, self.expiry.now);
         loop {
-            if self.expiry.stop.is_cancelled() || !self.is_owner().await? {
+            let is_over = self.expiry.left.is_none() && self.began.elapsed() >= SWEEP_MAX;
+            if is_over || self.expiry.stop.is_cancelled() || !self.is_owner().await? {
                 return Ok(Turn::Stopped);
             }
             let mut took = Took::default();
