@@ -262,6 +262,7 @@ pub struct Night {
     /// How expired cookies are found in MongoDB: sweep, by a look at all of them once a night, or index, by a TTL index on `t`
     ///
     /// Of several consumers that share a server, the one that maintains it decides. Collections change over in the expiry window.
+    /// With the window `always`, an index deletes within minutes, a sweep once a day.
     #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
     pub expiry: ExpiryMode,
 

@@ -41,8 +41,12 @@ async fn collection_is_made_with_pages_that_suit_random_ids(mode: ExpiryMode) ->
     let (mongod, server) = Server::start_in(mode, folder.path()).await?;
     make(mode, &mongod.uri()).await?;
     let (documents, ids) = told(&server).await?;
-    ensure!(documents.contains("memory_page_max=512k"), "{documents}");
-    ensure!(ids.contains("prefix_compression=false"), "{ids}");
+    for setting in ["leaf_page_max=4k", "memory_page_max=512k"] {
+        ensure!(documents.contains(setting), "{documents}");
+    }
+    for setting in ["leaf_page_max=4k", "prefix_compression=false"] {
+        ensure!(ids.contains(setting), "{ids}");
+    }
     let indexes = server.indexes("17.cookies").await?.len();
     ensure!(indexes == usize::from(mode == ExpiryMode::Index));
     Ok(())

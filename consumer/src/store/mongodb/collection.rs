@@ -21,7 +21,10 @@ use mongodb::{
     error::Error,
 };
 
-use super::{COOKIES, NAMESPACE_EXISTS, retry_policy::code};
+use super::{
+    COOKIES, NAMESPACE_EXISTS,
+    retry_policy::{Failure, code, failure, unavailable},
+};
 
 /// Of a collection's own pages.
 const OF_DOCUMENTS: &str = "leaf_page_max=4k,memory_page_max=512k";
@@ -29,21 +32,37 @@ const OF_DOCUMENTS: &str = "leaf_page_max=4k,memory_page_max=512k";
 /// Of its indexes, the one of `_id` too.
 const OF_INDEXES: &str = "leaf_page_max=4k,prefix_compression=false";
 
-/// Makes the collection of a DSP, if it is not there. A server that does not know the settings makes it without.
+/// Answers that another attempt may well not get: of locks, conflicts and time.
+const PASSING: [i32; 5] = [24, 50, 112, 202, 262];
+
+/// Of Atlas, for what it does not offer.
+const NOT_OFFERED: i32 = 8000;
+
+/// Makes the collection of a DSP, if it is not there. A server that does not take the settings makes it without.
 pub(super) async fn create(database: &Database) -> Result<(), Error> {
     let tuned = doc! {
         "create": COOKIES,
         "storageEngine": of_wired_tiger(OF_DOCUMENTS),
         "indexOptionDefaults": { "storageEngine": of_wired_tiger(OF_INDEXES) },
     };
-    match database.run_command(tuned).await {
-        // If this is not about the settings, the plain command has the same answer.
-        Err(error) if code(&error).is_some_and(|code| code != NAMESPACE_EXISTS) => {
-            let name = database.name();
-            tracing::debug!(database = name, %error, "collection is made without settings of its own");
-            there(database.run_command(doc! { "create": COOKIES }).await)
+    match there(database.run_command(tuned).await) {
+        Err(error) if may_be_refusal(&error) => {
+            // If it is not about the settings, the plain command has the same answer.
+            there(database.run_command(doc! { "create": COOKIES }).await)?;
+            let (database, why) = (database.name(), unavailable(&error));
+            tracing::warn!(database, %why, "the server refuses our settings of pages, the collection has its own");
+            Ok(())
         }
-        created => there(created),
+        created => created,
+    }
+}
+
+/// Whether a server may mean by this that it does not take the settings.
+fn may_be_refusal(error: &Error) -> bool {
+    match code(error) {
+        Some(NOT_OFFERED) => true,
+        Some(code) => !PASSING.contains(&code) && matches!(failure(error), Failure::Dsp(_)),
+        None => false,
     }
 }
 

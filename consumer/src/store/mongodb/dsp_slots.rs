@@ -18,7 +18,7 @@ use runtime::unix_micros;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    COOKIES, Inner,
+    COOKIES, Inner, collection,
     connection::{Connection, answered, in_time, primary, run},
     date,
     retry_policy::{Failure, failure, write_errors},
@@ -199,6 +199,9 @@ impl Inner {
         });
         let updates: Vec<Document> = updates.collect();
         if !updates.is_empty() {
+            // They would make it with pages of MongoDB's own sizes.
+            let made = answered(collection::create(database)).await?;
+            made.map_err(|error| failure(&error))?;
             let command = doc! { "update": COOKIES, "ordered": false, "updates": updates };
             let command = RawDocumentBuf::try_from(&command)
                 .map_err(|error| StoreError::Broken(error.to_string()))?;
