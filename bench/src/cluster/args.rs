@@ -195,12 +195,12 @@ mod tests {
     fn expiry_concerns_mongodb_alone() {
         let expiry = |flags: &str| parse(flags).expiry_in_force();
         assert_eq!(expiry(""), Some(ExpiryMode::default()));
-        let sweep = "--expiry sweep --store";
+        let index = "--expiry index --store";
         for store in ["mongodb", "mixed", "mongodb://127.0.0.1"] {
-            assert_eq!(expiry(&format!("{sweep} {store}")), Some(ExpiryMode::Sweep));
+            assert_eq!(expiry(&format!("{index} {store}")), Some(ExpiryMode::Index));
         }
         for store in ["embedded", "none"] {
-            assert_eq!(expiry(&format!("{sweep} {store}")), None);
+            assert_eq!(expiry(&format!("{index} {store}")), None);
         }
     }
 

@@ -215,7 +215,7 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
         "--mongodb-prefix",
         "it-",
         "--expiry",
-        "sweep",
+        "index",
         "--subscribers",
         "0",
     ];
@@ -224,8 +224,11 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
     run.interrupt()?;
     let ended = run.end().await?;
     let indexes = changed.with_context(|| ended.words.clone())?;
-    ensure!(indexes == ["_id_"], "there is an index on t: {indexes:?}");
-    ensure!(ended.outcome["expiry"] == "sweep", "{:#}", ended.outcome);
+    ensure!(
+        indexes == ["_id_", "t_1"],
+        "of t there is none: {indexes:?}"
+    );
+    ensure!(ended.outcome["expiry"] == "index", "{:#}", ended.outcome);
     ended.expect(1)?;
     ensure!(ended.verified("wrong") == 1, "{:#}", ended.outcome);
     ensure!(ended.verified("extra") == 1, "{:#}", ended.outcome);
