@@ -139,7 +139,8 @@ impl Outcome {
         });
         format!(
             "one, embedded, none: the consumer, with --expiry {}. ceiling: bare inserts of new pairs only, counted as such. \
-             upserts: bare upserts of all. Both with the TTL index and pages of MongoDB's own sizes. Batches of {}{pace}, {repeats}, {} writers, seed {}.",
+             upserts: bare upserts of all. Both with the TTL index and pages of MongoDB's own sizes. Batches of {}{pace}, \
+             {repeats}, {} writers, seed {}.",
             self.expiry,
             grouped(self.batch_cookies as u64),
             self.writers,

@@ -11,7 +11,7 @@ use mongodb::bson::{Document, doc};
 use tempfile::TempDir;
 
 use crate::{
-    mongods::{command, failing},
+    mongods::{command, fail, failing},
     night::{Server, Who, in_both_modes},
 };
 
@@ -72,9 +72,11 @@ async fn database_that_may_not_be_made_is_told_by_the_reason_of_the_server() -> 
     let folder = TempDir::new()?;
     let mongod = failing(&folder).await?;
     // Not allowed, whatever the settings.
-    let refused = doc! { "failCommands": ["create"], "errorCode": 13 };
-    let always = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": refused };
-    command(&mongod.uri(), always).await?;
+    fail(
+        &mongod,
+        doc! { "failCommands": ["create"], "errorCode": 13 },
+    )
+    .await?;
     let made = make(ExpiryMode::Sweep, &mongod.uri()).await;
     let why = made.expect_err("it is not allowed").to_string();
     ensure!(why.contains("not authorized"), "{why}");

@@ -226,7 +226,7 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
     let indexes = changed.with_context(|| ended.words.clone())?;
     ensure!(
         indexes == ["_id_", "t_1"],
-        "of t there is none: {indexes:?}"
+        "there is no index on t: {indexes:?}"
     );
     ensure!(ended.outcome["expiry"] == "index", "{:#}", ended.outcome);
     ended.expect(1)?;

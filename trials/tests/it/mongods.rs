@@ -31,7 +31,7 @@ pub(crate) async fn failing(folder: &TempDir) -> Result<Mongod> {
     Mongod::start_with(&folder.path().join("mongod"), &more).await
 }
 
-/// Makes every `insert` and `update` fail in this way.
+/// Makes every `insert` and `update`, or other `failCommands`, fail in this way.
 pub(crate) async fn fail(mongod: &Mongod, how: Document) -> Result<()> {
     let mut data = doc! { "failCommands": ["insert", "update"] };
     data.extend(how);
