@@ -3,7 +3,8 @@
 //! # How it works
 //!
 //! Cookies are encoded in [`Burst`]s and appended to one *open* buffer. The buffer is *sealed* when the next burst
-//! would not fit, or when its first cookie is [`Config::chunk_age`] old, or three times that while it is small.
+//! would not fit, or when its first cookie is [`Config::chunk_age`] old, or three times that while it is small: by the
+//! task of [`run_timers`], or by the next append where that comes first.
 //! Sealing writes the first sequence and the headers into the buffer, in place, and turns it into an immutable
 //! [`Chunk`]: exactly the bytes that every stream will send. The *ring* keeps the newest chunks up to
 //! [`Config::bytes_max`]; older ones are evicted, and stay in memory only while a stream still sends them.
@@ -18,6 +19,11 @@
 //! - Sequences start at 1 and have no gaps: the chunk that follows sequence `n` begins with `n + 1`.
 //! - The time of a chunk never decreases, even if the system's clock jumps back: "newest wins" compares it. A cookie that
 //!   comes late has an age before that time ([`Log::append_accepted`]).
+//! - The time of a cookie is at most the age of a chunk before its acceptance, and never after it: less than three times
+//!   [`Config::chunk_age`], or less than once that if the chunk already held 2 KiB. A cookie is accepted when an append
+//!   reads the clock under the lock, or when [`Log::unix_micros`] is called for it. This holds however late the sealing
+//!   task is, because each append compares the clock with the time of the open chunk. Consumers compare the times of
+//!   different producers and rely on this.
 //! - Two locks, always taken in the order *open*, *ring*; readers take only *ring*, for a few instructions; wake-ups
 //!   happen under neither. All appenders share one lock, which gives all cookies one order, and sealing one place. They
 //!   take it once for each [`Burst`]: taking it for each cookie cost a twelfth of all CPU at 800 k/s, most of it spent

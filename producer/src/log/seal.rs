@@ -11,7 +11,7 @@ use proto::{
     wire::{self, ChunkHeader, CookieRef},
 };
 
-use super::{Burst, Closed, Head, Log, Progress, Sequence, Shared, chunk::Chunk};
+use super::{Burst, Closed, Head, Log, Progress, Sequence, chunk::Chunk};
 
 /// A buffer below this size waits three times as long: about 30 cookies, which 1,000 a second bring in that time.
 const SMALL_BYTES: usize = 2 * 1024;
@@ -81,14 +81,12 @@ impl Open {
         }
     }
 
-    /// Gives the chunk its time if this is its first cookie; tells whether it is.
-    fn begin(&mut self, shared: &Shared) -> bool {
-        let is_first = self.count == 0;
-        if is_first {
+    /// Gives the chunk its time if this is its first cookie.
+    fn begin(&mut self, now: u64) {
+        if self.count == 0 {
             self.opened = Instant::now();
-            self.accepted_unix_micros = shared.unix_micros();
+            self.accepted_unix_micros = now;
         }
-        is_first
     }
 
     /// The cookie as a chunk of this time has it, if it was accepted at `accepted`.
@@ -150,7 +148,8 @@ fn empty_buffer(chunk_bytes: usize) -> Vec<u8> {
 impl Log {
     /// Appends the cookies of `burst` and empties it; when this returns, they are in the log.
     ///
-    /// Costs one lock and one copy for the burst; for each chunk, one allocation and the wake-up of all readers.
+    /// Costs one lock, one reading of the clock and one copy for the burst; for each chunk, one allocation and the wake-up
+    /// of all readers.
     ///
     /// # Errors
     /// [`Closed`] after [`Log::close`], unless the burst is empty; the burst is then unchanged.
@@ -158,28 +157,14 @@ impl Log {
         if burst.is_empty() {
             return Ok(());
         }
-        let shared = &*self.shared;
-        let mut open = shared.open();
-        if open.closed {
-            return Err(Closed);
-        }
-        let mut sealed_up_to = None;
-        if open.buffer.len() + burst.encoded().len() > shared.config.chunk_bytes {
-            open.sealed_by_size += u64::from(open.count > 0);
-            sealed_up_to = self.seal(&mut open);
-        }
-        let first = open.begin(shared);
-        open.reserve(burst.count());
-        open.buffer.extend_from_slice(burst.encoded());
-        open.count += burst.count();
-        drop(open);
+        self.append_by(|open, now| {
+            self.make_room(open, burst.encoded().len());
+            open.begin(now);
+            open.reserve(burst.count());
+            open.buffer.extend_from_slice(burst.encoded());
+            open.count += burst.count();
+        })?;
         burst.clear();
-        if let Some(next) = sealed_up_to {
-            shared.publish(next);
-        }
-        if first {
-            shared.opened.notify_one();
-        }
         Ok(())
     }
 
@@ -187,8 +172,8 @@ impl Log {
     /// epoch; when this returns, they are in the log, in this order.
     ///
     /// The time is one that [`Log::unix_micros`] told, here or in an earlier epoch. Each cookie gets the age that makes its
-    /// chunk's time this one, whatever age it has here. A time later than the chunk's
-    /// counts as that, so that no cookie looks newer than one that was appended with it; one more than
+    /// chunk's time this one, whatever age it has here. A time later than the chunk's counts as that, so that no cookie
+    /// looks newer than one that was appended with it: a time told here by less than the age of a chunk. One more than
     /// [`AGE_MICROS_MAX`] earlier counts as so much earlier.
     ///
     /// They may be any number: chunks are sealed as they fill. But the iterator runs under the lock, which all of them take
@@ -200,36 +185,62 @@ impl Log {
         &self,
         cookies: impl IntoIterator<Item = (CookieRef<'a>, u64)>,
     ) -> Result<(), Closed> {
-        let shared = &*self.shared;
         let mut cookies = cookies.into_iter().peekable();
         if cookies.peek().is_none() {
             return Ok(());
         }
+        self.append_by(|open, now| {
+            for (cookie, accepted) in cookies {
+                self.make_room(open, wire::cookie_bytes(&open.aged(cookie, accepted)));
+                open.begin(now);
+                open.reserve(1);
+                let aged = open.aged(cookie, accepted);
+                wire::put_cookie(&mut open.buffer, &aged);
+                open.count += 1;
+            }
+        })
+    }
+
+    /// Calls `append`, which appends at least one cookie, with the open buffer and the time, under the lock.
+    ///
+    /// Seals the open chunk first if it is due: the task that calls [`Log::seal_due`] may be late. After the process stood
+    /// still, the requests in its sockets may be handled before its timers, and they must not get the time of a chunk that
+    /// was opened before.
+    ///
+    /// The age is measured by the clock that orders cookies, because the monotonic clock may stop with a virtual machine. If
+    /// the system's clock jumps forward, a chunk is sealed early. If it jumps back, the time of this log stands still, so
+    /// a new chunk would get the same time; the sealing task, which uses the monotonic clock, still delivers the cookies.
+    fn append_by(&self, append: impl FnOnce(&mut Open, u64)) -> Result<(), Closed> {
+        let shared = &*self.shared;
         let mut open = shared.open();
         if open.closed {
             return Err(Closed);
         }
-        let (mut sealed_up_to, mut opened) = (None, false);
-        for (cookie, accepted) in cookies {
-            let bytes = wire::cookie_bytes(&open.aged(cookie, accepted));
-            if open.count > 0 && open.buffer.len() + bytes > shared.config.chunk_bytes {
-                open.sealed_by_size += 1;
-                sealed_up_to = self.seal(&mut open);
-            }
-            opened |= open.begin(shared);
-            open.reserve(1);
-            let aged = open.aged(cookie, accepted);
-            wire::put_cookie(&mut open.buffer, &aged);
-            open.count += 1;
+        let now = shared.unix_micros();
+        let (first, was_empty) = (open.first_sequence, open.count == 0);
+        let age = Duration::from_micros(now.saturating_sub(open.accepted_unix_micros));
+        if age >= open.wait_max(shared.config.chunk_age) {
+            open.sealed_by_age += u64::from(!was_empty);
+            self.seal(&mut open);
         }
+        append(&mut open, now);
+        let next = open.first_sequence;
         drop(open);
-        if let Some(next) = sealed_up_to {
+        if next > first {
             shared.publish(next);
         }
-        if opened {
+        if was_empty || next > first {
             shared.opened.notify_one();
         }
         Ok(())
+    }
+
+    /// Seals what is open if `bytes` more would not fit.
+    fn make_room(&self, open: &mut Open, bytes: usize) {
+        if open.count > 0 && open.buffer.len() + bytes > self.shared.config.chunk_bytes {
+            open.sealed_by_size += 1;
+            self.seal(open);
+        }
     }
 
     /// Seals the open buffer if it is old enough. Returns how long to wait before looking again, `None` when the buffer
@@ -251,12 +262,11 @@ impl Log {
             );
         }
         open.sealed_by_age += 1;
-        let next = self.seal(&mut open);
+        self.seal(&mut open);
         open.settle();
+        let next = open.next_sequence();
         drop(open);
-        if let Some(next) = next {
-            self.shared.publish(next);
-        }
+        self.shared.publish(next);
         None
     }
 
@@ -284,12 +294,11 @@ impl Log {
         });
     }
 
-    /// Seals the buffer and pushes it to the ring; returns the next sequence, to be published after the lock is
-    /// released.
-    fn seal(&self, open: &mut Open) -> Option<Sequence> {
+    /// Seals the buffer and pushes it to the ring; the next sequence is to be published after the lock is released.
+    fn seal(&self, open: &mut Open) {
         let config = &self.shared.config;
-        let chunk = open.seal(config.epoch, config.chunk_bytes)?;
-        self.shared.push(chunk);
-        Some(open.next_sequence())
+        if let Some(chunk) = open.seal(config.epoch, config.chunk_bytes) {
+            self.shared.push(chunk);
+        }
     }
 }

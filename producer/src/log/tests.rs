@@ -1,6 +1,7 @@
 //! The log against a model that is a plain list.
 
 mod accepted;
+mod bound;
 
 use std::{
     pin::pin,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::*;
 
 /// What a reader gets at once: each cookie's sequence and when it was accepted.
-fn accepted_times(reader: &mut Reader) -> Vec<(u64, u64)> {
+pub(super) fn accepted_times(reader: &mut Reader) -> Vec<(u64, u64)> {
     let mut times = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = take(reader) {
         let chunk = chunk.cookies_from(first);
@@ -22,7 +22,7 @@ fn accepted_times(reader: &mut Reader) -> Vec<(u64, u64)> {
     times
 }
 
-fn append_accepted(log: &Log, cookies: &[(u64, u64)]) -> Result<(), Closed> {
+pub(super) fn append_accepted(log: &Log, cookies: &[(u64, u64)]) -> Result<(), Closed> {
     let cookies: Vec<_> = cookies
         .iter()
         .map(|&(sequence, accepted)| (user(sequence), accepted))

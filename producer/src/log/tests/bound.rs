@@ -1,0 +1,154 @@
+//! No cookie's time is further from its acceptance than the age that its chunk may have, whatever the sealing task does.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    accepted::{accepted_times, append_accepted},
+    *,
+};
+
+const CHUNK_AGE: u64 = 10_000;
+
+/// Bytes in a chunk from which on it waits for one age instead of three.
+const SMALL_BYTES: usize = 2048;
+
+/// A log whose clock only [`advance`] moves: it starts a day ahead of the system's, and never goes back.
+fn log() -> Log {
+    let log = Log::new(Config {
+        chunk_age: Duration::from_micros(CHUNK_AGE),
+        ..CONFIG
+    });
+    log.unix_micros();
+    advance(&log, 86_400_000_000);
+    log
+}
+
+fn advance(log: &Log, micros: u64) {
+    log.shared.latest.fetch_add(micros, Ordering::Relaxed);
+}
+
+/// Appends `cookies` to an empty log, lets `wait` pass, and appends one more in each of the two ways; returns how much
+/// older than their acceptance these look.
+fn apart(cookies: u64, wait: u64) -> [u64; 2] {
+    [false, true].map(|is_late| {
+        let log = log();
+        let mut reader = log.reader(1, u64::MAX, 0);
+        for sequence in 1..=cookies {
+            append(&log, sequence).unwrap();
+        }
+        advance(&log, wait);
+        let accepted = log.unix_micros();
+        if is_late {
+            append_accepted(&log, &[(cookies + 1, accepted)]).unwrap();
+        } else {
+            append(&log, cookies + 1).unwrap();
+        }
+        log.close();
+        let (_, time) = *accepted_times(&mut reader).last().unwrap();
+        accepted - time
+    })
+}
+
+#[test]
+fn chunk_that_should_have_been_sealed_takes_no_further_cookie() {
+    for (cookies, age_max) in [(1, 3 * CHUNK_AGE), (20, 3 * CHUNK_AGE), (60, CHUNK_AGE)] {
+        assert_eq!(apart(cookies, age_max - 1), [age_max - 1; 2], "{cookies}");
+        for wait in [age_max, 500_000, 3_600_000_000] {
+            assert_eq!(apart(cookies, wait), [0; 2], "{cookies}, {wait}");
+        }
+    }
+}
+
+#[test]
+fn chunk_sealed_by_an_append_is_delivered_and_counted_by_its_age() {
+    let log = log();
+    let mut reader = log.reader(1, u64::MAX, 0);
+    append(&log, 1).unwrap();
+    advance(&log, 3 * CHUNK_AGE);
+    append(&log, 2).unwrap();
+    assert_eq!(log.stats().sealed_by_age, 1);
+    assert_eq!(accepted_times(&mut reader).len(), 1);
+    assert_eq!(log.seal_due(Instant::now() + 3 * CONFIG.chunk_age), None);
+    assert_eq!(accepted_times(&mut reader).len(), 1);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Wait(u64),
+    Append(u64),
+    /// How long ago each was accepted.
+    AppendAccepted(Vec<u64>),
+    /// The sealing task has its turn.
+    Seal,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => prop_oneof![0..CHUNK_AGE, 0..2_000_000_u64].prop_map(Step::Wait),
+        6 => (1..8_u64).prop_map(Step::Append),
+        3 => prop::collection::vec(prop_oneof![Just(0), 0..100_000_u64], 1..40).prop_map(Step::AppendAccepted),
+        1 => Just(Step::Seal),
+    ]
+}
+
+/// A cookie, by its sequence: when it was accepted, and in which call it was appended.
+type Accepted = (u64, usize);
+
+/// How much older than its acceptance each cookie looks is within the age that was promised when it was appended.
+fn check(log: &Log, accepted: &[Accepted]) -> Result<(), TestCaseError> {
+    let mut all = accepted.iter();
+    for chunk in log.shared.ring().chunks.iter() {
+        let chunk = chunk.cookies_from(chunk.first());
+        let time = chunk.header().accepted_unix_micros;
+        let (mut bytes, mut bytes_before, mut last_call) = (0, 0, usize::MAX);
+        for cookie in chunk.cookies() {
+            let cookie = cookie.unwrap();
+            let &(accepted, call) = all.next().unwrap();
+            if call != last_call {
+                (last_call, bytes_before) = (call, bytes);
+            }
+            bytes += wire::cookie_bytes(&cookie);
+            let apart = accepted.checked_sub(cookie.accepted_unix_micros(time));
+            let ages = if bytes_before < SMALL_BYTES { 3 } else { 1 };
+            prop_assert!(
+                apart.is_some_and(|apart| apart < ages * CHUNK_AGE),
+                "{apart:?} after {bytes_before} bytes"
+            );
+        }
+    }
+    prop_assert!(all.next().is_none());
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn no_time_is_further_from_its_acceptance_than_the_age_of_a_chunk(
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let log = log();
+        let mut accepted: Vec<Accepted> = Vec::new();
+        for (call, step) in steps.into_iter().enumerate() {
+            let now = log.unix_micros();
+            let next = accepted.len() as u64 + 1;
+            match step {
+                Step::Wait(micros) => advance(&log, micros),
+                Step::Append(count) => {
+                    let mut burst = Burst::default();
+                    for sequence in next..next + count {
+                        push(&mut burst, sequence);
+                        accepted.push((now, call));
+                    }
+                    log.append(&mut burst).unwrap();
+                }
+                Step::AppendAccepted(ago) => {
+                    let cookies: Vec<_> = (next..).zip(ago.iter().map(|ago| now - ago)).collect();
+                    append_accepted(&log, &cookies).unwrap();
+                    accepted.extend(cookies.iter().map(|(_, accepted)| (*accepted, call)));
+                }
+                Step::Seal => seal(&log),
+            }
+        }
+        log.close();
+        check(&log, &accepted)?;
+    }
+}
