@@ -9,7 +9,7 @@ use bytes::Bytes;
 use consumer::{
     batch::Batch,
     store::{Written, mongodb::command::Kind},
-    suppression::Suppression,
+    suppression::{Suppression, outcomes},
     ttl::Ttls,
 };
 use divan::{Bencher, counter::ItemsCount};
@@ -47,7 +47,7 @@ mod counted {
             Written,
             mongodb::command::{self, Kind},
         },
-        suppression::Suppression,
+        suppression::{Suppression, outcomes},
     };
     use proto::wire::{ChunkRef, Received};
 
@@ -88,7 +88,7 @@ mod counted {
     /// Remembers that a batch was stored.
     #[inline(never)]
     pub(super) fn record(suppression: &mut Suppression, batch: &Batch, written: &Written) {
-        suppression.record(batch, written, 0, batch.len());
+        suppression.record(batch.id(), outcomes(batch, written));
     }
 
     /// Orders a batch for MongoDB.
@@ -177,7 +177,7 @@ fn knowing(chunks: &[ChunkRef]) -> Suppression {
     let ttls = Ttls::new(2 * INTERVAL, BTreeMap::new());
     let mut suppression = Suppression::new(INTERVAL, TABLE_BYTES, ttls);
     let batch = let_through(chunks, &mut suppression);
-    suppression.record(&batch, &Written::default(), 0, batch.len());
+    suppression.record(batch.id(), outcomes(&batch, &Written::default()));
     suppression
 }
 

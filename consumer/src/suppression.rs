@@ -80,6 +80,34 @@ impl State {
     }
 }
 
+/// What became of a cookie of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The store has it.
+    Stored,
+    /// The store has a newer one.
+    Stale,
+    /// The store has neither.
+    NotStored,
+}
+
+/// What became of each cookie of a batch, in the order of the batch: made in one pass, however many parts
+/// [`Suppression::record`] takes it in.
+pub fn outcomes<'a>(
+    batch: &'a Batch,
+    written: &Written,
+) -> impl Iterator<Item = (Fingerprint, Outcome)> + use<'a> {
+    let mut outcomes = vec![Outcome::Stored; batch.len()];
+    let stale = written.stale.iter().map(|index| (*index, Outcome::Stale));
+    let not_stored = written
+        .not_stored()
+        .map(|index| (index, Outcome::NotStored));
+    for (index, outcome) in stale.chain(not_stored) {
+        outcomes[index as usize] = outcome;
+    }
+    batch.fingerprints().zip(outcomes)
+}
+
 impl Suppression {
     /// A table of at most `bytes_max` bytes, for repeats within `interval`: or within half of a DSP's time to live, if
     /// that is less. A zero interval needs no table and suppresses nothing.
@@ -104,27 +132,26 @@ impl Suppression {
         self.now = unix_micros;
     }
 
-    /// Remembers cookies of a batch that `written` says are stored now, the `count` from `first` on: so that a large
-    /// batch can be recorded in parts. To be done before cookies of the batch after the next are filtered.
-    pub fn record(&mut self, batch: &Batch, written: &Written, first: usize, count: usize) {
+    /// Remembers what became of cookies of a batch: `part` is the next part of its [`outcomes`], so that a large batch
+    /// does not hold up others for long. To be done before cookies of the batch after the next are filtered.
+    pub fn record(&mut self, batch: BatchId, part: impl Iterator<Item = (Fingerprint, Outcome)>) {
         if self.buckets.is_empty() {
             return;
         }
-        let stale: HashSet<u32> = written.stale.iter().copied().collect();
-        let not_stored: HashSet<u32> = written.not_stored().collect();
-        let pending = State::pending(batch.id());
-        let indexed = (0..).zip(batch.fingerprints()).skip(first).take(count);
-        for (index, fingerprint) in indexed {
+        let pending = State::pending(batch);
+        for (fingerprint, outcome) in part {
             let bucket = self.bucket(fingerprint);
             let Some((at, entry)) = find_in(bucket, fingerprint, pending) else {
                 // One of a later batch has taken its place, or another pair.
                 continue;
             };
-            if not_stored.contains(&index) {
-                put(bucket, at, None);
-            } else if !stale.contains(&index) {
-                let state = State::STORED;
-                put(bucket, at, Some(Entry { state, ..entry }));
+            match outcome {
+                Outcome::Stored => {
+                    let state = State::STORED;
+                    put(bucket, at, Some(Entry { state, ..entry }));
+                }
+                Outcome::Stale => {}
+                Outcome::NotStored => put(bucket, at, None),
             }
         }
     }

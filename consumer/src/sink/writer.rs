@@ -41,7 +41,7 @@ use crate::{
     losses::Numbered,
     metrics,
     store::{Store, StoreError, Written},
-    suppression::Suppression,
+    suppression::{self, Suppression},
 };
 
 /// How often an idle store is asked whether it could be written.
@@ -428,8 +428,10 @@ impl Writer {
     /// table, nor other tasks for this one. On the task itself and not on a thread for blocking work: the order of
     /// events then depends on nothing but the runtime, and a simulation can repeat it.
     async fn record(&self, batch: &Batch, written: &Written) {
-        for first in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
-            lock(&self.suppression).record(batch, written, first, RECORDED_AT_ONCE);
+        let mut outcomes = suppression::outcomes(batch, written);
+        for _ in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
+            let part = outcomes.by_ref().take(RECORDED_AT_ONCE);
+            lock(&self.suppression).record(batch.id(), part);
             yield_now().await;
         }
     }

@@ -50,7 +50,11 @@ fn filter(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
 
 fn store(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)], written: &Written) {
     let batch = filter(table, at, cookies);
-    table.record(&batch, written, 0, usize::MAX);
+    record(table, &batch, written);
+}
+
+fn record(table: &mut Table, batch: &Batch, written: &Written) {
+    table.record(batch.id(), outcomes(batch, written));
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -124,9 +128,9 @@ fn only_its_own_batch_confirms_a_pending_cookie() {
         .iter_mut()
         .for_each(|bucket| *bucket = [0; 3 * WAYS + 1]);
     let two = filter(&mut table, 3_000_000, &[("u", 1, "b")]);
-    table.record(&one, &Written::default(), 0, usize::MAX);
+    record(&mut table, &one, &Written::default());
     assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), AsKnown);
-    table.record(&two, &Written::default(), 0, usize::MAX);
+    record(&mut table, &two, &Written::default());
     assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), Not);
 }
 
@@ -168,7 +172,7 @@ fn store_ends_with_the_newest_of_all_that_came() {
                 *known = (cookie.accepted_unix_micros, text(cookie.buyer_uid));
             }
         }
-        table.record(&ready, &written, 0, usize::MAX);
+        record(&mut table, &ready, &written);
     }
     for cookie in collected.unwrap().cookies() {
         let user = String::from_utf8(cookie.user_id.to_vec()).unwrap();
@@ -208,6 +212,41 @@ fn only_what_was_stored_is_remembered() {
     assert_eq!(passing, [Not, Not, AsKnown, Not]);
 }
 
+/// Each part looks at its own cookies alone: the work for a batch does not grow with the number of its parts.
+#[test]
+fn batch_recorded_in_parts_is_gone_through_once() {
+    const COOKIES: usize = 1_000;
+    let users: Vec<_> = (0..COOKIES).map(|nth| format!("user-{nth}")).collect();
+    let cookies: Vec<_> = users.iter().map(|user| (&**user, 1, "b")).collect();
+    let rejected = |index| Rejected {
+        index,
+        reason: "too good".to_owned(),
+    };
+    let written = Written {
+        stale: (0..300).rev().collect(),
+        rejected: (300..600).rev().map(rejected).collect(),
+        ..Written::default()
+    };
+    for part in [1, 7, COOKIES - 1, COOKIES, 2 * COOKIES] {
+        let mut table = table(1 << 20);
+        let batch = filter(&mut table, 0, &cookies);
+        let mut looked_at = 0;
+        let mut all = outcomes(&batch, &written).inspect(|_| looked_at += 1);
+        let parts = COOKIES.div_ceil(part);
+        for _ in 0..parts {
+            table.record(batch.id(), all.by_ref().take(part));
+        }
+        assert_eq!(all.next(), None);
+        drop(all);
+        assert_eq!(looked_at, COOKIES, "in parts of {part}");
+        for (nth, expected) in [(0, AsKnown), (299, AsKnown), (300, AsNew), (599, AsNew)] {
+            assert_eq!(passes(&mut table, 1, cookies[nth]), expected, "{nth}");
+        }
+        assert_eq!(passes(&mut table, 1, cookies[600]), Not);
+        assert_eq!(passes(&mut table, 1, cookies[999]), Not);
+    }
+}
+
 #[test]
 fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
     let mut table = table(1 << 20);
@@ -217,14 +256,14 @@ fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "b")), AsKnown);
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "c")), AsKnown);
     let back = filter(&mut table, 20 * SECOND, &[("u", 1, "b")]);
-    table.record(&change, &Written::default(), 0, usize::MAX);
+    record(&mut table, &change, &Written::default());
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
     assert_eq!(
         passes(&mut table, 30 * SECOND, ("u", 1, "b")),
         AsKnown,
         "not stored yet"
     );
-    table.record(&back, &Written::default(), 0, usize::MAX);
+    record(&mut table, &back, &Written::default());
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
 }
@@ -287,7 +326,7 @@ fn what_turns_out_not_to_be_stored_is_forgotten_and_what_is_pending_anew_is_not(
     let mut table = table(1 << 20);
     let cookies = [("u", 1, "b"), ("v", 1, "b"), ("w", 1, "b")];
     let batch = filter(&mut table, 0, &cookies);
-    table.record(&batch, &Written::default(), 0, usize::MAX);
+    record(&mut table, &batch, &Written::default());
     filter(&mut table, MINUTE, &[("v", 1, "c")]);
     table.forget(&batch, &[0, 1].into());
     assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsNew);
@@ -307,7 +346,7 @@ fn what_stays_pending_is_confirmed_by_none_of_the_next_two_batches() {
     for _ in 0..2 {
         let late = filter(&mut table, SECOND, &[("u", 1, "b")]);
         assert_eq!(late.len(), 1);
-        table.record(&late, &Written::default(), 0, usize::MAX);
+        record(&mut table, &late, &Written::default());
         assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsKnown);
     }
 }
