@@ -8,7 +8,7 @@
 //! journal. The cursors come after them, with the same `w` and `j: true`. The journal of a mongod is one
 //! sequence, so when the cursors are in it, what was acknowledged before is too: one sync a batch instead of one
 //! a command. That holds as long as the server is the same process; so its id is asked before and after, and where it is
-//! another the batch is written again. `w=0` counts as 1: without an acknowledgment nothing could be called stored.
+//! another the batch is written again. `w=0` is refused: without an acknowledgment nothing could be called stored.
 //! With `w=1` on a replica set, a change of the primary may lose what a consumer believes to be stored.
 //!
 //! Expiry: a sweep in the window, since with 50 million documents a refresh costs mongod 0.58 to 0.76 of what it does with an index.
