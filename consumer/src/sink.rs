@@ -34,7 +34,7 @@ pub use collector::Collector;
 pub use pipeline::{Pipeline, Stops};
 pub use writer::Writer;
 
-/// Most bytes of chunks that one batch keeps: two batches and the buffer are what the sink takes of memory.
+/// Most bytes of chunks that one batch keeps: three batches and the buffer are what the sink takes of memory.
 pub const BATCH_BYTES_MAX: usize = 16 << 20;
 
 /// When a batch is handed over.

@@ -10,13 +10,11 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::App;
 
-/// How long the admin port and maintenance may take to end once all data is safe, and then the store to close.
-const SERVICES_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How long a drain waits for a store that does not work.
 const STORE_DOWN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Of the drain timeout, what is not the pipeline's.
+/// Of the drain timeout, what is not the pipeline's: one half for the admin port and maintenance to end, the other for the
+/// store to close.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl App {
@@ -33,7 +31,9 @@ impl App {
     /// When a stage failed.
     pub async fn drain(self) -> anyhow::Result<()> {
         let began = Instant::now();
-        let pipeline_time = pipeline_time(*self.runtime_config.drain_timeout.borrow());
+        let drain_timeout = *self.runtime_config.drain_timeout.borrow();
+        let closing_time = CLOSING_TIMEOUT.min(drain_timeout / 2);
+        let pipeline_time = drain_timeout - closing_time;
         self.stop_reading.cancel();
         self.pipeline.close();
         let writing = async {
@@ -50,7 +50,7 @@ impl App {
         };
         if self.failed.has_happened() {
             let error = self.failed.error();
-            self.stop_at_once().await;
+            self.stop_within(closing_time).await;
             return Err(error);
         }
         if !written {
@@ -63,7 +63,7 @@ impl App {
                 "the last batch is not stored: it comes again after the next start"
             );
         }
-        self.stop_at_once().await;
+        self.stop_within(closing_time).await;
         tracing::info!(took = ?began.elapsed(), "drained");
         Ok(())
     }
@@ -81,6 +81,10 @@ impl App {
 
     /// Stops without waiting for the store.
     pub async fn stop_at_once(self) {
+        self.stop_within(CLOSING_TIMEOUT).await;
+    }
+
+    async fn stop_within(self, closing_time: Duration) {
         self.stop_reading.cancel();
         self.fast_drain.cancel();
         self.stop_writing.cancel();
@@ -91,13 +95,13 @@ impl App {
             self.pipeline.wait().await;
             self.services.wait().await;
         };
-        if timeout(SERVICES_TIMEOUT, all).await.is_err() {
+        if timeout(closing_time / 2, all).await.is_err() {
             tracing::debug!("some work was left to end by itself");
         }
         // Closing the embedded store may block for a moment.
         let store = self.store;
         let closed = tokio::task::spawn_blocking(move || drop(store));
-        match timeout(SERVICES_TIMEOUT, closed).await {
+        match timeout(closing_time / 2, closed).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "the store failed to close"),
             Err(_) => tracing::debug!("the store was left to close by itself"),
@@ -105,14 +109,10 @@ impl App {
     }
 }
 
-fn pipeline_time(drain_timeout: Duration) -> Duration {
-    drain_timeout
-        .saturating_sub(CLOSING_TIMEOUT)
-        .max(drain_timeout / 2)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use runtime::metrics::Registry;
 
     use super::*;
@@ -142,11 +142,20 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(2));
     }
 
-    #[test]
-    fn pipeline_gets_all_of_the_drain_timeout_but_what_closing_takes() {
-        let seconds = Duration::from_secs;
-        assert_eq!(pipeline_time(seconds(10)), seconds(8));
-        assert_eq!(pipeline_time(seconds(2)), seconds(1));
-        assert_eq!(pipeline_time(seconds(0)), seconds(0));
+    #[tokio::test(start_paused = true)]
+    async fn drain_takes_no_longer_than_its_timeout_however_short() {
+        for drain_timeout in ["0s", "100ms", "1s", "3s", "4s", "10s"] {
+            let config = config("none", drain_timeout);
+            let longest = config.running.drain_timeout;
+            let app = App::start(config, Registry::new()).await.unwrap();
+            // Neither ends by itself.
+            app.pipeline.spawn(pending::<()>());
+            app.services.spawn(pending::<()>());
+            let began = Instant::now();
+            app.drain().await.unwrap();
+            // Timers are exact to a millisecond.
+            let took = began.elapsed().saturating_sub(Duration::from_millis(5));
+            assert!(took <= longest, "{took:?} of {drain_timeout}");
+        }
     }
 }
