@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, marker::PhantomData, process::ExitCode};
 
+use rustix::{fs::Mode, process::umask};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +29,8 @@ pub fn main<A: Settings>(
     if common.debug_endpoints {
         heap::start();
     }
+    // Users' ids are in many files, some of which a library makes: none is for others to read.
+    umask(Mode::RWXG | Mode::RWXO);
     let _flush = match logging::init(&common.log_filter, common.log_format) {
         Ok(flush) => flush,
         Err(error) => {

@@ -2,7 +2,9 @@
 
 pub(crate) mod certificates;
 
-use std::{net::SocketAddr, path::Path, process::Stdio, sync::Arc};
+use std::{
+    fs, net::SocketAddr, os::unix::fs::PermissionsExt as _, path::Path, process::Stdio, sync::Arc,
+};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bench::http::HttpClient;
@@ -22,7 +24,7 @@ use tonic::Streaming;
 
 use self::certificates::{Authority, write};
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, in_time, wait_until},
+    harness::{Consumer, PATIENCE, Producer, embedded, in_time, wait_until},
     languages,
 };
 
@@ -385,4 +387,45 @@ async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
     let said = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success(), "{}:\n{said}", ended.status);
     Ok(())
+}
+
+/// Fails unless a file, or a folder and all that is in it, is for its owner alone.
+fn check_private(path: &Path) -> Result<()> {
+    let mode = fs::metadata(path)?.permissions().mode();
+    ensure!(mode & 0o077 == 0, "{}: {mode:o}", path.display());
+    if path.is_dir() {
+        for entry in fs::read_dir(path)? {
+            check_private(&entry?.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
+    let folder = TempDir::new()?;
+    let state = folder.path().join("state");
+    fs::create_dir(&state)?;
+    let state_flag = format!("--state={}", state.display());
+    let mut producer = Producer::start(&folder, &[&state_flag]).await?;
+    let store = folder.path().join("store");
+    let mut consumer =
+        Consumer::start(&folder, "node", &[&producer], &embedded(&store), &[]).await?;
+    producer.accept("alice", 17, "a-1").await?;
+    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    // Stopped and started again, the store has made all kinds of its files.
+    consumer.process.stop(PATIENCE).await?;
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    check_private(&store)?;
+    producer.process.stop(PATIENCE).await?;
+    for file in fs::read_dir(&state)? {
+        check_private(&file?.path())?;
+    }
+
+    // A set-aside folder comes with a store in MongoDB, which need not be there.
+    let _other = Consumer::spawn(&folder, "other", &[], "mongodb://127.0.0.1:1", &[]).await?;
+    let aside = folder.path().join("other-aside");
+    wait_until(PATIENCE, "it is made", async || Ok(aside.is_dir())).await?;
+    check_private(&aside)
 }
