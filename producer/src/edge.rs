@@ -22,7 +22,7 @@ pub(crate) use self::metrics::ACCEPTED;
 pub use self::metrics::Metrics;
 use self::{
     connection::Connection,
-    dsps::Tally,
+    dsps::{KnownDsps, Tally},
     head::Head,
     request::{IdLimits, Rejection, Scratch},
     response::Outcome,
@@ -92,6 +92,7 @@ impl Edge {
         head: &Head<'_>,
         lines: &[Header<'_>],
         read_at: Instant,
+        known: &KnownDsps,
         burst: &mut Burst,
         tally: &mut Tally,
     ) -> Result<Outcome, Closed> {
@@ -106,20 +107,18 @@ impl Edge {
         }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(lines);
-        let dsps = &self.metrics.dsps;
         let cookie = match request::parse(head.query, cookies, &self.ids, &mut scratch) {
             Ok(cookie) => cookie,
             Err(rejection) => {
-                tally.rejected(dsps.slot(request::dsp_id(head.query)), rejection);
+                tally.rejected(request::dsp_id(head.query), rejection);
                 return Ok(Outcome::Rejected(rejection));
             }
         };
-        let slot = dsps.slot(Some(cookie.dsp_id));
-        if dsps.refuses(slot, cookie.dsp_id) {
-            tally.rejected(slot, Rejection::DspUnknown);
+        if known.refuses(cookie.dsp_id) {
+            tally.rejected(Some(cookie.dsp_id), Rejection::DspUnknown);
             return Ok(Outcome::Rejected(Rejection::DspUnknown));
         }
-        tally.accepted(slot);
+        tally.accepted(cookie.dsp_id);
         burst.push(&cookie);
         Ok(Outcome::Accepted)
     }

@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Edge,
-    dsps::Tally,
+    dsps::{KnownDsps, Tally},
     head::{self, HEAD_BYTES_MAX, Refusal},
     response::{Outcome, ResponseOptions, Responses},
 };
@@ -89,6 +89,7 @@ pub(super) struct Connection {
     input: Vec<u8>,
     output: Vec<u8>,
     burst: Burst,
+    known: KnownDsps,
     responses: Responses,
     /// When the date of the responses was last set.
     dated: Option<Instant>,
@@ -182,6 +183,7 @@ impl Connection {
         read_at: Instant,
         leaving: bool,
     ) -> Result<(Next, u64), Closed> {
+        edge.metrics.dsps.refresh(&mut self.known);
         let mut tally = Tally::default();
         let (mut consumed, mut requests) = (0, 0);
         let mut next = Next::Read;
@@ -201,8 +203,14 @@ impl Connection {
                             || body_is_late
                             || (leaving && consumed == self.input.len()),
                     };
-                    let outcome =
-                        edge.handle(&head, lines, read_at, &mut self.burst, &mut tally)?;
+                    let outcome = edge.handle(
+                        &head,
+                        lines,
+                        read_at,
+                        &self.known,
+                        &mut self.burst,
+                        &mut tally,
+                    )?;
                     (outcome, options)
                 }
                 Err(refusal) => {

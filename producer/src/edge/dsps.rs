@@ -5,37 +5,43 @@
 //! A request may name any of four billion DSPs, so the number of series is bounded. If the settings list DSPs, those
 //! have their own series. All others are unknown: they are counted as `other`, and refused if the settings say so.
 //! Without a list, DSPs get a series as they are first seen, up to [`Shown::max`]; the rest is `other`. A client can
-//! use up these slots by making up DSPs. Requests with an unreadable DSP are counted as `none`.
+//! use up these places by making up DSPs. Requests with an unreadable DSP are counted as `none`.
 //!
-//! The list may change while the process runs. A DSP that has a series keeps it until the end of the process, but its
-//! counters stand still while it is not on the list.
+//! The list may change while the process runs. A DSP that leaves the list keeps its series, which stands still. When
+//! there are more than [`KEPT_MAX`] series, those of unlisted DSPs are removed and their counts added to `other`.
 //!
 //! # What it costs
 //!
-//! A burst clears a [`Tally`] of 256 bytes. A request costs one lookup, which also tells whether the DSP is known, and
-//! one write to the tally. When the burst is in the log, one lock is taken, which apart from scrapes another thread
-//! rarely holds, and under it one addition is made for each request. Counters shared by all threads would have been
-//! simpler, but there are as many of them as DSPs, and each addition would wait for the cache of another processor.
-//! `edge/connection.rs` has the measured times.
+//! A burst clears a [`Tally`] of 320 bytes, and a request costs one write to it. When the burst is in the log, one lock
+//! is taken, which apart from scrapes another thread rarely holds, and under it one lookup and one addition are made for
+//! each request. Where unknown DSPs are refused, each DSP is also looked up in the list, of which each connection keeps
+//! its own handle. Counters shared by all threads would have been simpler, but there are as many of them as DSPs, and
+//! each addition would wait for the cache of another processor. `edge/connection.rs` has the measured times.
 
 use std::{
+    array,
     cell::Cell,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
 };
 
 use figures::producer::DSP_COOKIES;
+use foldhash::fast::RandomState;
+use hashbrown::{HashMap, HashSet};
 use prometheus::proto::MetricFamily;
 use runtime::metrics::{Registry, family};
 
 use super::request::Rejection;
 
-/// The most DSPs that can have a series; each takes 512 bytes in each of at most 64 shards.
+/// The most DSPs that can be listed.
 pub const SHOWN_MAX: usize = 1024;
+
+/// The most series that are kept when the list changes; each takes 150 bytes in each of at most 64 shards.
+const KEPT_MAX: usize = 3 * SHOWN_MAX;
 
 /// The most sets of counts: with more threads than these, some share one.
 const SHARDS_MAX: usize = 64;
@@ -47,13 +53,9 @@ const TALLY_MAX: usize = 64;
 const ACCEPTED: usize = 0;
 const OUTCOMES: usize = 1 + Rejection::ALL.len();
 
-/// The slots of requests without a series of their own.
-const NONE: Slot = Slot(0);
-const OTHER: Slot = Slot(1);
-const FIRST: usize = 2;
-
-/// Set in the table for a DSP that is not on the current list.
-const UNLISTED: u64 = 1;
+/// Stands for an unreadable DSP: no DSP has this id.
+const NONE: u32 = 0;
+const NONE_LABEL: &str = "none";
 
 /// Which DSPs have a series of their own, and whether others are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,22 +68,39 @@ pub struct Shown {
     pub refuses_others: bool,
 }
 
-/// Where a DSP is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot(u16);
+/// The listed DSPs.
+type Listed = HashSet<u32, RandomState>;
+
+/// The DSPs that are not refused, as one connection knows them.
+#[derive(Debug, Clone, Default)]
+pub struct KnownDsps {
+    version: usize,
+    /// The list, if all other DSPs are refused.
+    listed: Option<Arc<Listed>>,
+}
+
+impl KnownDsps {
+    /// Whether cookies of the DSP are refused.
+    #[must_use]
+    pub fn refuses(&self, dsp_id: u32) -> bool {
+        let listed = self.listed.as_ref();
+        listed.is_some_and(|listed| !listed.contains(&dsp_id))
+    }
+}
 
 /// The requests of one burst.
 #[derive(Debug)]
 pub struct Tally {
-    /// Slot and outcome.
-    requests: [(Slot, u8); TALLY_MAX],
+    dsps: [u32; TALLY_MAX],
+    outcomes: [u8; TALLY_MAX],
     len: usize,
 }
 
 impl Default for Tally {
     fn default() -> Self {
         Self {
-            requests: [(NONE, 0); TALLY_MAX],
+            dsps: [NONE; TALLY_MAX],
+            outcomes: [0; TALLY_MAX],
             len: 0,
         }
     }
@@ -94,25 +113,26 @@ impl Tally {
         self.len == TALLY_MAX
     }
 
-    /// Notes an accepted cookie.
+    /// Notes an accepted cookie of a DSP, whose id is never 0.
     ///
     /// # Panics
     /// When it is full.
-    pub fn accepted(&mut self, slot: Slot) {
-        self.push(slot, ACCEPTED);
+    pub fn accepted(&mut self, dsp_id: u32) {
+        self.push(dsp_id, ACCEPTED);
     }
 
-    /// Notes a rejected request.
+    /// Notes a rejected request, of no DSP if that was unreadable.
     ///
     /// # Panics
     /// When it is full.
-    pub fn rejected(&mut self, slot: Slot, rejection: Rejection) {
-        self.push(slot, 1 + rejection as usize);
+    pub fn rejected(&mut self, dsp_id: Option<u32>, rejection: Rejection) {
+        self.push(dsp_id.unwrap_or(NONE), 1 + rejection as usize);
     }
 
-    fn push(&mut self, slot: Slot, outcome: usize) {
+    fn push(&mut self, dsp_id: u32, outcome: usize) {
         let outcome = u8::try_from(outcome).expect("there are few outcomes");
-        self.requests[self.len] = (slot, outcome);
+        self.dsps[self.len] = dsp_id;
+        self.outcomes[self.len] = outcome;
         self.len += 1;
     }
 }
@@ -125,14 +145,77 @@ pub struct Dsps {
 
 #[derive(Debug)]
 struct Shared {
-    names: Names,
+    /// All have the same series.
     shards: Vec<Shard>,
+    /// The newest. The lock is also held to change which series there are, and to read all of them.
+    known: Mutex<KnownDsps>,
+    /// That of `known`, which can be read without the lock.
+    version: AtomicUsize,
+    /// The most DSPs that get a series as they are first seen.
+    max: usize,
+    /// Whether a DSP without a series gets one when it is seen: there is no list, and there is room.
+    is_open: AtomicBool,
 }
 
 /// The counts of some threads, on cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Shard(Mutex<Vec<u64>>);
+struct Shard(Mutex<Counts>);
+
+/// How many requests had which outcome.
+type Outcomes = [u64; OUTCOMES];
+
+#[derive(Debug)]
+struct Counts {
+    series: HashMap<u32, Series, RandomState>,
+    other: Outcomes,
+}
+
+#[derive(Debug)]
+struct Series {
+    is_listed: bool,
+    outcomes: Outcomes,
+}
+
+impl Series {
+    fn listed() -> Self {
+        Self {
+            is_listed: true,
+            outcomes: [0; OUTCOMES],
+        }
+    }
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            series: [(NONE, Series::listed())].into_iter().collect(),
+            other: [0; OUTCOMES],
+        }
+    }
+}
+
+impl Counts {
+    /// The counts of a DSP that is listed, or has a series without a list.
+    fn listed(&mut self, dsp_id: u32) -> Option<&mut Outcomes> {
+        let series = self.series.get_mut(&dsp_id)?;
+        series.is_listed.then_some(&mut series.outcomes)
+    }
+
+    fn show(&mut self, listed: &BTreeSet<u32>) {
+        for (dsp_id, series) in &mut self.series {
+            series.is_listed = listed.is_empty() || *dsp_id == NONE || listed.contains(dsp_id);
+        }
+        for &dsp_id in listed {
+            self.series.entry(dsp_id).or_insert_with(Series::listed);
+        }
+        if self.series.len() > KEPT_MAX {
+            for (_, gone) in self.series.extract_if(|_, series| !series.is_listed) {
+                sum(&mut self.other, &gone.outcomes);
+            }
+        }
+    }
+}
 
 impl Dsps {
     /// Registers `producer_dsp_cookies_total{dsp,outcome}`.
@@ -140,44 +223,45 @@ impl Dsps {
     /// # Errors
     /// When it is registered already.
     pub fn register(registry: &Registry, shown: &Shown) -> prometheus::Result<Self> {
-        let names = Names::new(shown);
-        let slots = names.slots();
         // Twice as many as run at once, so that two running threads rarely share one.
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let shards =
-            (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard(Mutex::new(vec![0; slots * OUTCOMES])));
+        let shards = (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard(Mutex::default()));
         let dsps = Self {
             shared: Arc::new(Shared {
-                names,
                 shards: shards.collect(),
+                known: Mutex::default(),
+                version: AtomicUsize::new(0),
+                max: shown.max,
+                is_open: AtomicBool::new(false),
             }),
         };
+        dsps.show(shown);
         let read = dsps.clone();
         registry.read([DSP_COOKIES], move || vec![read.family()])?;
         Ok(dsps)
     }
 
-    /// The slot of a DSP, whose id is never 0; `None` for an unreadable one.
-    #[must_use]
-    pub fn slot(&self, dsp_id: Option<u32>) -> Slot {
-        dsp_id.map_or(NONE, |dsp_id| self.shared.names.slot(dsp_id))
+    /// Updates the known DSPs of a connection, to be called before each burst.
+    pub fn refresh(&self, known: &mut KnownDsps) {
+        if known.version != self.shared.version.load(Ordering::Relaxed) {
+            known.clone_from(&self.shared.known());
+        }
     }
 
-    /// Whether cookies of the DSP with this slot are refused.
-    #[must_use]
-    pub fn refuses(&self, slot: Slot, dsp_id: u32) -> bool {
-        let names = &self.shared.names;
-        // Looked up once more: the list that refuses others may have changed in between.
-        slot == OTHER && names.refuses_others.load(Ordering::Acquire) && names.slot(dsp_id) == OTHER
-    }
-
-    /// Applies another list, at once and as a whole; [`Shown::max`] does not change.
+    /// Applies another list to the bursts that begin after it; [`Shown::max`] does not change.
     pub fn show(&self, shown: &Shown) {
-        if !self.shared.names.show(shown) {
-            tracing::warn!(
-                dsps = shown.named.len(),
-                "there were too many other DSPs before these of --dsps: the new list needs a restart"
-            );
+        let shared = &*self.shared;
+        let mut known = shared.known();
+        for shard in &shared.shards {
+            shard.counts().show(&shown.named);
+        }
+        shared.set_open(shown.named.is_empty());
+        let listed = || Arc::new(shown.named.iter().copied().collect());
+        let listed = shown.refuses_others.then(listed);
+        if listed != known.listed {
+            let version = known.version + 1;
+            *known = KnownDsps { version, listed };
+            shared.version.store(version, Ordering::Relaxed);
         }
     }
 
@@ -187,11 +271,24 @@ impl Dsps {
             return;
         }
         let shared = &*self.shared;
-        let slots = shared.names.slots();
-        let shard = &shared.shards[thread_number() % shared.shards.len()];
+        let shard = shared.shard();
         let mut counts = shard.counts();
-        for &(Slot(slot), outcome) in &tally.requests[..tally.len] {
-            counts[usize::from(outcome) * slots + usize::from(slot)] += 1;
+        let requests = tally.dsps.iter().zip(&tally.outcomes);
+        for (&dsp_id, &outcome) in requests.take(tally.len) {
+            let outcome = usize::from(outcome);
+            if let Some(outcomes) = counts.listed(dsp_id) {
+                outcomes[outcome] += 1;
+                continue;
+            }
+            if shared.is_open.load(Ordering::Relaxed) {
+                drop(counts);
+                shared.enter(dsp_id);
+                counts = shard.counts();
+            }
+            match counts.listed(dsp_id) {
+                Some(outcomes) => outcomes[outcome] += 1,
+                None => counts.other[outcome] += 1,
+            }
         }
         drop(counts);
         tally.len = 0;
@@ -199,47 +296,93 @@ impl Dsps {
 
     /// What came of each DSP: its name, requests accepted, requests rejected.
     pub(crate) fn requests(&self) -> Vec<(String, u64, u64)> {
-        let names = &self.shared.names;
-        let (slots, sums) = (names.slots(), self.sums());
-        let (accepted, rejected) = sums.split_at(slots);
-        let each = accepted.iter().enumerate().filter_map(|(slot, &accepted)| {
-            let rejected = rejected.iter().skip(slot).step_by(slots).sum();
-            let is_shown = accepted + rejected > 0 || slot != usize::from(NONE.0);
-            Some((names.label(slot).filter(|_| is_shown)?, accepted, rejected))
+        let each = self.sums().into_iter().map(|(dsp, outcomes)| {
+            let (accepted, rejected) = (outcomes[ACCEPTED], &outcomes[ACCEPTED + 1..]);
+            (dsp, accepted, rejected.iter().sum())
         });
         each.collect()
     }
 
     /// Accepted cookies of every DSP, and the rejections that occurred.
     fn family(&self) -> MetricFamily {
-        let names = &self.shared.names;
-        let (slots, sums) = (names.slots(), self.sums());
-        let labels: Vec<_> = (0..slots).map(|slot| names.label(slot)).collect();
-        let counts = sums.iter().enumerate().filter_map(|(index, &count)| {
-            let (outcome, slot) = (index / slots, index % slots);
-            let dsp = labels[slot].as_deref()?;
-            let is_shown = count > 0 || (outcome == ACCEPTED && slot != usize::from(NONE.0));
-            is_shown.then(|| ([dsp, outcome_label(outcome)], as_f64(count)))
+        let sums = self.sums();
+        let counts = sums.iter().flat_map(|(dsp, outcomes)| {
+            let outcomes = outcomes.iter().enumerate();
+            let shown = outcomes.filter(move |&(outcome, &count)| {
+                count > 0 || (outcome == ACCEPTED && dsp != NONE_LABEL)
+            });
+            shown.map(|(outcome, &count)| ([&**dsp, outcome_label(outcome)], as_f64(count)))
         });
         family(DSP_COOKIES, counts)
     }
 
-    /// The sums over all threads, by outcome and slot.
-    fn sums(&self) -> Vec<u64> {
-        let mut sums = vec![0; self.shared.names.slots() * OUTCOMES];
+    /// The sums over all threads of every series that is shown, by its label.
+    fn sums(&self) -> Vec<(String, Outcomes)> {
+        let _unchanged = self.shared.known();
+        let mut other = [0; OUTCOMES];
+        let mut sums = BTreeMap::<u32, Outcomes>::new();
         for shard in &self.shared.shards {
-            for (sum, count) in sums.iter_mut().zip(&*shard.counts()) {
-                *sum += count;
+            let counts = shard.counts();
+            sum(&mut other, &counts.other);
+            for (&dsp_id, series) in &counts.series {
+                let of_dsp = sums.entry(dsp_id).or_insert([0; OUTCOMES]);
+                sum(of_dsp, &series.outcomes);
             }
         }
-        sums
+        let none = sums
+            .remove(&NONE)
+            .filter(|none| none.iter().any(|&count| count > 0));
+        let named = sums
+            .into_iter()
+            .map(|(dsp_id, sum)| (dsp_id.to_string(), sum));
+        let none = none.map(|none| (NONE_LABEL.to_owned(), none));
+        none.into_iter()
+            .chain([("other".to_owned(), other)])
+            .chain(named)
+            .collect()
+    }
+}
+
+impl Shared {
+    fn shard(&self) -> &Shard {
+        &self.shards[thread_number() % self.shards.len()]
+    }
+
+    fn known(&self) -> MutexGuard<'_, KnownDsps> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a new DSP a series, unless there is a list or no room.
+    #[cold]
+    fn enter(&self, dsp_id: u32) {
+        let _changing = self.known();
+        // Another thread may have changed this meanwhile.
+        if self.is_open.load(Ordering::Relaxed) {
+            for shard in &self.shards {
+                let mut counts = shard.counts();
+                counts.series.entry(dsp_id).or_insert_with(Series::listed);
+            }
+            self.set_open(true);
+        }
+    }
+
+    /// Gives new DSPs a series from now on if there is no list and as long as there is room.
+    fn set_open(&self, has_no_list: bool) {
+        // One of the series is that of no DSP.
+        let is_room = self.shards[0].counts().series.len() <= self.max;
+        self.is_open
+            .store(has_no_list && is_room, Ordering::Relaxed);
     }
 }
 
 impl Shard {
-    fn counts(&self) -> MutexGuard<'_, Vec<u64>> {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn sum(sums: &mut Outcomes, counts: &Outcomes) {
+    *sums = array::from_fn(|outcome| sums[outcome] + counts[outcome]);
 }
 
 fn outcome_label(outcome: usize) -> &'static str {
@@ -267,140 +410,6 @@ fn thread_number() -> usize {
             new
         })
     })
-}
-
-/// The DSPs that have a series: a hash table that only grows, is at least a quarter empty, and is read without a lock.
-#[derive(Debug)]
-struct Names {
-    /// A DSP's id shifted left by one, with [`UNLISTED`] in the lowest bit; 0 where there is none.
-    dsps: Vec<AtomicU64>,
-    /// The most DSPs that are entered as they are first seen.
-    max: usize,
-    /// How many are entered. This lock is held to enter a DSP and to change the list.
-    entered: Mutex<usize>,
-    /// Whether a new DSP is entered when it is seen: there is no list, and there is room.
-    is_open: AtomicBool,
-    refuses_others: AtomicBool,
-}
-
-impl Names {
-    fn new(shown: &Shown) -> Self {
-        let max = shown.max.max(shown.named.len()).min(SHOWN_MAX);
-        // Room for several lists, one after another.
-        let size = (4 * max).next_power_of_two();
-        let names = Self {
-            dsps: (0..size).map(|_| AtomicU64::new(0)).collect(),
-            max,
-            entered: Mutex::new(0),
-            is_open: AtomicBool::new(false),
-            refuses_others: AtomicBool::new(false),
-        };
-        names.show(shown);
-        names
-    }
-
-    /// How many slots there are.
-    fn slots(&self) -> usize {
-        FIRST + self.dsps.len()
-    }
-
-    /// Applies the list if there is room for it, and returns whether there was. A DSP on both lists is listed at every
-    /// moment.
-    fn show(&self, shown: &Shown) -> bool {
-        let listed = &shown.named;
-        let mut entered = self.entered();
-        let new = listed.iter().filter(|&&dsp_id| self.find(dsp_id).1 == 0);
-        if *entered + new.count() > self.dsps.len() / 4 * 3 {
-            return false;
-        }
-        self.is_open.store(false, Ordering::Relaxed);
-        for &dsp_id in listed {
-            let (at, found) = self.find(dsp_id);
-            *entered += usize::from(found == 0);
-            self.dsps[at].store(u64::from(dsp_id) << 1, Ordering::Relaxed);
-        }
-        for entry in &self.dsps {
-            let found = entry.load(Ordering::Relaxed);
-            let is_listed = listed.is_empty()
-                || u32::try_from(found >> 1).is_ok_and(|dsp_id| listed.contains(&dsp_id));
-            if found != 0 {
-                let unlisted = if is_listed { 0 } else { UNLISTED };
-                entry.store(found & !UNLISTED | unlisted, Ordering::Relaxed);
-            }
-        }
-        let is_open = listed.is_empty() && *entered < self.max;
-        self.is_open.store(is_open, Ordering::Relaxed);
-        self.refuses_others
-            .store(shown.refuses_others, Ordering::Release);
-        true
-    }
-
-    /// The slot of a DSP, which is entered if it may be.
-    fn slot(&self, dsp_id: u32) -> Slot {
-        match self.find(dsp_id) {
-            (_, 0) => self.enter(dsp_id),
-            found => Self::found(found),
-        }
-    }
-
-    /// Enters a new DSP, unless there is a list or no room.
-    #[cold]
-    fn enter(&self, dsp_id: u32) -> Slot {
-        if !self.is_open.load(Ordering::Relaxed) {
-            return OTHER;
-        }
-        let mut entered = self.entered();
-        // Another thread may have entered it meanwhile.
-        let (at, mut entry) = self.find(dsp_id);
-        if entry == 0 {
-            if !self.is_open.load(Ordering::Relaxed) {
-                return OTHER;
-            }
-            entry = u64::from(dsp_id) << 1;
-            self.dsps[at].store(entry, Ordering::Relaxed);
-            *entered += 1;
-            self.is_open.store(*entered < self.max, Ordering::Relaxed);
-        }
-        Self::found((at, entry))
-    }
-
-    /// The index at which a DSP is in the table, or would be, and the entry there.
-    fn find(&self, dsp_id: u32) -> (usize, u64) {
-        let mask = self.dsps.len() - 1;
-        // Fibonacci hashing spreads consecutive ids.
-        let hash = u64::from(dsp_id).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let mut at = usize::try_from(hash).unwrap_or(0) & mask;
-        loop {
-            let found = self.dsps[at].load(Ordering::Relaxed);
-            if found >> 1 == u64::from(dsp_id) || found == 0 {
-                return (at, found);
-            }
-            at = (at + 1) & mask;
-        }
-    }
-
-    fn found((at, entry): (usize, u64)) -> Slot {
-        if entry & UNLISTED == UNLISTED {
-            return OTHER;
-        }
-        Slot(u16::try_from(FIRST + at).expect("there are few places"))
-    }
-
-    fn entered(&self) -> MutexGuard<'_, usize> {
-        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The label of a slot; `None` when it is free.
-    fn label(&self, slot: usize) -> Option<String> {
-        match slot.checked_sub(FIRST) {
-            None if slot == usize::from(NONE.0) => Some("none".to_owned()),
-            None => Some("other".to_owned()),
-            Some(at) => {
-                let dsp_id = self.dsps[at].load(Ordering::Relaxed) >> 1;
-                (dsp_id != 0).then(|| dsp_id.to_string())
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -228,14 +228,13 @@ async fn dsps_are_shown_where_they_are_counted_those_with_most_first() {
     let dsps = scene.edge.dsps();
     let mut tally = edge::dsps::Tally::default();
     for dsp_id in 1..=u32::try_from(dsps_max).unwrap() {
-        let slot = dsps.slot(Some(dsp_id));
         for _ in 0..dsp_id {
-            tally.accepted(slot);
+            tally.accepted(dsp_id);
         }
         dsps.add(&mut tally);
     }
     for _ in 0..30 {
-        tally.rejected(dsps.slot(Some(2)), edge::request::Rejection::ALL[0]);
+        tally.rejected(Some(2), edge::request::Rejection::ALL[0]);
     }
     dsps.add(&mut tally);
     scene.sample();

@@ -20,7 +20,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
         if tally.is_full() {
             dsps.add(&mut tally);
         }
-        tally.accepted(dsps.slot(Some(dsp_id)));
+        tally.accepted(dsp_id);
     }
     dsps.add(&mut tally);
 }
@@ -83,9 +83,9 @@ fn listed_dsps_have_series_even_beyond_the_maximum() {
 fn rejections_count_for_their_dsp_by_reason() {
     let dsps = dsps(&[], 8);
     let mut tally = Tally::default();
-    tally.rejected(dsps.slot(Some(17)), Rejection::UserMissing);
-    tally.rejected(dsps.slot(Some(17)), Rejection::UserMissing);
-    tally.rejected(dsps.slot(None), Rejection::DspMissing);
+    tally.rejected(Some(17), Rejection::UserMissing);
+    tally.rejected(Some(17), Rejection::UserMissing);
+    tally.rejected(None, Rejection::DspMissing);
     dsps.add(&mut tally);
     assert!(!tally.is_full() && tally.len == 0);
     check(
@@ -118,25 +118,12 @@ fn nothing_is_lost_when_threads_count_at_once_and_compete_for_slots() {
     assert_eq!(series.values().sum::<u64>(), u64::from(THREADS) * 200 * 50);
 }
 
-#[test]
-fn slot_of_a_dsp_is_found_again_however_full_the_table_is() {
-    let names = Names::new(&shown(&[], SHOWN_MAX, false));
-    let dsp_ids = || (1..=1024).map(|i: u32| i.wrapping_mul(2_654_435_761).max(1));
-    let slots: Vec<_> = dsp_ids().map(|dsp_id| names.slot(dsp_id)).collect();
-    let distinct: BTreeSet<_> = slots.iter().map(|Slot(slot)| slot).collect();
-    assert_eq!(distinct.len(), SHOWN_MAX);
-    assert!(
-        dsp_ids()
-            .zip(&slots)
-            .all(|(dsp_id, slot)| names.slot(dsp_id) == *slot)
-    );
-    assert_eq!(names.slot(u32::MAX), OTHER);
-}
-
 /// Of these DSPs those that are refused.
 #[track_caller]
 fn check_refused(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
-    let is_refused = |&dsp_id: &u32| dsps.refuses(dsps.slot(Some(dsp_id)), dsp_id);
+    let mut known = KnownDsps::default();
+    dsps.refresh(&mut known);
+    let is_refused = |&dsp_id: &u32| known.refuses(dsp_id);
     let refused: Vec<_> = dsp_ids.iter().copied().filter(is_refused).collect();
     assert_eq!(refused, expected);
 }
@@ -181,14 +168,31 @@ fn dsp_that_leaves_the_list_keeps_its_series_and_counts_as_other() {
 }
 
 #[test]
-fn list_for_which_there_is_no_room_changes_nothing() {
-    let dsps = dsps(&[1, 2], 2);
-    for first in [10, 20] {
-        dsps.show(&shown(&[first, first + 1], 2, true));
+fn list_is_in_use_however_many_dsps_had_a_series_before() {
+    let dsps = dsps(&[], 64);
+    accept(&dsps, 1..=64);
+    for list in 0..10 {
+        let first = 1_000 * (1 + list);
+        let listed: Vec<u32> = (first..).take(SHOWN_MAX).collect();
+        dsps.show(&shown(&listed, 64, true));
+        check_refused(&dsps, &[1, first - 1], &[1, first - 1]);
+        check_refused(&dsps, &listed, &[]);
     }
-    check_refused(&dsps, &[1, 10, 20], &[1, 10]);
-    dsps.show(&shown(&[30], 2, false));
-    check_refused(&dsps, &[1, 10, 20, 30], &[1, 10, 30]);
-    dsps.show(&shown(&[1, 10], 2, true));
-    check_refused(&dsps, &[1, 10, 20, 30], &[20, 30]);
+}
+
+#[test]
+fn series_are_bounded_and_add_up_however_often_the_list_changes() {
+    let dsps = dsps(&[], 64);
+    let mut accepted = 0;
+    for list in 0..10 {
+        let first = 1_000 * (1 + list);
+        let listed: Vec<u32> = (first..).take(SHOWN_MAX).collect();
+        dsps.show(&shown(&listed, 64, false));
+        accept(&dsps, first - 1..first + 50);
+        accepted += 51;
+        let series = series(&dsps);
+        assert!(series.len() <= KEPT_MAX + 1, "{} series", series.len());
+        assert_eq!(series.values().sum::<u64>(), accepted);
+        assert_eq!(series[&format!("{first} accepted")], 1);
+    }
 }
