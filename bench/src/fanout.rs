@@ -53,7 +53,7 @@ pub struct FanoutArgs {
     pub subscribers: Vec<NonZeroUsize>,
     /// So many of the subscribers are slow readers: they read 16 KiB a second, with the small windows of an ordinary client. The
     /// figures of a step are those of the others.
-    #[arg(long, alias = "crawlers", value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0")]
     pub slow_readers: usize,
     /// Requests a second; without it, as many as are answered.
     #[arg(short = 'l', long, value_parser = parse_rate)]

@@ -66,7 +66,7 @@ pub struct SubscribeArgs {
     pub once: bool,
     /// Read only so many bytes a second on each stream, with the small windows of an ordinary client: a reader that cannot
     /// keep up, and holds up what is sent to it.
-    #[arg(long, alias = "crawl", value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES")]
     pub read_rate: Option<NonZeroU64>,
     /// How it is reached by TLS, and with a token.
     #[command(flatten)]

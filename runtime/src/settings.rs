@@ -1,6 +1,6 @@
 //! Where a process's settings come from: flags, then environment, then a TOML file, then defaults.
 //!
-//! The command line is described once, by a clap parser; the file's values become the defaults of its flags.
+//! The command line is described once, by a clap parser. [`Effective`] has each setting's values and where they are from.
 //! A key of the file is the flag's name with underscores, an environment variable the same in capitals after the
 //! program's name. So every setting has all three forms, and none can be known to one and unknown to another.
 //!
@@ -189,15 +189,15 @@ impl Written {
             .mut_args(from_environment)
             .mut_args(taking_anything);
         let mut mistakes = Mistakes::default();
-        let mut in_file = Default::default();
         let file = file_of(&command, &arguments);
-        if let Some(path) = &file {
-            (command, in_file) = file::with_file(command, path, &mut mistakes);
-        }
+        let in_file = match &file {
+            Some(path) => file::values(&command, path, &mut mistakes),
+            None => Default::default(),
+        };
         let matches = command
             .try_get_matches_from_mut(&arguments)
             .map_err(|error| with_mistakes(error, &mistakes))?;
-        let effective = Effective::of(&command, &matches, &in_file, file.as_deref());
+        let effective = Effective::of(&command, &matches, in_file, file.as_deref());
         Ok(Self {
             arguments,
             matches,
@@ -235,8 +235,7 @@ impl Written {
             .filter(|argument| is_setting(argument))
         {
             let flag = setting.get_long().unwrap_or_default();
-            let values = self.matches.get_raw(setting.get_id().as_str());
-            for value in values.into_iter().flatten() {
+            for value in self.effective.values(setting.get_id().as_str()) {
                 match values::refusal(setting, value) {
                     None => {
                         let mut good = OsString::from(format!("--{flag}="));
@@ -259,38 +258,14 @@ impl<A: Settings> Loaded<A> {
     }
 }
 
-/// With the variable that is set: its own, or that of a former name; with none where all that are set are empty.
+/// Without its variable where that is empty.
 fn from_environment(argument: Arg) -> Arg {
-    let value = |variable: &OsString| std::env::var_os(variable);
-    let set: Vec<_> = variables(&argument)
-        .into_iter()
-        .filter_map(|variable| Some((value(&variable)?.is_empty(), variable)))
-        .collect();
-    match set.iter().find(|(is_empty, _)| !is_empty) {
-        Some((_, variable)) => argument.env(variable),
-        None if set.is_empty() => argument,
-        None => argument.env(Resettable::Reset),
+    let value = argument.get_env().and_then(std::env::var_os);
+    if value.is_some_and(|value| value.is_empty()) {
+        argument.env(Resettable::Reset)
+    } else {
+        argument
     }
-}
-
-/// Its environment variable, and then those of its former names.
-fn variables(argument: &Arg) -> Vec<OsString> {
-    let Some(own) = argument.get_env() else {
-        return Vec::new();
-    };
-    let text = own.to_string_lossy();
-    let program = text.strip_suffix(&argument.get_id().as_str().to_uppercase());
-    let former = program.into_iter().flat_map(|program| {
-        former_ids(argument).map(move |id| format!("{program}{}", id.to_uppercase()).into())
-    });
-    [own.to_owned()].into_iter().chain(former).collect()
-}
-
-/// What a setting was called before it was renamed. Flag, variable and key of that name still set it: such a flag has its former
-/// name for an alias.
-fn former_ids(argument: &Arg) -> impl Iterator<Item = String> {
-    let aliases = argument.get_all_aliases().into_iter().flatten();
-    aliases.map(|alias| alias.replace('-', "_"))
 }
 
 /// A setting before its check, which is to find all mistakes and not the first alone.

@@ -189,7 +189,6 @@ pub struct Granted {
     /// Beyond it the slowest are cut off. At least 256 KiB and two chunks.
     #[arg(
         long,
-        alias = "pinned-bytes",
         value_name = "BYTES",
         default_value = "256MiB",
         value_parser = size(0..=usize::MAX)

@@ -1,6 +1,6 @@
 //! What the settings are and where each comes from; their form as a file, and what differs between two of them.
 
-use std::{collections::BTreeSet, fmt, path::Path};
+use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, fmt, path::Path};
 
 use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 
@@ -29,7 +29,7 @@ pub struct Setting {
     /// What becomes of a change while the process runs.
     pub change: Change,
     heading: String,
-    values: Vec<String>,
+    values: Vec<OsString>,
     is_list: bool,
 }
 
@@ -45,13 +45,13 @@ impl Effective {
     pub(super) fn of(
         command: &Command,
         matches: &ArgMatches,
-        in_file: &BTreeSet<String>,
+        mut in_file: BTreeMap<String, Vec<OsString>>,
         file: Option<&Path>,
     ) -> Self {
         let settings = command
             .get_arguments()
             .filter(|argument| is_setting(argument))
-            .map(|argument| Setting::of(command, argument, matches, in_file));
+            .map(|argument| Setting::of(command, argument, matches, &mut in_file));
         Self {
             settings: settings.collect(),
             program: command.get_name().to_owned(),
@@ -61,11 +61,15 @@ impl Effective {
 
     /// The value of a setting as it was written; empty when it is not set or no setting.
     #[must_use]
-    pub fn value(&self, id: &str) -> &str {
+    pub fn value(&self, id: &str) -> Cow<'_, str> {
+        let first = self.values(id).first();
+        first.map_or(Cow::default(), |value| value.to_string_lossy())
+    }
+
+    /// All its values.
+    pub(super) fn values(&self, id: &str) -> &[OsString] {
         let setting = self.settings.iter().find(|setting| setting.id == id);
-        setting
-            .and_then(|setting| setting.values.first())
-            .map_or("", String::as_str)
+        setting.map_or(&[], |setting| &setting.values)
     }
 
     /// The settings whose values differ from those of `running`.
@@ -94,27 +98,27 @@ impl Setting {
         command: &Command,
         argument: &Arg,
         matches: &ArgMatches,
-        in_file: &BTreeSet<String>,
+        in_file: &mut BTreeMap<String, Vec<OsString>>,
     ) -> Self {
         let id = argument.get_id().as_str();
-        let values = matches.get_raw(id).into_iter().flatten();
-        let source = match matches.value_source(id) {
-            Some(ValueSource::CommandLine) => Source::Flag,
-            Some(ValueSource::EnvVariable) => {
+        let given = matches.get_raw(id).into_iter().flatten();
+        let given = given.map(ToOwned::to_owned).collect();
+        let (source, values) = match (matches.value_source(id), in_file.remove(id)) {
+            (Some(ValueSource::CommandLine), _) => (Source::Flag, given),
+            (Some(ValueSource::EnvVariable), _) => {
                 let variable = argument.get_env().unwrap_or_default();
-                Source::Environment(variable.to_string_lossy().into_owned())
+                let variable = variable.to_string_lossy().into_owned();
+                (Source::Environment(variable), given)
             }
-            _ if in_file.contains(id) => Source::File,
-            _ => Source::Default,
+            (_, Some(values)) => (Source::File, values),
+            (_, None) => (Source::Default, given),
         };
         Self {
             id: id.to_owned(),
             source,
             change: Change::of(command, argument),
             heading: argument.get_help_heading().unwrap_or_default().to_owned(),
-            values: values
-                .map(|value| value.to_string_lossy().into_owned())
-                .collect(),
+            values,
             is_list: is_list(argument),
         }
     }
@@ -163,12 +167,12 @@ impl fmt::Display for Effective {
 
 impl fmt::Display for Setting {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown: Vec<_> = self
-            .values
+        let values = self.values.iter().map(|value| value.to_string_lossy());
+        let shown: Vec<_> = values.map(|value| without_secret(&value)).collect();
+        let is_whole = shown
             .iter()
-            .map(|value| without_secret(value))
-            .collect();
-        let is_whole = shown == self.values;
+            .zip(&self.values)
+            .all(|(shown, value)| value == shown.as_str());
         let quoted: Vec<_> = shown
             .into_iter()
             .map(|value| toml::Value::String(value).to_string())

@@ -1,7 +1,8 @@
-//! The TOML file: its values become the defaults of the flags they are named after.
+//! The TOML file: its keys are the names of settings.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    ffi::OsString,
     fs::File,
     io::{self, Read as _},
     path::Path,
@@ -9,60 +10,38 @@ use std::{
 
 use clap::{Arg, Command};
 
-use super::{Mistakes, former_ids, is_list, is_setting};
+use super::{Mistakes, is_list, is_setting};
 
 /// Largest file that is read: far beyond any settings.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The command with the file's values for defaults, and the names of the settings that the file has; what is wrong with
-/// the file is left out and noted.
-pub(super) fn with_file(
-    command: Command,
+/// The values of the settings that the file has, by their names; what is wrong with it is left out and noted.
+pub(super) fn values(
+    command: &Command,
     path: &Path,
     mistakes: &mut Mistakes,
-) -> (Command, BTreeSet<String>) {
-    let mut found = BTreeMap::new();
+) -> BTreeMap<String, Vec<OsString>> {
+    let place = path.display();
     let table = read(path).and_then(|text| {
         text.parse::<toml::Table>()
             .map_err(|error| without_source(&text, &error))
     });
-    let place = path.display();
-    let table = match table {
-        Ok(table) => table,
-        Err(error) => {
-            mistakes.add(format!("{place}: {error}"));
-            return (command, BTreeSet::new());
-        }
-    };
-    for (key, value) in table {
-        let is_named = |argument: &&Arg| {
-            is_setting(argument)
-                && (argument.get_id() == key.as_str() || former_ids(argument).any(|id| id == key))
-        };
-        let values = match command.get_arguments().find(is_named) {
-            None => Err(unknown(&key, &value, &command)),
-            Some(setting) => values(&key, &value, is_list(setting))
-                .map(|values| (setting.get_id().to_string(), values)),
-        };
-        let mistake = match values {
-            Ok((id, _)) if found.contains_key(&id) => {
-                format!("{id} is set twice, once by a former name")
-            }
-            Ok((id, values)) => {
-                found.insert(id, values);
-                continue;
-            }
-            Err(mistake) => mistake,
-        };
-        mistakes.add(format!("{place}: {mistake}"));
-    }
-    let keys = found.keys().cloned().collect();
-    // All in one pass: changing single arguments would change their order.
-    let command = command.mut_args(|argument| match found.remove(argument.get_id().as_str()) {
-        Some(values) => argument.default_values(values),
-        None => argument,
+    let table = table.unwrap_or_else(|error| {
+        mistakes.add(format!("{place}: {error}"));
+        toml::Table::new()
     });
-    (command, keys)
+    let mut found = BTreeMap::new();
+    for (key, value) in table {
+        let mut settings = command.get_arguments().filter(|known| is_setting(known));
+        let values = match settings.find(|setting| setting.get_id() == key.as_str()) {
+            None => Err(unknown(&key, &value, command)),
+            Some(setting) => values_of(setting, &value),
+        };
+        if let Some(values) = mistakes.good(&place.to_string(), values) {
+            found.insert(key, values);
+        }
+    }
+    found
 }
 
 /// What the file holds.
@@ -111,19 +90,29 @@ fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
     }
 }
 
-fn values(key: &str, value: &toml::Value, may_be_list: bool) -> Result<Vec<String>, String> {
+fn values_of(setting: &Arg, value: &toml::Value) -> Result<Vec<OsString>, String> {
+    let (key, may_be_list) = (setting.get_id(), is_list(setting));
     let found = match value {
         toml::Value::Array(_) if !may_be_list => return Err(format!("{key} takes one value")),
-        toml::Value::Array(list) => list.iter().map(scalar).collect(),
+        toml::Value::Array(list) => list.iter().map(scalar).collect::<Option<Vec<_>>>(),
         scalar_value => scalar(scalar_value).map(|scalar| vec![scalar]),
     };
-    found.ok_or_else(|| {
+    let Some(found) = found else {
         let list = if may_be_list {
             ", or a list of these"
         } else {
             ""
         };
-        format!("{key} must be a string, a number or a boolean{list}")
+        return Err(format!(
+            "{key} must be a string, a number or a boolean{list}"
+        ));
+    };
+    Ok(match setting.get_value_delimiter() {
+        None => found.into_iter().map(Into::into).collect(),
+        Some(between) => {
+            let parts = found.iter().flat_map(|value| value.split(between));
+            parts.map(Into::into).collect()
+        }
     })
 }
 

@@ -75,7 +75,7 @@ pub fn begin<A: Settings>(
     }
     if asks(PROBE) {
         // Of mistakes only the one in --admin matters, unless nobody answers: then they may be why.
-        let asked = probe::run(written.effective.value(probe::ADDRESS));
+        let asked = probe::run(&written.effective.value(probe::ADDRESS));
         let mistakes = &written.mistakes;
         return Err(answered(asked.map_err(|why| {
             if mistakes.is_empty() {

@@ -4,7 +4,7 @@ use std::{ffi::OsStr, fmt::Write as _};
 
 use clap::Arg;
 
-use super::{Change, Settings, command, former_ids, is_list, is_setting, values};
+use super::{Change, Settings, command, is_list, is_setting, values};
 
 /// A table for each group of the settings of `A`, in Markdown, under headings of the third level.
 #[must_use]
@@ -61,11 +61,7 @@ fn row(text: &mut String, argument: &Arg, change: Change) {
         Change::Contents => "of the file's contents: at once; of its name: restart",
         Change::Restart => "restart",
     };
-    let mut meaning = help.replace('|', "\\|");
-    for id in former_ids(argument) {
-        let end = if meaning.ends_with('.') { "" } else { "." };
-        meaning.push_str(&format!("{end} Formerly `--{}`.", id.replace('_', "-")));
-    }
+    let meaning = help.replace('|', "\\|");
     let written = writeln!(
         text,
         "| `{flag}`<br>`{variable}`<br>`{id}` | {default} | {takes} | {change} | {meaning} |"

@@ -13,7 +13,7 @@ use super::*;
 #[derive(Debug, Parser)]
 #[command(name = "cookiesync_test")]
 pub(super) struct Args {
-    #[arg(long, alias = "first-one", default_value = "a", hide_env_values = true)]
+    #[arg(long, default_value = "a", hide_env_values = true)]
     one: String,
     #[arg(long, default_value = "b", value_delimiter = ',')]
     two: Vec<String>,
@@ -156,7 +156,6 @@ fn run_again(test: &str, variables: &[(&str, &str)]) {
 }
 
 const ONE: &str = "COOKIESYNC_TEST_ONE";
-const FORMER_ONE: &str = "COOKIESYNC_TEST_FIRST_ONE";
 
 #[test]
 fn empty_environment_variable_counts_as_not_set() {
@@ -164,27 +163,7 @@ fn empty_environment_variable_counts_as_not_set() {
         return check("", &[], "a", &["b"]);
     }
     let test = "empty_environment_variable_counts_as_not_set";
-    run_again(test, &[(ONE, ""), (FORMER_ONE, "")]);
-}
-
-#[test]
-fn former_name_of_a_variable_is_read_where_the_new_one_is_not_set() {
-    if let Some(own) = env::var_os(ONE) {
-        let one = if own.is_empty() { "former" } else { "own" };
-        check("one = \"file\"", &[], one, &["b"]);
-        return check("", &["--one=flag"], "flag", &["b"]);
-    }
-    let test = "former_name_of_a_variable_is_read_where_the_new_one_is_not_set";
-    run_again(test, &[(ONE, ""), (FORMER_ONE, "former")]);
-    run_again(test, &[(ONE, "own"), (FORMER_ONE, "former")]);
-}
-
-#[test]
-fn former_names_set_a_setting_by_flag_and_file() {
-    check("", &["--first-one=x"], "x", &["b"]);
-    check("first_one = \"x\"", &[], "x", &["b"]);
-    let twice = load_with("first_one = \"x\"\none = \"y\"", &[]).unwrap_err();
-    assert!(twice.contains("one is set twice"), "{twice}");
+    run_again(test, &[(ONE, "")]);
 }
 
 #[test]
@@ -298,7 +277,6 @@ fn tables_have_every_setting_with_its_range() {
     for part in [
         "| `--three`<br>`COOKIESYNC_TEST_THREE`<br>`three` | `3` | COUNT, 1 to 9 | at once |",
         "| `--log-filter`<br>`COOKIESYNC_TEST_LOG_FILTER`<br>`log_filter` | RUST_LOG, or info | FILTER | at once |",
-        ". Formerly `--first-one`. |",
     ] {
         assert!(tables.contains(part), "{part} is missing in {tables}");
     }
