@@ -9,7 +9,7 @@
 //! mistakes are named at once, those of the file among them.
 //!
 //! What every process can do with its settings instead of running is in [`instead`]; [`Change`] says which of them may
-//! change while it runs, and [`reread`] changes them; [`mod@reference`] writes the documentation.
+//! change while it runs, and [`reread`] changes them.
 
 mod common;
 mod effective;
@@ -17,7 +17,6 @@ mod file;
 pub mod instead;
 mod mistakes;
 pub mod probe;
-pub mod reference;
 pub mod reread;
 mod values;
 

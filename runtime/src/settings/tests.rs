@@ -270,18 +270,3 @@ fn wrong_value_hides_no_other_mistake_and_flags_in_a_group_go_together() {
         &["b"],
     );
 }
-
-#[test]
-fn tables_have_every_setting_with_its_range() {
-    let tables = reference::tables::<Args>();
-    for part in [
-        "| `--three`<br>`COOKIESYNC_TEST_THREE`<br>`three` | `3` | COUNT, 1 to 9 | at once |",
-        "| `--log-filter`<br>`COOKIESYNC_TEST_LOG_FILTER`<br>`log_filter` | RUST_LOG, or info | FILTER | at once |",
-    ] {
-        assert!(tables.contains(part), "{part} is missing in {tables}");
-    }
-    assert!(
-        !tables.contains("--probe") && !tables.contains("--help"),
-        "{tables}"
-    );
-}

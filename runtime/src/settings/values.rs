@@ -12,7 +12,7 @@ pub const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 pub struct Refused {
     why: String,
     /// What would be a value, where that is a range.
-    pub(super) range: Option<String>,
+    pub range: Option<String>,
 }
 
 impl From<String> for Refused {

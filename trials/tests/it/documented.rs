@@ -1,10 +1,11 @@
 //! docs/configuration.md is what the code says.
 
-use std::{env, fmt::Write as _, fs, path::Path};
+use std::{env, error::Error as _, fmt::Write as _, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
+use clap::{Arg, ArgAction, Command};
 use producer::{config::Config, memory};
-use runtime::settings::reference::tables;
+use runtime::settings::{Change, Refused, Settings, command, settings_with};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 
@@ -15,6 +16,99 @@ fn with_tables(page: &str, what: &str, tables: &str) -> Result<String> {
     let (before, rest) = page.split_once(&begin).with_context(|| begin.clone())?;
     let (_, after) = rest.split_once(&end).with_context(|| end.clone())?;
     Ok(format!("{before}{begin}{tables}\n{end}{after}"))
+}
+
+/// A table for each group of the settings of `A`, in Markdown, under headings of the third level.
+fn tables<A: Settings>() -> String {
+    let mut text = String::new();
+    let mut heading = None;
+    let changes = [
+        (Change::Reloaded, "at once"),
+        (
+            Change::Contents,
+            "of the file's contents: at once; of its name: restart",
+        ),
+        (Change::Restart, "restart"),
+    ];
+    let changes = changes.map(|(change, words)| (settings_with::<A>(change), words));
+    for argument in command::<A>().get_arguments() {
+        let is_in = |ids: &[String]| ids.iter().any(|id| argument.get_id() == id.as_str());
+        let Some((_, change)) = changes.iter().find(|(ids, _)| is_in(ids)) else {
+            continue;
+        };
+        if heading != Some(argument.get_help_heading()) {
+            heading = Some(argument.get_help_heading());
+            let name = argument.get_help_heading().unwrap_or("Other");
+            text.push_str(&format!(
+                "\n### {name}\n\n| setting | default | takes | a change | meaning |\n|---|---|---|---|---|\n"
+            ));
+        }
+        row(&mut text, argument, change);
+    }
+    text
+}
+
+fn row(text: &mut String, argument: &Arg, change: &str) {
+    let id = argument.get_id().as_str();
+    let flag = format!("--{}", id.replace('_', "-"));
+    let variable = argument.get_env().unwrap_or_default().to_string_lossy();
+    let (help, default_in_words) = help(argument);
+    let written: Vec<_> = argument
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .filter(|value| !value.is_empty())
+        .collect();
+    let default = match default_in_words {
+        Some(words) => words,
+        None if written.is_empty() => "none".to_owned(),
+        None => format!("`{}`", written.join(",")),
+    };
+    let names = argument.get_value_names().unwrap_or_default();
+    let mut takes = names.join(" ").replace('|', " or ");
+    if matches!(argument.get_action(), ArgAction::Append) {
+        takes.push_str(", several");
+    }
+    if let Some(range) = range(argument) {
+        takes.push_str(&format!(", {range}"));
+    }
+    let meaning = help.replace('|', "\\|");
+    let written = writeln!(
+        text,
+        "| `{flag}`<br>`{variable}`<br>`{id}` | {default} | {takes} | {change} | {meaning} |"
+    );
+    written.expect("a string takes all that is written");
+}
+
+/// The help in one line, and what it says of the default in words.
+fn help(argument: &Arg) -> (String, Option<String>) {
+    let help = argument
+        .get_long_help()
+        .or_else(|| argument.get_help())
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let mut sentences: Vec<_> = help
+        .split("\n\n")
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let mut default = None;
+    if let Some(first) = sentences.first_mut()
+        && let Some((before, after)) = first.clone().split_once(" [default: ")
+    {
+        default = Some(after.trim_end_matches(']').to_owned());
+        before.clone_into(first);
+    }
+    (sentences.join(". "), default)
+}
+
+/// What a setting takes, where that is a range.
+fn range(argument: &Arg) -> Option<String> {
+    let value = Arg::new("value").value_parser(argument.get_value_parser().clone());
+    let alone = Command::new("setting").no_binary_name(true).arg(value);
+    // No setting with a range takes this.
+    let error = alone.try_get_matches_from(["--", "?"]).err()?;
+    let refused = error.source()?.downcast_ref::<Refused>()?;
+    refused.range.clone()
 }
 
 const MIB: u64 = 1 << 20;
