@@ -154,6 +154,7 @@ impl App {
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
             hub,
+            config_reloads: app.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
         });
         app.services.spawn(admin::serve(
@@ -301,12 +302,15 @@ struct Pages {
     health: Arc<Health>,
     draining: CancellationToken,
     hub: StatusHub,
+    config_reloads: reread::Metrics,
     debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
-        status::parts(&self.health, &self.draining)
+        let mut parts = status::parts(&self.health, &self.draining);
+        parts.push(self.config_reloads.part());
+        parts
     }
 
     fn needs_restart(&self) -> Option<String> {

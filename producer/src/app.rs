@@ -296,6 +296,7 @@ impl App {
         let pages = Arc::new(AdminPages {
             readiness,
             hub,
+            config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
         });
         let registry = registry.clone();
@@ -374,12 +375,15 @@ fn default_id(grpc: SocketAddr) -> String {
 struct AdminPages {
     readiness: Arc<Readiness>,
     hub: StatusHub,
+    config_reloads: reread::Metrics,
     debug_endpoints: bool,
 }
 
 impl Pages for AdminPages {
     fn parts(&self) -> Vec<Part> {
-        self.readiness.parts()
+        let mut parts = self.readiness.parts();
+        parts.push(self.config_reloads.part());
+        parts
     }
 
     fn status(&self) -> &StatusHub {

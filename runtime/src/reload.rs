@@ -1,15 +1,17 @@
-//! Files that may be replaced while a process runs: certificates, keys, tokens.
+//! Files that may be replaced while a process runs: certificates, keys, tokens, limits, settings.
 //!
 //! They are read at the start, where what is wrong with them is a mistake of the settings, and looked at again
 //! every [`LOOK_INTERVAL`], by content. What is good replaces what was; what is broken changes nothing, and is
 //! said once. A certificate and its key are two files, and for a moment of their replacement no pair: only what
-//! was found broken at one look and is the same at the next counts as broken.
+//! was found broken at one look and is the same at the next counts as broken. It is then tried again at each look,
+//! since the mistake may be in another file, which this one names.
 
 use std::{
     fmt,
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     io::{self, Read as _},
+    mem,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
@@ -101,7 +103,7 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
 pub struct Reloaded<S: Source> {
     source: S,
     current: RwLock<Arc<S::Value>>,
-    looked: Mutex<Looked>,
+    looks: Mutex<Looks>,
 }
 
 impl<S: Source> fmt::Debug for Reloaded<S> {
@@ -111,21 +113,64 @@ impl<S: Source> fmt::Debug for Reloaded<S> {
     }
 }
 
-/// What the last look found.
-struct Looked {
+/// What the looks at some files found: decides what is news.
+#[derive(Debug)]
+pub(crate) struct Looks {
     fingerprint: u64,
-    /// What is broken and not said yet.
-    broken: Option<String>,
-    /// What is broken and was said.
+    /// Whether the contents are broken, and new: they may be half of a change.
+    is_pending: bool,
+    /// Why the contents are not in use, once that was said.
     refused: Option<String>,
 }
 
 /// What a look found that the one before did not.
 #[derive(Debug, PartialEq, Eq)]
-enum News {
+pub(crate) enum News<T> {
     Nothing,
-    Replaced,
+    Replaced(T),
     Broken(String),
+}
+
+impl Looks {
+    /// Of files with these contents, which are in use.
+    pub(crate) fn new(contents: &impl Hash) -> Self {
+        Self {
+            fingerprint: fingerprint(contents),
+            is_pending: false,
+            refused: None,
+        }
+    }
+
+    /// Looks at the contents, and reads them if they are new, were broken before, or it was asked for. What is broken is
+    /// said at once when it was asked for.
+    pub(crate) fn look<T>(
+        &mut self,
+        contents: &impl Hash,
+        is_asked: bool,
+        read: impl FnOnce() -> Result<T, String>,
+    ) -> News<T> {
+        let fingerprint = fingerprint(contents);
+        let is_new = fingerprint != self.fingerprint;
+        if !(is_new || is_asked || self.is_pending || self.refused.is_some()) {
+            return News::Nothing;
+        }
+        self.fingerprint = fingerprint;
+        let was_pending = mem::take(&mut self.is_pending);
+        match read() {
+            Ok(value) => {
+                self.refused = None;
+                News::Replaced(value)
+            }
+            Err(why) if is_asked || (was_pending && !is_new) => {
+                self.refused = Some(why.clone());
+                News::Broken(why)
+            }
+            Err(_) => {
+                self.is_pending = is_new;
+                News::Nothing
+            }
+        }
+    }
 }
 
 impl<S: Source> Reloaded<S> {
@@ -135,16 +180,12 @@ impl<S: Source> Reloaded<S> {
     /// All that is wrong with them.
     pub fn load(source: S) -> Result<Self, Vec<String>> {
         let contents = read(&source);
-        let fingerprint = fingerprint(&contents);
+        let looks = Mutex::new(Looks::new(&contents));
         let value = contents.and_then(|contents| source.build(&contents))?;
         Ok(Self {
             source,
             current: RwLock::new(Arc::new(value)),
-            looked: Mutex::new(Looked {
-                fingerprint,
-                broken: None,
-                refused: None,
-            }),
+            looks,
         })
     }
 
@@ -158,7 +199,7 @@ impl<S: Source> Reloaded<S> {
     /// Why the files as they are now are not in use, and those before still are.
     #[must_use]
     pub fn refused(&self) -> Option<String> {
-        self.looked().refused.clone()
+        self.looks().refused.clone()
     }
 
     /// Keeps the value up to date until `stop`, which does not wait for a file system that hangs.
@@ -174,7 +215,7 @@ impl<S: Source> Reloaded<S> {
         let look = move |this: &mut Arc<Self>, _| {
             match this.look() {
                 News::Nothing => {}
-                News::Replaced => {
+                News::Replaced(()) => {
                     done.inc();
                     tracing::info!(of = S::NAME, "files were replaced and are in use");
                 }
@@ -201,34 +242,22 @@ impl<S: Source> Reloaded<S> {
         self.look();
     }
 
-    fn look(&self) -> News {
+    fn look(&self) -> News<()> {
         let contents = read(&self.source);
-        let mut looked = self.looked();
-        let fingerprint = fingerprint(&contents);
-        if fingerprint == looked.fingerprint {
-            let Some(broken) = looked.broken.take() else {
-                return News::Nothing;
+        self.looks().look(&contents, false, || {
+            let built = match &contents {
+                Ok(contents) => self.source.build(contents),
+                Err(mistakes) => Err(mistakes.clone()),
             };
-            looked.refused = Some(broken.clone());
-            return News::Broken(broken);
-        }
-        looked.fingerprint = fingerprint;
-        match contents.and_then(|contents| self.source.build(&contents)) {
-            Ok(value) => {
-                (looked.broken, looked.refused) = (None, None);
-                let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-                *current = Arc::new(value);
-                News::Replaced
-            }
-            Err(mistakes) => {
-                looked.broken = Some(mistakes.join("; "));
-                News::Nothing
-            }
-        }
+            let value = built.map_err(|mistakes| mistakes.join("; "))?;
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+            *current = Arc::new(value);
+            Ok(())
+        })
     }
 
-    fn looked(&self) -> MutexGuard<'_, Looked> {
-        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn looks(&self) -> MutexGuard<'_, Looks> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -278,7 +307,7 @@ pub(crate) async fn look_again<T: Send + 'static>(
 }
 
 /// Tells one content from another, so that no second copy of a key has to be kept.
-pub(crate) fn fingerprint(contents: &impl Hash) -> u64 {
+fn fingerprint(contents: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     contents.hash(&mut hasher);
     hasher.finish()

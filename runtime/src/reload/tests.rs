@@ -40,7 +40,10 @@ fn good_file_replaces_and_a_broken_one_is_said_once_and_changes_nothing() {
     let reloaded = Reloaded::load(number(&path)).unwrap();
     assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 1));
     fs::write(&path, "2").unwrap();
-    assert_eq!((reloaded.look(), *reloaded.current()), (News::Replaced, 2));
+    assert_eq!(
+        (reloaded.look(), *reloaded.current()),
+        (News::Replaced(()), 2)
+    );
 
     fs::write(&path, "two").unwrap();
     assert_eq!(reloaded.look(), News::Nothing, "it may be half of a change");
@@ -60,7 +63,7 @@ fn good_file_replaces_and_a_broken_one_is_said_once_and_changes_nothing() {
     fs::write(&path, "2").unwrap();
     assert_eq!(
         reloaded.look(),
-        News::Replaced,
+        News::Replaced(()),
         "good again is news, though the value is not"
     );
     fs::remove_file(&path).unwrap();
@@ -74,7 +77,7 @@ fn file_that_is_half_written_at_one_look_only_is_never_said() {
     fs::write(&path, "").unwrap();
     assert_eq!(reloaded.look(), News::Nothing);
     fs::write(&path, "3").unwrap();
-    assert_eq!(reloaded.look(), News::Replaced);
+    assert_eq!(reloaded.look(), News::Replaced(()));
     assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 3));
     fs::remove_file(&path).unwrap();
 }

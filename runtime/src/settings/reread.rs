@@ -2,10 +2,9 @@
 //!
 //! Flags and environment still win over the file. What [may change](Change) does, at once; of the rest the log says that
 //! it needs a restart, and lists exactly the settings that differ from those the process runs with. A file with any
-//! mistake changes nothing and is said once. As with certificates, a file may be found half written: what is broken at one
-//! look is read again at the next before it is said; a signal is an order, and what is wrong then is said at once. What
-//! is broken is tried again at each look, since the mistake may be in another file, which the settings name. What is no
-//! regular file, such as a pipe, can be read once only: a signal then changes nothing, and that is said.
+//! mistake changes nothing, is logged once, as [other files](crate::reload) are, and after that shown by a metric and at
+//! `/readyz`. A signal is an order, and what is wrong then is logged at once. A file that is not regular, such as a pipe,
+//! can be read only once: a signal then changes nothing, and that is logged.
 
 use std::{
     ffi::OsString,
@@ -13,16 +12,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use prometheus::{IntCounterVec, Opts};
+use prometheus::{IntCounterVec, IntGauge, Opts};
 use tokio_util::sync::CancellationToken;
 
 use super::{Change, Effective, Loaded, Setting, Settings, file, load};
 use crate::{
     logging,
     metrics::Registry,
-    reload::{self, fingerprint},
+    ready::Part,
+    reload::{self, Looks, News},
     signals::Signals,
 };
+
+/// The outcome of a reload that changed nothing.
+const FAILED: &str = "failed";
 
 /// Keeps the settings of one process up to date.
 #[derive(Debug)]
@@ -31,42 +34,28 @@ pub struct ConfigReload {
     file: Option<PathBuf>,
     /// What the process runs with.
     running: Effective,
-    fingerprint: u64,
-    broken: Broken,
+    looks: Looks,
 }
 
-/// What is wrong with the newest settings.
+/// Flags of what changed, and of what needs a restart.
 #[derive(Debug, PartialEq, Eq)]
-enum Broken {
-    Not,
-    /// It may be half of a change.
-    Perhaps,
-    Said,
+struct Renewed {
+    changed: Vec<String>,
+    needs_restart: Vec<String>,
 }
 
-/// What an attempt to take new settings came to.
-#[derive(Debug, PartialEq, Eq)]
-enum News {
-    Nothing,
-    /// Flags of what changed, and of what needs a restart.
-    Renewed {
-        changed: Vec<String>,
-        needs_restart: Vec<String>,
-    },
-    Broken(String),
-}
-
-/// `<process>_config_reloads_total` by outcome.
+/// Shows how often settings were reloaded, and whether the newest are in use.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     reloads: IntCounterVec,
+    rejected: IntGauge,
 }
 
 impl Metrics {
-    /// Registers the counter.
+    /// Registers `<process>_config_reloads_total` by outcome, and `<process>_config_rejected`.
     ///
     /// # Errors
-    /// When a metric of that name is registered already.
+    /// When a metric of one of these names is registered already.
     pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
         let reloads = IntCounterVec::new(
             Opts::new(
@@ -76,15 +65,31 @@ impl Metrics {
             ),
             &["outcome"],
         )?;
+        let rejected = IntGauge::new(
+            format!("{process}_config_rejected"),
+            "1 while the newest settings are invalid and the previous ones stay in use.",
+        )?;
         registry.register(Box::new(reloads.clone()))?;
-        for outcome in ["done", "needs_restart", "failed"] {
+        registry.register(Box::new(rejected.clone()))?;
+        for outcome in ["done", "needs_restart", FAILED] {
             reloads.with_label_values(&[outcome]);
         }
-        Ok(Self { reloads })
+        Ok(Self { reloads, rejected })
+    }
+
+    /// Whether the newest settings are in use, as a part that is always ready.
+    #[must_use]
+    pub fn part(&self) -> Part {
+        let state = match self.rejected.get() {
+            0 => "in use",
+            _ => "rejected: the previous settings stay in use, and the log says why",
+        };
+        Part::new("settings", Ok(state.to_owned()))
     }
 
     fn count(&self, outcome: &str) {
         self.reloads.with_label_values(&[outcome]).inc();
+        self.rejected.set(i64::from(outcome == FAILED));
     }
 }
 
@@ -95,10 +100,9 @@ impl ConfigReload {
         let file = loaded.file.clone();
         Self {
             arguments: loaded.arguments.clone(),
-            fingerprint: fingerprint(&contents(file.as_deref())),
+            looks: Looks::new(&contents(file.as_deref())),
             file,
             running: loaded.effective.clone(),
-            broken: Broken::Not,
         }
     }
 
@@ -119,7 +123,7 @@ impl ConfigReload {
         };
         // A panic, or the end of the runtime.
         if let Err(error) = reload::look_again(self, hangups, look, stop).await {
-            failed.count("failed");
+            failed.count(FAILED);
             tracing::error!(
                 %error,
                 "reading the settings again went wrong: a change needs a restart from now on"
@@ -127,46 +131,31 @@ impl ConfigReload {
         }
     }
 
-    fn look<A: Settings>(&mut self, asked: bool, apply: impl Fn(&A::Config)) -> News {
-        let fingerprint = fingerprint(&contents(self.file.as_deref()));
-        let is_new = asked || fingerprint != self.fingerprint;
-        if !is_new && self.broken == Broken::Not {
-            return News::Nothing;
-        }
-        self.fingerprint = fingerprint;
-        match self.read::<A>() {
-            Ok(loaded) => {
-                self.broken = Broken::Not;
+    fn look<A: Settings>(&mut self, asked: bool, apply: impl Fn(&A::Config)) -> News<Renewed> {
+        let file = self.file.as_deref();
+        let news = self.looks.look(&contents(file), asked, || {
+            if let Some(file) = file.filter(|file| is_read_once(file)) {
+                let file = file.display();
+                return Err(format!(
+                    "--config: {file} is not a regular file, and cannot be read again"
+                ));
+            }
+            load::<A>(self.arguments.iter().cloned()).map_err(|error| one_line(&error.to_string()))
+        });
+        match news {
+            News::Replaced(loaded) => {
                 apply(&loaded.config);
                 if asked {
                     logging::set_filter(&A::common(&loaded.config).log_filter);
                 }
-                self.renewed(&loaded)
+                News::Replaced(self.renewed(&loaded))
             }
-            Err(_) if is_new && !asked => {
-                self.broken = Broken::Perhaps;
-                News::Nothing
-            }
-            Err(_) if !asked && self.broken == Broken::Said => News::Nothing,
-            Err(why) => {
-                self.broken = Broken::Said;
-                News::Broken(why)
-            }
+            News::Nothing => News::Nothing,
+            News::Broken(why) => News::Broken(why),
         }
     }
 
-    /// The newest settings, or why they cannot be used.
-    fn read<A: Settings>(&self) -> Result<Loaded<A>, String> {
-        if let Some(file) = self.file.as_deref().filter(|file| is_read_once(file)) {
-            let file = file.display();
-            return Err(format!(
-                "--config: {file} is not a regular file, and cannot be read again"
-            ));
-        }
-        load::<A>(self.arguments.iter().cloned()).map_err(|error| one_line(&error.to_string()))
-    }
-
-    fn renewed<A: Settings>(&mut self, loaded: &Loaded<A>) -> News {
+    fn renewed<A: Settings>(&mut self, loaded: &Loaded<A>) -> Renewed {
         let is_reloaded = |setting: &&Setting| setting.change == Change::Reloaded;
         let differ = loaded.effective.differences(&self.running);
         let (changed, others): (Vec<_>, Vec<_>) = differ.into_iter().partition(is_reloaded);
@@ -177,39 +166,33 @@ impl ConfigReload {
             }
         }
         let flags = |settings: Vec<&Setting>| settings.into_iter().map(Setting::flag).collect();
-        News::Renewed {
+        Renewed {
             changed: flags(changed),
             needs_restart: flags(others),
         }
     }
 }
 
-fn say(news: &News, metrics: &Metrics) {
+fn say(news: &News<Renewed>, metrics: &Metrics) {
     match news {
         News::Nothing => {}
-        News::Renewed {
-            changed,
-            needs_restart,
-        } if needs_restart.is_empty() => {
-            metrics.count("done");
-            tracing::info!(
-                changed = changed.join(" "),
-                "settings were read again and are in use"
-            );
-        }
-        News::Renewed {
-            changed,
-            needs_restart,
-        } => {
-            metrics.count("needs_restart");
-            tracing::warn!(
-                changed = changed.join(" "),
-                needs_restart = needs_restart.join(" "),
-                "settings were read again, and some need a restart"
-            );
+        News::Replaced(renewed) => {
+            let changed = renewed.changed.join(" ");
+            if renewed.needs_restart.is_empty() {
+                metrics.count("done");
+                tracing::info!(changed, "settings were read again and are in use");
+            } else {
+                metrics.count("needs_restart");
+                let needs_restart = renewed.needs_restart.join(" ");
+                tracing::warn!(
+                    changed,
+                    needs_restart,
+                    "settings were read again, and some need a restart"
+                );
+            }
         }
         News::Broken(why) => {
-            metrics.count("failed");
+            metrics.count(FAILED);
             tracing::warn!(
                 why,
                 "new settings cannot be used: the ones before stay in use"

@@ -91,6 +91,15 @@ async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Resul
     producer.process.signal(Signal::HUP)?;
     wait_read(&producer.admin, "producer", "failed", 1).await?;
     wait_said(&producer.process, "--unknown-dsps: to refuse needs --dsps").await?;
+    let metrics = producer.metrics().await?;
+    assert_eq!(metrics.count("producer_config_rejected", &[]), 1);
+    let ready = admin::get(&producer.admin, "/readyz").await?;
+    assert_eq!(ready.status, 200);
+    assert!(
+        ready.body.contains("the previous settings stay in use"),
+        "{}",
+        ready.body
+    );
     producer.accept("alice", 99, "d").await?;
     let refused = admin::sync(&producer.http, "alice", 5, "d").await?;
     assert_eq!(refused.status, 400);

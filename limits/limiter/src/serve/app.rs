@@ -227,6 +227,7 @@ impl App {
             saver: kept.saver.clone(),
             decider: kept.decider.clone(),
             draining: self.draining.clone(),
+            config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
         };
         self.services.tasks.spawn(admin::serve(
@@ -355,12 +356,15 @@ struct Pages {
     saver: Option<Saver>,
     decider: Decider,
     draining: CancellationToken,
+    config_reloads: reread::Metrics,
     debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
-        status::parts(&self.draining, self.saver.as_ref(), &self.decider)
+        let mut parts = status::parts(&self.draining, self.saver.as_ref(), &self.decider);
+        parts.push(self.config_reloads.part());
+        parts
     }
 
     fn status(&self) -> &StatusHub {

@@ -32,7 +32,7 @@ impl Running {
         fs::write(&self.file.0, text).unwrap();
     }
 
-    fn look(&mut self, asked: bool) -> News {
+    fn look(&mut self, asked: bool) -> News<Renewed> {
         let applied = &self.applied;
         let apply = |config: &Config| applied.store(config.three, Ordering::Relaxed);
         self.reload.look::<Args>(asked, apply)
@@ -44,12 +44,12 @@ impl Running {
     }
 }
 
-fn renewed(changed: &[&str], needs_restart: &[&str]) -> News {
+fn renewed(changed: &[&str], needs_restart: &[&str]) -> News<Renewed> {
     let owned = |flags: &[&str]| flags.iter().map(ToString::to_string).collect();
-    News::Renewed {
+    News::Replaced(Renewed {
         changed: owned(changed),
         needs_restart: owned(needs_restart),
-    }
+    })
 }
 
 #[test]
@@ -147,4 +147,26 @@ async fn panic_of_a_look_is_counted() {
         .run::<Args>(hangups, metrics, apply, stop)
         .await;
     assert_eq!(failed.get(), 1);
+}
+
+#[test]
+fn rejected_settings_are_shown_until_good_ones_come() {
+    let metrics = Metrics::register(&Registry::new(), "test").unwrap();
+    let mut running = Running::with("three = 4", &[]);
+    let mut shown = |text: &str, asked| {
+        running.write(text);
+        let news = running.look(asked);
+        say(&news, &metrics);
+        say(&running.look(false), &metrics);
+        let part = metrics.part();
+        (
+            metrics.rejected.get(),
+            part.ready,
+            part.state.contains("previous settings stay in use"),
+        )
+    };
+    assert_eq!(shown("three = 5", true), (0, true, false));
+    assert_eq!(shown("three = many", false), (1, true, true));
+    assert_eq!(shown("three = more", true), (1, true, true));
+    assert_eq!(shown("three = 6", false), (0, true, false));
 }
