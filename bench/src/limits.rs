@@ -56,7 +56,7 @@ const REDIS: &str = "redis-server";
 ///
 /// One way after the other decides as fast as it can, over random counters of one limit that lets every call go: the library in process
 /// (local), the governor crate in process (governor), a share of the limit on lease from Redis (lease), a script in Redis for each decision
-/// (exact), a fixed window in Redis as people write it (window), and `limiter serve` over HTTP/1.1 and gRPC. With --rate, a limiter gets a mix of
+/// (exact), a fixed window in Redis as people write it (window), and `limiter serve` over HTTP/1.1. With --rate, a limiter gets a mix of
 /// calls over HTTP as an open loop instead. All servers are started on this machine, on ports of their own. Ctrl-C ends the run early, with
 /// its report. The exit code is 1 when an answer was wrong or missing, when a call was not let go, or when calls that were due had not left.
 #[derive(Debug, Clone, Args)]

@@ -76,9 +76,9 @@ pub const VERSION_REFUSED: Figure = Figure::gauge(
 );
 pub const REQUESTS: Figure = Figure::counter(
     "limiter_requests_total",
-    "Requests answered, by how and what was asked, and the class of the status; for gRPC that of HTTP's status for the same.",
+    "Requests answered, by what was asked, and the class of the status.",
 )
-.by(&["protocol", "call", "status"]);
+.by(&["call", "status"]);
 pub const PROBLEMS: Figure = Figure::counter(
     "limiter_problems_total",
     "Requests that were answered with a problem, by the name of its type: no-room where there are as many counters as there may be.",

@@ -13,7 +13,7 @@ const READY_PATIENCE: Duration = Duration::from_secs(60);
 pub struct Limiter {
     /// The process.
     pub process: Process,
-    /// Address for calls, over HTTP and gRPC.
+    /// Address for calls, over HTTP.
     pub address: String,
     /// Address of the admin port.
     pub admin: String,

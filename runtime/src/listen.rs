@@ -31,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::metrics::Registry;
 use activity::Cut;
-pub use activity::{Activity, InProgress, Unread};
+pub use activity::{Activity, InProgress};
 use addresses::{AddressPermit, Addresses};
 pub use limits::{Limits, LiveLimits};
 pub use stream::WatchedStream;
@@ -266,7 +266,6 @@ pub async fn accept<L, S, F>(
             stream,
             peer,
             activity: Arc::clone(&activity),
-            preface: None,
         };
         let taken = open.clone();
         let admission = Admission {

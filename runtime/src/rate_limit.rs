@@ -1,7 +1,6 @@
 //! RateLimit fields: what an answer over HTTP tells of the limit that decided it.
 //!
-//! Whatever answers puts a [`Quota`] into the answer's extensions; the [layer] of its port writes it into the head, in the form that
-//! the port's clients read.
+//! Whatever answers [writes](Quota::write) a [`Quota`] into the head, in the form that the port's clients read.
 
 use std::{
     fmt::{self, Write as _},
@@ -9,8 +8,7 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderMap, HeaderValue, Response};
-use tower::util::MapResponseLayer;
+use http::{HeaderMap, HeaderValue};
 
 /// Largest integer of a structured field (RFC 9651).
 const INTEGER_MAX: u64 = 999_999_999_999_999;
@@ -65,19 +63,9 @@ impl FromStr for Fields {
     }
 }
 
-/// Writes the [`Quota`] of each answer that has one into its head.
-#[must_use]
-pub fn layer<B>(fields: Fields) -> MapResponseLayer<impl Fn(Response<B>) -> Response<B> + Clone> {
-    MapResponseLayer::new(move |mut answer: Response<B>| {
-        if let Some(quota) = answer.extensions_mut().remove::<Quota>() {
-            quota.write(fields, answer.headers_mut());
-        }
-        answer
-    })
-}
-
 impl Quota {
-    fn write(&self, fields: Fields, headers: &mut HeaderMap) {
+    /// Writes it into the head of an answer.
+    pub fn write(&self, fields: Fields, headers: &mut HeaderMap) {
         let [most, remaining] = [self.most, self.remaining].map(|it| it.min(INTEGER_MAX));
         let (window, reset) = (seconds(self.window), seconds(self.reset));
         match fields {
@@ -131,22 +119,13 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tower::{Layer as _, ServiceExt as _, service_fn};
-
     use super::*;
 
-    async fn written(fields: Fields, quota: Option<Quota>) -> Vec<(String, String)> {
-        let service = layer(fields).layer(service_fn(async |quota: Option<Quota>| {
-            let mut answer = Response::new(());
-            if let Some(quota) = quota {
-                answer.extensions_mut().insert(quota);
-            }
-            Ok::<_, std::convert::Infallible>(answer)
-        }));
-        let answer = service.oneshot(quota).await.unwrap();
-        assert!(answer.extensions().get::<Quota>().is_none());
-        let fields = answer.headers().iter();
-        let mut fields: Vec<_> = fields
+    fn written(fields: Fields, quota: &Quota) -> Vec<(String, String)> {
+        let mut headers = HeaderMap::new();
+        quota.write(fields, &mut headers);
+        let mut fields: Vec<_> = headers
+            .iter()
             .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
             .collect();
         fields.sort();
@@ -169,10 +148,10 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    #[tokio::test]
-    async fn answers_tell_their_quota_in_the_form_that_was_chosen() {
+    #[test]
+    fn answers_tell_their_quota_in_the_form_that_was_chosen() {
         same(
-            &written("x-ratelimit".parse().unwrap(), Some(quota())).await,
+            &written("x-ratelimit".parse().unwrap(), &quota()),
             &[
                 ("x-ratelimit-limit", "50000"),
                 ("x-ratelimit-remaining", "12"),
@@ -180,19 +159,18 @@ mod tests {
             ],
         );
         same(
-            &written("ratelimit".parse().unwrap(), Some(quota())).await,
+            &written("ratelimit".parse().unwrap(), &quota()),
             &[
                 ("ratelimit", "\"dsp-17/day\";r=12;t=2"),
                 ("ratelimit-policy", "\"dsp-17/day\";q=50000;w=86400"),
             ],
         );
-        same(&written(Fields::Off, Some(quota())).await, &[]);
-        same(&written(Fields::Draft, None).await, &[]);
+        same(&written(Fields::Off, &quota()), &[]);
         assert!("draft".parse::<Fields>().is_err());
     }
 
-    #[tokio::test]
-    async fn every_name_and_number_has_a_form() {
+    #[test]
+    fn every_name_and_number_has_a_form() {
         let odd = Quota {
             policy: "ü \"\\\n".to_owned(),
             most: u64::MAX,
@@ -201,7 +179,7 @@ mod tests {
             reset: Duration::MAX,
         };
         same(
-            &written(Fields::Draft, Some(odd)).await,
+            &written(Fields::Draft, &odd),
             &[
                 ("ratelimit", "\"%C3%BC \\\"\\\\%0A\";r=0;t=999999999999999"),
                 (

@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use limiter_proto::v1::limiter_client::LimiterClient;
 use limits_sharing::{
     Address,
     exact::{Config as ExactConfig, Exact, Rule},
@@ -18,14 +17,13 @@ use limits_sharing::{
 use redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection};
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
 
 use super::{
     Call, LimitsArgs, Mix, Pace, Way, WayOutcome,
     calls::{BURST, LIMIT, RATE},
     generator::{self, Plan},
     in_process::{InProcess, Leased, Shop, whole},
-    remote::{self, ByGrpc, ByScript, ByWindow},
+    remote::{self, ByScript, ByWindow},
     tally::Tally,
 };
 use crate::{cpu::CpuTime, limiter::Limiter, programs::Process, redis::Redis};
@@ -129,7 +127,6 @@ enum Decider {
     Script(Arc<Exact>, Rule),
     Window(MultiplexedConnection),
     Http(SocketAddr),
-    Grpc(Vec<LimiterClient<Channel>>),
 }
 
 /// A way that can be asked, and what runs for it.
@@ -171,14 +168,6 @@ impl Asked {
             }
             Way::Window => Decider::Window(connect(&url).await?),
             Way::Http => Decider::Http(address.parse()?),
-            Way::Grpc => {
-                let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
-                let mut clients = Vec::new();
-                for _ in 0..bench.args.connections.get() {
-                    clients.push(LimiterClient::new(endpoint.connect().await?));
-                }
-                Decider::Grpc(clients)
-            }
         };
         Ok(Self {
             decider,
@@ -206,10 +195,6 @@ impl Asked {
             Decider::Window(connection) => {
                 let deciders = (0..at_once).map(|_| ByWindow(connection.clone()));
                 remote::ask(deciders, counters, length, stop).await
-            }
-            Decider::Grpc(clients) => {
-                let clients = clients.iter().cycle().take(at_once);
-                remote::ask(clients.cloned().map(ByGrpc), counters, length, stop).await
             }
             Decider::Http(address) => {
                 let plan = Plan {

@@ -1,4 +1,4 @@
-//! Decisions that others make, asked for by many tasks at once: scripts in Redis, and a limiter over gRPC.
+//! Decisions that others make, asked for by many tasks at once: scripts in Redis.
 
 use std::{
     future::Future,
@@ -8,12 +8,10 @@ use std::{
 
 use anyhow::Result;
 use fastrand::Rng;
-use limiter_proto::v1::{Counter, ReserveRequest, limiter_client::LimiterClient};
 use limits_sharing::exact::{Ask, Exact, Outcome, Question, Rule};
 use redis::aio::MultiplexedConnection;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 
 use super::{
     calls::{LIMIT, RATE},
@@ -122,29 +120,6 @@ impl Decide for ByWindow {
             Ok(())
         } else {
             Err(format!("{count} calls in a window"))
-        }
-    }
-}
-
-/// A limiter over gRPC.
-#[derive(Clone)]
-pub(super) struct ByGrpc(pub(super) LimiterClient<Channel>);
-
-impl Decide for ByGrpc {
-    async fn decide(&mut self, counter: u64) -> Result<(), String> {
-        let request = ReserveRequest {
-            of: vec![Counter {
-                limit: LIMIT.to_owned(),
-                counter: counter.to_string(),
-            }],
-            horizon_micros: Some(0),
-            ..ReserveRequest::default()
-        };
-        let answer = self.0.reserve(request).await;
-        let answer = answer.map_err(|status| status.to_string())?.into_inner();
-        match answer.slot {
-            Some(slot) if slot.wait_micros == 0 && slot.binding.is_empty() => Ok(()),
-            other => Err(format!("{other:?}")),
         }
     }
 }

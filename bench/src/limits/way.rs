@@ -19,20 +19,17 @@ pub enum Way {
     Window,
     /// `limiter serve` over HTTP/1.1.
     Http,
-    /// `limiter serve` over gRPC.
-    Grpc,
 }
 
 impl Way {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 6] = [
         Self::Local,
         Self::Governor,
         Self::Lease,
         Self::Exact,
         Self::Window,
         Self::Http,
-        Self::Grpc,
     ];
 
     /// As on the command line.
@@ -45,7 +42,6 @@ impl Way {
             Self::Exact => "exact",
             Self::Window => "window",
             Self::Http => "http",
-            Self::Grpc => "grpc",
         }
     }
 
@@ -54,6 +50,6 @@ impl Way {
     }
 
     pub(super) fn needs_limiter(self) -> bool {
-        matches!(self, Self::Http | Self::Grpc)
+        matches!(self, Self::Http)
     }
 }

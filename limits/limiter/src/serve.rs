@@ -1,7 +1,7 @@
 //! `limiter serve`: one server tells many processes when their next call to a partner may go.
 //!
 //! - [`engine`] is the limiter itself, without a network, a disk or a clock; whatever asks goes through it.
-//! - [`service`] asks it for clients, of [`port`] by way of [`http`] or gRPC; [`tokens`] says which of them may, [`waiting`] bounds
+//! - [`service`] asks it for clients, of [`port`] by way of [`http`]; [`tokens`] says which of them may, [`waiting`] bounds
 //!   who waits.
 //! - [`limit_sources`] says which limits there are: of [`limits_file`], of a collection, of what was PUT.
 //! - [`sharing`] has a server decide, where several limiters share their limits.
@@ -14,16 +14,13 @@ mod asked;
 pub mod clock;
 pub mod config;
 pub mod engine;
-mod grpc;
 pub mod http;
 pub mod limit_sources;
 pub mod limits_file;
 pub mod metrics;
-mod places;
 pub mod port;
 pub mod problem;
 pub mod saver;
-mod sent;
 pub mod service;
 pub mod sharing;
 pub mod state;

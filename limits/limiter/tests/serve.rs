@@ -7,8 +7,6 @@ mod clients;
 #[cfg(feature = "mongodb")]
 #[path = "serve/collection.rs"]
 mod collection;
-#[path = "serve/grpc.rs"]
-mod grpc;
 #[path = "serve/harness.rs"]
 mod harness;
 #[path = "serve/killed.rs"]
@@ -24,3 +22,5 @@ mod server;
 mod shared;
 #[path = "serve/slots.rs"]
 mod slots;
+#[path = "serve/strangers.rs"]
+mod strangers;

@@ -36,9 +36,6 @@ pub struct Activity {
     pub(super) bytes_read_at_request: AtomicU64,
     pub(super) bytes_written: AtomicU64,
     pub(super) write_blocked: AtomicBool,
-    pub(super) multiplexed: AtomicBool,
-    pub(super) unread: AtomicUsize,
-    pub(super) taken: AtomicU64,
 }
 
 impl Activity {
@@ -52,24 +49,12 @@ impl Activity {
             .store(bytes_read, Ordering::Relaxed);
     }
 
-    /// Notes that the client speaks a protocol that says more than requests: they have no time limit from here on.
-    pub fn multiplexed(&self) {
-        self.multiplexed.store(true, Ordering::Relaxed);
-    }
-
     /// Notes a request whose answer takes time; the connection is not idle until the guard is dropped.
     #[must_use]
     pub fn long_request(self: &Arc<Self>) -> InProgress {
         self.request();
         self.in_progress.fetch_add(1, Ordering::Relaxed);
         InProgress(Arc::clone(self))
-    }
-
-    /// Notes bytes of an answer that the client has yet to make room for, until the guard is dropped.
-    #[must_use]
-    pub fn unread(self: &Arc<Self>) -> Unread {
-        self.unread.fetch_add(1, Ordering::Relaxed);
-        Unread(Arc::clone(self))
     }
 
     /// Long requests in progress.
@@ -112,17 +97,6 @@ impl Drop for InProgress {
     }
 }
 
-/// An answer that is not taken; see [`Activity::unread`].
-#[derive(Debug)]
-pub struct Unread(Arc<Activity>);
-
-impl Drop for Unread {
-    fn drop(&mut self) {
-        self.0.taken.fetch_add(1, Ordering::Relaxed);
-        self.0.unread.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Compares what it saw last with what there is now.
 pub(super) struct Watcher {
     looked: Instant,
@@ -131,8 +105,6 @@ pub(super) struct Watcher {
     partial_since: Option<Instant>,
     bytes_written: u64,
     blocked_since: Option<Instant>,
-    taken: u64,
-    unread_since: Option<Instant>,
 }
 
 impl Watcher {
@@ -144,8 +116,6 @@ impl Watcher {
             partial_since: None,
             bytes_written: 0,
             blocked_since: None,
-            taken: 0,
-            unread_since: None,
         }
     }
 
@@ -160,9 +130,8 @@ impl Watcher {
             self.requests = requests;
             self.idle_since = now;
             self.partial_since = None;
-        } else if !activity.multiplexed.load(Ordering::Relaxed)
-            && activity.bytes_read.load(Ordering::Relaxed)
-                > activity.bytes_read_at_request.load(Ordering::Relaxed)
+        } else if activity.bytes_read.load(Ordering::Relaxed)
+            > activity.bytes_read_at_request.load(Ordering::Relaxed)
         {
             // It began after the look before this one.
             let since = *self.partial_since.get_or_insert(self.looked);
@@ -180,19 +149,6 @@ impl Watcher {
             self.blocked_since = None;
         } else {
             let since = *self.blocked_since.get_or_insert(now);
-            if limits
-                .write_timeout
-                .is_some_and(|limit| now - since >= limit)
-            {
-                return Some(Cut::SlowReader);
-            }
-        }
-        let taken = activity.taken.load(Ordering::Relaxed);
-        if activity.unread.load(Ordering::Relaxed) == 0 || taken != self.taken {
-            self.taken = taken;
-            self.unread_since = None;
-        } else {
-            let since = *self.unread_since.get_or_insert(now);
             if limits
                 .write_timeout
                 .is_some_and(|limit| now - since >= limit)

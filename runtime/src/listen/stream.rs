@@ -12,17 +12,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Activity;
 
-/// What a client of HTTP/2 says first.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
 /// A connection that counts what goes through it.
 #[derive(Debug)]
 pub struct WatchedStream<S> {
     pub(super) stream: S,
     pub(super) peer: IpAddr,
     pub(super) activity: Arc<Activity>,
-    /// Bytes of [`PREFACE`] that came, for as long as no others did.
-    pub(super) preface: Option<usize>,
 }
 
 impl<S> WatchedStream<S> {
@@ -32,30 +27,10 @@ impl<S> WatchedStream<S> {
         self.peer
     }
 
-    /// Notes on the activity when the client speaks HTTP/2.
-    #[must_use]
-    pub fn may_be_http_2(self) -> Self {
-        Self {
-            preface: Some(0),
-            ..self
-        }
-    }
-
     fn read(&mut self, bytes: &[u8]) {
         let bytes_read = &self.activity.bytes_read;
         let before = bytes_read.load(Ordering::Relaxed);
         bytes_read.store(before + bytes.len() as u64, Ordering::Relaxed);
-        let Some(seen) = self.preface else {
-            return;
-        };
-        let rest = &PREFACE[seen..];
-        let compared = bytes.len().min(rest.len());
-        let is_it = bytes[..compared] == rest[..compared];
-        let is_whole = compared == rest.len();
-        self.preface = (is_it && !is_whole).then_some(seen + compared);
-        if is_it && is_whole {
-            self.activity.multiplexed();
-        }
     }
 
     fn wrote(&self, result: &Poll<io::Result<usize>>) {

@@ -42,7 +42,7 @@ async fn each_way_lets_every_call_go_and_tells_what_it_took() -> Result<()> {
     let flags = ["-p", "2", "-d", "100ms", "--json", &report];
     let printed = outcome(&bench_limits(&flags).await?)?;
     let has_redis = installed("redis-server").is_some();
-    let mut expected = vec!["local", "governor", "http", "grpc"];
+    let mut expected = vec!["local", "governor", "http"];
     let of_redis = ["lease", "exact", "window"];
     if has_redis {
         expected.splice(2..2, of_redis);
@@ -62,7 +62,7 @@ async fn each_way_lets_every_call_go_and_tells_what_it_took() -> Result<()> {
         assert!(latency["p50"].as_f64() > Some(0.0), "{way}");
         assert!(latency["max"].as_f64() >= latency["p99"].as_f64(), "{way}");
         let of_limiter = way["service_cpu_micros"].is_number();
-        assert_eq!(of_limiter, ["http", "grpc"].contains(&name), "{way}");
+        assert_eq!(of_limiter, name == "http", "{way}");
         let of_server = way["redis_cpu_micros"].is_number();
         assert_eq!(of_server, of_redis.contains(&name), "{way}");
     }

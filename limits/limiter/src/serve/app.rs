@@ -38,7 +38,6 @@ use super::{
     aside::aside,
     config::Config,
     engine::Engine,
-    grpc::Health,
     metrics,
     port::{self, Port},
     saver::Saver,
@@ -114,7 +113,7 @@ impl App {
         app.services.tasks.spawn(kept.decider.clone().run(stop));
         app.watch_files(&config, &kept, &registry)?;
         app.open_admin(admin, &config, &kept, &registry)?;
-        app.open_calls(listener, &config, &kept, &registry).await?;
+        app.open_calls(listener, &config, &kept, &registry)?;
         if let Some(saver) = kept.saver {
             let stop = app.saving.stop.clone();
             app.saving.tasks.spawn(saver.run(stop));
@@ -122,7 +121,7 @@ impl App {
         Ok(app)
     }
 
-    async fn open_calls(
+    fn open_calls(
         &self,
         listener: TcpListener,
         config: &Config,
@@ -141,14 +140,7 @@ impl App {
             metrics: metrics::Serving::register(registry).context("metrics")?,
         };
         let (most, per_address) = config.connections;
-        let (health, stop) = (Health::default(), self.calls.stop.clone());
-        let port = Port::new(service, health.clone(), config.connections, stop).await?;
-        let (saver, decider) = (kept.saver.clone(), kept.decider.clone());
-        let stop = self.services.stop.clone();
-        self.services.tasks.spawn(async move {
-            let following = follow_health(health, saver, decider);
-            stop.run_until_cancelled(following).await;
-        });
+        let port = Port::new(service, self.calls.stop.clone());
         self.calls.tasks.spawn(port.serve(
             listener,
             port::limits(most, per_address),
@@ -332,21 +324,6 @@ impl App {
         }
         tracing::info!(took = ?began.elapsed(), "drained");
         Ok(())
-    }
-}
-
-/// Has the health service over gRPC say whether what is used can be saved, and calls are decided on, as `/readyz` does.
-async fn follow_health(health: Health, saver: Option<Saver>, decider: Decider) {
-    let mut is_told = true;
-    loop {
-        sleep(LOOK_INTERVAL).await;
-        let is_saved = saver.as_ref().is_none_or(|it| it.state().is_ok());
-        let is_decided = decider.state().is_none_or(|it| it.is_ok());
-        let is_serving = is_saved && is_decided;
-        if is_serving != is_told {
-            health.tell(is_serving).await;
-            is_told = is_serving;
-        }
     }
 }
 

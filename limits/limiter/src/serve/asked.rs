@@ -1,4 +1,4 @@
-//! What is asked, whatever the protocol: checked, and within bounds.
+//! What is asked: checked, and within bounds.
 
 use std::{fmt, time::Duration};
 

@@ -23,7 +23,6 @@ use self::{
 use super::{
     asked::{Asked, Call},
     engine::Slot,
-    metrics::Protocol,
     problem::{self, Problem},
     service::{self, Service},
 };
@@ -54,7 +53,7 @@ impl Service {
         };
         let answer = answered.unwrap_or_else(|problem| self.problem(&problem));
         let status = answer.status();
-        self.metrics.answered(Protocol::Http, call, status.into());
+        self.metrics.answered(call, status.into());
         answer
     }
 
@@ -92,7 +91,7 @@ impl Service {
                     Err(problem) => self.problem(&problem),
                 };
                 if let Some(quota) = quota {
-                    answer.extensions_mut().insert(quota);
+                    quota.write(self.fields, answer.headers_mut());
                 }
                 Ok(answer)
             }

@@ -28,15 +28,6 @@ use super::{
 /// What is asked.
 const CALLS: [&str; 5] = ["delay", "reserve", "increment", "feedback", "other"];
 
-/// How.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Protocol {
-    Http,
-    Grpc,
-}
-
-const PROTOCOLS: [&str; 2] = ["http", "grpc"];
-
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
@@ -62,7 +53,7 @@ impl From<StatusCode> for Class {
 /// What the server counts.
 #[derive(Debug, Clone)]
 pub struct Serving {
-    requests: [[[IntCounter; 3]; 5]; 2],
+    requests: [[IntCounter; 3]; 5],
     /// As [`KINDS`] are.
     problems: [IntCounter; KINDS.len()],
     pub(super) seconds: Latency,
@@ -106,11 +97,9 @@ impl Serving {
         for reason in ["missing", "wrong", "limit", "right"] {
             token_refusals.with_label_values(&[reason]);
         }
-        let of_call = |protocol, call| {
-            CLASSES.map(|class| requests.with_label_values(&[protocol, call, class]))
-        };
+        let of_call = |call| CLASSES.map(|class| requests.with_label_values(&[call, class]));
         Ok(Self {
-            requests: PROTOCOLS.map(|protocol| CALLS.map(|call| of_call(protocol, call))),
+            requests: CALLS.map(of_call),
             problems: KINDS.map(|kind| problems.with_label_values(&[kind.name])),
             seconds: registry.add(REQUEST_SECONDS)?,
             waiting_refused: Full::ALL.map(|(_, label)| waiting.with_label_values(&[label])),
@@ -118,9 +107,9 @@ impl Serving {
         })
     }
 
-    pub(super) fn answered(&self, protocol: Protocol, call: Option<Call>, class: Class) {
+    pub(super) fn answered(&self, call: Option<Call>, class: Class) {
         let call = call.map_or(CALLS.len() - 1, |call| call as usize);
-        self.requests[protocol as usize][call][class as usize].inc();
+        self.requests[call][class as usize].inc();
     }
 
     pub(super) fn problem(&self, problem: &Problem) {

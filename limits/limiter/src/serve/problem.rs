@@ -145,13 +145,6 @@ pub const TOO_MANY_WAIT: Kind = kind(
     "Too many reservations wait for their slot",
     "Nothing was taken. Reserve without `wait`, and wait for `at` on your side.",
 );
-/// Too many calls are in progress.
-pub const TOO_MANY_CALLS: Kind = kind(
-    "too-many-calls",
-    503,
-    "Too many calls are in progress",
-    "Nothing was taken. There may be as many at a time as --connections and --connections-per-address say, beside those that wait.",
-);
 /// It is not saved in time.
 pub const NOT_SAVED: Kind = kind(
     "not-saved",
@@ -198,7 +191,7 @@ pub const STOPPING: Kind = kind(
 );
 
 /// All kinds.
-pub const KINDS: [Kind; 23] = [
+pub const KINDS: [Kind; 22] = [
     QUOTA_EXCEEDED,
     UNKNOWN_LIMIT,
     NOT_FOUND,
@@ -215,7 +208,6 @@ pub const KINDS: [Kind; 23] = [
     MISDIRECTED,
     NO_ROOM,
     TOO_MANY_WAIT,
-    TOO_MANY_CALLS,
     NOT_SAVED,
     SERVER_LOST,
     INVALID_LIMIT,

@@ -1,6 +1,6 @@
-//! Decides, waits and answers, whatever the protocol: HTTP and gRPC read what is asked and write what is answered.
+//! Decides, waits and answers; [`http`](super::http) reads what is asked and writes what is answered.
 //!
-//! A call that waits costs a task and a place, and gives both back by going away; its slot stays taken.
+//! A call that waits holds its connection, and gives it back by going away; its slot stays taken.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,6 @@ use super::{
     engine::{Engine, Slot},
     limit_sources::LimitSources,
     metrics,
-    places::Place,
     problem::{self, Problem},
     sharing::{Decided, Decider},
     tokens::{self, Holder, Rights},
@@ -31,10 +30,10 @@ use super::{
 };
 
 /// Largest body of a request.
-const BODY_BYTES_MAX: usize = 64 << 10;
+const BODY_BYTES_MAX: usize = 8 << 10;
 
 /// Longest time for a body to come.
-pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest that an answer is held until its slot.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -73,8 +72,6 @@ pub struct Service {
 pub(super) struct Caller {
     pub(super) holder: Arc<Holder>,
     pub(super) began: Instant,
-    /// Its place among the calls in progress.
-    pub(super) place: Option<Arc<Place>>,
 }
 
 /// What is answered.
@@ -92,17 +89,12 @@ impl Service {
     /// # Errors
     /// Why the request is not admitted.
     pub(super) fn admit<B>(&self, request: &Request<B>, began: Instant) -> Result<Caller, Problem> {
-        let place = request.extensions().get().cloned();
         let Some(tokens) = &self.tokens else {
             if !is_called_by_a_loopback_name(request) || is_of_another_site(request.headers()) {
                 return Err(Problem::new(problem::MISDIRECTED, ""));
             }
             let holder = Arc::new(Holder::anybody(self.rights));
-            return Ok(Caller {
-                holder,
-                began,
-                place,
-            });
+            return Ok(Caller { holder, began });
         };
         let refuse = |reason, detail: &str| {
             let refusals = &self.metrics.token_refusals;
@@ -113,11 +105,7 @@ impl Service {
         let holder = tokens.current().holder(token);
         let holder =
             holder.ok_or_else(|| refuse("wrong", "the token is none that is taken here"))?;
-        Ok(Caller {
-            holder,
-            began,
-            place,
-        })
+        Ok(Caller { holder, began })
     }
 
     /// Answers a call, once it is sure that no crash can forget it; where it is to wait for its slot, then, or as soon as `stop` is
@@ -181,9 +169,6 @@ impl Service {
                     return Err(Problem::new(problem::NOT_SAVED, detail));
                 }
                 if permit.is_some() && slot.at > clock.now() {
-                    if let Some(place) = &caller.place {
-                        place.give_back();
-                    }
                     wait(&slot, &clock, stop).await;
                     return Ok(answered(slot, true, &clock));
                 }

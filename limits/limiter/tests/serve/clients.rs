@@ -12,14 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::harness::{Limiter, body};
 
 /// What clients are generated with and need, from PyPI.
-const PACKAGES: [&str; 6] = [
-    "openapi-python-client==0.26.2",
-    "grpcio==1.80.0",
-    "grpcio-health-checking==1.80.0",
-    "grpcio-reflection==1.80.0",
-    "grpcio-status==1.80.0",
-    "grpcio-tools==1.80.0",
-];
+const PACKAGES: [&str; 1] = ["openapi-python-client==0.26.2"];
 
 const LIMITS: &str = "
 [limits.a]
@@ -120,31 +113,6 @@ async fn client_that_was_generated_from_the_description_asks_for_everything() ->
         run(Command::new(programs.join("python"))
             .arg(source("tests/serve/client.py"))
             .args([&url, "one-token-of-16b"])
-            .arg(&generated))
-    })
-    .await??;
-    limiter.stop().await
-}
-
-#[tokio::test]
-async fn python_asks_for_everything_over_grpc() -> Result<()> {
-    let Some(programs) = programs().await? else {
-        return Ok(());
-    };
-    let folder = tempfile::TempDir::new()?;
-    let mut limiter = with_tokens(folder.path()).await?;
-    let (address, generated) = (limiter.address.clone(), folder.path().to_owned());
-    tokio::task::spawn_blocking(move || {
-        let python = programs.join("python");
-        run(Command::new(&python)
-            .args(["-m", "grpc_tools.protoc"])
-            .arg(format!("-I{}", source("../proto").display()))
-            .arg(format!("--python_out={}", generated.display()))
-            .arg(format!("--grpc_python_out={}", generated.display()))
-            .arg("cookiesync/limiter/v1/limiter.proto"))?;
-        run(Command::new(&python)
-            .arg(source("tests/serve/grpc_client.py"))
-            .args([&address, "one-token-of-16b"])
             .arg(&generated))
     })
     .await??;

@@ -88,7 +88,7 @@ pub(super) struct Serving {
     )]
     pub(super) open_administration: bool,
 
-    /// Most connections, and most calls at a time beside those that wait
+    /// Maximum number of connections; each has one call at a time
     #[arg(
         long,
         value_name = "COUNT",
@@ -98,7 +98,7 @@ pub(super) struct Serving {
     )]
     pub(super) connections: usize,
 
-    /// Most connections from one address, and most calls of it at a time beside those that wait
+    /// Maximum number of connections from one address
     #[arg(
         long,
         value_name = "COUNT",

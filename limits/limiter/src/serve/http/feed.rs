@@ -1,7 +1,7 @@
 //! The limits in force that a token opens as one document, for those who keep to them by themselves: read again when it changes, by a request
 //! that is held until then.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use http::Request;
 use tokio::time::{Instant, timeout_at};
@@ -11,7 +11,6 @@ use super::{
     super::{
         asked::invalid,
         limit_sources::View,
-        places::Place,
         problem::{self, Problem},
         service::{Service, WAIT_MAX},
         tokens::Holder,
@@ -57,9 +56,6 @@ impl Service {
                     self.metrics.full(full);
                     Problem::new(problem::TOO_MANY_WAIT, "")
                 })?);
-                if let Some(place) = request.extensions().get::<Arc<Place>>() {
-                    place.give_back();
-                }
             }
             // Until a change or the end of the wait: both are looked at above.
             let waiting = timeout_at(end, plans.changed());

@@ -1,0 +1,128 @@
+//! What clients without a token can make a limiter hold, with real sockets.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+use tempfile::TempDir;
+
+use crate::harness::{Limiter, PATIENCE, body};
+
+const LIMITS: &str = "
+[limits.a]
+rules = [{ id = 'peak', rate = '1000000/s' }]
+";
+
+/// Connections of all strangers together.
+const CONNECTIONS: usize = 1_900;
+
+/// What `deploy/` reserves beside the counters.
+const MEMORY_MAX_MIB: u64 = 192;
+
+const TOKEN: (&str, &str) = ("Authorization", "Bearer one-token-of-16b");
+
+async fn with_token(folder: &TempDir) -> Result<Limiter> {
+    let file = folder.path().join("tokens");
+    fs::write(&file, "one one-token-of-16b *\n")?;
+    Limiter::start(LIMITS, &[&format!("--token-file={}", file.display())]).await
+}
+
+/// A connection from this address that makes room for few bytes only.
+fn stranger(from: Ipv4Addr, to: SocketAddr) -> Result<TcpStream> {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    sockopt::set_socket_recv_buffer_size(&socket, 4 << 10)?;
+    bind(&socket, &SocketAddr::from((from, 0)))?;
+    connect(&socket, &to)?;
+    let stream = TcpStream::from(socket);
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}
+
+/// Sends as much as there is room for; true when there was none.
+fn send(stream: &mut TcpStream, bytes: &[u8]) -> bool {
+    match stream.write(bytes) {
+        Ok(_) => false,
+        Err(error) => error.kind() == ErrorKind::WouldBlock,
+    }
+}
+
+fn resident(limiter: &Limiter) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", limiter.process.id()))?;
+    let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|it| it.trim().strip_suffix(" kB"));
+    Ok(kib.context("no VmRSS")?.trim().parse::<u64>()? << 10)
+}
+
+async fn honest_calls(limiter: &Limiter, calls: usize) -> Result<()> {
+    for _ in 0..calls {
+        let mut client = limiter.client().await?;
+        let taken = client.post("/v1/limits/a/k/reserve", &[TOKEN], "{}");
+        body(&tokio::time::timeout(PATIENCE, taken).await??, 200);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn strangers_who_read_no_answer_hold_neither_memory_nor_the_calls_of_others() -> Result<()> {
+    let _ = runtime::raise_open_files();
+    let folder = TempDir::new()?;
+    let mut limiter = with_token(&folder).await?;
+    let address: SocketAddr = limiter.address.parse()?;
+    honest_calls(&limiter, 1).await?;
+    let before = resident(&limiter)?;
+    let get = "GET /v1/limits/a/k/delay HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let post =
+        "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65536\r\n\r\n";
+    let (many, large) = (get.repeat(250), format!("{post}{}", " ".repeat(60_000)));
+    let mut most = before;
+    let mut strangers = Vec::new();
+    for number in 0..CONNECTIONS {
+        let from = Ipv4Addr::new(127, 0, 0, [2, 3][number % 2]);
+        strangers.push(stranger(from, address)?);
+    }
+    // Each pipelines calls, or begins a large one, until the limiter reads no more of them.
+    let mut blocked = 0;
+    let deadline = Instant::now() + PATIENCE;
+    while blocked < CONNECTIONS / 2 && Instant::now() < deadline {
+        blocked = 0;
+        for (number, stream) in strangers.iter_mut().enumerate() {
+            let bytes = if number % 8 == 0 { &large } else { &many };
+            blocked += usize::from(send(stream, bytes.as_bytes()));
+        }
+        honest_calls(&limiter, 1).await?;
+        most = most.max(resident(&limiter)?);
+    }
+    ensure!(blocked >= CONNECTIONS / 2, "{blocked} stopped");
+    honest_calls(&limiter, 20).await?;
+    most = most.max(resident(&limiter)?);
+    let [most, before] = [most, before].map(|bytes| bytes >> 20);
+    ensure!(
+        most < MEMORY_MAX_MIB,
+        "{most} MiB, of which {before} before"
+    );
+    limiter.stop().await
+}
+
+/// What comes until the end, to these bytes.
+fn until_end(limiter: &Limiter, bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(&limiter.address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    stream.write_all(bytes)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).context("it does not end")?;
+    Ok(answer)
+}
+
+#[tokio::test]
+async fn http_2_is_not_spoken() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let answer = until_end(&limiter, preface)?;
+    ensure!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"));
+    limiter.stop().await
+}
