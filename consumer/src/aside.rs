@@ -13,7 +13,7 @@ mod log;
 mod retry;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -38,6 +38,8 @@ pub struct Aside {
     kept: Arc<Mutex<BTreeMap<u32, u64>>>,
     /// Told when something was put.
     changed: Arc<Notify>,
+    /// DSPs that always get a slot.
+    listed: Arc<BTreeSet<u32>>,
     metrics: metrics::Aside,
 }
 
@@ -76,7 +78,7 @@ impl Folder {
 impl Aside {
     /// What is in `folder`, and what will be.
     #[must_use]
-    pub fn new(folder: Folder, metrics: metrics::Aside) -> Self {
+    pub fn new(folder: Folder, listed: BTreeSet<u32>, metrics: metrics::Aside) -> Self {
         let Folder { log, bytes_max } = folder;
         let found: u64 = log.dsps().map(|(_, cookies)| cookies).sum();
         if found > 0 {
@@ -95,6 +97,7 @@ impl Aside {
             log: Arc::new(Mutex::new(log)),
             kept: Arc::default(),
             changed: Arc::default(),
+            listed: Arc::new(listed),
             metrics,
         };
         aside.measure(&aside.log());
@@ -107,10 +110,10 @@ impl Aside {
         &self,
         batch: &Arc<Batch>,
         what: Vec<(u32, Vec<u32>)>,
-        is_expected: impl Fn(u32) -> bool + Send + 'static,
+        has_slot: impl Fn(u32) -> bool + Send + 'static,
     ) -> Vec<Rejected> {
         let (this, batch) = (self.clone(), Arc::clone(batch));
-        let put = spawn_blocking(move || this.put_now(&batch, what, is_expected)).await;
+        let put = spawn_blocking(move || this.put_now(&batch, what, has_slot)).await;
         self.changed.notify_one();
         put.expect("it does not panic")
     }
@@ -119,8 +122,9 @@ impl Aside {
         &self,
         batch: &Batch,
         what: Vec<(u32, Vec<u32>)>,
-        is_expected: impl Fn(u32) -> bool,
+        has_slot: impl Fn(u32) -> bool,
     ) -> Vec<Rejected> {
+        let is_expected = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
         let mut log = self.log();
         let mut of_newcomers = log.charge_of(|dsp_id| !is_expected(dsp_id));
         let (mut frames, mut entered) = (Vec::new(), Vec::new());

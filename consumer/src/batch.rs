@@ -22,10 +22,7 @@ use proto::{
     wire::{ChunkRef, CookieRef},
 };
 
-use crate::{
-    dsp_slots::DspSlot,
-    losses::{Numbered, OF_BATCH_MAX},
-};
+use crate::losses::{Numbered, OF_BATCH_MAX};
 
 /// A cookie of a batch. Its ids were checked: they are legal in a stream, as [`proto::ids`] says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +49,7 @@ pub struct Batch {
     hasher: RandomState,
     cursors: Vec<Cursor>,
     goodbyes: Vec<Cursor>,
-    slots: Vec<DspSlot>,
+    slots: Vec<u32>,
     losses: Vec<Numbered>,
     held: BTreeSet<u32>,
     /// Of each chunk, its time and its good cookies.
@@ -235,9 +232,9 @@ impl Batch {
         order.into_iter().map(|(_, at)| at)
     }
 
-    /// What is to be recorded of the slots of DSPs, with the cursors.
+    /// The DSPs that got a slot with this batch, to be recorded with the cursors.
     #[must_use]
-    pub fn slots(&self) -> &[DspSlot] {
+    pub fn slots(&self) -> &[u32] {
         &self.slots
     }
 
@@ -253,8 +250,8 @@ impl Batch {
         self.held = dsps;
     }
 
-    /// Takes what is to be recorded of the slots of DSPs.
-    pub fn set_slots(&mut self, slots: Vec<DspSlot>) {
+    /// Takes the DSPs that got a slot.
+    pub fn set_slots(&mut self, slots: Vec<u32>) {
         self.slots = slots;
     }
 

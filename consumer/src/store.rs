@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
-    dsp_slots::DspSlot,
     losses::Numbered,
 };
 
@@ -243,11 +242,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    /// The DSPs of which cookies may be stored, and when the newest of each was accepted.
+    /// The DSPs that have a slot, in any order.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn load_slots(&self) -> Answer<'_, Vec<DspSlot>> {
+    fn load_slots(&self) -> Answer<'_, Vec<u32>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
@@ -290,11 +289,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Whether a DSP's cookies can be stored without making a slot for them first.
     fn has_slot(&self, _dsp_id: u32) -> bool {
-        true
-    }
-
-    /// Whether a DSP has a slot, or will surely get one: nobody made it up.
-    fn is_expected(&self, _dsp_id: u32) -> bool {
         true
     }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::{
     config::{Config, StoreConfig},
-    dsp_slots::LookupBound,
     store::{
         Store,
         discard::DiscardStore,
@@ -18,15 +17,10 @@ use crate::{
 /// # Errors
 /// When it can never work, with what to do.
 pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    let lookup = LookupBound {
-        listed: config.storing.dsps(),
-        others_max: config.storing.dsps_max,
-    };
     Ok(match &config.storing.store {
         StoreConfig::Embedded(folder) => {
             let (folder, ttls) = (folder.clone(), config.keeping.ttls());
-            let store = EmbeddedStore::open(folder, ttls).await?;
-            Arc::new(store.with_lookup_bound(lookup))
+            Arc::new(EmbeddedStore::open(folder, ttls).await?)
         }
         StoreConfig::Mongodb(uri) => Arc::new(MongodbStore::new(Options {
             uri: uri.clone(),
@@ -35,7 +29,6 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             writers: config.mongodb.mongodb_writers,
             ttls: config.keeping.ttls(),
             expiry: config.night.expiry,
-            lookup,
         })),
         StoreConfig::Discard => Arc::new(DiscardStore::default()),
     })

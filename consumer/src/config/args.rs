@@ -179,11 +179,11 @@ pub struct Storing {
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Most other DSPs that get a slot by being seen, until their cookies have expired; cookies of more are refused
+    /// Maximum number of other DSPs that get a slot, in the order of their first cookies; cookies of more are refused
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub dsps_max: usize,
 
-    /// DSPs whose cookies are refused, repeatable or comma-separated; a slot that one has by being seen is free at once
+    /// DSPs whose cookies are refused, repeatable or comma-separated; the slot of one that is not listed in --dsps is free at once
     #[arg(
         long,
         group = RELOADED,

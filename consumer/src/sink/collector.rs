@@ -17,7 +17,7 @@ use super::{Failure, HandOver, Limits, lock};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
     clock::{EarlierClock, SteadyClock},
-    dsp_slots::{DspSlot, DspSlots},
+    dsp_slots::DspSlots,
     losses::Records,
     metrics::{self, gauge_value},
     subscription::buffer::{BufferReader, Item},
@@ -79,10 +79,7 @@ impl DedupFilter for Gate<'_> {
     ) -> Verdict {
         if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
             Verdict::Expired
-        } else if self
-            .slots
-            .admits(cookie.dsp_id, cookie.accepted_unix_micros)
-        {
+        } else if self.slots.admits(cookie.dsp_id) {
             self.suppression.verdict(cookie, fingerprint, batch)
         } else {
             Verdict::Refuse
@@ -200,7 +197,7 @@ impl Collector {
     }
 
     /// Takes in of what the store holds which DSPs have a slot, and which number the next record of a loss has.
-    pub fn load(&mut self, held: &[DspSlot], next_loss: u64) {
+    pub fn load(&mut self, held: &[u32], next_loss: u64) {
         self.records = Records::from(next_loss);
         self.refuse();
         self.slots.load(held);
@@ -209,7 +206,6 @@ impl Collector {
 
     fn record_slots(&mut self, batch: &mut Batch) {
         batch.set_slots(self.slots.to_record());
-        self.slots.free(unix_micros());
         self.show_slots();
     }
 

@@ -77,7 +77,7 @@ impl Pipeline {
             config.storing.dead_letter_bytes,
             metrics.sink.dead_letters.clone(),
         );
-        let aside = aside.map(|folder| Aside::new(folder, metrics.aside.clone()));
+        let aside = aside.map(|folder| Aside::new(folder, config.storing.dsps(), metrics.aside.clone()));
         let retries = aside.clone().map(|aside| {
             Retries::new(
                 aside,
@@ -93,7 +93,7 @@ impl Pipeline {
             collector: Collector::new(
                 limits,
                 Arc::clone(&suppression),
-                DspSlots::new(config.storing.dsps(), config.storing.dsps_max, ttls.clone()),
+                DspSlots::new(config.storing.dsps(), config.storing.dsps_max),
                 ttls,
                 refused,
                 metrics.sink.clone(),

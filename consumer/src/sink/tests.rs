@@ -49,8 +49,7 @@ fn suppression() -> Arc<Mutex<Suppression>> {
 }
 
 fn slots() -> DspSlots {
-    let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
-    DspSlots::new(BTreeSet::new(), 512, ttls)
+    DspSlots::new(BTreeSet::new(), 512)
 }
 
 /// Chunks of these tests are as old as the epoch.

@@ -35,7 +35,6 @@ use crate::{
     aside::Aside,
     batch::{Batch, Cursor},
     dead_letters::DeadLetters,
-    dsp_slots::DspSlot,
     health::Health,
     ledger::Settled,
     losses::Numbered,
@@ -70,7 +69,7 @@ pub struct Loaded {
     /// Where it stands.
     pub cursors: Vec<Cursor>,
     /// Of which DSPs it has cookies, or soon will.
-    pub slots: Vec<DspSlot>,
+    pub slots: Vec<u32>,
     /// The records of losses that it keeps.
     pub losses: Vec<Numbered>,
 }
@@ -152,10 +151,8 @@ impl Writer {
             .await?;
         // Those set aside get theirs soon.
         let aside = self.aside.iter().flat_map(|aside| aside.dsps().into_keys());
-        let now = unix_micros();
-        let mut slots: Vec<DspSlot> = aside.map(|dsp_id| (dsp_id, now)).collect();
-        // However long it takes: a store without a record of them is read through.
-        let found = attempts.until_done(Duration::MAX, |store| store.load_slots());
+        let mut slots: Vec<u32> = aside.collect();
+        let found = attempts.until_done(PATIENCE, |store| store.load_slots());
         slots.extend(found.await?);
         let losses = attempts
             .until_done(PATIENCE, |store| store.load_losses())
@@ -368,8 +365,8 @@ impl Writer {
             let what = what.map(|it| (it.dsp_id, it.indices.clone())).collect();
             // A disk that hangs there holds up all, and is reported as the store is.
             let store = Arc::clone(&self.store);
-            let is_expected = move |dsp_id| store.is_expected(dsp_id);
-            let put = aside.put(batch, what, is_expected).boxed();
+            let has_slot = move |dsp_id| store.has_slot(dsp_id);
+            let put = aside.put(batch, what, has_slot).boxed();
             let no_room = self.attempts.patiently(PATIENCE, put).await;
             self.attempts.note(None)?;
             let refused: HashSet<u32> = no_room.iter().map(|it| it.index).collect();

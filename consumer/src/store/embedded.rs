@@ -22,7 +22,6 @@ mod recent;
 mod records;
 
 use std::{
-    collections::BTreeMap,
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -40,14 +39,13 @@ use tokio::time::sleep;
 use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Found, Store, StoreError, Written};
 use crate::{
     batch::{Batch, BatchCookie, Cursor},
-    dsp_slots::{DspSlot, LookupBound},
     losses::Numbered,
     ttl::Ttls,
 };
 use expiry::Expiry;
 use recent::Recent;
 use records::{
-    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, SLOT_PREFIX, SLOTS_KEY,
+    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, SLOT_PREFIX,
     be_u64, committed, decode_cursor, dsp_of, encode_cursor, loss_key, put_value, slot_key,
     stored_cookie, user_prefix,
 };
@@ -72,7 +70,6 @@ const META: &str = "meta";
 #[derive(Debug)]
 pub struct EmbeddedStore {
     inner: Arc<Inner>,
-    lookup: Arc<LookupBound>,
 }
 
 struct Inner {
@@ -122,13 +119,6 @@ impl EmbeddedStore {
         Self::open_with(folder, ttls, Tuning::default()).await
     }
 
-    /// The same store, whose lookups tell of no more than `bound`.
-    #[must_use]
-    pub fn with_lookup_bound(self, bound: LookupBound) -> Self {
-        let lookup = Arc::new(bound);
-        Self { lookup, ..self }
-    }
-
     /// Shows every cookie that is stored, ordered by user, whether it has expired or not, until `show` has seen enough.
     /// Blocks meanwhile.
     ///
@@ -154,7 +144,6 @@ impl EmbeddedStore {
             tokio::task::spawn_blocking(move || Inner::open(&folder, ttls, tuning)).await?;
         Ok(Self {
             inner: Arc::new(opened?),
-            lookup: Arc::new(LookupBound::none()),
         })
     }
 
@@ -194,7 +183,7 @@ impl Store for EmbeddedStore {
         self.run(Inner::load_losses)
     }
 
-    fn load_slots(&self) -> Answer<'_, Vec<DspSlot>> {
+    fn load_slots(&self) -> Answer<'_, Vec<u32>> {
         self.run(Inner::load_slots)
     }
 
@@ -204,8 +193,8 @@ impl Store for EmbeddedStore {
     }
 
     fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
-        let (user_id, bound) = (user_id.to_owned(), Arc::clone(&self.lookup));
-        self.run(move |inner| inner.lookup(&user_id, &bound).map(Found::from))
+        let user_id = user_id.to_owned();
+        self.run(move |inner| inner.lookup(&user_id).map(Found::from))
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -304,27 +293,12 @@ impl Inner {
         Ok(losses)
     }
 
-    /// The slots recorded; in a store of a version that recorded none, those of all cookies, which are read for that.
-    fn load_slots(&self) -> fjall::Result<Vec<DspSlot>> {
-        let mut slots = BTreeMap::new();
+    fn load_slots(&self) -> fjall::Result<Vec<u32>> {
+        let mut slots = Vec::new();
         for pair in self.meta.prefix(SLOT_PREFIX) {
-            let (key, value) = pair.into_inner()?;
-            slots.extend(dsp_of(&key).zip(be_u64(&value)));
+            slots.extend(dsp_of(&pair.key()?));
         }
-        if !self.meta.contains_key(SLOTS_KEY)? {
-            for pair in self.cookies.iter() {
-                let (key, value) = pair.into_inner()?;
-                if let Some((dsp_id, accepted)) = dsp_of(&key).zip(be_u64(&value)) {
-                    let newest: &mut u64 = slots.entry(dsp_id).or_default();
-                    *newest = accepted.max(*newest);
-                }
-            }
-            for (dsp_id, newest) in &slots {
-                self.meta.insert(slot_key(*dsp_id), newest.to_be_bytes())?;
-            }
-            self.meta.insert(SLOTS_KEY, [])?;
-        }
-        Ok(slots.into_iter().collect())
+        Ok(slots)
     }
 
     fn write(&self, batch: &Batch) -> fjall::Result<Written> {
@@ -349,8 +323,8 @@ impl Inner {
             put_value(&mut value, &cookie);
             writes.insert(&self.cookies, key.as_slice(), &value);
         }
-        for (dsp_id, newest) in batch.slots() {
-            writes.insert(&self.meta, slot_key(*dsp_id), newest.to_be_bytes());
+        for dsp_id in batch.slots() {
+            writes.insert(&self.meta, slot_key(*dsp_id), []);
         }
         for loss in batch.losses() {
             let value = serde_json::to_vec(loss).expect("records are JSON");
@@ -373,10 +347,9 @@ impl Inner {
         Ok(stored.is_some_and(|stored| !newest::replaces(accepted, stored)))
     }
 
-    fn lookup(&self, user_id: &str, bound: &LookupBound) -> fjall::Result<BuyerUids> {
+    fn lookup(&self, user_id: &str) -> fjall::Result<BuyerUids> {
         let now = (self.tuning.now_unix_micros)();
         let mut buyer_uids = BuyerUids::new();
-        let mut held = Vec::new();
         for pair in self.cookies.prefix(user_prefix(user_id)) {
             let (key, value) = pair.into_inner()?;
             let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
@@ -388,10 +361,6 @@ impl Inner {
                 continue;
             }
             buyer_uids.insert(dsp_id, String::from_utf8_lossy(buyer_uid).into_owned());
-            held.push((dsp_id, accepted));
-        }
-        for dsp_id in bound.beyond(held.into_iter()) {
-            buyer_uids.remove(&dsp_id);
         }
         Ok(buyer_uids)
     }

@@ -32,7 +32,6 @@ pub mod command;
 mod compaction;
 mod connection;
 mod cursors;
-mod dsp_slots;
 mod duplicate_key;
 mod error_text;
 mod expiry;
@@ -68,7 +67,6 @@ use super::{
 };
 use crate::{
     batch::{Batch, Cursor},
-    dsp_slots::{DspSlot, LookupBound},
     losses::Numbered,
     ttl::Ttls,
 };
@@ -168,8 +166,6 @@ pub struct Options {
     pub ttls: Ttls,
     /// How cookies expire, if this consumer maintains the server.
     pub expiry: ExpiryMode,
-    /// DSPs that keep their databases, be they empty, and how many others lookups ask.
-    pub lookup: LookupBound,
 }
 
 impl fmt::Debug for Options {
@@ -187,9 +183,6 @@ struct Dsps {
     slots: BTreeSet<u32>,
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
-    /// Those that lookups do not ask, and when that was found out.
-    beyond: BTreeSet<u32>,
-    beyond_at: Option<Instant>,
 }
 
 impl Dsps {
@@ -299,7 +292,7 @@ impl Store for MongodbStore {
         self.inner.answer(self.inner.read_losses())
     }
 
-    fn load_slots(&self) -> Answer<'_, Vec<DspSlot>> {
+    fn load_slots(&self) -> Answer<'_, Vec<u32>> {
         self.inner.answer(self.inner.read_slots())
     }
 
@@ -315,10 +308,6 @@ impl Store for MongodbStore {
 
     fn has_slot(&self, dsp_id: u32) -> bool {
         self.inner.has_slot(dsp_id)
-    }
-
-    fn is_expected(&self, dsp_id: u32) -> bool {
-        self.inner.has_slot(dsp_id) || self.inner.options.lookup.listed.contains(&dsp_id)
     }
 
     fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
@@ -340,12 +329,6 @@ impl Store for MongodbStore {
     fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired> {
         self.inner.answer(async move {
             let mut expired = self.inner.run_expiry(&expiry).await?;
-            let Expiry {
-                open, now, stop, ..
-            } = expiry;
-            if open && let Err(error) = self.inner.remove_empty(now, stop).await {
-                expired.failed.get_or_insert(error);
-            }
             expired.failed = expired.failed.map(|error| self.inner.hidden(error));
             Ok(expired)
         })

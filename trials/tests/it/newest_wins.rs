@@ -12,7 +12,6 @@ use bench::{mongod::Mongod, scrape::names};
 use bytes::Bytes;
 use consumer::{
     batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
-    dsp_slots::LookupBound,
     store::{
         Store, Written,
         mongodb::{COOKIES, ExpiryMode, MongodbStore, Options},
@@ -45,7 +44,6 @@ fn options(uri: String) -> Options {
         writers: 3,
         ttls: Ttls::new(Duration::from_secs(u32::MAX.into()), BTreeMap::new()),
         expiry: ExpiryMode::Index,
-        lookup: LookupBound::none(),
     }
 }
 

@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use bench::mongod::Mongod;
 use consumer::{
     clock::{Clock, ManualClock},
-    dsp_slots::LookupBound,
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
     producers::Producers,
@@ -95,7 +94,6 @@ impl Who {
             writers: 4,
             ttls: Ttls::new(ttl, [(SHORT_DSP, DAY)].into()),
             expiry,
-            lookup: LookupBound::none(),
         })
     }
 }

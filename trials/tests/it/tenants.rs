@@ -2,11 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use bench::{admin, mongod::Mongod, scrape::names};
 use consumer::{
     batch::Batch,
-    dsp_slots::LookupBound,
     store::{
         Expiry, Store,
         mongodb::{ExpiryMode, MongodbStore, Options},
@@ -15,7 +14,7 @@ use consumer::{
 };
 use mongodb::{
     Client,
-    bson::{DateTime, Document, doc},
+    bson::{Document, doc},
 };
 use runtime::unix_micros;
 use serde_json::json;
@@ -169,6 +168,51 @@ async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result
 }
 
 #[tokio::test]
+async fn collection_that_takes_long_to_create_delays_no_other_dsp() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mongod = failing(&folder).await?;
+    let hang = doc! {
+        "configureFailPoint": "failCommand",
+        "mode": "alwaysOn",
+        "data": {
+            "failCommands": ["create"],
+            "namespace": "44.cookies",
+            "blockConnection": true,
+            "blockTimeMS": 20_000,
+        },
+    };
+    let before = command(&mongod.uri(), hang).await?.get_i32("count")?;
+    let store = store_in(&mongod);
+    let nothing = || Arc::new(Batch::new(1, 1));
+    let uri = mongod.uri();
+    let mut hangs = store.retry(44, nothing());
+    let is_reached = doc! {
+        "waitForFailPoint": "failCommand",
+        "timesEntered": before + 1,
+        "maxTimeMS": 20_000,
+    };
+    tokio::select! {
+        created = &mut hangs => bail!("it does not hang: {created:?}"),
+        reached = command(&uri, is_reached) => reached?,
+    };
+    let stop = CancellationToken::new();
+    let expiry = async {
+        store
+            .expire(Expiry::new(true, unix_micros(), &stop))
+            .await?;
+        std::future::pending::<Result<()>>().await
+    };
+    tokio::select! {
+        biased;
+        created = &mut hangs => bail!("the other DSP waited for it: {created:?}"),
+        failed = expiry => failed?,
+        created = store.retry(45, nothing()) => drop(created?),
+    }
+    ensure!(store.has_slot(45) && !store.has_slot(44));
+    Ok(())
+}
+
+#[tokio::test]
 async fn invented_dsps_get_no_more_slots_than_there_are() -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
@@ -275,7 +319,7 @@ async fn what_is_set_aside_of_a_dsp_that_is_refused_becomes_dead_letters() -> Re
     Ok(())
 }
 
-fn store_that_lists_18(mongod: &Mongod, others_max: usize) -> MongodbStore {
+fn store_in(mongod: &Mongod) -> MongodbStore {
     MongodbStore::new(Options {
         uri: mongod.uri(),
         name: "node".to_owned(),
@@ -283,35 +327,7 @@ fn store_that_lists_18(mongod: &Mongod, others_max: usize) -> MongodbStore {
         writers: 4,
         ttls: Ttls::new(Duration::from_secs(86_400), [].into()),
         expiry: ExpiryMode::Index,
-        lookup: LookupBound {
-            listed: [18].into(),
-            others_max,
-        },
     })
-}
-
-#[tokio::test]
-async fn lookup_asks_those_listed_and_the_newest_others() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let client = Client::with_uri_str(mongod.uri()).await?;
-    let records = client.database("cookiesync").collection("dsps");
-    for (dsp_id, hours) in [(17, 3), (18, 9), (19, 1), (20, 2)] {
-        let time = DateTime::from_millis(DateTime::now().timestamp_millis() - hours * 3_600_000);
-        let cookies = client.database(&dsp_id.to_string()).collection("cookies");
-        let cookie = doc! { "_id": "alice", "b": "known", "t": time };
-        cookies.insert_one(cookie).await?;
-        records
-            .insert_one(doc! { "_id": i64::from(dsp_id), "t": time })
-            .await?;
-    }
-    let found = store_that_lists_18(&mongod, 2).lookup("alice").await?;
-    assert_eq!(
-        found.buyer_uids.into_keys().collect::<Vec<_>>(),
-        [18, 19, 20]
-    );
-    assert!(found.unavailable.is_empty());
-    Ok(())
 }
 
 #[tokio::test]
@@ -344,67 +360,4 @@ async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result
     consumer.wait_known("alice", json!({"17": "real"})).await?;
     producer.accept("mallory", 1_001, "again").await?;
     refused(2).await
-}
-
-#[tokio::test]
-async fn empty_database_that_we_made_is_removed_at_night_and_no_other_is() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let client = Client::with_uri_str(mongod.uri()).await?;
-    let store = store_that_lists_18(&mongod, 512);
-    let nothing = || Arc::new(Batch::new(1, 1));
-    for dsp_id in [17, 18, 19, 20, 21] {
-        store.retry(dsp_id, nothing()).await?;
-    }
-    let cookies = |dsp: &str| client.database(dsp).collection::<Document>("cookies");
-    cookies("19").insert_one(doc! { "_id": "user" }).await?;
-    client.database("20").create_collection("foreign").await?;
-    client.database("22").create_collection("cookies").await?;
-    let now = unix_micros();
-    let mut batch = Batch::new(1, 1);
-    batch.set_slots(vec![(17, 1), (18, 1), (19, 1), (20, 1), (21, now), (22, 1)]);
-    let batch = Arc::new(batch);
-    let written = store.write(Arc::clone(&batch)).await?;
-    store.commit(&batch, written.receipt).await?;
-
-    let stop = CancellationToken::new();
-    let dsps = async || {
-        let mut names = client.list_database_names().await?;
-        names.retain(|name| name.parse::<u32>().is_ok());
-        anyhow::Ok(names)
-    };
-    // A removal that was interrupted, of a DSP that has come back since.
-    let late = || doc! { "_id": "late", "b": "b", "t": mongodb::bson::DateTime::now() };
-    let leaving = |dsp: &str| client.database(dsp).collection("cookies_leaving");
-    leaving("21").insert_one(late()).await?;
-    let records = client.database("cookiesync").collection::<Document>("dsps");
-    let interrupted = doc! { "$set": { "leaving": true } };
-    records
-        .update_one(doc! { "_id": 21_i64 }, interrupted)
-        .await?;
-    store.expire(Expiry::new(false, now, &stop)).await?;
-    assert_eq!(dsps().await?, ["17", "18", "19", "20", "21", "22"]);
-    store.expire(Expiry::new(true, now, &stop)).await?;
-    assert_eq!(dsps().await?, ["18", "19", "20", "21", "22"]);
-    ensure!(!store.has_slot(17) && store.has_slot(18) && store.has_slot(21));
-    let check_written_back = async |dsp: &str| {
-        let found = cookies(dsp).find_one(doc! { "_id": "late" }).await?;
-        ensure!(found.is_some(), "it was lost");
-        let names = client.database(dsp).list_collection_names().await?;
-        assert_eq!(names, ["cookies"]);
-        Ok(())
-    };
-    check_written_back("21").await?;
-    let still = doc! { "leaving": { "$exists": true } };
-    assert_eq!(records.count_documents(still).await?, 0);
-
-    // The same of one that has not come back: its database stays.
-    store.retry(17, nothing()).await?;
-    leaving("17").insert_one(late()).await?;
-    store
-        .commit(&batch, store.write(Arc::clone(&batch)).await?.receipt)
-        .await?;
-    store.expire(Expiry::new(true, now, &stop)).await?;
-    ensure!(dsps().await?.contains(&"17".to_owned()));
-    check_written_back("17").await
 }

@@ -17,8 +17,6 @@ pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";
 pub(super) const LOSS_PREFIX: &[u8] = b"loss/";
-/// There once slots are recorded.
-pub(super) const SLOTS_KEY: &[u8] = b"places";
 
 /// User id, a zero byte, DSP: on the stack.
 pub(super) struct CookieKey {

@@ -94,9 +94,6 @@ impl Inner {
         let _commit = self.commit_times.begin();
         self.check_server(connection, receipt).await?;
         self.check_kept(batch).await?;
-        if !batch.slots().is_empty() {
-            self.record_slots(connection, batch.slots()).await?;
-        }
         if !batch.losses().is_empty() {
             self.write_losses(connection, batch.losses()).await?;
         }

@@ -35,7 +35,7 @@ use mongodb::{
     bson::{Bson, DateTime, Document, doc},
     error::Error,
 };
-use tokio::{sync::RwLock, time::timeout};
+use tokio::time::timeout;
 
 use super::{
     COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NAMESPACE_NOT_FOUND, NEVER_SECONDS, collection,
@@ -56,9 +56,6 @@ const BUILD_PATIENCE: Duration = Duration::from_secs(2);
 /// What is known of the window and of deletions.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Whether the window is open. Held while an index is made for it, so that none appears in the state of a
-    /// window that has changed since.
-    open: RwLock<bool>,
     counting: Mutex<Counting>,
     /// Deletions not reported yet.
     deleted: AtomicU64,
@@ -76,17 +73,15 @@ struct Counting {
 }
 
 impl Inner {
-    /// Makes the collection of a DSP, which makes its database; with its index, where cookies expire by one. Where this ends
-    /// between the two, and of one that is there already, the index is left to the next look: of millions of documents it takes
-    /// minutes.
+    /// Creates the collection of a DSP, which creates its database; with its index, where cookies expire by one. The index
+    /// expires nothing until the next look at all collections, as by day. If this ends between the two, or the collection is there
+    /// already, that look creates the index: with millions of documents it takes minutes.
     pub(super) async fn make_slot(
         &self,
         connection: &Connection,
         dsp_id: u32,
     ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
-        self.note_made(connection, dsp_id, &database).await?;
-        let open = self.expiry.open.read().await;
         match list_indexes(&database).await? {
             Ok(_) => {}
             Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {
@@ -94,10 +89,7 @@ impl Inner {
                 let made = answered(async {
                     collection::create(&database).await?;
                     match mode {
-                        ExpiryMode::Index => {
-                            let seconds = self.expire_after_seconds(dsp_id, *open);
-                            create_index(&database, seconds).await
-                        }
+                        ExpiryMode::Index => create_index(&database, NEVER_SECONDS).await,
                         ExpiryMode::Sweep => Ok(()),
                     }
                 });
@@ -120,7 +112,6 @@ impl Inner {
 
     /// Brings expiry into the state of the window, whichever way cookies expire.
     pub(super) async fn run_expiry(&self, expiry: &Expiry<'_>) -> Result<Expired, StoreError> {
-        *self.expiry.open.write().await = expiry.open;
         let connection = self.connection().await?;
         let positions = self.read_positions(connection).await?;
         let mut expired = self.set_indexes(connection, expiry, &positions).await?;

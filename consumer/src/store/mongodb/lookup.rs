@@ -37,7 +37,7 @@ impl Inner {
     pub(super) async fn find_user(&self, user_id: &str) -> Result<Found, StoreError> {
         let connection = self.lookups().await?;
         let now = unix_micros();
-        let mut dsps = self.asked(connection).await?;
+        let mut dsps = self.list(connection, LIST_AGE_MAX).await?;
         let mut all = Found::default();
         // One command is in flight there already, and each lookup would wait as long as it.
         dsps.retain(|dsp_id| {
@@ -75,34 +75,11 @@ impl Inner {
             .await
     }
 
-    /// The DSPs that a lookup asks: all that have a database, unless these are more than the bound.
-    async fn asked(&self, connection: &Connection) -> Result<BTreeSet<u32>, StoreError> {
-        let mut asked = self.list(connection, LIST_AGE_MAX).await?;
-        let bound = &self.options.lookup;
-        if asked.len() <= bound.others_max {
-            return Ok(asked);
-        }
-        let is_young = |at: Instant| at.elapsed() <= LIST_AGE_MAX;
-        if !self.dsps().beyond_at.is_some_and(is_young) {
-            let newest = self.newest(connection).await?;
-            let held = asked.iter();
-            let held = held.map(|dsp_id| (*dsp_id, newest.get(dsp_id).copied().unwrap_or(0)));
-            let beyond = bound.beyond(held);
-            let mut dsps = self.dsps();
-            if beyond.len() > dsps.beyond.len() {
-                let (count, asked) = (beyond.len(), asked.len() - beyond.len());
-                tracing::warn!(
-                    count,
-                    asked,
-                    "lookups do not ask the DSPs beyond --dsps-max"
-                );
-            }
-            dsps.beyond = beyond;
-            dsps.beyond_at = Some(Instant::now());
-        }
-        let dsps = self.dsps();
-        asked.retain(|dsp_id| !dsps.beyond.contains(dsp_id));
-        Ok(asked)
+    /// The DSPs that have a database, each of which has a slot.
+    pub(super) async fn read_slots(&self) -> Result<Vec<u32>, StoreError> {
+        let dsps = self.list(self.connection().await?, Duration::ZERO).await?;
+        self.dsps().slots.extend(&dsps);
+        Ok(dsps.into_iter().collect())
     }
 
     /// The DSPs that have a database, from a list that is at most so old.
