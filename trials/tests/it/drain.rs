@@ -3,7 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bench::{http::HttpClient, load, mongod::Mongod};
+use bench::{
+    http::HttpClient,
+    load,
+    mongod::Mongod,
+    programs::Process,
+    scrape::{Samples, names},
+};
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
@@ -105,6 +111,97 @@ async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<(
     }
     consumer.wait_settled(last).await?;
     consumer.wait_knows(&newest(&plan.traffic, last)).await
+}
+
+/// Two producers under load, and a node that reads from both.
+async fn stop_and_restart(producers_first: bool) -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut producers = [
+        Producer::start(&folder, &["--id=one"]).await?,
+        Producer::start(&folder, &["--id=other"]).await?,
+    ];
+    let store = embedded(&folder.path().join("store"));
+    let [one, other] = &producers;
+    let mut consumer = Consumer::start(&folder, "node", &[one, other], &store, &[]).await?;
+
+    let plans = [
+        one.ordered_load(1, 2_000, 1_000_000)?,
+        other.ordered_load(2, 2_000, 1_000_000)?,
+    ];
+    let stop = CancellationToken::new();
+    let load = async { tokio::join!(load::run(&plans[0], &stop), load::run(&plans[1], &stop)) };
+    let stopping = async {
+        let stopped = async {
+            wait_appended(&producers, 1_000).await?;
+            if !producers_first {
+                end(&mut consumer.process).await?;
+                wait_appended(&producers, 1_000).await?;
+            }
+            for producer in &mut producers {
+                end(&mut producer.process).await?;
+            }
+            if producers_first {
+                end(&mut consumer.process).await?;
+            }
+            anyhow::Ok(())
+        };
+        let stopped = stopped.await;
+        stop.cancel();
+        stopped
+    };
+    let (_, stopped) = tokio::join!(load, stopping);
+    stopped?;
+
+    for producer in &mut producers {
+        producer.process.start_again()?;
+        producer.wait_ready().await?;
+    }
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    let restarts =
+        |metrics: &Samples, end| metrics.count("consumer_producer_restarts_total", &[("end", end)]);
+    wait_until(PATIENCE, "it knows how both runs ended", async || {
+        let metrics = consumer.metrics().await?;
+        Ok(restarts(&metrics, "proved") + restarts(&metrics, "lost") == 2)
+    })
+    .await?;
+    let (metrics, lost) = (consumer.metrics().await?, consumer.lost().await?);
+    if producers_first {
+        assert_eq!((restarts(&metrics, "proved"), lost), (2, 0));
+    } else {
+        ensure!(lost >= 2_000, "{lost} are lost");
+        assert_eq!(restarts(&metrics, "lost"), 2);
+    }
+    Ok(())
+}
+
+/// Waits until each has accepted so many more.
+async fn wait_appended(producers: &[Producer], cookies: u64) -> Result<()> {
+    for producer in producers {
+        let enough = producer.appended().await? + cookies;
+        wait_until(PATIENCE, "some more are accepted", async || {
+            Ok(producer.appended().await? >= enough)
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+async fn end(process: &mut Process) -> Result<()> {
+    let status = process.stop(DRAIN_PATIENCE).await?;
+    expect_exit(process, status, 0)
+}
+
+#[tokio::test]
+async fn nothing_is_lost_when_producers_stop_before_consumers() -> Result<()> {
+    stop_and_restart(true).await
+}
+
+/// That is why they stop in the other order.
+#[tokio::test]
+async fn what_producers_accept_after_consumers_stopped_is_lost_with_them_and_counted() -> Result<()>
+{
+    stop_and_restart(false).await
 }
 
 #[tokio::test]
@@ -213,7 +310,7 @@ async fn receive_one(producer: &Producer, consumer: &Consumer) -> Result<()> {
     producer.accept("alice", 17, "a-1").await?;
     wait_until(PATIENCE, "it is received", async || {
         let metrics = consumer.metrics().await?;
-        Ok(metrics.count(bench::scrape::names::RECEIVED, &[]) == 1)
+        Ok(metrics.count(names::RECEIVED, &[]) == 1)
     })
     .await
 }
