@@ -84,7 +84,7 @@ live((status) => {
   put("store-target", store.why || store.target);
   el("store-target").title = store.why || store.target;
   const took = store.write_seconds;
-  put("store-time", took ? "a batch takes " + time(took.p50) : "nothing to write");
+  put("store-time", took ? "a batch takes " + time(took.p50) : "no batch in ten seconds");
   if (took) el("store-time").title = "p99 " + time(took.p99);
   put("store-errors", store.errors ? whole(store.errors) + " failed attempts" : "never failed");
   producers(status.producers, ({ address }) => address, ({ connected }) => connected ? "" : "away");

@@ -21,6 +21,7 @@ const bytes = (n) => scaled(n, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]);
 const time = (s) => {
   if (s === null || s === undefined) return NOTHING;
   if (s === 0) return "0 s";
+  if (s < 0.001) return (s * 1e6).toFixed(0) + " µs";
   if (s < 1) return (s * 1000).toFixed(s < 0.01 ? 1 : 0) + " ms";
   if (s < 60) return s.toFixed(s < 10 ? 1 : 0) + " s";
   const parts = [[86400, " d"], [3600, " h"], [60, " min"], [1, " s"]];

@@ -142,6 +142,10 @@ PLACES = """[...document.querySelectorAll('.figure, h2, th, td')].filter((node) 
   const box = node.getBoundingClientRect(); return [Math.round(box.left), Math.round(box.top + scrollY)].join(); }).join(' ')"""
 
 
+# How pages show seconds: what a request takes is far below a millisecond.
+TIMES = {0: "0 s", 0.000004: "4 µs", 0.0000123: "12 µs", 0.0009994: "999 µs", 0.0042: "4.2 ms", 0.0235: "24 ms", 1.24: "1.2 s"}
+
+
 def look(page, pages, hostile, user, uid, folder):
     wrong = []
     for process, address in pages.items():
@@ -164,6 +168,9 @@ def look(page, pages, hostile, user, uid, folder):
                 if process == "producer" and hostile not in page.run("document.body.textContent"):
                     wrong.append(f"{where}: {hostile} is not shown")
                 page.picture(f"{folder}/{process}-{width}-{scheme}.png")
+        for seconds, shown in TIMES.items():
+            if page.run(f"time({seconds})") != shown:
+                wrong.append(f"{process}: {seconds} s is shown as {page.run(f'time({seconds})')}")
     # The last one shown is the consumer's.
     page.run(f"document.getElementById('user').value = {json.dumps(user)}; document.querySelector('form button').click()")
     page.wait(f"document.getElementById('uids').textContent.includes({json.dumps(uid)})")
