@@ -82,7 +82,10 @@ async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Resul
     let why = "parameter d (the DSP id) is not a DSP that is known here\n";
     assert_eq!((refused.status, &*refused.body), (400, why));
 
-    std::fs::write(&file, "dsps = ['17', '99']\nunknown_dsps = 'refuse'\n")?;
+    let many: Vec<_> = (1_000..1_500).map(|dsp| dsp.to_string()).collect();
+    let many = many.join(",");
+    let list = format!("dsps = ['17', '99', '{many}']\nunknown_dsps = 'refuse'\n");
+    std::fs::write(&file, list)?;
     producer.process.signal(Signal::HUP)?;
     wait_read(&producer.admin, "producer", "done", 2).await?;
     producer.accept("alice", 99, "c").await?;
