@@ -26,8 +26,6 @@ use crate::{
 };
 
 const PAGE: &str = "docs/metrics.md";
-/// Rules that give renamed metrics under their old names.
-const RENAMED: &str = "deploy/prometheus/renamed.yml";
 
 /// Set, it rewrites the page instead of comparing it.
 const UPDATE: &str = "UPDATE_DOCS";
@@ -344,23 +342,6 @@ fn files_under<const N: usize>(folders: [&str; N]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The names that rules give to renamed metrics, and the text without them.
-fn without_old_names(path: &Path, text: &str) -> (String, String) {
-    let mut old = String::new();
-    let mut rest = String::new();
-    for line in text.lines() {
-        let rule = line.trim().strip_prefix("- {record: ");
-        match rule.and_then(|rule| rule.split_once(',')) {
-            Some((name, expression)) if path.ends_with(RENAMED) => {
-                old.push_str(&format!("{name}\n"));
-                rest.push_str(&format!("{expression}\n"));
-            }
-            _ => rest.push_str(&format!("{line}\n")),
-        }
-    }
-    (old, rest)
-}
-
 #[test]
 fn metric_that_a_text_names_exists() -> Result<()> {
     let page = fs::read_to_string(root().join(PAGE))?;
@@ -369,10 +350,6 @@ fn metric_that_a_text_names_exists() -> Result<()> {
         let Ok(text) = fs::read_to_string(&path) else {
             continue;
         };
-        let (old, text) = without_old_names(&path, &text);
-        for (name, _) in named(&old) {
-            ensure!(!is_documented(&name), "{name} is not an old name");
-        }
         for (name, is_beginning) in named(&text) {
             // Some values of labels begin like a metric.
             let is_value = page.contains(&format!("`{name}`"));
