@@ -33,7 +33,9 @@ pub mod subscribe;
 pub mod traffic;
 pub mod verify;
 
-pub use launcher::{admin, http, ledger, limiter, mongod, producer, programs, redis, scrape};
+pub use launcher::{
+    admin, http, ledger, limiter, mongod, producer, programs, redis, scrape, tools,
+};
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -4,7 +4,8 @@
 //!   [`mongod`] a MongoDB, [`redis`] a Redis;
 //! - [`http`] is the client with which [`admin`] asks: readiness, lookups, metrics, and one sync;
 //! - [`scrape`] reads metrics, and [`ledger`] says whether their counts of cookies add up;
-//! - [`numbers`] writes figures as a person reads them.
+//! - [`numbers`] writes figures as a person reads them;
+//! - [`tools`] finds what a test needs, and skips the test without it.
 //!
 //! It knows the programs by their ports alone and links nothing of them, so that the demonstration is built quickly.
 
@@ -18,3 +19,4 @@ pub mod producer;
 pub mod programs;
 pub mod redis;
 pub mod scrape;
+pub mod tools;

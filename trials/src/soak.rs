@@ -21,6 +21,7 @@ use bench::{
     load,
     observe::{Observation, Role},
     report::{ReportArgs, grouped, leave},
+    tools::skip,
     verify::Lost,
 };
 use clap::Args;
@@ -100,7 +101,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     if args.faults.all_faults
         && let Some(why) = &no_cuts
     {
-        running.progress.line(&format!("no network is cut: {why}"));
+        skip(format_args!("no network is cut: {why}"));
     }
     let what = format!(
         "{}/s for {}, {} faults, seed {seed}",

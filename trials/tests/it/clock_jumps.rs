@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use bench::scrape::names;
+use bench::{scrape::names, tools::skip};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -57,11 +57,11 @@ fn left_behind(process_id: &str) -> [PathBuf; 2] {
 }
 
 impl FakeClock {
-    /// One that is right; `None`, and a line on standard error, where the library is not installed.
+    /// One that is right; `None` where the library is not installed, which skips the test.
     fn new(folder: &TempDir, name: &str) -> Result<Option<Self>> {
         let library = LIBRARIES.iter().find(|library| Path::new(library).exists());
         let Some(library) = library else {
-            eprintln!("skipped: libfaketime is not installed (Debian: faketime)");
+            skip("libfaketime is not installed (Debian: faketime)");
             return Ok(None);
         };
         let clock = Self {

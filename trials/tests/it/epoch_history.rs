@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use bench::{
     load,
     scrape::{Samples, names},
+    tools::skip,
 };
 use consumer::producers::GIVEN_UP_AFTER;
 use rustix::process::Signal;
@@ -33,7 +34,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// `None` where this may not be mounted.
+    /// `None` where this may not be mounted, which skips the test.
     fn mount(within: &TempDir) -> Result<Option<Self>> {
         let [image, folder] = ["image", "disk"].map(|name| within.path().join(name));
         File::create(&image)?.set_len(8 << 20)?;
@@ -41,7 +42,11 @@ impl Disk {
         let [q, o, lo] = ["-qF", "-o", "loop"].map(OsStr::new);
         let is_mounted = does("mkfs.ext4", &[q, image.as_ref()])
             && does("mount", &[o, lo, image.as_ref(), folder.as_ref()]);
-        Ok(is_mounted.then_some(Self { folder }))
+        if !is_mounted {
+            skip("mkfs.ext4 or mount fails");
+            return Ok(None);
+        }
+        Ok(Some(Self { folder }))
     }
 
     /// Until what is returned is dropped.
@@ -289,7 +294,6 @@ async fn epochs_that_were_missed_wholly_are_counted() -> Result<()> {
 async fn disk_that_hangs_keeps_no_request_waiting_and_the_bound_is_true() -> Result<()> {
     let folder = TempDir::new()?;
     let Some(disk) = Disk::mount(&folder)? else {
-        eprintln!("skipped: a file system cannot be mounted here");
         return Ok(());
     };
     let mut pair = Pair::start(&disk.flags()).await?;
@@ -311,7 +315,6 @@ async fn disk_that_hangs_keeps_no_request_waiting_and_the_bound_is_true() -> Res
 async fn disk_that_hangs_holds_up_no_drain_and_the_end_is_exact() -> Result<()> {
     let folder = TempDir::new()?;
     let Some(disk) = Disk::mount(&folder)? else {
-        eprintln!("skipped: a file system cannot be mounted here");
         return Ok(());
     };
     let mut flags = disk.flags();

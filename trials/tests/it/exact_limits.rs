@@ -3,10 +3,9 @@
 
 use std::{
     cell::Cell,
-    env, fs,
+    fs,
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
 };
 
 use anyhow::{Result, ensure};
@@ -14,6 +13,7 @@ use bench::{
     admin,
     programs::{Process, free_address},
     scrape::names,
+    tools::redis_server_or_skip,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -25,17 +25,6 @@ const QUOTA: u64 = 100;
 
 /// What may be under way when the server is stopped, and is counted by it without going.
 const WASTED_MAX: u64 = 40;
-
-fn program() -> Option<PathBuf> {
-    let program = env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
-    let mut version = Command::new(&program);
-    version.arg("--version").stdout(Stdio::null());
-    let is_there = version.status().is_ok_and(|status| status.success());
-    if !is_there {
-        eprintln!("skipped: there is no redis-server, and REDIS_SERVER names no other");
-    }
-    is_there.then(|| program.into())
-}
 
 /// A server that keeps nothing on disk, when it answers.
 async fn server(program: &Path, address: SocketAddr, folder: &TempDir) -> Result<Process> {
@@ -146,7 +135,7 @@ impl Group {
 
 #[tokio::test]
 async fn quota_of_two_producers_is_never_exceeded_and_outlives_a_stopped_server() -> Result<()> {
-    let Some(program) = program() else {
+    let Some(program) = redis_server_or_skip() else {
         return Ok(());
     };
     let folder = TempDir::new()?;

@@ -8,6 +8,7 @@ use bench::{
     cluster::netns::{self, Direction, Network},
     mongod::Mongod,
     scrape::names,
+    tools::skip,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -25,10 +26,10 @@ use crate::{
 /// Requests a second while networks are cut.
 const RATE: u64 = 2_000;
 
-/// Networks for `nodes` nodes; `None`, and a line on standard error, where there can be none.
+/// Networks for `nodes` nodes; `None` where there can be none, which skips the test.
 fn networks(nodes: usize) -> Result<Option<Network>> {
     if let Some(why) = netns::missing() {
-        eprintln!("skipped: no network can be cut here: {why}");
+        skip(format_args!("no network can be cut here: {why}"));
         return Ok(None);
     }
     Network::create(nodes).map(Some)

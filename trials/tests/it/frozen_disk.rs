@@ -6,7 +6,7 @@
 use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::admin;
+use bench::{admin, tools::skip};
 use tempfile::TempDir;
 
 use crate::harness::{Consumer, PATIENCE, Producer, embedded, wait_until};
@@ -23,7 +23,7 @@ fn succeeds(program: &str, args: &[&str]) -> Result<bool> {
 }
 
 impl Disk {
-    /// `None` where this may not be mounted.
+    /// `None` where this may not be mounted, which skips the test.
     fn mount(folder: &TempDir) -> Result<Option<Self>> {
         let (image, disk) = (folder.path().join("image"), folder.path().join("disk"));
         std::fs::File::create(&image)?.set_len(256 << 20)?;
@@ -31,7 +31,11 @@ impl Disk {
         let [image, place] = [&image, &disk].map(|path| path.display().to_string());
         let mounted = succeeds("mkfs.ext4", &["-q", &image]).unwrap_or(false)
             && succeeds("mount", &["-o", "loop", &image, &place])?;
-        Ok(mounted.then_some(Self(disk)))
+        if !mounted {
+            skip("mkfs.ext4 or mount fails");
+            return Ok(None);
+        }
+        Ok(Some(Self(disk)))
     }
 
     fn freeze(&self, how: &str) -> Result<()> {
@@ -59,7 +63,6 @@ impl Drop for Disk {
 async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothing() -> Result<()> {
     let folder = TempDir::new()?;
     let Some(disk) = Disk::mount(&folder)? else {
-        eprintln!("skipped: a file system cannot be mounted here");
         return Ok(());
     };
     let producer = Producer::start(&folder, &[]).await?;

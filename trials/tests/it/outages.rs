@@ -4,7 +4,7 @@
 use std::{fs, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{admin, mongod::Mongod, scrape::names};
+use bench::{admin, mongod::Mongod, scrape::names, tools::skip};
 use consumer::store::mongodb::ExpiryMode;
 use mongodb::{Client, bson::doc};
 use serde_json::json;
@@ -391,13 +391,17 @@ async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Re
 pub(crate) struct SmallDisk(std::path::PathBuf);
 
 impl SmallDisk {
-    /// `None` where this may not be mounted.
+    /// `None` where this may not be mounted, which skips the test.
     pub(crate) fn mount(folder: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
         std::fs::create_dir_all(&folder)?;
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
         let mounted = mount.arg(&folder).output().context("there is no mount")?;
-        Ok(mounted.status.success().then_some(Self(folder)))
+        if !mounted.status.success() {
+            skip(String::from_utf8_lossy(&mounted.stderr));
+            return Ok(None);
+        }
+        Ok(Some(Self(folder)))
     }
 
     /// Takes all the room there is.
@@ -425,7 +429,6 @@ async fn full_disk_misses_nothing_once_there_is_room_again() -> Result<()> {
     let _machine = machine().await;
     let folder = TempDir::new()?;
     let Some(disk) = SmallDisk::mount(folder.path().join("mongod/data"), "512m")? else {
-        eprintln!("skipped: a file system cannot be mounted here");
         return Ok(());
     };
     let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;

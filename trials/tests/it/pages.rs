@@ -1,13 +1,9 @@
 //! The status pages in a real browser.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-    process::Stdio,
-};
+use std::{path::Path, process::Stdio};
 
 use anyhow::{Result, bail, ensure};
-use bench::programs::target_dir;
+use bench::{programs::target_dir, tools::installed_or_skip};
 use tempfile::TempDir;
 
 use crate::{
@@ -25,8 +21,7 @@ const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 #[tokio::test]
 #[ignore = "takes a minute, and needs Chromium"]
 async fn pages_show_what_is_and_ask_nobody_else() -> Result<()> {
-    let Some(browser) = browser() else {
-        println!("skipped: there is none of {BROWSERS:?} in the PATH");
+    let Some(browser) = installed_or_skip(&BROWSERS) else {
         return Ok(());
     };
     let folder = TempDir::new()?;
@@ -76,13 +71,4 @@ async fn pages_show_what_is_and_ask_nobody_else() -> Result<()> {
     ensure!(looked.status.success(), "{words}");
     println!("{words}Pictures are in {pictures}.");
     Ok(())
-}
-
-fn browser() -> Option<PathBuf> {
-    let path = env::var_os("PATH")?;
-    let folders: Vec<_> = env::split_paths(&path).collect();
-    let places = BROWSERS
-        .iter()
-        .flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    places.into_iter().find(|place| place.is_file())
 }

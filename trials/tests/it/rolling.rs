@@ -4,7 +4,7 @@
 //! The load balancer is haproxy with `deploy/haproxy.cfg`, only its addresses changed. `ROLLING_RATE` is the requests a second;
 //! without it the rate is one that a debug build on a busy machine holds.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::{
@@ -12,6 +12,7 @@ use bench::{
     load::{self, Fate, History, Profile},
     programs::{Process, free_address},
     scrape::names,
+    tools::installed_or_skip,
     verify::{Check, MayBeLost, Requests, Sending, Sent, Source, embedded as verify_embedded},
 };
 use tempfile::TempDir;
@@ -32,9 +33,6 @@ const FLAGS: [&str; 2] = ["--drain-delay", "3s"];
 const NOTHING_LOST: MayBeLost<'static> = &|_, _| false;
 
 const RATE: u64 = 1_000;
-
-/// Where Debian puts it, for a PATH without the administrator's programs.
-const PLACES: [&str; 2] = ["/usr/sbin/haproxy", "/usr/local/sbin/haproxy"];
 
 /// A request that was answered with an error may have been accepted: by the producer whose answer did not come through.
 struct MayBe(History);
@@ -77,13 +75,9 @@ fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
     Ok(text)
 }
 
-/// haproxy in front of the producers, and its address; `None` where there is none.
+/// haproxy in front of the producers, and its address; `None` where there is none, which skips the test.
 async fn balance(folder: &TempDir, producers: [&Producer; 2]) -> Result<Option<(Process, String)>> {
-    let Some(program) = PLACES
-        .into_iter()
-        .map(Path::new)
-        .find(|path| path.is_file())
-    else {
+    let Some(program) = installed_or_skip(&["haproxy"]) else {
         return Ok(None);
     };
     let address = free_address()?.to_string();
@@ -95,7 +89,7 @@ async fn balance(folder: &TempDir, producers: [&Producer; 2]) -> Result<Option<(
         file.display().to_string(),
     ];
     let log = folder.path().join("haproxy.log");
-    let mut process = Process::start("haproxy", program, &args, &log)?;
+    let mut process = Process::start("haproxy", &program, &args, &log)?;
     wait_until(PATIENCE, "haproxy listens", async || {
         Ok(TcpStream::connect(&address).await.is_ok())
     })
@@ -152,7 +146,6 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
     let mut one = Producer::start(&folder, &FLAGS).await?;
     let mut other = Producer::start(&folder, &FLAGS).await?;
     let Some((mut haproxy, address)) = balance(&folder, [&one, &other]).await? else {
-        eprintln!("not tried: there is no haproxy here");
         return Ok(());
     };
     let stores = ["a", "b"].map(|name| folder.path().join(name));

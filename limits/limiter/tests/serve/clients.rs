@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use launcher::tools::skip;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::harness::{Limiter, body};
@@ -65,7 +66,7 @@ fn source(name: &str) -> PathBuf {
 async fn programs() -> Result<Option<PathBuf>> {
     let made = tokio::task::spawn_blocking(environment).await?;
     Ok(made
-        .inspect_err(|error| eprintln!("skipped: no packages from PyPI ({error:#})"))
+        .inspect_err(|error| skip(format_args!("no packages from PyPI ({error:#})")))
         .ok())
 }
 

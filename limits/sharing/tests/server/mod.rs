@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use launcher::tools::redis_server_or_skip;
 use limits_sharing::Address;
 use redis::{FromRedisValue, RedisResult, aio::MultiplexedConnection};
 use tempfile::TempDir;
@@ -25,7 +26,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts one; none when there is no program, which is said.
+    /// Starts one; none when there is no program, which skips the test.
     pub(crate) async fn start() -> Option<Self> {
         Self::start_with(&[]).await
     }
@@ -35,10 +36,7 @@ impl Server {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let options: Vec<_> = options.iter().map(|it| (*it).to_owned()).collect();
         let folder = TempDir::new().expect("a folder");
-        let Some(child) = spawn(address, &folder, &options) else {
-            eprintln!("skipped: there is no redis-server, and REDIS_SERVER names no other");
-            return None;
-        };
+        let child = spawn(address, &folder, &options)?;
         let server = Self {
             address,
             options,
@@ -138,7 +136,7 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 fn spawn(address: SocketAddr, folder: &TempDir, options: &[String]) -> Option<Child> {
-    let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    let program = redis_server_or_skip()?;
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
     let mut command = Command::new(program);
     command.args(["--bind", &ip, "--port", &port]);
@@ -149,5 +147,6 @@ fn spawn(address: SocketAddr, folder: &TempDir, options: &[String]) -> Option<Ch
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .ok()
+        .map(Some)
+        .expect("it can be started")
 }

@@ -14,4 +14,5 @@ mod lease;
 mod login;
 #[path = "../server/mod.rs"]
 mod server;
+mod tools;
 mod world;

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use launcher::tools::redis_server_or_skip;
 use proto::wire::CookieRef;
 use runtime::reload::{NamedFile, Reloaded};
 use tempfile::TempDir;
@@ -32,15 +33,11 @@ impl Drop for Server {
 }
 
 fn server(port: u16) -> Option<Server> {
-    let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-    let mut command = Command::new(program);
+    let mut command = Command::new(redis_server_or_skip()?);
     command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
     command.args(["--port", &port.to_string()]);
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    if child.is_err() {
-        eprintln!("skipped: there is no redis-server, and REDIS_SERVER names no other");
-    }
-    child.ok().map(Server)
+    Some(Server(child.unwrap()))
 }
 
 fn shaping(folder: &TempDir, name: &str) -> (Shaping, Log) {

@@ -3,10 +3,7 @@
 
 use std::{
     collections::HashSet,
-    env,
     net::SocketAddr,
-    path::Path,
-    process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,13 +17,13 @@ use bench::{
     http::HttpClient,
     programs::{Process, free_address},
     scrape::{Samples, names},
+    tools::redis_server_or_skip,
 };
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
     net::TcpStream,
-    process::Command,
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
@@ -59,15 +56,11 @@ struct Redis {
 }
 
 impl Redis {
-    /// None when there is no program, which is said.
+    /// None when there is no program, which skips the test.
     async fn start(folder: &TempDir) -> Result<Option<Self>> {
-        let program = env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let mut version = Command::new(&program);
-        let version = version.arg("--version").stdout(Stdio::null()).status();
-        if version.await.is_err() {
-            eprintln!("skipped: there is no {program}, and REDIS_SERVER names no other");
+        let Some(program) = redis_server_or_skip() else {
             return Ok(None);
-        }
+        };
         let address = free_address()?;
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
         let args = [
@@ -82,7 +75,7 @@ impl Redis {
         ];
         let args = args.map(str::to_owned);
         let log = folder.path().join("redis.log");
-        let process = Process::start("redis-server", Path::new(&program), &args, &log)?;
+        let process = Process::start("redis-server", &program, &args, &log)?;
         let redis = Self { process, address };
         redis.wait().await?;
         Ok(Some(redis))
