@@ -54,7 +54,7 @@ pub const COUNTERS_MAX: Figure =
     Figure::gauge("limiter_counters_max", "Counters that there may be.");
 pub const LIMITS: Figure = Figure::gauge(
     "limiter_limits",
-    "Limits in force, by where they come from: the file, the collection, or a PUT.",
+    "Limits in force, by where they come from: the file or the collection.",
 )
 .by(&["source"]);
 pub const CHANGES: Figure = Figure::counter(
@@ -100,7 +100,7 @@ pub const WAITING_REFUSED: Figure = Figure::counter(
 .by(&["of"]);
 pub const TOKEN_REFUSALS: Figure = Figure::counter(
     "limiter_token_refusals_total",
-    "Requests refused: without a token, with a wrong one, or with one that does not open the limit or has no right to what was asked for.",
+    "Requests refused: without a token, with a wrong one, or with one that does not open the limit.",
 )
 .by(&["reason"]);
 pub const SNAPSHOTS: Figure = Figure::counter(

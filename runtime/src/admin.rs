@@ -160,7 +160,9 @@ struct Port {
 
 impl Port {
     async fn answer(&self, request: Request<Incoming>) -> Answer {
-        if self.answers_loopback_names_alone && !caller::is_called_by_a_loopback_name(&request) {
+        let (headers, uri) = (request.headers(), request.uri());
+        if self.answers_loopback_names_alone && !caller::is_called_by_a_loopback_name(headers, uri)
+        {
             return text(
                 StatusCode::MISDIRECTED_REQUEST,
                 "this port answers to localhost and loopback addresses alone\n",

@@ -3,7 +3,7 @@
 //! - [`engine`] is the limiter itself, without a network, a disk or a clock; whatever asks goes through it.
 //! - [`service`] asks it for clients, of [`port`] by way of [`http`]; [`tokens`] says which of them may, [`waiting`] bounds
 //!   who waits.
-//! - [`limit_sources`] says which limits there are: of [`limits_file`], of a collection, of what was PUT.
+//! - [`limit_sources`] says which limits there are: of [`limits_file`] and of a collection.
 //! - [`sharing`] has a server decide, where several limiters share their limits.
 //! - [`saver`] brings what was used into the folder of [`state`] each second.
 //! - [`status`] and [`metrics`] show it. Only [`app`] knows all parts, and only [`config`] reads the environment.

@@ -1,7 +1,5 @@
 //! `limiter serve` as clients and operators meet it: real processes, killed and stopped.
 
-#[path = "serve/administration.rs"]
-mod administration;
 #[path = "serve/clients.rs"]
 mod clients;
 #[cfg(feature = "mongodb")]

@@ -1,7 +1,7 @@
 //! Limits as they are written: the terms of each under its name, before anything is made of them. TOML in a file, or JSON with the same
 //! names and values, by `serde`.
 
-use std::{collections::BTreeSet, fmt};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -17,28 +17,6 @@ pub struct Document(Table);
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Terms(Table);
-
-impl Terms {
-    /// Whether they say that the limit is of every call.
-    #[must_use]
-    pub fn of_every_call(&self) -> bool {
-        let every_call = self.0.get("every_call").and_then(Value::as_bool);
-        every_call == Some(true)
-    }
-
-    /// The keys that they name, as the reader takes them.
-    #[must_use]
-    pub fn keys(&self) -> BTreeSet<String> {
-        let keys = self.0.get("keys").and_then(Value::as_array);
-        let keys = keys.into_iter().flatten();
-        keys.filter_map(|key| match key {
-            Value::String(text) => Some(text.clone()),
-            Value::Integer(number) => Some(number.to_string()),
-            _ => None,
-        })
-        .collect()
-    }
-}
 
 impl Document {
     /// Reads TOML.
@@ -87,24 +65,6 @@ impl Document {
         limits.is_some_and(|limits| limits.contains_key(name))
     }
 
-    /// Whether it says how to log in to the server of `[sharing]`.
-    #[must_use]
-    pub fn has_credentials(&self) -> bool {
-        let sharing = self.0.get("sharing").and_then(Value::as_table);
-        let redis = sharing.and_then(|it| it.get("redis")?.as_str());
-        // A socket's address names them after a question mark.
-        redis.is_some_and(|redis| redis.contains(['@', '?']))
-    }
-
-    /// Leaves out all limits but those of these names and the one that `unknown` names.
-    pub fn keep_limits(&mut self, names: &BTreeSet<String>) {
-        let unknown = self.0.get("unknown").and_then(Value::as_str);
-        let unknown = unknown.map(ToOwned::to_owned);
-        if let Some(Value::Table(limits)) = self.0.get_mut("limits") {
-            limits.retain(|name, _| names.contains(name) || unknown.as_deref() == Some(name));
-        }
-    }
-
     /// Puts terms in the place of those of the limit of this name, if there is one, as a whole.
     pub fn set(&mut self, name: &str, terms: Terms) {
         let limits = self.0.entry("limits");
@@ -140,36 +100,6 @@ mod tests {
         assert_eq!(of_toml.rules().unwrap(), Rules::parse(FILE).unwrap());
         assert!(serde_json::from_str::<Terms>("[]").is_err());
         assert!(serde_json::from_str::<Terms>("{\"rules\": null}").is_err());
-    }
-
-    #[test]
-    fn limits_that_are_kept_are_in_order_without_the_others() {
-        let mut written = Document::parse(FILE).unwrap();
-        written.set("c", written.terms("b").unwrap());
-        let of = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect();
-        for (names, expected) in [(&["b", "d"][..], "ab"), (&[], "a")] {
-            written.keep_limits(&of(names));
-            let kept: String = written.limits().map(|(name, _)| name).collect();
-            assert_eq!(kept, expected);
-            assert!(written.rules().is_ok());
-        }
-    }
-
-    #[test]
-    fn credentials_are_noticed_in_every_mode() {
-        for (sharing, expected) in [
-            ("", false),
-            ("[sharing]\nredis = 'redis://10.0.0.5'", false),
-            (
-                "[sharing]\nmode = 'local'\nredis = 'redis://a:b@10.0.0.5'",
-                true,
-            ),
-            ("[sharing]\nredis = 'unix:///run/redis.sock'", false),
-            ("[sharing]\nredis = 'unix:///run/redis.sock?pass=b'", true),
-        ] {
-            let written = Document::parse(sharing).unwrap();
-            assert_eq!(written.has_credentials(), expected, "{sharing}");
-        }
     }
 
     #[test]

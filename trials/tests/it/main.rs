@@ -32,7 +32,6 @@ mod languages;
 mod ledger;
 mod limits;
 mod limits_bench;
-mod limits_feed;
 mod load;
 mod losses;
 mod maintenance;

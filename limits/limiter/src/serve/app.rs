@@ -134,7 +134,6 @@ impl App {
             clock: kept.clock.clone(),
             tokens: config.tokens.clone(),
             fields: config.fields,
-            rights: config.rights,
             sources: kept.sources.clone(),
             waiting: self.runtime_config.waiting.clone(),
             metrics: metrics::Serving::register(registry).context("metrics")?,

@@ -25,8 +25,6 @@ pub struct Config {
     pub tokens: Option<Arc<Reloaded<tokens::File>>>,
     /// How answers over HTTP tell what is left.
     pub fields: Fields,
-    /// What callers may do where no token is needed.
-    pub rights: tokens::Rights,
     /// Most connections, and most of them from one address.
     pub connections: (usize, usize),
     /// The limits; `None` only where there was a mistake.
@@ -87,9 +85,6 @@ impl Settings for Args {
                 serving.listen
             ));
         }
-        if serving.open_administration && !serving.token_file.is_empty() {
-            mistakes.add("--open-administration: is for a limiter without --token-file: with it, a token's rights say who may change limits");
-        }
         if limiting.limits.is_empty() {
             mistakes.add("--limits: names the file with the limits, and is needed");
         }
@@ -101,10 +96,6 @@ impl Settings for Args {
             listen: serving.listen,
             tokens: tokens.and_then(|file| loaded(mistakes, tokens::File(file))),
             fields: serving.ratelimit_fields,
-            rights: tokens::Rights {
-                administer: serving.open_administration,
-                feed: true,
-            },
             connections: (serving.connections, serving.connections_per_address),
             limits: limits.and_then(|file| loaded(mistakes, limits_file::File(file))),
             collection,
@@ -151,11 +142,10 @@ impl fmt::Display for Config {
         let state = self.state.as_ref().map(|folder| folder.display());
         write!(
             f,
-            "listen={} token={} open_administration={} ratelimit_fields={} connections={} connections_per_address={} limits={} limits_collection={} state={} counters={} counters_memory={} learned_max={:?} \
+            "listen={} token={} ratelimit_fields={} connections={} connections_per_address={} limits={} limits_collection={} state={} counters={} counters_memory={} learned_max={:?} \
              waiting={} waiting_per_token={} waiting_per_counter={} admin={} drain_timeout={:?} log_filter={}",
             self.listen,
             self.tokens.is_some(),
-            self.rights.administer,
             self.fields,
             self.connections.0,
             self.connections.1,

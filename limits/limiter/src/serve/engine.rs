@@ -270,11 +270,10 @@ impl Engine {
     }
 
     /// The same, and [keeps](Self::keep) other sources with them: no snapshot has the one without the other.
-    pub fn change_and_keep(&self, limits: &[NamedLimit], sources: Arc<[u8]>, now: u64) -> u64 {
+    pub fn change_and_keep(&self, limits: &[NamedLimit], sources: Arc<[u8]>, now: u64) {
         let mut state = self.state();
         state.change(limits, now);
         state.sources = sources;
-        state.unsaved.saved_by()
     }
 
     /// How often the limits changed; 1 at the start.

@@ -2,28 +2,26 @@
 
 mod answer;
 mod ask;
-mod feed;
-mod limits_admin;
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, Response};
+use http::{HeaderValue, Method, Request, Response, header, request::Parts};
 use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use runtime::rate_limit::{Fields, Quota};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::answer::problem as problem_answer;
 use self::{
-    answer::{CountedBody, LearnedBody, SlotBody, json, text},
+    answer::{CountedBody, LearnedBody, LimitBody, SlotBody, json, text},
     ask::{Path, Query, is_json, method, what},
 };
 use super::{
     asked::{Asked, Call},
-    engine::Slot,
-    problem::{self, Problem},
+    engine::{Refused, Slot},
+    problem::{self, Problem, refused},
     service::{self, Service},
 };
 
@@ -47,34 +45,43 @@ impl Service {
             Ok(Path::Call(call, _)) => Some(*call),
             _ => None,
         };
+        let (head, body) = request.into_parts();
+        let mut body = Some(body);
         let answered = match path {
-            Ok(path) => self.route(path, request, stop, began).await,
+            Ok(path) => self.route(path, &head, &mut body, stop, began).await,
             Err(problem) => Err(problem),
         };
-        let answer = answered.unwrap_or_else(|problem| self.problem(&problem));
+        let mut answer = answered.unwrap_or_else(|problem| self.problem(&problem));
+        if body.is_some_and(|body| !body.is_end_stream()) {
+            // The rest of the request would be in the way of the next one.
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(header::CONNECTION, close);
+        }
         let status = answer.status();
         self.metrics.answered(call, status.into());
         answer
     }
 
+    /// Leaves the body there if it is not read whole.
     async fn route(
         &self,
         path: Path<'_>,
-        request: Request<Incoming>,
+        head: &Parts,
+        body: &mut Option<Incoming>,
         stop: &CancellationToken,
         began: Instant,
     ) -> Result<Answer, Problem> {
-        let caller = self.admit(&request, began)?;
+        let caller = self.admit(head, began)?;
         match path {
             Path::Call(call, first) => {
-                expect(request.method(), &method(call))?;
-                let query = Query::of(request.uri().query().unwrap_or_default())?;
+                expect(&head.method, &method(call))?;
+                let query = Query::of(head.uri.query().unwrap_or_default())?;
                 let body = match call {
                     Call::Delay => Bytes::new(),
-                    _ if !is_json(request.headers()) => {
+                    _ if !is_json(&head.headers) => {
                         return Err(Problem::new(problem::MEDIA_TYPE, ""));
                     }
-                    _ => self.body(request.into_body()).await?,
+                    _ => self.body(body).await?,
                 };
                 let asked = Asked {
                     of: [first].into_iter().chain(query.also).collect(),
@@ -95,20 +102,13 @@ impl Service {
                 }
                 Ok(answer)
             }
-            Path::Limits => {
-                expect(request.method(), &Method::GET)?;
-                Ok(self.all_limits(&caller.holder, request.headers()).await)
-            }
             Path::Limit(limit) => {
                 self.may_use(&caller.holder, &limit)?;
-                self.limit(&limit, &caller.holder, request).await
-            }
-            Path::Feed => {
-                expect(request.method(), &Method::GET)?;
-                self.feed(&caller.holder, &request, stop).await
+                expect(&head.method, &Method::GET)?;
+                self.limit(&limit)
             }
             Path::Problem(name) => {
-                expect(request.method(), &Method::GET)?;
+                expect(&head.method, &Method::GET)?;
                 let mut kinds = problem::KINDS.iter();
                 let kind = kinds.find(|kind| kind.name == name);
                 let kind = kind.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
@@ -116,11 +116,22 @@ impl Service {
                 Ok(text(page, "text/plain; charset=utf-8"))
             }
             Path::OpenApi => {
-                expect(request.method(), &Method::GET)?;
+                expect(&head.method, &Method::GET)?;
                 Ok(text(OPENAPI, "application/json"))
             }
             Path::Other => Err(Problem::new(problem::NOT_FOUND, "")),
         }
+    }
+
+    /// The terms of a limit in force, and where they come from.
+    fn limit(&self, name: &str) -> Result<Answer, Problem> {
+        let plan = self.sources.plan();
+        let unknown = || refused(Refused::UnknownLimit(name.to_owned()), 0);
+        Ok(json(&LimitBody {
+            name,
+            source: plan.source(name),
+            terms: plan.terms(name).ok_or_else(unknown)?,
+        }))
     }
 
     fn problem(&self, problem: &Problem) -> Answer {

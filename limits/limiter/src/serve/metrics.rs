@@ -94,7 +94,7 @@ impl Serving {
         let problems: IntCounterVec = registry.add(PROBLEMS)?;
         let waiting: IntCounterVec = registry.add(WAITING_REFUSED)?;
         let token_refusals: IntCounterVec = registry.add(TOKEN_REFUSALS)?;
-        for reason in ["missing", "wrong", "limit", "right"] {
+        for reason in ["missing", "wrong", "limit"] {
             token_refusals.with_label_values(&[reason]);
         }
         let of_call = |call| CLASSES.map(|class| requests.with_label_values(&[call, class]));
@@ -183,9 +183,7 @@ impl Overview {
         let plan = self.sources.plan();
         let mut counts = Source::ALL.map(|source| ([source.name()], 0.0));
         for limit in &plan.rules.limits {
-            if let Some(source) = plan.sources(&limit.name).next() {
-                counts[source as usize].1 += 1.0;
-            }
+            counts[plan.source(&limit.name) as usize].1 += 1.0;
         }
         counts.into()
     }

@@ -45,7 +45,7 @@ pub const UNKNOWN_LIMIT: Kind = kind(
     "unknown-limit",
     404,
     "No limit has this name",
-    "Limits are set by the operator of the limiter, and by those who may administer it; a counter is made when it is first named.",
+    "Limits are set by the operator of the limiter; a counter is made when it is first named.",
 );
 /// Nothing is at the path.
 pub const NOT_FOUND: Kind = kind(
@@ -122,7 +122,7 @@ pub const FORBIDDEN: Kind = kind(
     "forbidden",
     403,
     "The token does not open this",
-    "The operator of the limiter lists in its file of tokens which limits each opens, and what else it may do.",
+    "The operator of the limiter lists in its file of tokens which limits each opens.",
 );
 /// The port was called by a name that is not this machine's.
 pub const MISDIRECTED: Kind = kind(
@@ -161,27 +161,6 @@ pub const SERVER_LOST: Kind = kind(
     "Nothing was allowed. Ask again after Retry-After; calls that were made and could not be counted, with the time when they were. A call that \
      was asked for may have been counted all the same.",
 );
-/// All limits together would not be in order.
-pub const INVALID_LIMIT: Kind = kind(
-    "invalid-limit",
-    422,
-    "The limits would have mistakes",
-    "Nothing is changed. The detail has the mistakes; docs/limits.md has the terms of a limit.",
-);
-/// The limit is not as the request takes it to be.
-pub const CONDITION: Kind = kind(
-    "precondition-failed",
-    412,
-    "The limit is not what If-Match or If-None-Match say",
-    "Nothing is changed. GET the limit, and send its ETag as If-Match.",
-);
-/// What is to be deleted was not made by a PUT.
-pub const NOT_PUT: Kind = kind(
-    "not-put",
-    409,
-    "The limit was not PUT",
-    "Only what was PUT can be deleted here; what the file or the collection say is changed there.",
-);
 /// The limiter is being stopped.
 pub const STOPPING: Kind = kind(
     "stopping",
@@ -191,7 +170,7 @@ pub const STOPPING: Kind = kind(
 );
 
 /// All kinds.
-pub const KINDS: [Kind; 22] = [
+pub const KINDS: [Kind; 19] = [
     QUOTA_EXCEEDED,
     UNKNOWN_LIMIT,
     NOT_FOUND,
@@ -210,9 +189,6 @@ pub const KINDS: [Kind; 22] = [
     TOO_MANY_WAIT,
     NOT_SAVED,
     SERVER_LOST,
-    INVALID_LIMIT,
-    CONDITION,
-    NOT_PUT,
     STOPPING,
 ];
 

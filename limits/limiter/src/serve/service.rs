@@ -5,9 +5,9 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::Request;
+use http::request::Parts;
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use runtime::{
     caller::{is_called_by_a_loopback_name, is_of_another_site},
     rate_limit::Fields,
@@ -25,7 +25,7 @@ use super::{
     metrics,
     problem::{self, Problem},
     sharing::{Decided, Decider},
-    tokens::{self, Holder, Rights},
+    tokens::{self, Holder},
     waiting::Waiting,
 };
 
@@ -36,10 +36,10 @@ const BODY_BYTES_MAX: usize = 8 << 10;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest that an answer is held until its slot.
-pub(super) const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The longest that an answer waits for a snapshot.
-pub(super) const SAVED_TIMEOUT: Duration = Duration::from_secs(10);
+const SAVED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A slot that had to be saved is passed on so long after its moment at most. After a stall of the disk, no more than what may go in this time
 /// goes at once.
@@ -57,8 +57,6 @@ pub struct Service {
     pub tokens: Option<Arc<Reloaded<tokens::File>>>,
     /// How answers over HTTP tell what is left.
     pub fields: Fields,
-    /// What callers may do where no token is needed.
-    pub rights: Rights,
     /// Where the limits come from.
     pub sources: LimitSources,
     /// Those who wait.
@@ -88,12 +86,14 @@ impl Service {
     ///
     /// # Errors
     /// Why the request is not admitted.
-    pub(super) fn admit<B>(&self, request: &Request<B>, began: Instant) -> Result<Caller, Problem> {
+    pub(super) fn admit(&self, head: &Parts, began: Instant) -> Result<Caller, Problem> {
         let Some(tokens) = &self.tokens else {
-            if !is_called_by_a_loopback_name(request) || is_of_another_site(request.headers()) {
+            if !is_called_by_a_loopback_name(&head.headers, &head.uri)
+                || is_of_another_site(&head.headers)
+            {
                 return Err(Problem::new(problem::MISDIRECTED, ""));
             }
-            let holder = Arc::new(Holder::anybody(self.rights));
+            let holder = Arc::new(Holder::anybody());
             return Ok(Caller { holder, began });
         };
         let refuse = |reason, detail: &str| {
@@ -101,7 +101,7 @@ impl Service {
             refusals.with_label_values(&[reason]).inc();
             Problem::new(problem::UNAUTHORIZED, detail)
         };
-        let token = token::bearer(request.headers()).ok_or_else(|| refuse("missing", ""))?;
+        let token = token::bearer(&head.headers).ok_or_else(|| refuse("missing", ""))?;
         let holder = tokens.current().holder(token);
         let holder =
             holder.ok_or_else(|| refuse("wrong", "the token is none that is taken here"))?;
@@ -179,16 +179,25 @@ impl Service {
         Ok(answer)
     }
 
-    /// Reads a whole body.
+    /// Reads a whole body, and takes it away.
     ///
     /// # Errors
     /// When it is too large, or does not come.
-    pub(super) async fn body(&self, body: Incoming) -> Result<Bytes, Problem> {
-        let body = Limited::new(body, BODY_BYTES_MAX).collect();
-        match timeout(BODY_TIMEOUT, body).await {
+    pub(super) async fn body(&self, body: &mut Option<Incoming>) -> Result<Bytes, Problem> {
+        let Some(incoming) = body else {
+            return Ok(Bytes::new());
+        };
+        if incoming.size_hint().lower() > BODY_BYTES_MAX as u64 {
+            return Err(Problem::new(problem::TOO_LARGE, ""));
+        }
+        let read = Limited::new(incoming, BODY_BYTES_MAX).collect();
+        match timeout(BODY_TIMEOUT, read).await {
             Err(_) => Err(Problem::new(problem::SLOW, "")),
             Ok(Err(_)) => Err(Problem::new(problem::TOO_LARGE, "")),
-            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Ok(read)) => {
+                *body = None;
+                Ok(read.to_bytes())
+            }
         }
     }
 

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     clock::Clock,
     engine::{Engine, LimitSurvey, Row, Survey, Taught},
-    limit_sources::{LimitSources, Plan, Source},
+    limit_sources::{LimitSources, Plan},
     saver::Saver,
     sharing::Decider,
     waiting::Waiting,
@@ -84,10 +84,8 @@ struct WaitingFor {
 struct LimitRow {
     name: String,
     rules: Vec<String>,
-    /// `file`, `collection` or `put`.
+    /// `file` or `collection`.
     source: &'static str,
-    /// The sources whose terms of it are not in force.
-    overrides: Vec<&'static str>,
     now: u64,
     delayed: u64,
     refused: u64,
@@ -190,7 +188,6 @@ impl LimiterStatus {
     }
 
     fn limit(&mut self, survey: &LimitSurvey, plan: &Plan, now: Instant) -> LimitRow {
-        let mut sources = plan.sources(&survey.name).map(Source::name);
         let counts = survey.counts;
         let rates = self.granted.entry(Arc::clone(&survey.name)).or_default();
         let granted = counts.now + counts.delayed;
@@ -200,8 +197,7 @@ impl LimiterStatus {
             rules: rules
                 .map(|(name, words)| format!("{name}: {words}"))
                 .collect(),
-            source: sources.next().unwrap_or_default(),
-            overrides: sources.collect(),
+            source: plan.source(&survey.name).name(),
             now: counts.now,
             delayed: counts.delayed,
             refused: counts.refused,

@@ -1,11 +1,9 @@
 //! Who may ask for which limits: tokens in a file, each with a name and what it opens.
 //!
 //! ```text
-//! # name    token                     limits            rights
+//! # name    token                     limits
 //! billing   nKq3mB0xT5r8vYw1z4A7      dsp-17,partner
 //! scripts   w9Zc2Lx6Hd4Jf8Ps1Qv0      *
-//! operator  r6Tj1Vb8Nc3Xq5Zm0Wy2      *                 administer
-//! producers e4Gk7Ra9Su2Ld6Hf3Op1      dsp-17,dsp-18     feed
 //! ```
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
@@ -33,27 +31,15 @@ pub struct Holder {
     pub name: String,
     /// The limits that it opens; `None` for all.
     pub limits: Option<BTreeSet<String>>,
-    /// What else it may.
-    pub rights: Rights,
-}
-
-/// What a token may do besides asking; nothing unless it is said.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rights {
-    /// PUT and DELETE the limits that it opens.
-    pub administer: bool,
-    /// Read the limits that it opens, and that of `unknown`, as one document, with the passwords that the file has.
-    pub feed: bool,
 }
 
 impl Holder {
     /// Who asks where no token is needed.
     #[must_use]
-    pub fn anybody(rights: Rights) -> Self {
+    pub fn anybody() -> Self {
         Self {
             name: String::new(),
             limits: None,
-            rights,
         }
     }
 
@@ -117,14 +103,8 @@ impl Tokens {
 
 fn read_line(line: &str) -> Result<(String, Holder), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let (name, token, limits, rights) = match words[..] {
-        [name, token, limits] => (name, token, limits, ""),
-        [name, token, limits, rights] => (name, token, limits, rights),
-        _ => {
-            return Err(
-                "write a name, a token, its limits, and its rights if it has any".to_owned(),
-            );
-        }
+    let [name, token, limits] = words[..] else {
+        return Err("write a name, a token and its limits".to_owned());
     };
     let is_name = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
     if name.len() > NAME_BYTES_MAX || !name.chars().all(is_name) {
@@ -133,26 +113,16 @@ fn read_line(line: &str) -> Result<(String, Holder), String> {
         ));
     }
     token::check(token)?;
-    let mut granted = Rights::default();
-    for right in listed(rights) {
-        match right {
-            "administer" => granted.administer = true,
-            "feed" => granted.feed = true,
-            _ => return Err("a right is administer or feed".to_owned()),
-        }
-    }
     Ok((
         token.to_owned(),
         Holder {
             name: name.to_owned(),
-            limits: (limits != "*").then(|| listed(limits).map(ToOwned::to_owned).collect()),
-            rights: granted,
+            limits: (limits != "*").then(|| {
+                let names = limits.split(',').filter(|it| !it.is_empty());
+                names.map(ToOwned::to_owned).collect()
+            }),
         },
     ))
-}
-
-fn listed(text: &str) -> impl Iterator<Item = &str> {
-    text.split(',').filter(|it| !it.is_empty())
 }
 
 #[cfg(test)]
@@ -166,14 +136,12 @@ mod tests {
 
     #[test]
     fn token_opens_its_limits_and_nothing_else() {
-        let file = format!("# name token limits\n\n a {ONE} x,y \nb {TWO} * feed,administer\n");
+        let file = format!("# name token limits\n\n a {ONE} x,y \nb {TWO} *\n");
         let tokens = Tokens::parse(file.as_bytes()).unwrap();
         let holder = tokens.holder(ONE.as_bytes()).unwrap();
         assert!(holder.may_use("x") && holder.may_use("y") && !holder.may_use("z"));
-        assert_eq!(holder.rights, Rights::default());
         let holder = tokens.holder(TWO.as_bytes()).unwrap();
         assert!(holder.may_use("z") && holder.name == "b");
-        assert!(holder.rights.administer && holder.rights.feed);
         for wrong in ["", &ONE[1..], "one-token-of-16B", "*"] {
             assert_eq!(tokens.holder(wrong.as_bytes()), None, "{wrong}");
         }
@@ -184,7 +152,7 @@ mod tests {
     fn what_is_wrong_with_a_file_is_said_without_its_tokens() {
         let twice = format!("a {ONE} *\nb {ONE} *");
         let same = format!("a {ONE} *\na {TWO} *");
-        let rights = format!("a {ONE} * owner");
+        let more = format!("a {ONE} * administer");
         let many: String = (0..=TOKENS_MAX)
             .map(|it| format!("n{it} {ONE}{it} *\n"))
             .collect();
@@ -194,7 +162,7 @@ mod tests {
             ("a short *", "line 1"),
             (&*twice, "line 2"),
             (&*same, "line 2"),
-            (&*rights, "line 1"),
+            (&*more, "line 1"),
             (&*format!("ä {ONE} *"), "a name"),
             (&*many, "more than"),
         ] {

@@ -75,7 +75,7 @@ async fn with_tokens(folder: &Path) -> Result<Limiter> {
     let tokens = folder.join("tokens");
     fs::write(
         &tokens,
-        "test one-token-of-16b * administer,feed\nnarrow narrow-token-16b a\n",
+        "test one-token-of-16b *\nnarrow narrow-token-16b a\n",
     )?;
     let flag = format!("--token-file={}", tokens.display());
     Limiter::start(LIMITS, &[&flag]).await

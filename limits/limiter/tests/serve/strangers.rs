@@ -126,3 +126,33 @@ async fn http_2_is_not_spoken() -> Result<()> {
     ensure!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"));
     limiter.stop().await
 }
+
+#[tokio::test]
+async fn answer_before_the_body_was_read_says_that_it_is_the_last() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut limiter = with_token(&folder).await?;
+    let head =
+        "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n";
+    for (more, status) in [
+        ("", 401),
+        ("Authorization: Bearer one-token-of-16b\r\n", 415),
+        (
+            "Authorization: Bearer one-token-of-16b\r\nContent-Type: application/json\r\n",
+            413,
+        ),
+    ] {
+        let answer = until_end(&limiter, format!("{head}{more}\r\n{{").as_bytes())?;
+        let answer = String::from_utf8(answer)?.to_ascii_lowercase();
+        ensure!(
+            answer.starts_with(&format!("http/1.1 {status}")),
+            "{answer}"
+        );
+        ensure!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    // Where nothing is left of a request, the next one is answered.
+    let mut client = limiter.client().await?;
+    for _ in 0..2 {
+        body(&client.get("/v1/limits/a/k/delay", &[]).await?, 401);
+    }
+    limiter.stop().await
+}

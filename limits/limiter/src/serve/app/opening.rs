@@ -9,7 +9,7 @@ use super::super::{
     clock::Clock,
     config::Config,
     engine::{Counting, Engine, Options, RestoreFailed, Unreadable},
-    limit_sources::{Begun, Changes, LimitSources},
+    limit_sources::{Changes, LimitSources, Plan, at_start},
     metrics,
     saver::Saver,
     sharing::Decider,
@@ -30,35 +30,40 @@ pub(super) struct Kept {
 pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result<Kept> {
     let file = config.limits.as_ref().map(|file| file.current());
     let file = file.context("--limits: is needed")?;
+    let has_collection = config.collection.is_some();
     let begin = |kept: &[u8]| {
-        let begun = Begun::of(&file.document, kept, config.collection.is_some());
-        begun.map_err(|mistakes| anyhow!("--limits: {}", mistakes.0.join("; ")))
+        let plan = at_start(file.document.clone(), kept, has_collection);
+        plan.map_err(|mistakes| anyhow!("--limits: {}", mistakes.0.join("; ")))
     };
     let changes = Changes::register(registry).context("metrics")?;
-    let options = |begun: &Begun| Options {
+    let options = |plan: &Plan| Options {
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
         learned_max: config.learned_max,
         is_saved: config.state.is_some(),
-        counting: Counting::of(begun.plan().rules.sharing.as_ref()),
+        counting: Counting::of(plan.rules.sharing.as_ref()),
     };
     let clock = Clock::start();
-    let new = |begun: &Begun, now| {
-        let limits = &begun.plan().rules.limits;
-        Arc::new(Engine::new(options(begun), limits, now))
+    let new = |plan: &Plan, now| {
+        let limits = &plan.rules.limits;
+        Arc::new(Engine::new(options(plan), limits, now))
     };
-    let decider = |begun: &Begun, engine: &Arc<Engine>, clock| {
-        let sharing = begun.plan().rules.sharing.as_ref();
+    let decider = |plan: &Plan, engine: &Arc<Engine>, clock| {
+        let sharing = plan.rules.sharing.as_ref();
         Decider::new(Arc::clone(engine), clock, sharing)
+    };
+    let sources = |plan: Plan, engine: &Arc<Engine>, clock: &Clock| {
+        let (engine, clock) = (Arc::clone(engine), clock.clone());
+        LimitSources::new(plan, has_collection, engine, clock, changes.clone())
     };
     let metrics = metrics::Saving::register(registry).context("metrics")?;
     let Some(path) = &config.state else {
         tracing::warn!("nothing is kept: a restart gives every quota anew (--state)");
-        let begun = begin(&[])?;
-        let engine = new(&begun, clock.now());
+        let plan = begin(&[])?;
+        let engine = new(&plan, clock.now());
         return Ok(Kept {
-            decider: decider(&begun, &engine, clock.clone()),
-            sources: LimitSources::new(begun, Arc::clone(&engine), clock.clone(), changes),
+            decider: decider(&plan, &engine, clock.clone()),
+            sources: sources(plan, &engine, &clock),
             engine,
             clock,
             saver: None,
@@ -76,8 +81,8 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
     };
     let snapshot = folder.read().with_context(named)?;
     let kept = snapshot.as_deref().map(Engine::kept_in).transpose();
-    let begun = begin(&kept.with_context(unusable)?.unwrap_or_default())?;
-    let engine = new(&begun, clock.now());
+    let plan = begin(&kept.with_context(unusable)?.unwrap_or_default())?;
+    let engine = new(&plan, clock.now());
     match snapshot {
         None => tracing::info!(folder = %path.display(), "no state yet: nothing was used"),
         Some(bytes) => {
@@ -103,8 +108,8 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
             }
         }
     }
-    let decider = decider(&begun, &engine, clock.clone());
-    let sources = LimitSources::new(begun, Arc::clone(&engine), clock.clone(), changes);
+    let decider = decider(&plan, &engine, clock.clone());
+    let sources = sources(plan, &engine, &clock);
     let saver = Saver::new(Arc::clone(&engine), folder, clock.clone(), metrics);
     if !saver.save(false).await {
         bail!("{}: a snapshot cannot be written there", named());

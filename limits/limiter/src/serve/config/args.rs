@@ -2,12 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Parser};
+use clap::Parser;
 use runtime::{
     rate_limit::Fields,
-    settings::{
-        CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, boolean, count, optional, size, time,
-    },
+    settings::{CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
 
 const EXAMPLES: &str = "\
@@ -53,7 +51,7 @@ pub(super) struct Serving {
 
     /// File with tokens, one a line after its name, and then the limits that it opens: calls must then bear one
     ///
-    /// `billing TOKEN dsp-17,partner`, or `*` for all limits. A fourth word names rights: `administer` may PUT and DELETE these limits, `feed` reads them at /v1/feed, with that of `unknown`. A token has 16 to 512 bytes. Without the file only this machine may ask, so --listen must be a loopback address. The file is looked at again every second.
+    /// `billing TOKEN dsp-17,partner`, or `*` for all limits. A token has 16 to 512 bytes. Without the file only this machine may ask, so --listen must be a loopback address. The file is looked at again every second.
     #[arg(
         long,
         group = CONTENTS,
@@ -73,20 +71,6 @@ pub(super) struct Serving {
         hide_short_help = true
     )]
     pub(super) ratelimit_fields: Fields,
-
-    /// Whether anybody on this machine may change limits where there is no --token-file
-    #[arg(
-        long,
-        value_name = "true|false",
-        num_args = 0..=1,
-        require_equals = true,
-        default_value = "false",
-        default_missing_value = "true",
-        hide_short_help = true,
-        action = ArgAction::Set,
-        value_parser = boolean
-    )]
-    pub(super) open_administration: bool,
 
     /// Maximum number of connections; each has one call at a time
     #[arg(

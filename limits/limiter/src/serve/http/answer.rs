@@ -4,10 +4,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use jiff::Timestamp;
+use limits::rules::Terms;
 use serde::Serialize;
 
 use super::super::{
     engine::Slot,
+    limit_sources::Source,
     problem::{Problem, QUOTA_EXCEEDED, UNAUTHORIZED},
 };
 
@@ -42,6 +44,15 @@ pub(super) struct LearnedBody {
     /// When one request could go.
     #[serde(flatten)]
     pub(super) next: SlotBody,
+}
+
+/// A limit in force.
+#[derive(Debug, Serialize)]
+pub(super) struct LimitBody<'a> {
+    pub(super) name: &'a str,
+    /// Where its terms come from.
+    pub(super) source: Source,
+    pub(super) terms: Terms,
 }
 
 /// A moment as people and programs read it.

@@ -20,11 +20,8 @@ const ALSO_MAX: usize = LIMITS_OF_A_CALL_MAX - 1;
 pub(super) enum Path<'a> {
     /// A call: what is asked, of which limit and counter.
     Call(Call, Counter),
-    /// Limits themselves.
-    Limits,
+    /// A limit itself.
     Limit(String),
-    /// All of them as one document.
-    Feed,
     /// The description of all others.
     OpenApi,
     Problem(&'a str),
@@ -47,15 +44,11 @@ impl<'a> Path<'a> {
         if path == "/v1/openapi.json" {
             return Ok(Self::OpenApi);
         }
-        if path == "/v1/feed" {
-            return Ok(Self::Feed);
-        }
         let Some(rest) = path.strip_prefix("/v1/limits") else {
             return Ok(Self::Other);
         };
         let segments: Vec<&str> = rest.split('/').collect();
         Ok(match segments[..] {
-            [""] => Self::Limits,
             ["", limit] => Self::Limit(limit_name(&decoded(limit)?)?),
             ["", limit, counter, call] => {
                 let call = match call {
@@ -72,7 +65,7 @@ impl<'a> Path<'a> {
     }
 }
 
-pub(super) fn decoded(text: &str) -> Result<Cow<'_, str>, Problem> {
+fn decoded(text: &str) -> Result<Cow<'_, str>, Problem> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map_err(|_| invalid("a name is not UTF-8"))
 }
@@ -206,10 +199,10 @@ mod tests {
         assert_eq!(Path::of("/v1/limits/a%20b/c%2Fd/delay").unwrap(), call);
         let limit = Path::Limit("a b".to_owned());
         assert_eq!(Path::of("/v1/limits/a%20b").unwrap(), limit);
-        assert_eq!(Path::of("/v1/limits").unwrap(), Path::Limits);
         for other in [
             "/",
             "/v1",
+            "/v1/limits",
             "/v1/limits/a/b",
             "/v1/limits/a/b/c",
             "/v1/limitsx",

@@ -3,9 +3,9 @@ const decisionsSpark = spark("decisions");
 el("decisions-spark").append(decisionsSpark.picture);
 const percent = (n) => n.toFixed(n < 10 ? 1 : 0) + " %";
 const limits = table(el("limits"), [
-  ["", "name", (cell, { name, rules, source, overrides }) => {
+  ["", "name", (cell, { name, rules, source }) => {
     if (!cell.firstChild) { cell.append(name); cell.appendChild(document.createElement("span")).className = "more"; }
-    const from = source === "file" ? "" : " (" + source + (overrides.length > 0 ? ", instead of " + overrides.join(" and ") : "") + ")";
+    const from = source === "file" ? "" : " (" + source + ")";
     say(cell.lastChild, rules.join("; ") + from);
   }],
   ["granted", "", (cell, { granted_per_second, now, delayed }) => {
