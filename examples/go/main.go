@@ -110,7 +110,7 @@ func stream(address, name string, handle func(*cookiesync.Cookie)) error {
 	cookies, err := cookiesync.NewCookieStreamerClient(connection).
 		GetCookies(context.Background(), &cookiesync.GetCookiesRequest{
 			Host:        name,
-			Understands: []cookiesync.Feature{cookiesync.Feature_FEATURE_COOKIE_AGE},
+			UnderstandsAge: true,
 		})
 	if err != nil {
 		return err

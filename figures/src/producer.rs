@@ -143,7 +143,7 @@ pub const SUBSCRIBERS_NOT_SHOWN: Figure = Figure::gauge(
 
 pub const SUBSCRIBERS_WITHOUT_AGE: Figure = Figure::gauge(
     "producer_subscribers_without_age",
-    "Open streams whose readers do not say that they understand the age of a cookie.",
+    "Open streams whose readers do not say that they act on the age of cookies.",
 );
 
 // Bytes in flight, and what is refused.
@@ -282,10 +282,6 @@ pub const FEED_ANSWERS: Figure = Figure::counter(
      no answer (failed).",
 )
 .by(&["outcome"]);
-pub const SHAPING_SUSPENDED: Figure = Figure::gauge(
-    "producer_limits_suspended",
-    "1 while nothing is shaped because a subscriber that does not understand the age of cookies is connected.",
-);
 pub const SHARING_SHARE: Figure = Figure::gauge(
     "producer_limit_share",
     "Part of a shared limit that this producer may use now.",

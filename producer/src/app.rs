@@ -32,7 +32,7 @@ use crate::{
     memory, metrics,
     readiness::{Accepting, Readiness},
     server::Server,
-    shaping::{self, Readers, Shaping},
+    shaping::{self, Shaping},
     status::{self, ProducerStatus},
     streams::{
         self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
@@ -145,11 +145,7 @@ impl App {
         );
         config.security.warn_if_exposed(addresses.grpc);
         admin::say_if_open(addresses.admin);
-        let readers = Readers {
-            understanding: subscribers.understanding().clone(),
-            retention: config.keeping.subscriber_retention,
-        };
-        let shaping = config.shaping.start(&producer_id, &log, readers, || {
+        let shaping = config.shaping.start(&producer_id, &log, || {
             HeldRecord::open(&config.listening.state, &producer_id)
         })?;
         shaping::register(&registry, shaping.clone())?;

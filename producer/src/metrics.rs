@@ -35,8 +35,7 @@ pub fn register(
         let stats = log.stats();
         let ages = log.ages(queues.iter().map(|queue| queue.position));
         let mut families = log::read(&stats);
-        let understanding = subscribers.understanding();
-        families.extend(subscribers::read(&queues, &ages, &stats, understanding));
+        families.extend(subscribers::read(&queues, &ages, &stats));
         families
     })?;
     register_process(registry, "producer", env!("CARGO_PKG_VERSION"))

@@ -18,7 +18,6 @@
 //! - What waits is lost when the process is killed; how much that is at most is on record (`epoch_history/held.rs`). When it stops, what waits is
 //!   kept in a file (`--limits-spool`), or else released before its time.
 //! - Under limits that a server decides on, what is shaped goes when the server has counted it, and nobody waits for its answers (`sharing/exact.rs`).
-//! - While a reader is connected that does not understand ages, nothing waits: cookies pass as if they were only observed.
 //!
 //! # Cost
 //!
@@ -41,7 +40,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::rules::{Mode, Rules};
+use limits::rules::Rules;
 use runtime::unix_micros;
 use tokio::{sync::Notify, time::timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -60,24 +59,14 @@ pub(crate) use self::{
 use crate::{
     epoch_history::{HeldRecord, LeftBehind},
     log::{Burst, Closed, Log},
-    streams::features::{Feature, Understanding},
 };
 
-/// How often it is looked for a new version of the file, and for readers that have left, where nothing else is due.
+/// How often a new version of the file is looked for, where nothing else is due.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A moment of the clock that limits go by: nanoseconds since the Unix epoch, as if nobody had set the system's clock since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
-
-/// Who reads what is released.
-#[derive(Debug, Clone)]
-pub(crate) struct Readers {
-    /// What they understand.
-    pub(crate) understanding: Understanding,
-    /// How long they are remembered.
-    pub(crate) retention: Duration,
-}
 
 /// The limits of one producer; clones share them.
 #[derive(Debug, Clone)]
@@ -91,9 +80,6 @@ struct Shared {
     file: LimitsFile,
     feed: Option<Feed>,
     spool: Option<Spool>,
-    understanding: Understanding,
-    /// For how long a reader is waited for that has left and does not understand ages, in nanoseconds.
-    linger: u64,
     began: Instant,
     began_unix_nanos: u64,
     lost_at_kill: Option<u64>,
@@ -117,21 +103,15 @@ struct State {
     /// When its shares change by themselves.
     shares_change: u64,
     record: Option<HeldRecord>,
-    /// Until when a reader that does not understand ages may come back and go on where it stood.
-    lacking_until: u64,
     is_over: bool,
 }
 
 impl Shaping {
-    /// The limits of `file`, releasing into `log`; nothing is kept beyond this run, and every reader understands ages.
+    /// The limits of `file`, releasing into `log`; nothing is kept beyond this run.
     #[must_use]
     pub fn new(file: LimitsFile, log: Log) -> Self {
-        let readers = Readers {
-            understanding: Understanding::default(),
-            retention: Duration::ZERO,
-        };
         let nothing = (None, LeftBehind::Unknown);
-        Self::start("", (file, None), None, log, readers, nothing)
+        Self::start("", (file, None), None, log, nothing)
     }
 
     /// The limits of `file`, releasing into `log`. What an earlier run kept waits again.
@@ -142,7 +122,6 @@ impl Shaping {
         (file, feed): (LimitsFile, Option<Feed>),
         spool: Option<Spool>,
         log: Log,
-        readers: Readers,
         (record, left): (Option<HeldRecord>, LeftBehind),
     ) -> Self {
         let lost_at_kill = match left {
@@ -171,15 +150,12 @@ impl Shaping {
                     put_off: None,
                     shares_change: 0,
                     record,
-                    lacking_until: 0,
                     is_over: false,
                 }),
                 log,
                 file,
                 feed,
                 spool,
-                understanding: readers.understanding,
-                linger: u64::try_from(readers.retention.as_nanos()).unwrap_or(u64::MAX),
                 began: Instant::now(),
                 began_unix_nanos,
                 lost_at_kill,
@@ -233,9 +209,8 @@ impl Shaping {
         log.append(burst)
     }
 
-    /// Releases what is due, takes new versions of the file into force, and looks who is connected, until `stop`.
+    /// Releases what is due, and takes new versions of the file into force, until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let mut connected = self.shared.understanding.changes(Feature::CookieAge);
         loop {
             let wait = self.turn();
             if wait.is_zero() {
@@ -249,8 +224,6 @@ impl Shaping {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
                 () = self.shared.woken.notified() => {}
-                // Its sender lives as long as this.
-                _ = connected.changed() => {}
             }
         }
     }
@@ -264,7 +237,6 @@ impl Shaping {
         }
         self.look_at_file(&mut state, now);
         self.look_at_shares(&mut state);
-        self.look_who_listens(&mut state, now);
         if let State {
             shaper,
             server: Some(server),
@@ -336,30 +308,6 @@ impl Shaping {
         }
     }
 
-    fn look_who_listens(&self, state: &mut State, now: u64) {
-        let is_lacking = self.shared.understanding.is_lacking(Feature::CookieAge);
-        if is_lacking {
-            state.lacking_until = now.saturating_add(self.shared.linger);
-        }
-        let is_suspended = is_lacking || now < state.lacking_until;
-        if is_suspended != state.shaper.is_suspended() {
-            state.shaper.suspend(is_suspended, now);
-            if !shapes(&state.rules) {
-                // Nobody notices.
-            } else if is_suspended {
-                let who = self.shared.understanding.lacking(Feature::CookieAge);
-                tracing::warn!(
-                    subscribers = %who,
-                    "nothing is shaped: these subscribers do not understand the age of cookies, and would take late ones for new"
-                );
-            } else {
-                tracing::info!(
-                    "limits shape again: no subscriber is left that does not understand the age of cookies"
-                );
-            }
-        }
-    }
-
     /// Takes what waits out of the rooms, when no more comes: into the file if there is one and it is written by `deadline`, else into the
     /// log.
     pub(crate) async fn drain(&self, deadline: tokio::time::Instant) {
@@ -382,12 +330,9 @@ impl Shaping {
             _ => false,
         };
         let mut state = self.state();
-        // Who takes late cookies for new must not get them.
-        let is_lacking = self.shared.understanding.is_lacking(Feature::CookieAge);
-        let is_understood = !is_lacking && !state.shaper.is_suspended();
         let fate = if is_spooled {
             Fate::Spooled
-        } else if is_understood && held.chunks(TURN_COOKIES_MAX).all(|part| append(log, part)) {
+        } else if held.chunks(TURN_COOKIES_MAX).all(|part| append(log, part)) {
             Fate::ReleasedEarly
         } else {
             Fate::Dropped(Dropped::Drain)
@@ -485,14 +430,6 @@ async fn keep(spool: Spool, held: Arc<Vec<Held>>, now: u64) -> bool {
         }
     });
     writing.await.unwrap_or(false)
-}
-
-/// Whether anything may have to wait.
-fn shapes(rules: &Rules) -> bool {
-    rules
-        .limits
-        .iter()
-        .any(|limit| limit.handling.mode == Mode::Shape)
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@
 mod body;
 mod call;
 mod cookie_messages;
-pub mod features;
 mod get_cookies;
 pub mod in_flight;
 pub mod refusals;
@@ -37,7 +36,6 @@ use tower::Service;
 use self::{
     body::{Form, Session, StreamBody},
     cookie_messages::CookieMessages,
-    features::Presence,
     in_flight::StreamBudget,
     refusals::Refusals,
     request::read_request,
@@ -117,18 +115,12 @@ impl Streams {
 }
 
 impl Inner {
-    fn session(
-        &self,
-        (lease, presence): (Lease, Presence),
-        position: u64,
-        until: u64,
-        form: Form,
-    ) -> Session {
+    fn session(&self, lease: Lease, position: u64, until: u64, form: Form) -> Session {
         let queue_cookies_max = self.config.queue_cookies_max;
         let reader = self.log.reader(position, queue_cookies_max, until);
         let logged_from = tokio::time::Instant::from_std(lease.logged_from());
         let in_flight = self.budget.open(lease.in_flight(), logged_from);
-        Session::new((lease, presence), reader, form, in_flight)
+        Session::new(lease, reader, form, in_flight)
     }
 }
 

@@ -42,13 +42,6 @@ pub fn endpoint(uri: impl Into<Bytes>) -> Result<Endpoint, tonic::transport::Err
         .keep_alive_while_idle(true))
 }
 
-/// What a reader says in its request when it takes the time of each cookie from
-/// [`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros), or has no use for times.
-#[must_use]
-pub fn understood() -> Vec<i32> {
-    vec![v1::Feature::CookieAge.into()]
-}
-
 /// Opens a `Subscribe` stream whose messages stay bytes, for [`Received::decode`](crate::wire::Received::decode).
 ///
 /// # Errors

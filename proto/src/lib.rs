@@ -10,7 +10,7 @@
 //! let channel = client::endpoint("http://127.0.0.1:7676")?.connect().await?;
 //! let request = SubscribeRequest {
 //!     subscriber: "my-node".to_owned(),
-//!     understands: client::understood(),
+//!     understands_age: true,
 //!     ..SubscribeRequest::default()
 //! };
 //! let mut messages = client::subscribe(channel, request).await?.into_inner();
@@ -35,7 +35,7 @@
 //! - [`v1::Hello`] is always first; [`v1::Goodbye`] is last when the producer drains.
 //! - A cursor names the newest sequence a reader *has*. Cursors compare only within one epoch ([`cursor`]).
 //! - Of two cookies of one user and DSP the [`newest`] counts, which need not be the one that came last: each may have an
-//!   age, and a reader says that it [understands](client::understood) so.
+//!   age, and a reader that acts on it says so in its request (`understands_age`).
 //! - Every id is legal, as [`ids`] says.
 //! - What a stream sends at once is never smaller than [`limits::SMALL_FRAME_BYTES`], and no message larger than
 //!   [`limits::MESSAGE_BYTES_MAX`].

@@ -18,9 +18,6 @@ pub const SUBSCRIBER_NAME_BYTES_MAX: usize = 256;
 /// Most cursors in one `SubscribeRequest`.
 pub const CURSORS_MAX: usize = 1024;
 
-/// Most features that one request may say it understands.
-pub const FEATURES_MAX: usize = 16;
-
 /// Longest time between a cookie's acceptance and its chunk's, in microseconds: 7 days. More is read as that, so that no
 /// message makes a cookie look older.
 pub const AGE_MICROS_MAX: u64 = 7 * 24 * 3600 * 1_000_000;

@@ -168,8 +168,10 @@ impl Stream {
             Call::Subscribe => self.subscribe(&connector, channel).await,
             Call::GetCookies => {
                 let host = self.name.clone();
-                let understands = client::understood();
-                let request = connector.request(GetCookiesRequest { host, understands });
+                let request = connector.request(GetCookiesRequest {
+                    host,
+                    understands_age: true,
+                });
                 let opened = client::get_cookies(channel, request).await;
                 opened.map(Response::into_inner)
             }
@@ -195,7 +197,7 @@ impl Stream {
             cursors: cursors.collect(),
             start: proto::v1::StartPosition::from(self.args.start).into(),
             window_bytes: 0,
-            understands: client::understood(),
+            understands_age: true,
         });
         let mut messages = client::subscribe(channel, request).await?.into_inner();
         let message = messages

@@ -60,7 +60,7 @@ impl Subscription {
             cursors: cursors.iter().map(wire_cursor).collect(),
             start: StartPosition::Oldest.into(),
             window_bytes,
-            understands: client::understood(),
+            understands_age: true,
         };
         let opened = async {
             let channel = connector.connect(&endpoint).await.map_err(unreachable)?;

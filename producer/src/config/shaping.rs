@@ -15,7 +15,7 @@ use crate::{
     epoch_history::{HeldRecord, LeftBehind},
     log::Log,
     shaping::{
-        Readers, Shaping, Spool,
+        Shaping, Spool,
         contract::{self, File, LimitsFile},
         feed::{Feed, Url},
     },
@@ -141,7 +141,6 @@ impl LimitsConfig {
         &self,
         producer: &str,
         log: &Log,
-        readers: Readers,
         record: impl FnOnce() -> (Option<HeldRecord>, LeftBehind),
     ) -> anyhow::Result<Option<Shaping>> {
         let Some(file) = self.file.clone() else {
@@ -158,7 +157,7 @@ impl LimitsConfig {
             );
         }
         let file = (file, self.feed.clone());
-        let shaping = Shaping::start(producer, file, spool, log.clone(), readers, record());
+        let shaping = Shaping::start(producer, file, spool, log.clone(), record());
         Ok(Some(shaping))
     }
 

@@ -9,10 +9,7 @@ use runtime::metrics::family;
 use super::as_f64;
 use crate::{
     log::Stats,
-    streams::{
-        features::{Feature, Understanding},
-        subscribers::{RESUMES, Snapshot, resume_label},
-    },
+    streams::subscribers::{RESUMES, Snapshot, resume_label},
 };
 
 /// A subscriber, the age of the oldest cookie before it, and the log.
@@ -74,12 +71,7 @@ pub(super) fn figures() -> impl Iterator<Item = Figure> {
 }
 
 /// All of it; `ages` are those of the queues.
-pub(super) fn read(
-    queues: &[Snapshot],
-    ages: &[Duration],
-    stats: &Stats,
-    understanding: &Understanding,
-) -> Vec<MetricFamily> {
+pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec<MetricFamily> {
     let shown = || queues.iter().filter(|queue| queue.is_shown);
     let each = || {
         let pairs = queues.iter().zip(ages);
@@ -104,7 +96,8 @@ pub(super) fn read(
     let lost = lost.map(|(labels, count)| (labels, as_f64(count)));
     let resumed = resumed.map(|(labels, count)| (labels, as_f64(count)));
     let not_shown = as_f64((queues.len() - shown().count()) as u64);
-    let without_age = as_f64(understanding.lacking(Feature::CookieAge).count as u64);
+    let is_without_age = |queue: &&Snapshot| queue.connected && !queue.understands_age;
+    let without_age = as_f64(queues.iter().filter(is_without_age).count() as u64);
     figures
         .chain([
             family(producer::SUBSCRIBER_LOST, lost),

@@ -24,7 +24,7 @@ pub(super) struct Held {
     pub(super) accepted_unix_micros: u64,
     /// The same moment, in nanoseconds of the clock that the shaper goes by.
     pub(super) accepted: u64,
-    /// When its patience began, by the room's clock of patience: when it was accepted, or revived.
+    /// When it entered the room: when it was accepted, or revived.
     pub(super) entered: u64,
     /// How often it was revived.
     pub(super) revivals: u32,
@@ -182,11 +182,11 @@ impl Table {
         self.enlist(at, standing);
     }
 
-    /// Revives a dead letter, whose patience begins anew.
-    pub(super) fn revive(&mut self, at: At, patience: u64) {
+    /// Revives a dead letter: it enters the room again.
+    pub(super) fn revive(&mut self, at: At, now: u64) {
         let held = self.cookies[at as usize].as_mut().expect("it is held");
         held.revivals += 1;
-        held.entered = patience;
+        held.entered = now;
     }
 
     /// Has all that are parked be dead letters that were never revived.

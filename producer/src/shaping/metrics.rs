@@ -4,8 +4,7 @@ use figures::producer::{
     SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
     SHAPING_DROPPED, SHAPING_JITTER, SHAPING_LOST_AT_KILL, SHAPING_OLDEST, SHAPING_OVER,
     SHAPING_PARKED, SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED,
-    SHAPING_SUSPENDED, SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE,
-    SHARING_STATE, SHARING_SUM,
+    SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
 };
 use prometheus::proto::MetricFamily;
 use runtime::metrics::{Registry, family, histograms};
@@ -42,7 +41,6 @@ pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometh
         SHAPING_JITTER,
         SHAPING_VERSION,
         SHAPING_REFUSED_VERSION,
-        SHAPING_SUSPENDED,
         SHAPING_LOST_AT_KILL,
         SHARING_SHARE,
         SHARING_SUM,
@@ -131,9 +129,6 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         of_all(SHAPING_VERSION, |it| as_f64(it.version())),
         of_all(SHAPING_REFUSED_VERSION, |it| {
             f64::from(u8::from(it.refused().is_some()))
-        }),
-        of_all(SHAPING_SUSPENDED, |it| {
-            f64::from(u8::from(it.suspended_by().is_some()))
         }),
         family::<[&str; 0]>(SHAPING_LOST_AT_KILL, lost_at_kill),
     ]

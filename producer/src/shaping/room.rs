@@ -58,8 +58,6 @@ pub(super) struct Room {
     binding: usize,
     /// When the next dead letter may be revived.
     revival: u64,
-    /// For how long nothing was released as somebody listened who does not understand ages: nobody grew impatient meanwhile.
-    paused: u64,
     /// How many of those that were sent back ask again now, as the terms are others.
     asking: usize,
     /// Until when no slot can be had, as a queue of the limits' own is full, or the server gives none within the horizon.
@@ -90,7 +88,6 @@ impl Room {
             slots: VecDeque::new(),
             binding: 0,
             revival: 0,
-            paused: 0,
             asking: 0,
             blocked: 0,
             giver: Giver::Here,
@@ -146,8 +143,7 @@ impl Room {
         if let Some(at) = self.find(cookie) {
             self.figures.coalesced += 1;
             if let Standing::InLine | Standing::Returned(_) = self.held.get(at).standing {
-                let newer = self.impatient(held());
-                self.held.renew(at, newer);
+                self.held.renew(at, held());
                 self.keep_bound();
                 return Offered::Held;
             }
@@ -161,30 +157,21 @@ impl Room {
                     return Offered::Release;
                 }
                 Turn::Ahead => {
-                    let newer = self.impatient(held());
-                    let at = self.held.insert(newer);
+                    let at = self.held.insert(held());
                     self.line.push_back(at);
                 }
                 Turn::Beyond(wait) => {
                     self.figures.refused(self.binding);
-                    let newer = self.impatient(held());
-                    let at = self.held.insert(newer);
+                    let at = self.held.insert(held());
                     self.send_back(at, now, wait);
                 }
             }
         } else {
-            let newer = self.impatient(held());
-            let at = self.held.insert(newer);
+            let at = self.held.insert(held());
             self.join_line(at, now, lines);
         }
         self.keep_bound();
         Offered::Held
-    }
-
-    /// A cookie whose patience goes by this room's clock.
-    fn impatient(&self, mut held: Held) -> Held {
-        held.entered = held.accepted.saturating_sub(self.paused);
-        held
     }
 
     /// Lets a cookie go at once.
@@ -233,7 +220,6 @@ impl Room {
         if now.saturating_sub(held.accepted) > AGE_NANOS_MAX {
             return self.figures.drop(Dropped::Bound, 1);
         }
-        let held = self.impatient(held);
         if let Some(at) = self.held.find(&held.cookie()) {
             self.figures.coalesced += 1;
             if self.held.get(at).accepted <= held.accepted {
@@ -260,16 +246,6 @@ impl Room {
         }
     }
 
-    /// The clock of patience, which stands still while nothing is released.
-    fn patience(&self, now: u64) -> u64 {
-        now.saturating_sub(self.paused)
-    }
-
-    /// Nothing was released for so long.
-    pub(super) fn pause(&mut self, nanos: u64) {
-        self.paused = self.paused.saturating_add(nanos);
-    }
-
     /// Lets those go whose slot has come, at most so many. What has waited for too long dies instead.
     pub(super) fn release(&mut self, now: u64, most: usize, mut go: impl FnMut(Held)) {
         self.drop_late_slots(now);
@@ -284,7 +260,7 @@ impl Room {
                 continue;
             }
             let held = self.held.get(at);
-            if self.patience(now).saturating_sub(held.entered) > max_age {
+            if now.saturating_sub(held.entered) > max_age {
                 self.die(at, now, DeadReason::Age);
             } else if self.slots.front().is_some_and(|slot| *slot <= now) {
                 self.slots.pop_front();
@@ -341,7 +317,7 @@ impl Room {
             if self.held.is_vacant(*at) {
                 return 0;
             }
-            let entered = self.held.get(*at).entered.saturating_add(self.paused);
+            let entered = self.held.get(*at).entered;
             let death = entered.saturating_add(nanos(self.terms.handling.max_age));
             let slot = self.slots.front().copied();
             let slot = slot.unwrap_or_else(|| self.asks_at(may_ask));

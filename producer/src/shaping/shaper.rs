@@ -59,8 +59,6 @@ pub(crate) struct Shaper {
     others: Option<usize>,
     /// What was counted under names and rules that a room does not have any more.
     past: BTreeMap<String, Summary>,
-    /// Since when nothing is released late, as somebody listens who would take it for new.
-    suspended: Option<u64>,
     /// Whether a room is closing.
     has_closing: bool,
     /// The latest moment that was told.
@@ -113,7 +111,6 @@ impl Shaper {
             by_dsp: HashMap::default(),
             others: None,
             past: BTreeMap::new(),
-            suspended: None,
             has_closing: false,
             latest: now,
             strays: HashMap::default(),
@@ -156,11 +153,11 @@ impl Shaper {
         let limits = &mut self.limits;
         let offered = match room.terms.handling.mode {
             Mode::Police => room.police(limits, cookie, now),
-            Mode::Shape if self.suspended.is_none() => {
+            Mode::Shape => {
                 let held = || Held::new(&cookie.cookie(), unix_micros(), now);
                 room.shape(limits, cookie, now, self.lines, held)
             }
-            Mode::Shape | Mode::Observe => room.observe(limits, cookie, now),
+            Mode::Observe => room.observe(limits, cookie, now),
         };
         if offered != Offered::Release {
             room.figures.accepted += 1;
@@ -194,23 +191,6 @@ impl Shaper {
         None
     }
 
-    /// Whether nothing may be released late; then cookies are let through as if they were only observed.
-    pub(super) fn suspend(&mut self, is_suspended: bool, now: u64) {
-        if !is_suspended && let Some(since) = self.suspended.take() {
-            for place in &mut self.rooms {
-                place.room.pause(now.saturating_sub(since));
-            }
-            self.due = 0;
-        } else if is_suspended {
-            self.suspended.get_or_insert(now);
-        }
-    }
-
-    /// Whether nothing is released late.
-    pub(super) fn is_suspended(&self) -> bool {
-        self.suspended.is_some()
-    }
-
     /// When something is due, `u64::MAX` when nothing is; a moment that has passed when there was too much for one turn.
     pub(super) fn due(&self) -> u64 {
         self.due
@@ -221,9 +201,6 @@ impl Shaper {
         let now = now.max(self.latest);
         self.latest = now;
         let busy = std::mem::take(&mut self.busy);
-        if self.is_suspended() {
-            return self.find_busy(busy);
-        }
         let mut left = TURN_COOKIES_MAX;
         for &index in &busy {
             let place = &mut self.rooms[index];
@@ -278,8 +255,7 @@ impl Shaper {
             true => place.room.due(may_ask),
             false => Some(0),
         };
-        let due = busy().filter_map(due).min();
-        self.due = due.filter(|_| !self.is_suspended()).unwrap_or(u64::MAX);
+        self.due = busy().filter_map(due).min().unwrap_or(u64::MAX);
     }
 
     /// Takes out everything that is held. It counts as waiting until it [is settled](Self::settle).

@@ -142,10 +142,6 @@ impl World {
         }
     }
 
-    fn suspend(&mut self, is_suspended: bool) {
-        self.shaper.suspend(is_suspended, START + self.now);
-    }
-
     fn change(&mut self, text: &str) {
         self.shaper.change(&rules(text), START + self.now);
     }

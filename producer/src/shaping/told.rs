@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Feed, Shaping, Summary, shapes};
-use crate::streams::features::Feature;
+use super::{Feed, Shaping, Summary};
 
 impl Shaping {
     /// What was counted of each limit, and what it holds: of one moment.
@@ -42,17 +41,6 @@ impl Shaping {
         self.shared.feed.clone()
     }
 
-    /// Who is connected and makes that nothing is shaped that would be.
-    pub(crate) fn suspended_by(&self) -> Option<String> {
-        let state = self.state();
-        let is_suspended = state.shaper.is_suspended() && shapes(&state.rules);
-        drop(state);
-        is_suspended.then(|| {
-            let who = self.shared.understanding.lacking(Feature::CookieAge);
-            who.to_string()
-        })
-    }
-
     /// Most cookies that were lost when the run before was killed, if that is known.
     pub(crate) fn lost_at_kill(&self) -> Option<u64> {
         self.shared.lost_at_kill
@@ -65,9 +53,6 @@ impl Shaping {
     }
 
     fn version_in_words(&self) -> String {
-        if let Some(who) = self.suspended_by() {
-            return format!("shape is refused: {who} does not understand the age of cookies");
-        }
         let version = self.version();
         match self.refused() {
             Some(why) => format!("version {version} is in force, the newest is refused: {why}"),

@@ -29,8 +29,6 @@ pub struct Limits {
     pub version: u64,
     /// Why the newest version is not; its beginning, when that is long.
     pub refused: Option<String>,
-    /// The subscribers for which nothing is shaped, as they do not understand the age of cookies.
-    pub suspended_by: Option<String>,
     /// Most cookies that were lost when the run before was killed, if that is known.
     pub lost_at_kill_max: Option<u64>,
     /// How this producer takes part in shared limits, in words; none when it keeps them for itself.
@@ -109,7 +107,6 @@ impl Rows {
         Limits {
             version: shaping.version(),
             refused: shaping.refused().map(beginning),
-            suspended_by: shaping.suspended_by(),
             lost_at_kill_max: shaping.lost_at_kill(),
             sharing: sharing.as_ref().map(Standing::in_words),
             total: summaries.len(),

@@ -81,18 +81,9 @@ impl Scene {
             address: SocketAddr::from(([127, 0, 0, 1], 1)),
             task: tasks.spawn(std::future::pending::<()>()).abort_handle(),
         };
-        let understanding = subscribers.understanding().clone();
         let left = (None, LeftBehind::AtMost(4));
-        let shaping = limits.map(|file| {
-            Shaping::start(
-                "",
-                (Arc::new(file), None),
-                None,
-                log.clone(),
-                readers(understanding),
-                left,
-            )
-        });
+        let shaping =
+            limits.map(|file| Shaping::start("", (Arc::new(file), None), None, log.clone(), left));
         let status = ProducerStatus::new(Sources {
             name: "</script><b>p".to_owned(),
             log: log.clone(),
@@ -287,7 +278,6 @@ async fn limits_are_shown_with_what_came_what_was_over_and_what_went() {
     for (path, expected) in [
         ("/version", json!(1)),
         ("/refused", json!(null)),
-        ("/suspended_by", json!(null)),
         ("/lost_at_kill_max", json!(4)),
         ("/total", json!(2)),
         ("/rows/0/name", json!("<b>others")),
@@ -320,19 +310,6 @@ async fn limits_are_shown_with_what_came_what_was_over_and_what_went() {
     }
     let oldest = limits["rows"][1]["oldest_seconds"].as_f64();
     assert!(oldest > Some(0.0), "{oldest:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_makes_that_nothing_is_shaped_is_named() {
-    let mut scene = Scene::limited(LIMITS);
-    let understanding = scene.subscribers.understanding();
-    let _old = understanding.enter(Call::Subscribe, "<b>old", &[]);
-    let (stop, running) = (CancellationToken::new(), TaskTracker::new());
-    running.spawn(scene.shaping.clone().unwrap().run(stop.clone()));
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    scene.sample();
-    assert_eq!(scene.said(false)["limits"]["suspended_by"], "<b>old");
-    stop.cancel();
 }
 
 #[tokio::test]
@@ -398,11 +375,4 @@ async fn cost_of_a_sample_with_a_hundred_subscribers() {
     let bytes = [false, true].map(|history| scene.status.json(history).unwrap().len());
     println!("bytes of an event and of all: {bytes:?}");
     drop(leases);
-}
-
-fn readers(understanding: crate::streams::features::Understanding) -> crate::shaping::Readers {
-    crate::shaping::Readers {
-        understanding,
-        retention: std::time::Duration::ZERO,
-    }
 }

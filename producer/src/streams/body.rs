@@ -19,7 +19,6 @@ use tonic::Status;
 use super::{
     Superseded,
     cookie_messages::CookieMessages,
-    features::Presence,
     in_flight::InFlight,
     status::{draining, superseded, trailers},
     subscribers::Lease,
@@ -42,7 +41,6 @@ pub(super) struct Session {
     reader: Reader,
     form: Form,
     in_flight: Arc<InFlight>,
-    _presence: Presence,
 }
 
 /// What the body does next.
@@ -54,14 +52,8 @@ enum Step {
 }
 
 impl Session {
-    pub(super) fn new(
-        (lease, presence): (Lease, Presence),
-        reader: Reader,
-        form: Form,
-        in_flight: Arc<InFlight>,
-    ) -> Self {
+    pub(super) fn new(lease: Lease, reader: Reader, form: Form, in_flight: Arc<InFlight>) -> Self {
         Self {
-            _presence: presence,
             lease,
             reader,
             form,

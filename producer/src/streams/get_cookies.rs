@@ -20,8 +20,6 @@ pub(super) fn open(
     network: IpAddr,
 ) -> Result<StreamBody, Status> {
     check_name(&request.host, "host")?;
-    let understanding = streams.subscribers.understanding();
-    let presence = understanding.enter(Call::GetCookies, &request.host, &request.understands);
     let mut span = streams.log.span();
     let (mut first, mut until) = (span.next, 0);
     let lease =
@@ -32,7 +30,7 @@ pub(super) fn open(
                 span = streams.log.span();
                 let start = by_name(streams, StartPosition::Newest, span, remembered);
                 (first, until) = (start.first, start.catching_up_until);
-                Ok::<_, OpenError>(start.of_window(0))
+                Ok::<_, OpenError>(start.of_reader(0, request.understands_age))
             })?;
     if lease.is_logged() {
         tracing::info!(
@@ -43,6 +41,6 @@ pub(super) fn open(
         );
     }
     let form = Form::Cookies(Arc::clone(&streams.cookie_messages));
-    let session = streams.session((lease, presence), first, until, form);
+    let session = streams.session(lease, first, until, form);
     Ok(StreamBody::new(session))
 }

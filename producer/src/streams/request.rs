@@ -6,11 +6,11 @@ use http::Request;
 use http_body::Body as _;
 use prost::{
     DecodeError, Message,
-    encoding::{DecodeContext, WireType, decode_key, skip_field},
+    encoding::{DecodeContext, decode_key, skip_field},
 };
 use proto::{
     ids::{self, Illegal},
-    limits::{CURSORS_MAX, FEATURES_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
+    limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
     v1::{GetCookiesRequest, SubscribeRequest},
 };
 use tokio::time::timeout;
@@ -35,34 +35,18 @@ pub(super) struct Repeated {
     /// What it holds, in the plural.
     name: &'static str,
     entries_max: usize,
-    /// Whether one occurrence may hold many numbers.
-    is_packed: bool,
-}
-
-/// The field `understands` of either request.
-const fn features(number: u32) -> Repeated {
-    Repeated {
-        number,
-        name: "features",
-        entries_max: FEATURES_MAX,
-        is_packed: true,
-    }
 }
 
 impl Bounded for SubscribeRequest {
-    const REPEATED: &'static [Repeated] = &[
-        Repeated {
-            number: 2,
-            name: "cursors",
-            entries_max: CURSORS_MAX,
-            is_packed: false,
-        },
-        features(5),
-    ];
+    const REPEATED: &'static [Repeated] = &[Repeated {
+        number: 2,
+        name: "cursors",
+        entries_max: CURSORS_MAX,
+    }];
 }
 
 impl Bounded for GetCookiesRequest {
-    const REPEATED: &'static [Repeated] = &[features(2)];
+    const REPEATED: &'static [Repeated] = &[];
 }
 
 impl Repeated {
@@ -71,18 +55,8 @@ impl Repeated {
         let mut entries = 0;
         while !message.is_empty() {
             let (number, kind) = decode_key(&mut message)?;
-            let value = message;
             skip_field(kind, number, &mut message, DecodeContext::default())?;
-            if number != self.number {
-                continue;
-            }
-            let value = &value[..value.len() - message.len()];
-            entries += if self.is_packed && kind == WireType::LengthDelimited {
-                // Each number ends in a byte without the highest bit, and so does the length before them.
-                value.iter().filter(|byte| **byte < 0x80).count() - 1
-            } else {
-                1
-            };
+            entries += usize::from(number == self.number);
         }
         Ok(entries)
     }

@@ -20,9 +20,7 @@ pub(super) fn open(
     network: IpAddr,
 ) -> Result<StreamBody, Status> {
     check_name(&request.subscriber, "subscriber")?;
-    let (name, understands) = (&request.subscriber, &request.understands);
-    let understanding = streams.subscribers.understanding();
-    let presence = understanding.enter(Call::Subscribe, name, understands);
+    let name = &request.subscriber;
     let mut start = None;
     let lease = streams
         .subscribers
@@ -32,7 +30,7 @@ pub(super) fn open(
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
-            Ok::<_, OpenError>(chosen.of_window(request.window_bytes))
+            Ok::<_, OpenError>(chosen.of_reader(request.window_bytes, request.understands_age))
         })?;
     let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {
@@ -54,12 +52,7 @@ pub(super) fn open(
         );
     }
     let form = Form::Events(hello);
-    let session = streams.session(
-        (lease, presence),
-        start.first,
-        start.catching_up_until,
-        form,
-    );
+    let session = streams.session(lease, start.first, start.catching_up_until, form);
     Ok(StreamBody::new(session))
 }
 

@@ -35,7 +35,7 @@ use self::{
 };
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
-use super::{features::Understanding, in_flight::QueueInFlight};
+use super::in_flight::QueueInFlight;
 use crate::{
     log::Sequence,
     token_bucket::{Rate, TokenBucket},
@@ -82,7 +82,6 @@ type Queues = HashMap<(Call, String), Arc<Queue>>;
 #[derive(Debug, Clone)]
 pub struct Subscribers {
     shared: Arc<Shared>,
-    understanding: Understanding,
 }
 
 #[derive(Debug)]
@@ -110,6 +109,8 @@ struct State {
     account: Account,
     /// Of the current or latest stream: see [`Start::window_bytes`].
     window_bytes: u32,
+    /// The same.
+    understands_age: bool,
     /// Streams by how they began.
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
@@ -133,6 +134,8 @@ pub struct Start {
     pub outcome: ResumeOutcome,
     /// The receive window that its client stated, in bytes; 0 for none.
     pub window_bytes: u32,
+    /// Whether its client says that it acts on the age of cookies.
+    pub understands_age: bool,
 }
 
 #[cfg(test)]
@@ -143,6 +146,7 @@ impl Start {
             first,
             outcome: ResumeOutcome::Fresh,
             window_bytes: 0,
+            understands_age: true,
         })
     }
 }
@@ -179,7 +183,6 @@ impl Subscribers {
                 log_limit: Mutex::default(),
                 names_shown: Mutex::new(TokenBucket::full(names_shown, Instant::now().into())),
             }),
-            understanding: Understanding::default(),
         }
     }
 
@@ -241,12 +244,6 @@ impl Subscribers {
         admitted.is_some()
     }
 
-    /// What those that are connected do not understand.
-    #[must_use]
-    pub fn understanding(&self) -> &Understanding {
-        &self.understanding
-    }
-
     /// The figures of all queues, by call and name.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Snapshot> {
@@ -285,6 +282,7 @@ impl Queue {
             connection,
             account: Account::new(began.first),
             window_bytes: began.window_bytes,
+            understands_age: began.understands_age,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
             loss_log: LossLog::default(),
@@ -331,6 +329,7 @@ impl Queue {
             call,
             is_shown: self.is_shown,
             connected: matches!(state.connection, Connection::Streaming { .. }),
+            understands_age: state.understands_age,
             position: state.account.position(),
             joined: state.account.joined(),
             high_water: state.account.high_water(),
@@ -348,6 +347,7 @@ impl State {
     fn begin(&mut self, began: Start) {
         self.account.begin(began.first);
         self.window_bytes = began.window_bytes;
+        self.understands_age = began.understands_age;
         let outcome = RESUMES.iter().position(|it| *it == began.outcome);
         if let Some(outcome) = outcome {
             self.resumes[outcome] += 1;

@@ -12,15 +12,14 @@ use http::{Request, Response};
 use http_body_util::Full;
 use proptest::prelude::*;
 use prost::Message;
-use proto::{limits, v1, wire::CookieRef};
+use proto::{v1, wire::CookieRef};
 use runtime::metrics::Registry;
 use tonic::{Code, Status, body::Body};
 use tower::Service;
 
 use self::client::{Client, Reads};
 use super::{
-    Config, Streams, features::Feature, in_flight::StreamBudget, refusals::Refusals,
-    subscribers::Subscribers,
+    Config, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
 };
 use crate::{
     epoch_history::{self, State},
@@ -294,72 +293,38 @@ fn reader_of_either_call_that_does_not_understand_ages_counts_while_its_stream_i
     let runtime = runtime();
     let _entered = runtime.enter();
     let producer = small_producer();
-    let subscribe = |name: &str, understands| {
+    let subscribe = |name: &str, understands_age| {
         let request = v1::SubscribeRequest {
             subscriber: name.to_owned(),
-            understands,
+            understands_age,
             ..v1::SubscribeRequest::default()
         };
         producer.call("Subscribe", &request)
     };
-    let get_cookies = |name: &str, understands| {
+    let get_cookies = |name: &str, understands_age| {
         let host = name.to_owned();
-        producer.call("GetCookies", &v1::GetCookiesRequest { host, understands })
+        let request = v1::GetCookiesRequest {
+            host,
+            understands_age,
+        };
+        producer.call("GetCookies", &request)
     };
-    let lacking = || {
-        let understanding = producer.subscribers.understanding();
-        understanding.lacking(Feature::CookieAge).names
+    let without_age = || {
+        let all = producer.subscribers.snapshot().into_iter();
+        let without = all.filter(|it| it.connected && !it.understands_age);
+        without.map(|it| it.name).collect::<Vec<_>>()
     };
-    let understood = proto::client::understood();
-    let new = [
-        subscribe("new", understood.clone()),
-        get_cookies("new", understood),
-    ];
+    let new = [subscribe("new", true), get_cookies("new", true)];
     assert!(new.iter().all(Result::is_ok));
-    assert_eq!(lacking(), [""; 0]);
-    let (old, other) = (subscribe("old", Vec::new()), get_cookies("other", vec![7]));
+    assert_eq!(without_age(), [""; 0]);
+    let (old, other) = (subscribe("old", false), get_cookies("other", false));
     assert!(old.is_ok() && other.is_ok());
-    assert_eq!(lacking(), ["old", "other"]);
-    let now_new = subscribe("old", proto::client::understood());
+    assert_eq!(without_age(), ["other", "old"]);
+    let now_new = subscribe("old", true);
     drop(old);
     assert!(now_new.is_ok());
-    assert_eq!(lacking(), ["other"]);
-    assert!(subscribe("", Vec::new()).is_err());
+    assert_eq!(without_age(), ["other"]);
+    assert!(subscribe("", false).is_err());
     drop(other);
-    assert_eq!(lacking(), [""; 0]);
-}
-
-#[test]
-fn request_with_too_many_features_is_refused_however_they_are_encoded() {
-    let runtime = runtime();
-    let _entered = runtime.enter();
-    let producer = small_producer();
-    let request = |features| v1::SubscribeRequest {
-        subscriber: "s".to_owned(),
-        understands: vec![300; features],
-        ..v1::SubscribeRequest::default()
-    };
-    assert!(
-        producer
-            .call("Subscribe", &request(limits::FEATURES_MAX))
-            .is_ok()
-    );
-    let refused = |call, request: Result<Body, Status>| {
-        let status = request.expect_err(call);
-        assert_eq!(status.code(), Code::InvalidArgument, "{call}");
-        assert_eq!(status.message(), "more than 16 features", "{call}");
-    };
-    let many = request(limits::FEATURES_MAX + 1);
-    refused("Subscribe", producer.call("Subscribe", &many));
-    let many = v1::GetCookiesRequest {
-        host: "h".to_owned(),
-        understands: many.understands,
-    };
-    refused("GetCookies", producer.call("GetCookies", &many));
-    // Field 2, one number each.
-    let mut unpacked = vec![0, 0, 0, 0, 2 * 17];
-    unpacked.extend([2 << 3, 1].repeat(17));
-    let response = producer.send("GetCookies", Bytes::from(unpacked));
-    let status = Status::from_header_map(response.headers()).expect("refused");
-    refused("GetCookies", Err(status));
+    assert_eq!(without_age(), [""; 0]);
 }

@@ -30,9 +30,10 @@ pub struct GetCookiesRequest {
     /// back under the same name while the queue is kept goes on there; it may see the last cookies again.
     #[prost(string, tag = "1")]
     pub host: ::prost::alloc::string::String,
-    /// What the reader understands. At most 16; a producer ignores those it does not know.
-    #[prost(enumeration = "Feature", repeated, tag = "2")]
-    pub understands: ::prost::alloc::vec::Vec<i32>,
+    /// Whether the reader acts on `Cookie.age_micros`. It gets the same cookies either way: the producer counts the
+    /// streams whose readers do not.
+    #[prost(bool, tag = "3")]
+    pub understands_age: bool,
 }
 /// Where a subscriber stands on one producer.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -66,9 +67,9 @@ pub struct SubscribeRequest {
     /// a cursor starts no further before its position than that takes. 0 when it is not told.
     #[prost(uint32, tag = "4")]
     pub window_bytes: u32,
-    /// What the reader understands. At most 16; a producer ignores those it does not know.
-    #[prost(enumeration = "Feature", repeated, tag = "5")]
-    pub understands: ::prost::alloc::vec::Vec<i32>,
+    /// As in `GetCookiesRequest`.
+    #[prost(bool, tag = "6")]
+    pub understands_age: bool,
 }
 /// What a subscriber will never get of epochs of this producer that have ended: the rest of its cursor's epoch, and all of
 /// every epoch since that the cursor's owner has not seen. Epochs are those of one name on one machine; a producer that does not
@@ -182,35 +183,6 @@ pub mod event {
         Heartbeat(super::Heartbeat),
         #[prost(message, tag = "5")]
         Goodbye(super::Goodbye),
-    }
-}
-/// What a reader must act on for its store to stay right. A producer begins nothing that needs a feature while a reader
-/// that does not understand it is connected; what is in its log by then stays there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum Feature {
-    Unspecified = 0,
-    /// `Cookie.age_micros`: a cookie may come later than one that was accepted after it.
-    CookieAge = 1,
-}
-impl Feature {
-    /// String value of the enum field names used in the ProtoBuf definition.
-    ///
-    /// The values are not transformed in any way and thus are considered stable
-    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Unspecified => "FEATURE_UNSPECIFIED",
-            Self::CookieAge => "FEATURE_COOKIE_AGE",
-        }
-    }
-    /// Creates an enum from field names used in the ProtoBuf definition.
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "FEATURE_UNSPECIFIED" => Some(Self::Unspecified),
-            "FEATURE_COOKIE_AGE" => Some(Self::CookieAge),
-            _ => None,
-        }
     }
 }
 /// Where to start when no cursor fits and the name is not remembered.

@@ -124,8 +124,10 @@ impl Subscribe for Reader {
         let channel = client::endpoint(self.producer.clone())?.connect().await?;
         if self.one_by_one {
             let host = self.name.clone();
-            let understands = client::understood();
-            let request = GetCookiesRequest { host, understands };
+            let request = GetCookiesRequest {
+                host,
+                understands_age: true,
+            };
             let stream = client::get_cookies(channel, request).await?;
             self.messages = Some(Messages::Cookies(stream.into_inner()));
             return Ok(());
@@ -135,7 +137,7 @@ impl Subscribe for Reader {
             cursors: self.cursor.iter().cloned().collect(),
             start: StartPosition::Newest.into(),
             window_bytes: 0,
-            understands: client::understood(),
+            understands_age: true,
         };
         let mut stream = client::subscribe(channel, request).await?.into_inner();
         let first = stream.message().await?.context("no hello")?;

@@ -1,5 +1,5 @@
 //! Cookies that were accepted before they are released: by their own times the newest wins in every store, and readers that
-//! do not understand that are known. The producer runs in the test, which appends to its log.
+//! do not understand ages are counted. The producer runs in the test, which appends to its log.
 
 use std::{path::Path, time::Duration};
 
@@ -10,7 +10,7 @@ use bench::{
     scrape::{Samples, names},
 };
 use producer::{app::App, config::Config, log::Log};
-use proto::{client, v1::SubscribeRequest, wire::CookieRef};
+use proto::{v1::SubscribeRequest, wire::CookieRef};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -150,7 +150,7 @@ async fn cookie_older_than_its_time_to_live_is_settled_and_unseen() -> Result<()
 }
 
 #[tokio::test]
-async fn readers_that_do_not_understand_ages_are_known_while_they_are_connected() -> Result<()> {
+async fn readers_that_do_not_understand_ages_are_counted_while_they_are_connected() -> Result<()> {
     let folder = TempDir::new()?;
     let producer = producer(folder.path()).await?;
     let grpc = grpc(&producer);
@@ -169,7 +169,7 @@ async fn readers_that_do_not_understand_ages_are_known_while_they_are_connected(
     let mut consumer = Consumer::spawn(&folder, "node", &[grpc.as_str()], &store, &[]).await?;
     consumer.wait_ready().await?;
     let understanding = SubscribeRequest {
-        understands: client::understood(),
+        understands_age: true,
         ..from_newest("new")
     };
     let new = Subscription::open(&grpc, understanding).await?;

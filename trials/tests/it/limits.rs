@@ -19,7 +19,7 @@ use bench::{
     traffic::Traffic,
 };
 use figures::Figure;
-use proto::{client, v1::SubscribeRequest};
+use proto::v1::SubscribeRequest;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -108,10 +108,10 @@ fn told(samples: &Samples, limit: &str) -> Result<String> {
 struct Reading(JoinSet<Result<Subscription>>);
 
 impl Reading {
-    /// Opens a stream by a reader that understands the age of cookies, so that nothing keeps them from waiting.
+    /// Opens a stream.
     async fn begin(producer: &Producer) -> Result<Self> {
         let request = SubscribeRequest {
-            understands: client::understood(),
+            understands_age: true,
             ..from_oldest("probe")
         };
         let mut stream = Subscription::open(&producer.grpc, request).await?;

@@ -4,7 +4,6 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
 use bench::{admin, mongod::Mongod, scrape::names};
-use proto::v1::SubscribeRequest;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -14,7 +13,7 @@ use crate::{
         Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, programs,
         run_to_end, wait_said, wait_until,
     },
-    stream_client::{Subscription, from_oldest},
+    stream_client::{CookieStream, Subscription, from_oldest},
 };
 
 /// A file of limits in a folder.
@@ -158,41 +157,33 @@ async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
 }
 
 #[tokio::test]
-async fn reader_that_does_not_understand_ages_is_named_and_nothing_is_shaped() -> Result<()> {
+async fn limits_hold_for_readers_that_do_not_understand_ages() -> Result<()> {
     let folder = TempDir::new()?;
     let limits = Limits::new(&folder, &shaped("1/h"))?;
-    // For so long it might come back after it has left.
-    let flags = [&*limits.flag(), "--subscriber-retention=1s"];
-    let producer = Producer::start(&folder, &flags).await?;
-    accept_users(&producer, &["alice", "bob"]).await?;
-    assert_eq!(waiting(&producer).await?, 1);
-
-    let old = SubscribeRequest {
-        understands: Vec::new(),
-        ..from_oldest("old-node")
-    };
-    let mut stream = Subscription::open(&producer.grpc, old).await?;
-    wait_until(PATIENCE, "it is named", async || {
-        let ready = admin::get(&producer.admin, "/readyz").await?;
-        ensure!(ready.status == 200, "{ready:?}");
-        let said = "shape is refused: old-node does not understand the age of cookies";
-        Ok(ready.body.contains(said))
+    let producer = Producer::start(&folder, &[&limits.flag()]).await?;
+    let mut chunks = Subscription::open(&producer.grpc, from_oldest("old-node")).await?;
+    let mut single = CookieStream::open(&producer.grpc, "older-node").await?;
+    wait_until(PATIENCE, "both readers are counted", async || {
+        let metrics = producer.metrics().await?;
+        Ok(metrics.count(names::SUBSCRIBERS_WITHOUT_AGE, &[]) == 2)
     })
     .await?;
-    accept_users(&producer, &["carol", "mallory"]).await?;
-    stream.read_to(3).await?;
-    let users: Vec<_> = stream
-        .cookies
-        .iter()
-        .map(|cookie| &*cookie.user_id)
-        .collect();
-    assert_eq!(users, ["alice", "carol", "mallory"]);
+    accept_users(&producer, &["alice", "bob"]).await?;
     assert_eq!(waiting(&producer).await?, 1);
+    assert_eq!(producer.appended().await?, 1);
 
-    drop(stream);
-    wait_said(&producer.process, "limits shape again").await?;
-    accept_users(&producer, &["dora"]).await?;
-    assert_eq!(waiting(&producer).await?, 2);
+    // They receive what is released, with its age.
+    limits.set(&shaped("100/s"))?;
+    chunks.read_to(2).await?;
+    single.read().await?;
+    single.read().await?;
+    for cookies in [&chunks.cookies, &single.cookies] {
+        let released: Vec<_> = cookies
+            .iter()
+            .map(|cookie| (&*cookie.user_id, cookie.age_micros > 0))
+            .collect();
+        assert_eq!(released, [("alice", false), ("bob", true)]);
+    }
     Ok(())
 }
 

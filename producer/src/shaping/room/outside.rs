@@ -69,7 +69,7 @@ impl Room {
     fn ask_again(&mut self, at: At, now: u64, lines: u64) {
         let entered = self.held.get(at).entered;
         let wait = self.wait(now, lines);
-        let age = self.patience(now).saturating_sub(entered);
+        let age = now.saturating_sub(entered);
         let age = age.saturating_add(wait);
         if age > nanos(self.terms.handling.max_age) {
             self.die(at, now, DeadReason::Wait);
@@ -89,7 +89,7 @@ impl Room {
         let each = self.nanos_of(1, lines);
         let pause = each.saturating_mul(1000) / share;
         self.revival = self.revival.max(now).saturating_add(pause);
-        self.held.revive(at, self.patience(now));
+        self.held.revive(at, now);
         if self.wait(now, lines) > nanos(self.terms.handling.horizon) {
             self.lay_down(at, now);
             return;
@@ -102,7 +102,7 @@ impl Room {
     /// Sends a cookie back for as long as it would have to wait, but not beyond its age.
     pub(super) fn send_back(&mut self, at: At, now: u64, wait: u64) {
         let max_age = nanos(self.terms.handling.max_age);
-        let entered = self.held.get(at).entered.saturating_add(self.paused);
+        let entered = self.held.get(at).entered;
         let death = entered.saturating_add(max_age);
         let when = now.saturating_add(wait).min(death.saturating_add(1));
         self.held.move_to(at, Standing::Returned(when));

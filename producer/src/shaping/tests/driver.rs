@@ -12,11 +12,10 @@ use runtime::reload::{NamedFile, Reloaded};
 use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::super::{Readers, Shaping, contract::File, spool::Spool};
+use super::super::{Shaping, contract::File, spool::Spool};
 use crate::{
     epoch_history::{HeldRecord, State},
     log::{Burst, Config, Delivery, Log},
-    streams::features::Understanding,
 };
 
 const LIMITS: &str = r#"
@@ -52,10 +51,6 @@ impl Producer {
             (file, None),
             Some(Spool::take(folder.path().join("spool")).unwrap()),
             log.clone(),
-            Readers {
-                understanding: Understanding::default(),
-                retention: Duration::ZERO,
-            },
             HeldRecord::open(&state, "p"),
         );
         Self {

@@ -18,8 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     epoch_history::LeftBehind,
     log::{Burst, Config, Log},
-    shaping::{Readers, Shaping, contract::File},
-    streams::features::Understanding,
+    shaping::{Shaping, contract::File},
 };
 
 /// Killed when dropped.
@@ -51,12 +50,8 @@ fn shaping(folder: &TempDir, name: &str) -> (Shaping, Log) {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_secs(3600),
     });
-    let readers = Readers {
-        understanding: Understanding::default(),
-        retention: Duration::ZERO,
-    };
     let nothing = (None, LeftBehind::Unknown);
-    let shaping = Shaping::start(name, (file, None), None, log.clone(), readers, nothing);
+    let shaping = Shaping::start(name, (file, None), None, log.clone(), nothing);
     (shaping, log)
 }
 

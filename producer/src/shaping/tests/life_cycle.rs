@@ -165,20 +165,6 @@ fn who_is_renewed_is_not_the_oldest_when_the_room_is_full() {
 }
 
 #[test]
-fn nobody_grows_impatient_while_nothing_is_released() {
-    let mut world = World::new(&shaped("", "1/s"));
-    for user in ["a", "b", "c"] {
-        world.offer(17, user);
-    }
-    world.suspend(true);
-    world.pass_to(3600 * SECOND);
-    assert_eq!((world.gone.len(), world.holding("dsp").waiting), (1, 2));
-    world.suspend(false);
-    world.pass_to(3610 * SECOND);
-    assert_eq!(world.gone.len(), 3, "{:#?}", world.summary("dsp"));
-}
-
-#[test]
 fn full_room_keeps_the_newest() {
     let mut world = World::new(&shaped(r#"shape = { queue_bytes = "64KiB" }"#, "10/s"));
     for number in 0..1_000 {
@@ -263,25 +249,6 @@ fn live_change_keeps_the_debt_and_plans_anew() {
     }
     world.pass_to(79 * SECOND);
     assert_eq!(world.gone.len(), 31);
-}
-
-#[test]
-fn while_suspended_all_pass_and_nothing_late_goes() {
-    let mut world = World::new(&shaped("", "1/s"));
-    for user in ["a", "b", "c"] {
-        world.offer(17, user);
-    }
-    world.suspend(true);
-    assert_eq!(world.offer(17, "d"), Offered::Release);
-    assert_eq!(world.offer(17, "b"), Offered::Release);
-    world.pass_to(10 * SECOND);
-    let users: Vec<_> = world.gone.iter().map(|gone| &*gone.user).collect();
-    assert_eq!(users, ["a", "d", "b"]);
-    assert_eq!(world.holding("dsp").waiting, 1);
-    world.suspend(false);
-    world.turn();
-    world.pass_to(20 * SECOND);
-    assert_eq!(world.gone.last().unwrap().user, "c");
 }
 
 #[test]

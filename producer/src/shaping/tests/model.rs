@@ -76,14 +76,6 @@ fn nothing_is_uncounted_out_of_order_or_beyond_its_bound_whatever_changes() {
             world.pass_to(then);
             match random.usize(0..400) {
                 0 => world.change(&draw(&mut random)),
-                1 => {
-                    world.suspend(true);
-                    world.turn();
-                }
-                2 | 3 => {
-                    world.suspend(false);
-                    world.turn();
-                }
                 _ => {
                     let dsp = random.u32(1..8);
                     world.offer(dsp, &format!("u{}", random.u32(0..400)));
@@ -94,7 +86,6 @@ fn nothing_is_uncounted_out_of_order_or_beyond_its_bound_whatever_changes() {
                 world.summary("first");
             }
         }
-        world.suspend(false);
         world.pass_to(then + 60 * SECOND);
         let all = world.shaper.summaries(0);
         let accepted: u64 = all.values().map(|summary| summary.figures.accepted).sum();

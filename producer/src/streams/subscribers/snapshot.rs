@@ -14,6 +14,8 @@ pub struct Snapshot {
     pub is_shown: bool,
     /// Whether a stream is open.
     pub connected: bool,
+    /// Whether the reader of its current or latest stream says that it acts on the age of cookies.
+    pub understands_age: bool,
     /// The sequence after the last one taken out of the log.
     pub position: Sequence,
     /// The first sequence that is accounted for.

@@ -148,7 +148,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_subscribers_without_age",
-        "While there is one, nothing is begun that releases cookies with ages.",
+        "They receive the same cookies as all others. A store that one of them fills may keep a cookie that waited for its limit in place of a newer one.",
     ),
     (
         "consumer_received_seconds",
