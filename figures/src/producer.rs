@@ -272,16 +272,6 @@ pub const SHAPING_REFUSED_VERSION: Figure = Figure::gauge(
     "producer_limits_version_refused",
     "1 while the newest version of the file of limits is refused, and an older one is in force.",
 );
-pub const FEED_AGE: Figure = Figure::gauge(
-    "producer_limits_feed_age_seconds",
-    "Time since the limiter of --limits-feed answered last; it holds an answer for up to 25 s.",
-);
-pub const FEED_ANSWERS: Figure = Figure::counter(
-    "producer_limits_feed_requests_total",
-    "Requests to the limiter of --limits-feed: limits that changed, that are the same, that cannot be used and change nothing (refused), or \
-     no answer (failed).",
-)
-.by(&["outcome"]);
 pub const SHARING_SHARE: Figure = Figure::gauge(
     "producer_limit_share",
     "Part of a shared limit that this producer may use now.",

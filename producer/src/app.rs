@@ -97,10 +97,12 @@ impl App {
             "the system allows this process {files} open files, and a producer needs {FILES_MIN} at least, one for each \
              connection: raise the limit (ulimit -n, or LimitNOFILE= of its unit)"
         );
-        let limits = config.shaping.clone();
+        let limits = config.shaping.file.clone();
         let app = Self::start_on(Ports::bind(&config)?, config).await?;
-        let watching = limits.watch(app.files.clone(), app.shapes.stop.clone());
-        app.shapes.tasks.spawn(watching);
+        if let Some(file) = limits {
+            let watching = file.watch(app.files.clone(), app.shapes.stop.clone());
+            app.shapes.tasks.spawn(watching);
+        }
         Ok(app)
     }
 
@@ -145,7 +147,7 @@ impl App {
         );
         config.security.warn_if_exposed(addresses.grpc);
         admin::say_if_open(addresses.admin);
-        let shaping = config.shaping.start(&producer_id, &log, || {
+        let shaping = Shaping::open(&producer_id, &config.shaping, &log, || {
             HeldRecord::open(&config.listening.state, &producer_id)
         })?;
         shaping::register(&registry, shaping.clone())?;

@@ -25,7 +25,6 @@
 //! `cargo bench -p producer` has the figures. Its task wakes when something is due, and not before.
 
 pub mod contract;
-pub(crate) mod feed;
 mod figures;
 mod held;
 mod metrics;
@@ -36,10 +35,12 @@ mod spool;
 mod told;
 
 use std::{
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use limits::rules::Rules;
 use runtime::unix_micros;
 use tokio::{sync::Notify, time::timeout_at};
@@ -47,7 +48,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     contract::LimitsFile,
-    feed::Feed,
     figures::Fate,
     held::Held,
     room::Offered,
@@ -57,6 +57,7 @@ pub(crate) use self::{
     figures::Dropped, metrics::register, shaper::Summary, sharing::Standing, spool::Spool,
 };
 use crate::{
+    config::LimitsConfig,
     epoch_history::{HeldRecord, LeftBehind},
     log::{Burst, Closed, Log},
 };
@@ -78,7 +79,6 @@ pub struct Shaping {
 struct Shared {
     log: Log,
     file: LimitsFile,
-    feed: Option<Feed>,
     spool: Option<Spool>,
     began: Instant,
     began_unix_nanos: u64,
@@ -111,15 +111,36 @@ impl Shaping {
     #[must_use]
     pub fn new(file: LimitsFile, log: Log) -> Self {
         let nothing = (None, LeftBehind::Unknown);
-        Self::start("", (file, None), None, log, nothing)
+        Self::start("", file, None, log, nothing)
+    }
+
+    /// The limits of the producer of this name, if there are any; `record` opens the record of how many cookies wait.
+    ///
+    /// # Errors
+    /// When another process uses the file that keeps what waits.
+    pub(crate) fn open(
+        name: &str,
+        config: &LimitsConfig,
+        log: &Log,
+        record: impl FnOnce() -> (Option<HeldRecord>, LeftBehind),
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(file) = config.file.clone() else {
+            return Ok(None);
+        };
+        let take = |path: &PathBuf| {
+            let taken = Spool::take(path.clone());
+            taken.with_context(|| format!("--limits-spool: {}", path.display()))
+        };
+        let spool = config.spool.as_ref().map(take).transpose()?;
+        Ok(Some(Self::start(name, file, spool, log.clone(), record())))
     }
 
     /// The limits of `file`, releasing into `log`. What an earlier run kept waits again.
     ///
-    /// `name` is the producer's; `feed` is what the file is from, if that is a limiter.
+    /// `name` is the producer's.
     pub(crate) fn start(
         name: &str,
-        (file, feed): (LimitsFile, Option<Feed>),
+        file: LimitsFile,
         spool: Option<Spool>,
         log: Log,
         (record, left): (Option<HeldRecord>, LeftBehind),
@@ -154,7 +175,6 @@ impl Shaping {
                 }),
                 log,
                 file,
-                feed,
                 spool,
                 began: Instant::now(),
                 began_unix_nanos,

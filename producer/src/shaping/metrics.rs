@@ -11,7 +11,6 @@ use runtime::metrics::{Registry, family, histograms};
 
 use super::{
     Shaping,
-    feed::Feed,
     figures::{DeadReason, Dropped, seconds},
     shaper::Summary,
     sharing,
@@ -47,7 +46,6 @@ pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometh
         SHARING_STATE,
         SHARING_MISSED,
     ];
-    Feed::register(registry, shaping.as_ref().and_then(Shaping::feed))?;
     registry.read(figures, move || families(shaping.as_ref()))
 }
 

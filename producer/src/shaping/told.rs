@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Feed, Shaping, Summary};
+use super::{Shaping, Summary};
 
 impl Shaping {
     /// What was counted of each limit, and what it holds: of one moment.
@@ -25,20 +25,13 @@ impl Shaping {
         self.state().version
     }
 
-    /// Why the file, or the limiter that it follows, as it is now is not in force.
+    /// Why the file as it is now is not in force.
     pub(crate) fn refused(&self) -> Option<String> {
-        let feed = self.shared.feed.as_ref();
-        let refused = feed.and_then(Feed::refused);
-        let refused = refused.or_else(|| self.shared.file.refused());
+        let refused = self.shared.file.refused();
         let is_put_off = || self.state().put_off.is_some();
         refused.or_else(|| {
             is_put_off().then(|| "it is shared otherwise: restart the producer".to_owned())
         })
-    }
-
-    /// The limiter that the file follows, if it does.
-    pub(super) fn feed(&self) -> Option<Feed> {
-        self.shared.feed.clone()
     }
 
     /// Most cookies that were lost when the run before was killed, if that is known.

@@ -83,7 +83,7 @@ impl Scene {
         };
         let left = (None, LeftBehind::AtMost(4));
         let shaping =
-            limits.map(|file| Shaping::start("", (Arc::new(file), None), None, log.clone(), left));
+            limits.map(|file| Shaping::start("", Arc::new(file), None, log.clone(), left));
         let status = ProducerStatus::new(Sources {
             name: "</script><b>p".to_owned(),
             log: log.clone(),

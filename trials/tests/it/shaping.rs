@@ -1,6 +1,11 @@
 //! Limits of DSPs in real producers: what waits, what is said of it, and what becomes of it when a producer stops or is killed.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    io::ErrorKind,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Result, ensure};
 use bench::{admin, mongod::Mongod, scrape::names};
@@ -268,6 +273,44 @@ async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
     }
     ensure!(!ended.words.contains("in use"), "{}", ended.words);
     drop(taken);
+    Ok(())
+}
+
+/// What is in a folder: each file with its content, and when it was changed.
+fn files(folder: &TempDir) -> Result<Vec<(PathBuf, Vec<u8>, SystemTime)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder.path())? {
+        let path = entry?.path();
+        let modified = fs::metadata(&path)?.modified()?;
+        files.push((path.clone(), fs::read(&path)?, modified));
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[tokio::test]
+async fn check_of_the_settings_connects_to_nobody_and_writes_nothing() -> Result<()> {
+    let folder = TempDir::new()?;
+    let server = std::net::TcpListener::bind("127.0.0.1:0")?;
+    server.set_nonblocking(true)?;
+    let text = format!(
+        "{}[sharing]\nmode = \"lease\"\nredis = \"redis://{}\"\ngroup = \"g\"\n",
+        shaped("1/h"),
+        server.local_addr()?
+    );
+    let limits = Limits::new(&folder, &text)?.flag();
+    let spool = format!("--limits-spool={}", folder.path().join("waiting").display());
+    let state = format!("--state={}", folder.path().display());
+    let before = files(&folder)?;
+    let program = &programs().await?.producer;
+    for flag in ["--check-config", "--print-config"] {
+        let ended = run_to_end(program, &[flag, &limits, &spool, &state], &[]).await?;
+        assert_eq!(ended.code, Some(0), "{flag}: {}", ended.words);
+        // A connection would wait here, whoever made it.
+        let connected = server.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(connected, Err(ErrorKind::WouldBlock), "{flag}");
+        assert_eq!(files(&folder)?, before, "{flag}");
+    }
     Ok(())
 }
 

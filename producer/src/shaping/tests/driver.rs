@@ -48,7 +48,7 @@ impl Producer {
         let state = State::Folder(folder.path().to_owned());
         let shaping = Shaping::start(
             "",
-            (file, None),
+            file,
             Some(Spool::take(folder.path().join("spool")).unwrap()),
             log.clone(),
             HeldRecord::open(&state, "p"),

@@ -51,7 +51,7 @@ fn shaping(folder: &TempDir, name: &str) -> (Shaping, Log) {
         idle_after: Duration::from_secs(3600),
     });
     let nothing = (None, LeftBehind::Unknown);
-    let shaping = Shaping::start(name, (file, None), None, log.clone(), nothing);
+    let shaping = Shaping::start(name, file, None, log.clone(), nothing);
     (shaping, log)
 }
 

@@ -30,7 +30,6 @@ pub(super) const GROUPS: &[Group] = &[
     group("Tokens", "producer/src/security/tokens.rs", ""),
     group("Epoch history", "producer/src/epoch_history.rs", ""),
     group("Limits of DSPs", "producer/src/shaping/metrics.rs", ""),
-    group("Limits of a limiter", "producer/src/shaping/feed.rs", ""),
     group("What became of cookies", "consumer/src/ledger.rs", ""),
     group(
         "DSPs and what is set aside",
