@@ -29,9 +29,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::watch::{Failed, Watch};
 pub use self::{config_reload::RuntimeConfig, opening::open_store};
 use crate::{
-    aside,
     clock::Clock,
-    config::{Config, ProducerUrl, StoreConfig},
+    config::{Config, ProducerUrl},
     health::Health,
     lookup,
     losses::{self, Losses},
@@ -66,8 +65,6 @@ pub struct App {
 pub struct Surroundings<L> {
     /// Where cookies go.
     pub store: Arc<dyn Store>,
-    /// Where those go that the store does not take of one DSP alone, if it may fail so.
-    pub aside: Option<aside::Folder>,
     /// The admin port.
     pub admin: L,
     /// The way to the producers.
@@ -81,17 +78,9 @@ impl App {
     /// When the store can never work, the port is taken, or the registry has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = open_store(&config).await?;
-        let aside = match config.storing.store {
-            StoreConfig::Mongodb(_) => {
-                let folder = config.storing.set_aside();
-                Some(aside::Folder::open(folder, config.storing.set_aside_bytes).await?)
-            }
-            StoreConfig::Embedded(_) | StoreConfig::Discard => None,
-        };
         let admin = listen::bind(config.running.admin, "--admin")?;
         let surroundings = Surroundings {
             store,
-            aside,
             admin,
             network: Arc::new(Tcp),
         };
@@ -109,7 +98,6 @@ impl App {
     ) -> anyhow::Result<Self> {
         let Surroundings {
             store,
-            aside,
             admin: listener,
             network,
         } = surroundings;
@@ -169,7 +157,7 @@ impl App {
         say_plain_tokens(&config);
         let (services, stop) = (&app.services, &app.stop_services);
         config.security.watch(&credentials, services, stop);
-        let pipeline = app.pipeline(config, aside, network, metrics, health);
+        let pipeline = app.pipeline(config, network, metrics, health);
         let watch = app.watch();
         app.pipeline.spawn(watch.run("the writer", pipeline));
         Ok(app)
@@ -203,7 +191,6 @@ impl App {
     fn pipeline(
         &self,
         config: Config,
-        aside: Option<aside::Folder>,
         network: Arc<dyn Network>,
         metrics: Metrics,
         health: Arc<Health>,
@@ -211,7 +198,6 @@ impl App {
         let (buffer, mut pipeline) = Pipeline::new(
             &config,
             Arc::clone(&self.store),
-            aside,
             Arc::clone(&health),
             self.runtime_config.dsps_refused.subscribe(),
             &metrics,
@@ -231,13 +217,11 @@ impl App {
                 () = stop_reading.cancelled() => return Ok(()),
                 loaded = pipeline.load_cursors() => loaded?,
             }
-            if let Some(retries) = pipeline.take_retries() {
-                let stop = stop_services.clone();
-                services.spawn(watch.clone().run("what tries again", async {
-                    retries.run(stop).await;
-                    Ok(())
-                }));
-            }
+            let (collecting, writing, retrying) = pipeline.into_tasks(stop_services.clone());
+            services.spawn(watch.clone().run("what tries again", async {
+                retrying.await;
+                Ok(())
+            }));
             let producers = health.producers().clone();
             let maintenance = maintenance::run(
                 store,
@@ -271,7 +255,6 @@ impl App {
                 discovery.await;
                 Ok(())
             }));
-            let (collecting, writing) = pipeline.into_tasks();
             tracker.spawn(watch.run("the collector", collecting));
             writing.await
         }

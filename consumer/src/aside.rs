@@ -1,286 +1,304 @@
-//! Cookies of single DSPs that the store cannot take now: kept on disk until it can.
+//! Cookies of single DSPs that the store does not take now: the store's own server keeps them until it does.
 //!
 //! One cursor covers all DSPs, so a DSP whose database does not work must either stop all others or let the cursor pass.
-//! It may pass, because its cookies are durable here first; they are tried again, by a task of their own, until the store
-//! has them. A DSP's later cookies [wait](crate::batch::Batch::is_held) behind its earlier ones here, because of two of one
-//! millisecond MongoDB cannot tell which is newer. That some come twice after a restart does no harm.
+//! It may pass, because its cookies are durable in the retry queue first. Only the database of that DSP fails, so the server
+//! holds the queue itself: it needs no disk of the consumer, and while the whole server is down nothing is queued and reading
+//! stops. A [task](Retries) writes queued cookies again until the store has them. A DSP's later cookies
+//! [wait](crate::batch::Batch::is_held) behind its earlier ones, because of two of one millisecond MongoDB cannot tell
+//! which is newer. After a crash some may be written again, which changes nothing.
 //!
-//! The folder is bounded in bytes. A DSP may fill as much as would be left: one alone half of it, two a third each; and all
-//! whose slot is still to be made, and that nobody listed, have half of it together, since anybody can make DSPs up. What has no room becomes a dead
-//! letter.
+//! An [`Entry`] of the queue holds at most [`ENTRY_COOKIES_MAX`] cookies of one DSP. Here is only the index: 32 bytes for each
+//! entry. The queue is bounded at [`BYTES_MAX`]. A DSP may fill as much as would be left: one alone half of it, two a third
+//! each; and all unlisted DSPs that have no slot yet have half of it together, since anybody can make DSPs up. Cookies for
+//! which there is no room become dead letters.
 
-mod log;
 mod retry;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use anyhow::Context as _;
+use bytes::Bytes;
 use proto::wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, Received, put_cookie, seal};
-use tokio::{sync::Notify, task::spawn_blocking};
+use runtime::unix_micros;
+use tokio::sync::Notify;
 
-use crate::{batch::Batch, ledger::Retried, metrics, store::Rejected};
-use log::{Frame, Log};
+use crate::{
+    batch::Batch,
+    metrics,
+    store::{NotTaken, Rejected},
+};
 pub use retry::Retries;
 
-/// Most bytes that are tried again at once; a frame larger than that is alone.
-const TRIED_BYTES_MAX: u64 = 1 << 20;
+/// Maximum bytes of the queue.
+const BYTES_MAX: u64 = 256 << 20;
 
-/// The set-aside cookies of one consumer; clones share them.
+/// Maximum cookies of an entry: the longest take 350 kB.
+const ENTRY_COOKIES_MAX: usize = 1_000;
+
+/// What an entry counts beside its chunks: a small document, and its place in the index.
+const ENTRY_BYTES: u64 = 128;
+
+/// Maximum bytes that are retried at once.
+const RETRIED_BYTES_MAX: u64 = 1 << 20;
+
+/// What the queue holds under one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Later entries have greater numbers: the time of queueing in microseconds since the Unix epoch, or one more than the last.
+    pub number: u64,
+    /// The DSP of all its cookies.
+    pub dsp_id: u32,
+    /// How many cookies it holds.
+    pub cookies: u64,
+    /// What it takes of the queue's bound.
+    pub bytes: u64,
+}
+
+/// An entry with its cookies.
+#[derive(Debug, Clone)]
+pub struct FullEntry {
+    /// Its part of the index.
+    pub entry: Entry,
+    /// Encoded chunks as the wire has them, one for each time of the chunks in which its cookies came.
+    pub chunks: Vec<Bytes>,
+}
+
+/// The index of one consumer's retry queue; clones share it.
 #[derive(Debug, Clone)]
 pub struct Aside {
-    /// Locked by threads that may wait for the disk.
-    log: Arc<Mutex<Log>>,
-    /// Cookies by DSP, as they were last.
-    kept: Arc<Mutex<BTreeMap<u32, u64>>>,
-    /// Told when something was put.
+    index: Arc<Mutex<Index>>,
+    /// Notified when something was queued.
     changed: Arc<Notify>,
     /// DSPs that always get a slot.
     listed: Arc<BTreeSet<u32>>,
+    bytes_max: u64,
     metrics: metrics::Aside,
 }
 
-/// Cookies of one DSP that are tried again.
-#[derive(Debug)]
-pub struct Tried {
-    /// These, as a batch without cursors.
-    pub batch: Arc<Batch>,
-    /// How many they were when they were set aside.
-    pub cookies: u64,
-    frames: usize,
+#[derive(Debug, Default)]
+struct Index {
+    dsps: BTreeMap<u32, OfDsp>,
+    last_number: u64,
+    bytes: u64,
 }
 
-/// A folder that was opened.
-#[derive(Debug)]
-pub struct Folder {
-    log: Log,
-    bytes_max: usize,
-}
-
-impl Folder {
-    /// Opens `folder`, which is made if need be, and finds what was set aside before.
-    ///
-    /// # Errors
-    /// When the folder cannot be used, or is in use by another process.
-    pub async fn open(folder: PathBuf, bytes_max: usize) -> anyhow::Result<Self> {
-        let shown = folder.display().to_string();
-        let opened = spawn_blocking(move || Log::open(&folder, bytes_max as u64)).await?;
-        let log = opened.with_context(|| {
-            format!("cannot set cookies aside in {shown}; choose another folder with --set-aside")
-        })?;
-        Ok(Self { log, bytes_max })
-    }
+/// The entries of one DSP, the oldest first.
+#[derive(Debug, Default)]
+struct OfDsp {
+    entries: VecDeque<Entry>,
+    cookies: u64,
+    bytes: u64,
 }
 
 impl Aside {
-    /// What is in `folder`, and what will be.
+    /// An empty queue, for a store with slots for DSPs that are `listed`.
     #[must_use]
-    pub fn new(folder: Folder, listed: BTreeSet<u32>, metrics: metrics::Aside) -> Self {
-        let Folder { log, bytes_max } = folder;
-        let found: u64 = log.dsps().map(|(_, cookies)| cookies).sum();
-        if found > 0 {
-            let dsps = log.dsps().count();
+    pub fn new(listed: BTreeSet<u32>, metrics: metrics::Aside) -> Self {
+        Self {
+            index: Arc::default(),
+            changed: Arc::default(),
+            listed: Arc::new(listed),
+            bytes_max: BYTES_MAX,
+            metrics,
+        }
+    }
+
+    /// Takes in what an earlier process has queued.
+    pub fn load(&self, entries: &[Entry]) {
+        let cookies: u64 = entries.iter().map(|entry| entry.cookies).sum();
+        self.add(entries.iter().copied());
+        self.metrics.ledger.found(cookies);
+        if cookies > 0 {
+            let dsps = self.dsps().len();
             tracing::info!(
-                cookies = found,
+                cookies,
                 dsps,
                 "cookies were set aside before: they are tried again"
             );
         }
-        metrics.ledger.found(found);
-        metrics
-            .bytes_max
-            .set(metrics::gauge_value(bytes_max as u64));
-        let aside = Self {
-            log: Arc::new(Mutex::new(log)),
-            kept: Arc::default(),
-            changed: Arc::default(),
-            listed: Arc::new(listed),
-            metrics,
-        };
-        aside.measure(&aside.log());
-        aside
     }
 
-    /// Sets cookies of `batch` aside, by DSP; they are durable when this returns. Returns those that are not set aside,
-    /// with the reason.
-    pub async fn put(
-        &self,
-        batch: &Arc<Batch>,
-        what: Vec<(u32, Vec<u32>)>,
-        has_slot: impl Fn(u32) -> bool + Send + 'static,
-    ) -> Vec<Rejected> {
-        let (this, batch) = (self.clone(), Arc::clone(batch));
-        let put = spawn_blocking(move || this.put_now(&batch, what, has_slot)).await;
-        self.changed.notify_one();
-        put.expect("it does not panic")
-    }
-
-    fn put_now(
+    /// Entries for cookies of `batch` that were not taken, to be stored and then [added](Self::put); and the cookies for which
+    /// there is no room.
+    pub fn pack(
         &self,
         batch: &Batch,
-        what: Vec<(u32, Vec<u32>)>,
+        not_taken: &[NotTaken],
         has_slot: impl Fn(u32) -> bool,
-    ) -> Vec<Rejected> {
+    ) -> (Arc<[FullEntry]>, Vec<Rejected>) {
         let is_expected = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
-        let mut log = self.log();
-        let mut of_newcomers = log.charge_of(|dsp_id| !is_expected(dsp_id));
-        let (mut frames, mut entered) = (Vec::new(), Vec::new());
-        let (mut refused, mut before) = (Vec::new(), 0);
-        let mut refuse = |indices: Vec<u32>, reason: &str| {
-            refused.extend(indices.into_iter().map(|index| Rejected {
-                index,
-                reason: reason.to_owned(),
-            }));
-        };
-        for (dsp_id, indices) in what {
-            let frame = frame(batch, dsp_id, &indices);
-            let bytes = frame.messages.len() as u64;
-            let new_bytes = if is_expected(dsp_id) { 0 } else { bytes };
-            let is_welcome =
-                new_bytes == 0 || log.has_room_among_newcomers(of_newcomers + new_bytes);
-            if is_welcome
-                && !log.has_room(dsp_id, bytes, before)
-                && let Err(error) = log.make_room()
-            {
-                tracing::warn!(%error, "no room can be made for cookies to be set aside");
-            }
-            if is_welcome && log.has_room(dsp_id, bytes, before) {
-                before += bytes;
-                of_newcomers += new_bytes;
-                frames.push(frame);
-                entered.extend(indices);
-            } else {
-                refuse(
-                    indices,
-                    "the store did not take it, and there is no room to set it aside",
+        let mut index = self.index();
+        let unexpected = index
+            .dsps
+            .iter()
+            .filter(|(dsp_id, _)| !is_expected(**dsp_id));
+        let mut unexpected_bytes: u64 = unexpected.map(|(_, of_dsp)| of_dsp.bytes).sum();
+        let mut bytes_all = index.bytes;
+        let (mut entries, mut no_room) = (Vec::new(), Vec::new());
+        for NotTaken {
+            dsp_id, indices, ..
+        } in not_taken
+        {
+            let packed = pack_dsp(batch, *dsp_id, indices);
+            let bytes: u64 = packed.iter().map(|it| it.entry.bytes).sum();
+            let has = index.dsps.get(dsp_id).map_or(0, |of_dsp| of_dsp.bytes);
+            let has_room = has + bytes <= self.bytes_max.saturating_sub(bytes_all + bytes);
+            let is_welcome = is_expected(*dsp_id) || unexpected_bytes + bytes <= self.bytes_max / 2;
+            if !has_room || !is_welcome {
+                no_room.extend(
+                    indices.iter().map(|index| Rejected {
+                        index: *index,
+                        reason: "the store did not take it, and there is no room to set it aside"
+                            .to_owned(),
+                    }),
                 );
+                continue;
+            }
+            bytes_all += bytes;
+            if !is_expected(*dsp_id) {
+                unexpected_bytes += bytes;
+            }
+            for mut full in packed {
+                index.last_number = unix_micros().max(index.last_number + 1);
+                full.entry.number = index.last_number;
+                entries.push(full);
             }
         }
-        if !frames.is_empty() {
-            match log.append(&frames) {
-                Ok(()) => self.metrics.ledger.set_aside(entered.len() as u64),
-                Err(error) => {
-                    tracing::error!(%error, "cookies cannot be set aside");
-                    refuse(entered, &format!("it cannot be set aside: {error}"));
-                }
-            }
-        }
-        self.measure(&log);
-        refused
+        (entries.into(), no_room)
     }
 
-    /// The DSPs of which something is set aside.
+    /// Adds entries that are durable.
+    pub fn put(&self, entries: &[FullEntry]) {
+        let cookies = entries.iter().map(|full| full.entry.cookies).sum();
+        self.metrics.ledger.set_aside(cookies);
+        self.add(entries.iter().map(|full| full.entry));
+        self.changed.notify_one();
+    }
+
+    /// The DSPs of which something is queued, and how many cookies.
     #[must_use]
     pub fn dsps(&self) -> BTreeMap<u32, u64> {
-        lock(&self.kept).clone()
+        let index = self.index();
+        let dsps = index.dsps.iter();
+        dsps.map(|(dsp_id, of_dsp)| (*dsp_id, of_dsp.cookies))
+            .collect()
     }
 
-    /// Returns when something was put since it was last asked.
+    /// Returns when something was queued since the last call.
     async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// The oldest cookies of a DSP; none when nothing of it is set aside. What cannot be read any more is given up.
-    async fn oldest(&self, dsp_id: u32) -> Option<Tried> {
-        let this = self.clone();
-        let read = spawn_blocking(move || this.oldest_now(dsp_id)).await;
-        read.expect("it does not panic")
+    /// The oldest entries of a DSP, as many as are retried at once.
+    fn oldest(&self, dsp_id: u32) -> Vec<Entry> {
+        let index = self.index();
+        let mut bytes = 0;
+        let entries = index.dsps.get(&dsp_id).into_iter();
+        let entries = entries.flat_map(|of_dsp| &of_dsp.entries);
+        let fits = |entry: &&Entry| {
+            let is_first = bytes == 0;
+            bytes += entry.bytes;
+            is_first || bytes <= RETRIED_BYTES_MAX
+        };
+        entries.take_while(fits).copied().collect()
     }
 
-    fn oldest_now(&self, dsp_id: u32) -> Option<Tried> {
-        let mut log = self.log();
-        loop {
-            match log.read(dsp_id, TRIED_BYTES_MAX) {
-                Ok(read) if read.frames == 0 => return None,
-                Ok(read) => {
-                    let mut batch = Batch::new(usize::MAX, usize::MAX);
-                    for message in read.messages {
-                        if let Ok(Received::Chunk(chunk)) = Received::decode(message) {
-                            batch.push_chunk(&chunk);
-                        }
-                    }
-                    return Some(Tried {
-                        cookies: read.cookies,
-                        batch: Arc::new(batch),
-                        frames: read.frames,
-                    });
-                }
-                Err(error) => {
-                    let cookies = log.done(dsp_id, 1);
-                    self.metrics.ledger.retried(&Retried {
-                        unreadable: cookies,
-                        ..Retried::default()
-                    });
-                    self.measure(&log);
-                    tracing::error!(dsp_id, cookies, %error, "cookies that were set aside cannot be read: they are lost");
-                }
-            }
+    /// Forgets the oldest entries of a DSP.
+    fn done(&self, dsp_id: u32, entries: usize) {
+        let mut index = self.index();
+        let Some(of_dsp) = index.dsps.get_mut(&dsp_id) else {
+            return;
+        };
+        let mut bytes = 0;
+        for entry in of_dsp.entries.drain(..entries) {
+            of_dsp.cookies -= entry.cookies;
+            bytes += entry.bytes;
         }
+        of_dsp.bytes -= bytes;
+        if of_dsp.entries.is_empty() {
+            index.dsps.remove(&dsp_id);
+        }
+        index.bytes -= bytes;
+        self.metrics.bytes.set(metrics::gauge_value(index.bytes));
     }
 
-    /// Forgets what was tried with success.
-    async fn done(&self, dsp_id: u32, frames: usize) {
-        let this = self.clone();
-        let done = spawn_blocking(move || {
-            let mut log = this.log();
-            log.done(dsp_id, frames);
-            this.measure(&log);
-        });
-        done.await.expect("it does not panic");
+    fn add(&self, entries: impl Iterator<Item = Entry>) {
+        let mut index = self.index();
+        for entry in entries {
+            let of_dsp = index.dsps.entry(entry.dsp_id).or_default();
+            of_dsp.entries.push_back(entry);
+            of_dsp.cookies += entry.cookies;
+            of_dsp.bytes += entry.bytes;
+            index.bytes += entry.bytes;
+            index.last_number = index.last_number.max(entry.number);
+        }
+        self.metrics.bytes.set(metrics::gauge_value(index.bytes));
     }
 
-    fn measure(&self, log: &Log) {
-        let kept: BTreeMap<_, _> = log.dsps().collect();
-        *lock(&self.kept) = kept;
-        self.metrics.bytes.set(metrics::gauge_value(log.charge()));
-    }
-
-    fn log(&self) -> MutexGuard<'_, Log> {
-        lock(&self.log)
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The cookies at these indices as chunks, one for each time of the chunks that they came in.
-fn frame(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Frame {
+/// The cookies at these indices, which are of one DSP, as entries without numbers.
+fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullEntry> {
     let released = |index: &u32| batch.released_at(*index as usize);
     let mut indices = indices.to_vec();
     indices.sort_by_key(released);
-    let mut messages = Vec::new();
-    for run in indices.chunk_by(|a, b| released(a) == released(b)) {
-        let mut chunk = vec![0; HEADROOM_BYTES];
-        for index in run {
-            let cookie = batch.cookie(*index as usize);
-            let text = |bytes| std::str::from_utf8(bytes).expect("a batch holds checked cookies");
-            put_cookie(
-                &mut chunk,
-                &CookieRef {
-                    user_id: text(cookie.user_id),
-                    dsp_id,
-                    buyer_uid: text(cookie.buyer_uid),
-                    age_micros: released(index) - cookie.accepted_unix_micros,
-                },
-            );
-        }
-        let header = ChunkHeader {
-            count: u32::try_from(run.len()).expect("a batch is bounded in cookies"),
-            accepted_unix_micros: released(&run[0]),
-            ..ChunkHeader::default()
+    let parts = indices.chunks(ENTRY_COOKIES_MAX).map(|part| {
+        let runs = part.chunk_by(|a, b| released(a) == released(b));
+        let chunks: Vec<Bytes> = runs
+            .map(|run| chunk(batch, dsp_id, released(&run[0]), run))
+            .collect();
+        let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        let entry = Entry {
+            number: 0,
+            dsp_id,
+            cookies: part.len() as u64,
+            bytes: bytes + ENTRY_BYTES,
         };
-        let at = seal(&mut chunk, &header);
-        messages.extend_from_slice(&chunk[at..]);
+        FullEntry { entry, chunks }
+    });
+    parts.collect()
+}
+
+/// Cookies of one DSP and one time as an encoded chunk.
+fn chunk(batch: &Batch, dsp_id: u32, released: u64, indices: &[u32]) -> Bytes {
+    let mut chunk = vec![0; HEADROOM_BYTES];
+    for index in indices {
+        let cookie = batch.cookie(*index as usize);
+        let text = |bytes| std::str::from_utf8(bytes).expect("a batch holds checked cookies");
+        put_cookie(
+            &mut chunk,
+            &CookieRef {
+                user_id: text(cookie.user_id),
+                dsp_id,
+                buyer_uid: text(cookie.buyer_uid),
+                age_micros: released - cookie.accepted_unix_micros,
+            },
+        );
     }
-    Frame {
-        dsp_id,
-        cookies: u32::try_from(indices.len()).expect("a batch is bounded in cookies"),
-        messages,
+    let header = ChunkHeader {
+        count: u32::try_from(indices.len()).expect("an entry is bounded in cookies"),
+        accepted_unix_micros: released,
+        ..ChunkHeader::default()
+    };
+    // Behind the prefix of a gRPC message: flags and length.
+    let at = seal(&mut chunk, &header) + 5;
+    Bytes::from(chunk).slice(at..)
+}
+
+/// The cookies of entries, as a batch without cursors. What cannot be read is left out.
+fn unpack(chunks: Vec<Bytes>) -> Batch {
+    let mut batch = Batch::new(usize::MAX, usize::MAX);
+    for chunk in chunks {
+        if let Ok(Received::Chunk(chunk)) = Received::decode(chunk) {
+            batch.push_chunk(&chunk);
+        }
     }
+    batch
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ impl fmt::Display for Config {
         write!(
             f,
             "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
-             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} set_aside={} set_aside_bytes={} dsps={} dsps_max={} dsps_refused={} mongodb_prefix={} \
+             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} dsps={} dsps_max={} dsps_refused={} mongodb_prefix={} \
              mongodb_writers={} expiry_window={} expiry={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
             producers.join(","),
             reading.producers_expected(),
@@ -162,8 +162,6 @@ impl fmt::Display for Config {
             self.keeping.refresh_bytes,
             storing.dead_letters.display(),
             storing.dead_letter_bytes,
-            storing.set_aside().display(),
-            storing.set_aside_bytes,
             storing.dsps().len(),
             storing.dsps_max,
             storing.dsps_refused().len(),

@@ -40,9 +40,9 @@ impl DspSlots {
 
     /// Gives slots to the DSPs that the store holds.
     pub fn load(&mut self, held: &[u32]) {
-        let held = held.iter().filter(|dsp_id| {
-            !self.listed.contains(dsp_id) && !self.refused.contains(dsp_id)
-        });
+        let held = held
+            .iter()
+            .filter(|dsp_id| !self.listed.contains(dsp_id) && !self.refused.contains(dsp_id));
         self.unlisted.extend(held);
     }
 

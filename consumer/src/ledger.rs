@@ -11,7 +11,7 @@
 //!
 //! That is [`figures::sums::LEDGER`], by which a scrape can be checked as well.
 //!
-//! A cookie that is *set aside* on disk, because the store does not take those of its DSP now, has no fate yet either. It
+//! A cookie that is *set aside* in the retry queue, because the store does not take those of its DSP now, has no fate yet either. It
 //! gets one when it is tried again with success, maybe by the next process, which has *found* it.
 //!
 //! The fates of a batch are all known at once, when it is *durable*: what was superseded or suppressed in a batch that
@@ -96,7 +96,7 @@ pub struct Figures {
     pub rejected: u64,
     /// Cookies that a process before this one had set aside.
     pub found: u64,
-    /// Cookies of DSPs whose slot in the store does not work, on disk.
+    /// Cookies of DSPs whose slot in the store does not work, in the retry queue.
     pub set_aside: u64,
     /// Cookies that were set aside and could not be read any more.
     pub unreadable: u64,

@@ -10,10 +10,12 @@ pub mod mongodb;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    aside::{Entry, FullEntry},
     batch::{Batch, Cursor},
     clock::Clock,
     losses::Numbered,
@@ -290,6 +292,40 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Whether a DSP's cookies can be stored without making a slot for them first.
     fn has_slot(&self, _dsp_id: u32) -> bool {
         true
+    }
+
+    /// What is in the [retry queue](crate::aside), in the order of numbers. A store that takes the cookies of all DSPs has none.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    fn load_aside(&self) -> Answer<'_, Vec<Entry>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Puts entries into the retry queue; they are durable when it returns. After an error any of them may be there, and the
+    /// same may be put again.
+    ///
+    /// # Errors
+    /// When not all were put.
+    fn put_aside(&self, _entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
+        let why = "this store has no retry queue".to_owned();
+        Box::pin(std::future::ready(Err(StoreError::Broken(why))))
+    }
+
+    /// The chunks of entries in the retry queue, in the order of their numbers. Entries that are not there have none.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    fn read_aside<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Removes entries from the retry queue.
+    ///
+    /// # Errors
+    /// When any of them may still be there.
+    fn remove_aside<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     /// The buyer uids of a user, who may have none. An expired cookie is not returned, deleted or not. A DSP whose slot

@@ -37,7 +37,7 @@ pub const ASIDE_FOUND: Figure = Figure::counter(
 );
 pub const ASIDE: Figure = Figure::gauge(
     "consumer_aside_cookies",
-    "Cookies set aside on disk, because the store does not take those of their DSP now.",
+    "Cookies set aside in the store's retry queue, because it does not take those of their DSP now.",
 );
 pub const LEFT_OUT: Figure = Figure::counter(
     "consumer_left_out_total",
@@ -50,11 +50,9 @@ pub const WAITING: Figure = Figure::gauge(
 
 // What is set aside.
 
-pub const ASIDE_BYTES: Figure =
-    Figure::gauge("consumer_aside_bytes", "Bytes of what is set aside.");
-pub const ASIDE_LIMIT_BYTES: Figure = Figure::gauge(
-    "consumer_aside_limit_bytes",
-    "Bytes beyond which cookies of a failing DSP become dead letters; one DSP alone gets half.",
+pub const ASIDE_BYTES: Figure = Figure::gauge(
+    "consumer_aside_bytes",
+    "Bytes of what is set aside, of 256 MiB; one DSP alone gets half, and cookies beyond become dead letters.",
 );
 pub const DSP_FAILING: Figure = Figure::gauge(
     "consumer_dsp_failing",

@@ -26,6 +26,7 @@ use tokio::{
     task::JoinSet,
     time::{interval, timeout},
 };
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     pace::Pace,
@@ -49,6 +50,8 @@ pub(super) struct Consumed {
     store: Arc<TimedStore>,
     stored: watch::Receiver<u64>,
     tasks: JoinSet<Result<(), Failure>>,
+    /// What retries cookies of DSPs whose databases fail ends with this.
+    stop_retrying: DropGuard,
     registry: Registry,
     /// Cookies a second, if not as fast as it goes.
     rate: Option<NonZeroU32>,
@@ -75,7 +78,6 @@ impl Consumed {
             let (buffer, mut pipeline) = Pipeline::new(
                 &config,
                 Arc::clone(&store) as Arc<dyn Store>,
-                None,
                 Arc::new(Health::default()),
                 watch::channel(config.storing.dsps_refused()).1,
                 &metrics,
@@ -85,7 +87,9 @@ impl Consumed {
             anyhow::Ok((store, buffer, pipeline))
         });
         let (store, buffer, pipeline) = opened.await?;
-        let (collecting, writing) = pipeline.into_tasks();
+        let stop_retrying = CancellationToken::new();
+        let (collecting, writing, retrying) = pipeline.into_tasks(stop_retrying.clone());
+        threads.handle().spawn(retrying);
         let mut tasks = JoinSet::new();
         tasks.spawn_on(collecting, threads.handle());
         tasks.spawn_on(writing, threads.handle());
@@ -96,6 +100,7 @@ impl Consumed {
             stored: store.stored(),
             store,
             tasks,
+            stop_retrying: stop_retrying.drop_guard(),
             registry,
             rate,
         })
@@ -169,6 +174,7 @@ impl Consumed {
             buffer,
             store,
             mut tasks,
+            stop_retrying,
             registry,
             ..
         } = self;
@@ -176,6 +182,7 @@ impl Consumed {
         while let Some(ended) = tasks.join_next().await {
             ended??;
         }
+        drop(stop_retrying);
         let mut text = Vec::new();
         TextEncoder::new().encode(&registry.gather(), &mut text)?;
         let samples = Samples::parse(&String::from_utf8(text)?);

@@ -5,7 +5,9 @@ use std::{
     time::Instant,
 };
 
+use bytes::Bytes;
 use consumer::{
+    aside::{Entry, FullEntry},
     batch::{Batch, Cursor},
     store::{
         Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
@@ -122,6 +124,22 @@ impl Store for TimedStore {
 
     fn has_slot(&self, dsp_id: u32) -> bool {
         self.inner.has_slot(dsp_id)
+    }
+
+    fn load_aside(&self) -> Answer<'_, Vec<Entry>> {
+        self.inner.load_aside()
+    }
+
+    fn put_aside(&self, entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
+        self.inner.put_aside(entries)
+    }
+
+    fn read_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+        self.inner.read_aside(numbers)
+    }
+
+    fn remove_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
+        self.inner.remove_aside(numbers)
     }
 
     fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Aside;
+use super::{Aside, unpack};
 use crate::{
     backoff::jittered,
     batch::Batch,
@@ -170,37 +170,42 @@ impl Retries {
     async fn try_all(&self, dsp_id: u32) -> Result<(), StoreError> {
         let mut has_tried = false;
         for _ in 0..TRIES_IN_A_ROW {
-            let Some(tried) = self.aside.oldest(dsp_id).await else {
+            let entries = self.aside.oldest(dsp_id);
+            if entries.is_empty() {
                 break;
-            };
-            let written = match self.not_wanted(dsp_id, &tried.batch) {
-                Some(why) => all_rejected(&tried.batch, why),
+            }
+            let numbers: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
+            let batch = Arc::new(unpack(self.store.read_aside(&numbers).await?));
+            let written = match self.not_wanted(dsp_id, &batch) {
+                Some(why) => all_rejected(&batch, why),
                 None => {
-                    let batch = Arc::clone(&tried.batch);
-                    let written = self.store.retry(dsp_id, batch).await?;
+                    let written = self.store.retry(dsp_id, Arc::clone(&batch)).await?;
                     self.health.dsp_works(dsp_id);
                     written
                 }
             };
             has_tried = true;
             let (stale, rejected) = (written.stale.len() as u64, written.rejected.len() as u64);
-            let tried_now = tried.batch.len() as u64;
-            let retried = Retried {
-                written: tried_now - stale - rejected,
-                superseded: tried.batch.counts().superseded,
+            let (cookies, superseded) = (batch.len() as u64, batch.counts().superseded);
+            let queued: u64 = entries.iter().map(|entry| entry.cookies).sum();
+            let unreadable = queued.saturating_sub(cookies + superseded);
+            if unreadable > 0 {
+                tracing::error!(
+                    dsp_id,
+                    cookies = unreadable,
+                    "cookies that were set aside cannot be read: they are lost"
+                );
+            }
+            self.dead_letters.write(&batch, written.rejected).await;
+            // If this fails, all of it is done again.
+            self.store.remove_aside(&numbers).await?;
+            self.aside.done(dsp_id, entries.len());
+            self.aside.metrics.ledger.retried(&Retried {
+                written: cookies - stale - rejected,
+                superseded,
                 stale,
                 rejected,
-                unreadable: 0,
-            };
-            self.dead_letters
-                .write(&tried.batch, written.rejected)
-                .await;
-            // What its frames hold in all; none is malformed but by a fault of the disk that its checksum did not find.
-            let unreadable = tried.cookies - tried_now - retried.superseded;
-            self.aside.done(dsp_id, tried.frames).await;
-            self.aside.metrics.ledger.retried(&Retried {
                 unreadable,
-                ..retried
             });
         }
         if self.refused.borrow().contains(&dsp_id) {

@@ -1,5 +1,4 @@
 use runtime::metrics::Registry;
-use tempfile::TempDir;
 
 use super::*;
 use crate::{
@@ -7,87 +6,115 @@ use crate::{
     metrics::Metrics,
 };
 
-async fn open(folder: &TempDir, metrics: &Metrics) -> Aside {
-    let opened = Folder::open(folder.path().join("aside"), 1 << 20).await;
-    Aside::new(opened.unwrap(), [7].into(), metrics.aside.clone())
+/// A queue of 1 MiB in which DSP 7 is listed.
+fn queue(metrics: &Metrics) -> Aside {
+    Aside {
+        bytes_max: 1 << 20,
+        ..Aside::new([7].into(), metrics.aside.clone())
+    }
 }
 
-#[tokio::test]
-async fn cookies_come_back_as_they_were_also_after_a_restart() {
-    let folder = TempDir::new().unwrap();
+fn metrics() -> Metrics {
+    Metrics::register(&Registry::new()).unwrap()
+}
+
+fn not_taken(dsp_id: u32, indices: Vec<u32>) -> NotTaken {
+    NotTaken {
+        dsp_id,
+        why: None,
+        indices,
+    }
+}
+
+#[test]
+fn cookies_come_back_as_they_were_also_after_a_restart() {
     let cookies = [("u1", 7, "a"), ("u2", 9, "b"), ("u3", 7, "ü\"c")];
     let later = [(("u4", 7, "d"), 1_500), (("u5", 7, "e"), 0)];
     let later = aged_chunk(4, 2_000, &later);
-    let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies), later]));
-    let metrics = Metrics::register(&Registry::new()).unwrap();
-    {
-        let aside = open(&folder, &metrics).await;
-        metrics.sink.ledger.received(5);
-        let refused = aside
-            .put(&batch, vec![(7, vec![3, 0, 4, 2])], |_| true)
-            .await;
-        assert_eq!(metrics.sink.ledger.figures().waiting, 1);
-        assert!(refused.is_empty() && aside.dsps() == [(7, 4)].into());
-    }
-    let metrics = Metrics::register(&Registry::new()).unwrap();
-    let aside = open(&folder, &metrics).await;
-    assert_eq!(metrics.sink.ledger.figures().found, 4);
-    assert!(aside.oldest(9).await.is_none());
-    let tried = aside.oldest(7).await.unwrap();
-    assert_eq!((tried.cookies, tried.batch.cursors()), (4, &[][..]));
-    let mut found: Vec<_> = tried.batch.cookies().collect();
+    let batch = batch(&[chunk(1, 1_000, &cookies), later]);
+    let (of_first, of_second) = (metrics(), metrics());
+    let first = queue(&of_first);
+    of_first.sink.ledger.received(5);
+    let indices = vec![3, 0, 4, 2];
+    let (full, no_room) = first.pack(&batch, &[not_taken(7, indices)], |_| true);
+    assert!(no_room.is_empty() && first.dsps().is_empty());
+    first.put(&full);
+    assert_eq!(of_first.sink.ledger.figures().waiting, 1);
+    assert_eq!(first.dsps(), [(7, 4)].into());
+
+    let second = queue(&of_second);
+    let entries: Vec<_> = full.iter().map(|full| full.entry).collect();
+    second.load(&entries);
+    assert_eq!(of_second.sink.ledger.figures().found, 4);
+    assert!(second.oldest(9).is_empty());
+    assert_eq!(second.oldest(7), entries);
+    let chunks = full.iter().flat_map(|full| full.chunks.clone());
+    let again = unpack(chunks.collect());
+    assert_eq!(again.cursors(), []);
+    let mut found: Vec<_> = again.cookies().collect();
     found.sort_unstable_by_key(|cookie| cookie.user_id);
-    let wanted = [0, 2, 3, 4].map(|index| batch.cookie(index));
     let times = found.iter().map(|cookie| cookie.accepted_unix_micros);
     assert_eq!(times.collect::<Vec<_>>(), [1_000, 1_000, 500, 2_000]);
-    assert_eq!(found, wanted);
-    aside.done(7, tried.frames).await;
-    assert!(aside.dsps().is_empty() && aside.oldest(7).await.is_none());
+    assert_eq!(found, [0, 2, 3, 4].map(|index| batch.cookie(index)));
+    second.done(7, entries.len());
+    assert!(second.dsps().is_empty() && second.oldest(7).is_empty());
+    assert_eq!(of_second.aside.bytes.get(), 0);
 }
 
-#[tokio::test]
-async fn what_has_no_room_comes_back_with_the_reason() {
-    let folder = TempDir::new().unwrap();
-    let metrics = Metrics::register(&Registry::new()).unwrap();
-    let aside = open(&folder, &metrics).await;
-    let long = "b".repeat(250);
-    let users: Vec<_> = (0..3_000).map(|user| format!("user-{user}")).collect();
-    let cookies: Vec<_> = users.iter().map(|user| (&**user, 7, &*long)).collect();
-    let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies)]));
-    let refused = aside
-        .put(&batch, vec![(7, (0..3_000).collect())], |_| true)
-        .await;
-    assert_eq!(refused.len(), 3_000);
-    assert!(
-        refused[0].reason.contains("no room"),
-        "{}",
-        refused[0].reason
-    );
-    assert!(aside.dsps().is_empty());
+/// So many cookies of one DSP, with long buyer uids.
+fn long(dsp_id: u32, count: u32) -> (Batch, NotTaken) {
+    let buyer_uid = "b".repeat(250);
+    let users: Vec<_> = (0..count).map(|user| format!("user-{user}")).collect();
+    let cookies = users.iter().map(|user| (&**user, dsp_id, &*buyer_uid));
+    let cookies: Vec<_> = cookies.collect();
+    let batch = batch(&[chunk(1, 1_000, &cookies)]);
+    (batch, not_taken(dsp_id, (0..count).collect()))
 }
 
-#[tokio::test]
-async fn dsps_that_wait_for_a_place_leave_half_of_the_room() {
-    let folder = TempDir::new().unwrap();
-    let metrics = Metrics::register(&Registry::new()).unwrap();
-    let aside = open(&folder, &metrics).await;
-    let long = "b".repeat(250);
-    let put = async |dsp_id: u32, count: u32| {
-        let users: Vec<_> = (0..count).map(|user| format!("user-{user}")).collect();
-        let cookies: Vec<_> = users.iter().map(|user| (&**user, dsp_id, &*long)).collect();
-        let batch = Arc::new(batch(&[chunk(1, 1_000, &cookies)]));
-        let what = vec![(dsp_id, (0..count).collect())];
+#[test]
+fn entries_are_bounded_and_numbers_grow_whatever_the_clock() {
+    let metrics = metrics();
+    let aside = queue(&metrics);
+    let ahead = Entry {
+        number: u64::MAX / 2,
+        dsp_id: 9,
+        cookies: 1,
+        bytes: 200,
+    };
+    aside.load(&[ahead]);
+    let (batch, what) = long(7, 1_500);
+    let (full, _) = aside.pack(&batch, &[what], |_| true);
+    let cookies: Vec<_> = full.iter().map(|full| full.entry.cookies).collect();
+    assert_eq!(cookies, [1_000, 500]);
+    let numbers: Vec<_> = full.iter().map(|full| full.entry.number).collect();
+    assert_eq!(numbers, [ahead.number + 1, ahead.number + 2]);
+}
+
+#[test]
+fn cookies_without_room_come_back_with_the_reason() {
+    let metrics = metrics();
+    let aside = queue(&metrics);
+    let (batch, what) = long(7, 3_000);
+    let (full, no_room) = aside.pack(&batch, &[what], |_| true);
+    assert!(full.is_empty());
+    assert_eq!(no_room.len(), 3_000);
+    let reason = &no_room[0].reason;
+    assert!(reason.contains("no room"), "{reason}");
+}
+
+#[test]
+fn unlisted_dsps_without_a_slot_leave_half_of_the_room() {
+    let metrics = metrics();
+    let aside = queue(&metrics);
+    let put = |dsp_id: u32, count: u32| {
+        let (batch, what) = long(dsp_id, count);
         metrics.sink.ledger.received(u64::from(count));
-        aside
-            .put(&batch, what, |_| false)
-            .await
-            .is_empty()
+        let (full, no_room) = aside.pack(&batch, &[what], |_| false);
+        aside.put(&full);
+        no_room.is_empty()
     };
     // Each by itself would have room; a twentieth of all is one's.
-    let mut taken = 0;
-    for dsp_id in 100..140 {
-        taken += u32::from(put(dsp_id, 200).await);
-    }
+    let taken = (100..140).filter(|dsp_id| put(*dsp_id, 200)).count();
     assert!((8..10).contains(&taken), "{taken}");
-    assert!(put(7, 900).await, "one that has a slot");
+    assert!(put(7, 900), "the one that is listed");
 }

@@ -153,28 +153,6 @@ pub struct Storing {
     )]
     pub dead_letter_bytes: usize,
 
-    /// Folder for cookies that MongoDB does not take of one DSP alone, until it does [default: the file of --dead-letters and
-    /// `.aside`]
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "",
-        hide_default_value = true,
-        hide_short_help = true,
-        value_parser = optional(|text| Ok(PathBuf::from(text)))
-    )]
-    pub set_aside: std::option::Option<PathBuf>,
-
-    /// Most bytes of that folder: one DSP alone gets half of it, all new ones together as much, and what has no room becomes a dead letter
-    #[arg(
-        long,
-        value_name = "BYTES",
-        default_value = "256MiB",
-        hide_short_help = true,
-        value_parser = size(1 << 20..=FAR_TOO_MANY_BYTES)
-    )]
-    pub set_aside_bytes: usize,
-
     /// DSPs that always have a slot in the store, repeatable or comma-separated
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
@@ -310,17 +288,6 @@ impl Reading {
 }
 
 impl Storing {
-    /// Where cookies go that the store does not take of one DSP alone.
-    #[must_use]
-    pub fn set_aside(&self) -> PathBuf {
-        let beside = || {
-            let mut folder = self.dead_letters.clone().into_os_string();
-            folder.push(".aside");
-            folder.into()
-        };
-        self.set_aside.clone().unwrap_or_else(beside)
-    }
-
     /// DSPs that always have a slot in the store.
     #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {

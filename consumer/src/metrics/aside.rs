@@ -16,10 +16,8 @@ const FAILING_MAX: usize = 64;
 pub struct Aside {
     /// How many there are, and what becomes of them.
     pub ledger: Ledger,
-    /// Bytes that they take.
+    /// Bytes that they take in the queue.
     pub bytes: IntGauge,
-    /// Most bytes.
-    pub bytes_max: IntGauge,
     failing: IntGaugeVec,
 }
 
@@ -41,7 +39,6 @@ impl Aside {
         let aside = Self {
             ledger,
             bytes: registry.add(consumer::ASIDE_BYTES)?,
-            bytes_max: registry.add(consumer::ASIDE_LIMIT_BYTES)?,
             failing: registry.add(consumer::DSP_FAILING)?,
         };
         aside.fail(&BTreeSet::new());

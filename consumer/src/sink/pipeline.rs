@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{BATCH_BYTES_MAX, Batches, Collector, Failure, HandOver, Limits, Writer, hand_over};
 use crate::{
-    aside::{self, Aside, Retries},
+    aside::{Aside, Retries},
     config::Config,
     dead_letters::DeadLetters,
     dsp_slots::DspSlots,
@@ -40,19 +40,17 @@ pub struct Pipeline {
     hand_over: HandOver,
     batches: Batches,
     writer: Writer,
-    retries: Option<Retries>,
+    retries: Retries,
     producers: Producers,
 }
 
 impl Pipeline {
     /// A sink into `store`, and the buffer that it takes from. It ends in order when all writers of the buffer are
-    /// dropped. A store that may fail for one DSP alone needs a folder to set its cookies aside. Cookies of
-    /// DSPs that are `refused` go nowhere.
+    /// dropped. Cookies of DSPs that are `refused` go nowhere.
     #[must_use]
     pub fn new(
         config: &Config,
         store: Arc<dyn Store>,
-        aside: Option<aside::Folder>,
         health: Arc<Health>,
         refused: watch::Receiver<BTreeSet<u32>>,
         metrics: &Metrics,
@@ -77,17 +75,15 @@ impl Pipeline {
             config.storing.dead_letter_bytes,
             metrics.sink.dead_letters.clone(),
         );
-        let aside = aside.map(|folder| Aside::new(folder, config.storing.dsps(), metrics.aside.clone()));
-        let retries = aside.clone().map(|aside| {
-            Retries::new(
-                aside,
-                Arc::clone(&store),
-                Arc::clone(&health),
-                dead_letters.clone(),
-                refused.clone(),
-                ttls.clone(),
-            )
-        });
+        let aside = Aside::new(config.storing.dsps(), metrics.aside.clone());
+        let retries = Retries::new(
+            aside.clone(),
+            Arc::clone(&store),
+            Arc::clone(&health),
+            dead_letters.clone(),
+            refused.clone(),
+            ttls.clone(),
+        );
         let producers = health.producers().clone();
         let pipeline = Self {
             collector: Collector::new(
@@ -128,19 +124,18 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The task that tries again what was set aside, if anything may be; to be run once the cursors are loaded.
-    pub fn take_retries(&mut self) -> Option<Retries> {
-        self.retries.take()
-    }
-
-    /// The two tasks, collector and writer, to be run at the same time.
+    /// The three tasks, to be run at the same time once the cursors are loaded: collector, writer, and what retries until
+    /// `stop` is cancelled.
     pub fn into_tasks(
         self,
+        stop: CancellationToken,
     ) -> (
         impl Future<Output = Result<(), Failure>> + Send + 'static,
         impl Future<Output = Result<(), Failure>> + Send + 'static,
+        impl Future<Output = ()> + Send + 'static,
     ) {
         let collecting = self.collector.run(self.received, self.hand_over);
-        (collecting, self.writer.run(self.batches))
+        let writing = self.writer.run(self.batches);
+        (collecting, writing, self.retries.run(stop))
     }
 }

@@ -17,6 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
+    aside::Aside,
     batch::{
         Cursor,
         tests::{aged_chunk, chunk},
@@ -80,7 +81,7 @@ fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
         Arc::clone(&health),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        None,
+        Aside::new(BTreeSet::new(), metrics.aside.clone()),
         stop.clone(),
     );
     let tasks = TaskTracker::new();
@@ -153,6 +154,32 @@ async fn cookie_that_has_expired_when_it_comes_is_refused_and_takes_no_place() {
         3,
         "the cursor passes it"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn cursor_waits_until_cookies_that_are_not_taken_are_durable_aside() {
+    let store = FakeStore {
+        failing_dsp: Some(7),
+        failed_puts: AtomicU32::new(2),
+        ..FakeStore::default()
+    };
+    let sink = start(store, LIMITS);
+    let chunk = chunk(1, 1, &[("a", 7, "b"), ("a", 8, "b"), ("b", 7, "b")]);
+    let item = Item::Chunk("p".into(), chunk);
+    sink.buffer.push(item).await.unwrap();
+    drop(sink.buffer);
+    sink.ended.await.unwrap().unwrap();
+    let events = sink.store.events.lock().unwrap().join(", ");
+    assert_eq!(
+        events,
+        "write 3, written 3, put 2: false, put 2: false, put 2: true, commit 3, committed 3"
+    );
+    assert_eq!(
+        sink.health.failing_dsps(),
+        [(7, "no right".to_owned())].into()
+    );
+    let figures = settled(&sink.metrics);
+    assert_eq!((figures.written, figures.set_aside), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -399,7 +426,7 @@ async fn store_that_can_be_read_but_not_written_does_not_count_as_working() {
         health,
         metrics.sink.clone(),
         letters,
-        None,
+        Aside::new(BTreeSet::new(), metrics.aside.clone()),
         stop,
     );
     let loaded = writer.load();

@@ -57,8 +57,7 @@ pub struct Writer {
     health: Arc<Health>,
     metrics: metrics::Sink,
     dead_letters: DeadLetters,
-    /// Of a store that may fail for one DSP alone.
-    aside: Option<Aside>,
+    aside: Aside,
     stop: CancellationToken,
     attempts: Attempts,
 }
@@ -118,7 +117,7 @@ impl Writer {
         health: Arc<Health>,
         metrics: metrics::Sink,
         dead_letters: DeadLetters,
-        aside: Option<Aside>,
+        aside: Aside,
         stop: CancellationToken,
     ) -> Self {
         let attempts = Attempts::new(
@@ -149,9 +148,12 @@ impl Writer {
         let cursors = attempts
             .until_done(PATIENCE, |store| store.load_cursors())
             .await?;
-        // Those set aside get theirs soon.
-        let aside = self.aside.iter().flat_map(|aside| aside.dsps().into_keys());
-        let mut slots: Vec<u32> = aside.collect();
+        let aside = attempts
+            .until_done(PATIENCE, |store| store.load_aside())
+            .await?;
+        self.aside.load(&aside);
+        // These get their slots soon.
+        let mut slots: Vec<u32> = self.aside.dsps().into_keys().collect();
         let found = attempts.until_done(PATIENCE, |store| store.load_slots());
         slots.extend(found.await?);
         let losses = attempts
@@ -202,9 +204,7 @@ impl Writer {
     }
 
     fn take(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> Taken {
-        if let Some(aside) = &self.aside {
-            batch.hold(aside.dsps().into_keys().collect());
-        }
+        batch.hold(self.aside.dsps().into_keys().collect());
         Taken {
             batch: Arc::new(batch),
             idle,
@@ -358,23 +358,19 @@ impl Writer {
                 self.health.dsp_fails(it.dsp_id, why);
             }
         }
-        if !written.not_taken.is_empty()
-            && let Some(aside) = self.aside.clone()
-        {
-            let what = written.not_taken.iter();
-            let what = what.map(|it| (it.dsp_id, it.indices.clone())).collect();
-            // A disk that hangs there holds up all, and is reported as the store is.
-            let store = Arc::clone(&self.store);
-            let has_slot = move |dsp_id| store.has_slot(dsp_id);
-            let put = aside.put(batch, what, has_slot).boxed();
-            let no_room = self.attempts.patiently(PATIENCE, put).await;
-            self.attempts.note(None)?;
-            let refused: HashSet<u32> = no_room.iter().map(|it| it.index).collect();
-            for it in &mut written.not_taken {
-                it.indices.retain(|index| !refused.contains(index));
-            }
-            written.rejected.extend(no_room);
+        let has_slot = |dsp_id| self.store.has_slot(dsp_id);
+        let (entries, no_room) = self.aside.pack(batch, &written.not_taken, has_slot);
+        if !entries.is_empty() {
+            self.attempts
+                .until_done(PATIENCE, |store| store.put_aside(Arc::clone(&entries)))
+                .await?;
+            self.aside.put(&entries);
         }
+        let refused: HashSet<u32> = no_room.iter().map(|it| it.index).collect();
+        for it in &mut written.not_taken {
+            it.indices.retain(|index| !refused.contains(index));
+        }
+        written.rejected.extend(no_room);
         let rejected = written.rejected.clone();
         self.dead_letters.write(batch, rejected).await;
         Ok(())

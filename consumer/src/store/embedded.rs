@@ -45,9 +45,9 @@ use crate::{
 use expiry::Expiry;
 use recent::Recent;
 use records::{
-    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, SLOT_PREFIX,
-    be_u64, committed, decode_cursor, dsp_of, encode_cursor, loss_key, put_value, slot_key,
-    stored_cookie, user_prefix,
+    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, SLOT_PREFIX, be_u64,
+    committed, decode_cursor, dsp_of, encode_cursor, loss_key, put_value, slot_key, stored_cookie,
+    user_prefix,
 };
 
 /// Bytes of blocks kept in memory for reading.

@@ -25,6 +25,7 @@
 //!
 //! Cursors: see `mongodb/cursors.rs`.
 
+mod aside;
 mod breakers;
 mod bson;
 mod collection;
@@ -53,6 +54,7 @@ use std::{
     time::Instant,
 };
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use mongodb::{
     Database,
@@ -66,6 +68,7 @@ use super::{
     Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
 };
 use crate::{
+    aside::{Entry, FullEntry},
     batch::{Batch, Cursor},
     losses::Numbered,
     ttl::Ttls,
@@ -308,6 +311,23 @@ impl Store for MongodbStore {
 
     fn has_slot(&self, dsp_id: u32) -> bool {
         self.inner.has_slot(dsp_id)
+    }
+
+    fn load_aside(&self) -> Answer<'_, Vec<Entry>> {
+        self.inner.answer(self.inner.read_aside_index())
+    }
+
+    fn put_aside(&self, entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
+        let inner = &self.inner;
+        inner.answer(async move { inner.insert_aside(&entries).await })
+    }
+
+    fn read_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+        self.inner.answer(self.inner.read_aside(numbers))
+    }
+
+    fn remove_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
+        self.inner.answer(self.inner.delete_aside(numbers))
     }
 
     fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {

@@ -108,6 +108,45 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
 }
 
 #[tokio::test]
+async fn what_is_set_aside_outlives_a_killed_mongod_and_consumer() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
+    client.database("55").run_command(view).await?;
+    let producer = Producer::start(&folder, &[]).await?;
+    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    for number in 0..2_500 {
+        producer
+            .accept(&format!("user-{number}"), 55, "waits")
+            .await?;
+    }
+    wait_aside(&consumer, 2_500).await?;
+    mongod.kill()?;
+    producer.accept("late", 55, "after-the-kill").await?;
+    consumer.process.kill()?;
+    mongod.restart().await?;
+    // Of another consumer, which keeps it.
+    let others = client.database("cookiesync").collection("aside");
+    others
+        .insert_one(doc! { "_id": { "c": "other", "n": 1_i64 }, "dsp": 55_i64 })
+        .await?;
+    consumer.process.start_again()?;
+    consumer.wait_ready().await?;
+    wait_aside(&consumer, 2_501).await?;
+    let found = consumer.metrics().await?.count(names::ASIDE_FOUND, &[]);
+    assert_eq!(found, 2_500);
+    let drop_view = doc! { "drop": "cookies" };
+    client.database("55").run_command(drop_view).await?;
+    wait_aside(&consumer, 0).await?;
+    let stored = client.database("55").collection::<Document>("cookies");
+    assert_eq!(stored.count_documents(doc! {}).await?, 2_501);
+    assert_eq!(others.count_documents(doc! {}).await?, 1);
+    assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
 async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = failing(&folder).await?;

@@ -6,6 +6,7 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 
 use super::*;
+use crate::aside::FullEntry;
 use crate::store::{
     Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Rejected, Store, StoreError,
     Written,
@@ -25,6 +26,10 @@ pub(super) struct FakeStore {
     /// Times that a commit fails; after one it is picky.
     pub(super) failed_commits: AtomicU32,
     pub(super) has_failed_commit: AtomicBool,
+    /// Does not take the cookies of this DSP.
+    pub(super) failing_dsp: Option<u32>,
+    /// Times that it puts nothing into its retry queue.
+    pub(super) failed_puts: AtomicU32,
     /// Times that it can be read but not written.
     pub(super) read_only: AtomicU32,
     pub(super) batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
@@ -66,11 +71,16 @@ impl Store for FakeStore {
                 index: 0,
                 reason: "not this one".to_owned(),
             };
+            let mut written = Written::default();
+            if let Some(dsp_id) = self.failing_dsp {
+                let indices = (0..).zip(batch.cookies());
+                let indices = indices.filter(|(_, cookie)| cookie.dsp_id == dsp_id);
+                let indices = indices.map(|(index, _)| index).collect();
+                written.not_taken(dsp_id, Some("no right".into()), indices);
+            }
             let is_picky = self.picky || self.has_failed_commit.load(Ordering::Relaxed);
-            Ok(Written {
-                rejected: is_picky.then_some(rejected).into_iter().collect(),
-                ..Written::default()
-            })
+            written.rejected.extend(is_picky.then_some(rejected));
+            Ok(written)
         }
         .boxed()
     }
@@ -89,6 +99,19 @@ impl Store for FakeStore {
             Ok(())
         }
         .boxed()
+    }
+
+    fn put_aside(&self, entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
+        let less = |times: u32| times.checked_sub(1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let answer = match self.failed_puts.fetch_update(set, fetch, less) {
+            Ok(_) => Err(StoreError::Unavailable("not now".to_owned())),
+            Err(_) => Ok(()),
+        };
+        let cookies: u64 = entries.iter().map(|full| full.entry.cookies).sum();
+        let event = format!("put {cookies}: {}", answer.is_ok());
+        self.events.lock().unwrap().push(event);
+        std::future::ready(answer).boxed()
     }
 
     fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, Found> {

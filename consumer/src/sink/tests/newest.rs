@@ -82,7 +82,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         Arc::new(Health::default()),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        None,
+        Aside::new(BTreeSet::new(), metrics.aside.clone()),
         CancellationToken::new(),
     );
     let limits = Limits {

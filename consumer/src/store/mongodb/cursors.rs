@@ -263,7 +263,9 @@ impl Inner {
         lock(&self.committed).0.retain(is_left);
         // Nobody accounts for these any more.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
-        let gone = date(gone.min(before));
+        let gone = gone.min(before);
+        self.delete_aside_of_others(gone).await?;
+        let gone = date(gone);
         self.delete_losses(gone).await?;
         let gone = doc! { "at": { "$lt": gone } };
         in_time(cursors.delete_many(gone).into_future()).await?;

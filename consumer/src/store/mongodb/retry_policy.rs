@@ -1,7 +1,7 @@
 //! Which errors of MongoDB are retried, and with whom: the whole batch, the cookies of one DSP, or not at all. Pure.
 //!
 //! - A [`Failure::Server`] concerns every DSP: the batch is written again once the store is available.
-//! - A [`Failure::Dsp`] concerns one database: its cookies are set aside on disk, and retried there.
+//! - A [`Failure::Dsp`] concerns one database: its cookies are set aside in the retry queue, and retried there.
 //! - A [`WriteError`] that [is final](WriteError::is_final) concerns one document: its cookie becomes a dead letter.
 //!   One that [is a duplicate of an `_id`](WriteError::is_duplicate_id) is not a loss: see `duplicate_key.rs`.
 

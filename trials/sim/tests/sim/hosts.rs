@@ -131,7 +131,6 @@ pub(crate) async fn consume(
 ) -> anyhow::Result<()> {
     let (stop, registry) = seat.begin();
     let surroundings = consumer::app::Surroundings {
-        aside: None,
         store: Arc::new(store),
         admin: SimListener::bind(ADMIN).await?,
         network: Arc::new(SimNetwork),

@@ -62,10 +62,7 @@ impl Consumer {
         flags: &[&str],
     ) -> Result<Self> {
         let admin = free_address()?.to_string();
-        let aside = folder.path().join(format!("{name}-aside"));
-        let aside = aside.display().to_string();
         let mut args = owned(&["--admin", &admin, "--name", name, "--store", store]);
-        args.extend(owned(&["--set-aside", &aside]));
         for producer in producers {
             args.extend(owned(&["--producer", producer]));
         }

@@ -1,0 +1,152 @@
+//! Cookies that wait for the database of their DSP: database `cookiesync`, collection `aside`,
+//! `{_id: {c: <consumer>, n: <number>}, dsp, cookies, bytes, chunks: [<encoded chunk>]}`.
+//!
+//! Entries are written with `j: true`, before the cursors that cover them. A command that was given up and is executed late
+//! repeats an entry that is there or was written to its DSP's collection; the next start finds it and writes it again, which
+//! changes nothing. It never takes the place of another entry: numbers are times.
+
+use std::future::IntoFuture;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use mongodb::{
+    Collection,
+    bson::{Binary, Bson, Document, RawDocumentBuf, doc, spec::BinarySubtype},
+};
+
+use super::{
+    Inner,
+    connection::{Connection, WriteConcern, in_time, run},
+    retry_policy::write_errors,
+};
+use crate::{
+    aside::{Entry, FullEntry},
+    store::StoreError,
+};
+
+const COLLECTION: &str = "aside";
+
+/// Maximum bytes of one insert, at which another begins: a message may have 48 MB.
+const INSERT_BYTES: u64 = 8 << 20;
+
+impl Inner {
+    /// The entries of this consumer, by number.
+    pub(super) async fn read_aside_index(&self) -> Result<Vec<Entry>, StoreError> {
+        let aside = self.aside(self.connection().await?);
+        let found = aside.find(self.own_ids("n")).sort(doc! { "_id": 1 });
+        let found = found.projection(doc! { "chunks": 0 }).into_future();
+        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        Ok(found.iter().filter_map(decode).collect())
+    }
+
+    /// Inserts entries; they are durable when it returns.
+    pub(super) async fn insert_aside(&self, entries: &[FullEntry]) -> Result<(), StoreError> {
+        let connection = self.connection().await?;
+        let concern = connection.concern.as_ref().map(WriteConcern::document);
+        let mut concern = concern.unwrap_or_default();
+        concern.insert("j", true);
+        let mut rest = entries;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|full| {
+                bytes += full.entry.bytes;
+                bytes <= INSERT_BYTES
+            });
+            let (now, later) = rest.split_at(fits.count().max(1));
+            rest = later;
+            let documents: Vec<Document> = now.iter().map(|full| self.encode(full)).collect();
+            let command = doc! {
+                "insert": COLLECTION,
+                "ordered": false,
+                "writeConcern": concern.clone(),
+                "documents": documents,
+            };
+            let command = RawDocumentBuf::try_from(&command)
+                .map_err(|error| StoreError::Broken(error.to_string()))?;
+            let answer = run(&self.own_database(connection), command).await?;
+            // An attempt whose answer was lost has inserted some.
+            if let Some(error) = write_errors(&answer)?.find(|error| !error.is_duplicate_id) {
+                return Err(StoreError::Unavailable(format!(
+                    "{COLLECTION} refused with code {}: {}",
+                    error.code, error.message
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The chunks of the entries that are there.
+    pub(super) async fn read_aside(&self, numbers: &[u64]) -> Result<Vec<Bytes>, StoreError> {
+        let aside = self.aside(self.connection().await?);
+        let found = aside.find(self.of_numbers(numbers)).sort(doc! { "_id": 1 });
+        let found = found.into_future();
+        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        let chunks = found
+            .into_iter()
+            .flat_map(|mut entry| match entry.remove("chunks") {
+                Some(Bson::Array(chunks)) => chunks,
+                _ => Vec::new(),
+            });
+        let bytes = chunks.filter_map(|chunk| match chunk {
+            Bson::Binary(chunk) => Some(chunk.bytes.into()),
+            _ => None,
+        });
+        Ok(bytes.collect())
+    }
+
+    pub(super) async fn delete_aside(&self, numbers: &[u64]) -> Result<(), StoreError> {
+        let aside = self.aside(self.connection().await?);
+        in_time(aside.delete_many(self.of_numbers(numbers)).into_future()).await?;
+        Ok(())
+    }
+
+    /// Deletes the entries of other consumers that were queued before this, in microseconds since the Unix epoch.
+    pub(super) async fn delete_aside_of_others(&self, before: u64) -> Result<(), StoreError> {
+        let aside = self.aside(self.connection().await?);
+        let old =
+            doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": number(before) } };
+        in_time(aside.delete_many(old).into_future()).await?;
+        Ok(())
+    }
+
+    fn encode(&self, FullEntry { entry, chunks }: &FullEntry) -> Document {
+        let chunks = chunks.iter().map(|chunk| Binary {
+            subtype: BinarySubtype::Generic,
+            bytes: chunk.to_vec(),
+        });
+        doc! {
+            "_id": self.id(entry.number),
+            "dsp": i64::from(entry.dsp_id),
+            "cookies": number(entry.cookies),
+            "bytes": number(entry.bytes),
+            "chunks": chunks.collect::<Vec<_>>(),
+        }
+    }
+
+    fn id(&self, of: u64) -> Document {
+        doc! { "c": &self.options.name, "n": number(of) }
+    }
+
+    fn of_numbers(&self, numbers: &[u64]) -> Document {
+        let ids: Vec<Document> = numbers.iter().map(|number| self.id(*number)).collect();
+        doc! { "_id": { "$in": ids } }
+    }
+
+    fn aside(&self, connection: &Connection) -> Collection<Document> {
+        self.own_database(connection).collection(COLLECTION)
+    }
+}
+
+fn number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn decode(document: &Document) -> Option<Entry> {
+    let of = |document: &Document, key| u64::try_from(document.get_i64(key).ok()?).ok();
+    Some(Entry {
+        number: of(document.get_document("_id").ok()?, "n")?,
+        dsp_id: u32::try_from(of(document, "dsp")?).ok()?,
+        cookies: of(document, "cookies")?,
+        bytes: of(document, "bytes")?,
+    })
+}
