@@ -3,15 +3,18 @@
 use std::{path::Path, process::Command};
 
 /// What the programs are made of: a change there can make the revision `-dirty`.
-const SOURCES: [&str; 8] = [
-    "src",
-    "Cargo.toml",
+const SOURCES: [&str; 11] = [
     "../Cargo.lock",
     "../Cargo.toml",
-    "../consumer/src",
-    "../launcher/src",
-    "../producer/src",
+    "../bench",
+    "../consumer",
+    "../figures",
+    "../heap",
+    "../launcher",
+    "../limits",
+    "../producer",
     "../proto",
+    "../runtime",
 ];
 
 /// Files of git that change with the revision: the log of `HEAD` when it moves, the others where there is no log.
@@ -27,6 +30,7 @@ fn main() {
     ];
     let revision = git(&describe).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo:rustc-env=BENCH_REVISION={revision}");
+    println!("cargo:rustc-env=BENCH_SOURCES={}", SOURCES.join(" "));
     let git_files = GIT_FILES
         .iter()
         .filter_map(|file| git(&["rev-parse", "--git-path", file]));

@@ -141,6 +141,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn change_of_any_package_of_the_programs_makes_the_revision_anew() {
+        let sources: Vec<_> = env!("BENCH_SOURCES").split(' ').collect();
+        let workspace = include_str!("../../../Cargo.toml");
+        let packages = workspace.lines().filter_map(|line| {
+            let (_, path) = line.split_once("path = \"")?;
+            path.split(['/', '"']).next()
+        });
+        let packages: std::collections::BTreeSet<_> = packages.collect();
+        assert!(packages.contains("runtime"), "{packages:?}");
+        for package in packages {
+            let folder = format!("../{package}");
+            assert!(sources.contains(&&*folder), "{package} is not watched");
+        }
+    }
+
+    #[test]
     fn secrets_do_not_get_into_a_report() {
         for (word, expected) in [
             ("--batch=7", "--batch=7"),
