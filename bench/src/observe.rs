@@ -19,7 +19,9 @@ pub use self::{
     fates::Fates,
     plots::plots,
 };
-use crate::{cpu::CpuTime, http::HttpClient, ledger, memory::Memory, scrape::Samples};
+use crate::{
+    cpu::CpuTime, http::HttpClient, ledger, memory::Memory, report::per_second, scrape::Samples,
+};
 
 /// Less than the time between two looks.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(700);
@@ -50,10 +52,10 @@ pub struct Target {
     pub admin: Option<String>,
 }
 
-/// What was seen of all processes at one time.
+/// What was seen of all processes at about one time: each has its own, since one may answer later than others.
 #[derive(Debug, Clone)]
 pub struct Observation {
-    /// When.
+    /// When the first was looked at.
     pub at: Instant,
     /// In the order of the targets.
     pub processes: Vec<Seen>,
@@ -66,6 +68,8 @@ pub struct Seen {
     pub role: Role,
     /// What it is called in reports.
     pub name: String,
+    /// When.
+    pub at: Instant,
     /// CPU time of all its runs.
     pub cpu: CpuTime,
     /// Its memory.
@@ -148,6 +152,7 @@ impl Watched {
             seen: Seen {
                 role: target.role,
                 name: target.name.clone(),
+                at: Instant::now(),
                 cpu: CpuTime::default(),
                 memory: Memory::default(),
                 counts: Counts::default(),
@@ -166,26 +171,28 @@ impl Watched {
             self.counts_before = self.seen.counts.clone();
             self.seen.run = Counts::default();
         }
+        if let Some(admin) = &target.admin {
+            let answer = timeout(ANSWER_PATIENCE, scrape(&mut self.client, admin));
+            let Ok(Some(samples)) = answer.await else {
+                // The connection may be in the middle of an answer.
+                self.client = None;
+                return;
+            };
+            match ledger::check(&samples) {
+                Ok(()) => self.balanced += 1,
+                Err(error) => {
+                    self.unbalanced.get_or_insert_with(|| format!("{error:#}"));
+                }
+            }
+            self.seen.run = Counts::read(&samples);
+            self.seen.counts = self.counts_before.plus(&self.seen.run);
+        }
+        self.seen.at = Instant::now();
         if let Some(cpu) = CpuTime::of(self.process_id) {
             self.seen.cpu = self.cpu_before.plus(&cpu);
         }
         if let Some(memory) = Memory::of(self.process_id) {
             self.seen.memory = memory;
-        }
-        let Some(admin) = &target.admin else { return };
-        match timeout(ANSWER_PATIENCE, scrape(&mut self.client, admin)).await {
-            Ok(Some(samples)) => {
-                match ledger::check(&samples) {
-                    Ok(()) => self.balanced += 1,
-                    Err(error) => {
-                        self.unbalanced.get_or_insert_with(|| format!("{error:#}"));
-                    }
-                }
-                self.seen.run = Counts::read(&samples);
-                self.seen.counts = self.counts_before.plus(&self.seen.run);
-            }
-            // The connection may be in the middle of an answer.
-            Ok(None) | Err(_) => self.client = None,
         }
     }
 }
@@ -230,16 +237,81 @@ impl Observation {
         self.waiting().into_iter().max().unwrap_or(0)
     }
 
+    /// Cookies in the logs of all producers, a second since `earlier`.
+    #[must_use]
+    pub fn accepted_per_second(&self, earlier: &Self) -> f64 {
+        self.per_second(earlier, Role::Producer, |seen| {
+            seen.counts.producer.appended
+        })
+        .sum()
+    }
+
+    /// Of each node: cookies whose fate became known, a second since `earlier`.
+    pub fn settled_per_second(&self, earlier: &Self) -> impl Iterator<Item = f64> {
+        self.per_second(earlier, Role::Consumer, |seen| {
+            seen.counts.consumer.fates.settled()
+        })
+    }
+
+    fn per_second(
+        &self,
+        earlier: &Self,
+        role: Role,
+        count: impl Fn(&Seen) -> u64,
+    ) -> impl Iterator<Item = f64> {
+        let pairs = self.of(role).zip(earlier.of(role));
+        pairs.map(move |(now, before)| {
+            let counted = count(now).saturating_sub(count(before));
+            per_second(counted, (now.at - before.at).as_secs_f64())
+        })
+    }
+
     /// Share of one core that each process has used since `earlier`.
     #[must_use]
     pub fn cores_since(&self, earlier: &Self) -> Vec<f64> {
-        let seconds = (self.at - earlier.at).as_secs_f64();
         let pairs = self.processes.iter().zip(&earlier.processes);
         pairs
             .map(|(now, before)| {
+                let seconds = (now.at - before.at).as_secs_f64();
                 let used = now.cpu.since(&before.cpu).total().as_secs_f64();
                 if seconds > 0.0 { used / seconds } else { 0.0 }
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+        time::sleep,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn process_that_answers_late_is_seen_when_it_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = Target {
+            role: Role::Producer,
+            name: "late".to_owned(),
+            process_id: std::process::id(),
+            admin: Some(listener.local_addr().unwrap().to_string()),
+        };
+        let answers = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
+            sleep(Duration::from_millis(20)).await;
+            let answered = Instant::now();
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(answer).await.unwrap();
+            answered
+        };
+        let mut observer = Observer::default();
+        let targets = [target];
+        let (seen, answered) = tokio::join!(observer.look(&targets), answers);
+        assert!(seen.at <= answered);
+        assert!(seen.processes[0].at >= answered, "{seen:?}");
     }
 }

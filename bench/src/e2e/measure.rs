@@ -129,12 +129,8 @@ impl Measured<'_> {
             .iter()
             .find(|look| look.at >= middle && look.at < after.at)
             .unwrap_or(before);
-        let seconds = (after.at - then.at).as_secs_f64();
         SecondHalf {
-            accepted_per_second: per_second(
-                after.accepted().saturating_sub(then.accepted()),
-                seconds,
-            ),
+            accepted_per_second: after.accepted_per_second(then),
             stored_per_second: stored_per_second(then, after),
             backlog_growth: after.backlog().saturating_sub(then.backlog()),
             backlog_wave: self.rate as f64 * (self.flush_interval.as_secs_f64() + flush_seconds),
@@ -192,10 +188,7 @@ impl Measured<'_> {
         let seen: Vec<_> = self.seen.iter().filter(within).collect();
         let pairs = seen.windows(2).map(|pair| {
             let seconds = (pair[1].at - pair[0].at).as_secs_f64();
-            (
-                seconds,
-                per_second(pair[1].accepted() - pair[0].accepted(), seconds),
-            )
+            (seconds, pair[1].accepted_per_second(pair[0]))
         });
         // What is left of the last second says little.
         pairs
@@ -207,14 +200,8 @@ impl Measured<'_> {
 
 /// Of the slowest node.
 fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
-    let pairs = after.of(Role::Consumer).zip(before.of(Role::Consumer));
-    let slowest = pairs
-        .map(|(now, then)| {
-            let settled = |seen: &Seen| seen.counts.consumer.fates.settled();
-            settled(now).saturating_sub(settled(then))
-        })
-        .min();
-    per_second(slowest.unwrap_or(0), (after.at - before.at).as_secs_f64())
+    let nodes = after.settled_per_second(before);
+    nodes.min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
 /// What the rate comes to in a step; when it was ended early, what should have left by then.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     cluster::{Cluster, ClusterArgs, Node, Removed, StoreBackend},
     observe::{Observation, Observer, Role},
-    report::{grouped, per_second, rate},
+    report::{grouped, rate},
     scrape::Buckets,
     verify::{self, Check, MayBeLost, Sent, Source, Verdict},
 };
@@ -414,15 +414,7 @@ pub enum TurnEvent {
 }
 
 fn live(before: &Observation, now: &Observation) -> String {
-    let seconds = (now.at - before.at).as_secs_f64();
-    let settled = |at: &Observation| {
-        let nodes = at.of(Role::Consumer);
-        nodes
-            .map(|seen| seen.counts.consumer.fates.settled())
-            .min()
-            .unwrap_or(0)
-    };
-    let of = |now: u64, before: u64| rate(per_second(now.saturating_sub(before), seconds));
+    let settled = now.settled_per_second(before).min_by(f64::total_cmp);
     let buckets = |at: &Observation| {
         let nodes = at.of(Role::Consumer);
         nodes.fold(Buckets::default(), |sum, seen| {
@@ -432,8 +424,8 @@ fn live(before: &Observation, now: &Observation) -> String {
     let p99 = buckets(now).since(&buckets(before)).quantile(0.99);
     format!(
         "accepted {}  stored {}  waiting {}  p99 to stored {}",
-        of(now.accepted(), before.accepted()),
-        of(settled(now), settled(before)),
+        rate(now.accepted_per_second(before)),
+        rate(settled.unwrap_or(0.0)),
         grouped(now.backlog()),
         p99.map_or_else(|| "-".to_owned(), |p99| format!("{:.0} ms", p99 * 1e3))
     )

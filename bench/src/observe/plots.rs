@@ -26,11 +26,13 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     let processes = || first.processes.iter().enumerate();
     let nodes = || processes().filter(|(_, seen)| seen.role == Role::Consumer);
 
-    let accepted = lines.rate("accepted", Observation::accepted);
+    let accepted = lines.since("accepted", |before, now| now.accepted_per_second(before));
     let stored = nodes().map(|(at, seen)| {
         let name = format!("settled by {}", seen.name);
-        lines.rate(&name, move |now| {
-            now.processes[at].counts.consumer.fates.settled()
+        let node = at - first.of(Role::Producer).count();
+        lines.since(&name, move |before, now| {
+            let mut nodes = now.settled_per_second(before);
+            nodes.nth(node).unwrap_or(0.0)
         })
     });
     let waiting = nodes().map(|(at, seen)| {
@@ -113,13 +115,6 @@ impl Lines<'_> {
             }
         }
         Series::new(name, points)
-    }
-
-    fn rate(&self, name: &str, count: impl Fn(&Observation) -> u64) -> Series {
-        self.since(name, |before, now| {
-            let seconds = (now.at - before.at).as_secs_f64();
-            count(now).saturating_sub(count(before)) as f64 / seconds
-        })
     }
 
     fn cores(&self, name: &str, at: usize) -> Series {

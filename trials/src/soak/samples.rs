@@ -58,6 +58,7 @@ pub(super) fn look(at: Instant, started: u64, appended: u64) -> Observation {
     let seen = Seen {
         role: Role::Producer,
         name: "p".to_owned(),
+        at,
         cpu: CpuTime::default(),
         memory: Memory::default(),
         counts: run.clone(),
