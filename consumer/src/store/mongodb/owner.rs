@@ -63,11 +63,8 @@ impl Inner {
                 .get_str("name")
                 .is_ok_and(|name| name != self.options.name)
         };
-        let Some(owner) = owner.filter(is_other) else {
-            return Ok(self.options.expiry);
-        };
-        // One of an earlier version knows no other.
-        let mode = owner.get_str("expiry").unwrap_or_default().parse();
-        Ok(mode.unwrap_or(ExpiryMode::Index))
+        let owner = owner.filter(is_other);
+        let mode = owner.and_then(|owner| owner.get_str("expiry").ok()?.parse().ok());
+        Ok(mode.unwrap_or(self.options.expiry))
     }
 }
