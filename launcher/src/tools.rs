@@ -1,6 +1,12 @@
 //! Programs and rights that a test needs and a machine may lack: such a test is skipped, or fails where CI requires all of them.
 
-use std::{env, fmt::Display, path::PathBuf};
+use std::{
+    env,
+    fmt::Display,
+    io::{self, Write as _},
+    path::PathBuf,
+    thread,
+};
 
 use crate::programs::installed;
 
@@ -10,7 +16,7 @@ pub const REQUIRE_TOOLS_VARIABLE: &str = "REQUIRE_TOOLS";
 /// Names the Redis or Valkey server of tests, instead of `redis-server`.
 const REDIS_SERVER_VARIABLE: &str = "REDIS_SERVER";
 
-/// Reports that the calling test is skipped.
+/// Reports on standard error that the calling test is skipped.
 ///
 /// # Panics
 /// With [`REQUIRE_TOOLS_VARIABLE`], so that the test fails.
@@ -20,7 +26,10 @@ pub fn skip(reason: impl Display) {
         env::var(REQUIRE_TOOLS_VARIABLE).as_deref() != Ok("1"),
         "{REQUIRE_TOOLS_VARIABLE}=1 forbids skipping this test: {reason}"
     );
-    eprintln!("skipped: {reason}");
+    // Not by `eprintln!`, whose output the harness hides for a test that passes.
+    let test = thread::current();
+    let test = test.name().unwrap_or("?");
+    drop(writeln!(io::stderr(), "skipped {test}: {reason}"));
 }
 
 /// The first of these programs that is installed; [skips](skip) the test if none is.
