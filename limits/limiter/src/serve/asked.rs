@@ -1,6 +1,9 @@
 //! What is asked: checked, and within bounds.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use jiff::Timestamp;
 use limits::rate::REQUESTS_MAX;
@@ -181,14 +184,27 @@ pub(super) fn nanos(at: Timestamp) -> u64 {
     u64::try_from(at.as_nanosecond().max(0)).unwrap_or(u64::MAX)
 }
 
-/// Seconds, or a date.
-fn retry_after(text: &str, now: u64) -> Option<Duration> {
-    if let Ok(seconds) = text.parse::<u64>() {
-        return Some(Duration::from_secs(seconds));
+/// A moment as people and programs read it.
+pub(super) fn moment(nanos: u64) -> String {
+    match Timestamp::from_nanosecond(i128::from(nanos)) {
+        Ok(moment) => format!("{moment:.9}"),
+        Err(_) => "9999-12-31T23:59:59.999999999Z".to_owned(),
     }
-    let date = jiff::fmt::rfc2822::parse(text).ok()?;
-    let at = nanos(date.timestamp());
-    Some(Duration::from_nanos(at.saturating_sub(now)))
+}
+
+/// Seconds, or a date in one of the three forms of RFC 9110.
+fn retry_after(text: &str, now: u64) -> Option<Duration> {
+    if text.starts_with(|first: char| first.is_ascii_digit()) {
+        let is_number = text.bytes().all(|it| it.is_ascii_digit());
+        // What is too large for a number is long enough.
+        return is_number.then(|| text.parse().map_or(Duration::MAX, Duration::from_secs));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    let at = date.duration_since(SystemTime::UNIX_EPOCH);
+    Some(
+        at.unwrap_or_default()
+            .saturating_sub(Duration::from_nanos(now)),
+    )
 }
 
 /// `"default";r=50;t=30`, of several the one that leaves least; older drafts wrote `limit=100, remaining=50, reset=30`.
@@ -248,7 +264,23 @@ mod tests {
         assert_eq!(retry_after("120", now), Some(seconds(120)));
         let date = "Tue, 14 Nov 2023 22:13:50 GMT";
         assert_eq!(retry_after(date, now), Some(seconds(30)));
-        assert_eq!(retry_after("soon", now), None);
+        for date in [
+            "Tuesday, 14-Nov-23 22:13:50 GMT",
+            "Tue Nov 14 22:13:50 2023",
+        ] {
+            assert_eq!(retry_after(date, now), Some(seconds(30)), "{date}");
+        }
+        let day = seconds(86_400);
+        for far in [
+            "Fri, 31 Dec 9999 23:59:59 GMT",
+            "18446744073709551616",
+            "99999999999999999999999999",
+        ] {
+            assert!(retry_after(far, now) > Some(day), "{far}");
+        }
+        for nothing in ["soon", "", "-1", "+1"] {
+            assert_eq!(retry_after(nothing, now), None, "{nothing}");
+        }
         let refused = Feedback {
             status: Some(429),
             retry_after: Some("1.5".to_owned()),

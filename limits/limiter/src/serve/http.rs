@@ -76,9 +76,10 @@ impl Service {
             Path::Call(call, first) => {
                 expect(&head.method, &method(call))?;
                 let query = Query::of(head.uri.query().unwrap_or_default())?;
+                let has_body = body.as_ref().is_some_and(|body| !body.is_end_stream());
                 let body = match call {
                     Call::Delay => Bytes::new(),
-                    _ if !is_json(&head.headers) => {
+                    _ if !is_json(&head.headers, has_body) => {
                         return Err(Problem::new(problem::MEDIA_TYPE, ""));
                     }
                     _ => self.body(body).await?,

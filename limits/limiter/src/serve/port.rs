@@ -72,6 +72,10 @@ impl Port {
         stream: WatchedStream<impl ByteStream>,
         activity: Arc<Activity>,
     ) {
+        if SystemTime::now() >= SystemTime::UNIX_EPOCH + DATES_END {
+            tracing::debug!("connection closed: the system's clock is beyond the year 9999");
+            return;
+        }
         let answering = service_fn(|request: Request<Incoming>| {
             let (port, in_progress) = (Arc::clone(&self), activity.long_request());
             async move {
@@ -81,9 +85,7 @@ impl Port {
             }
         });
         let mut protocol = http1::Builder::new();
-        protocol
-            .max_buf_size(HEAD_BYTES_MAX)
-            .auto_date_header(SystemTime::now() < SystemTime::UNIX_EPOCH + DATES_END);
+        protocol.max_buf_size(HEAD_BYTES_MAX);
         let connection = protocol.serve_connection(TokioIo::new(stream), answering);
         let mut connection = std::pin::pin!(connection);
         let ended = tokio::select! {

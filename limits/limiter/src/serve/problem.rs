@@ -2,7 +2,10 @@
 
 use http::StatusCode;
 
-use super::engine::{Refused, Slot};
+use super::{
+    asked::moment,
+    engine::{Binding, Refused, Slot},
+};
 
 /// Most seconds that are added to Retry-After, so that those who are refused together come back apart.
 const SPREAD_SECONDS_MAX: u64 = 4;
@@ -36,8 +39,8 @@ const fn kind(name: &'static str, status: u16, title: &'static str, advice: &'st
 pub const QUOTA_EXCEEDED: Kind = kind(
     "quota-exceeded",
     429,
-    "The slot is beyond the horizon",
-    "Nothing was taken. Ask again after Retry-After, or with a longer horizon. Under a limit of every call nothing is booked more than 30 s \
+    "The quota is used up for longer than the horizon",
+    "Nothing was taken. The detail names what is used up, and until when. Ask again after Retry-After, or with a longer horizon. Under a limit of every call nothing is booked more than 30 s \
      ahead, nor more by one token than it leaves to others.",
 );
 /// No limit has the name.
@@ -73,7 +76,7 @@ pub const MEDIA_TYPE: Kind = kind(
     "media-type",
     415,
     "The body has to be JSON",
-    "Send Content-Type: application/json, also without a body: pages of other sites cannot.",
+    "Send Content-Type: application/json with a body: pages of other sites cannot.",
 );
 /// The body is too large.
 pub const TOO_LARGE: Kind = kind(
@@ -267,10 +270,16 @@ pub(super) fn refused(refused: Refused, now: u64) -> Problem {
         Refused::OverHorizon(slot) => {
             let seconds = slot.at.saturating_sub(slot.now).div_ceil(1_000_000_000);
             let spread = (now % (SPREAD_SECONDS_MAX + 1)).min(seconds / 10 + 1);
+            let at = moment(slot.at);
+            let detail = match &slot.binding {
+                Some(Binding::Learned) => format!("a partner's answer allows no call before {at}"),
+                Some(rule) => format!("{rule} allows no further call before {at}"),
+                None => format!("no call is allowed before {at}"),
+            };
             Problem {
                 retry_after: Some(seconds.max(1).saturating_add(spread)),
                 slot: Some(Box::new(slot)),
-                ..Problem::new(QUOTA_EXCEEDED, "")
+                ..Problem::new(QUOTA_EXCEEDED, detail)
             }
         }
     }
@@ -280,10 +289,7 @@ pub(super) fn refused(refused: Refused, now: u64) -> Problem {
 mod tests {
     use serde_json::Value;
 
-    use super::{
-        super::{engine::Binding, http::OPENAPI},
-        *,
-    };
+    use super::{super::http::OPENAPI, *};
 
     #[test]
     fn every_kind_of_problem_is_in_the_description() {

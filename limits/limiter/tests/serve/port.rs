@@ -43,6 +43,9 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
         .await?;
     let why = body(&refused, 429);
     assert_eq!(why["violated-policies"][0], "b/slow");
+    let again = why["at"].as_str().unwrap_or("?");
+    let detail = why["detail"].as_str().unwrap_or_default();
+    ensure!(detail.contains("b/slow") && detail.contains(again), "{why}");
     assert_eq!(
         why["type"],
         "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -57,6 +60,17 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
         retry_after * 1_000_000_000 >= nanos(&why["at"]) - nanos(&why["now"]),
         "{head}"
     );
+    // Every field has a default; but a page of another site could send that, too.
+    let mut client = limiter.client().await?;
+    let bare = "POST /v1/limits/a/bare/reserve HTTP/1.1\r\nHost: localhost\r\n";
+    for (more, status) in [
+        ("", 200),
+        ("Content-Length: 0\r\n", 200),
+        ("Origin: http://other.example\r\n", 415),
+    ] {
+        client.send(format!("{bare}{more}\r\n").as_bytes()).await?;
+        body(&client.answer().await?, status);
+    }
     for (path, sent, status, kind) in [
         ("/v1/limits/c/k/reserve", "{}", 404, "unknown-limit"),
         (

@@ -59,7 +59,7 @@ impl Breaker {
             };
             if !is_told {
                 is_told = true;
-                tracing::warn!(%server, %error, "server of exact limits unavailable, going on without it");
+                tracing::warn!(%server, %error, "server of exact limits unavailable");
             }
             sleep(OPEN_FOR).await;
         }

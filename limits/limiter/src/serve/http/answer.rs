@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use jiff::Timestamp;
 use limits::rules::Terms;
 use serde::Serialize;
 
 use super::super::{
+    asked::moment,
     engine::Slot,
     limit_sources::Source,
     problem::{Problem, QUOTA_EXCEEDED, UNAUTHORIZED},
@@ -53,14 +53,6 @@ pub(super) struct LimitBody<'a> {
     /// Where its terms come from.
     pub(super) source: Source,
     pub(super) terms: Terms,
-}
-
-/// A moment as people and programs read it.
-fn moment(nanos: u64) -> String {
-    match Timestamp::from_nanosecond(i128::from(nanos)) {
-        Ok(moment) => format!("{moment:.9}"),
-        Err(_) => "9999-12-31T23:59:59.999999999Z".to_owned(),
-    }
 }
 
 impl SlotBody {

@@ -96,6 +96,7 @@ impl Query {
                         pair.ok_or_else(|| invalid("also: write a limit, a slash and a counter"))?;
                     read.also.push(Counter::named(limit, counter)?);
                 }
+                "n" if read.n.is_some() => return Err(invalid("n: is given twice")),
                 "n" => {
                     let n = value.parse().ok();
                     read.n = Some(n.ok_or_else(|| invalid("n: is not a whole number"))?);
@@ -170,8 +171,11 @@ impl Reserve {
     }
 }
 
-/// Whether a body is said to be JSON.
-pub(super) fn is_json(headers: &HeaderMap) -> bool {
+/// Whether a body is said to be JSON. None need not be; but an empty one is what a page of another site may send.
+pub(super) fn is_json(headers: &HeaderMap, has_body: bool) -> bool {
+    if !has_body && !headers.contains_key(header::CONTENT_TYPE) {
+        return !headers.contains_key(header::ORIGIN);
+    }
     let media_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let essence = media_type.and_then(|it| it.split(|byte| *byte == b';').next());
     essence.is_some_and(|it| it.trim_ascii().eq_ignore_ascii_case(b"application/json"))
@@ -179,8 +183,13 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
 
 /// A body; an empty one says nothing.
 fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Problem> {
-    if body.trim_ascii().is_empty() {
+    let body = body.trim_ascii();
+    if body.is_empty() {
         return Ok(T::default());
+    }
+    // An array would be taken for the values of all fields in order.
+    if !body.starts_with(b"{") {
+        return Err(invalid("the body is not a JSON object"));
     }
     serde_json::from_slice(body).map_err(|error| invalid(error.to_string()))
 }
@@ -220,7 +229,7 @@ mod tests {
         let query = Query::of("also=x/y%2Fz&n=3&also=whole/1").unwrap();
         assert_eq!(query.also, [counter("x", "y/z"), counter("whole", "1")]);
         assert_eq!(query.n, Some(3));
-        for wrong in ["also=x", "n=-1", "m=1", "also=/c"] {
+        for wrong in ["also=x", "n=-1", "m=1", "also=/c", "n=1&n=1"] {
             assert!(Query::of(wrong).is_err(), "{wrong}");
         }
     }
@@ -243,6 +252,11 @@ mod tests {
             let body = format!("{{\"at\": \"{at}T00:00:00Z\"}}");
             let increment: Increment = read(body.as_bytes()).unwrap();
             assert_eq!(increment.at().unwrap(), Some(expected));
+        }
+        for call in [Call::Reserve, Call::Increment, Call::Feedback] {
+            for wrong in ["[]", "[200]", "[null, null, null]", "1", "null", " [1]"] {
+                assert!(what(call, None, wrong.as_bytes()).is_err(), "{wrong}");
+            }
         }
         assert!(what(Call::Increment, None, b"{\"at\": \"now\"}").is_err());
         assert!(what(Call::Increment, Some(1), b"").is_err());
