@@ -132,6 +132,10 @@ pub const CHARGED: Figure = Figure::gauge(
     "limiter_charged_at_start",
     "1 when every counter was charged a second's worth at the start, because the run before was killed.",
 );
+pub const CLOCK_BEHIND: Figure = Figure::gauge(
+    "limiter_clock_behind_seconds",
+    "How far the system's clock is behind the limiter's, which never goes back: windows that are aligned to the clock begin so much earlier.",
+);
 pub const CLOCK_STEPS: Figure = Figure::counter(
     "limiter_clock_steps_total",
     "Times that the system's clock was more than a second ahead, because it was set or the machine slept, and was followed.",

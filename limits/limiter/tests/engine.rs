@@ -438,6 +438,57 @@ fn orderly_end_costs_nothing_and_a_crash_a_second_at_most() {
     assert!(engine.restore(&killed.bytes, START).is_err());
 }
 
+/// What a snapshot made `ahead` of the restart leaves of 10 a day after 4 calls: how many go at once then, and when the next one may.
+fn left_after(ahead: u64, is_clean: bool) -> (u64, usize, u64) {
+    let text = "[limits.day]\nrules = [{ id = 'r', rate = '10/day', algorithm = 'fixed_window', aligned = 'clock' }]";
+    let then = START + ahead;
+    let before = Engine::new(options(true), &limits(text), then);
+    let first = before.snapshot(false, then);
+    before.is_saved(&first, then);
+    for _ in 0..4 {
+        assert_eq!(slot(&before, &[of("day", "k")], then).at, then);
+    }
+    let refused = Said {
+        status: 429,
+        retry_after: Some(HOUR / 2),
+        left: None,
+    };
+    before.feedback(of("day", "held"), refused, then).unwrap();
+    before.close();
+    let last = before.snapshot(is_clean, then);
+    let after = Engine::new(options(true), &limits(text), START);
+    let restored = after.restore(&last.bytes, START).unwrap();
+    let now = START.max(restored.clock);
+    let first = after.snapshot(false, now);
+    after.is_saved(&first, now);
+    let held = after.delay(&[of("day", "held")], 1, now).unwrap();
+    assert_eq!(held.at, now + 1_800 * SECOND);
+    let mut taken = 0;
+    loop {
+        let at = after.delay(&[of("day", "k")], 1, now).unwrap().at;
+        if at > now {
+            return (restored.clock, taken, at);
+        }
+        slot(&after, &[of("day", "k")], now);
+        taken += 1;
+    }
+}
+
+#[test]
+fn clock_of_the_run_before_that_was_far_ahead_is_not_kept_and_what_was_used_is() {
+    const DAY: u64 = 86_400 * SECOND;
+    let midnight = START.next_multiple_of(DAY);
+    for ahead in [61 * SECOND, 3_600 * SECOND, DAY, 400 * DAY] {
+        let (clock, taken, next) = left_after(ahead, true);
+        assert_eq!((clock, taken, next), (START, 6, midnight), "{ahead}");
+        // After a crash a second's worth is charged, too.
+        assert_eq!(left_after(ahead, false), (START, 5, midnight), "{ahead}");
+    }
+    for ahead in [0, 59 * SECOND] {
+        assert_eq!(left_after(ahead, true), (START + ahead, 6, midnight));
+    }
+}
+
 #[test]
 fn limits_change_while_snapshots_are_made_and_debt_follows() {
     let engine = Engine::new(options(true), &limits(SEVERAL), START);

@@ -36,6 +36,7 @@ use self::opening::{Kept, open};
 use super::limit_sources::collection::Follower;
 use super::{
     aside::aside,
+    clock::Clock,
     config::Config,
     engine::Engine,
     metrics,
@@ -189,6 +190,7 @@ impl App {
             }),
             is_charged: kept.is_charged,
             decider: kept.decider.clone(),
+            clock: kept.clock.clone(),
         }
         .register(registry)
         .context("metrics")?;
@@ -217,6 +219,7 @@ impl App {
             hub,
             saver: kept.saver.clone(),
             decider: kept.decider.clone(),
+            clock: kept.clock.clone(),
             draining: self.draining.clone(),
             config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
@@ -331,6 +334,7 @@ struct Pages {
     hub: StatusHub,
     saver: Option<Saver>,
     decider: Decider,
+    clock: Clock,
     draining: CancellationToken,
     config_reloads: reread::Metrics,
     debug_endpoints: bool,
@@ -338,7 +342,8 @@ struct Pages {
 
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
-        let mut parts = status::parts(&self.draining, self.saver.as_ref(), &self.decider);
+        let saver = self.saver.as_ref();
+        let mut parts = status::parts(&self.draining, saver, &self.decider, &self.clock);
         parts.push(self.config_reloads.part());
         parts
     }

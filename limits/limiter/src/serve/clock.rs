@@ -2,7 +2,7 @@
 //!
 //! It goes on evenly, and never back. Where the system's clock is ahead of it by more than a second, because that was set or
 //! the machine slept, it steps forward to that, as a restart would: windows that are aligned to the clock stay those of partners.
-//! Where the system's clock was set back, it goes on, and is ahead.
+//! Where the system's clock was set back, it goes on, and is ahead; after a restart no more than [`AHEAD_MAX`] of what the run before told.
 
 use std::{
     sync::{
@@ -17,6 +17,10 @@ use runtime::unix_micros;
 
 /// From so far on the system's clock is followed, and told to be behind.
 const STEP_MIN: Duration = Duration::from_secs(1);
+
+/// After a restart the clock is not before what the run before told, if that is ahead of the system's clock by no more than this: a system
+/// clock that was once a day ahead would shift windows that are aligned to the clock for a day.
+pub const AHEAD_MAX: Duration = Duration::from_secs(60);
 
 /// A clock that never goes back, nor before what an earlier run has told. Clones share it.
 #[derive(Debug, Clone)]
@@ -78,6 +82,26 @@ impl Clock {
         let elapsed = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let began = self.shared.began_unix_nanos.load(Ordering::Relaxed);
         began.saturating_add(elapsed)
+    }
+
+    /// How far the system's clock is behind this one.
+    #[must_use]
+    pub fn behind(&self) -> Duration {
+        Duration::from_nanos(self.now().saturating_sub(system_nanos()))
+    }
+
+    /// The same in words.
+    #[must_use]
+    pub fn state(&self) -> String {
+        match self.behind() {
+            behind if behind > STEP_MIN => {
+                let seconds = behind.as_secs();
+                format!(
+                    "the system's clock is {seconds} s behind the limiter's: aligned windows begin so much earlier"
+                )
+            }
+            _ => "as the system's".to_owned(),
+        }
     }
 
     /// Looks at the system's clock, tells of what it finds, and counts steps; to be done again and again, by one task.

@@ -6,10 +6,10 @@ use std::{
 };
 
 use figures::limiter::{
-    CHARGED, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS, INCREMENTS,
-    LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS, QUOTA_USED,
-    REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_AGE, SNAPSHOT_BYTES,
-    SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
+    CHARGED, CLOCK_BEHIND, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS,
+    INCREMENTS, LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS,
+    QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_AGE,
+    SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
     WAITING_REFUSED,
 };
 use http::StatusCode;
@@ -18,6 +18,7 @@ use runtime::metrics::{Latency, Registry, family};
 
 use super::{
     asked::Call,
+    clock::Clock,
     engine::{Counts, Engine, LimitSurvey, Survey},
     limit_sources::{LimitSources, Source},
     problem::{KINDS, Problem},
@@ -82,6 +83,7 @@ pub(super) struct Overview {
     pub(super) snapshot_age: Box<dyn Fn() -> Option<Duration> + Send + Sync>,
     pub(super) is_charged: bool,
     pub(super) decider: Decider,
+    pub(super) clock: Clock,
 }
 
 impl Serving {
@@ -173,6 +175,7 @@ impl Overview {
             WAITING,
             SNAPSHOT_AGE,
             CHARGED,
+            CLOCK_BEHIND,
             SHARED_DECISIONS,
             SHARING_SERVER,
         ];
@@ -262,6 +265,7 @@ impl Overview {
                 (self.snapshot_age)().map(|age| age.as_secs_f64()),
             ),
             one(CHARGED, truth(self.is_charged)),
+            one(CLOCK_BEHIND, Some(self.clock.behind().as_secs_f64())),
             family(
                 SHARED_DECISIONS,
                 sharing.iter().flat_map(|it| {

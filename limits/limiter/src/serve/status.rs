@@ -155,10 +155,16 @@ pub struct Sources {
 
 /// How each part of a limiter is.
 #[must_use]
-pub fn parts(draining: &CancellationToken, saver: Option<&Saver>, decider: &Decider) -> Vec<Part> {
+pub fn parts(
+    draining: &CancellationToken,
+    saver: Option<&Saver>,
+    decider: &Decider,
+    clock: &Clock,
+) -> Vec<Part> {
     let mut parts = vec![ready::drain(draining.is_cancelled())];
     let kept = || Ok("nothing is kept over a restart".to_owned());
     parts.push(Part::new("state", saver.map_or_else(kept, Saver::state)));
+    parts.push(Part::new("clock", Ok(clock.state())));
     parts.extend(decider.state().map(|state| Part::new("sharing", state)));
     parts
 }
@@ -273,7 +279,12 @@ impl StatusSource for LimiterStatus {
                 "limiter",
                 &sources.name,
                 now - self.started,
-                &parts(&sources.draining, sources.saver.as_ref(), &sources.decider),
+                &parts(
+                    &sources.draining,
+                    sources.saver.as_ref(),
+                    &sources.decider,
+                    &sources.clock,
+                ),
                 sources.draining.is_cancelled(),
             ),
             decisions_per_second,

@@ -95,6 +95,12 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
                 | Ok(_) => unusable(),
             })?;
             clock.not_before(restored.clock);
+            if !restored.ahead.is_zero() {
+                tracing::warn!(
+                    ahead = ?restored.ahead,
+                    "the previous run's clock was ahead of the system's: what was used counts as used now"
+                );
+            }
             is_charged = !restored.is_clean;
             let (counters, dropped) = (restored.counters, restored.dropped);
             if is_charged {

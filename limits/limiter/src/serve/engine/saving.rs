@@ -1,12 +1,14 @@
 //! Snapshots: made a part of the counters at a time, so that nobody waits for long, and restored at the start.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use limits::saved::RestoreError;
+use limits::{Demand, LimitId, saved::RestoreError};
 
 use super::{
+    super::clock::AHEAD_MAX,
     Engine, State,
-    catalog::Named,
+    catalog::{Core, Named},
+    counting::CHECKED,
     learned::Lesson,
     snapshot::{Head, Reader, SavedLesson, SavedLimit, SavedRule, Unreadable, Writer},
 };
@@ -38,8 +40,10 @@ pub struct Restored {
     pub dropped: usize,
     /// Whether the end was orderly. If not, every counter was charged.
     pub is_clean: bool,
-    /// The latest time that was told before.
+    /// The time that nothing is told before.
     pub clock: u64,
+    /// How far the clock of the run before was ahead, if it was too far to be kept; else zero.
+    pub ahead: Duration,
 }
 
 /// Why a snapshot was not restored.
@@ -165,7 +169,8 @@ impl Engine {
         self.saved.send_replace(snapshot.number);
     }
 
-    /// Restores what a snapshot has, into limits of which nothing has been used; `now` is not before its clock.
+    /// Restores what a snapshot has, into limits of which nothing has been used. Where its clock is ahead of `now` by more than
+    /// [`AHEAD_MAX`], what was used then counts as used now, in requests; else the restored clock is not before it.
     ///
     /// # Errors
     /// When it cannot be read, or has too many counters.
@@ -173,12 +178,16 @@ impl Engine {
         let (head, mut reader) = Reader::begin(bytes)?;
         let mut state = self.state();
         let state = &mut *state;
-        let now = now.max(head.clock);
+        let ahead = head.clock.saturating_sub(now);
+        let is_too_far = Duration::from_nanos(ahead) > AHEAD_MAX;
+        let system = now;
+        let mut now = now.max(head.clock);
         let mut restored = Restored {
             counters: 0,
             dropped: 0,
             is_clean: head.is_clean,
             clock: head.clock,
+            ahead: Duration::ZERO,
         };
         while let Some(counter) = reader.counter()? {
             let (limit, rule) = at(&head, counter.limit, counter.rule)?;
@@ -203,11 +212,20 @@ impl Engine {
                     let unseen = state.core.restore_unseen(id, &rule.limit, unseen, now);
                     unseen.map_err(Unreadable::from)?;
                 }
-                if !head.is_clean {
+                if !head.is_clean || (is_too_far && rule.unseen.is_some()) {
                     charges.push((id, limit.worth));
                 }
             }
         }
+        if is_too_far {
+            let fresh =
+                Core::with_memory(self.options.counters_max, self.options.counters_bytes_max);
+            state.move_to(system, now, fresh)?;
+            (now, restored.clock) = (system, system);
+            restored.ahead = Duration::from_nanos(ahead);
+        }
+        // Lessons last as long from now on as they would have then.
+        let ahead = if is_too_far { ahead } else { 0 };
         state.core.charge_all(&charges, now);
         for lesson in head.lessons {
             let (place, counter) = (lesson.limit, lesson.counter);
@@ -218,7 +236,7 @@ impl Engine {
             if let Some(place) = state.catalog.place(&limit.name) {
                 let lost = if head.is_clean { 0 } else { limit.worth };
                 let known = Lesson {
-                    until: lesson.until,
+                    until: lesson.until.saturating_sub(ahead),
                     left: lesson.left.saturating_sub(lost),
                 };
                 state.learned.put(&(place, counter), known, now);
@@ -240,6 +258,32 @@ fn at(head: &Head, limit: u64, rule: u64) -> Result<(&SavedLimit, &SavedRule), U
 }
 
 impl State {
+    /// Counts what is used at `before` as used at `now`, in a core of which nothing is used.
+    fn move_to(&mut self, now: u64, before: u64, mut fresh: Core) -> Result<(), RestoreFailed> {
+        let mut used = Vec::new();
+        let each = |id, key: &Arc<str>, requests, _| {
+            used.push(Demand {
+                limit: id,
+                key: Arc::clone(key),
+                requests,
+            });
+        };
+        self.core.each_key(0, usize::MAX, before, each);
+        let rules = self.catalog.all().flat_map(|(_, named)| &named.rules);
+        let mut ids: Vec<LimitId> = rules.map(|placed| placed.id).collect();
+        ids.sort_unstable_by_key(|id| id.index());
+        for id in ids {
+            let added = fresh.add(*self.core.limit(id)).expect(CHECKED);
+            assert_eq!(added, id, "no limit has gone since the start");
+        }
+        self.core = fresh;
+        for demand in used.into_iter().filter(|it| it.requests > 0) {
+            let recorded = self.core.record_all(&[demand], now, now);
+            recorded.map_err(|_| RestoreFailed::NoRoom)?;
+        }
+        Ok(())
+    }
+
     fn id_of(&self, limit: &str, rule: &str) -> Option<limits::LimitId> {
         let named = self.catalog.get(self.catalog.place(limit)?);
         let placed = named.rules.iter().find(|placed| &*placed.name == rule);

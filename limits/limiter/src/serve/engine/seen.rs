@@ -1,11 +1,15 @@
 //! What a server said last of counters: what answers tell beside their slot, and what a page shows.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, hash::BuildHasher as _, sync::Arc};
 
 use limits::{Left, LimitId};
 
-/// Most counters that are remembered, and at least half as many. All others are counted by the server all the same.
+/// Maximum number of counters that are remembered, of each part alike; at least half as many before one is forgotten there. All others are
+/// counted by the server all the same.
 const SEEN_MAX: usize = 20_000;
+
+/// Counters are kept in so many parts, by their hash: nobody has to look at more than one at once.
+pub(super) const PARTS: usize = 32;
 
 /// How a counter stood under one rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +29,12 @@ type Standings = HashMap<(LimitId, Arc<str>), Standing, foldhash::fast::RandomSt
 /// The counters that were asked about last.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
+    parts: [Part; PARTS],
+    hasher: foldhash::fast::RandomState,
+}
+
+#[derive(Debug, Default)]
+struct Part {
     now: Standings,
     /// When there are too many, those before give way at once.
     before: Standings,
@@ -43,16 +53,19 @@ impl Standing {
 
 impl Seen {
     pub(super) fn put(&mut self, limit: LimitId, key: &Arc<str>, standing: Standing) {
-        if self.now.len() >= SEEN_MAX / 2 {
-            self.before = std::mem::take(&mut self.now);
+        let key = (limit, Arc::clone(key));
+        let part = &mut self.parts[self.part(&key)];
+        if part.now.len() >= SEEN_MAX / 2 / PARTS {
+            part.before = std::mem::take(&mut part.now);
         }
-        self.now.insert((limit, Arc::clone(key)), standing);
+        part.now.insert(key, standing);
     }
 
     /// What is left of `most`.
     pub(super) fn left(&self, limit: LimitId, key: &Arc<str>, most: u64, now: u64) -> Option<Left> {
         let key = (limit, Arc::clone(key));
-        let seen = self.now.get(&key).or_else(|| self.before.get(&key))?;
+        let part = &self.parts[self.part(&key)];
+        let seen = part.now.get(&key).or_else(|| part.before.get(&key))?;
         let is_free = seen.free_at <= now;
         Some(Left {
             requests: if is_free { most } else { seen.requests },
@@ -60,11 +73,21 @@ impl Seen {
         })
     }
 
-    /// Counters of which something is used.
-    pub(super) fn used(&self, now: u64) -> impl Iterator<Item = (LimitId, &Arc<str>, &Standing)> {
-        let older = self.before.iter();
-        let older = older.filter(|(key, _)| !self.now.contains_key(*key));
-        let all = self.now.iter().chain(older);
+    fn part(&self, key: &(LimitId, Arc<str>)) -> usize {
+        let hash = self.hasher.hash_one(key) % PARTS as u64;
+        usize::try_from(hash).expect("a small number")
+    }
+
+    /// Counters of this part of which something is used.
+    pub(super) fn used(
+        &self,
+        part: usize,
+        now: u64,
+    ) -> impl Iterator<Item = (LimitId, &Arc<str>, &Standing)> {
+        let part = &self.parts[part];
+        let older = part.before.iter();
+        let older = older.filter(|(key, _)| !part.now.contains_key(*key));
+        let all = part.now.iter().chain(older);
         let used = all.filter(move |(_, standing)| standing.free_at > now);
         used.map(|((limit, key), standing)| (*limit, key, standing))
     }
@@ -103,16 +126,24 @@ mod tests {
             [100, 500, 899, 900].map(|now| standing.used(9, now)),
             [8, 4, 1, 0]
         );
-        assert_eq!((seen.used(899).count(), seen.used(900).count()), (1, 0));
+        let used = |seen: &Seen, now| -> Vec<usize> {
+            let parts = 0..PARTS;
+            parts.map(|part| seen.used(part, now).count()).collect()
+        };
+        let all = |seen: &Seen, now| used(seen, now).iter().sum::<usize>();
+        assert_eq!((all(&seen, 899), all(&seen, 900)), (1, 0));
         for number in 0..10 * SEEN_MAX {
             seen.put(limit, &key(number), standing);
         }
-        assert!((SEEN_MAX / 2..=SEEN_MAX).contains(&seen.used(0).count()));
+        assert!((SEEN_MAX / 2 - PARTS..=SEEN_MAX).contains(&all(&seen, 0)));
+        // What is looked at under one lock.
+        let most = used(&seen, 0).into_iter().max();
+        assert!(most <= Some(SEEN_MAX / PARTS), "{most:?}");
         assert_eq!(
-            requests(left(&seen, 10 * SEEN_MAX - SEEN_MAX / 2, 0)),
+            requests(left(&seen, 10 * SEEN_MAX - SEEN_MAX / 4, 0)),
             Some(1)
         );
         seen.clear();
-        assert_eq!(seen.used(0).count(), 0);
+        assert_eq!(all(&seen, 0), 0);
     }
 }

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Duration};
 
 use limits::{Algorithm, LimitId};
 
-use super::{Counting, Counts, Engine, catalog::Catalog, learned::Lesson};
+use super::{Counting, Counts, Engine, catalog::Catalog, learned::Lesson, seen};
 
 /// Counters that are looked at under the lock at once.
 const PART: usize = 256;
@@ -135,7 +135,7 @@ impl Engine {
                     }),
                 // What the server said last.
                 Counting::Part(_) | Counting::Elsewhere => {
-                    for (id, key, standing) in state.seen.used(now) {
+                    for (id, key, standing) in state.seen.used(place, now) {
                         let next = if standing.requests > 0 {
                             now
                         } else {
@@ -143,7 +143,7 @@ impl Engine {
                         };
                         looking.add(catalog, id, key, |most| standing.used(most, now), next);
                     }
-                    None
+                    (place + 1 < seen::PARTS).then_some(place + 1)
                 }
             };
         }
