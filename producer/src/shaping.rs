@@ -17,7 +17,6 @@
 //! - Rooms are bounded in bytes, each by itself, and there is one for each DSP that the file names and one for all others.
 //! - What waits is lost when the process is killed; how much that is at most is on record (`epoch_history/held.rs`). When it stops, what waits is
 //!   kept in a file (`--limits-spool`), or else released before its time.
-//! - Under limits that a server decides on, what is shaped goes when the server has counted it, and nobody waits for its answers (`sharing/exact.rs`).
 //!
 //! # Cost
 //!
@@ -96,10 +95,6 @@ struct State {
     planned: u64,
     /// What of the limits is this producer's, where several share them.
     leased: Option<sharing::Leased>,
-    /// The server that decides, where one does.
-    server: Option<Arc<sharing::Server>>,
-    /// A version of the file that nothing is taken of, as it is shared otherwise.
-    put_off: Option<Arc<Rules>>,
     /// When its shares change by themselves.
     shares_change: u64,
     record: Option<HeldRecord>,
@@ -157,7 +152,6 @@ impl Shaping {
         }
         let rules = file.current();
         let leased = sharing::leased(rules.sharing.as_ref(), name);
-        let server = sharing::server(&rules);
         let began_unix_nanos = unix_micros().saturating_mul(1000);
         let shaping = Self {
             shared: Arc::new(Shared {
@@ -167,8 +161,6 @@ impl Shaping {
                     version: 1,
                     planned: u64::MAX,
                     leased,
-                    server,
-                    put_off: None,
                     shares_change: 0,
                     record,
                     is_over: false,
@@ -257,23 +249,10 @@ impl Shaping {
         }
         self.look_at_file(&mut state, now);
         self.look_at_shares(&mut state);
-        if let State {
-            shaper,
-            server: Some(server),
-            ..
-        } = &mut *state
-        {
-            shaper.set_server(server.is_there(), now);
-        }
         let mut released = Vec::new();
         state.shaper.turn(now, |held| released.push(held));
         self.release(&mut state, &released);
         state.note_held();
-        if let Some(server) = &state.server
-            && state.shaper.has_questions()
-        {
-            server.wake();
-        }
         let longest = u64::try_from(LOOK_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
         let wait = state.shaper.due().saturating_sub(now).min(longest);
         state.planned = now.saturating_add(wait);
@@ -294,28 +273,13 @@ impl Shaping {
 
     fn look_at_file(&self, state: &mut State, now: u64) {
         let newest = self.shared.file.current();
-        let put_off = state.put_off.as_ref();
-        if put_off.is_some_and(|it| Arc::ptr_eq(&newest, it)) {
-            return;
-        }
         if !Arc::ptr_eq(&newest, &state.rules) {
-            let is_exact = [&newest, &state.rules]
-                .into_iter()
-                .any(|it| sharing::is_exact(it));
-            if is_exact && newest.sharing != state.rules.sharing {
-                tracing::warn!(
-                    "other settings of shared limits are in the file: nothing of it is in force before a restart"
-                );
-                state.put_off = Some(newest);
-                return;
-            }
             if newest.sharing != state.rules.sharing {
                 tracing::warn!(
                     "other settings of shared limits are in the file: they are in force after a restart"
                 );
             }
             state.shaper.change(&newest, now);
-            state.put_off = None;
             state.rules = newest;
             state.share_anew();
             if let Some(leased) = &state.leased {

@@ -5,11 +5,8 @@
 //! longer than the horizon is sent back for as long as it would have had to wait, and asks again. What has waited for too long is a dead
 //! letter; it is revived after a pause that grows, at a share of the rate, and at last parked.
 //!
-//! Where a server decides for several processes, the slots are its: no cookie goes before it has said so (`given.rs`).
-//!
 //! A newer cookie of a pair takes the place of the one that is held. When the room is full, the oldest makes room.
 
-mod given;
 mod outside;
 mod slots;
 
@@ -17,7 +14,6 @@ use std::{collections::VecDeque, time::Duration};
 
 use limits::{Demand, Limits, Rate, rules::Handling};
 
-pub(super) use self::given::Giver;
 use self::{
     outside::AGE_NANOS_MAX,
     slots::{AHEAD_NANOS, Turn},
@@ -60,11 +56,8 @@ pub(super) struct Room {
     revival: u64,
     /// How many of those that were sent back ask again now, as the terms are others.
     asking: usize,
-    /// Until when no slot can be had, as a queue of the limits' own is full, or the server gives none within the horizon.
+    /// Until when no slot can be had, as a queue of the limits' own is full.
     blocked: u64,
-    giver: Giver,
-    /// How many slots the server is asked for.
-    asked: usize,
 }
 
 /// What becomes of a cookie that is offered.
@@ -90,8 +83,6 @@ impl Room {
             revival: 0,
             asking: 0,
             blocked: 0,
-            giver: Giver::Here,
-            asked: 0,
         }
     }
 
@@ -150,7 +141,7 @@ impl Room {
             self.held.take(at);
         }
         self.drop_vacant();
-        if self.line.is_empty() && self.giver == Giver::Here {
+        if self.line.is_empty() {
             match self.turn(limits, now) {
                 Turn::Now => {
                     self.figures.pass();
@@ -239,16 +230,13 @@ impl Room {
             self.figures.refused(self.binding);
             self.send_back(at, now, wait);
         } else {
-            if self.giver == Giver::Here {
-                self.figures.delayed(self.binding);
-            }
+            self.figures.delayed(self.binding);
             self.line.push_back(at);
         }
     }
 
     /// Lets those go whose slot has come, at most so many. What has waited for too long dies instead.
     pub(super) fn release(&mut self, now: u64, most: usize, mut go: impl FnMut(Held)) {
-        self.drop_late_slots(now);
         let max_age = nanos(self.terms.handling.max_age);
         let mut gone = 0;
         while gone < most
@@ -311,25 +299,21 @@ impl Room {
         }
     }
 
-    /// When it next has something to do. `may_ask` is whether it may ask a server for a slot, if one gives them.
-    pub(super) fn due(&self, may_ask: bool) -> Option<u64> {
+    /// When it next has something to do.
+    pub(super) fn due(&self) -> Option<u64> {
         let first = self.line.front().map(|at| {
             if self.held.is_vacant(*at) {
                 return 0;
             }
             let entered = self.held.get(*at).entered;
             let death = entered.saturating_add(nanos(self.terms.handling.max_age));
-            let slot = self.slots.front().copied();
-            let slot = slot.unwrap_or_else(|| self.asks_at(may_ask));
+            let slot = self.slots.front().copied().unwrap_or(self.blocked);
             slot.min(death.saturating_add(1))
         });
         let returned = self.held.returned.first();
         let returned = returned.map(|(when, _)| match self.slots.front() {
             _ if self.asking > 0 => 0,
             Some(slot) if self.line.is_empty() => (*when).min(*slot),
-            None if self.line.is_empty() && self.giver == Giver::Server => {
-                (*when).min(self.blocked)
-            }
             None if self.line.is_empty() => 0,
             _ => *when,
         });

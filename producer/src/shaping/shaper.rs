@@ -6,30 +6,24 @@
 //! One reservation covers the limits of a cookie's DSP and those of every call. Where cookies wait it is made for the first of a line only, and
 //! each room in turn makes one: so under a limit that several DSPs share each gets as much as the others, however long its line is.
 
-mod asking;
 mod change;
 mod shares;
 mod summary;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap};
 
 use foldhash::fast::RandomState;
 use limits::{
     LimitId, Limits,
     rules::{Mode, Rules},
 };
-use limits_sharing::exact::Ask;
 
-use self::asking::Asking;
+pub(super) use self::shares::Shares;
 pub(crate) use self::summary::Summary;
-pub(super) use self::{asking::Question, shares::Shares};
 use super::{
     figures::Fate,
     held::Held,
-    room::{Giver, Offered, Room},
+    room::{Offered, Room},
 };
 use crate::log::burst::Pushed;
 
@@ -51,8 +45,6 @@ pub(crate) struct Shaper {
     spare: Vec<LimitId>,
     /// What of the limits is this process's.
     shares: Shares,
-    /// None when no server decides.
-    asking: Option<Asking>,
     rooms: Vec<NamedRoom>,
     by_dsp: HashMap<u32, usize, RandomState>,
     /// The room of those that no limit names.
@@ -86,8 +78,6 @@ struct NamedRoom {
     key: u32,
     /// The rules' names, in the order of the demands.
     rules: Vec<String>,
-    /// What a server is asked for one of its cookies, if a server decides.
-    asks: Option<Arc<[Ask]>>,
     room: Room,
     /// How many cookies had come when that was asked last.
     counted: u64,
@@ -106,7 +96,6 @@ impl Shaper {
             numbers: BTreeMap::new(),
             spare: Vec::new(),
             shares: Shares::default(),
-            asking: Asking::of(rules.sharing.as_ref()),
             rooms: Vec::new(),
             by_dsp: HashMap::default(),
             others: None,
@@ -147,7 +136,6 @@ impl Shaper {
         let Some(place) = place else {
             return Offered::Release;
         };
-        let may_ask = self.may_ask();
         let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
         let before = room.len();
         let limits = &mut self.limits;
@@ -167,7 +155,7 @@ impl Shaper {
             self.held = self.held + after - before;
         }
         if offered == Offered::Held {
-            self.due = self.due.min(room.due(may_ask).unwrap_or(u64::MAX));
+            self.due = self.due.min(room.due().unwrap_or(u64::MAX));
             if !std::mem::replace(is_busy, true) {
                 self.busy.push(place);
             }
@@ -216,11 +204,7 @@ impl Shaper {
                 go(held);
             }
         }
-        match self.giver() {
-            Giver::Here => self.hand_out_slots(&busy, now),
-            Giver::Server => self.ask(&busy, now),
-            Giver::Nobody => {}
-        }
+        self.hand_out_slots(&busy, now);
         for &index in &busy {
             let share = left.min(TURN_COOKIES_MAX / 4);
             self.rooms[index].room.release(now, share, |held| {
@@ -250,9 +234,8 @@ impl Shaper {
         let busy = || self.busy.iter().map(|index| &self.rooms[*index]);
         self.lines = busy().filter(|place| place.room.has_line()).count() as u64;
         self.held = busy().map(|place| place.room.len()).sum();
-        let may_ask = self.may_ask();
         let due = |place: &NamedRoom| match place.shapes() {
-            true => place.room.due(may_ask),
+            true => place.room.due(),
             false => Some(0),
         };
         self.due = busy().filter_map(due).min().unwrap_or(u64::MAX);

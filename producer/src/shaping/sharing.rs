@@ -1,19 +1,14 @@
 //! Limits that several producers keep together: what a producer takes part with.
 
-mod exact;
 mod leased;
 
 use std::sync::Arc;
 
-use limits::rules::{Rules, Sharing};
-use limits_sharing::exact::{Answer, Unanswered};
+use limits::rules::{Rules, Sharing, SharingMode};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::{
-    exact::{Server, is_exact, server},
-    leased::{Leased, leased},
-};
-use super::{Shaping, State, shaper::Question};
+pub(super) use self::leased::{Leased, leased};
+use super::{Shaping, State};
 
 /// How this producer takes part.
 #[derive(Debug, Clone)]
@@ -28,13 +23,11 @@ pub(crate) struct Standing {
     pub(crate) error: Option<String>,
     /// How many producers there are, and whether the server learns who is there.
     pub(crate) group: Option<(u64, bool)>,
-    /// Of each limit: its name, this producer's share, and what the server says that all have. Nothing where the server decides.
+    /// Of each limit: its name, this producer's share, and what the server says that all have.
     pub(crate) shares: Vec<(String, f64, f64)>,
-    /// How often the server decided, where it does.
-    pub(crate) decided: Option<u64>,
 }
 
-/// What states are called: a lease, or the server decides; a lease that ran out; the safe share; its floor, which is nothing unless it is known how many
+/// What states are called: a lease; one that ran out; the safe share; its floor, which is nothing unless it is known how many
 /// share; nothing.
 pub(crate) const STATES: [&str; 5] = ["ok", "expired", "safe", "floor", "refused"];
 
@@ -42,17 +35,6 @@ impl Standing {
     /// In one line.
     pub(crate) fn in_words(&self) -> String {
         let server = &self.server;
-        if let Some(decided) = self.decided {
-            let state = match self.state {
-                "ok" => "it decides",
-                "safe" => "it is lost, and a part of each limit goes",
-                _ => "it is not there, and nothing goes",
-            };
-            let missed = self.missed;
-            return format!(
-                "limits of {server}: {state}; {decided} decisions, {missed} without an answer"
-            );
-        }
         let state = match self.state {
             "ok" => "on lease",
             "expired" => "the lease has run out",
@@ -77,8 +59,9 @@ const SHARES_MAX: u64 = 4096;
 
 /// What cannot be shared, though the rules are in order.
 pub(super) fn check(rules: &Rules, sharing: &Sharing) -> Vec<String> {
-    if is_exact(rules) {
-        return exact::check(rules, sharing);
+    if sharing.mode == SharingMode::Exact {
+        let what = "sharing: mode: exact sharing is for limiter serve: use mode = \"lease\"";
+        return vec![what.to_owned()];
     }
     let mut mistakes = Vec::new();
     let config = leased::config(sharing, "");
@@ -148,30 +131,14 @@ impl Shaping {
 
     /// Takes part in shared limits until `stop`, if there are any.
     pub(crate) async fn share(self, stop: CancellationToken) {
-        let (lease, server) = {
+        let lease = {
             let state = self.state();
             let lease = state.leased.as_ref();
-            let lease = lease.map(|it| it.run(self.clone(), stop.clone()));
-            (lease, state.server.clone())
+            lease.map(|it| it.run(self.clone(), stop))
         };
         if let Some(lease) = lease {
             lease.await;
         }
-        if let Some(server) = server {
-            server.run(self, stop).await;
-        }
-    }
-
-    /// What the server that decides is to be asked.
-    pub(super) fn questions(&self) -> Vec<Question> {
-        self.state().shaper.take_questions()
-    }
-
-    /// The server has decided, or not.
-    pub(super) fn answered(&self, question: &Question, answer: Result<&Answer, Unanswered>) {
-        let now = self.now();
-        self.state().shaper.answered(question, answer, now);
-        self.shared.woken.notify_one();
     }
 
     /// Other shares are in force when this returns.
@@ -195,9 +162,6 @@ impl Shaping {
     /// How this producer takes part in shared limits, if it does.
     pub(crate) fn sharing(&self) -> Option<Standing> {
         let state = self.state();
-        if let Some(server) = &state.server {
-            return Some(server.standing(state.shaper.giver()));
-        }
         let names = state.rules.limits.iter().map(|it| &*it.name);
         state.leased.as_ref().map(|it| it.standing(names))
     }

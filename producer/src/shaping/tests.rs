@@ -1,7 +1,6 @@
 //! Limits in virtual time: nothing here waits.
 
 mod driver;
-mod exact;
 mod fairness;
 mod leased;
 mod life_cycle;

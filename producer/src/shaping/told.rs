@@ -27,11 +27,7 @@ impl Shaping {
 
     /// Why the file as it is now is not in force.
     pub(crate) fn refused(&self) -> Option<String> {
-        let refused = self.shared.file.refused();
-        let is_put_off = || self.state().put_off.is_some();
-        refused.or_else(|| {
-            is_put_off().then(|| "it is shared otherwise: restart the producer".to_owned())
-        })
+        self.shared.file.refused()
     }
 
     /// Most cookies that were lost when the run before was killed, if that is known.

@@ -17,7 +17,6 @@ mod drain;
 mod e2e;
 mod edge;
 mod epoch_history;
-mod exact_limits;
 mod examples;
 mod fanout;
 mod faults;

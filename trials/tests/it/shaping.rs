@@ -276,6 +276,19 @@ async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn exact_sharing_is_refused_by_name() -> Result<()> {
+    let folder = TempDir::new()?;
+    let sharing = "[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\ngroup = \"g\"\n";
+    let limits = Limits::new(&folder, &format!("{}{sharing}", shaped("1/h")))?;
+    let program = &programs().await?.producer;
+    let ended = run_to_end(program, &[&limits.flag()], &[]).await?;
+    assert_eq!(ended.code, Some(2), "{}", ended.words);
+    let said = "exact sharing is for limiter serve: use mode = \"lease\"";
+    ensure!(ended.words.contains(said), "{}", ended.words);
+    Ok(())
+}
+
 /// What is in a folder: each file with its content, and when it was changed.
 fn files(folder: &TempDir) -> Result<Vec<(PathBuf, Vec<u8>, SystemTime)>> {
     let mut files = Vec::new();

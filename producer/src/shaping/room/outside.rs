@@ -13,7 +13,7 @@ use crate::shaping::{
 pub(super) const AGE_NANOS_MAX: u64 = AGE_MICROS_MAX * 1000;
 
 /// With fewer than so many in the line, those that were sent back come back: others made room, or went.
-pub(super) const LINE_MIN: usize = 256;
+const LINE_MIN: usize = 256;
 
 impl Room {
     /// Goes by other rates of the same terms. When they are higher, those that were sent back ask again.

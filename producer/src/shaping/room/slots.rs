@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use limits::{Decision, Demand, LimitId, Limits, Rate, Refusal};
 
-use super::{Giver, Room, nanos, outside::LINE_MIN};
+use super::{Room, nanos};
 
 /// How far ahead slots are reserved, in nanoseconds: a few ticks of the timer.
 pub(super) const AHEAD_NANOS: u64 = 5_000_000;
@@ -98,16 +98,6 @@ impl Room {
         // Left by one that died.
         if let Some(slot) = self.slots.get(self.line.len()) {
             return slot.saturating_sub(now);
-        }
-        if self.giver == Giver::Server {
-            if self.blocked > now {
-                let horizon = nanos(self.terms.handling.horizon);
-                return (self.blocked - now).saturating_add(horizon);
-            }
-            // Nobody knows yet whether there is anything to wait for.
-            if self.line.len() < LINE_MIN && self.slots.back().is_none_or(|it| *it <= now) {
-                return 0;
-            }
         }
         let before = (self.line.len() - self.slots.len()) as u64;
         let Some(last) = self.slots.back().copied().or((before > 0).then_some(now)) else {

@@ -8,7 +8,7 @@ use limits::{
 };
 
 use super::{EVERYBODY, NamedRoom, Shaper};
-use crate::shaping::room::{Giver, Room, Terms};
+use crate::shaping::room::{Room, Terms};
 
 impl Shaper {
     /// Takes another file of rules into force. Debts are kept, and those that wait go by the new rules.
@@ -60,7 +60,7 @@ impl Shaper {
                 .flat_map(|rule| copies.iter().map(move |it| (rule, *it)))
             {
                 let name = (limit.name.clone(), rule.id.clone(), is_observed);
-                let shared = self.counted(limit, rule.limit, is_observed);
+                let shared = self.shares.limit(&limit.name, rule.limit);
                 let number = match before.remove(&name) {
                     Some(number) => {
                         if *self.limits.limit(number) != shared {
@@ -135,29 +135,20 @@ impl Shaper {
             own,
             shared,
         };
-        let asks = self.asks(rules, limit, key);
-        let giver = self.giver();
         if let Some(&index) = known.get(&(limit.name.clone(), key)) {
             let place = &mut self.rooms[index];
             place.is_closing = false;
-            if place.asks != asks {
-                place.room.drop_slots();
-                place.asks = asks;
-            }
             let counted = place.room.set_terms(terms, now);
             let past = self.past.entry(place.name.clone()).or_default();
             past.add_rules(&place.rules, &counted);
             place.rules = names;
             return index;
         }
-        let mut room = Room::new(terms);
-        room.set_giver(giver, now);
         self.rooms.push(NamedRoom {
             name: limit.name.clone(),
             key,
             rules: names,
-            asks,
-            room,
+            room: Room::new(terms),
             counted: 0,
             is_closing: false,
             is_busy: false,
@@ -167,11 +158,6 @@ impl Shaper {
 
     /// Gives those that have slots to come other ones, by the rules as they are now.
     pub(super) fn replan(&mut self, now: u64) {
-        match self.giver() {
-            Giver::Here if self.asking.is_none() => {}
-            Giver::Here => return self.rooms.iter_mut().for_each(|it| it.room.drop_slots()),
-            Giver::Server | Giver::Nobody => return,
-        }
         let mut waiting: Vec<(usize, u64)> = Vec::new();
         for (index, place) in self.rooms.iter().enumerate() {
             waiting.extend(place.room.slots().map(|slot| (index, slot)));

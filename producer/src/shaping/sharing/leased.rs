@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::rules::{Sharing, SharingMode};
+use limits::rules::Sharing;
 use limits_sharing::{
     Address,
     lease::{Config, Health, Lease, User},
@@ -41,7 +41,6 @@ pub(super) fn config(sharing: &Sharing, member: &str) -> Result<Config, String> 
 
 /// The lease of a producer, if its file says that limits are shared so; for the whole of its run.
 pub(in crate::shaping) fn leased(sharing: Option<&Sharing>, member: &str) -> Option<Leased> {
-    let sharing = sharing.filter(|it| it.mode == SharingMode::Lease);
     let config = sharing.map(|sharing| config(sharing, member).expect("the file was checked"));
     let lease = Lease::new(config?);
     let plan = lease.plan();
@@ -119,7 +118,6 @@ impl Leased {
             error,
             group: plan.group(),
             shares: limits.map(share).collect(),
-            decided: None,
         }
     }
 }
