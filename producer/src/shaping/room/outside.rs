@@ -3,7 +3,7 @@
 use limits::Rate;
 use proto::limits::AGE_MICROS_MAX;
 
-use super::{Room, nanos};
+use super::{Room, nanos, slots::AHEAD_NANOS};
 use crate::shaping::{
     figures::{DeadReason, Dropped},
     held::{At, Standing},
@@ -85,15 +85,18 @@ impl Room {
             self.figures.drop(Dropped::Bound, 1);
             return;
         }
+        let over = self.wait(now, lines);
+        let over = over.saturating_sub(nanos(self.terms.handling.horizon));
+        if over > 0 {
+            // The line is full: it is tried again when there may be room.
+            self.revival = now.saturating_add(over.max(AHEAD_NANOS));
+            return;
+        }
         let share = u64::from(self.terms.handling.revive.share_permille);
         let each = self.nanos_of(1, lines);
         let pause = each.saturating_mul(1000) / share;
         self.revival = self.revival.max(now).saturating_add(pause);
         self.held.revive(at, now);
-        if self.wait(now, lines) > nanos(self.terms.handling.horizon) {
-            self.lay_down(at, now);
-            return;
-        }
         self.figures.revived += 1;
         self.held.move_to(at, Standing::InLine);
         self.join_line(at, now, lines);
@@ -108,13 +111,9 @@ impl Room {
         self.held.move_to(at, Standing::Returned(when));
     }
 
+    /// Makes a cookie a dead letter until it may be revived, or for good.
     pub(super) fn die(&mut self, at: At, now: u64, reason: DeadReason) {
         self.figures.die(reason, self.binding);
-        self.lay_down(at, now);
-    }
-
-    /// Lays a dead letter down until it may be revived, or for good.
-    fn lay_down(&mut self, at: At, now: u64) {
         let revive = &self.terms.handling.revive;
         let revivals = self.held.get(at).revivals;
         if revivals >= revive.requeues_max {

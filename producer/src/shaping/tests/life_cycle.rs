@@ -165,6 +165,29 @@ fn who_is_renewed_is_not_the_oldest_when_the_room_is_full() {
 }
 
 #[test]
+fn dead_letter_that_finds_the_line_full_was_not_revived() {
+    let mut world = World::new(&shaped("", "10/s"));
+    let mut offered = 0;
+    while world.now < 3600 * SECOND {
+        world.offer(17, &format!("u{offered}"));
+        offered += 1;
+        world.pass_to(offered * SECOND / 20);
+    }
+    let (figures, held) = (world.summary("dsp").figures, world.holding("dsp"));
+    assert!(held.dead > 10_000, "{held:?}");
+    // Each that is parked was put back eight times.
+    assert!(figures.revived >= 8 * held.parked, "{figures:?} {held:?}");
+    // Of the line a tenth, at most.
+    assert!(figures.revived > 0 && figures.revived <= 3_600, "{figures:?}");
+
+    // Without more that come all go, at the rate.
+    world.pass_to(60_000 * SECOND);
+    assert_eq!(world.gone.len() as u64, offered);
+    let seconds = world.by_second(|_| true);
+    assert!(seconds.iter().all(|count| *count <= 20), "{seconds:?}");
+}
+
+#[test]
 fn full_room_keeps_the_newest() {
     let mut world = World::new(&shaped(r#"shape = { queue_bytes = "64KiB" }"#, "10/s"));
     for number in 0..1_000 {
