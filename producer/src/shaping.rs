@@ -34,6 +34,7 @@ mod spool;
 mod told;
 
 use std::{
+    io,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -42,7 +43,7 @@ use std::{
 use anyhow::Context as _;
 use limits::rules::Rules;
 use runtime::unix_micros;
-use tokio::{sync::Notify, time::timeout_at};
+use tokio::{sync::Notify, task::spawn_blocking, time::timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -304,13 +305,12 @@ impl Shaping {
         let (count, log) = (held.len(), &self.shared.log);
         let held = Arc::new(held);
         let is_spooled = match &self.shared.spool {
-            Some(spool) if count > 0 => {
-                let keeping = keep(spool.clone(), Arc::clone(&held), log.unix_micros());
-                timeout_at(deadline, keeping).await.unwrap_or_else(|_| {
-                    tracing::error!(path = %spool.path().display(), "what waits for its limits cannot be kept there in time");
-                    false
+            Some(spool) if count > 0 => keep(spool, Arc::clone(&held), log.unix_micros(), deadline)
+                .await
+                .inspect_err(|error| {
+                    tracing::error!(path = %spool.path().display(), %error, "what waited for its limits cannot be kept there");
                 })
-            }
+                .is_ok(),
             _ => false,
         };
         let mut state = self.state();
@@ -404,16 +404,21 @@ fn append<'a>(log: &Log, held: impl IntoIterator<Item = &'a Held>) -> bool {
     log.append_accepted(cookies).is_ok()
 }
 
-/// Writes what waited into the file; whether it is there.
-async fn keep(spool: Spool, held: Arc<Vec<Held>>, now: u64) -> bool {
-    let writing = tokio::task::spawn_blocking(move || match spool.write(&held, now) {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::error!(path = %spool.path().display(), %error, "what waited for its limits cannot be kept there");
-            false
-        }
-    });
-    writing.await.unwrap_or(false)
+/// Keeps what waited in the file, if it is written by `deadline`.
+///
+/// What is written later never gets the file's name, since its cookies are released. Renaming has no deadline: until its end nobody knows which of the two holds.
+async fn keep(
+    spool: &Spool,
+    held: Arc<Vec<Held>>,
+    now: u64,
+    deadline: tokio::time::Instant,
+) -> io::Result<()> {
+    let unfinished = spool.clone();
+    let writing = spawn_blocking(move || unfinished.write(&held, now));
+    let late = |_| io::Error::other("it is not written in time");
+    timeout_at(deadline, writing).await.map_err(late)???;
+    let written = spool.clone();
+    spawn_blocking(move || written.publish()).await?
 }
 
 #[cfg(test)]

@@ -67,15 +67,17 @@ impl Spool {
         &self.path
     }
 
-    /// Writes what waits; what was in the file is replaced.
+    /// Writes what waits under another name, until it is [published](Self::publish).
     pub(super) fn write(&self, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
         let unfinished = beside(&self.path, ".new");
-        let written = write(&unfinished, held, now_unix_micros)
-            .and_then(|()| fs::rename(&unfinished, &self.path));
-        if written.is_err() {
-            drop(fs::remove_file(&unfinished));
-            return written;
-        }
+        write(&unfinished, held, now_unix_micros)
+            .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+    }
+
+    /// Gives what was written its name; what was in the file is replaced.
+    pub(super) fn publish(&self) -> io::Result<()> {
+        let unfinished = beside(&self.path, ".new");
+        fs::rename(&unfinished, &self.path).inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
         // So that the name is durable too, where the file system can do that.
         let folder = self.path.parent().filter(|it| !it.as_os_str().is_empty());
         drop(File::open(folder.unwrap_or(Path::new("."))).and_then(|it| it.sync_all()));

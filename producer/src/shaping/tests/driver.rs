@@ -165,6 +165,29 @@ async fn without_a_file_that_can_be_written_it_is_released_early() {
     assert_eq!(summary.figures.released_early, 2);
 }
 
+#[test]
+fn file_that_is_late_does_not_hold_what_was_released() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build();
+    runtime.unwrap().block_on(async {
+        let producer = Producer::start(TempDir::new().unwrap());
+        for user in ["a", "b", "c"] {
+            producer.append(user);
+        }
+        // The only thread that writes files is busy beyond the deadline.
+        let (free, busy) = std::sync::mpsc::channel::<()>();
+        let blocked = tokio::task::spawn_blocking(move || busy.recv());
+        producer.shaping.drain(tokio::time::Instant::now()).await;
+        let figures = &producer.shaping.summaries()["dsp"].figures;
+        assert_eq!((figures.released_early, figures.spooled), (2, 0));
+        drop(free);
+        assert!(blocked.await.unwrap().is_err());
+        // It works in order: the write that came too late is over.
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        assert!(!producer.spool().exists());
+    });
+}
+
 #[tokio::test]
 async fn after_a_kill_it_is_known_how_much_was_lost_at_most() {
     let killed = Producer::start(TempDir::new().unwrap());

@@ -178,7 +178,10 @@ fn dead_letter_that_finds_the_line_full_was_not_revived() {
     // Each that is parked was put back eight times.
     assert!(figures.revived >= 8 * held.parked, "{figures:?} {held:?}");
     // Of the line a tenth, at most.
-    assert!(figures.revived > 0 && figures.revived <= 3_600, "{figures:?}");
+    assert!(
+        figures.revived > 0 && figures.revived <= 3_600,
+        "{figures:?}"
+    );
 
     // Without more that come all go, at the rate.
     world.pass_to(60_000 * SECOND);
