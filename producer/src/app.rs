@@ -98,7 +98,7 @@ impl App {
              connection: raise the limit (ulimit -n, or LimitNOFILE= of its unit)"
         );
         let limits = config.shaping.file.clone();
-        let app = Self::start_on(Ports::bind(&config)?, config).await?;
+        let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
         if let Some(file) = limits {
             let watching = file.watch(app.files.clone(), app.shapes.stop.clone());
             app.shapes.tasks.spawn(watching);
@@ -107,10 +107,15 @@ impl App {
     }
 
     /// Starts to serve on these ports; the addresses in `config` are not used, and nobody looks again at the file of limits.
+    /// `timers` is [`log::run_timers`], or something that runs it.
     ///
     /// # Errors
     /// When a port does not know its own address.
-    pub async fn start_on<L: Listener>(ports: Ports<L>, config: Config) -> anyhow::Result<Self> {
+    pub async fn start_on<L: Listener, T: Future<Output = ()> + Send + 'static>(
+        ports: Ports<L>,
+        config: Config,
+        timers: impl FnOnce(Log) -> T,
+    ) -> anyhow::Result<Self> {
         let addresses = ports.addresses()?;
         let registry = Registry::new();
         let producer_id = config
@@ -195,6 +200,7 @@ impl App {
             grpc: app.start_streams(ports.grpc, &config, server, on_grpc.clone())?,
             shaping: app.shaping.clone(),
         });
+        app.streams.tasks.spawn(timers(app.log.clone()));
         app.start_shaping();
         let status = ProducerStatus::new(status::Sources {
             name: producer_id,
@@ -261,7 +267,6 @@ impl App {
             connections,
             stage.clone(),
         ));
-        stage.tasks.spawn(log::run_timers(self.log.clone()));
         let (subscribers, stop) = (self.subscribers.clone(), stage.stop.clone());
         stage.tasks.spawn(async move {
             let sweeping = async {

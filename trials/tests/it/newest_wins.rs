@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{mongod::Mongod, scrape::names};
+use bench::{http::HttpClient, mongod::Mongod, scrape::names};
 use bytes::Bytes;
 use consumer::{
     batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
@@ -23,12 +23,13 @@ use mongodb::{
     bson::{DateTime, Document, doc},
 };
 use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::{
     cut::CutConnection,
     documents::Documents,
-    harness::{Consumer, Known, PATIENCE, Producer, wait_until},
+    harness::{Consumer, Known, PATIENCE, Producer, embedded, request, wait_until},
 };
 
 /// User, DSP, buyer uid, seconds.
@@ -373,5 +374,114 @@ async fn document_of_another_form_is_replaced() -> Result<()> {
     );
     let known = store.lookup("a").await.context("lookup")?.buyer_uids;
     assert_eq!(known[&7], "new");
+    Ok(())
+}
+
+/// A user with a connection of its own.
+struct User {
+    name: String,
+    connection: HttpClient,
+}
+
+const ROUNDS: u32 = 5;
+
+const USERS: u32 = 16;
+
+/// Requests of each user amid which a producer is stopped.
+const REPEATS: u32 = 4;
+
+/// DSPs of each user, besides the one of the repeats. A connection answers so many requests before it yields.
+const DSPS: u32 = 64 - REPEATS;
+
+impl User {
+    /// Connects, and has one sync accepted, so that the connection is open on both sides.
+    async fn connect(producer: &Producer, number: u32) -> Result<Self> {
+        let mut user = Self {
+            name: format!("user-{number}"),
+            connection: HttpClient::connect(&producer.http).await?,
+        };
+        user.send_repeats(1).await?;
+        user.accepted(1).await?;
+        Ok(user)
+    }
+
+    async fn send_repeats(&mut self, requests: u32) -> Result<()> {
+        let repeat = request(&self.name, DSPS + 1, "repeat");
+        let repeats = repeat.repeat(usize::try_from(requests)?);
+        self.connection.send(repeats.as_bytes()).await
+    }
+
+    /// Sends this buyer uid for each DSP.
+    async fn send(&mut self, buyer_uid: &str) -> Result<()> {
+        let requests = (1..=DSPS).map(|dsp| request(&self.name, dsp, buyer_uid));
+        let requests: String = requests.collect();
+        self.connection.send(requests.as_bytes()).await
+    }
+
+    async fn accepted(&mut self, requests: u32) -> Result<()> {
+        for _ in 0..requests {
+            let answer = self.connection.answer().await?;
+            ensure!(answer.status == 200, "{answer:?}");
+        }
+        Ok(())
+    }
+}
+
+async fn connect_all(producer: &Producer) -> Result<Vec<User>> {
+    let mut users = Vec::new();
+    for number in 0..USERS {
+        users.push(User::connect(producer, number).await?);
+    }
+    Ok(users)
+}
+
+/// What a node knows when this was sent last.
+fn known(users: &[User], buyer_uid: &str) -> Known {
+    let of_user = || {
+        let buyer_uids = (1..=DSPS).map(|dsp| (dsp, buyer_uid.to_owned()));
+        buyer_uids.chain([(DSPS + 1, "repeat".to_owned())])
+    };
+    let users = users.iter();
+    users
+        .map(|user| (user.name.clone(), of_user().collect()))
+        .collect()
+}
+
+#[tokio::test]
+async fn what_a_stopped_producer_finds_in_its_sockets_is_newer_than_what_came_meanwhile()
+-> Result<()> {
+    let folder = TempDir::new()?;
+    let (mut stopped, other) = (
+        Producer::start(&folder, &[]).await?,
+        Producer::start(&folder, &[]).await?,
+    );
+    let store = embedded(&folder.path().join("store"));
+    let consumer = Consumer::start(&folder, "node", &[&stopped, &other], &store, &[]).await?;
+    let (mut waiting, mut answered) = (connect_all(&stopped).await?, connect_all(&other).await?);
+    let mut accepted = 2 * USERS;
+    for round in 0..ROUNDS {
+        // It is stopped amid these: a chunk is open, and connections have their turn before timers.
+        for user in &mut waiting {
+            user.send_repeats(REPEATS).await?;
+        }
+        stopped.process.signal(Signal::STOP)?;
+        let (older, newer) = (format!("older-{round}"), format!("newer-{round}"));
+        for user in &mut answered {
+            user.send(&older).await?;
+            user.accepted(DSPS).await?;
+        }
+        // Longer than a chunk may be open: a batch alone waits for 200 ms.
+        consumer.wait_knows(&known(&waiting, &older)).await?;
+        for user in &mut waiting {
+            user.send(&newer).await?;
+        }
+        stopped.process.signal(Signal::CONT)?;
+        for user in &mut waiting {
+            user.accepted(REPEATS + DSPS).await?;
+        }
+        accepted += USERS * (REPEATS + 2 * DSPS);
+        consumer.wait_settled(accepted.into()).await?;
+        consumer.wait_knows(&known(&waiting, &newer)).await?;
+    }
     Ok(())
 }

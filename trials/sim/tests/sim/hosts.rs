@@ -5,7 +5,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use producer::{config::LimitsConfig, shaping::Shaping};
+use producer::{
+    config::LimitsConfig,
+    log::{Log, run_timers},
+    shaping::Shaping,
+};
 use runtime::{metrics::Registry, unix_micros};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +19,7 @@ use crate::{
     late::Source,
     network::{ADMIN, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
+    stall::Stall,
     store::SimStore,
 };
 
@@ -23,6 +28,7 @@ use crate::{
 pub(crate) struct Seat {
     pub(crate) name: String,
     pub(crate) incarnations: Mutex<Vec<Incarnation>>,
+    pub(crate) stall: Arc<Stall>,
 }
 
 /// One incarnation of a process.
@@ -35,6 +41,8 @@ pub(crate) struct Incarnation {
     pub(crate) stop: CancellationToken,
     /// Of consumers.
     pub(crate) registry: Registry,
+    /// Of producers, while they run.
+    pub(crate) log: Option<Log>,
     /// Of producers that have limits, while they run.
     pub(crate) limits: Option<(LimitsConfig, Shaping)>,
     /// How many cookies waited when it crashed.
@@ -57,7 +65,16 @@ impl Seat {
         Arc::new(Self {
             name: host.name(),
             incarnations: Mutex::default(),
+            stall: Arc::default(),
         })
+    }
+
+    /// Whether this producer has cookies in its log that are not sealed yet.
+    pub(crate) fn has_open_chunk(&self) -> bool {
+        let incarnations = self.incarnations.lock().expect(UNPOISONED);
+        let log = incarnations.last().and_then(|last| last.log.as_ref());
+        log.map(Log::stats)
+            .is_some_and(|stats| stats.appended >= stats.span.next)
     }
 
     /// The number of the incarnation that there is now.
@@ -75,6 +92,7 @@ impl Seat {
             end: End::NotYet,
             stop: CancellationToken::new(),
             registry: Registry::new(),
+            log: None,
             limits: None,
             held: 0,
         };
@@ -100,17 +118,22 @@ pub(crate) async fn produce(
     late: Source,
 ) -> anyhow::Result<()> {
     let (stop, _) = seat.begin();
+    let stall = Arc::clone(&seat.stall);
     let ports = producer::app::Ports {
-        http: SimListener::bind(HTTP).await?,
-        grpc: SimListener::bind(GRPC).await?,
-        admin: SimListener::bind(ADMIN).await?,
+        http: SimListener::bind(HTTP, &stall).await?,
+        grpc: SimListener::bind(GRPC, &stall).await?,
+        admin: SimListener::bind(ADMIN, &stall).await?,
     };
     let config = producer::config::Config::load(arguments)?;
     let limits = config.shaping.clone();
-    let app = producer::app::App::start_on(ports, config).await?;
+    let timers = |log| async move { stall.hold(run_timers(log)).await };
+    let app = producer::app::App::start_on(ports, config, timers).await?;
     let shaping = app.shaping().cloned();
-    seat.with_last(|incarnation| incarnation.limits = shaping.map(|shaping| (limits, shaping)));
-    let releasing = late.run(seat.incarnation(), app.log().clone());
+    seat.with_last(|incarnation| {
+        incarnation.log = Some(app.log().clone());
+        incarnation.limits = shaping.map(|shaping| (limits, shaping));
+    });
+    let releasing = late.run(seat.incarnation(), app.log().clone(), &seat.stall);
     if stop.run_until_cancelled(releasing).await.is_some() {
         stop.cancelled().await;
     }
@@ -118,6 +141,7 @@ pub(crate) async fn produce(
     tracing::info!(?drained, "producer ended");
     seat.with_last(|incarnation| {
         incarnation.end = End::Drained;
+        incarnation.log = None;
         incarnation.limits = None;
     });
     Ok(())
@@ -132,7 +156,7 @@ pub(crate) async fn consume(
     let (stop, registry) = seat.begin();
     let surroundings = consumer::app::Surroundings {
         store: Arc::new(store),
-        admin: SimListener::bind(ADMIN).await?,
+        admin: SimListener::bind(ADMIN, &seat.stall).await?,
         network: Arc::new(SimNetwork),
     };
     let config = consumer::config::Config::load(arguments)?;

@@ -2,6 +2,7 @@
 //! cookies back does to its log.
 
 use std::{
+    future::poll_fn,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -14,6 +15,7 @@ use crate::{
     UNPOISONED,
     load::{History, now},
     plan::Load,
+    stall::Stall,
 };
 
 /// How many wait at most.
@@ -30,12 +32,13 @@ pub(crate) struct Source {
 
 impl Source {
     /// Accepts cookies and appends them late, until the load's time is over or the log is closed.
-    pub(crate) async fn run(self, incarnation: usize, log: Log) {
+    pub(crate) async fn run(self, incarnation: usize, log: Log, stall: &Stall) {
         let mut random = fastrand::Rng::with_seed(self.seed ^ incarnation as u64);
         let mut waiting: Vec<(usize, u64)> = Vec::new();
         while now() < self.load.until {
             let pause = random.u64(0..=4 * self.load.pause_millis);
             sleep(Duration::from_millis(pause)).await;
+            poll_fn(|context| stall.poll(context)).await;
             for _ in 0..random.usize(0..=self.load.burst.min(WAITING_MAX - waiting.len())) {
                 let pair = self.load.pair(&mut random);
                 let mut history = self.history.lock().expect(UNPOISONED);

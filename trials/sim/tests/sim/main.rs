@@ -21,6 +21,8 @@
 //!
 //! Beside what browsers send, each producer appends cookies late, with their ages (`late.rs`).
 //!
+//! A producer may stand still while the others go on (`stall.rs`).
+//!
 //! A run's clocks agree: no host's is set, none is fast or slow. The same cookie is never sent twice, so repeats that
 //! are left out are not part of it; nor are stores that refuse single cookies forever.
 
@@ -31,6 +33,7 @@ mod load;
 mod network;
 mod plan;
 mod scenarios;
+mod stall;
 mod store;
 mod trace;
 mod world;

@@ -5,6 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -15,7 +16,7 @@ use runtime::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use turmoil::net::{TcpListener, TcpStream};
 
-use crate::trace;
+use crate::{stall::Stall, trace};
 
 /// Ports are the same on every host.
 pub(crate) const HTTP: u16 = 8080;
@@ -26,12 +27,18 @@ pub(crate) const ADMIN: u16 = 9090;
 pub(crate) struct SimListener {
     listener: TcpListener,
     port: u16,
+    stall: Arc<Stall>,
 }
 
 impl SimListener {
-    pub(crate) async fn bind(port: u16) -> io::Result<Self> {
+    pub(crate) async fn bind(port: u16, stall: &Arc<Stall>) -> io::Result<Self> {
         let listener = TcpListener::bind(("0.0.0.0", port)).await?;
-        Ok(Self { listener, port })
+        let stall = Arc::clone(stall);
+        Ok(Self {
+            listener,
+            port,
+            stall,
+        })
     }
 }
 
@@ -40,7 +47,8 @@ impl Listener for SimListener {
 
     async fn accept(&mut self) -> io::Result<(SimStream, SocketAddr)> {
         let (stream, peer) = self.listener.accept().await?;
-        Ok((SimStream::new(stream, self.port), peer))
+        let stall = Arc::clone(&self.stall);
+        Ok((SimStream::new(stream, self.port, stall), peer))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -53,19 +61,21 @@ pub(crate) struct SimStream {
     stream: TcpStream,
     /// Metrics tell of the machine that simulates, so what the admin port says is left out.
     is_traced: bool,
+    stall: Arc<Stall>,
 }
 
 impl SimStream {
-    fn new(stream: TcpStream, port: u16) -> Self {
+    fn new(stream: TcpStream, port: u16, stall: Arc<Stall>) -> Self {
         Self {
             stream,
             is_traced: port != ADMIN,
+            stall,
         }
     }
 
     pub(crate) async fn connect(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
-        Ok(Self::new(stream, address.port()))
+        Ok(Self::new(stream, address.port(), Arc::default()))
     }
 }
 
@@ -75,6 +85,7 @@ impl AsyncRead for SimStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        ready!(self.stall.poll(context));
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         if self.is_traced {
@@ -90,6 +101,7 @@ impl AsyncWrite for SimStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.stall.poll(context));
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 

@@ -143,6 +143,8 @@ pub(crate) enum What {
     Restart(Host),
     /// A consumer's store changes its mood.
     Store(usize, Mood),
+    /// A producer stands still, from the next moment on at which a chunk is open in its log.
+    Stall(usize),
     /// A producer's limits are others from now on.
     Limits(usize, Limits),
     /// A consumer's store loses what was not committed, and is away.
@@ -192,6 +194,9 @@ impl Plan {
             _ => (0..r.u32(1..=7)).map(|_| plan.fault(r)).collect(),
         };
         plan.change_limits(r);
+        if kind != Kind::Calm && r.bool() {
+            plan.stall(r);
+        }
         plan.faults.sort_by_key(|fault| fault.at);
         plan
     }
@@ -220,6 +225,15 @@ impl Plan {
             let last = Limits { rate: 60, ..limits };
             change(until, producer, last);
         }
+    }
+
+    /// Near the end, so that what is accepted then is not replaced by what comes later.
+    fn stall(&mut self, r: &mut Rng) {
+        self.faults.push(Fault {
+            at: self.load.until - millis(r.u64(500..2_500)),
+            lasts: millis(r.u64(300..2_500)),
+            what: What::Stall(r.usize(0..self.producers)),
+        });
     }
 
     fn restarts(&mut self, r: &mut Rng) -> Vec<Fault> {

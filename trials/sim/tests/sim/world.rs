@@ -190,6 +190,9 @@ impl World {
                 trace::note("fault", format!("{due:?}"));
                 tracing::info!(?due, "fault");
                 match due {
+                    Step::Begin(What::Stall(at)) if self.must_wait(at, now) => {
+                        steps.push((now + self.plan.tick, lasts, due));
+                    }
                     Step::Begin(what) => {
                         if !self.begin(sim, what) {
                             continue;
@@ -225,6 +228,11 @@ impl World {
         Ok(())
     }
 
+    /// Whether a producer has no open chunk to stand still with, and may yet have one.
+    fn must_wait(&self, producer: usize, now: Duration) -> bool {
+        !self.producers[producer].has_open_chunk() && now < self.plan.load.until
+    }
+
     /// Returns whether there was anything to go wrong.
     fn begin(&self, sim: &mut Sim<'_>, what: What) -> bool {
         match what {
@@ -241,6 +249,8 @@ impl World {
             {
                 return false;
             }
+            What::Stall(at) if !sim.is_host_running(Host::Producer(at).name()) => return false,
+            What::Stall(at) => self.producers[at].stall.begin(),
             What::Crash(host) => self.crash(sim, host, End::Crashed),
             What::LosePower(host) => {
                 // Nothing that a dying process would still send gets out.
@@ -289,6 +299,7 @@ impl World {
                 }
             }
             What::Crash(host) | What::Restart(host) => start(sim, host),
+            What::Stall(at) => self.producers[at].stall.end(),
             What::Limits(..) => {}
             What::Store(at, _) | What::StoreCrash(at) => {
                 self.disks[at].lock().expect(UNPOISONED).mood = Mood::Well;
@@ -298,9 +309,11 @@ impl World {
 
     fn crash(&self, sim: &mut Sim<'_>, host: Host, end: End) {
         sim.crash(host.name());
+        self.seat(host).stall.end();
         self.seat(host).with_last(|incarnation| {
             if incarnation.end == End::NotYet {
                 incarnation.end = end;
+                incarnation.log = None;
                 let limits = incarnation.limits.take();
                 incarnation.held = limits.map_or(0, |(_, shaping)| shaping.held());
             }
