@@ -3,8 +3,15 @@
 //! The fuzz targets call these with what the fuzzer makes up, the tests with what is kept of that in `trials/fuzz/corpus`.
 
 mod chunk;
+mod limiter;
 mod lookup;
 mod request;
 mod settings;
 
-pub use self::{chunk::chunk, lookup::lookup, request::request, settings::settings};
+pub use self::{
+    chunk::chunk,
+    limiter::{limiter_call, limits_file, snapshot, used_snapshot},
+    lookup::lookup,
+    request::request,
+    settings::settings,
+};

@@ -54,3 +54,26 @@ fn settings_are_loaded_or_refused_in_words() {
 fn lookup_answers_any_path_of_a_user_in_json() {
     check("lookup", 5, CHANGES, fuzz::lookup);
 }
+
+#[test]
+fn calls_of_a_limiter_are_within_bounds_or_refused_in_words() {
+    check("limiter_call", 5, CHANGES, fuzz::limiter_call);
+}
+
+#[test]
+fn files_of_limits_are_served_or_refused_in_words() {
+    check("limits_file", 2, CHANGES, fuzz::limits_file);
+}
+
+#[test]
+fn snapshots_are_restored_or_refused() {
+    check("snapshot", 1, CHANGES, fuzz::snapshot);
+    // One of today, however its form changes.
+    let bytes = fuzz::used_snapshot();
+    fuzz::snapshot(&bytes);
+    for at in 0..bytes.len() {
+        let mut changed = bytes.clone();
+        changed[at] ^= 0x81;
+        fuzz::snapshot(&changed);
+    }
+}

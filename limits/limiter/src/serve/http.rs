@@ -19,7 +19,7 @@ use self::{
     ask::{Path, Query, is_json, method, what},
 };
 use super::{
-    asked::{Asked, Call},
+    asked::{Asked, Call, Counter, What},
     engine::{Refused, Slot},
     problem::{self, Problem, refused},
     service::{self, Service},
@@ -84,10 +84,7 @@ impl Service {
                     }
                     _ => self.body(body).await?,
                 };
-                let asked = Asked {
-                    of: [first].into_iter().chain(query.also).collect(),
-                    what: what(call, query.n, &body)?,
-                };
+                let asked = asked(call, first, query, &body)?;
                 let answered = self.answer(&asked, &caller, stop).await;
                 let slot = match &answered {
                     Ok(answer) => Some(&answer.slot),
@@ -158,6 +155,34 @@ impl Service {
             reset: Duration::from_nanos(left.more_at.saturating_sub(now)),
         })
     }
+}
+
+fn asked(call: Call, first: Counter, query: Query, body: &[u8]) -> Result<Asked, Problem> {
+    Ok(Asked {
+        what: what(call, query.n, body)?,
+        of: [first].into_iter().chain(query.also).collect(),
+    })
+}
+
+/// The limits and counters of a call with this path, query and body; none where the path is of no call.
+///
+/// # Errors
+/// Why it is refused, at `now`.
+pub fn counters(
+    path: &str,
+    query: &str,
+    body: &[u8],
+    now: u64,
+) -> Result<Vec<(String, String)>, Problem> {
+    let Path::Call(call, first) = Path::of(path)? else {
+        return Ok(Vec::new());
+    };
+    let asked = asked(call, first, Query::of(query)?, body)?;
+    if let What::Feedback(feedback) = &asked.what {
+        feedback.said(now)?;
+    }
+    let counters = asked.of.into_iter();
+    Ok(counters.map(|it| (it.limit, it.counter)).collect())
 }
 
 fn answer_of(call: Call, answer: &service::Answer) -> Answer {

@@ -16,9 +16,6 @@ const MAGIC: &[u8; 8] = b"limiter\n";
 /// Of all but the states. One that is changed has another.
 const VERSION: u64 = 2;
 
-/// The one before, without the sources.
-const WITHOUT_SOURCES: u64 = 1;
-
 /// No counter's rule.
 const END: u64 = u64::MAX;
 
@@ -161,18 +158,15 @@ impl<'a> Reader<'a> {
             return Err(Unreadable::Damaged);
         }
         let (version, of_states) = (reader.number()?, reader.number()?);
-        if ![VERSION, WITHOUT_SOURCES].contains(&version) || of_states != u64::from(saved::VERSION)
-        {
+        if version != VERSION || of_states != u64::from(saved::VERSION) {
             return Err(Unreadable::Version);
         }
         let mut head = Head {
             is_clean: reader.number()? == 1,
             clock: reader.number()?,
+            sources: Arc::from(reader.bytes()?),
             ..Head::default()
         };
-        if version != WITHOUT_SOURCES {
-            head.sources = Arc::from(reader.bytes()?);
-        }
         for _ in 0..reader.number()? {
             let (name, worth) = (reader.text()?, reader.number()?);
             let mut rules = Vec::new();
@@ -280,13 +274,5 @@ mod tests {
         let checksum = u64::from(crc32fast::hash(&other));
         other.extend(checksum.to_le_bytes());
         assert_eq!(Reader::begin(&other).err(), Some(Unreadable::Version));
-        // One of the form before has no sources: neither their length nor them.
-        let mut older = bytes[..bytes.len() - 8].to_vec();
-        older[8] = 1;
-        older.drain(40..50);
-        let checksum = u64::from(crc32fast::hash(&older));
-        older.extend(checksum.to_le_bytes());
-        let (read, _) = Reader::begin(&older).unwrap();
-        assert_eq!((read.sources.len(), read.limits), (0, head.limits));
     }
 }
