@@ -438,16 +438,19 @@ async fn cursors_of_consumers_that_are_gone_go_also_without_a_window() -> Result
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
     let producer = Producer::start(&folder, &[]).await?;
-    let cursors = mongodb::Client::with_uri_str(mongod.uri()).await?;
-    let cursors = cursors
-        .database("cookiesync")
-        .collection::<Document>("cursors");
+    let client = mongodb::Client::with_uri_str(mongod.uri()).await?;
+    let own = client.database("cookiesync");
+    let cursors = own.collection::<Document>("cursors");
+    let aside = own.collection::<Document>("aside");
     let now = DateTime::now().timestamp_millis();
     let at = |age: Duration| DateTime::from_millis(now - i64::try_from(age.as_millis()).unwrap());
     for (name, age) in [("renamed", DAY * 91), ("away", DAY * 89)] {
         let cursor =
             doc! { "_id": { "c": name, "p": "p" }, "epoch": "1", "sequence": 1_i64, "at": at(age) };
         cursors.insert_one(cursor).await?;
+        let micros = at(age).timestamp_millis() * 1_000;
+        let entry = doc! { "_id": { "c": name, "n": micros }, "dsp": 17_i64 };
+        aside.insert_one(entry).await?;
     }
     let never = ["--expiry-window", "never"];
     let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &never).await?;
@@ -461,5 +464,9 @@ async fn cursors_of_consumers_that_are_gone_go_also_without_a_window() -> Result
             Ok(names == [Bson::from("away"), Bson::from("node")])
         },
     )
-    .await
+    .await?;
+    let names = aside.distinct("_id.c", doc! {}).await?;
+    assert!(!names.contains(&Bson::from("renamed")), "{names:?}");
+    assert!(names.contains(&Bson::from("away")), "{names:?}");
+    Ok(())
 }

@@ -128,8 +128,9 @@ async fn what_is_set_aside_outlives_a_killed_mongod_and_consumer() -> Result<()>
     mongod.restart().await?;
     // Of another consumer, which keeps it.
     let others = client.database("cookiesync").collection("aside");
+    let now = i64::try_from(unix_micros())?;
     others
-        .insert_one(doc! { "_id": { "c": "other", "n": 1_i64 }, "dsp": 55_i64 })
+        .insert_one(doc! { "_id": { "c": "other", "n": now }, "dsp": 55_i64 })
         .await?;
     consumer.process.start_again()?;
     consumer.wait_ready().await?;
