@@ -138,44 +138,5 @@ impl fmt::Debug for StoreConfig {
     }
 }
 
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (reading, storing) = (&self.reading, &self.storing);
-        let producers: Vec<_> = reading.producer.iter().map(ToString::to_string).collect();
-        write!(
-            f,
-            "producer={} producers_expected={} tls={} token={} name={} store={} flush_interval={:?} admin={} batch_cookies={} buffer_bytes={} ttl={} \
-             refresh_interval={:?} refresh_bytes={} dead_letters={} dead_letter_bytes={} dsps={} dsps_max={} dsps_refused={} mongodb_prefix={} \
-             mongodb_writers={} expiry_window={} expiry={} compaction_window={} time_zone={} drain_timeout={:?} log_filter={}",
-            producers.join(","),
-            reading.producers_expected(),
-            self.security.tls.is_some(),
-            self.security.token.is_some(),
-            reading.name,
-            storing.store,
-            storing.flush_interval,
-            self.running.admin,
-            storing.batch_cookies,
-            storing.buffer_bytes,
-            self.keeping.ttls(),
-            self.keeping.refresh_interval,
-            self.keeping.refresh_bytes,
-            storing.dead_letters.display(),
-            storing.dead_letter_bytes,
-            storing.dsps().len(),
-            storing.dsps_max,
-            storing.dsps_refused().len(),
-            self.mongodb.mongodb_prefix,
-            self.mongodb.mongodb_writers,
-            self.night.expiry_window,
-            self.night.expiry,
-            self.night.compaction_window,
-            self.night.time_zone.iana_name().unwrap_or("system"),
-            self.running.drain_timeout,
-            self.common.log_filter,
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 
 async fn work(config: Config, orders: Orders<Args>) -> anyhow::Result<()> {
     let files = raise_open_files();
-    tracing::info!(%config, files, "starting");
+    tracing::info!(?config, files, "starting");
     let app = tokio::select! {
         // Opening a large store may take long; nothing was received yet.
         () = orders.drain.cancelled() => return Ok(()),

@@ -1,6 +1,6 @@
 //! How long cookies live, DSP by DSP. Pure.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 /// The time to live of every DSP's cookies, counted from when they were accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,17 +42,6 @@ pub(crate) fn before(now: u64, age: Duration) -> u64 {
     now.saturating_sub(u64::try_from(age.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// `14d,17=7d`: the default, then each DSP that has its own.
-impl fmt::Display for Ttls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", humantime::format_duration(self.default))?;
-        for (dsp_id, ttl) in &self.by_dsp {
-            write!(f, ",{dsp_id}={}", humantime::format_duration(*ttl))?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +57,5 @@ mod tests {
         assert_eq!(ttls.longest(), 30 * day);
         assert_eq!(ttls.expired_before(17, 604_801_000_000), 1_000_000);
         assert_eq!(ttls.expired_before(17, 5), 0);
-        assert_eq!(ttls.to_string(), "14days,3=30days,17=7days");
     }
 }

@@ -35,7 +35,8 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.storing.flush_interval, Duration::from_millis(200));
     assert_eq!(config.running.admin, "127.0.0.1:9091".parse().unwrap());
     assert_eq!(config.storing.buffer_bytes, 16 << 20);
-    assert_eq!(config.keeping.ttls().to_string(), "14days");
+    assert_eq!(config.keeping.ttl, Duration::from_secs(14 * 86_400));
+    assert_eq!(config.keeping.dsp_ttl, []);
     assert_eq!(config.keeping.refresh_interval, Duration::from_secs(3600));
     assert_eq!(config.keeping.refresh_bytes, 256 << 20);
     assert_eq!(config.storing.dead_letter_bytes, 16 << 20);
@@ -55,7 +56,8 @@ fn flag_beats_file_beats_default() {
     let file = file.path().to_str().unwrap();
     let config = load(&["--config", file, "--flush-interval", "50ms"]).unwrap();
     assert_eq!(config.storing.flush_interval, Duration::from_millis(50));
-    assert_eq!(config.keeping.ttls().to_string(), "7days,17=1h");
+    assert_eq!(config.keeping.ttl, Duration::from_secs(7 * 86_400));
+    assert_eq!(config.keeping.dsp_ttl, [(17, Duration::from_secs(3600))]);
     assert_eq!(config.storing.batch_cookies, 5);
     assert_eq!(config.storing.buffer_bytes, 64 << 20);
     check_producers(&config, &["http://a:1", "http://b:7676"]);
@@ -122,10 +124,9 @@ fn credentials_are_never_printed() {
         for argument in [&file, &store] {
             let config = load(&[argument]).unwrap();
             assert_eq!(config.storing.store, StoreConfig::Mongodb(uri.to_owned()));
-            for text in [config.to_string(), format!("{config:?}")] {
-                assert!(!text.contains("secret"), "{text}");
-                assert!(text.contains("host"), "{text}");
-            }
+            let text = format!("{config:?}");
+            assert!(!text.contains("secret"), "{text}");
+            assert!(text.contains("host"), "{text}");
             for also in ["--help", "--ttl=never"] {
                 let text = load(&[argument, also]).unwrap_err();
                 assert!(!text.contains("secret"), "{text}");
