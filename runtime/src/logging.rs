@@ -1,8 +1,7 @@
 //! The log: one line for each event on standard error, as text or as JSON, through a filter that may change while the
-//! process runs. Nobody waits for its reader: see `logging/lines.rs`. What libraries report is in it: see
-//! `logging/libraries.rs`.
+//! process runs. Nobody waits for its reader: see `logging/lines.rs`. It also has warnings and errors of libraries that use
+//! the `log` crate.
 
-mod libraries;
 mod lines;
 
 use std::{
@@ -12,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use tracing_log::{LogTracer, log::LevelFilter};
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, layer::SubscriberExt as _, reload};
 
 use self::lines::Lines;
@@ -160,13 +160,17 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
         Format::Json => written.json().flatten_event(true).boxed(),
     };
     let log = tracing_subscriber::registry().with(layer).with(written);
-    // Not `try_init`: where its feature `tracing-log` is on, which depends on what is built together, it takes in all that
-    // libraries say.
+    // Not `try_init`, which takes in everything that libraries log.
     if tracing::subscriber::set_global_default(log).is_err() {
         tracing::debug!("logging was set up before");
         return Ok(Flush(()));
     }
-    libraries::take_in();
+    // rustls warns of what peers send: anyone who reaches a port could fill the log, and each port counts that anyway.
+    let libraries = LogTracer::builder().ignore_crate("rustls");
+    let libraries = libraries.with_max_level(LevelFilter::Warn).init();
+    if let Err(error) = libraries {
+        tracing::debug!(%error, "libraries log elsewhere");
+    }
     let current = Mutex::new(filter.clone());
     LOG.get_or_init(|| Log {
         handle,
@@ -205,6 +209,39 @@ pub fn set_filter(filter: &Filter) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In a process of its own, which has only one log.
+    #[test]
+    fn warnings_of_libraries_are_logged_but_not_their_noise_nor_what_peers_cause() {
+        use tracing_log::log::{error, info, warn};
+        const IS_CHILD: &str = "COOKIESYNC_TEST_LIBRARIES";
+        if std::env::var_os(IS_CHILD).is_some() {
+            let _flush = init(&Filter::default(), Format::Text).unwrap();
+            error!(target: "fjall::flush", "Flush error: 28");
+            warn!(target: "lsm_tree::tree", "slow");
+            info!(target: "fjall::db", "noise");
+            warn!(target: "rustls::common_state", "a peer");
+            return;
+        }
+        let name = "warnings_of_libraries_are_logged_but_not_their_noise_nor_what_peers_cause";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("logging::tests::{name}")])
+            .arg("--nocapture")
+            .env(IS_CHILD, "1")
+            .output()
+            .unwrap();
+        let lines = String::from_utf8_lossy(&child.stderr);
+        let words: Vec<_> = lines
+            .lines()
+            .filter_map(|line| line.split_once("Z "))
+            .collect();
+        let words: Vec<_> = words.iter().map(|(_, words)| words.trim()).collect();
+        let expected = [
+            "ERROR fjall::flush: Flush error: 28",
+            "WARN lsm_tree::tree: slow",
+        ];
+        assert_eq!(words, expected, "{lines}");
+    }
 
     #[track_caller]
     fn check_wrong(text: &str, said: &str) {
