@@ -227,11 +227,14 @@ impl Rules {
 }
 
 impl fmt::Display for Rules {
-    /// The effective plan in words.
+    /// The effective plan in words; with `#` as a producer goes by it, in which all keys that no limit names are one.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for limit in &self.limits {
             let whose = match (limit.every_call, &*limit.keys) {
                 (true, _) => "every call".to_owned(),
+                (false, []) if formatter.alternate() => {
+                    "all keys that no limit names, together".to_owned()
+                }
                 (false, []) => "keys that no limit names, each by itself".to_owned(),
                 (false, [key]) => format!("key {key}"),
                 (false, keys) => format!("keys {}, each by itself", keys.join(", ")),
@@ -262,7 +265,12 @@ impl fmt::Display for Rules {
             Unknown::Refuse => writeln!(formatter, "calls of other keys are refused"),
             Unknown::Unlimited => writeln!(formatter, "other keys have no limit of their own"),
             Unknown::Limit(limit) => {
-                writeln!(formatter, "other keys: as {}", self.limits[*limit].name)
+                let others = match formatter.alternate() {
+                    true => "all other keys together",
+                    false => "other keys",
+                };
+                let limit = &self.limits[*limit].name;
+                writeln!(formatter, "{others}: as {limit}")
             }
         }
     }

@@ -53,6 +53,14 @@ pub enum Task {
     Check {
         /// The file, in TOML.
         file: PathBuf,
+        /// The program that is to go by it: each has rules of its own beside those of the file.
+        #[arg(
+            long = "for",
+            value_name = "PROGRAM",
+            value_enum,
+            default_value = "limiter"
+        )]
+        program: Program,
     },
     /// Explain what a file of limits means for one key: its rules, the windows at a moment, and when calls would go.
     Explain {
@@ -73,6 +81,15 @@ pub enum Task {
     Serve,
     /// Replay recorded calls through all algorithms, or through a file of limits, and show what would have become of them.
     Replay(ReplayArgs),
+}
+
+/// A program that goes by a file of limits.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum Program {
+    /// `limiter serve`: keys are counters, each that no limit names for itself.
+    Limiter,
+    /// `producer --limits`: keys are DSPs, and all that no limit names share one bucket and one queue.
+    Producer,
 }
 
 /// How to replay.

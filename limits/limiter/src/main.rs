@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::ExitCode, time::Duration};
 use anyhow::{Context, Result, anyhow, ensure};
 use jiff::Timestamp;
 use limiter::{
-    args::{Command, ReplayArgs, Task},
+    args::{Command, Program, ReplayArgs, Task},
     demo,
     explain::explain,
     picture,
@@ -14,6 +14,7 @@ use limiter::{
     trace::{Trace, parse_time},
 };
 use limits::rules::{Mistakes, Rules};
+use limits_sharing::contracts;
 
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
@@ -44,7 +45,10 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> Result<()> {
     let text = match task {
-        Task::Check { file } => read(&file)?.to_string(),
+        Task::Check { file, program } => match program {
+            Program::Limiter => read(&file)?.to_string(),
+            Program::Producer => format!("{:#}", read_for(&file, contracts::check)?),
+        },
         Task::Explain { file, key, at } => {
             let at = match at {
                 Some(at) => parse_time(&at)?,
@@ -71,10 +75,15 @@ fn print(text: &str) -> Result<()> {
 }
 
 fn read(file: &Path) -> Result<Rules> {
+    read_for(file, serve::engine::unfit)
+}
+
+/// Reads a file for a program that cannot go by what `unfit` says.
+fn read_for(file: &Path, unfit: fn(&Rules) -> Vec<String>) -> Result<Rules> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let rules = Rules::parse(&text).and_then(|rules| {
-        let unfit = serve::engine::unfit(&rules);
+        let unfit = unfit(&rules);
         if unfit.is_empty() {
             Ok(rules)
         } else {

@@ -80,6 +80,47 @@ fn example_is_good_and_explained() {
 }
 
 #[test]
+fn what_a_producer_refuses_is_a_mistake_for_one() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("limits.toml");
+    let file = file.to_str().unwrap();
+    let rules = r#"rules = [ { id = "peak", rate = "1/s" } ]"#;
+    for (limit, expected) in [
+        (
+            format!("[limits.dsp]\nkeys = [17]\n{rules}"),
+            "unknown: name the limit that all other DSPs share",
+        ),
+        (
+            format!("unknown = \"unlimited\"\n[limits.dsp]\nkeys = [\"partner\"]\n{rules}"),
+            "limits.dsp: `partner` is not a DSP",
+        ),
+        (
+            format!("unknown = \"unlimited\"\n[limits.dsp]\n{rules}"),
+            "limits.dsp: `dsp` is not a DSP",
+        ),
+        (
+            format!(
+                "unknown = \"unlimited\"\n[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\n\
+                 group = \"g\"\n[limits.dsp]\nkeys = [17]\n{rules}"
+            ),
+            "exact sharing is for limiter serve",
+        ),
+    ] {
+        fs::write(file, limit).unwrap();
+        check(&["check", file], 0, &["dsp"]);
+        check(&["check", "--for", "producer", file], 1, &[expected]);
+    }
+    // To a producer, all that no limit names are one.
+    let example = example("producer-limits.toml");
+    let together = [
+        "default: all keys that no limit names, together",
+        "keys 42, 142, each by itself",
+        "all other keys together: as default",
+    ];
+    check(&["check", "--for=producer", &example], 0, &together);
+}
+
+#[test]
 fn modes_are_checked_and_change_no_moment() {
     let example = example("producer-limits.toml");
     let modes = [

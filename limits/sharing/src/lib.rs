@@ -9,10 +9,12 @@
 //! 50 ms. Without the server nothing opens: each goes on with a part that is its own.
 //!
 //! [`terms`], [`ledger`] and [`member`] are pure, and the proof is in [`ledger`]. [`shares`] reads who has which share, for people.
+//! [`contracts`] says which files of limits a producer can go by.
 //!
 //! Clocks: shares go by the monotonic clocks of processes, which may differ by 2 %. A machine that sleeps, or is stopped with all that is on it, must not go on
 //! within [`ttl`](terms::Terms::ttl) as if nothing had been: monotonic clocks stand still meanwhile.
 
+pub mod contracts;
 pub mod exact;
 pub mod lease;
 pub mod ledger;

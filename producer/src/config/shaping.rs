@@ -16,7 +16,7 @@ use crate::shaping::contract::{self, File, LimitsFile};
 pub(super) struct LimitsArgs {
     /// TOML file with the limits of DSPs, and what is done with what is over: observe, police or shape
     ///
-    /// It is looked at again every second; a version with mistakes changes nothing. `limiter check` says what a file means.
+    /// It is looked at again every second; a version with mistakes changes nothing. `limiter check --for producer` says what a file means.
     #[arg(
         long,
         group = CONTENTS,

@@ -17,6 +17,7 @@ use limits::{
     LimitId, Limits,
     rules::{Mode, Rules},
 };
+use limits_sharing::contracts::DSPS_MAX;
 
 pub(super) use self::shares::Shares;
 pub(crate) use self::summary::Summary;
@@ -26,9 +27,6 @@ use super::{
     room::{Offered, Room},
 };
 use crate::log::burst::Pushed;
-
-/// Most DSPs that a file may name.
-pub(super) const DSPS_MAX: usize = 4096;
 
 /// The key of a room that many DSPs share, and of the limits of every call: no DSP has it.
 const EVERYBODY: u32 = 0;
@@ -88,7 +86,7 @@ struct NamedRoom {
 }
 
 impl Shaper {
-    /// The rooms of a file that was [checked](super::contract::check).
+    /// The rooms of a file that was [checked](limits_sharing::contracts::check).
     pub(super) fn new(rules: &Rules, now: u64) -> Self {
         let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
         let mut shaper = Self {

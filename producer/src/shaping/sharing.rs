@@ -4,7 +4,6 @@ mod leased;
 
 use std::sync::Arc;
 
-use limits::rules::{Rules, Sharing, SharingMode};
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::leased::{Leased, leased};
@@ -51,57 +50,6 @@ impl Standing {
         let error: String = error.collect();
         format!("shares of {server}: {state}{group}{error}")
     }
-}
-
-/// Most shares of a group whose members are known: the server goes over all of them for each question, in the time of `timeout`, and does nothing else
-/// meanwhile.
-const SHARES_MAX: u64 = 4096;
-
-/// What cannot be shared, though the rules are in order.
-pub(super) fn check(rules: &Rules, sharing: &Sharing) -> Vec<String> {
-    if sharing.mode == SharingMode::Exact {
-        let what = "sharing: mode: exact sharing is for limiter serve: use mode = \"lease\"";
-        return vec![what.to_owned()];
-    }
-    let mut mistakes = Vec::new();
-    let config = leased::config(sharing, "");
-    if let Err(mistake) = config.and_then(|it| it.server.check()) {
-        mistakes.push(mistake);
-    }
-    let limits_max = limits_sharing::lease::LIMITS_MAX;
-    if rules.limits.len() > limits_max {
-        let count = rules.limits.len();
-        mistakes.push(format!(
-            "sharing: {count} limits are more than {limits_max}"
-        ));
-    }
-    let shares = rules.limits.len() as u64 * sharing.members_max.unwrap_or(1);
-    if shares > SHARES_MAX {
-        mistakes.push(format!(
-            "sharing: {} limits of {} members are {shares} shares, more than {SHARES_MAX}: spread them over several groups, with a file each",
-            rules.limits.len(),
-            sharing.members_max.unwrap_or(1)
-        ));
-    }
-    for limit in &rules.limits {
-        for rule in &limit.rules {
-            let algorithm = rule.limit.algorithm;
-            let (name, id) = (&limit.name, &rule.id);
-            match (algorithm.shared(1), sharing.members_max) {
-                (Some(_), _) => {}
-                (None, None) => mistakes.push(format!(
-                    "limits.{name}: {id}: shares of a {} cannot move within its window: set sharing.members_max, and each has its part of it",
-                    algorithm.name()
-                )),
-                (None, Some(parts)) => {
-                    if let Err(error) = algorithm.part(parts) {
-                        mistakes.push(format!("limits.{name}: {id}: its part is too small: {error}"));
-                    }
-                }
-            }
-        }
-    }
-    mistakes
 }
 
 impl Shaping {

@@ -14,7 +14,6 @@ use limits::rules::Rules;
 use proto::wire::CookieRef;
 
 use super::{
-    contract,
     figures::Holding,
     room::Offered,
     shaper::{Shaper, Summary},
@@ -54,7 +53,7 @@ struct World {
 
 fn rules(text: &str) -> Rules {
     let rules = Rules::parse(text).expect("the rules are in order");
-    assert_eq!(contract::check(&rules), [""; 0]);
+    assert_eq!(limits_sharing::contracts::check(&rules), [""; 0]);
     rules
 }
 

@@ -7,41 +7,18 @@ use std::{
 
 use limits::rules::Sharing;
 use limits_sharing::{
-    Address,
-    lease::{Config, Health, Lease, User},
+    contracts::lease_config,
+    lease::{Health, Lease, User},
     member::{Plan, State},
-    terms::Terms,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::Standing;
 use crate::shaping::{Shaping, shaper::Shares};
 
-/// What a producer needs to take part.
-///
-/// # Errors
-/// When the address or the times are wrong.
-pub(super) fn config(sharing: &Sharing, member: &str) -> Result<Config, String> {
-    let terms = Terms {
-        refresh: Terms::micros(sharing.refresh),
-        ttl: Terms::micros(sharing.ttl),
-        timeout: Terms::micros(sharing.timeout),
-        forget_after: Terms::micros(sharing.forget_after),
-        members_max: sharing.members_max.unwrap_or(0),
-    };
-    Ok(Config {
-        server: Address::of(sharing)?,
-        group: sharing.group.clone(),
-        member: member.to_owned(),
-        terms: terms
-            .checked()
-            .map_err(|error| format!("sharing: {error}"))?,
-    })
-}
-
 /// The lease of a producer, if its file says that limits are shared so; for the whole of its run.
 pub(in crate::shaping) fn leased(sharing: Option<&Sharing>, member: &str) -> Option<Leased> {
-    let config = sharing.map(|sharing| config(sharing, member).expect("the file was checked"));
+    let config = sharing.map(|it| lease_config(it, member).expect("the file was checked"));
     let lease = Lease::new(config?);
     let plan = lease.plan();
     Some(Leased { lease, plan })
