@@ -47,7 +47,7 @@ pub(crate) struct Shaper {
     by_dsp: HashMap<u32, usize, RandomState>,
     /// The room of those that no limit names.
     others: Option<usize>,
-    /// What was counted under names and rules that a room does not have any more.
+    /// What rooms that are gone counted under limits that others are still under, and under rules of theirs.
     past: BTreeMap<String, Summary>,
     /// Whether a room is closing.
     has_closing: bool,

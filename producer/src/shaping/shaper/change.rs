@@ -1,6 +1,6 @@
 //! Another file of limits comes into force: rooms are made, closed and forgotten, debts are kept, and what waits is planned anew.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use limits::{
     Carry, Decision, Demand, Rate,
@@ -40,6 +40,7 @@ impl Shaper {
         }
         self.has_closing = self.rooms.iter().any(|place| place.is_closing);
         self.find_strays();
+        self.forget_past();
         self.replan(now);
         self.due = 0;
     }
@@ -197,7 +198,7 @@ impl Shaper {
         }
     }
 
-    /// Forgets rooms that are closing and empty; not what was counted of them.
+    /// Forgets rooms that are closing and empty. What was counted of them is kept while their limit has another room.
     pub(super) fn retire(&mut self) {
         let is_over = |place: &NamedRoom| place.is_closing && place.room.len() == 0;
         if !self.has_closing || !self.rooms.iter().any(is_over) {
@@ -226,6 +227,22 @@ impl Shaper {
             }
         }
         self.find_strays();
+        self.forget_past();
+    }
+
+    /// Forgets what was counted of limits and rules that no room is under any more: files that name ever new ones would fill every scrape.
+    fn forget_past(&mut self) {
+        let mut rules: HashMap<&str, HashSet<&str>> = HashMap::new();
+        for place in &self.rooms {
+            let names = place.rules.iter().map(String::as_str);
+            rules.entry(&place.name).or_default().extend(names);
+        }
+        self.past.retain(|limit, past| {
+            let known = rules.get(&**limit);
+            past.rules
+                .retain(|rule, _| known.is_some_and(|it| it.contains(&**rule)));
+            known.is_some()
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 //! What becomes of single cookies.
 
-use super::{MILLISECOND, Offered, SECOND, World};
+use super::{MILLISECOND, Offered, SECOND, START, World};
 
 fn shaped(shape: &str, rate: &str) -> String {
     format!(
@@ -239,7 +239,7 @@ fn limit_that_shapes_no_more_releases_what_waits_before_anything_newer() {
 }
 
 #[test]
-fn limit_that_is_no_more_releases_what_waits_and_stays_counted() {
+fn limit_that_is_no_more_releases_what_waits() {
     let mut world = World::new(&with_mode("shape"));
     for user in ["a", "b", "c"] {
         world.offer(17, user);
@@ -247,8 +247,8 @@ fn limit_that_is_no_more_releases_what_waits_and_stays_counted() {
     let other = with_mode("shape").replace("limits.dsp", "limits.other");
     world.change(&other);
     world.pass_to(MILLISECOND);
-    let figures = world.summary("dsp").figures;
-    assert_eq!((figures.accepted, figures.released_early), (3, 2));
+    let gone: Vec<_> = world.gone.iter().map(|gone| &*gone.user).collect();
+    assert_eq!(gone, ["a", "b", "c"]);
     assert_eq!(world.offer(17, "d"), Offered::Release);
     assert_eq!(world.summary("other").figures.accepted, 1);
 }
@@ -304,4 +304,50 @@ fn those_that_were_sent_back_ask_again_when_the_limits_change() {
     world.change(&shaped(shape, "1000/s"));
     world.pass_to(2 * SECOND);
     assert_eq!(world.gone.len(), 300);
+}
+
+#[test]
+fn what_the_file_names_no_more_is_forgotten_when_nothing_of_it_is_held() {
+    let file = |version: u32, mode: &str| {
+        let limits = (1..=20).map(|dsp| {
+            format!(
+                r#"
+                [limits.dsp-{dsp}-of-{version}]
+                keys = [{dsp}]
+                mode = "{mode}"
+                rules = [ {{ id = "rate", rate = "1/s" }} ]
+                [limits.all-{dsp}]
+                keys = [{}]
+                mode = "{mode}"
+                rules = [ {{ id = "of-{version}", rate = "1/s" }} ]
+                "#,
+                100 + dsp
+            )
+        });
+        limits.fold("unknown = \"unlimited\"".to_owned(), |all, it| all + &it)
+    };
+    let mut world = World::new(&file(0, "shape"));
+    let mut counted = 0;
+    for version in 1..=5 {
+        for dsp in (1..=20).chain(101..=120) {
+            for user in ["a", "b", "c"] {
+                world.offer(dsp, user);
+            }
+        }
+        // Those of the file before have a place while cookies wait under them.
+        world.change(&file(version, "shape"));
+        let before = format!("dsp-1-of-{}", version - 1);
+        assert_eq!(world.holding(&before).waiting, 2);
+        world.pass_to(world.now + 60 * SECOND);
+        let all = world.shaper.summaries(START + world.now);
+        let expected = (1..=20)
+            .flat_map(|dsp| [format!("all-{dsp}"), format!("dsp-{dsp}-of-{version}")])
+            .collect::<std::collections::BTreeSet<_>>();
+        assert!(all.keys().eq(expected.iter()), "{:?}", all.keys());
+        let rules: Vec<_> = all["all-1"].rules.keys().collect();
+        assert_eq!(rules, [&format!("of-{version}")]);
+        // What stays in the file goes on counting.
+        counted += 3;
+        assert_eq!(world.summary("all-1").figures.accepted, counted);
+    }
 }

@@ -156,8 +156,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limits_accepted_cookies_total",
-        "Holds in every scrape. No metric of limits has values without `--limits`. A limit that the file does not name any more keeps its series, \
-         since its counts go on counting.",
+        "Holds in every scrape. No metric of limits has values without `--limits`. A limit that the file does not name any more has its series \
+         until it holds no cookies.",
     ),
     (
         "producer_limits_over_cookies_total",
