@@ -4,7 +4,7 @@ mod parts;
 
 use std::{fmt, time::Duration};
 
-use crate::rate::{REQUESTS_MAX, Rate, RateError, Time, in_range, period};
+use crate::rate::{PERIOD_MAX, REQUESTS_MAX, Rate, RateError, Time, in_range, period};
 
 /// Most entries a sliding log keeps, each of 8 bytes for each key.
 pub const LOG_MAX: u64 = 1 << 20;
@@ -216,10 +216,16 @@ impl Algorithm {
             | Self::WarmUp { rate, .. } => rate,
             Self::FixedWindow { limit, window, .. }
             | Self::SlidingLog { limit, window }
-            | Self::SlidingCounter { limit, window }
             | Self::StepWindow { limit, window, .. } => {
                 Rate::new(limit, window).expect("its numbers were checked")
             }
+            // After a full window, the first call of the next has no room before one of the full one has left it; and of one,
+            // none in all of the next.
+            Self::SlidingCounter { limit, window } => match limit {
+                1 => Rate::new(1, window.saturating_mul(2).min(PERIOD_MAX)),
+                limit => Rate::new(limit - 1, window),
+            }
+            .expect("its numbers were checked"),
         }
     }
 

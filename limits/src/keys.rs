@@ -161,15 +161,19 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
     }
 
     #[inline]
-    pub(crate) fn state_mut(&mut self, place: u32) -> &mut State {
+    pub(crate) fn update(&mut self, place: u32, change: impl FnOnce(&mut State)) {
         let entry = &mut self.entries[place as usize];
         entry.was_used = true;
-        &mut entry.state
+        let booked = entry.state.booked_bytes();
+        change(&mut entry.state);
+        self.bytes = self.bytes - booked + entry.state.booked_bytes();
     }
 
     pub(crate) fn each(&mut self, mut change: impl FnMut(LimitId, &mut State)) {
         for entry in self.entries.iter_mut().filter(|entry| entry.key.is_some()) {
+            self.bytes -= entry.state.booked_bytes();
             change(entry.limit, &mut entry.state);
+            self.bytes += entry.state.booked_bytes();
         }
     }
 
@@ -237,11 +241,11 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
             if let Ok(found) = self.table.find_entry(hash, |it| *it == place) {
                 found.remove();
             }
-            entry.state = State::none();
+            let state = std::mem::replace(&mut entry.state, State::none());
             let of = &mut self.of_limits[entry.limit.index()];
             of.keys -= 1;
             self.beyond -= usize::from(of.keys >= self.own);
-            self.bytes -= of.bytes_each;
+            self.bytes -= of.bytes_each + state.booked_bytes();
             self.free.push(place);
         }
     }
@@ -251,7 +255,7 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
         let of = &mut self.of_limits[limit.index()];
         self.beyond += usize::from(of.keys >= self.own);
         of.keys += 1;
-        self.bytes += of.bytes_each;
+        self.bytes += of.bytes_each + state.booked_bytes();
         let hash = self.hasher.hash_one((limit, &key));
         let entry = Entry {
             key: Some(key),

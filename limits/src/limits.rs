@@ -5,9 +5,9 @@ mod concerns;
 mod left;
 mod recording;
 mod saving;
-mod taking_back;
+mod replanning;
 
-use std::{hash::BuildHasher, time::Duration};
+use std::{borrow::Cow, hash::BuildHasher, time::Duration};
 
 use self::concerns::{Concern, Concerns};
 use crate::{
@@ -87,7 +87,7 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         let limit = limit.into();
         let algorithm = limit.algorithm.checked()?;
         let id = u32::try_from(self.rules.len()).expect("less than 2^32 limits");
-        let meter = Meter::new(&algorithm, limit.shared);
+        let meter = Meter::new(&algorithm);
         self.keys.add_limit(meter.bytes_each());
         self.rules.push(Rule {
             meter,
@@ -157,9 +157,10 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
                 return Decision::Refused { rule: limit, why };
             }
             for concern in concerns.all() {
-                let (rule, state) = self.at(concern);
-                rule.meter.pass(state, now);
-                rule.meter.take(state, concern.requests, at);
+                self.update(concern, |meter, state| {
+                    meter.pass(state, now);
+                    meter.take(state, concern.requests, at, now);
+                });
             }
         } else {
             self.count_refused(&mut concerns, demands, now);
@@ -256,12 +257,12 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         now.min(END_OF_TIME).max(self.clock)
     }
 
-    fn at(&mut self, concern: &Concern) -> (&Rule, &mut State) {
+    /// Changes the state of an entry that was made.
+    #[inline]
+    fn update(&mut self, concern: &Concern, change: impl FnOnce(&Meter, &mut State)) {
         let entry = concern.entry.expect("its entry was made");
-        (
-            &self.rules[concern.limit.index()],
-            self.keys.state_mut(entry),
-        )
+        let meter = &self.rules[concern.limit.index()].meter;
+        self.keys.update(entry, |state| change(meter, state));
     }
 
     /// What a call concerns: what it asks of one limit for one key more than once is asked for together.
@@ -331,7 +332,7 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
                 let mut from = at;
                 if round == ROUNDS_MAX {
                     // Their gaps do not fit together, so behind all of them.
-                    from = from.max(Meter::latest(state));
+                    from = from.max(state.latest());
                 }
                 let earliest = meter.earliest(state, concern.requests, from);
                 if round == 0 && meter.patience < u64::MAX {
@@ -352,6 +353,31 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
             }
         }
         Ok((at, binding))
+    }
+
+    /// Whether all limits can remember what a call leaves to others before its moment.
+    fn can_be_remembered<const MAX: usize>(
+        &self,
+        concerns: &Concerns<MAX>,
+        at: u64,
+        now: u64,
+    ) -> Result<(), (LimitId, Refusal)> {
+        let may_grow = !self.keys.is_beyond_bytes();
+        for concern in concerns.all() {
+            let rule = &self.rules[concern.limit.index()];
+            let state = match concern.entry {
+                Some(entry) => Cow::Borrowed(self.keys.state(entry)),
+                None if may_grow => continue,
+                None => Cow::Owned(rule.first()),
+            };
+            let meter = &rule.meter;
+            let remembered_at = meter.remembered_at(&state, concern.requests, at, now, may_grow);
+            if remembered_at > now {
+                let retry_after = Duration::from_nanos(remembered_at - now);
+                return Err((concern.limit, Refusal::Wait { retry_after }));
+            }
+        }
+        Ok(())
     }
 
     #[inline]
@@ -377,7 +403,10 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
             let why = Refusal::Wait { retry_after };
             return Decision::Refused { rule, why };
         }
-        Decision::At { at, rule }
+        match self.can_be_remembered(concerns, at, now) {
+            Ok(()) => Decision::At { at, rule },
+            Err((rule, why)) => Decision::Refused { rule, why },
+        }
     }
 
     /// Makes what is missing, or nothing.
@@ -440,8 +469,7 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         }
         if self.make_entries(&mut counting, demands, now).is_ok() {
             for concern in counting.all() {
-                let (rule, state) = self.at(concern);
-                rule.meter.force(state, concern.requests, now);
+                self.update(concern, |meter, state| meter.force(state, concern.requests, now));
             }
         }
     }

@@ -3,6 +3,7 @@
 //! All times are nanoseconds on one clock that does not go back. A state that was never used is the same as one that has
 //! been idle for long enough, so idle states can be forgotten.
 
+mod booked;
 mod gcra;
 mod log;
 mod stepped;
@@ -10,18 +11,18 @@ mod steps;
 mod warm_up;
 mod windows;
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use crate::{
     algorithm::{Algorithm, WhenFull, step_of},
-    decision::TooEarly,
     saved::{Damaged, Reader, Writer},
 };
 
+use booked::Booked;
 use gcra::{Gcra, Pace};
 use log::{Log, Logged};
 use stepped::{Stepped, Tokens};
-use steps::{Ring, Steps};
+use steps::{Counted, Steps};
 use warm_up::{Heat, WarmUp};
 use windows::{Counter, Counts, Fixed, Window};
 
@@ -48,13 +49,22 @@ enum Kind {
 
 /// What is kept for one key.
 #[derive(Debug, Clone)]
-pub(crate) enum State {
+pub(crate) struct State {
+    /// By all that was given out.
+    used: Used,
+    /// None while there is no room before any of that.
+    booked: Option<Box<Booked>>,
+}
+
+/// What calls used, by which is known when the next may go after the latest of them.
+#[derive(Debug, Clone)]
+enum Used {
     Gcra(Pace),
     Stepped(Tokens),
     Fixed(Window),
     Counter(Counts),
     Log(Logged),
-    Steps(Ring),
+    Steps(Counted),
     WarmUp(Heat),
 }
 
@@ -68,8 +78,6 @@ pub enum Carry {
     /// What was used stays used, counted in requests: who is ten requests ahead of the old rate is ten ahead of the new.
     #[default]
     Requests,
-    /// What was used stays used, counted in time: who has to wait for a second still has to.
-    Time,
     /// All begin anew.
     Reset,
     /// What is left stays left, up to the new burst: who may send three at once still may.
@@ -80,13 +88,13 @@ pub enum Carry {
 macro_rules! fitting {
     ($self:expr, $state:expr, ($meter:ident, $inner:ident) => $body:expr) => {
         match (&$self.kind, $state) {
-            (Kind::Gcra($meter), State::Gcra($inner)) => $body,
-            (Kind::Stepped($meter), State::Stepped($inner)) => $body,
-            (Kind::Fixed($meter), State::Fixed($inner)) => $body,
-            (Kind::Counter($meter), State::Counter($inner)) => $body,
-            (Kind::Log($meter), State::Log($inner)) => $body,
-            (Kind::Steps($meter), State::Steps($inner)) => $body,
-            (Kind::WarmUp($meter), State::WarmUp($inner)) => $body,
+            (Kind::Gcra($meter), Used::Gcra($inner)) => $body,
+            (Kind::Stepped($meter), Used::Stepped($inner)) => $body,
+            (Kind::Fixed($meter), Used::Fixed($inner)) => $body,
+            (Kind::Counter($meter), Used::Counter($inner)) => $body,
+            (Kind::Log($meter), Used::Log($inner)) => $body,
+            (Kind::Steps($meter), Used::Steps($inner)) => $body,
+            (Kind::WarmUp($meter), Used::WarmUp($inner)) => $body,
             _ => unreachable!("a state is made by its meter, and changed with it"),
         }
     };
@@ -95,47 +103,89 @@ macro_rules! fitting {
 impl State {
     /// Of an entry that is free.
     pub(crate) fn none() -> Self {
-        Self::Fixed(Window::default())
+        Used::Fixed(Window::default()).into()
     }
 
     pub(crate) fn save(&self, out: &mut Writer<'_>) {
+        self.used.save(out);
+        out.number(self.booked.is_some());
+        if let Some(booked) = &self.booked {
+            booked.save(out);
+        }
+    }
+
+    /// What it has beside itself.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.used.heap_bytes() + self.booked_bytes()
+    }
+
+    /// The same, for what there is room before.
+    #[inline]
+    pub(crate) fn booked_bytes(&self) -> usize {
+        self.booked.as_ref().map_or(0, |it| it.heap_bytes())
+    }
+
+    /// The latest moment that was given out.
+    pub(crate) fn latest(&self) -> u64 {
+        self.used.last()
+    }
+}
+
+impl From<Used> for State {
+    fn from(used: Used) -> Self {
+        Self { used, booked: None }
+    }
+}
+
+impl Used {
+    fn save(&self, out: &mut Writer<'_>) {
         match self {
             Self::Gcra(pace) => pace.save(out),
             Self::Stepped(tokens) => tokens.save(out),
             Self::Fixed(window) => window.save(out),
             Self::Counter(counts) => counts.save(out),
             Self::Log(logged) => logged.save(out),
-            Self::Steps(ring) => ring.save(out),
+            Self::Steps(counted) => counted.save(out),
             Self::WarmUp(heat) => heat.save(out),
         }
     }
 
-    /// What it has beside itself.
-    pub(crate) fn heap_bytes(&self) -> usize {
+    fn last(&self) -> u64 {
         match self {
-            Self::Gcra(pace) => pace.heap_bytes(),
+            Self::Gcra(pace) => pace.last(),
+            Self::Stepped(tokens) => tokens.last(),
+            Self::Fixed(window) => window.last(),
+            Self::Counter(counts) => counts.last(),
+            Self::Log(logged) => logged.last(),
+            Self::Steps(counted) => counted.last(),
+            Self::WarmUp(heat) => heat.last(),
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        match self {
             Self::Log(logged) => logged.heap_bytes(),
-            Self::Steps(ring) => ring.heap_bytes(),
-            Self::Stepped(_) | Self::Fixed(_) | Self::Counter(_) | Self::WarmUp(_) => 0,
+            Self::Steps(counted) => counted.heap_bytes(),
+            _ => 0,
         }
     }
 }
 
 impl Meter {
-    /// Of a checked algorithm. What is `shared` by many keys may be taken out of order; see [`Gcra`].
-    pub(crate) fn new(algorithm: &Algorithm, shared: bool) -> Self {
+    /// Of a checked algorithm.
+    pub(crate) fn new(algorithm: &Algorithm) -> Self {
         let mut patience = u64::MAX;
         let kind = match *algorithm {
-            Algorithm::TokenBucket { rate, burst } => Kind::Gcra(Gcra::new(rate, burst, shared)),
-            Algorithm::Spacing { rate } => Kind::Gcra(Gcra::new(rate, 1, shared)),
+            Algorithm::TokenBucket { rate, burst } => Kind::Gcra(Gcra::new(rate, burst)),
+            Algorithm::Spacing { rate } => Kind::Gcra(Gcra::new(rate, 1)),
             Algorithm::LeakyBucket {
                 rate,
                 capacity,
                 when_full,
             } => match when_full {
-                WhenFull::Drop => Kind::Gcra(Gcra::new(rate, capacity, shared)),
+                WhenFull::Drop => Kind::Gcra(Gcra::new(rate, capacity)),
                 WhenFull::Queue => {
-                    let gcra = Gcra::new(rate, 1, shared);
+                    let gcra = Gcra::new(rate, 1);
                     patience = gcra.time_of(capacity);
                     Kind::Gcra(gcra)
                 }
@@ -166,38 +216,49 @@ impl Meter {
 
     /// A state that was never used.
     pub(crate) fn fresh(&self) -> State {
+        self.fresh_used().into()
+    }
+
+    fn fresh_used(&self) -> Used {
         match &self.kind {
-            Kind::Gcra(meter) => State::Gcra(meter.fresh()),
-            Kind::Stepped(meter) => State::Stepped(meter.fresh()),
-            Kind::Fixed(_) => State::Fixed(Window::default()),
-            Kind::Counter(_) => State::Counter(Counts::default()),
-            Kind::Log(meter) => State::Log(meter.fresh()),
-            Kind::Steps(meter) => State::Steps(meter.fresh()),
-            Kind::WarmUp(meter) => State::WarmUp(meter.fresh()),
+            Kind::Gcra(_) => Used::Gcra(Pace::default()),
+            Kind::Stepped(meter) => Used::Stepped(meter.fresh()),
+            Kind::Fixed(_) => Used::Fixed(Window::default()),
+            Kind::Counter(_) => Used::Counter(Counts::default()),
+            Kind::Log(meter) => Used::Log(meter.fresh()),
+            Kind::Steps(meter) => Used::Steps(meter.fresh()),
+            Kind::WarmUp(meter) => Used::WarmUp(meter.fresh()),
         }
     }
 
     /// A state that [`State::save`] wrote, of a meter with the same numbers.
     pub(crate) fn load(&self, bytes: &[u8]) -> Result<State, Damaged> {
         let mut reader = Reader(bytes);
-        let state = match &self.kind {
-            Kind::Gcra(meter) => State::Gcra(meter.load(&mut reader)?),
-            Kind::Stepped(meter) => State::Stepped(meter.load(&mut reader)?),
-            Kind::Fixed(_) => State::Fixed(Window::load(&mut reader)?),
-            Kind::Counter(meter) => State::Counter(meter.load(&mut reader)?),
-            Kind::Log(meter) => State::Log(meter.load(&mut reader)?),
-            Kind::Steps(meter) => State::Steps(meter.load(&mut reader)?),
-            Kind::WarmUp(meter) => State::WarmUp(meter.load(&mut reader)?),
-        };
+        let mut state = State::from(self.load_used(&mut reader)?);
+        if reader.up_to(1)? == 1 {
+            state.booked = Some(Box::new(self.load_booked(&mut reader)?));
+        }
         reader.end()?;
         Ok(state)
     }
 
+    fn load_used(&self, reader: &mut Reader<'_>) -> Result<Used, Damaged> {
+        Ok(match &self.kind {
+            Kind::Gcra(_) => Used::Gcra(Gcra::load(reader)?),
+            Kind::Stepped(meter) => Used::Stepped(meter.load(reader)?),
+            Kind::Fixed(_) => Used::Fixed(Window::load(reader)?),
+            Kind::Counter(meter) => Used::Counter(meter.load(reader)?),
+            Kind::Log(meter) => Used::Log(meter.load(reader)?),
+            Kind::Steps(meter) => Used::Steps(meter.load(reader)?),
+            Kind::WarmUp(meter) => Used::WarmUp(meter.load(reader)?),
+        })
+    }
+
     /// Counts so many as made at `at` that nobody knows more of, but that none of them [began](Self::is_counted_from_calls) a window.
     pub(crate) fn charge(&self, state: &mut State, requests: u64, at: u64) {
-        let is_unbegun = match (&self.kind, &*state) {
-            (Kind::Fixed(meter), State::Fixed(window)) => meter.is_unbegun(window, at),
-            (Kind::Stepped(_), State::Stepped(tokens)) => tokens.is_unbegun(),
+        let is_unbegun = match (&self.kind, &*self.now_used(state, at)) {
+            (Kind::Fixed(meter), Used::Fixed(window)) => meter.is_unbegun(window, at),
+            (Kind::Stepped(_), Used::Stepped(tokens)) => tokens.is_unbegun(),
             _ => false,
         };
         if !is_unbegun {
@@ -229,20 +290,58 @@ impl Meter {
     /// The first moment from `from` on at which so many may go, of what [`can_pass`](Self::can_pass).
     #[inline]
     pub(crate) fn earliest(&self, state: &State, requests: u64, from: u64) -> u64 {
-        fitting!(self, state, (meter, inner) => meter.earliest(inner, requests, from))
+        if let Some(booked) = &state.booked
+            && let Some(at) = self.gap(booked, requests, from)
+        {
+            return at;
+        }
+        self.next(&state.used, requests, from)
     }
 
-    /// Takes so many at a moment that [`earliest`](Self::earliest) gave for itself.
+    /// The same after all that was given out.
     #[inline]
-    pub(crate) fn take(&self, state: &mut State, requests: u64, at: u64) {
-        fitting!(self, state, (meter, inner) => meter.take(inner, requests, at));
+    fn next(&self, used: &Used, requests: u64, from: u64) -> u64 {
+        fitting!(self, used, (meter, inner) => meter.earliest(inner, requests, from))
     }
 
-    /// The latest moment that was given out, where one before it may still be.
-    pub(crate) fn latest(state: &State) -> u64 {
-        match state {
-            State::Gcra(pace) => Gcra::latest(pace),
-            _ => 0,
+    /// Takes so many at a moment that [`earliest`](Self::earliest) gave, and that can be [remembered](Self::remembered_at).
+    #[inline]
+    pub(crate) fn take(&self, state: &mut State, requests: u64, at: u64, now: u64) {
+        if state.booked.is_some() {
+            self.take_between(state, requests, at, now);
+        } else if at > now {
+            self.book(state, requests, at, now);
+        } else {
+            self.take_used(&mut state.used, requests, at);
+        }
+    }
+
+    #[inline]
+    fn take_used(&self, used: &mut Used, requests: u64, at: u64) {
+        fitting!(self, used, (meter, inner) => meter.take(inner, requests, at));
+    }
+
+    /// Whether what follows at `at` is the same after both.
+    fn is_same(&self, one: &Used, other: &Used, at: u64) -> bool {
+        match (&self.kind, one, other) {
+            (Kind::Gcra(meter), Used::Gcra(one), Used::Gcra(other)) => meter.is_same(one, other, at),
+            (Kind::Stepped(meter), Used::Stepped(one), Used::Stepped(other)) => {
+                meter.is_same(one, other, at)
+            }
+            (Kind::Fixed(meter), Used::Fixed(one), Used::Fixed(other)) => {
+                meter.is_same(one, other, at)
+            }
+            (Kind::Counter(meter), Used::Counter(one), Used::Counter(other)) => {
+                meter.is_same(one, other, at)
+            }
+            (Kind::Log(meter), Used::Log(one), Used::Log(other)) => meter.is_same(one, other, at),
+            (Kind::Steps(meter), Used::Steps(one), Used::Steps(other)) => {
+                meter.is_same(one, other, at)
+            }
+            (Kind::WarmUp(meter), Used::WarmUp(one), Used::WarmUp(other)) => {
+                meter.is_same(one, other, at)
+            }
+            _ => unreachable!("a state is made by its meter, and changed with it"),
         }
     }
 
@@ -250,44 +349,32 @@ impl Meter {
     pub(crate) fn force(&self, state: &mut State, requests: u64, at: u64) {
         // More than ever goes at once makes a key wait no longer than that.
         let requests = requests.min(self.most);
-        fitting!(self, state, (meter, inner) => meter.force(inner, requests, at));
+        self.count_before(state, at, |used| {
+            fitting!(self, used, (meter, inner) => meter.force(inner, requests, at));
+        });
     }
 
     /// Counts so many that were made at `at`, as far as they have an effect: a bucket is empty at worst, a queue full. Windows end by
     /// themselves.
     pub(crate) fn tell(&self, state: &mut State, requests: u64, at: u64) {
-        let room = match (&self.kind, &*state) {
-            (Kind::Gcra(meter), State::Gcra(pace)) => {
-                let queue = if self.patience == u64::MAX {
-                    0
-                } else {
-                    self.patience
-                };
-                meter.room_for_told(pace, at, queue)
-            }
-            (Kind::WarmUp(meter), State::WarmUp(heat)) => meter.room_for_told(heat, at),
-            _ => u64::MAX,
+        let queue = if self.patience == u64::MAX {
+            0
+        } else {
+            self.patience
         };
-        if room > 0 {
-            self.force(state, requests.min(room), at);
+        match &self.kind {
+            Kind::Gcra(meter) => self.count_before(state, at, |used| {
+                if let Used::Gcra(pace) = used {
+                    meter.tell(pace, requests, at, queue);
+                }
+            }),
+            Kind::WarmUp(meter) => self.count_before(state, at, |used| {
+                if let Used::WarmUp(heat) = used {
+                    meter.tell(heat, at);
+                }
+            }),
+            _ => self.force(state, requests, at),
         }
-    }
-
-    /// Whether what was taken at `at` can be given back, without those who wait behind it.
-    pub(crate) fn can_give_back(&self, state: &State, at: u64) -> bool {
-        match (&self.kind, state) {
-            (_, State::Gcra(pace)) => Gcra::can_give_back(pace, at),
-            (_, State::Stepped(tokens)) => Stepped::can_give_back(tokens, at),
-            (Kind::Fixed(meter), State::Fixed(window)) => meter.can_give_back(window, at),
-            (Kind::Counter(meter), State::Counter(counts)) => meter.can_give_back(counts, at),
-            (_, State::WarmUp(heat)) => WarmUp::can_give_back(heat, at),
-            (_, State::Log(_) | State::Steps(_) | State::Fixed(_) | State::Counter(_)) => true,
-        }
-    }
-
-    /// Gives back what [can be](Self::can_give_back).
-    pub(crate) fn give_back(&self, state: &mut State, requests: u64, at: u64) {
-        fitting!(self, state, (meter, inner) => meter.give_back(inner, requests, at));
     }
 
     /// Forgets what is to go after `now`: these calls, from the last to the first. What is not known any more counts as used.
@@ -297,65 +384,78 @@ impl Meter {
         calls: impl Iterator<Item = (u64, u64)>,
         now: u64,
     ) {
-        match (&self.kind, state) {
-            (Kind::Gcra(meter), State::Gcra(pace)) => {
-                let all = calls.map(|(_, requests)| requests);
-                meter.reopen(pace, all.fold(0, u64::saturating_add), now);
+        self.pass(state, now);
+        let mut known = u64::MAX;
+        if let Some(booked) = state.booked.take() {
+            state.used = booked.before;
+            known = state.used.last();
+        }
+        let calls = calls.filter(|(at, _)| *at <= known);
+        if let (Kind::Gcra(meter), Used::Gcra(pace)) = (&self.kind, &mut state.used) {
+            let all = calls.map(|(_, requests)| requests);
+            return meter.reopen(pace, all.fold(0, u64::saturating_add), now);
+        }
+        match &mut state.used {
+            Used::Fixed(window) => Fixed::reopen(window, now),
+            Used::Counter(counts) => Counter::reopen(counts, now),
+            Used::WarmUp(heat) => WarmUp::reopen(heat, now),
+            Used::Stepped(tokens) => Stepped::reopen(tokens, now),
+            Used::Gcra(_) | Used::Log(_) | Used::Steps(_) => {}
+        }
+        for (at, requests) in calls {
+            self.give_back(&mut state.used, requests, at);
+        }
+    }
+
+    /// Gives back what was taken at `at`, as far as it is known how it was before.
+    fn give_back(&self, used: &mut Used, requests: u64, at: u64) {
+        match (&self.kind, used) {
+            (Kind::Stepped(meter), Used::Stepped(tokens)) if Stepped::can_give_back(tokens, at) => {
+                meter.give_back(tokens, requests, at);
             }
-            (_, state) => {
-                match state {
-                    State::Fixed(window) => Fixed::reopen(window, now),
-                    State::Counter(counts) => Counter::reopen(counts, now),
-                    State::WarmUp(heat) => WarmUp::reopen(heat, now),
-                    State::Stepped(tokens) => Stepped::reopen(tokens, now),
-                    State::Gcra(_) | State::Log(_) | State::Steps(_) => {}
-                }
-                for (at, requests) in calls {
-                    if self.can_give_back(state, at) {
-                        self.give_back(state, requests, at);
-                    }
-                }
+            (Kind::Fixed(meter), Used::Fixed(window)) if meter.can_give_back(window, at) => {
+                meter.give_back(window, requests, at);
             }
+            (Kind::Counter(meter), Used::Counter(counts)) if meter.can_give_back(counts, at) => {
+                meter.give_back(counts, requests, at);
+            }
+            (Kind::WarmUp(meter), Used::WarmUp(heat)) if WarmUp::can_give_back(heat, at) => {
+                meter.give_back(heat, requests, at);
+            }
+            (Kind::Log(meter), Used::Log(logged)) => meter.give_back(logged, requests, at),
+            (Kind::Steps(meter), Used::Steps(counted)) => meter.give_back(counted, requests, at),
+            _ => {}
         }
     }
 
     /// Forgets what is over at `now` and is of no use to anyone.
     #[inline]
     pub(crate) fn pass(&self, state: &mut State, now: u64) {
-        if let (Kind::Gcra(meter), State::Gcra(pace)) = (&self.kind, state) {
+        if state.booked.is_some() {
+            self.pass_bookings(state, now);
+        }
+        if let (Kind::Gcra(meter), Used::Gcra(pace)) = (&self.kind, &mut state.used) {
             meter.pass(pace, now);
         }
     }
 
     /// Whether the state is as one that was never used, from `now` on.
     pub(crate) fn is_idle(&self, state: &State, now: u64) -> bool {
-        fitting!(self, state, (meter, inner) => meter.is_idle(inner, now))
+        fitting!(self, &state.used, (meter, inner) => meter.is_idle(inner, now))
+    }
+
+    /// What is used of a key at `now`, before bookings to come.
+    fn now_used<'a>(&self, state: &'a State, now: u64) -> Cow<'a, Used> {
+        match &state.booked {
+            Some(booked) => Cow::Owned(self.used_at(booked, now)),
+            None => Cow::Borrowed(&state.used),
+        }
     }
 
     /// How many requests are used at `now`: those that a fresh state could take more.
     pub(crate) fn used(&self, state: &State, now: u64) -> u64 {
-        fitting!(self, state, (meter, inner) => meter.used(inner, now))
-    }
-
-    /// Counts calls that were made at `at`, which may be earlier than what is known.
-    ///
-    /// # Errors
-    /// When `at` is more than a step after `now`.
-    pub(crate) fn record(
-        &self,
-        state: &mut State,
-        requests: u64,
-        at: u64,
-        now: u64,
-    ) -> Result<(), TooEarly> {
-        match (&self.kind, state) {
-            (Kind::Steps(meter), State::Steps(ring)) => meter.record(ring, requests, at, now),
-            _ if at > now => Err(TooEarly),
-            (_, state) => {
-                self.force(state, requests, now);
-                Ok(())
-            }
-        }
+        let used = self.now_used(state, now);
+        fitting!(self, &*used, (meter, inner) => meter.used(inner, now))
     }
 
     /// By how much the clocks of those who tell of calls may be ahead: a step, of a window or of what comes nearest to one.
@@ -377,17 +477,14 @@ impl Meter {
             Kind::Fixed(meter) => meter.window(),
             Kind::Counter(meter) => meter.window().saturating_mul(2),
             Kind::Log(meter) => meter.window(),
-            Kind::Steps(meter) => meter.reach(),
+            Kind::Steps(meter) => meter.window(),
             Kind::WarmUp(meter) => meter.reach(),
         }
     }
 
     /// Whether a call that was made at `at` has an effect at `now`.
     pub(crate) fn matters(&self, at: u64, now: u64) -> bool {
-        match &self.kind {
-            Kind::Steps(meter) => meter.is_within(at, now),
-            _ => at.saturating_add(self.reach()) > now,
-        }
+        at.saturating_add(self.reach()) > now
     }
 
     /// When a call that was made at `at` counts as made.
@@ -400,31 +497,39 @@ impl Meter {
 
     /// The state that `old` becomes when its limit changes from `from` to this at `now`.
     pub(crate) fn carried(&self, from: &Self, old: &State, carry: Carry, now: u64) -> State {
-        if carry == Carry::Reset {
-            return self.fresh();
+        let carried = |used: &Used| self.carried_used(from, used, carry, now);
+        let mut state = State::from(carried(&old.used));
+        if let Some(booked) = old.booked.as_deref().filter(|_| carry != Carry::Reset) {
+            self.carry_bookings(booked, &mut state, carried);
         }
+        state
+    }
+
+    fn carried_used(&self, from: &Self, old: &Used, carry: Carry, now: u64) -> Used {
         match (&from.kind, &self.kind, old) {
-            (Kind::Gcra(from), Kind::Gcra(to), State::Gcra(pace)) => {
-                State::Gcra(to.carried(from, pace, carry, now))
+            _ if carry == Carry::Reset => self.fresh_used(),
+            (Kind::Gcra(from), Kind::Gcra(to), Used::Gcra(pace)) => {
+                Used::Gcra(to.carried(from, pace, carry, now))
             }
-            (Kind::Fixed(from), Kind::Fixed(to), State::Fixed(_)) if from.has_windows_of(to) => {
+            (Kind::Fixed(from), Kind::Fixed(to), Used::Fixed(_)) if from.has_windows_of(to) => {
                 old.clone()
             }
-            (Kind::Counter(from), Kind::Counter(to), State::Counter(_))
+            (Kind::Counter(from), Kind::Counter(to), Used::Counter(_))
                 if from.has_windows_of(to) =>
             {
                 old.clone()
             }
-            (Kind::Log(from), Kind::Log(to), State::Log(logged)) if from.has_windows_of(to) => {
-                State::Log(to.resized(logged))
+            (Kind::Log(from), Kind::Log(to), Used::Log(logged)) if from.has_windows_of(to) => {
+                Used::Log(to.resized(logged))
             }
-            (Kind::Steps(from), Kind::Steps(to), State::Steps(_)) if from.has_windows_of(to) => {
+            (Kind::Steps(from), Kind::Steps(to), Used::Steps(_)) if from.has_windows_of(to) => {
                 old.clone()
             }
             _ => {
                 let mut state = self.fresh();
-                self.force(&mut state, from.used(old, now), now);
-                state
+                let used = fitting!(from, old, (meter, inner) => meter.used(inner, now));
+                self.force(&mut state, used, now);
+                state.used
             }
         }
     }

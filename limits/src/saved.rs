@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Of the form. One that is changed has another.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What was read is nothing that was written here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

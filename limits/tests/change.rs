@@ -1,4 +1,4 @@
-//! What happens between decisions: cancelled calls, changed limits, refused calls that count.
+//! What happens between decisions: changed limits, refused calls that count.
 
 use std::time::Duration;
 
@@ -101,18 +101,12 @@ fn call_that_waits_for_its_own_limit_holds_up_nobody_under_a_shared_one() {
 }
 
 #[test]
-fn cancelled_call_leaves_its_moment_to_the_next() {
+fn call_that_gives_up_leaves_its_moment_to_those_behind_it() {
     let mut limits = Limits::new(1);
     let limit = limits.add(bucket("1/s", 1)).unwrap();
     let moments: Vec<u64> = (0..3).map(|_| at(&mut limits, limit, 0, START)).collect();
     assert_eq!(moments, [0, SECOND, 2 * SECOND]);
     let demands = one(limit, 0);
-    // What has begun is not given back, and what others wait behind only with them.
-    assert!(!limits.cancel(&demands, START, START));
-    assert!(!limits.cancel(&demands, START + SECOND, START));
-    assert!(limits.cancel(&demands, START + 2 * SECOND, START));
-    assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
-
     let waiting = [
         (&demands[..], START + SECOND),
         (&demands[..], START + 2 * SECOND),
@@ -138,50 +132,6 @@ fn cancelled_call_leaves_its_moment_to_the_next() {
         )]
     );
     assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
-
-    let mut limits = Limits::new(1);
-    let window = Duration::from_secs(10);
-    for algorithm in [
-        Algorithm::SlidingLog { limit: 3, window },
-        Algorithm::SlidingCounter { limit: 3, window },
-        Algorithm::FixedWindow {
-            limit: 3,
-            window,
-            aligned: Aligned::Clock,
-        },
-        Algorithm::StepWindow {
-            limit: 3,
-            window,
-            step: window / 10,
-        },
-    ] {
-        let limit = limits.add(algorithm).unwrap();
-        let moments: Vec<u64> = (0..4).map(|_| at(&mut limits, limit, 0, START)).collect();
-        assert!(limits.cancel(&one(limit, 0), START + moments[3], START));
-        assert_eq!(
-            at(&mut limits, limit, 0, START),
-            moments[3],
-            "{algorithm:?}"
-        );
-        limits.forget_idle(9, START + 100 * SECOND);
-        limits = Limits::new(1);
-    }
-}
-
-#[test]
-fn moment_given_back_under_a_shared_limit_goes_to_the_next() {
-    let mut limits = Limits::new(1);
-    let shared = Limit {
-        shared: true,
-        ..bucket("1/s", 1).into()
-    };
-    let limit = limits.add(shared).unwrap();
-    for second in 0..5 {
-        assert_eq!(at(&mut limits, limit, 0, START), second * SECOND);
-    }
-    assert!(limits.cancel(&one(limit, 0), START + 2 * SECOND, START));
-    assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
-    assert_eq!(at(&mut limits, limit, 0, START), 5 * SECOND);
 }
 
 #[test]
@@ -189,7 +139,6 @@ fn debt_follows_a_changed_limit_as_asked() {
     for (carry, next) in [
         // Ten requests ahead, of which each takes twice as long now.
         (Carry::Requests, 20 * SECOND),
-        (Carry::Time, 10 * SECOND),
         (Carry::Reset, 0),
     ] {
         let mut limits = Limits::new(1);
@@ -371,8 +320,8 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
     // Ten in four units, told out of order: 3, 3, 2, 2. When the first two steps have left, four are left.
     for (second, requests) in [(2, 2), (0, 3), (3, 2), (1, 3)] {
         limits
-            .record(
-                demand(requests),
+            .record_all(
+                &[demand(requests)],
                 START + second * SECOND,
                 START + 3 * SECOND,
             )
@@ -380,14 +329,13 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
     }
     let now = START + 3 * SECOND;
     assert_eq!(limits.standing(limit, &0, now).used, 10);
-    // A call leaves with the last of its step, so the third unit has come to its end.
     let (at, _) = limits.peek(&[demand(4)], now).unwrap();
-    assert_eq!(at - START, 6 * SECOND);
+    assert_eq!(at - START, 5 * SECOND);
     assert_eq!(limits.standing(limit, &0, at).used, 4);
     // What is older than the window has no effect, and the future is refused.
-    limits.record(demand(9), START - 9 * SECOND, now).unwrap();
+    limits.record_all(&[demand(9)], START - 9 * SECOND, now).unwrap();
     assert_eq!(limits.standing(limit, &0, now).used, 10);
-    let future = limits.record(demand(1), now + 2 * SECOND, now);
+    let future = limits.record_all(&[demand(1)], now + 2 * SECOND, now);
     assert!(matches!(future, Err(RecordError::TooEarly(_))));
 }
 

@@ -104,9 +104,12 @@ fn model(algorithm: Algorithm) -> Allows {
             step,
         } => {
             let (window, step) = (nanos(window), nanos(step));
+            // The calls of a step count as made at the latest of them.
             Box::new(move |gone, requests, now| {
-                let first = (now / step - (window + step - 1) / step) * step;
-                within(gone, first - 1, now) + requests <= i128::from(limit)
+                let of_step = |at: i128| gone.iter().filter(move |(it, _)| it / step == at / step);
+                let latest = |at: i128| of_step(at).map(|(at, _)| *at).max().unwrap_or(at);
+                let counted = gone.iter().filter(|(at, _)| latest(*at) + window > now);
+                counted.map(|(_, requests)| requests).sum::<i128>() + requests <= i128::from(limit)
             })
         }
         other => panic!("no model of {other:?}"),
@@ -209,5 +212,72 @@ fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_do
             memory,
             "known keys cost no more: {algorithm:?}"
         );
+    }
+}
+
+#[test]
+fn constant_demand_gets_the_mean_rate_of_every_algorithm() {
+    let window = Duration::from_secs(10);
+    let rate: limits::Rate = "10/10s".parse().unwrap();
+    let (limit, burst, capacity) = (10, 5, 5);
+    let step = |step| Algorithm::StepWindow {
+        limit,
+        window,
+        step,
+    };
+    for algorithm in [
+        Algorithm::TokenBucket { rate, burst },
+        Algorithm::SteppedBucket { rate, burst: 10 },
+        Algorithm::Spacing { rate },
+        Algorithm::LeakyBucket {
+            rate,
+            capacity,
+            when_full: WhenFull::Queue,
+        },
+        Algorithm::LeakyBucket {
+            rate,
+            capacity,
+            when_full: WhenFull::Drop,
+        },
+        Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::Clock,
+        },
+        Algorithm::FixedWindow {
+            limit,
+            window,
+            aligned: Aligned::FirstCall,
+        },
+        Algorithm::SlidingLog { limit, window },
+        Algorithm::SlidingCounter { limit, window },
+        step(window),
+        step(window / 4),
+        step(window / 1_000),
+        step(Duration::from_secs(3)),
+        Algorithm::WarmUp {
+            rate,
+            warm_up: window,
+        },
+    ] {
+        let mut limits = Limits::new(1);
+        let limit = limits.add(algorithm).unwrap();
+        let demands = [Demand {
+            limit,
+            key: (),
+            requests: 1,
+        }];
+        // Somebody always waits, and goes at the first moment at which one may.
+        let begin = 1_000_000_000_000_007;
+        let (mut now, mut went) = (begin, 0_u64);
+        while went < 10_000 {
+            (now, _) = limits.peek(&demands, now).unwrap();
+            let decision = limits.reserve(&demands, now, Duration::ZERO);
+            assert_eq!(decision, Decision::Now, "{algorithm:?}");
+            went += 1;
+        }
+        let expected = algorithm.mean_rate().requests_in(now - begin);
+        let share = went * 1_000 / expected;
+        assert!((990..=1_010).contains(&share), "{algorithm:?}: {share} ‰");
     }
 }

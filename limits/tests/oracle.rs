@@ -1,6 +1,6 @@
 //! The token bucket against `governor`, an independent GCRA, and every algorithm against plain models of what it promises.
 
-use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
+use std::{collections::{BTreeMap, VecDeque}, num::NonZeroU32, time::Duration};
 
 use governor::{
     InsufficientCapacity, Quota, RateLimiter,
@@ -171,7 +171,7 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
             let limit = limits.add(algorithm).unwrap();
             let mut released = Released::default();
             let mut now = random.u64(0..=2_000_000 * SECOND);
-            let (mut last, mut seen) = (0, 0);
+            let (mut last, mut seen) = (BTreeMap::new(), 0);
             let horizon = [0, 1_000, SECOND, 30 * SECOND][random.usize(..4)];
             for _ in 0..300 {
                 now += step(&mut random, &algorithm);
@@ -213,8 +213,10 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                     Decision::Refused { .. } => panic!("{decision:?}"),
                 }
                 if let Some(at) = decision.at(seen) {
-                    assert!(at >= last, "out of turn: {algorithm:?}");
-                    last = at;
+                    // A smaller call may find room before one that waits for more.
+                    let last = last.entry(requests).or_insert(0);
+                    assert!(at >= *last, "out of turn: {algorithm:?}");
+                    *last = at;
                     released.0.push((at, requests));
                 }
             }
@@ -346,13 +348,6 @@ fn cancelled_and_replanned_calls_keep_to_the_limit() {
                 let begun = waiting.partition_point(|(at, _)| *at <= now);
                 released.0.extend(waiting.drain(..begun));
                 match random.u8(..8) {
-                    0 if !waiting.is_empty() => {
-                        let index = random.usize(..waiting.len());
-                        let (at, requests) = waiting[index];
-                        if limits.cancel(&one(id, requests), at, now) {
-                            waiting.remove(index);
-                        }
-                    }
                     1 => replan(&mut random, &mut limits, id, &mut waiting, now),
                     _ => {
                         let requests = random.u64(1..=algorithm.most_at_once().min(3));
@@ -408,7 +403,7 @@ fn replan(
 
 /// The same with several limits for each call: of its key, of another kind, and of all, shared or not.
 #[test]
-fn several_limits_with_cancelled_and_replanned_calls_are_kept() {
+fn several_limits_with_replanned_calls_are_kept() {
     let mut random = fastrand::Rng::with_seed(23);
     for _ in 0..operations() / 300 {
         let some = algorithms(&mut random);
@@ -443,13 +438,6 @@ fn several_limits_with_cancelled_and_replanned_calls_are_kept() {
             let begun = waiting.partition_point(|(at, _)| *at <= now);
             gone.extend(waiting.drain(..begun));
             match random.u8(..8) {
-                0 if !waiting.is_empty() => {
-                    let index = random.usize(..waiting.len());
-                    let (at, key) = waiting[index];
-                    if limits.cancel(&calls[key], at, now) {
-                        waiting.remove(index);
-                    }
-                }
                 1 => {
                     let queue: Vec<(&[Demand<u32>], u64)> = waiting
                         .iter()

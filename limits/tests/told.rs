@@ -96,9 +96,8 @@ fn charge_and_change_leave_the_room_before_a_call_that_waits() {
     for (rate, carry, expected) in [
         // The ten that were charged take twice as long.
         ("500/s", Carry::Requests, 2),
-        ("250/s", Carry::Time, 0),
         ("1000/s", Carry::Requests, 0),
-        ("1/s", Carry::AsIs, 0),
+        ("1/s", Carry::AsIs, 1_000),
         ("1/s", Carry::Reset, 0),
     ] {
         let changed = shared(bucket(rate, 10));
@@ -181,4 +180,34 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
         }
     }
     assert!(ahead > 1_000 && between > 1_000, "{ahead} {between}");
+}
+
+#[test]
+fn calls_told_of_wait_in_the_queue_of_a_leaky_bucket() {
+    let rate = "1/s".parse().unwrap();
+    let when_full = limits::WhenFull::Queue;
+    let capacity = 100;
+    for (told, wait) in [(30, 30), (100, 100), (300, 101)] {
+        let mut limits = Limits::new(1);
+        let queue = Algorithm::LeakyBucket {
+            rate,
+            capacity,
+            when_full,
+        };
+        let id = limits.add(queue).unwrap();
+        let told = [demand(id, 0, told)];
+        limits.record_all(&told, START, START).unwrap();
+        let next = limits.standing(id, &0, START).next - START;
+        assert_eq!(next, wait * SECOND);
+    }
+}
+
+#[test]
+fn bucket_of_one_that_is_half_full_is_empty_at_worst() {
+    let mut limits = Limits::new(1);
+    let id = limits.add(bucket("1/s", 1)).unwrap();
+    for now in [START, START + SECOND / 2] {
+        limits.record_all(&[demand(id, 0, 1)], now, now).unwrap();
+        assert_eq!(limits.standing(id, &0, now).next, now + SECOND);
+    }
 }

@@ -46,7 +46,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         }
         let now = self.pass_to(now);
         for (id, limit, _) in changes {
-            let meter = Meter::new(&limit.algorithm, limit.shared);
+            let meter = Meter::new(&limit.algorithm);
             self.keys.change_limit(*id, meter.bytes_each());
         }
         if self.keys.is_beyond_bytes() {
@@ -57,7 +57,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         // Where the steps of each limit are.
         let mut places = vec![usize::MAX; self.rules.len()];
         for (id, limit, carry) in changes {
-            let meter = Meter::new(&limit.algorithm, limit.shared);
+            let meter = Meter::new(&limit.algorithm);
             let rule = &mut self.rules[id.index()];
             rule.limit = *limit;
             let from = std::mem::replace(&mut rule.meter, meter.clone());

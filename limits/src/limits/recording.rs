@@ -9,29 +9,9 @@ use crate::{
 };
 
 impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
-    /// Counts calls that were made at `at` without having been asked for here. A step window counts them when they were made, if that
-    /// is within it; all others count them as made now.
-    ///
-    /// # Errors
-    /// When `at` is in the future (of a step window: by more than a step), or there is no room for the key.
-    ///
-    /// # Panics
-    /// When the limit is of another [`Limits`].
-    pub fn record(&mut self, demand: Demand<K>, at: u64, now: u64) -> Result<(), RecordError> {
-        let now = self.pass_to(now);
-        let demands = [demand];
-        let mut concerns = self.concerns::<1>(&demands);
-        self.make_entries(&mut concerns, &demands, now)
-            .map_err(|_| RecordError::NoRoom)?;
-        for concern in concerns.all() {
-            let (rule, state) = self.at(concern);
-            rule.meter.record(state, concern.requests, at, now)?;
-        }
-        Ok(())
-    }
-
-    /// The same for a call under several limits: all of them count it, or none. What was made so long ago that it does not matter
-    /// to a limit any more has no effect on that one; and a time that is ahead by no more than a step of any of the limits is now. Calls
+    /// Counts calls that were made at `at` without having been asked for here: all of their limits count them, or none. A step window
+    /// counts them when they were made, all others as made now. What was made so long ago that it does not matter to a limit any more
+    /// has no effect on that one; and a time that is ahead by no more than a step of any of the limits is now. Calls
     /// that a bucket would not have let go leave it empty, and its queue full.
     ///
     /// # Errors
@@ -61,11 +41,11 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
             .map_err(|_| RecordError::NoRoom)?;
         let mut recorded = Recorded::TooOld;
         for concern in concerns.all() {
-            let (rule, state) = self.at(concern);
-            if rule.meter.matters(at, now) {
+            let meter = &self.rules[concern.limit.index()].meter;
+            if meter.matters(at, now) {
                 recorded = Recorded::Counted;
-                let made = rule.meter.at_or_now(at, now);
-                rule.meter.tell(state, concern.requests, made);
+                let made = meter.at_or_now(at, now);
+                self.update(concern, |meter, state| meter.tell(state, concern.requests, made));
             }
         }
         Ok(recorded)

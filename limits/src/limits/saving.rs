@@ -66,7 +66,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         let now = self.pass_to(now);
         let state = self.rules[id.index()].restored(was, saved, now)?;
         if let Some(place) = self.keys.find(id, &key) {
-            *self.keys.state_mut(place) = state;
+            self.keys.update(place, |it| *it = state);
             return Ok(());
         }
         if !self.keys.has_place(id) {
@@ -192,12 +192,11 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
 impl Rule {
     /// The state that was saved under the limit `was`, as it is under this one.
     fn restored(&self, was: &Limit, saved: &[u8], now: u64) -> Result<State, Damaged> {
-        let was_here = was.algorithm == self.limit.algorithm && was.shared == self.limit.shared;
-        if was_here {
+        if was.algorithm == self.limit.algorithm {
             return self.meter.load(saved);
         }
         let algorithm = was.algorithm.checked().map_err(|_| Damaged)?;
-        let from = Meter::new(&algorithm, was.shared);
+        let from = Meter::new(&algorithm);
         let state = from.load(saved)?;
         Ok(self.meter.carried(&from, &state, Carry::Requests, now))
     }

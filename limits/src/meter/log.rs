@@ -70,7 +70,7 @@ impl Logged {
         low
     }
 
-    fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         match self.length {
             0 => 0,
             length => self.get(length - 1),
@@ -152,6 +152,14 @@ impl Log {
         let kept = requests.min(u64::try_from(self.limit).unwrap_or(u64::MAX));
         let at = at.max(logged.last());
         (0..kept).for_each(|_| logged.push(at));
+    }
+
+    pub(crate) fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {
+        let within = |it: &Logged| {
+            let first = self.first_within(it, at);
+            (first..it.length).map(|index| it.get(index)).collect::<Vec<_>>()
+        };
+        within(one) == within(other)
     }
 
     pub(crate) fn give_back(&self, logged: &mut Logged, requests: u64, at: u64) {

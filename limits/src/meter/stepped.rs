@@ -29,6 +29,10 @@ impl Tokens {
             .number(self.last);
     }
 
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
     /// Whether no call has begun its steps.
     pub(crate) fn is_unbegun(&self) -> bool {
         self.step_at.is_none()
@@ -100,6 +104,10 @@ impl Stepped {
         let (left, step_at) = self.at(tokens, at);
         tokens.left = left.saturating_sub(requests);
         tokens.step_at = Some(step_at);
+    }
+
+    pub(crate) fn is_same(&self, one: &Tokens, other: &Tokens, at: u64) -> bool {
+        self.at(one, at) == self.at(other, at)
     }
 
     /// The latest only: tokens that came since would have been too many without it.

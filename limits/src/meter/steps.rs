@@ -1,48 +1,43 @@
 //! The step window: a sliding window that moves in steps, with a counter for each step.
 //!
-//! A call counts with all others of its step, so when it leaves the window is not known to less than a step. It leaves with the
-//! last of its step: a window of `k` steps looks at the step that goes on and at `k` full ones before. So no sliding window of this
-//! length has ever more than the limit, and a call is let go at most one step later than a sliding log would. A window that
-//! begins a whole number of steps before the end of the step that goes on, `k` in all, would let a call go up to a step too early.
+//! The calls of a step count together, and leave the window together: a window after the latest of them. So no sliding window of
+//! this length has ever more than the limit, a call is let go at most one step later than a sliding log would, and where somebody always
+//! waits, calls go in groups of a step, each a window after the same group before.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
-use crate::{
-    decision::TooEarly,
-    saved::{Damaged, Reader, Writer},
-};
+use crate::saved::{Damaged, Reader, Writer};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Steps {
     limit: u64,
     step: u64,
     window: u64,
-    /// Counters: the step that goes on, and those before that the window reaches.
-    length: u64,
 }
 
-/// The counters of the latest steps.
+/// The steps in which calls were made: the latest moment of each, and how many.
 #[derive(Debug, Clone)]
-pub(crate) struct Ring {
-    counts: Box<[u64]>,
-    /// The number of the latest step since the Unix epoch.
-    latest: u64,
+pub(crate) struct Counted {
+    /// Each of another step, the oldest first.
+    steps: VecDeque<(u64, u64)>,
+    /// Of all of them.
     total: u64,
     last: u64,
 }
 
-impl Ring {
+impl Counted {
     pub(crate) fn heap_bytes(&self) -> usize {
-        size_of_val(&*self.counts)
+        self.steps.capacity() * size_of::<(u64, u64)>()
     }
 
-    /// Only counters in which something is: of many steps few have.
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
     pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.latest).number(self.last);
-        let counted = || self.counts.iter().enumerate().filter(|(_, it)| **it > 0);
-        out.number(counted().count() as u64);
-        for (index, count) in counted() {
-            out.number(index as u64).number(*count);
+        out.number(self.last).number(self.steps.len() as u64);
+        for (at, count) in &self.steps {
+            out.number(*at).number(*count);
         }
     }
 }
@@ -55,7 +50,6 @@ impl Steps {
             limit,
             step,
             window,
-            length: window.div_ceil(step) + 1,
         }
     }
 
@@ -67,140 +61,116 @@ impl Steps {
         self.step
     }
 
-    pub(crate) fn reach(&self) -> u64 {
-        self.length.saturating_mul(self.step)
+    /// When the step after the one of `at` begins.
+    pub(crate) fn next_step(&self, at: u64) -> u64 {
+        (at - at % self.step).saturating_add(self.step)
     }
 
-    /// Whether a call at `at` is in the window of `now`.
-    pub(crate) fn is_within(&self, at: u64, now: u64) -> bool {
-        at / self.step >= self.first(now / self.step)
+    pub(crate) fn window(&self) -> u64 {
+        self.window
     }
 
-    pub(crate) fn fresh(&self) -> Ring {
-        let length = usize::try_from(self.length).expect("a checked number of steps");
-        Ring {
-            counts: vec![0; length].into_boxed_slice(),
-            latest: 0,
+    /// Steps that a window reaches.
+    fn length(&self) -> u64 {
+        self.window.div_ceil(self.step) + 1
+    }
+
+    pub(crate) fn fresh(&self) -> Counted {
+        let length = usize::try_from(self.length().min(self.limit) + 1);
+        Counted {
+            steps: VecDeque::with_capacity(length.expect("a checked number of steps")),
             total: 0,
             last: 0,
         }
     }
 
-    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Ring, Damaged> {
-        let mut ring = self.fresh();
-        (ring.latest, ring.last) = (reader.number()?, reader.number()?);
-        for _ in 0..reader.up_to(self.length)? {
-            let index = reader.up_to(self.length - 1)?;
-            let count = reader.number()?;
-            ring.total = ring.total.checked_add(count).ok_or(Damaged)?;
-            let place = &mut ring.counts[usize::try_from(index).map_err(|_| Damaged)?];
-            *place = place.checked_add(count).ok_or(Damaged)?;
+    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Counted, Damaged> {
+        let mut counted = self.fresh();
+        counted.last = reader.number()?;
+        let mut before = None;
+        for _ in 0..reader.up_to(self.length())? {
+            let (at, count) = (reader.number()?, reader.number()?);
+            if before.is_some_and(|before| before >= at / self.step) {
+                return Err(Damaged);
+            }
+            before = Some(at / self.step);
+            counted.total = counted.total.checked_add(count).ok_or(Damaged)?;
+            counted.steps.push_back((at, count));
         }
-        // So that no sum with a few windows overflows.
-        (ring.latest <= u64::MAX / 2).then_some(ring).ok_or(Damaged)
+        Ok(counted)
     }
 
-    fn index(&self, step: u64) -> usize {
-        usize::try_from(step % self.length).expect("less than the length")
+    /// The steps that are in the window which ends at `at`.
+    fn within<'a>(&self, counted: &'a Counted, at: u64) -> impl Iterator<Item = &'a (u64, u64)> {
+        let window = self.window;
+        let steps = counted.steps.iter();
+        steps.skip_while(move |(latest, _)| latest.saturating_add(window) <= at)
     }
 
-    /// The first step of the window in which `step` is the latest.
-    fn first(&self, step: u64) -> u64 {
-        step.saturating_sub(self.length - 1)
-    }
-
-    /// How many have left the window when `step` goes on.
-    fn left(&self, ring: &Ring, step: u64) -> u64 {
-        if step >= ring.latest + self.length {
-            return ring.total;
-        }
-        let gone = self.first(ring.latest)..self.first(step);
-        gone.map(|step| ring.counts[self.index(step)]).sum()
-    }
-
-    pub(crate) fn earliest(&self, ring: &Ring, requests: u64, from: u64) -> u64 {
-        // What was before the window of the latest step is not known any more.
-        let from = from
-            .max(ring.last)
-            .max(ring.latest.saturating_mul(self.step));
-        let step = from / self.step;
-        let mut used = ring.total - self.left(ring, step);
-        if used.saturating_add(requests) <= self.limit {
-            return from;
-        }
-        let last = ring.latest + self.length;
-        for first in self.first(step)..=ring.latest {
-            used -= ring.counts[self.index(first)];
+    pub(crate) fn earliest(&self, counted: &Counted, requests: u64, from: u64) -> u64 {
+        // What left the window of the latest is not known any more.
+        let latest = counted.steps.back().map_or(0, |(latest, _)| *latest);
+        let from = from.max(counted.last).max(latest);
+        let (mut at, mut used) = (from, self.used(counted, from));
+        for (latest, count) in self.within(counted, from) {
             if used.saturating_add(requests) <= self.limit {
-                return (first + self.length).min(last).saturating_mul(self.step);
+                break;
             }
+            used -= count;
+            at = latest.saturating_add(self.window);
         }
-        last.saturating_mul(self.step)
+        at
     }
 
-    fn advance(&self, ring: &mut Ring, step: u64) {
-        if step <= ring.latest {
-            return;
-        }
-        if step >= ring.latest + self.length {
-            ring.counts.fill(0);
-            ring.total = 0;
-        } else {
-            for step in ring.latest + 1..=step {
-                let index = self.index(step);
-                ring.total -= ring.counts[index];
-                ring.counts[index] = 0;
+    pub(crate) fn take(&self, counted: &mut Counted, requests: u64, at: u64) {
+        self.force(counted, requests, at);
+        counted.last = at;
+    }
+
+    /// Counts calls made at `at`, also those that were made before others.
+    pub(crate) fn force(&self, counted: &mut Counted, requests: u64, at: u64) {
+        let steps = &mut counted.steps;
+        let index = steps.partition_point(|(latest, _)| latest / self.step < at / self.step);
+        match steps.get_mut(index) {
+            Some((latest, count)) if *latest / self.step == at / self.step => {
+                *latest = at.max(*latest);
+                *count = count.saturating_add(requests);
             }
+            _ => steps.insert(index, (at, requests)),
         }
-        ring.latest = step;
-    }
-
-    pub(crate) fn take(&self, ring: &mut Ring, requests: u64, at: u64) {
-        self.force(ring, requests, at);
-        ring.last = at;
-    }
-
-    pub(crate) fn force(&self, ring: &mut Ring, requests: u64, at: u64) {
-        let step = at / self.step;
-        self.advance(ring, step);
-        if step >= self.first(ring.latest) {
-            let count = &mut ring.counts[self.index(step)];
-            *count = count.saturating_add(requests);
-            ring.total = ring.total.saturating_add(requests);
+        counted.total = counted.total.saturating_add(requests);
+        let newest = steps.back().map_or(0, |(latest, _)| *latest);
+        while let Some((latest, count)) = steps.front().copied() {
+            // With those behind it the window is full without it.
+            let is_needless = steps.len() as u64 > self.limit && counted.total - count >= self.limit;
+            if latest.saturating_add(self.window) > newest && !is_needless {
+                break;
+            }
+            counted.total -= count;
+            steps.pop_front();
         }
     }
 
-    /// Counts calls made at `at`: what is older than the window has no effect.
-    pub(crate) fn record(
-        &self,
-        ring: &mut Ring,
-        requests: u64,
-        at: u64,
-        now: u64,
-    ) -> Result<(), TooEarly> {
-        if at > now.saturating_add(self.step) {
-            return Err(TooEarly);
-        }
-        // Clocks differ; what is not past is now.
-        self.force(ring, requests, at.min(now));
-        Ok(())
+    pub(crate) fn is_same(&self, one: &Counted, other: &Counted, at: u64) -> bool {
+        self.within(one, at).eq(self.within(other, at))
     }
 
-    pub(crate) fn give_back(&self, ring: &mut Ring, requests: u64, at: u64) {
-        let step = at / self.step;
-        if step <= ring.latest && step >= self.first(ring.latest) {
-            let count = &mut ring.counts[self.index(step)];
+    pub(crate) fn give_back(&self, counted: &mut Counted, requests: u64, at: u64) {
+        let of_step = |(latest, _): &&mut (u64, u64)| *latest / self.step == at / self.step;
+        if let Some((_, count)) = counted.steps.iter_mut().find(of_step) {
             let given = requests.min(*count);
             *count -= given;
-            ring.total -= given;
+            counted.total -= given;
         }
     }
 
-    pub(crate) fn is_idle(&self, ring: &Ring, now: u64) -> bool {
-        ring.last <= now && self.used(ring, now) == 0
+    pub(crate) fn is_idle(&self, counted: &Counted, now: u64) -> bool {
+        counted.last <= now && self.used(counted, now) == 0
     }
 
-    pub(crate) fn used(&self, ring: &Ring, now: u64) -> u64 {
-        ring.total - self.left(ring, (now / self.step).max(ring.latest))
+    pub(crate) fn used(&self, counted: &Counted, now: u64) -> u64 {
+        let is_over = |latest: u64| latest.saturating_add(self.window) <= now;
+        let over = counted.steps.iter().take_while(|it| is_over(it.0));
+        counted.total - over.map(|(_, count)| count).sum::<u64>()
     }
 }

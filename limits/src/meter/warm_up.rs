@@ -33,6 +33,10 @@ pub(crate) struct Heat {
 }
 
 impl Heat {
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
     pub(crate) fn save(&self, out: &mut Writer<'_>) {
         out.number(self.free).number(self.stored).number(self.last);
     }
@@ -89,6 +93,18 @@ impl WarmUp {
         heat.stored.saturating_add(idle).min(self.warm_up)
     }
 
+    /// Where a call at `at` begins to count. Rounding up to a whole nanosecond is not a pause.
+    fn base(&self, heat: &Heat, at: u64) -> u128 {
+        let at = self.parts(at);
+        let is_pause = at >= heat.free.saturating_add(u128::from(self.requests));
+        if is_pause { at } else { heat.free }
+    }
+
+    pub(crate) fn is_same(&self, one: &Heat, other: &Heat, at: u64) -> bool {
+        let as_at = |heat| (self.base(heat, at), self.stored(heat, at));
+        as_at(one) == as_at(other)
+    }
+
     pub(crate) fn earliest(&self, heat: &Heat, _requests: u64, from: u64) -> u64 {
         let from = from.max(heat.last);
         let wait = heat.free.saturating_sub(self.parts(from));
@@ -103,10 +119,7 @@ impl WarmUp {
 
     pub(crate) fn force(&self, heat: &mut Heat, requests: u64, at: u64) {
         let stored = self.stored(heat, at);
-        let at = self.parts(at);
-        // Rounding up to a whole nanosecond is not a pause.
-        let is_pause = at >= heat.free.saturating_add(u128::from(self.requests));
-        let base = if is_pause { at } else { heat.free };
+        let base = self.base(heat, at);
         let interval = u128::from(self.nanos) * u128::from(requests);
         let used = interval.div_ceil(u128::from(self.requests));
         let used = u64::try_from(used).unwrap_or(u64::MAX).min(stored);
@@ -115,10 +128,12 @@ impl WarmUp {
         heat.free = base.saturating_add(interval).saturating_add(surcharge);
     }
 
-    /// How many calls told of as made at `at` have an effect: one follows the latest that was given out at worst.
-    pub(crate) fn room_for_told(&self, heat: &Heat, at: u64) -> u64 {
+    /// Counts calls told of as made at `at`: one follows the latest that was given out at worst.
+    pub(crate) fn tell(&self, heat: &mut Heat, at: u64) {
         let latest = self.parts(at.max(heat.last)) + u128::from(self.nanos);
-        u64::from(heat.free < latest)
+        if heat.free < latest {
+            self.force(heat, 1, at);
+        }
     }
 
     pub(crate) fn reopen(heat: &mut Heat, now: u64) {

@@ -28,6 +28,10 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
     pub(crate) fn save(&self, out: &mut Writer<'_>) {
         out.number(self.start).number(self.count).number(self.last);
     }
@@ -98,6 +102,11 @@ impl Fixed {
         window.count = window.count.saturating_add(requests);
     }
 
+    pub(crate) fn is_same(&self, one: &Window, other: &Window, at: u64) -> bool {
+        let as_at = |it: &Window| (self.used(it, at) > 0).then_some((it.start, it.count));
+        as_at(one) == as_at(other)
+    }
+
     /// When windows begin with calls, where the one before began is not known any more.
     pub(crate) fn can_give_back(&self, window: &Window, at: u64) -> bool {
         at >= window.start || (window.count == 0 && self.aligned == Aligned::Clock)
@@ -149,6 +158,10 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
     pub(crate) fn save(&self, out: &mut Writer<'_>) {
         out.number(self.start).number(self.before);
         out.number(self.count).number(self.last);
@@ -235,6 +248,14 @@ impl Counter {
     pub(crate) fn force(&self, counts: &mut Counts, requests: u64, at: u64) {
         *counts = self.at(counts, at);
         counts.count = counts.count.saturating_add(requests);
+    }
+
+    pub(crate) fn is_same(&self, one: &Counts, other: &Counts, at: u64) -> bool {
+        let as_at = |it: &Counts| {
+            let it = self.at(it, at);
+            (it.start, it.before, it.count)
+        };
+        as_at(one) == as_at(other)
     }
 
     pub(crate) fn can_give_back(&self, counts: &Counts, at: u64) -> bool {

@@ -29,11 +29,7 @@ pub enum UnfitError {
 
 /// A limit in the form that the script takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
-    kind: Kind,
-    /// Whether its keys stand for many who ask.
-    is_shared: bool,
-}
+pub struct Rule(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -98,16 +94,13 @@ impl Rule {
             }
             algorithm => Err(UnfitError::Algorithm(algorithm.name())),
         };
-        Ok(Self {
-            kind: kind?,
-            is_shared: limit.shared,
-        })
+        Ok(Self(kind?))
     }
 
     /// Most requests that may go at once.
     #[must_use]
     pub fn most(&self) -> u64 {
-        match self.kind {
+        match self.0 {
             Kind::Pace { burst, .. } => burst,
             Kind::Window { limit, .. } => limit,
         }
@@ -116,7 +109,7 @@ impl Rule {
     /// For how many microseconds a call matters at most, where nothing but calls that may go at once were made.
     #[must_use]
     pub fn reach_micros(&self) -> u64 {
-        match self.kind {
+        match self.0 {
             Kind::Pace {
                 requests,
                 micros,
@@ -128,8 +121,8 @@ impl Rule {
 
     /// What the script takes of it, for so many requests.
     #[must_use]
-    pub fn arguments(&self, requests: u64) -> [String; 6] {
-        let (kind, numbers) = match self.kind {
+    pub fn arguments(&self, requests: u64) -> [String; 5] {
+        let (kind, numbers) = match self.0 {
             Kind::Pace {
                 requests,
                 micros,
@@ -139,8 +132,7 @@ impl Rule {
         };
         let [a, b, c] = numbers.map(|it| it.to_string());
         let requests = requests.min(NUMBER_MAX).to_string();
-        let is_shared = u8::from(self.is_shared).to_string();
-        [kind.to_owned(), requests, is_shared, a, b, c]
+        [kind.to_owned(), requests, a, b, c]
     }
 }
 

@@ -1,4 +1,4 @@
-//! Calls that wait are taken back: one of them, or all to be planned anew.
+//! Calls that wait are planned anew.
 
 use std::{
     collections::BTreeMap,
@@ -6,38 +6,12 @@ use std::{
     time::Duration,
 };
 
-use super::{DEMANDS_MAX, Limits, concerns::Concern};
+use super::{DEMANDS_MAX, Limits};
 use crate::decision::{Decision, Demand, LimitId};
 
 impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
-    /// Gives a call back that was to go at `at`, while that has not come: to all of its limits, or to none.
-    ///
-    /// False when its moment has come, when one of its limits was changed since, or when one of them does not know any more how it
-    /// stood before that call, as when others were given moments behind it: then nothing is given back, and
-    /// [`replan`](Self::replan) closes the gap. Nobody must cancel a call twice.
-    ///
-    /// # Panics
-    /// As [`reserve`](Self::reserve) does.
-    pub fn cancel(&mut self, demands: &[Demand<K>], at: u64, now: u64) -> bool {
-        let now = self.pass_to(now);
-        let concerns = self.concerns::<DEMANDS_MAX>(demands);
-        let can = |it: &Concern| {
-            let meter = &self.rules[it.limit.index()].meter;
-            it.entry
-                .is_none_or(|entry| meter.can_give_back(self.keys.state(entry), at))
-        };
-        if at <= now || !concerns.all().iter().all(can) {
-            return false;
-        }
-        for concern in concerns.all().iter().filter(|it| it.entry.is_some()) {
-            let (rule, state) = self.at(concern);
-            rule.meter.give_back(state, concern.requests, at);
-        }
-        true
-    }
-
-    /// Takes calls back that wait, and gives those that still want to go new moments in their order: after a change of a limit, or to
-    /// close the gap that a cancelled one leaves. `waiting` has *all* calls that wait in the limits concerned, of all their keys, in the order of
+    /// Takes calls back that wait, and gives those that still want to go new moments in their order, as after a change of a
+    /// limit. `waiting` has *all* calls that wait in the limits concerned, of all their keys, in the order of
     /// their moments; for each of them `keep` says whether it still wants to go, and `planned` is told what becomes of it.
     ///
     /// After a change of the price, and in limits that do not know how they stood before, what has gone counts for as much as it may
@@ -71,7 +45,9 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         }
         for (entry, (limit, calls)) in of_states {
             let meter = &self.rules[limit.index()].meter;
-            meter.reopen(self.keys.state_mut(entry), calls.into_iter(), now);
+            self.keys.update(entry, |state| {
+                meter.reopen(state, calls.into_iter(), now);
+            });
         }
         for (index, (demands, _)) in to_come() {
             if keep(index) {
