@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use limits::{
-    Algorithm, Aligned, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal,
+    Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal,
 };
 
 const SECOND: u64 = 1_000_000_000;

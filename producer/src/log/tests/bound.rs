@@ -18,7 +18,7 @@ fn log() -> Log {
         chunk_age: Duration::from_micros(CHUNK_AGE),
         ..CONFIG
     });
-    log.unix_micros();
+    let _ = log.unix_micros();
     advance(&log, 86_400_000_000);
     log
 }
