@@ -240,7 +240,7 @@ pub const SHAPING_OLDEST: Figure = Figure::gauge(
 .by(LIMIT);
 pub const SHAPING_OVER: Figure = Figure::counter(
     "producer_limits_over_cookies_total",
-    "Times that a cookie was over a rule: delayed, or refused as the wait would exceed the horizon. Policed: always refused; observed: what would have been.",
+    "Accepted cookies over a rule, each once: delayed, or refused because the wait exceeds the horizon. Policed: always refused. Observed: refused if police would drop it.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DIED: Figure = Figure::counter(

@@ -67,8 +67,8 @@ pub(crate) struct Figures {
     dead_letters: Vec<[u64; DeadReason::ALL.len()]>,
     /// How often one was revived.
     pub(crate) revived: u64,
-    /// How often one was over the limit, by the demand: how often it had to wait, and how often it would have had to wait
-    /// for longer than the horizon.
+    /// How many were over the limit when they came, by the demand: how many had to wait, and how many would have had to wait for longer
+    /// than the horizon, or not at all where nothing waits.
     over: Vec<[u64; 2]>,
     /// How long those that were released waited.
     pub(crate) delays: Delays,

@@ -86,15 +86,14 @@ impl Room {
         }
     }
 
-    /// A cookie of a limit that only looks on.
+    /// A cookie of a limit that only looks on, and counts what [`police`](Self::police) would drop.
     pub(super) fn observe(
         &mut self,
         limits: &mut Limits<u32>,
         cookie: Pushed<'_>,
         now: u64,
     ) -> Offered {
-        let terms = &self.terms;
-        let decision = limits.reserve(&terms.observed, now, terms.handling.horizon);
+        let decision = limits.reserve(&self.terms.observed, now, Duration::ZERO);
         self.count(decision);
         self.pass(cookie)
     }
@@ -148,6 +147,7 @@ impl Room {
                     return Offered::Release;
                 }
                 Turn::Ahead => {
+                    self.figures.delayed(self.binding);
                     let at = self.held.insert(held());
                     self.line.push_back(at);
                 }
@@ -159,7 +159,7 @@ impl Room {
             }
         } else {
             let at = self.held.insert(held());
-            self.join_line(at, now, lines);
+            self.arrive(at, now, lines);
         }
         self.keep_bound();
         Offered::Held
@@ -219,20 +219,29 @@ impl Room {
             return;
         }
         let at = self.held.insert(held);
-        self.join_line(at, now, lines);
+        self.arrive(at, now, lines);
         self.keep_bound();
     }
 
-    /// Puts a cookie at the end of the line, or sends it back.
-    fn join_line(&mut self, at: At, now: u64, lines: u64) {
-        let wait = self.wait(now, lines);
-        if wait > nanos(self.terms.handling.horizon) {
-            self.figures.refused(self.binding);
-            self.send_back(at, now, wait);
-        } else {
+    /// A cookie that has to wait joins the line. Only here it counts as over the limit: once, however often it asks again.
+    fn arrive(&mut self, at: At, now: u64, lines: u64) {
+        if self.join_line(at, now, lines) {
             self.figures.delayed(self.binding);
-            self.line.push_back(at);
+        } else {
+            self.figures.refused(self.binding);
         }
+    }
+
+    /// Puts a cookie at the end of the line, or sends it back. Returns whether it is in the line.
+    fn join_line(&mut self, at: At, now: u64, lines: u64) -> bool {
+        let wait = self.wait(now, lines);
+        let is_near = wait <= nanos(self.terms.handling.horizon);
+        if is_near {
+            self.line.push_back(at);
+        } else {
+            self.send_back(at, now, wait);
+        }
+        is_near
     }
 
     /// Lets those go whose slot has come, at most so many. What has waited for too long dies instead.

@@ -53,8 +53,8 @@ pub struct Limit {
     pub accepted: u64,
     /// The same, of the last second.
     pub accepted_per_second: f64,
-    /// How often a cookie was over it, and was delayed, sent back or dropped; of an observed limit, would have been. A cookie that is sent back
-    /// and asks again counts each time.
+    /// Accepted cookies that were over it on arrival, each once: delayed, sent back or dropped; under an observed limit, those that `police`
+    /// would have dropped. The others passed at once, or took the place of a cookie that was held.
     pub limited: u64,
     /// The same, of the last second.
     pub limited_per_second: f64,

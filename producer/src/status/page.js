@@ -60,7 +60,7 @@ const limits = table(el("limits-rows"), [
   }],
   ["limited", "", (cell, { limited_by, limited_per_second, mode }) => {
     say(cell, rate(limited_per_second));
-    cell.title = (mode === "observe" ? "would have been, in all: " : "in all: ") + (reasons(limited_by) || "none");
+    cell.title = (mode === "observe" ? "police would have dropped, in all: " : "over the limit when they came, in all: ") + (reasons(limited_by) || "none");
   }],
   ["out", "", (cell, { released, released_per_second, coalesced }) => {
     say(cell, rate(released_per_second));

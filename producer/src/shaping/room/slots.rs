@@ -40,7 +40,6 @@ impl Room {
             Decision::Now => Turn::Now,
             Decision::At { at, rule } => {
                 self.bind(rule);
-                self.figures.delayed(self.binding);
                 self.slots.push_back(at);
                 Turn::Ahead
             }
@@ -118,11 +117,7 @@ impl Room {
     pub(super) fn count(&mut self, decision: Decision) {
         match decision {
             Decision::Now => {}
-            Decision::At { rule, .. } => {
-                self.bind(rule);
-                self.figures.delayed(self.binding);
-            }
-            Decision::Refused { rule, .. } => {
+            Decision::At { rule, .. } | Decision::Refused { rule, .. } => {
                 self.bind(rule);
                 self.figures.refused(self.binding);
             }

@@ -37,15 +37,37 @@ fn dsp_under_no_limit_passes_and_is_not_counted() {
 }
 
 #[test]
-fn observed_ones_pass_and_what_would_have_been_is_counted() {
-    let mut world = World::new(&with_mode("observe"));
-    for number in 0..50 {
-        assert_eq!(world.offer(17, &format!("u{number}")), Offered::Release);
+fn observed_excess_is_what_police_would_drop() {
+    let rules = |mode: &str| with_mode(mode).replace("\"1/s\"", "\"50/s\", burst = 10");
+    let [mut observed, mut policed] = ["observe", "police"].map(|mode| World::new(&rules(mode)));
+    for number in 0..800 {
+        for world in [&mut observed, &mut policed] {
+            world.pass_to(number * SECOND / 80);
+            world.offer(17, &format!("u{number}"));
+        }
     }
-    let summary = world.summary("dsp");
-    assert_eq!(summary.figures.released, 50);
-    // One now, thirty within the horizon.
-    assert_eq!(summary.rules["rate"].over, [30, 19]);
+    assert_eq!(observed.summary("dsp").figures.released, 800);
+    // Of 80 a second, 30 are over 50 a second.
+    let [delayed, refused] = observed.summary("dsp").rules["rate"].over;
+    assert_eq!(
+        (delayed, refused),
+        (0, policed.summary("dsp").rules["rate"].over[1])
+    );
+    assert!((290..=300).contains(&refused), "{refused}");
+}
+
+#[test]
+fn shaped_cookie_is_over_its_limit_once_however_often_it_asks() {
+    let mut world = World::new(&shaped("", "1/s"));
+    for number in 0..300 {
+        world.pass_to(number * SECOND / 3);
+        world.offer(17, &format!("u{number}"));
+    }
+    world.pass_to(200 * SECOND);
+    let [delayed, refused] = world.summary("dsp").rules["rate"].over;
+    assert!(refused > 0, "{refused}");
+    // The first goes at once.
+    assert_eq!(delayed + refused, 299);
 }
 
 #[test]

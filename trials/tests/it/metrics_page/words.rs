@@ -161,7 +161,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limits_over_cookies_total",
-        "The rule is the one that was to be waited for longest. A cookie that is sent back and asks again counts each time.",
+        "The rule is the one that was to be waited for longest. A cookie that is sent back and asks again does not count again.",
     ),
     (
         "producer_limits_delay_seconds",
