@@ -13,7 +13,7 @@ use std::{
 
 use launcher::tools::redis_server_or_skip;
 use limits_sharing::Address;
-use redis::{FromRedisValue, RedisResult, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult, aio::MultiplexedConnection};
 use tempfile::TempDir;
 
 /// A server; killed when dropped.
@@ -62,7 +62,11 @@ impl Server {
         let deadline = Instant::now() + Duration::from_secs(30);
         let client = redis::Client::open(format!("redis://{}", self.address)).expect("an address");
         loop {
-            match client.get_multiplexed_async_connection().await {
+            // A busy machine needs longer than the library waits by default, half a second.
+            let config =
+                AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
+            let connecting = client.get_multiplexed_async_connection_with_config(&config);
+            match connecting.await {
                 Ok(connection) => return connection,
                 Err(error) => assert!(Instant::now() < deadline, "{error}"),
             }
