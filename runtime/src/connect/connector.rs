@@ -91,7 +91,10 @@ impl Connector {
                     .map(TokioIo::new)
             }
         });
-        endpoint.connect_with_connector(connector).await
+        // Boxed: Rust 1.90 does not see otherwise that futures which await this one are `Send`.
+        let connecting: Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(endpoint.connect_with_connector(connector));
+        connecting.await
     }
 
     /// A request with the token, if there is one.
