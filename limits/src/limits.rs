@@ -4,8 +4,8 @@ mod change;
 mod concerns;
 mod left;
 mod recording;
-mod saving;
 mod replanning;
+mod saving;
 
 use std::{borrow::Cow, hash::BuildHasher, time::Duration};
 
@@ -469,7 +469,9 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         }
         if self.make_entries(&mut counting, demands, now).is_ok() {
             for concern in counting.all() {
-                self.update(concern, |meter, state| meter.force(state, concern.requests, now));
+                self.update(concern, |meter, state| {
+                    meter.force(state, concern.requests, now)
+                });
             }
         }
     }

@@ -324,7 +324,9 @@ impl Meter {
     /// Whether what follows at `at` is the same after both.
     fn is_same(&self, one: &Used, other: &Used, at: u64) -> bool {
         match (&self.kind, one, other) {
-            (Kind::Gcra(meter), Used::Gcra(one), Used::Gcra(other)) => meter.is_same(one, other, at),
+            (Kind::Gcra(meter), Used::Gcra(one), Used::Gcra(other)) => {
+                meter.is_same(one, other, at)
+            }
             (Kind::Stepped(meter), Used::Stepped(one), Used::Stepped(other)) => {
                 meter.is_same(one, other, at)
             }

@@ -21,6 +21,8 @@
 //! rules = [ { id = "intake", rate = "2000/s", burst = 50 } ]
 //! ```
 //!
+//! A limit with `from_call = true` has no rules and no keys: the program `limiter` takes its rule from each call.
+//!
 //! `share = "1/3"` at the top is for one of three who have the same file and each keep to a third of every limit. `[sharing]` is for those who
 //! share the limits by way of a server, as the load is:
 //!
@@ -80,8 +82,10 @@ pub struct NamedLimit {
     pub keys: Vec<String>,
     /// Whether it is of all calls together.
     pub every_call: bool,
-    /// At least one.
+    /// At least one, unless each call says its rule.
     pub rules: Vec<Rule>,
+    /// Whether the program `limiter` takes its rule from each call: no key is under it.
+    pub from_call: bool,
     /// Whether the file says the mode; the plan in words does only then.
     pub mode_given: bool,
     /// What is done with what is over them; of a limit of every call, and unless the file says it, the default.
@@ -232,6 +236,9 @@ impl fmt::Display for Rules {
         for limit in &self.limits {
             let whose = match (limit.every_call, &*limit.keys) {
                 (true, _) => "every call".to_owned(),
+                (false, []) if limit.from_call => {
+                    "each counter by the rule of its calls".to_owned()
+                }
                 (false, []) if formatter.alternate() => {
                     "all keys that no limit names, together".to_owned()
                 }

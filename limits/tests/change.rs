@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{
-    Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal,
-};
+use limits::{Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
@@ -333,7 +331,9 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
     assert_eq!(at - START, 5 * SECOND);
     assert_eq!(limits.standing(limit, &0, at).used, 4);
     // What is older than the window has no effect, and the future is refused.
-    limits.record_all(&[demand(9)], START - 9 * SECOND, now).unwrap();
+    limits
+        .record_all(&[demand(9)], START - 9 * SECOND, now)
+        .unwrap();
     assert_eq!(limits.standing(limit, &0, now).used, 10);
     let future = limits.record_all(&[demand(1)], now + 2 * SECOND, now);
     assert!(matches!(future, Err(RecordError::TooEarly(_))));

@@ -57,7 +57,8 @@ fn permits(algorithm: Algorithm, calls: &Grants) -> bool {
                 let of_step = so_far().filter(|(at, _)| at / step == of / step);
                 of_step.map(|(at, _)| *at).max()
             };
-            let counted = so_far().filter(|(at, _)| latest(*at).is_some_and(|it| it + window > *end));
+            let counted =
+                so_far().filter(|(at, _)| latest(*at).is_some_and(|it| it + window > *end));
             counted.map(|(_, requests)| requests).sum::<u64>() <= limit
         }),
         other => panic!("no definition of {other:?}"),
@@ -230,7 +231,10 @@ fn booking_that_could_not_be_remembered_is_refused_until_another_is_over() {
     let retry_after = Duration::from_secs(1);
     assert_eq!((rule, why), (app, Refusal::Wait { retry_after }));
     // That it could go then by itself is told all the same.
-    assert_eq!(limits.peek(&both, now), Ok((now + 257 * SECOND, Some(user))));
+    assert_eq!(
+        limits.peek(&both, now),
+        Ok((now + 257 * SECOND, Some(user)))
+    );
     // The limit of its own has not counted what was refused, and a place is free when the first is over.
     assert_eq!(limits.standing(user, &1, now).used, 257);
     let later = limits.reserve(&both, now + SECOND, day);

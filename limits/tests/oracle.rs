@@ -1,6 +1,10 @@
 //! The token bucket against `governor`, an independent GCRA, and every algorithm against plain models of what it promises.
 
-use std::{collections::{BTreeMap, VecDeque}, num::NonZeroU32, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    num::NonZeroU32,
+    time::Duration,
+};
 
 use governor::{
     InsufficientCapacity, Quota, RateLimiter,

@@ -5,6 +5,8 @@ mod clients;
 #[cfg(feature = "mongodb")]
 #[path = "serve/collection.rs"]
 mod collection;
+#[path = "serve/from_call.rs"]
+mod from_call;
 #[path = "serve/harness.rs"]
 mod harness;
 #[path = "serve/killed.rs"]

@@ -45,7 +45,9 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
             if meter.matters(at, now) {
                 recorded = Recorded::Counted;
                 let made = meter.at_or_now(at, now);
-                self.update(concern, |meter, state| meter.tell(state, concern.requests, made));
+                self.update(concern, |meter, state| {
+                    meter.tell(state, concern.requests, made)
+                });
             }
         }
         Ok(recorded)

@@ -169,6 +169,12 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         self.clock
     }
 
+    /// Whether something of this very key is kept, not only what all unseen keys are charged for.
+    #[must_use]
+    pub fn keeps(&self, id: LimitId, key: &K) -> bool {
+        self.keys.find(id, key).is_some()
+    }
+
     /// Calls `each` for each key that is kept, at most so many places from `from` on: its limit, how many requests of it are used, and when
     /// one could go. Returns where to go on; `None` at the end.
     pub fn each_key(

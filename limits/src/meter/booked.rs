@@ -154,7 +154,11 @@ impl Meter {
         let is_last = at >= state.used.last();
         let needs_no_place = || is_last && self.booked(&state.used, requests, at, now).is_none();
         let Some(booked) = &state.booked else {
-            return if may_grow || needs_no_place() { now } else { at };
+            return if may_grow || needs_no_place() {
+                now
+            } else {
+                at
+            };
         };
         let is_behind_sealed = booked.sealed < u64::MAX && is_last;
         let is_there = at <= booked.before.last() || booked.list.iter().any(|it| it.at == at);

@@ -157,7 +157,9 @@ impl Log {
     pub(crate) fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {
         let within = |it: &Logged| {
             let first = self.first_within(it, at);
-            (first..it.length).map(|index| it.get(index)).collect::<Vec<_>>()
+            (first..it.length)
+                .map(|index| it.get(index))
+                .collect::<Vec<_>>()
         };
         within(one) == within(other)
     }

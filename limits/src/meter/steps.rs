@@ -142,7 +142,8 @@ impl Steps {
         let newest = steps.back().map_or(0, |(latest, _)| *latest);
         while let Some((latest, count)) = steps.front().copied() {
             // With those behind it the window is full without it.
-            let is_needless = steps.len() as u64 > self.limit && counted.total - count >= self.limit;
+            let is_needless =
+                steps.len() as u64 > self.limit && counted.total - count >= self.limit;
             if latest.saturating_add(self.window) > newest && !is_needless {
                 break;
             }

@@ -138,17 +138,28 @@ impl Reader {
         }
         let mut table = self.table(&path, value);
         let every_call = self.flag(&mut table, &path, "every_call");
+        let from_call = self.flag(&mut table, &path, "from_call");
+        if from_call && (every_call || stands_in) {
+            self.wrong(&path, "from_call excludes every_call, and being `unknown`");
+        }
+        if from_call && (table.contains_key("keys") || table.contains_key("rules")) {
+            self.wrong(
+                &path,
+                "from_call excludes keys and rules: each call says its rule",
+            );
+        }
         let given = table.remove("keys");
         if every_call && given.is_some() {
             self.wrong(&path, "every_call and keys exclude each other");
         }
         let keys = match given {
             Some(keys) => self.texts(&format!("{path}.keys"), keys),
-            None if every_call || stands_in => Vec::new(),
+            None if every_call || stands_in || from_call => Vec::new(),
             None => vec![name.clone()],
         };
         let rules = match table.remove("rules") {
             Some(Value::Array(rules)) if !rules.is_empty() => rules,
+            None if from_call => Vec::new(),
             _ => {
                 self.wrong(&path, "needs rules = [ { id = …, rate = … }, … ]");
                 Vec::new()
@@ -174,6 +185,7 @@ impl Reader {
             keys,
             every_call,
             rules: read,
+            from_call,
             mode_given,
             handling,
         }

@@ -491,3 +491,26 @@ fn sharing_is_read_and_its_password_is_not_shown() {
         assert!(mistakes.contains(wrong), "{sharing}: {mistakes}");
     }
 }
+
+#[test]
+fn limit_of_calls_has_neither_keys_nor_rules() {
+    let other = "[limits.b]\nrules = [{ id = \"r\", rate = \"1/s\" }]\n";
+    let rules = Rules::parse(&format!("{other}[limits.a]\nfrom_call = true")).unwrap();
+    let limit = &rules.limits[0];
+    assert!(limit.from_call && limit.keys.is_empty() && limit.rules.is_empty());
+    assert!(rules.to_string().contains("a: each counter by the rule"));
+    for (top, more, wrong) in [
+        ("", "keys = [1]", "excludes keys and rules"),
+        (
+            "",
+            "rules = [{ id = \"r\", rate = \"1/s\" }]",
+            "excludes keys and rules",
+        ),
+        ("", "every_call = true", "excludes every_call"),
+        ("unknown = \"a\"\n", "", "being `unknown`"),
+    ] {
+        let text = format!("{top}{other}[limits.a]\nfrom_call = true\n{more}");
+        let mistakes = Rules::parse(&text).unwrap_err().to_string();
+        assert!(mistakes.contains(wrong), "{more}: {mistakes}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use limiter::serve::{
-    engine::{self, Counting, Engine, LIMIT_BYTES_MAX, Options, Target},
+    engine::{self, CallRule, Counting, Engine, LIMIT_BYTES_MAX, Options, Target},
     http,
 };
 use limits::rules::{Document, NamedLimit, Rules};
@@ -28,6 +28,8 @@ rules = [
   { id = 'counter', rate = '9/min', algorithm = 'sliding_counter' },
   { id = 'steps', rate = '9/min', algorithm = 'step_window', step = '10s' },
 ]
+[limits.called]
+from_call = true
 [limits.whole]
 every_call = true
 rules = [{ id = 'all', rate = '100/s' }]
@@ -102,7 +104,8 @@ pub fn limits_file(bytes: &[u8]) {
         return;
     }
     let engine = engine(&rules.limits);
-    for limit in &rules.limits {
+    let limits = rules.limits.iter();
+    for limit in limits.filter(|limit| !limit.from_call) {
         let of = [Target {
             limit: &limit.name,
             counter: "k",
@@ -160,5 +163,14 @@ pub fn used_snapshot() -> Vec<u8> {
             used.increment(&of, 2, None, NOW).expect("it is counted");
         }
     }
+    let rule = CallRule::new(60, 9).expect("within bounds");
+    let name = used
+        .limit_of_call("called", "k", rule, NOW)
+        .expect("a limit");
+    let of = [Target {
+        limit: &name,
+        counter: "k",
+    }];
+    used.increment(&of, 2, None, NOW).expect("it is counted");
     used.snapshot(false, NOW).bytes
 }

@@ -10,7 +10,7 @@ use limits::rate::REQUESTS_MAX;
 use serde::Deserialize;
 
 use super::{
-    engine::{LIMIT_BYTES_MAX, Said, Target},
+    engine::{CallRule, LIMIT_BYTES_MAX, Said, Target},
     problem::{self, Problem},
 };
 
@@ -50,6 +50,8 @@ pub(super) struct Counter {
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) of: Vec<Counter>,
+    /// The rule of the first of them, if the call says it.
+    pub(super) rule: Option<CallRule>,
     pub(super) what: What,
 }
 
@@ -123,6 +125,21 @@ pub(super) fn limit_name(name: &str) -> Result<String, Problem> {
 
 pub(super) fn invalid(detail: impl Into<String>) -> Problem {
     Problem::new(problem::INVALID, detail)
+}
+
+/// The rule that a call says, whole or not at all.
+pub(super) fn rule(
+    interval: Option<u64>,
+    requests: Option<u64>,
+) -> Result<Option<CallRule>, Problem> {
+    match (interval, requests) {
+        (None, None) => Ok(None),
+        (Some(interval), Some(requests)) => {
+            let rule = CallRule::new(interval, requests).map_err(invalid)?;
+            Ok(Some(rule))
+        }
+        _ => Err(invalid("interval and requests belong together")),
+    }
 }
 
 /// How many requests: at least one.

@@ -25,6 +25,7 @@ mod ahead;
 mod calls;
 mod catalog;
 mod counting;
+mod from_call;
 mod learned;
 mod left;
 mod remote;
@@ -57,6 +58,7 @@ pub use self::{
     ahead::HORIZON as EVERY_CALL_HORIZON,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
     counting::{Counting, exact, unfit},
+    from_call::CallRule,
     learned::Said,
     left::Left,
     remote::Asking,
@@ -146,6 +148,8 @@ pub enum Refused {
     UnknownLimit(String),
     /// The limits of the call have too many rules together.
     TooManyRules,
+    /// The rule that the call says, or does not say, cannot hold for it; why.
+    RuleOfCall(String),
     /// It would have to wait until this slot, longer than its horizon. A queue that is full says when there is room.
     OverHorizon(Slot),
     /// It is for more requests than a rule ever lets go at once.
@@ -204,6 +208,9 @@ pub struct Engine {
 struct State {
     core: Core,
     catalog: Catalog,
+    /// The limits of the sources, and those that calls made.
+    limits: Vec<NamedLimit>,
+    of_calls: Vec<NamedLimit>,
     learned: Learned,
     counting: Counting,
     /// What a server said, if one counts.
@@ -239,6 +246,8 @@ impl Engine {
         let mut state = State {
             core: Core::with_memory(options.counters_max, options.counters_bytes_max),
             catalog: Catalog::new(options.counting),
+            limits: Vec::new(),
+            of_calls: Vec::new(),
             learned: Learned::new(options.learned_max),
             counting: options.counting,
             seen: Seen::default(),
@@ -333,9 +342,18 @@ impl Engine {
 
 impl State {
     fn change(&mut self, limits: &[NamedLimit], now: u64) {
+        self.limits = limits.to_vec();
+        self.of_calls.retain(|made| from_call::is_of(limits, made));
+        self.apply(now);
+    }
+
+    /// Takes into force what the sources and calls say.
+    fn apply(&mut self, now: u64) {
         let now = now.max(self.core.clock());
         let before: Vec<Option<Arc<str>>> = self.names();
-        self.catalog.change(&mut self.core, limits, now);
+        let limits = self.limits.iter().filter(|limit| !limit.from_call);
+        let limits: Vec<NamedLimit> = limits.chain(&self.of_calls).cloned().collect();
+        self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
         let after = self.names();
         self.counts.resize(after.len(), Counts::default());

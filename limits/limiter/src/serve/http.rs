@@ -84,8 +84,8 @@ impl Service {
                     }
                     _ => self.body(body).await?,
                 };
-                let asked = asked(call, first, query, &body)?;
-                let answered = self.answer(&asked, &caller, stop).await;
+                let mut asked = asked(call, first, query, &body)?;
+                let answered = self.answer(&mut asked, &caller, stop).await;
                 let slot = match &answered {
                     Ok(answer) => Some(&answer.slot),
                     Err(problem) => problem.slot.as_deref(),
@@ -158,8 +158,10 @@ impl Service {
 }
 
 fn asked(call: Call, first: Counter, query: Query, body: &[u8]) -> Result<Asked, Problem> {
+    let (what, rule) = what(call, &query, body)?;
     Ok(Asked {
-        what: what(call, query.n, body)?,
+        what,
+        rule,
         of: [first].into_iter().chain(query.also).collect(),
     })
 }

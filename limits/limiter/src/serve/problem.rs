@@ -106,6 +106,13 @@ pub const TOO_MANY_RULES: Kind = kind(
     "The limits of the call have more than 16 rules together",
     "Name fewer limits in one call.",
 );
+/// The rule of a call.
+pub const RULE_OF_CALL: Kind = kind(
+    "rule-of-call",
+    422,
+    "The call cannot go by this rule",
+    "A limit with from_call takes interval and requests from each call, and a counter keeps the rule of its first call until nothing of it is used. The detail says what is wrong.",
+);
 /// The time is in the future.
 pub const TOO_EARLY: Kind = kind(
     "too-early",
@@ -173,7 +180,7 @@ pub const STOPPING: Kind = kind(
 );
 
 /// All kinds.
-pub const KINDS: [Kind; 19] = [
+pub const KINDS: [Kind; 20] = [
     QUOTA_EXCEEDED,
     UNKNOWN_LIMIT,
     NOT_FOUND,
@@ -184,6 +191,7 @@ pub const KINDS: [Kind; 19] = [
     SLOW,
     TOO_MANY,
     TOO_MANY_RULES,
+    RULE_OF_CALL,
     TOO_EARLY,
     UNAUTHORIZED,
     FORBIDDEN,
@@ -254,6 +262,7 @@ pub(super) fn refused(refused: Refused, now: u64) -> Problem {
         Refused::UnknownLimit(name) => {
             Problem::new(UNKNOWN_LIMIT, format!("there is no limit {name:?}"))
         }
+        Refused::RuleOfCall(why) => Problem::new(RULE_OF_CALL, why),
         Refused::TooManyRules => Problem::new(TOO_MANY_RULES, ""),
         Refused::TooEarly => Problem::new(TOO_EARLY, ""),
         Refused::NoRoom => Problem::new(NO_ROOM, ""),

@@ -23,7 +23,7 @@ use super::{
     engine::{Engine, Slot},
     limit_sources::LimitSources,
     metrics,
-    problem::{self, Problem},
+    problem::{self, Problem, refused},
     sharing::{Decided, Decider},
     tokens::{self, Holder},
     waiting::Waiting,
@@ -115,12 +115,19 @@ impl Service {
     /// Why it is not answered.
     pub(super) async fn answer(
         &self,
-        asked: &Asked,
+        asked: &mut Asked,
         caller: &Caller,
         stop: &CancellationToken,
     ) -> Result<Answer, Problem> {
         for counter in &asked.of {
             self.may_use(&caller.holder, &counter.limit)?;
+        }
+        if let (Some(rule), Some(first)) = (asked.rule, asked.of.first_mut()) {
+            let now = self.clock.now();
+            let limit = self
+                .engine
+                .limit_of_call(&first.limit, &first.counter, rule, now);
+            first.limit = limit.map_err(|why| refused(why, now))?;
         }
         let targets = asked.targets();
         let answer = match &asked.what {

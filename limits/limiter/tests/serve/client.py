@@ -51,5 +51,13 @@ assert isinstance(unknown, Problem) and unknown.type_.value.endswith("unknown-li
 nobody = delay.sync("a", "k", client=Client(base_url=url))
 assert isinstance(nobody, Problem) and nobody.status == 401, nobody
 
+for _ in range(2):
+    told = increment.sync("called", "k", client=client, body=Increment(interval=3600, requests=2))
+    assert isinstance(told, Counted) and told.counted, told
+asked = delay.sync("called", "k", client=client, interval=3600, requests=2)
+assert isinstance(asked, Slot) and asked.wait > 3000, asked
+other = delay.sync("called", "k", client=client, interval=3600, requests=3)
+assert isinstance(other, Problem) and other.type_.value.endswith("rule-of-call"), other
+
 got = get_limit.sync("a", client=client)
 assert isinstance(got, Limit) and got.source == "file" and got.terms.rules[0].rate == "1/s", got

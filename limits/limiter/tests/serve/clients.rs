@@ -20,6 +20,8 @@ const LIMITS: &str = "
 rules = [{ id = 'peak', rate = '1/s' }]
 [limits.b]
 rules = [{ id = 'slow', rate = '1/10s', burst = 2 }]
+[limits.called]
+from_call = true
 ";
 
 fn run(command: &mut Command) -> Result<Output> {

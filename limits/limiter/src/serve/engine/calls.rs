@@ -152,7 +152,16 @@ impl State {
     pub(super) fn call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
         let mut named: Vec<Counter> = Vec::with_capacity(of.len());
         for target in of {
-            let unknown = || Refused::UnknownLimit(target.limit.to_owned());
+            let unknown = || {
+                if self.is_from_call(target.limit) {
+                    let what = format!(
+                        "{:?} takes interval and requests from each call",
+                        target.limit
+                    );
+                    return Refused::RuleOfCall(what);
+                }
+                Refused::UnknownLimit(target.limit.to_owned())
+            };
             let place = self.catalog.place(target.limit).ok_or_else(unknown)?;
             // What is of every call is asked in any case, and has one counter.
             let is_own = !self.catalog.get(place).every_call;

@@ -67,6 +67,12 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
         mistakes.push(mistake);
     }
     for limit in &rules.limits {
+        if limit.from_call {
+            mistakes.push(format!(
+                "limits.{}: a limit with from_call cannot be exact",
+                limit.name
+            ));
+        }
         for rule in &limit.rules {
             let mut wrong = |what: String| {
                 mistakes.push(format!("limits.{}: {}: {what}", limit.name, rule.id));

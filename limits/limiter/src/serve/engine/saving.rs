@@ -189,6 +189,12 @@ impl Engine {
             clock: head.clock,
             ahead: Duration::ZERO,
         };
+        for limit in &head.limits {
+            state.make_again(&limit.name);
+        }
+        if !state.of_calls.is_empty() {
+            state.apply(now);
+        }
         while let Some(counter) = reader.counter()? {
             let (limit, rule) = at(&head, counter.limit, counter.rule)?;
             let Some(id) = state.id_of(&limit.name, &rule.name) else {

@@ -9,6 +9,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::super::{
     asked::{self, Call, Counter, Feedback, LIMITS_OF_A_CALL_MAX, What, invalid, limit_name},
+    engine::CallRule,
     problem::Problem,
 };
 
@@ -77,6 +78,9 @@ pub(super) struct Query {
     pub(super) also: Vec<Counter>,
     /// How many requests; of a delay only.
     pub(super) n: Option<u64>,
+    /// The rule of the limit of the path.
+    interval: Option<u64>,
+    requests: Option<u64>,
 }
 
 impl Query {
@@ -96,10 +100,17 @@ impl Query {
                         pair.ok_or_else(|| invalid("also: write a limit, a slash and a counter"))?;
                     read.also.push(Counter::named(limit, counter)?);
                 }
-                "n" if read.n.is_some() => return Err(invalid("n: is given twice")),
-                "n" => {
-                    let n = value.parse().ok();
-                    read.n = Some(n.ok_or_else(|| invalid("n: is not a whole number"))?);
+                "n" | "interval" | "requests" => {
+                    let number = match name {
+                        "n" => &mut read.n,
+                        "interval" => &mut read.interval,
+                        _ => &mut read.requests,
+                    };
+                    let wrong = |why| invalid(format!("{name}: {why}"));
+                    let value = value.parse().map_err(|_| wrong("is not a whole number"))?;
+                    if number.replace(value).is_some() {
+                        return Err(wrong("is given twice"));
+                    }
                 }
                 _ => return Err(invalid(format!("{name:?} is not a parameter of this path"))),
             }
@@ -108,17 +119,24 @@ impl Query {
     }
 }
 
-/// What a call asks, by its query and its body.
-pub(super) fn what(call: Call, n: Option<u64>, body: &[u8]) -> Result<What, Problem> {
-    if n.is_some() && call != Call::Delay {
+/// What a call asks, and its rule, by its query and its body.
+pub(super) fn what(
+    call: Call,
+    query: &Query,
+    body: &[u8],
+) -> Result<(What, Option<CallRule>), Problem> {
+    if query.n.is_some() && call != Call::Delay {
         return Err(invalid("n: belongs into the body"));
     }
-    Ok(match call {
+    let (mut interval, mut requests) = (query.interval, query.requests);
+    let what = match call {
         Call::Delay => What::Delay {
-            requests: asked::requests(n)?,
+            requests: asked::requests(query.n)?,
         },
         Call::Reserve => {
             let body: Reserve = read(body)?;
+            interval = interval.or(body.interval);
+            requests = requests.or(body.requests);
             What::Reserve {
                 requests: asked::requests(body.n)?,
                 horizon: body.horizon()?,
@@ -127,13 +145,16 @@ pub(super) fn what(call: Call, n: Option<u64>, body: &[u8]) -> Result<What, Prob
         }
         Call::Increment => {
             let body: Increment = read(body)?;
+            interval = interval.or(body.interval);
+            requests = requests.or(body.requests);
             What::Increment {
                 requests: asked::requests(body.n)?,
                 at: body.at()?,
             }
         }
         Call::Feedback => What::Feedback(read::<Feedback>(body)?),
-    })
+    };
+    Ok((what, asked::rule(interval, requests)?))
 }
 
 /// The body of `increment`.
@@ -141,6 +162,8 @@ pub(super) fn what(call: Call, n: Option<u64>, body: &[u8]) -> Result<What, Prob
 #[serde(deny_unknown_fields)]
 struct Increment {
     n: Option<u64>,
+    interval: Option<u64>,
+    requests: Option<u64>,
     at: Option<String>,
 }
 
@@ -160,6 +183,8 @@ impl Increment {
 #[serde(deny_unknown_fields)]
 struct Reserve {
     n: Option<u64>,
+    interval: Option<u64>,
+    requests: Option<u64>,
     horizon: Option<f64>,
     wait: Option<bool>,
 }
@@ -244,7 +269,7 @@ mod tests {
         );
         assert!(read::<Reserve>(b"{\"horizn\": 1}").is_err());
         for wrong in ["{\"horizon\": -1}", "{\"horizon\": 1e9}"] {
-            assert!(what(Call::Reserve, None, wrong.as_bytes()).is_err());
+            assert!(what(Call::Reserve, &Query::default(), wrong.as_bytes()).is_err());
         }
         let increment: Increment = read(b"{\"at\": \"2023-11-14T22:13:20Z\"}").unwrap();
         assert_eq!(increment.at().unwrap(), Some(1_700_000_000_000_000_000));
@@ -255,10 +280,30 @@ mod tests {
         }
         for call in [Call::Reserve, Call::Increment, Call::Feedback] {
             for wrong in ["[]", "[200]", "[null, null, null]", "1", "null", " [1]"] {
-                assert!(what(call, None, wrong.as_bytes()).is_err(), "{wrong}");
+                assert!(
+                    what(call, &Query::default(), wrong.as_bytes()).is_err(),
+                    "{wrong}"
+                );
             }
         }
-        assert!(what(Call::Increment, None, b"{\"at\": \"now\"}").is_err());
-        assert!(what(Call::Increment, Some(1), b"").is_err());
+        assert!(what(Call::Increment, &Query::default(), b"{\"at\": \"now\"}").is_err());
+        let query = Query::of("n=1").unwrap();
+        assert!(what(Call::Increment, &query, b"").is_err());
+        for wrong in [
+            "interval=1",
+            "requests=1",
+            "interval=0&requests=1",
+            "interval=1&requests=0",
+            "interval=2678401&requests=1",
+            "interval=1&requests=1000000000001",
+        ] {
+            let query = Query::of(wrong).unwrap();
+            assert!(what(Call::Delay, &query, b"").is_err(), "{wrong}");
+        }
+        let body = b"{\"interval\": 60, \"requests\": 100}";
+        let query = Query::of("interval=60&requests=100").unwrap();
+        let (_, rule) = what(Call::Increment, &Query::default(), body).unwrap();
+        assert_eq!(rule, what(Call::Delay, &query, b"").unwrap().1);
+        assert!(rule.is_some());
     }
 }

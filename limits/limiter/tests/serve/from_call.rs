@@ -1,0 +1,113 @@
+//! A client that says its rule with each call, as the article's clients do: `GET delay` before a call, `POST increment` after it.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use launcher::http::HttpClient;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{Limiter, PATIENCE, body, nanos};
+
+const LIMITS: &str = "
+[limits.partner]
+from_call = true
+[limits.a]
+rules = [{ id = 'peak', rate = '1/s' }]
+";
+
+/// The client: its id, its rule, and how many seconds it would have to wait.
+async fn delay(client: &mut HttpClient, id: &str, rule: &str) -> Result<u64> {
+    let path = format!("/v1/limits/partner/{id}/delay?{rule}");
+    let answer = body(&client.get(&path, &[]).await?, 200);
+    Ok((nanos(&answer["at"]) - nanos(&answer["now"])) / 1_000_000_000)
+}
+
+async fn increment(client: &mut HttpClient, id: &str, rule: &str) -> Result<()> {
+    let path = format!("/v1/limits/partner/{id}/increment?{rule}");
+    let request = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
+    client.send(request.as_bytes()).await?;
+    let answer = body(&client.answer().await?, 200);
+    ensure!(answer["counted"] == true, "{answer}");
+    Ok(())
+}
+
+async fn refused(client: &mut HttpClient, path: &str, status: u16) -> Result<Value> {
+    Ok(body(&client.get(path, &[]).await?, status))
+}
+
+#[tokio::test]
+async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let mut client = limiter.client().await?;
+    let (day, minute) = ("interval=86400&requests=3", "requests=2&interval=60");
+    for _ in 0..3 {
+        assert_eq!(delay(&mut client, "one", day).await?, 0);
+        increment(&mut client, "one", day).await?;
+    }
+    ensure!(delay(&mut client, "one", day).await? > 80_000);
+    // Another counter has a rule of its own.
+    for _ in 0..2 {
+        assert_eq!(delay(&mut client, "two", minute).await?, 0);
+        increment(&mut client, "two", minute).await?;
+    }
+    ensure!((1..=61).contains(&delay(&mut client, "two", minute).await?));
+    // The first rule stands.
+    let other = format!("/v1/limits/partner/one/delay?{minute}");
+    let why = refused(&mut client, &other, 422).await?;
+    assert_eq!(why["type"], "/v1/problems/rule-of-call");
+    let detail = why["detail"].as_str().unwrap_or_default();
+    ensure!(
+        detail.contains("partner/one") && detail.contains("3/86400s"),
+        "{why}"
+    );
+    for (path, status, word) in [
+        ("partner/three/delay", 422, "interval and requests"),
+        ("a/k/delay?interval=1&requests=1", 422, "leave out"),
+        ("partner/three/delay?interval=1", 400, "belong together"),
+        (
+            "partner/three/delay?interval=0&requests=1",
+            400,
+            "interval: 0",
+        ),
+        ("nobody/k/delay?interval=1&requests=1", 404, "nobody"),
+        ("partner%201%2F1s/k/delay", 400, "slash"),
+    ] {
+        let why = refused(&mut client, &format!("/v1/limits/{path}"), status).await?;
+        let detail = why["detail"].as_str().unwrap_or_default();
+        ensure!(detail.contains(word), "{path}: {why}");
+    }
+    limiter.process.signal(Signal::KILL)?;
+    limiter.process.wait(PATIENCE).await?;
+    limiter.start_again().await?;
+    let mut client = limiter.client().await?;
+    ensure!(delay(&mut client, "one", day).await? > 80_000);
+    refused(&mut client, &other, 422).await?;
+    // Other limits of the file change nothing of it.
+    let more = format!("{LIMITS}[limits.b]\nrules = [{{ id = 'r', rate = '1/s' }}]");
+    let before = limiter.status().await?["limits_version"].clone();
+    fs::write(limiter.file("limits.toml"), more)?;
+    while limiter.status().await?["limits_version"] == before {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    ensure!(delay(&mut client, "one", day).await? > 80_000);
+    limiter.stop().await
+}
+
+#[tokio::test]
+async fn rules_of_calls_are_bounded() -> Result<()> {
+    let mut limiter = Limiter::start(LIMITS, &[]).await?;
+    let mut client = limiter.client().await?;
+    for requests in 1..=64 {
+        let rule = format!("interval=60&requests={requests}");
+        assert_eq!(delay(&mut client, "k", &rule).await?, 0);
+    }
+    let more = "/v1/limits/partner/k/delay?interval=60&requests=65";
+    let why = refused(&mut client, more, 422).await?;
+    ensure!(
+        why["detail"].as_str().unwrap_or_default().contains("64"),
+        "{why}"
+    );
+    assert_eq!(delay(&mut client, "k", "interval=60&requests=7").await?, 0);
+    limiter.stop().await
+}
