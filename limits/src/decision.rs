@@ -26,9 +26,6 @@ impl LimitId {
 pub struct Limit {
     /// The algorithm and its numbers.
     pub algorithm: Algorithm,
-    /// Whether its keys stand for many who ask, as the limit of the whole has one key for all tenants. A call that waits for limits of its
-    /// own then leaves the time before its moment to others. Only of a token bucket, spacing, or a leaky bucket.
-    pub shared: bool,
     /// Whether refused calls count too, as some partners have it: who goes on asking never gets through.
     pub count_refused: bool,
 }
@@ -37,7 +34,6 @@ impl From<Algorithm> for Limit {
     fn from(algorithm: Algorithm) -> Self {
         Self {
             algorithm,
-            shared: false,
             count_refused: false,
         }
     }

@@ -6,14 +6,13 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use limits::{Algorithm, Decision, Demand, Limit, Limits};
+//! use limits::{Algorithm, Decision, Demand, Limits};
 //!
 //! // Room for 10,000 keys in all limits together.
 //! let mut limits = Limits::new(10_000);
 //! // Each client: 2 a second, 5 at once after a pause. All of them together: 100 a second.
 //! let client = limits.add(Algorithm::token_bucket("2/s", 5)?)?;
-//! let whole = Algorithm::token_bucket("100/s", 10)?;
-//! let whole = limits.add(Limit { shared: true, ..whole.into() })?;
+//! let whole = limits.add(Algorithm::token_bucket("100/s", 10)?)?;
 //!
 //! let now = 1_700_000_000_000_000_000; // since the Unix epoch, so that windows begin with minutes and hours
 //! let demands = [
@@ -34,11 +33,11 @@
 //!
 //! - A horizon of zero *polices*; a longer one *shapes*. [`Limits::peek`] tells the moment and changes nothing.
 //! - Several limits of a call hold together: it goes when all let it, and of a refused one none has counted anything.
-//! - Each key has an allowance of its own. A limit of all calls together has one key for all of them, and is [`shared`](Limit::shared).
+//! - Each key has an allowance of its own. A limit of all calls together has one key for all of them.
 //! - Keys of real programs come and go: number them, or hand in a hash of them, so that a decision copies no text.
 //! - It is one table, changed by each decision: threads share it under a lock, or each has one.
 //! - A limit can be [changed](Limits::change) while calls wait, and these can be [planned anew](Limits::replan).
-//! - A call that waits can be [cancelled](Limits::cancel), and calls of others can be [counted](Limits::record).
+//! - Calls that were made without asking can be [counted](Limits::record_all).
 //! - What keys have used can be [saved](Limits::save) and [restored](Limits::restore), in another process and under changed limits.
 //! - [`rules`] reads limits from TOML. The program `limiter` checks such files, and replays recorded traffic through them.
 //!
@@ -65,11 +64,14 @@
 //! - **Large calls**: one for more requests than the limit ever lets go at once is refused as
 //!   [`TooMany`](Refusal::TooMany); one for no requests passes.
 //! - **Time** must not go back. If it does, it stands still here, for all keys, until it has caught up. It ends in the year 2262.
-//! - **Order**: calls of one key are given moments in the order in which they ask. Under a shared limit, a call may be given a moment before
-//!   one that was given out, which others left or gave back.
+//! - **Order**: a call gets the earliest moment at which all its limits permit it and every call that already has a moment. Calls
+//!   that ask for the same get moments in the order in which they ask; another may go before a call that waits for some other limit,
+//!   or for more requests. No call loses the moment that it was given.
 //! - **Refused calls** do not count, unless a limit says so ([`Limit::count_refused`]).
 //! - **Memory** is bounded: idle keys, which are the same as unknown ones, make room. When none is found among some hundred, new
-//!   keys are refused. A token bucket takes some 100 bytes with its key, a shared one 12 KiB. The table has a seed of its own.
+//!   keys are refused. A token bucket takes some 100 bytes with its key. While there is room before moments that were
+//!   given out, they are remembered, 16 bytes each: at most 256 for each key, and within the bytes of the table. A call that needs one
+//!   more is refused until the first of them is over. The table has a seed of its own.
 //! - **Numbers** are at most 10^12 requests and ten years, so that nothing overflows.
 //!
 //! # Cost

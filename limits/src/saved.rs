@@ -168,7 +168,7 @@ impl Limit {
                 out.number(nanos(warm_up));
             }
         }
-        out.number(self.shared).number(self.count_refused);
+        out.number(self.count_refused);
     }
 
     /// Reads what [`save`](Self::save) wrote, and nothing else.
@@ -178,12 +178,10 @@ impl Limit {
     pub fn load(bytes: &[u8]) -> Result<Self, Damaged> {
         let mut reader = Reader(bytes);
         let algorithm = read_algorithm(&mut reader)?;
-        let shared = reader.up_to(1)? == 1;
         let count_refused = reader.up_to(1)? == 1;
         reader.end()?;
         Ok(Self {
             algorithm: algorithm.checked().map_err(|_| Damaged)?,
-            shared,
             count_refused,
         })
     }
@@ -298,10 +296,9 @@ mod tests {
                 warm_up: window,
             },
         ] {
-            for (shared, count_refused) in [(false, false), (true, false), (false, true)] {
+            for count_refused in [false, true] {
                 let limit = Limit {
                     algorithm,
-                    shared,
                     count_refused,
                 };
                 let mut bytes = Vec::new();

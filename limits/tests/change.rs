@@ -70,14 +70,10 @@ fn shaped_overload_releases_exactly_the_rate_in_every_second() {
 }
 
 #[test]
-fn call_that_waits_for_its_own_limit_holds_up_nobody_under_a_shared_one() {
+fn call_that_waits_for_its_own_limit_holds_up_nobody_under_another() {
     let mut limits = Limits::new(200);
     let own = limits.add(bucket("1/s", 1)).unwrap();
-    let shared = Limit {
-        shared: true,
-        ..bucket("10/s", 1).into()
-    };
-    let whole = limits.add(shared).unwrap();
+    let whole = limits.add(bucket("10/s", 1)).unwrap();
     let demand = |limit, key| Demand {
         limit,
         key,

@@ -11,7 +11,7 @@ use governor::{
     clock::FakeRelativeClock,
     state::{InMemoryState, NotKeyed},
 };
-use limits::{Algorithm, Aligned, Decision, Demand, Limit, LimitId, Limits, Refusal, WhenFull};
+use limits::{Algorithm, Aligned, Decision, Demand, LimitId, Limits, Refusal, WhenFull};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -279,12 +279,8 @@ fn calls_under_several_limits_keep_to_each_of_them() {
             window: Duration::from_secs(1),
         };
         let whole = Algorithm::token_bucket("20/s", random.u64(1..=20)).unwrap();
-        let shared = Limit {
-            shared: random.bool(),
-            ..whole.into()
-        };
         let [own_id, second_id] = [own, second].map(|it| limits.add(it).unwrap());
-        let whole_id = limits.add(shared).unwrap();
+        let whole_id = limits.add(whole).unwrap();
         let mut of_all = Released::default();
         let mut of_each: [Released; 5] = std::array::from_fn(|_| Released::default());
         let mut last = [0; 5];
@@ -331,17 +327,13 @@ fn calls_under_several_limits_keep_to_each_of_them() {
 
 /// Calls that wait are cancelled, and planned anew, at random.
 #[test]
-fn cancelled_and_replanned_calls_keep_to_the_limit() {
+fn replanned_calls_keep_to_the_limit() {
     let mut random = fastrand::Rng::with_seed(22);
     let mut done = 0;
     while done < operations() {
         for algorithm in algorithms(&mut random) {
             let mut limits = Limits::new(10);
-            let limit = Limit {
-                shared: random.bool(),
-                ..algorithm.into()
-            };
-            let id = limits.add(limit).unwrap();
+            let id = limits.add(algorithm).unwrap();
             let mut released = Released::default();
             // What waits: when it goes, and for how many.
             let mut waiting: Vec<(u64, u64)> = Vec::new();
@@ -405,7 +397,7 @@ fn replan(
     *waiting = planned;
 }
 
-/// The same with several limits for each call: of its key, of another kind, and of all, shared or not.
+/// The same with several limits for each call: of its key, of another kind, and of all.
 #[test]
 fn several_limits_with_replanned_calls_are_kept() {
     let mut random = fastrand::Rng::with_seed(23);
@@ -413,16 +405,7 @@ fn several_limits_with_replanned_calls_are_kept() {
         let some = algorithms(&mut random);
         let all = [some[0], some[random.usize(..some.len())], some[3]];
         let mut limits = Limits::new(100);
-        let shared = random.bool();
-        let ids = [
-            all[0].into(),
-            all[1].into(),
-            Limit {
-                shared,
-                ..all[2].into()
-            },
-        ];
-        let ids = ids.map(|limit: Limit| limits.add(limit).unwrap());
+        let ids = all.map(|algorithm| limits.add(algorithm).unwrap());
         let demands = |key: u32| {
             ids.map(|limit| Demand {
                 limit,

@@ -58,9 +58,7 @@ fn algorithm(kind: usize, random: &mut Rng) -> Algorithm {
 
 fn limit(kind: usize, random: &mut Rng) -> Limit {
     let algorithm = algorithm(kind, random);
-    let is_shared = matches!(kind % 10, 0 | 2 | 3) && random.bool();
     Limit {
-        shared: is_shared,
         count_refused: matches!(kind % 10, 4..=8) && random.u8(..4) == 0,
         ..algorithm.into()
     }

@@ -29,13 +29,9 @@ fn all_changes_at_once_are_those_changes_one_by_one() {
             let window = Duration::from_secs(random.u64(1..=2));
             let rate = Rate::new(random.u64(1..=50), window).unwrap();
             let limit = random.u64(1..=20);
-            match random.u32(0..4) {
+            match random.u32(0..3) {
                 0 => Algorithm::Spacing { rate }.into(),
                 1 => Algorithm::SlidingLog { limit, window }.into(),
-                2 => Limit {
-                    shared: true,
-                    ..Algorithm::TokenBucket { rate, burst: limit }.into()
-                },
                 _ => Algorithm::TokenBucket { rate, burst: limit }.into(),
             }
         };

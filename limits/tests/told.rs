@@ -1,8 +1,8 @@
-//! A limit that many share, with calls booked far ahead in it: calls told of count, and neither a charge nor other numbers close it.
+//! A limit with calls booked far ahead in it: calls told of count, and neither a charge nor other numbers close it.
 
 use std::time::Duration;
 
-use limits::{Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits};
+use limits::{Algorithm, Carry, Decision, Demand, LimitId, Limits};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
@@ -21,17 +21,10 @@ fn bucket(rate: &str, burst: u64) -> Algorithm {
     Algorithm::token_bucket(rate, burst).expect("a good rate")
 }
 
-fn shared(algorithm: Algorithm) -> Limit {
-    Limit {
-        shared: true,
-        ..algorithm.into()
-    }
-}
-
-/// A shared limit in which one call is booked a day ahead.
+/// A limit in which one call is booked a day ahead.
 fn booked(algorithm: Algorithm) -> (Limits<u32>, LimitId) {
     let mut limits = Limits::new(10);
-    let id = limits.add(shared(algorithm)).expect("good numbers");
+    let id = limits.add(algorithm).expect("good numbers");
     let ahead = limits.reserve_from(&[demand(id, 0, 1)], START + DAY, START, HORIZON);
     assert_eq!(ahead.at(START), Some(START + DAY));
     (limits, id)
@@ -100,7 +93,7 @@ fn charge_and_change_leave_the_room_before_a_call_that_waits() {
         ("1/s", Carry::AsIs, 1_000),
         ("1/s", Carry::Reset, 0),
     ] {
-        let changed = shared(bucket(rate, 10));
+        let changed = bucket(rate, 10);
         limits.change(id, changed, carry, START).unwrap();
         let next = next(&limits, id);
         assert!(
@@ -151,7 +144,7 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
         };
         let mut limits = Limits::new(100);
         let own = limits.add(bucket("3/s", 3)).unwrap();
-        let whole = limits.add(shared(bucket("20/s", burst))).unwrap();
+        let whole = limits.add(bucket("20/s", burst)).unwrap();
         let mut now = START;
         for _ in 0..200 {
             now += random.u64(..SECOND / 8);

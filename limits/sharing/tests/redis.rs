@@ -51,12 +51,9 @@ async fn load(connection: &mut MultiplexedConnection, script: &str) -> String {
 
 /// A limit whose unit of time is the microsecond: to the core, the nanosecond is only a name.
 fn limits() -> Vec<(Rule, Limit)> {
-    let of = |[ours, cores]: [Algorithm; 2], shared| {
-        let limit = |algorithm| Limit {
-            shared,
-            ..Limit::from(algorithm)
-        };
-        (Rule::of(&limit(ours)).unwrap(), limit(cores))
+    let of = |[ours, cores]: [Algorithm; 2]| {
+        let ours = Limit::from(ours);
+        (Rule::of(&ours).unwrap(), Limit::from(cores))
     };
     let units = [Duration::from_micros, Duration::from_nanos];
     let pace = |requests, micros, burst| {
@@ -73,14 +70,14 @@ fn limits() -> Vec<(Rule, Limit)> {
         })
     };
     vec![
-        of(pace(300, 7_000, 30), false),
-        of(pace(7, 1_000, 1), false),
-        of(pace(1_000, 333, 1_000), false),
-        of(pace(50_000, 86_400_000_000, 5), false),
-        of(pace(31, 2_000, 6), true),
-        of(window(40, 5_000), false),
-        of(window(7, 1_333), false),
-        of(window(50_000, 86_400_000_000), false),
+        of(pace(300, 7_000, 30)),
+        of(pace(7, 1_000, 1)),
+        of(pace(1_000, 333, 1_000)),
+        of(pace(50_000, 86_400_000_000, 5)),
+        of(pace(31, 2_000, 6)),
+        of(window(40, 5_000)),
+        of(window(7, 1_333)),
+        of(window(50_000, 86_400_000_000)),
     ]
 }
 

@@ -32,14 +32,6 @@ pub(super) fn read(table: Table) -> Result<Rules, Mistakes> {
     }
 }
 
-/// Whether others can go before a call that waits for another limit.
-fn is_paced(algorithm: &Algorithm) -> bool {
-    matches!(
-        algorithm,
-        Algorithm::TokenBucket { .. } | Algorithm::Spacing { .. } | Algorithm::LeakyBucket { .. }
-    )
-}
-
 /// The path of a key in a table.
 fn join(path: &str, key: &str) -> String {
     let parts = [path, key].into_iter().filter(|part| !part.is_empty());
@@ -172,7 +164,7 @@ impl Reader {
         let mut read = Vec::new();
         for (index, rule) in rules.into_iter().enumerate() {
             let path = format!("{path}.rules[{index}]");
-            let Some(rule) = self.rule(&path, rule, every_call) else {
+            let Some(rule) = self.rule(&path, rule) else {
                 continue;
             };
             if !ids.insert(rule.id.clone()) {
@@ -191,7 +183,7 @@ impl Reader {
         }
     }
 
-    fn rule(&mut self, path: &str, value: Value, shared: bool) -> Option<Rule> {
+    fn rule(&mut self, path: &str, value: Value) -> Option<Rule> {
         let mut table = self.table(path, value);
         let id = self.needed(&mut table, path, "id");
         let rate = self.needed(&mut table, path, "rate");
@@ -209,13 +201,6 @@ impl Reader {
                 | Algorithm::SlidingCounter { .. }
                 | Algorithm::StepWindow { .. }
         );
-        if shared && !is_paced(&algorithm) {
-            let name = algorithm.name();
-            self.wrong(
-                path,
-                format!("a {name} cannot be of every call: who waits would hold up all others"),
-            );
-        }
         if count_refused && !is_window {
             self.wrong(path, "count_refused is for windows and logs only");
         }
@@ -223,7 +208,6 @@ impl Reader {
             id: id?,
             limit: Limit {
                 algorithm,
-                shared,
                 count_refused,
             },
         })
