@@ -1,4 +1,4 @@
--- A group's ledger: one question of one member. ledger.rs is the same in Rust, and says what holds and why.
+-- A group's ledger: one question of one member. tests/model/mod.rs is the same in Rust, and says what holds and why.
 --
 -- KEYS[1] is a hash: `group`, and a field `m:NAME` for each member, all packed.
 -- ARGV: refresh, ttl, timeout, forget_after, members_max; member, instance, number, applied, leaves (0 or 1); then

@@ -10,8 +10,8 @@ use tokio::{sync::Notify, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    ledger::{Answer, Granted, Question, Share},
     member::{Member, Plan, State},
+    messages::{Answer, Granted, Question, Share},
     server::{Address, Link, ServerError, number, text},
     terms::Terms,
 };

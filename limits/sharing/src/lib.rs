@@ -8,8 +8,8 @@
 //! In neither a process waits for the server where somebody waits for the process: shares are asked for beside the work, and a decision has a budget of
 //! 50 ms. Without the server nothing opens: each goes on with a part that is its own.
 //!
-//! [`terms`], [`ledger`] and [`member`] are pure, and the proof is in [`ledger`]. [`shares`] reads who has which share, for people.
-//! [`contracts`] says which files of limits a producer can go by.
+//! [`terms`] and [`member`] are pure. What the server keeps is in `lease.lua`; `tests/model/mod.rs` is the same in Rust, and has
+//! the proof. [`shares`] reads who has which share, for people. [`contracts`] says which files of limits a producer can use.
 //!
 //! Clocks: shares go by the monotonic clocks of processes, which may differ by 2 %. A machine that sleeps, or is stopped with all that is on it, must not go on
 //! within [`ttl`](terms::Terms::ttl) as if nothing had been: monotonic clocks stand still meanwhile.
@@ -17,8 +17,8 @@
 pub mod contracts;
 pub mod exact;
 pub mod lease;
-pub mod ledger;
 pub mod member;
+pub mod messages;
 mod server;
 pub mod shares;
 pub mod terms;

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use crate::{
-    ledger::{Answer, Ask, Granted, Question, Share},
+    messages::{Answer, Ask, Granted, Question, Share},
     terms::{Terms, WHOLE},
 };
 

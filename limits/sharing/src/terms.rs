@@ -1,6 +1,6 @@
 //! The times that all members of a group agree on, and what follows from them.
 //!
-//! All are microseconds. What is derived here is what the proof in [`ledger`](crate::ledger) needs, and is the same for members and server.
+//! All are microseconds. What is derived here is what the proof in `tests/model/mod.rs` needs, and is the same for members and server.
 
 use std::time::Duration;
 
@@ -87,18 +87,15 @@ impl Terms {
         2 * self.refresh
     }
 
-    /// A longer time than this between two questions is a pause of the server, or a step of its clock.
-    pub(crate) fn gap_max(&self) -> u64 {
-        self.refresh + self.refresh / 2
-    }
-
     /// How long the server takes a lease for held after it was given.
-    pub(crate) fn held_for(&self) -> u64 {
+    #[must_use]
+    pub fn held_for(&self) -> u64 {
         self.ttl + self.margin()
     }
 
     /// After this time without a word of a member the server keeps its safe share free.
-    pub(crate) fn silence(&self) -> u64 {
+    #[must_use]
+    pub fn silence(&self) -> u64 {
         4 * self.refresh
     }
 
@@ -106,7 +103,8 @@ impl Terms {
     ///
     /// Nobody else's lease that was given while the server did not keep the safe share free lasts until then, even if clocks differ
     /// by 2 %.
-    pub(crate) fn safe_after(&self) -> u64 {
+    #[must_use]
+    pub fn safe_after(&self) -> u64 {
         (self.held_for() + self.silence() + self.timeout) / 49 * 50 + 50
     }
 
@@ -116,13 +114,9 @@ impl Terms {
         2 * self.safe_after()
     }
 
-    /// When the server forgets a member. Later than the member itself gives up its safe share, whose clock may differ.
-    pub(crate) fn forget_at(&self) -> u64 {
-        self.forget_after + self.forget_after / 8
-    }
-
     /// What a member may use that never reached the server: nothing, or its part, which is kept free for it.
-    pub(crate) fn floor(&self) -> u64 {
+    #[must_use]
+    pub fn floor(&self) -> u64 {
         WHOLE.checked_div(self.members_max).unwrap_or(0)
     }
 

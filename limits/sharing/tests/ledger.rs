@@ -1,10 +1,14 @@
 //! Cases of the ledger, each with few members on one clock.
 
+mod model;
+
 use limits_sharing::{
-    ledger::{Answer, Granted, Ledger, Share},
     member::{Member, State},
+    messages::{Answer, Granted, Share},
     terms::{Terms, WHOLE},
 };
+
+use self::model::Ledger;
 
 const SECOND: u64 = 1_000_000;
 const LIMIT: &str = "contract";

@@ -5,6 +5,7 @@
     reason = "a test, in which all that fails is a failure"
 )]
 
+mod model;
 mod server;
 
 use std::time::Duration;
@@ -17,13 +18,13 @@ use limits::{
 use limits_sharing::{
     exact::{self, Outcome, Rule},
     lease,
-    ledger::{Answer, Ledger, Question},
     member::Member,
+    messages::{Answer, Question},
     terms::{Terms, WHOLE},
 };
 use redis::{Pipeline, Value, aio::MultiplexedConnection};
 
-use self::server::Server;
+use self::{model::Ledger, server::Server};
 
 const ORDINARY: usize = 20_000;
 

@@ -1,5 +1,7 @@
 //! Members and a server in simulated time, under everything that may go wrong: whatever happens, shares are at most the whole.
 
+mod model;
+
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
@@ -7,10 +9,12 @@ use std::{
 
 use fastrand::Rng;
 use limits_sharing::{
-    ledger::{Answer, Ledger, Question},
     member::{Member, Plan, State},
+    messages::{Answer, Question},
     terms::{Terms, WHOLE},
 };
+
+use self::model::Ledger;
 
 const SECOND: u64 = 1_000_000;
 

@@ -18,7 +18,7 @@
 //! 3. A safe share comes into use `Terms::safe_after` after a question that the server answered, and the server counts it from
 //!    `Terms::silence` on. Leases that were given before that have ended when it comes into use.
 //! 4. Safe shares by themselves are at most the whole: one rises only when others are known to have fallen.
-//! 5. The server's clock may stop or be set. Time between two questions counts for `Terms::gap_max` at most, and a longer one, or one
+//! 5. The server's clock may stop or be set. Time between two questions counts for `gap_max` at most, and a longer one, or one
 //!    backwards, begins a new *generation*: for `Terms::held_for` nothing rises (the server learns), and a member that has no grant of this generation may be using its
 //!    safe share already. All steps forward together are less than an eighth of [`Terms::forget_after`].
 //! 6. The server may lose its data, or be replaced by an older copy: it has another name then, or a member goes by a grant that it does not know.
@@ -29,12 +29,22 @@
 //!
 //! Without it point 6 has a gap: a server that is *empty* and is reached for `Terms::held_for` by new members only does not know that there are others.
 
-mod messages;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use self::messages::{Answer, Ask, Granted, Question, Share};
-use crate::terms::{Terms, WHOLE};
+use limits_sharing::{
+    messages::{Answer, Ask, Granted, Question, Share},
+    terms::{Terms, WHOLE},
+};
+
+/// A longer time than this between two questions is a pause of the server, or a step of its clock.
+fn gap_max(terms: &Terms) -> u64 {
+    terms.refresh + terms.refresh / 2
+}
+
+/// When the server forgets a member. Later than the member itself gives up its safe share, whose clock may differ.
+fn forget_at(terms: &Terms) -> u64 {
+    terms.forget_after + terms.forget_after / 8
+}
 
 #[derive(Debug, Clone, Default)]
 struct Grant {
@@ -62,7 +72,7 @@ struct Record {
 
 /// What the server knows of a group.
 #[derive(Debug, Clone)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     terms: Terms,
     /// Of which run of the server this is.
     run: String,
@@ -116,7 +126,7 @@ impl Record {
 impl Ledger {
     /// An empty one, of a server whose clock shows `now`.
     #[must_use]
-    pub fn new(terms: Terms, run: &str, now: u64) -> Self {
+    pub(crate) fn new(terms: Terms, run: &str, now: u64) -> Self {
         Self {
             terms,
             run: run.to_owned(),
@@ -131,7 +141,13 @@ impl Ledger {
     }
 
     /// Answers a question at `now` of the server's clock. `run` names the run of the server.
-    pub fn ask(&mut self, terms: &Terms, run: &str, now: u64, question: &Question) -> Answer {
+    pub(crate) fn ask(
+        &mut self,
+        terms: &Terms,
+        run: &str,
+        now: u64,
+        question: &Question,
+    ) -> Answer {
         if *terms != self.terms {
             if !self.is_over_with(question) {
                 return Answer::OtherTerms;
@@ -229,8 +245,8 @@ impl Ledger {
 
     fn pass_to(&mut self, run: &str, now: u64) {
         let gap = now.saturating_sub(self.wall);
-        self.clock += gap.min(self.terms.gap_max());
-        let leaps = now < self.wall || gap > self.terms.gap_max();
+        self.clock += gap.min(gap_max(&self.terms));
+        let leaps = now < self.wall || gap > gap_max(&self.terms);
         self.wall = now;
         if run != self.run {
             self.run = run.to_owned();
@@ -283,10 +299,10 @@ impl Ledger {
         let (terms, clock) = (&self.terms, self.clock);
         self.members.retain(|_, record| match record.has_left {
             true => clock - record.heard <= terms.held_for(),
-            false => now.saturating_sub(record.seen) <= terms.forget_at(),
+            false => now.saturating_sub(record.seen) <= forget_at(&terms),
         });
         self.unknown
-            .retain(|_, (_, since)| now.saturating_sub(*since) <= terms.forget_at());
+            .retain(|_, (_, since)| now.saturating_sub(*since) <= forget_at(&terms));
     }
 
     /// Takes down what a member says of itself.
