@@ -175,7 +175,7 @@ fn file_that_is_late_does_not_hold_what_was_released() {
             producer.append(user);
         }
         // The only thread that writes files is busy beyond the deadline.
-        let (free, busy) = std::sync::mpsc::channel::<()>();
+        let (free, busy) = std::sync::mpsc::sync_channel::<()>(1);
         let blocked = tokio::task::spawn_blocking(move || busy.recv());
         producer.shaping.drain(tokio::time::Instant::now()).await;
         let figures = &producer.shaping.summaries()["dsp"].figures;
