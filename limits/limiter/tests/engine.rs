@@ -453,19 +453,20 @@ fn left_after(ahead: u64, is_clean: bool) -> (u64, usize, u64) {
         retry_after: Some(HOUR / 2),
         left: None,
     };
-    before.feedback(of("day", "held"), refused, then).unwrap();
+    let learned = before.feedback(of("day", "held"), refused, then);
+    assert!(learned.is_ok_and(|(is_learned, _)| is_learned));
     before.close();
     let last = before.snapshot(is_clean, then);
     let after = Engine::new(options(true), &limits(text), START);
-    let restored = after.restore(&last.bytes, START).unwrap();
+    let restored = after.restore(&last.bytes, START).expect("a good snapshot");
     let now = START.max(restored.clock);
     let first = after.snapshot(false, now);
     after.is_saved(&first, now);
-    let held = after.delay(&[of("day", "held")], 1, now).unwrap();
+    let held = after.delay(&[of("day", "held")], 1, now).expect("a slot");
     assert_eq!(held.at, now + 1_800 * SECOND);
     let mut taken = 0;
     loop {
-        let at = after.delay(&[of("day", "k")], 1, now).unwrap().at;
+        let at = after.delay(&[of("day", "k")], 1, now).expect("a slot").at;
         if at > now {
             return (restored.clock, taken, at);
         }

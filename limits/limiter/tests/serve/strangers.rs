@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{ErrorKind, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -32,22 +33,36 @@ async fn with_token(folder: &TempDir) -> Result<Limiter> {
     Limiter::start(LIMITS, &[&format!("--token-file={}", file.display())]).await
 }
 
-/// A connection from this address that makes room for few bytes only.
-fn stranger(from: Ipv4Addr, to: SocketAddr) -> Result<TcpStream> {
-    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
-    sockopt::set_socket_recv_buffer_size(&socket, 4 << 10)?;
-    bind(&socket, &SocketAddr::from((from, 0)))?;
-    connect(&socket, &to)?;
-    let stream = TcpStream::from(socket);
-    stream.set_nonblocking(true)?;
-    Ok(stream)
+/// One who sends the same bytes again and again, and reads nothing.
+struct Stranger {
+    stream: TcpStream,
+    bytes: Arc<[u8]>,
+    sent: usize,
 }
 
-/// Sends as much as there is room for; true when there was none.
-fn send(stream: &mut TcpStream, bytes: &[u8]) -> bool {
-    match stream.write(bytes) {
-        Ok(_) => false,
-        Err(error) => error.kind() == ErrorKind::WouldBlock,
+impl Stranger {
+    /// From this address, with room for few bytes only.
+    fn connect(from: Ipv4Addr, to: SocketAddr, bytes: Arc<[u8]>) -> Result<Self> {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        sockopt::set_socket_recv_buffer_size(&socket, 4 << 10)?;
+        bind(&socket, &SocketAddr::from((from, 0)))?;
+        connect(&socket, &to)?;
+        let stream = TcpStream::from(socket);
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            bytes,
+            sent: 0,
+        })
+    }
+
+    /// Sends what there is room for, once; true when there was none.
+    fn send(&mut self) -> bool {
+        let rest = &self.bytes[self.sent % self.bytes.len()..];
+        let written = self.stream.write(rest);
+        written
+            .map(|bytes| self.sent += bytes)
+            .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 }
 
@@ -69,7 +84,10 @@ async fn honest_calls(limiter: &Limiter, calls: usize) -> Result<()> {
 
 #[tokio::test]
 async fn strangers_who_read_no_answer_hold_neither_memory_nor_the_calls_of_others() -> Result<()> {
-    let _ = runtime::raise_open_files();
+    ensure!(
+        runtime::raise_open_files() > 2 * CONNECTIONS as u64,
+        "too few files"
+    );
     let folder = TempDir::new()?;
     let mut limiter = with_token(&folder).await?;
     let address: SocketAddr = limiter.address.parse()?;
@@ -78,21 +96,22 @@ async fn strangers_who_read_no_answer_hold_neither_memory_nor_the_calls_of_other
     let get = "GET /v1/limits/a/k/delay HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let post =
         "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65536\r\n\r\n";
-    let (many, large) = (get.repeat(250), format!("{post}{}", " ".repeat(60_000)));
+    let many: Arc<[u8]> = get.repeat(250).into_bytes().into();
+    let large: Arc<[u8]> = format!("{post}{}", " ".repeat(65_536)).into_bytes().into();
     let mut most = before;
     let mut strangers = Vec::new();
     for number in 0..CONNECTIONS {
         let from = Ipv4Addr::new(127, 0, 0, [2, 3][number % 2]);
-        strangers.push(stranger(from, address)?);
+        let bytes = if number % 8 == 0 { &large } else { &many };
+        strangers.push(Stranger::connect(from, address, Arc::clone(bytes))?);
     }
     // Each pipelines calls, or begins a large one, until the limiter reads no more of them.
     let mut blocked = 0;
     let deadline = Instant::now() + PATIENCE;
     while blocked < CONNECTIONS / 2 && Instant::now() < deadline {
         blocked = 0;
-        for (number, stream) in strangers.iter_mut().enumerate() {
-            let bytes = if number % 8 == 0 { &large } else { &many };
-            blocked += usize::from(send(stream, bytes.as_bytes()));
+        for stranger in &mut strangers {
+            blocked += usize::from(stranger.send());
         }
         honest_calls(&limiter, 1).await?;
         most = most.max(resident(&limiter)?);
