@@ -93,6 +93,7 @@ pub struct Log {
 #[derive(Debug)]
 struct Shared {
     config: Config,
+    chunk_age_micros: u64,
     open: Mutex<Open>,
     ring: RwLock<Ring>,
     /// Wakes readers when there is something for them.
@@ -169,8 +170,10 @@ impl Log {
             beat: 0,
             closed: false,
         };
+        let chunk_age_micros = u64::try_from(config.chunk_age.as_micros());
         let shared = Shared {
             config,
+            chunk_age_micros: chunk_age_micros.unwrap_or(u64::MAX / 3),
             open: Mutex::new(Open::new(config.chunk_bytes, progress)),
             ring: RwLock::new(Ring::default()),
             head: watch::channel(head).0,
@@ -259,8 +262,17 @@ impl Shared {
     }
 
     fn unix_micros(&self) -> u64 {
-        let now = runtime::unix_micros();
+        self.tell(runtime::unix_micros())
+    }
+
+    /// Makes sure that no time told from now on is before `now`; returns the latest.
+    fn tell(&self, now: u64) -> u64 {
         self.latest.fetch_max(now, Ordering::Relaxed).max(now)
+    }
+
+    /// Like [`unix_micros`](Self::unix_micros), but the time is not told to anyone unless [`tell`](Self::tell) says so.
+    fn now(&self) -> u64 {
+        runtime::unix_micros().max(self.latest.load(Ordering::Relaxed))
     }
 
     fn ring(&self) -> RwLockReadGuard<'_, Ring> {

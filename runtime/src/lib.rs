@@ -61,7 +61,8 @@ pub fn unix_micros() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |elapsed| {
-            u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
+            let micros = elapsed.as_secs().saturating_mul(1_000_000);
+            micros.saturating_add(elapsed.subsec_micros().into())
         })
 }
 
