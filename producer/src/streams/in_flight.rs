@@ -9,14 +9,14 @@
 //! upper bound of the memory, and telling shared bytes apart would cost more than it is worth.
 //!
 //! Cost: three relaxed atomic operations for each chunk that is handed out, and one reading of the clock when it is
-//! released. The streams are walked only when the total exceeds the budget plus what streams that were cut off still
-//! hold.
+//! released. While the total exceeds the budget, each chunk also costs a lock and a walk over the streams that were cut
+//! off; all others are walked only if they exceed the budget by themselves.
 
 mod cut_off;
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
-    atomic::{AtomicI64, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use figures::producer;
@@ -77,10 +77,15 @@ pub struct StreamBudget {
 struct Shared {
     bytes: IntGauge,
     bytes_max: u64,
-    /// The total above which streams are walked again: the budget plus what streams that were cut off still hold.
-    walk_above: AtomicI64,
     began: Instant,
-    streams: Mutex<Vec<Weak<InFlight>>>,
+    streams: Mutex<OpenStreams>,
+}
+
+#[derive(Debug, Default)]
+struct OpenStreams {
+    all: Vec<Weak<InFlight>>,
+    /// Those that were cut off, and may still hold bytes.
+    cut: Vec<Weak<InFlight>>,
 }
 
 impl StreamBudget {
@@ -96,7 +101,6 @@ impl StreamBudget {
             shared: Arc::new(Shared {
                 bytes,
                 bytes_max,
-                walk_above: AtomicI64::new(0),
                 began: Instant::now(),
                 streams: Mutex::default(),
             }),
@@ -125,8 +129,8 @@ impl StreamBudget {
             released: Notify::new(),
         });
         let mut streams = self.shared.streams();
-        streams.retain(|stream| stream.strong_count() > 0);
-        streams.push(Arc::downgrade(&stream));
+        streams.all.retain(|stream| stream.strong_count() > 0);
+        streams.all.push(Arc::downgrade(&stream));
         stream
     }
 }
@@ -159,10 +163,7 @@ impl InFlight {
         }
         self.queue.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.shared.bytes.add(signed(bytes));
-        let total = self.shared.total();
-        if total > self.shared.bytes_max
-            && signed(total) > self.shared.walk_above.load(Ordering::Relaxed)
-        {
+        if self.shared.total() > self.shared.bytes_max {
             self.shared
                 .enforce(self.shared.bytes_max, self.shared.millis());
         }
@@ -201,13 +202,8 @@ pub struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         let stream = &self.stream;
+        // First, so that a stream never seems to hold less than its part of the total, which others would pay for.
         stream.shared.bytes.sub(signed(self.bytes));
-        if stream.cut.is_cancelled() {
-            stream
-                .shared
-                .walk_above
-                .fetch_sub(signed(self.bytes), Ordering::Relaxed);
-        }
         stream.queue.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         let rest = stream.bytes.fetch_sub(self.bytes, Ordering::Relaxed) - self.bytes;
         stream.note_progress();
@@ -218,7 +214,7 @@ impl Drop for Charge {
 }
 
 impl Shared {
-    fn streams(&self) -> MutexGuard<'_, Vec<Weak<InFlight>>> {
+    fn streams(&self) -> MutexGuard<'_, OpenStreams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,11 +5,11 @@
 //! the one that has been stalled for longest. A stream that is cut off ends with `RESOURCE_EXHAUSTED`. Its queue stays:
 //! the subscriber resumes by its cursor or its name.
 
-use std::sync::{Weak, atomic::Ordering};
+use std::sync::{Arc, Weak, atomic::Ordering};
 
 use tokio::time::{Duration, Instant};
 
-use super::{InFlight, Shared, signed};
+use super::{InFlight, Shared};
 
 /// A stream that has released nothing for this long is cut off before one that makes progress.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
@@ -30,15 +30,19 @@ impl InFlight {
 impl Shared {
     /// Cuts off the worst until the others are within the budget; `now` is in this clock's milliseconds.
     pub(super) fn enforce(&self, bytes_max: u64, now: u64) {
-        let streams = self.streams();
-        let (cut, mut rest): (Vec<_>, Vec<_>) = streams
-            .iter()
-            .filter_map(Weak::upgrade)
+        let mut streams = self.streams();
+        streams.cut.retain(|stream| stream.strong_count() > 0);
+        let cut = streams.cut.iter().filter_map(Weak::upgrade);
+        let going: u64 = cut.map(|stream| stream.bytes()).sum();
+        let mut held = self.total().saturating_sub(going);
+        if held <= bytes_max {
+            return;
+        }
+        let rest = streams.all.iter().filter_map(Weak::upgrade);
+        let mut rest: Vec<_> = rest
+            .filter(|stream| !stream.cut.is_cancelled())
             .filter_map(|stream| stream.badness(now).map(|badness| (badness, stream)))
-            .partition(|(_, stream)| stream.cut.is_cancelled());
-        let going: u64 = cut.iter().map(|(_, stream)| stream.bytes()).sum();
-        let total = self.total();
-        let mut held = total.saturating_sub(going);
+            .collect();
         rest.sort_unstable_by_key(|&(badness, _)| badness);
         while held > bytes_max {
             let Some(((_, _, stood_millis), worst)) = rest.pop() else {
@@ -60,9 +64,8 @@ impl Shared {
             }
             worst.queue.cuts.fetch_add(1, Ordering::Relaxed);
             worst.cut.cancel();
+            streams.cut.push(Arc::downgrade(&worst));
             held = held.saturating_sub(bytes);
         }
-        let walk_above = signed(bytes_max) + signed(total) - signed(held);
-        self.walk_above.store(walk_above, Ordering::Relaxed);
     }
 }

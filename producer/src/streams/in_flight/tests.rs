@@ -111,7 +111,7 @@ fn ended_streams_are_forgotten() {
     for _ in 0..10 {
         drop(open(&budget));
     }
-    assert_eq!(budget.shared.streams().len(), 1);
+    assert_eq!(budget.shared.streams().all.len(), 1);
 }
 
 #[tokio::test]
@@ -122,4 +122,24 @@ async fn stream_that_was_cut_off_is_waited_for_until_nothing_is_in_flight() {
     assert!(now(stream.released()).is_none(), "it holds something");
     drop(charge);
     stream.released().await;
+}
+
+#[test]
+fn stream_that_exceeds_the_budget_is_cut_off_after_others_released_theirs_at_the_same_time() {
+    for round in 0..2_000 {
+        let budget = budget(100);
+        let first = open(&budget);
+        let charges: Vec<_> = (0..200).map(|_| first.charge(20)).collect();
+        assert!(first.cut().is_cancelled());
+        std::thread::scope(|scope| {
+            let releasing = scope.spawn(|| drop(charges));
+            while !releasing.is_finished() {
+                drop(open(&budget).charge(101));
+            }
+        });
+        assert_eq!(budget.bytes(), 0);
+        let last = open(&budget);
+        let _charge = last.charge(101);
+        assert!(last.cut().is_cancelled(), "round {round}");
+    }
 }
