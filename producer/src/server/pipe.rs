@@ -1,9 +1,9 @@
-//! Writes a response body into an HTTP/2 stream: waits for capacity first, then takes the next frame.
+//! Writes a response body into an HTTP/2 stream: takes the next frame, then waits until HTTP/2 can send or buffer at least
+//! one byte of it.
 //!
-//! The log can no longer drop what was taken out of it, so nothing is taken before HTTP/2 can send or buffer at least
-//! one byte of it. The capacity for that byte is kept while the log has nothing to send: h2 wakes every stream that it
-//! gives capacity, so a stream that returned it and asked again at each poll would wake itself forever. This costs the
-//! other streams of the connection one byte of their shared window.
+//! The log can no longer drop what was taken out of it, so at most one frame waits here; it counts as in flight. A stream
+//! with nothing to send reserves no capacity: a reserved byte is missing in the window that all streams of the connection
+//! share, and a client that opens its window only when that is used up would never do so.
 
 use std::{
     pin::Pin,
@@ -66,6 +66,8 @@ pub(super) struct Pipe {
     in_flight: Option<Arc<InFlight>>,
     cut: Option<Cancelled>,
     early_end: Option<EarlyEnd>,
+    /// Waits for capacity; and whether it is the last.
+    next: Option<(Data, bool)>,
 }
 
 impl Pipe {
@@ -84,6 +86,7 @@ impl Pipe {
             in_flight,
             cut,
             early_end: None,
+            next: None,
         }
     }
 
@@ -115,12 +118,22 @@ impl Pipe {
             {
                 return Poll::Ready(self.trailers(&status));
             }
-            if !ready!(self.poll_room(context)) {
+            if self.next.is_none() {
+                let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+                if let Some(ended) = self.take(frame) {
+                    return Poll::Ready(ended);
+                }
+            }
+            let is_empty = |(data, _): &(Data, bool)| !data.has_remaining();
+            if !self.next.as_ref().is_none_or(is_empty) && !ready!(self.poll_room(context)) {
                 return Poll::Ready(Ended::Gone);
             }
-            let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-            if let Some(ended) = self.send(frame) {
-                return Poll::Ready(ended);
+            if let Some((data, last)) = self.next.take() {
+                match self.out.send_data(data, last) {
+                    Ok(()) if last => return Poll::Ready(Ended::Whole),
+                    Ok(()) => {}
+                    Err(_) => return Poll::Ready(Ended::Gone),
+                }
             }
         }
     }
@@ -137,17 +150,17 @@ impl Pipe {
         Poll::Ready(true)
     }
 
-    fn send(&mut self, frame: Option<Result<http_body::Frame<Bytes>, Status>>) -> Option<Ended> {
+    /// Makes a frame the next to be sent, or sends it if it ends the response.
+    fn take(&mut self, frame: Option<Result<http_body::Frame<Bytes>, Status>>) -> Option<Ended> {
         let frame = match frame {
             Some(Ok(frame)) => frame,
             Some(Err(status)) => return Some(self.trailers(&status)),
-            None => return Some(self.data(Bytes::new(), true)),
+            None => return self.queue(Bytes::new(), true),
         };
         match frame.into_data() {
             Ok(bytes) => {
                 let last = self.body.is_end_stream();
-                let ended = self.data(bytes, last);
-                (ended != Ended::Whole || last).then_some(ended)
+                self.queue(bytes, last)
             }
             // A frame that is neither data nor trailers is skipped; there is no other kind today.
             Err(frame) => frame
@@ -157,17 +170,15 @@ impl Pipe {
         }
     }
 
-    fn data(&mut self, bytes: Bytes, last: bool) -> Ended {
+    fn queue(&mut self, bytes: Bytes, last: bool) -> Option<Ended> {
         let charge = self.in_flight.as_ref();
         let charge = charge.map(|in_flight| in_flight.charge(bytes.len()));
         let data = Data {
             bytes,
             _charge: charge,
         };
-        match self.out.send_data(data, last) {
-            Ok(()) => Ended::Whole,
-            Err(_) => Ended::Gone,
-        }
+        self.next = Some((data, last));
+        None
     }
 
     fn trailers(&mut self, status: &Status) -> Ended {

@@ -156,12 +156,12 @@ async fn settle() {
 }
 
 #[tokio::test]
-async fn no_more_is_taken_than_there_is_capacity_for_and_all_of_it_is_counted() {
+async fn one_frame_is_taken_ahead_of_capacity_and_all_of_it_is_counted() {
     let mut scene = Scene::begin().await;
-    // There is capacity for the first half of the third frame, which counts in full.
+    // There is capacity for the first half of the third frame, which counts in full, and the fourth waits for some.
     assert_eq!(
         (scene.taken(), scene.in_flight.bytes()),
-        (3, FRAME_BYTES as u64)
+        (4, 2 * FRAME_BYTES as u64)
     );
     let mut read = Vec::new();
     while let Some(data) = scene.response.data().await {
@@ -181,7 +181,7 @@ async fn stalled_stream_is_reset_and_releases_its_bytes() {
     let mut scene = Scene::begin().await;
     scene.in_flight.cut().cancel();
     scene.in_flight.released().await;
-    assert_eq!((scene.taken(), scene.in_flight.bytes()), (3, 0));
+    assert_eq!((scene.taken(), scene.in_flight.bytes()), (4, 0));
     let mut bytes = 0;
     let error = loop {
         match scene.response.data().await {
@@ -236,7 +236,7 @@ async fn stalled_stream_notices_that_its_client_is_gone() {
     settle().await;
     assert_eq!(
         (scene.taken.load(Ordering::Relaxed), scene.in_flight.bytes()),
-        (3, 0)
+        (4, 0)
     );
     scene.tasks.shutdown().await;
 }
@@ -252,4 +252,49 @@ async fn stream_with_nothing_to_send_sleeps() {
         polls,
         "it wakes itself"
     );
+}
+
+#[tokio::test]
+async fn stream_with_nothing_to_send_leaves_the_whole_window_to_the_others() {
+    const CONNECTION_WINDOW: usize = 65_535;
+    let (client, server) = tokio::io::duplex(1 << 20);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut connection = h2::server::Builder::new()
+            .handshake::<_, Data>(server)
+            .await
+            .unwrap();
+        let mut pipes = JoinSet::new();
+        let many = (0..100).map(|_| Frame::data(vec![0; FRAME_BYTES].into()));
+        for frames in [VecDeque::new(), many.collect()] {
+            let (_, mut respond) = connection.accept().await.unwrap().unwrap();
+            let out = respond.send_response(Response::new(()), false).unwrap();
+            let (body, _, _) = Counted::body(frames);
+            pipes.spawn(Pipe::new(body, out, None).run());
+            // The first has its turn before the second.
+            settle().await;
+        }
+        while connection.accept().await.is_some() {}
+    });
+    let (mut calls, connection) = h2::client::Builder::new()
+        .initial_window_size(1 << 20)
+        .handshake::<_, Bytes>(client)
+        .await
+        .unwrap();
+    tasks.spawn(async move { connection.await.unwrap() });
+    let mut call = || {
+        let request = Request::get("http://test/").body(()).unwrap();
+        calls.send_request(request, true).unwrap().0
+    };
+    let (idle, busy) = (call(), call());
+    let (_idle, mut busy) = (idle.await.unwrap(), busy.await.unwrap().into_body());
+    // A client that opens its window only when it is used up would wait forever for the last byte.
+    let mut received = 0;
+    let read = async {
+        while received < CONNECTION_WINDOW {
+            received += busy.data().await.unwrap().unwrap().len();
+        }
+    };
+    let all = tokio::time::timeout(std::time::Duration::from_secs(10), read).await;
+    assert!(all.is_ok(), "{received} bytes");
 }
