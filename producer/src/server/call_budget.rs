@@ -8,10 +8,13 @@
 //! The fuller a half, the shorter its bytes may be held: from `HOLD_TIME_MAX` when it is half full down to
 //! `HOLD_TIME_MIN` when it is nine tenths full. A call that asks for bytes ends the calls that have held some for
 //! longer and, if its address has used up its share, calls of that address. What these hold no longer counts against
-//! the call that asks; the last fifth of each half is reserved for that, until they are gone. All connections together
-//! make at most 2,000 calls a second, and as many as arrive within the shortest hold time fit into the budget: calls
-//! that are never finished keep others out no longer than their first burst lasts. A call that finds no room even so is
-//! refused.
+//! the call that asks; the last fifth of each half is reserved for that, until they are gone. A call that finds no room
+//! even so is refused.
+//!
+//! All connections together begin at most 2,000 streams a second, and as many as arrive within the shortest hold time fit
+//! into their half: streams that are never finished keep others out no longer than their first burst lasts. This does not
+//! hold for the other half: of 1,000 health checks a second 200 fit, of reflection calls 12. At that rate, from many
+//! addresses, they keep one another out, and requests beyond a small size; small requests for streams they do not.
 //!
 //! Cost: one lock when a call begins, one when it ends, and one for each frame of a large request.
 

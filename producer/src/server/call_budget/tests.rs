@@ -207,3 +207,38 @@ fn returning_calls_do_not_keep_out_others_of_their_address() {
     assert!(asked.iter().all(Option::is_some));
     assert_eq!(ended(&held), asked.len());
 }
+
+/// Three seconds of calls at the highest rate that all connections together may make, each from an address of its own,
+/// and none ever finished; returns how many were refused after the shortest hold time.
+fn refused_at_full_rate(scene: &Scene, kind: CallKind) -> u64 {
+    let rate = match kind {
+        CallKind::Stream => 2_000,
+        CallKind::Health | CallKind::Other => 1_000,
+    };
+    let mut open: Vec<Grant> = Vec::new();
+    let mut refused = 0;
+    for number in 0..3 * rate {
+        let now = scene.began + Duration::from_secs(1) * number / rate;
+        open.retain(|grant| !grant.end().is_cancelled());
+        match scene.budget.share().open(kind, now) {
+            Some(grant) => open.push(grant),
+            None => refused += u64::from(now > scene.began + HOLD_TIME_MIN),
+        }
+    }
+    refused
+}
+
+#[test]
+fn streams_that_are_never_finished_keep_no_stream_out() {
+    assert_eq!(refused_at_full_rate(&Scene::new(), CallKind::Stream), 0);
+}
+
+#[test]
+fn health_checks_and_reflection_at_full_rate_keep_only_each_other_out() {
+    for kind in [CallKind::Health, CallKind::Other] {
+        let scene = Scene::new();
+        assert!(refused_at_full_rate(&scene, kind) > 0, "{kind:?}");
+        let still_open = scene.calls(CALLS_MAX, 0);
+        assert_eq!(ended(&still_open), 0);
+    }
+}
