@@ -25,9 +25,10 @@ pub use self::{
 };
 use crate::traffic::{SyntheticCookie, Traffic};
 
-/// How much later a request to another producer must have been sent to be certainly newer. A chunk is 30 ms old at most when
-/// it is sealed; the rest is for a timer that is late on a busy machine.
-pub const PRODUCERS_APART: std::time::Duration = std::time::Duration::from_millis(250);
+/// How much later a request to another producer must have been sent to be certainly newer. A cookie's time is before its
+/// acceptance by less than three times the age of a chunk, whatever holds up the producer: 150 ms with the longest age that
+/// [`ClusterArgs`](crate::cluster::ClusterArgs) allows. The rest is for stores that keep milliseconds.
+pub const PRODUCERS_APART: std::time::Duration = std::time::Duration::from_millis(160);
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
