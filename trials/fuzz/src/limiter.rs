@@ -51,7 +51,7 @@ fn engine(limits: &[NamedLimit]) -> Engine {
 ///
 /// # Panics
 /// When that does not hold.
-pub fn limiter_call(bytes: &[u8]) {
+pub fn call(bytes: &[u8]) {
     let end = bytes.windows(2).position(|it| it == b"\n\n");
     let (head, body) = match end {
         Some(end) => (&bytes[..end], &bytes[end + 2..]),

@@ -57,7 +57,7 @@ fn lookup_answers_any_path_of_a_user_in_json() {
 
 #[test]
 fn calls_of_a_limiter_are_within_bounds_or_refused_in_words() {
-    check("limiter_call", 5, CHANGES, fuzz::limiter_call);
+    check("call", 5, CHANGES, fuzz::call);
 }
 
 #[test]
