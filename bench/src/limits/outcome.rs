@@ -329,7 +329,7 @@ pub(super) mod tests {
         let none = (10.0, (None, None));
         let redis = (10.0, (None, Some(20.0)));
         let limiter = (10.0, (Some(20.0), None));
-        assert!(cpu.eq([none, none, redis, redis, redis, limiter, limiter]));
+        assert!(cpu.eq([none, none, redis, redis, redis, limiter]));
         let way = &outcome.ways[0];
         assert_eq!((way.decisions, way.each_second.len()), (1_000, 1));
         assert!(way.latency_micros.is_some_and(|it| it.p99.round() == 3.0));

@@ -177,7 +177,7 @@ mod tests {
     fn each_way_has_a_row_and_figures_of_its_own() {
         let report = outcome().report();
         let rows = &report.tables[0].rows;
-        assert_eq!(rows.len(), 7);
+        assert_eq!(rows.len(), 6);
         assert_eq!(rows[2][0], "lease");
         let names: Vec<_> = report.figures.iter().map(|it| it.name.as_str()).collect();
         for name in ["local: decisions", "http: limiter CPU", "exact: Redis CPU"] {
