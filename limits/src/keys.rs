@@ -104,16 +104,16 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
     /// Whether one can be inserted, whatever is shared out.
     pub(crate) fn has_place(&self, limit: LimitId) -> bool {
         let bytes = self.of_limits[limit.index()].bytes_each;
-        self.len() < self.max && self.bytes.saturating_add(bytes) <= self.bytes_max
+        self.len() < self.max && (bytes == 0 || self.bytes.saturating_add(bytes) <= self.bytes_max)
     }
 
     /// Whether one can be inserted of each of these limits.
     fn has_room(&self, wanted: impl Iterator<Item = LimitId>) -> bool {
-        let (mut length, mut beyond, mut bytes) = (self.len(), self.beyond, self.bytes);
+        let (mut length, mut beyond, mut added) = (self.len(), self.beyond, 0_usize);
         for limit in wanted {
             let of = &self.of_limits[limit.index()];
             length += 1;
-            bytes = bytes.saturating_add(of.bytes_each);
+            added = added.saturating_add(of.bytes_each);
             if of.keys >= self.own {
                 beyond += 1;
                 if beyond + self.own * self.of_limits.len() > self.max {
@@ -121,7 +121,8 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
                 }
             }
         }
-        length <= self.max && bytes <= self.bytes_max
+        // Bookings may take all bytes; a key that needs none has its place all the same.
+        length <= self.max && (added == 0 || self.bytes.saturating_add(added) <= self.bytes_max)
     }
 
     pub(crate) fn len(&self) -> usize {

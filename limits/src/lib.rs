@@ -70,7 +70,7 @@
 //! - **Refused calls** do not count, unless a limit says so ([`Limit::count_refused`]).
 //! - **Memory** is bounded: idle keys, which are the same as unknown ones, make room. When none is found among some hundred, new
 //!   keys are refused. A token bucket takes some 100 bytes with its key. While there is room before moments that were
-//!   given out, they are remembered, 16 bytes each: at most 256 for each key, and within the bytes of the table. A call that needs one
+//!   given out, they are remembered, 16 bytes each: at most 4,096 for each key (256 in logs and step windows), and within the bytes of the table. A call that needs one
 //!   more is refused until the first of them is over. The table has a seed of its own.
 //! - **Numbers** are at most 10^12 requests and ten years, so that nothing overflows.
 //!

@@ -222,22 +222,22 @@ fn booking_that_could_not_be_remembered_is_refused_until_another_is_over() {
     let day = Duration::from_secs(86_400);
     let now = 1_000_000 * SECOND;
     let both = [demand(app, 0), demand(user, 1)];
-    let decisions: Vec<Decision> = (0..300).map(|_| limits.reserve(&both, now, day)).collect();
+    let decisions: Vec<Decision> = (0..4_200).map(|_| limits.reserve(&both, now, day)).collect();
     let booked = decisions.iter().filter(|it| it.at(now).is_some()).count();
-    assert_eq!(booked, 1 + 256);
-    let Decision::Refused { rule, why } = decisions[299] else {
-        panic!("{:?}", decisions[299]);
+    assert_eq!(booked, 1 + 4_096);
+    let Decision::Refused { rule, why } = decisions[4_199] else {
+        panic!("{:?}", decisions[4_199]);
     };
     let retry_after = Duration::from_secs(1);
     assert_eq!((rule, why), (app, Refusal::Wait { retry_after }));
     // That it could go then by itself is told all the same.
     assert_eq!(
         limits.peek(&both, now),
-        Ok((now + 257 * SECOND, Some(user)))
+        Ok((now + 4_097 * SECOND, Some(user)))
     );
     // The limit of its own has not counted what was refused, and a place is free when the first is over.
-    assert_eq!(limits.standing(user, &1, now).used, 257);
+    assert_eq!(limits.standing(user, &1, now).used, 4_097);
     let later = limits.reserve(&both, now + SECOND, day);
-    assert_eq!(later.at(now + SECOND), Some(now + 257 * SECOND));
-    assert!(limits.memory_bytes() < 8_192, "{}", limits.memory_bytes());
+    assert_eq!(later.at(now + SECOND), Some(now + 4_097 * SECOND));
+    assert!(limits.memory_bytes() < 150_000, "{}", limits.memory_bytes());
 }

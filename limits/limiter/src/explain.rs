@@ -87,12 +87,9 @@ fn schedule(text: &mut String, rules: &Rules, of_key: &[usize], at: u64) -> Resu
             .map_or("", |(_, name)| name)
     };
     for number in 1..=SHOWN[SHOWN.len() - 1] {
-        let binding = limits
-            .peek(&demands, at)
-            .ok()
-            .and_then(|(_, binding)| binding);
-        let decision = limits.reserve(&demands, at, PATIENCE);
-        let Some(found) = decision.at(at) else {
+        let found = limits.peek(&demands, at).ok();
+        let found = found.filter(|(found, _)| found - at <= nanos(PATIENCE));
+        let Some((found, binding)) = found else {
             writeln!(
                 text,
                 "    number {number}: not within {}",
@@ -100,6 +97,13 @@ fn schedule(text: &mut String, rules: &Rules, of_key: &[usize], at: u64) -> Resu
             )?;
             break;
         };
+        if limits.reserve(&demands, at, PATIENCE).at(at).is_none() {
+            writeln!(
+                text,
+                "    number {number}: refused, because no more calls may wait at a time under several limits"
+            )?;
+            break;
+        }
         if SHOWN.contains(&number) {
             let why = binding.map_or(String::new(), |limit| format!(", for {}", name(limit)));
             writeln!(text, "    number {number}: after {}{why}", Time(found - at))?;

@@ -8,8 +8,12 @@
 use super::{Kind, Meter, State, Used};
 use crate::saved::{Damaged, Reader, Writer};
 
-/// Most bookings that are remembered of a key. One more is refused, unless it leaves no room before it.
-const BOOKINGS_MAX: usize = 256;
+/// Maximum bookings that are remembered of a key: 64 KiB, gone through in some ten microseconds. One more is refused, unless it leaves
+/// no room before it: were it let through, the room before it would be lost to all other callers.
+const BOOKINGS_MAX: usize = 4_096;
+
+/// The same of logs and step windows, where trying a gap costs a copy of what was used.
+const COPIED_BOOKINGS_MAX: usize = 256;
 
 /// What is kept while there is room before moments to come.
 #[derive(Debug, Clone)]
@@ -44,11 +48,19 @@ impl Booked {
 }
 
 impl Meter {
+    fn bookings_max(&self) -> usize {
+        match self.kind {
+            Kind::Log(_) | Kind::Steps(_) => COPIED_BOOKINGS_MAX,
+            _ => BOOKINGS_MAX,
+        }
+    }
+
     pub(super) fn load_booked(&self, reader: &mut Reader<'_>) -> Result<Booked, Damaged> {
-        let before = self.load_used(reader)?;
+        // A copy takes what it holds; one that is loaded must not take more.
+        let before = self.load_used(reader)?.clone();
         let sealed = reader.number()?;
         let mut list: Vec<Booking> = Vec::new();
-        for _ in 0..reader.up_to(BOOKINGS_MAX as u64)? {
+        for _ in 0..reader.up_to(self.bookings_max() as u64)? {
             let at = reader.number()?;
             let requests = reader.up_to(crate::rate::REQUESTS_MAX)?;
             let after = list.last().map_or(before.last(), |it| it.at);
@@ -163,10 +175,10 @@ impl Meter {
         let is_behind_sealed = booked.sealed < u64::MAX && is_last;
         let is_there = at <= booked.before.last() || booked.list.iter().any(|it| it.at == at);
         let places = match may_grow {
-            true => BOOKINGS_MAX,
-            false => booked.list.capacity().min(BOOKINGS_MAX),
+            true => self.bookings_max(),
+            false => booked.list.capacity().min(self.bookings_max()),
         };
-        let is_full = booked.list.len() == BOOKINGS_MAX || is_behind_sealed;
+        let is_full = booked.list.len() == self.bookings_max() || is_behind_sealed;
         let has_place = booked.list.len() < places && !is_behind_sealed;
         if is_there || has_place || (is_full && needs_no_place()) {
             return now;
@@ -195,7 +207,7 @@ impl Meter {
             self.take_used(&mut it.before, requests, at);
         } else if let Some(booking) = it.list.get_mut(index).filter(|booking| booking.at == at) {
             booking.requests += requests;
-        } else if is_last && (it.sealed < u64::MAX || it.list.len() == BOOKINGS_MAX) {
+        } else if is_last && (it.sealed < u64::MAX || it.list.len() == self.bookings_max()) {
             it.sealed = it.sealed.min(at);
         } else {
             it.list.insert(index, Booking { at, requests });
