@@ -37,8 +37,9 @@ const BYTES_MAX: u64 = 256 << 20;
 /// Maximum cookies of an entry: the longest take 350 kB.
 const ENTRY_COOKIES_MAX: usize = 1_000;
 
-/// What an entry counts beside its chunks: a small document, and its place in the index.
-const ENTRY_BYTES: u64 = 128;
+/// What an entry counts beside its chunks: its document and place in the index, rounded up so that the queue has at most 262,144 entries,
+/// which are all read at the start.
+const ENTRY_BYTES: u64 = 1 << 10;
 
 /// Maximum bytes that are retried at once.
 const RETRIED_BYTES_MAX: u64 = 1 << 20;
@@ -115,7 +116,7 @@ impl Aside {
             tracing::info!(
                 cookies,
                 dsps,
-                "cookies were set aside before: they are tried again"
+                "retrying cookies queued by the previous run"
             );
         }
     }
@@ -150,7 +151,7 @@ impl Aside {
                 no_room.extend(
                     indices.iter().map(|index| Rejected {
                         index: *index,
-                        reason: "the store did not take it, and there is no room to set it aside"
+                        reason: "the store rejected it and the retry queue is full"
                             .to_owned(),
                     }),
                 );

@@ -159,7 +159,7 @@ impl Retries {
         }
         let newest = batch.cookies().map(|cookie| cookie.accepted_unix_micros);
         let expired_before = self.ttls.expired_before(dsp_id, unix_micros());
-        (newest.max()? < expired_before).then_some("it expired while it was set aside")
+        (newest.max()? < expired_before).then_some("it expired in the retry queue")
     }
 
     /// Gives the store what is set aside of a DSP; or, if that is nothing, asks whether it could be written.
@@ -193,7 +193,7 @@ impl Retries {
                 tracing::error!(
                     dsp_id,
                     cookies = unreadable,
-                    "cookies that were set aside cannot be read: they are lost"
+                    "queued cookies are unreadable and lost"
                 );
             }
             self.dead_letters.write(&batch, written.rejected).await;

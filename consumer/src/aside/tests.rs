@@ -99,7 +99,7 @@ fn cookies_without_room_come_back_with_the_reason() {
     assert!(full.is_empty());
     assert_eq!(no_room.len(), 3_000);
     let reason = &no_room[0].reason;
-    assert!(reason.contains("no room"), "{reason}");
+    assert!(reason.contains("queue is full"), "{reason}");
 }
 
 #[test]

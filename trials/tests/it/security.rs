@@ -422,10 +422,5 @@ async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
     for file in fs::read_dir(&state)? {
         check_private(&file?.path())?;
     }
-
-    // A set-aside folder comes with a store in MongoDB, which need not be there.
-    let _other = Consumer::spawn(&folder, "other", &[], "mongodb://127.0.0.1:1", &[]).await?;
-    let aside = folder.path().join("other-aside");
-    wait_until(PATIENCE, "it is made", async || Ok(aside.is_dir())).await?;
-    check_private(&aside)
+    Ok(())
 }

@@ -35,8 +35,12 @@ impl Inner {
         let aside = self.aside(self.connection().await?);
         let found = aside.find(self.own_ids("n")).sort(doc! { "_id": 1 });
         let found = found.projection(doc! { "chunks": 0 }).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
-        Ok(found.iter().filter_map(decode).collect())
+        // Of many entries no more than a page of documents is in memory at a time.
+        in_time(async {
+            let entries = found.await?.try_filter_map(async |found| Ok(decode(&found)));
+            entries.try_collect().await
+        })
+        .await
     }
 
     /// Inserts entries; they are durable when it returns.
