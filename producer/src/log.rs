@@ -19,8 +19,8 @@
 //! - Sequences start at 1 and have no gaps: the chunk that follows sequence `n` begins with `n + 1`.
 //! - The time of a chunk never decreases, even if the system's clock jumps back: "newest wins" compares it. A cookie that
 //!   comes late has an age before that time ([`Log::append_accepted`]).
-//! - The time of a cookie is at most the age of a chunk before its acceptance, and never after it: less than three times
-//!   [`Config::chunk_age`], or less than once that if the chunk already held 2 KiB. A cookie is accepted when an append
+//! - The time of a cookie is at most the age of a chunk before its acceptance, and never after it: three times
+//!   [`Config::chunk_age`], or once that if the chunk already held 2 KiB. A cookie is accepted when an append
 //!   reads the clock under the lock, or when [`Log::unix_micros`] is called for it. This holds however late the sealing
 //!   task is, because each append compares the clock with the time of the open chunk. Consumers compare the times of
 //!   different producers and rely on this.

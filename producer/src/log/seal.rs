@@ -174,7 +174,7 @@ impl Log {
     ///
     /// The time is one that [`Log::unix_micros`] told, here or in an earlier epoch. Each cookie gets the age that makes its
     /// chunk's time this one, whatever age it has here. A time later than the chunk's counts as that, so that no cookie
-    /// looks newer than one that was appended with it: a time told here by less than the age of a chunk. One more than
+    /// looks newer than one that was appended with it: a time told here by at most the age of a chunk. One more than
     /// [`AGE_MICROS_MAX`] earlier counts as so much earlier.
     ///
     /// They may be any number: chunks are sealed as they fill. But the iterator runs under the lock, which all of them take
@@ -220,7 +220,7 @@ impl Log {
         let now = shared.now();
         let (first, was_empty) = (open.first_sequence, open.count == 0);
         let age_micros = now.saturating_sub(open.accepted_unix_micros);
-        if !was_empty && age_micros >= shared.chunk_age_micros * open.ages_max() {
+        if !was_empty && age_micros > shared.chunk_age_micros * open.ages_max() {
             open.sealed_by_age += 1;
             self.seal(&mut open);
         }

@@ -3,8 +3,9 @@
 //! The tests run each scenario some thousand times, each time with a different order of the steps of its threads.
 //! A thread that waits forever is found as a deadlock, and a failure prints the order that led to it.
 //!
-//! The log names `crate::locks` and `tokio`; here both are this file. No time passes: [`time::sleep`] only lets
-//! others run, and an interval never ends, so that the next beat cannot make up for a lost wake-up.
+//! The log names `crate::locks`, `tokio` and `runtime`; here all are this file. No time passes: the clock that orders
+//! cookies stands still, so no append seals a chunk for its age; [`time::sleep`] only lets others run, and an interval
+//! never ends, so that the next beat cannot make up for a lost wake-up.
 
 #![allow(
     dead_code,
@@ -20,10 +21,17 @@ mod source {
     pub mod log;
 }
 
+extern crate self as runtime;
 extern crate self as tokio;
 
 pub use self::source::log;
 pub use shuttle_tokio::select;
+
+/// A clock that stands still.
+#[must_use]
+pub fn unix_micros() -> u64 {
+    1_700_000_000_000_000
+}
 
 mod locks {
     pub(crate) use shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
