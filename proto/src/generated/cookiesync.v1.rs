@@ -124,7 +124,7 @@ pub struct Chunk {
     pub count: u32,
     /// When the edge accepted the first of them, in microseconds since the Unix epoch. Never decreases within
     /// an epoch. Minus a cookie's `age_micros`, this is the `t` by which the newest value of a (user, DSP) pair wins.
-    /// A cookie without an age was accepted at this time, or later by less than the age at which the producer seals
+    /// A cookie without an age was accepted at this time, or later by at most the age at which the producer seals
     /// chunks: `--chunk-age`, 10 ms by default, and three times that while the chunk holds less than 2 KiB.
     #[prost(fixed64, tag = "4")]
     pub accepted_unix_micros: u64,
