@@ -461,6 +461,8 @@ async fn owner_of_the_maintenance_decides_how_cookies_of_a_shared_server_expire(
     second.set("11T01:00");
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     make_slot(&second, 22).await?;
+    // At the next look.
+    second.pass_ten_minutes();
     server.wait_expiring("22.cookies", TTL_SECONDS).await?;
     second.end().await
 }
