@@ -9,7 +9,7 @@ use crate::rate::{PERIOD_MAX, REQUESTS_MAX, Rate, RateError, Time, in_range, per
 /// Most entries a sliding log keeps, each of 8 bytes for each key.
 pub const LOG_MAX: u64 = 1 << 20;
 
-/// Most counters a step window keeps, each of 8 bytes for each key.
+/// Most steps of a step window; it keeps 16 bytes for each in which calls were made, for each key.
 pub const STEPS_MAX: u64 = 1 << 16;
 
 const SECOND: u64 = 1_000_000_000;
@@ -86,7 +86,8 @@ pub enum Algorithm {
         /// Its length.
         window: Duration,
     },
-    /// A sliding window that moves in steps, with a counter for each step; takes calls that were made before now.
+    /// A sliding window that moves in steps, with a counter for each step: the calls of a step leave it a window after the latest of them.
+    /// Takes calls that were made before now.
     StepWindow {
         /// Most calls in a window.
         limit: u64,
@@ -202,7 +203,7 @@ impl Algorithm {
         }
     }
 
-    /// What it lets go in the long run, if there is always somebody who waits.
+    /// What it lets go in the long run, if there is always somebody who waits for one request.
     ///
     /// # Panics
     /// When its numbers were not [checked](Self::checked).

@@ -163,11 +163,19 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
 
     #[inline]
     pub(crate) fn update(&mut self, place: u32, change: impl FnOnce(&mut State)) {
+        let state = self.state_mut(place);
+        let booked = state.booked_bytes();
+        change(state);
+        let now = state.booked_bytes();
+        self.bytes = self.bytes - booked + now;
+    }
+
+    /// To be changed without what it [has](Self::update) of bookings.
+    #[inline]
+    pub(crate) fn state_mut(&mut self, place: u32) -> &mut State {
         let entry = &mut self.entries[place as usize];
         entry.was_used = true;
-        let booked = entry.state.booked_bytes();
-        change(&mut entry.state);
-        self.bytes = self.bytes - booked + entry.state.booked_bytes();
+        &mut entry.state
     }
 
     pub(crate) fn each(&mut self, mut change: impl FnMut(LimitId, &mut State)) {

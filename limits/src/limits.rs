@@ -157,10 +157,14 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
                 return Decision::Refused { rule: limit, why };
             }
             for concern in concerns.all() {
-                self.update(concern, |meter, state| {
-                    meter.pass(state, now);
-                    meter.take(state, concern.requests, at, now);
-                });
+                let entry = concern.entry.expect("its entry was made");
+                let meter = &self.rules[concern.limit.index()].meter;
+                let state = self.keys.state_mut(entry);
+                if !meter.take_now(state, concern.requests, at, now) {
+                    self.update(concern, |meter, state| {
+                        meter.take(state, concern.requests, at, now);
+                    });
+                }
             }
         } else {
             self.count_refused(&mut concerns, demands, now);
@@ -356,6 +360,8 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     }
 
     /// Whether all limits can remember what a call leaves to others before its moment.
+    #[cold]
+    #[inline(never)]
     fn can_be_remembered<const MAX: usize>(
         &self,
         concerns: &Concerns<MAX>,
