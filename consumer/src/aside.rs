@@ -113,11 +113,7 @@ impl Aside {
         self.metrics.ledger.found(cookies);
         if cookies > 0 {
             let dsps = self.dsps().len();
-            tracing::info!(
-                cookies,
-                dsps,
-                "retrying cookies queued by the previous run"
-            );
+            tracing::info!(cookies, dsps, "retrying cookies queued by the previous run");
         }
     }
 
@@ -148,13 +144,10 @@ impl Aside {
             let has_room = has + bytes <= self.bytes_max.saturating_sub(bytes_all + bytes);
             let is_welcome = is_expected(*dsp_id) || unexpected_bytes + bytes <= self.bytes_max / 2;
             if !has_room || !is_welcome {
-                no_room.extend(
-                    indices.iter().map(|index| Rejected {
-                        index: *index,
-                        reason: "the store rejected it and the retry queue is full"
-                            .to_owned(),
-                    }),
-                );
+                no_room.extend(indices.iter().map(|index| Rejected {
+                    index: *index,
+                    reason: "the store rejected it and the retry queue is full".to_owned(),
+                }));
                 continue;
             }
             bytes_all += bytes;

@@ -222,7 +222,9 @@ fn booking_that_could_not_be_remembered_is_refused_until_another_is_over() {
     let day = Duration::from_secs(86_400);
     let now = 1_000_000 * SECOND;
     let both = [demand(app, 0), demand(user, 1)];
-    let decisions: Vec<Decision> = (0..4_200).map(|_| limits.reserve(&both, now, day)).collect();
+    let decisions: Vec<Decision> = (0..4_200)
+        .map(|_| limits.reserve(&both, now, day))
+        .collect();
     let booked = decisions.iter().filter(|it| it.at(now).is_some()).count();
     assert_eq!(booked, 1 + 4_096);
     let Decision::Refused { rule, why } = decisions[4_199] else {

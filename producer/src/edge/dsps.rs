@@ -8,7 +8,7 @@
 //! use up these places by making up DSPs. Requests with an unreadable DSP are counted as `none`.
 //!
 //! The list may change while the process runs. A DSP that leaves the list keeps its series, which stands still. When
-//! there are more than [`KEPT_MAX`] series, those of unlisted DSPs are removed and their counts added to `other`.
+//! there are more than `KEPT_MAX` series, those of unlisted DSPs are removed and their counts added to `other`.
 //!
 //! # What it costs
 //!

@@ -37,7 +37,9 @@ impl Inner {
         let found = found.projection(doc! { "chunks": 0 }).into_future();
         // Of many entries no more than a page of documents is in memory at a time.
         in_time(async {
-            let entries = found.await?.try_filter_map(async |found| Ok(decode(&found)));
+            let entries = found
+                .await?
+                .try_filter_map(async |found| Ok(decode(&found)));
             entries.try_collect().await
         })
         .await

@@ -299,10 +299,10 @@ impl Ledger {
         let (terms, clock) = (&self.terms, self.clock);
         self.members.retain(|_, record| match record.has_left {
             true => clock - record.heard <= terms.held_for(),
-            false => now.saturating_sub(record.seen) <= forget_at(&terms),
+            false => now.saturating_sub(record.seen) <= forget_at(terms),
         });
         self.unknown
-            .retain(|_, (_, since)| now.saturating_sub(*since) <= forget_at(&terms));
+            .retain(|_, (_, since)| now.saturating_sub(*since) <= forget_at(terms));
     }
 
     /// Takes down what a member says of itself.
