@@ -7,8 +7,8 @@
 //! [wait](crate::batch::Batch::is_held) behind its earlier ones, because of two of one millisecond MongoDB cannot tell
 //! which is newer. After a crash some may be written again, which changes nothing.
 //!
-//! An [`Entry`] of the queue holds at most [`ENTRY_COOKIES_MAX`] cookies of one DSP. Here is only the index: 32 bytes for each
-//! entry. The queue is bounded at [`BYTES_MAX`]. A DSP may fill as much as would be left: one alone half of it, two a third
+//! An [`Entry`] of the queue holds at most `ENTRY_COOKIES_MAX` cookies of one DSP. Here is only the index: 32 bytes for each
+//! entry. The queue is bounded at `BYTES_MAX`. A DSP may fill as much as would be left: one alone half of it, two a third
 //! each; and all unlisted DSPs that have no slot yet have half of it together, since anybody can make DSPs up. Cookies for
 //! which there is no room become dead letters.
 
