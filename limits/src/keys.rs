@@ -129,6 +129,11 @@ impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
         self.table.len()
     }
 
+    /// Those of one limit.
+    pub(crate) fn len_of(&self, limit: LimitId) -> usize {
+        self.of_limits[limit.index()].keys
+    }
+
     /// Where keys may be, from 0 on.
     pub(crate) fn places(&self) -> usize {
         self.entries.len()

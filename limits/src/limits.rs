@@ -246,6 +246,15 @@ impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         self.keys.len()
     }
 
+    /// How many of them one limit has.
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
+    #[must_use]
+    pub fn keys_of(&self, limit: LimitId) -> usize {
+        self.keys.len_of(limit)
+    }
+
     /// What the keys take, in bytes, without what keys themselves have on the heap.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {

@@ -7,7 +7,9 @@ use std::{
 };
 
 use fastrand::Rng;
-use limiter::serve::engine::{Binding, Counting, Engine, Options, Refused, Said, Slot, Target};
+use limiter::serve::engine::{
+    Binding, CallRule, Counting, Engine, Options, Refused, Said, Slot, Target,
+};
 use limits::{
     Algorithm, Aligned, Recorded,
     rules::{NamedLimit, Rules},
@@ -176,7 +178,7 @@ fn refused_call_takes_nothing_of_any_limit() {
 fn next_slot_is_found_by_moving_the_window_step_by_step() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/4s', algorithm = 'step_window', step = '1s' }]";
     let engine = unsaved(text);
-    // The window has four full steps and the one that goes on.
+    // What was counted in a step leaves the window 4 s after it was.
     for (step, requests) in [(0, 1), (1, 5), (2, 2), (3, 2)] {
         let told = engine.increment(&[of("a", "k")], requests, None, START + step * SECOND);
         assert_eq!(told.unwrap().answer.0, Recorded::Counted);
@@ -185,15 +187,15 @@ fn next_slot_is_found_by_moving_the_window_step_by_step() {
     let next = engine.delay(&[of("a", "k")], 1, now).unwrap();
     assert_eq!(
         (next.at, next.binding),
-        (START + 5 * SECOND, Some(rule("a", "r")))
+        (START + 4 * SECOND, Some(rule("a", "r")))
     );
     assert_eq!(
         engine.delay(&[of("a", "k")], 6, now).unwrap().at,
-        START + 6 * SECOND
+        START + 5 * SECOND
     );
     assert_eq!(
         engine.delay(&[of("a", "k")], 9, now).unwrap().at,
-        START + 8 * SECOND
+        START + 7 * SECOND
     );
 }
 
@@ -205,7 +207,7 @@ fn told_times_are_counted_when_they_were_and_not_in_the_future() {
     assert_eq!(tell(START + SECOND + 1), Err(Refused::TooEarly));
     assert_eq!(tell(START - 5 * SECOND).unwrap().answer.0, Recorded::TooOld);
     let (recorded, next) = tell(START - 3 * SECOND).unwrap().answer;
-    assert_eq!((recorded, next.at), (Recorded::Counted, START + 2 * SECOND));
+    assert_eq!((recorded, next.at), (Recorded::Counted, START + SECOND));
     let counts = engine.limits_now().limits[0].counts;
     assert_eq!(
         (counts.too_early, counts.too_old, counts.counted),
@@ -258,6 +260,90 @@ fn counters_are_bounded_and_idle_ones_make_room() {
     assert_eq!(slot(&engine, &[of("a", "7")], START).at, START + SECOND);
     let later = START + 5 * SECOND;
     assert_eq!(slot(&engine, &[of("a", "more")], later).at, later);
+}
+
+const OF_CALLS: &str = "
+[limits.partner]
+from_call = true
+[limits.slow]
+rules = [{ id = 'r', rate = '1/h' }]
+";
+
+/// The limit of a call that says its rule.
+fn of_call(interval: u64, requests: u64) -> String {
+    let rule = CallRule::new(interval, requests).expect("within bounds");
+    rule.limit_of("partner")
+}
+
+#[track_caller]
+fn is_refused<T: std::fmt::Debug>(answer: Result<T, Refused>, words: &str) {
+    match answer {
+        Err(Refused::RuleOfCall(why)) => assert!(why.contains(words), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn rules_of_calls_are_bounded_and_those_out_of_use_make_room() {
+    let engine = unsaved(OF_CALLS);
+    // Rules that were only asked about are not in use.
+    for requests in 1..=200 {
+        let limit = of_call(60, requests);
+        assert!(engine.delay(&[of(&limit, "k")], 1, START).is_ok());
+    }
+    let use_rule = |interval: u64, now: u64| {
+        let limit = of_call(interval, 1);
+        engine.increment(&[of(&limit, &interval.to_string())], 1, None, now)
+    };
+    for interval in 1..=64 {
+        use_rule(interval, START).expect("there is room");
+    }
+    is_refused(use_rule(65, START), "64 different rules");
+    // A rule that is known is taken for another counter.
+    let known = of_call(7, 1);
+    assert_eq!(slot(&engine, &[of(&known, "new")], START).at, START);
+    use_rule(65, START + 65 * SECOND).expect("all windows are over");
+    for interval in 66..=128 {
+        use_rule(interval, START + 65 * SECOND).expect("all were dropped");
+    }
+}
+
+#[test]
+fn booked_counter_keeps_its_rule() {
+    let engine = unsaved(OF_CALLS);
+    let (first, other) = (of_call(1, 9), of_call(60, 9));
+    slot(&engine, &[of("slow", "k")], START);
+    let booked = slot(&engine, &[of(&first, "k"), of("slow", "k")], START).at;
+    assert_eq!(booked, START + 3_600 * SECOND);
+    for now in [START, START + 10 * SECOND, booked] {
+        is_refused(engine.delay(&[of(&other, "k")], 1, now), "rule 9/1s");
+    }
+    assert!(engine.delay(&[of(&other, "k")], 1, booked + SECOND).is_ok());
+}
+
+#[test]
+fn one_of_two_first_calls_with_different_rules_is_refused() {
+    let engine = unsaved(OF_CALLS);
+    // Both know their limits before either is decided.
+    let (first, other) = (of_call(60, 1), of_call(60, 2));
+    let increment = |limit: &str| engine.increment(&[of(limit, "k")], 1, None, START);
+    increment(&first).expect("it is the first");
+    is_refused(increment(&other), "partner/k is in use under rule 1/60s");
+}
+
+#[test]
+fn counter_keeps_its_rule_while_a_partner_s_answer_holds() {
+    let engine = unsaved(OF_CALLS);
+    let (first, other) = (of_call(1, 9), of_call(2, 9));
+    let said = Said {
+        status: 429,
+        retry_after: Some(Duration::from_secs(3_600)),
+        ..Said::default()
+    };
+    engine.feedback(of(&first, "k"), said, START).unwrap();
+    let call = |now: u64| engine.reserve(&[of(&other, "k")], 1, Duration::ZERO, now);
+    is_refused(call(START + 3_599 * SECOND), "rule 9/1s");
+    assert!(call(START + 3_600 * SECOND).is_ok());
 }
 
 const CRASHES: &str = "

@@ -169,10 +169,16 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         self.clock
     }
 
-    /// Whether something of this very key is kept, not only what all unseen keys are charged for.
+    /// Whether something of this very key is used or booked, not only what all unseen keys are charged for.
+    ///
+    /// # Panics
+    /// When the limit is of another [`Limits`].
     #[must_use]
-    pub fn keeps(&self, id: LimitId, key: &K) -> bool {
-        self.keys.find(id, key).is_some()
+    pub fn is_in_use(&self, id: LimitId, key: &K, now: u64) -> bool {
+        let meter = &self.rules[id.index()].meter;
+        let now = self.at_clock(now);
+        let is_used = |entry| !meter.is_idle(self.keys.state(entry), now);
+        self.keys.find(id, key).is_some_and(is_used)
     }
 
     /// Calls `each` for each key that is kept, at most so many places from `from` on: its limit, how many requests of it are used, and when

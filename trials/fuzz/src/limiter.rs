@@ -164,9 +164,7 @@ pub fn used_snapshot() -> Vec<u8> {
         }
     }
     let rule = CallRule::new(60, 9).expect("within bounds");
-    let name = used
-        .limit_of_call("called", "k", rule, NOW)
-        .expect("a limit");
+    let name = rule.limit_of("called");
     let of = [Target {
         limit: &name,
         counter: "k",

@@ -111,7 +111,7 @@ pub const RULE_OF_CALL: Kind = kind(
     "rule-of-call",
     422,
     "The call cannot go by this rule",
-    "A limit with from_call takes interval and requests from each call, and a counter keeps the rule of its first call until nothing of it is used. The detail says what is wrong.",
+    "A limit with from_call takes interval and requests from each call, and a counter keeps the rule of its first call for as long as it is in use. The detail says what is wrong.",
 );
 /// The time is in the future.
 pub const TOO_EARLY: Kind = kind(

@@ -23,7 +23,7 @@ use super::{
     engine::{Engine, Slot},
     limit_sources::LimitSources,
     metrics,
-    problem::{self, Problem, refused},
+    problem::{self, Problem},
     sharing::{Decided, Decider},
     tokens::{self, Holder},
     waiting::Waiting,
@@ -123,11 +123,7 @@ impl Service {
             self.may_use(&caller.holder, &counter.limit)?;
         }
         if let (Some(rule), Some(first)) = (asked.rule, asked.of.first_mut()) {
-            let now = self.clock.now();
-            let limit = self
-                .engine
-                .limit_of_call(&first.limit, &first.counter, rule, now);
-            first.limit = limit.map_err(|why| refused(why, now))?;
+            first.limit = rule.limit_of(&first.limit);
         }
         let targets = asked.targets();
         let answer = match &asked.what {

@@ -56,10 +56,9 @@ async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> 
     let other = format!("/v1/limits/partner/one/delay?{minute}");
     let why = refused(&mut client, &other, 422).await?;
     assert_eq!(why["type"], "/v1/problems/rule-of-call");
-    let detail = why["detail"].as_str().unwrap_or_default();
-    ensure!(
-        detail.contains("partner/one") && detail.contains("3/86400s"),
-        "{why}"
+    assert_eq!(
+        why["detail"],
+        "counter partner/one is in use under rule 3/86400s; a different rule is accepted once that usage has expired"
     );
     for (path, status, word) in [
         ("partner/three/delay", 422, "interval and requests"),
@@ -68,7 +67,7 @@ async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> 
         (
             "partner/three/delay?interval=0&requests=1",
             400,
-            "interval: 0",
+            "invalid interval 0: use 1 to 2678400 s",
         ),
         ("nobody/k/delay?interval=1&requests=1", 404, "nobody"),
         ("partner%201%2F1s/k/delay", 400, "slash"),
@@ -91,23 +90,5 @@ async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> 
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     ensure!(delay(&mut client, "one", day).await? > 80_000);
-    limiter.stop().await
-}
-
-#[tokio::test]
-async fn rules_of_calls_are_bounded() -> Result<()> {
-    let mut limiter = Limiter::start(LIMITS, &[]).await?;
-    let mut client = limiter.client().await?;
-    for requests in 1..=64 {
-        let rule = format!("interval=60&requests={requests}");
-        assert_eq!(delay(&mut client, "k", &rule).await?, 0);
-    }
-    let more = "/v1/limits/partner/k/delay?interval=60&requests=65";
-    let why = refused(&mut client, more, 422).await?;
-    ensure!(
-        why["detail"].as_str().unwrap_or_default().contains("64"),
-        "{why}"
-    );
-    assert_eq!(delay(&mut client, "k", "interval=60&requests=7").await?, 0);
     limiter.stop().await
 }

@@ -24,7 +24,7 @@ impl Engine {
     pub fn delay(&self, of: &[Target<'_>], requests: u64, now: u64) -> Result<Slot, Refused> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        let call = state.call(of, requests)?;
+        let call = state.call(of, requests, now)?;
         state.count(&call, |counts| counts.asked += 1);
         state.next(&call, now)
     }
@@ -73,7 +73,7 @@ impl Engine {
         let mut state = self.state();
         let state = &mut *state;
         let now = now.max(state.core.clock());
-        let call = state.open_call(of, requests)?;
+        let call = state.open_call(of, requests, now)?;
         let counted = state.counted_from_calls(&call, now);
         let recorded = state.core.record_all(&call.demands, at.unwrap_or(now), now);
         let recorded = match recorded {
@@ -126,7 +126,7 @@ impl Engine {
 
 impl State {
     fn hear(&mut self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Call), Refused> {
-        let call = self.open_call(&[of], 1)?;
+        let call = self.open_call(&[of], 1, now)?;
         // Nothing is learned of a limit of every call: it has no counters.
         let is_learned = match call.of.first() {
             Some(of) => self.learned.hear(of, said, now),
@@ -149,7 +149,15 @@ fn one_request(demand: &Demand<Arc<str>>) -> Demand<Arc<str>> {
 }
 
 impl State {
-    pub(super) fn call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
+    pub(super) fn call(
+        &mut self,
+        of: &[Target<'_>],
+        requests: u64,
+        now: u64,
+    ) -> Result<Call, Refused> {
+        if let Some(first) = of.first() {
+            self.take_rule(*first, now)?;
+        }
         let mut named: Vec<Counter> = Vec::with_capacity(of.len());
         for target in of {
             let unknown = || {
@@ -190,7 +198,7 @@ impl State {
         now: u64,
     ) -> Result<Answered<Slot>, Refused> {
         let now = now.max(self.core.clock());
-        let call = self.open_call(of, requests)?;
+        let call = self.open_call(of, requests, now)?;
         let horizon = by.map_or(horizon, |by| self.horizon(by, requests, horizon, now));
         let from = self.learned.from(&call.of, requests, now);
         let counted = self.counted_from_calls(&call, now);
@@ -260,11 +268,16 @@ impl State {
     }
 
     /// A call that changes something.
-    pub(super) fn open_call(&self, of: &[Target<'_>], requests: u64) -> Result<Call, Refused> {
+    pub(super) fn open_call(
+        &mut self,
+        of: &[Target<'_>],
+        requests: u64,
+        now: u64,
+    ) -> Result<Call, Refused> {
         if self.is_over {
             return Err(Refused::Stopping);
         }
-        self.call(of, requests)
+        self.call(of, requests, now)
     }
 
     fn next(&self, call: &Call, now: u64) -> Result<Slot, Refused> {

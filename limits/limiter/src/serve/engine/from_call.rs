@@ -2,16 +2,18 @@
 //! by a step window.
 //!
 //! For each rule that a call says there is a limit of its own, which has the name of the limit in the file, a space and the rule. No other
-//! limit has such a name, as it has a slash. A counter keeps its first rule for as long as something of it is used.
+//! limit has such a name, as it has a slash. A counter keeps its first rule for as long as it is in use.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use limits::{
+    Algorithm,
     rate::REQUESTS_MAX,
-    rules::{NamedLimit, Rules},
+    rules::{NamedLimit, Rule},
+    step_of,
 };
 
-use super::{Engine, Refused, State};
+use super::{LESSONS_LOOKED_AT, Refused, State, Target};
 
 /// Maximum number of rules that calls of one limit may say.
 const RULES_MAX: usize = 64;
@@ -33,67 +35,74 @@ impl CallRule {
     /// When a number is out of its bounds.
     pub fn new(interval: u64, requests: u64) -> Result<Self, String> {
         if !(1..=INTERVAL_MAX).contains(&interval) {
-            return Err(format!("interval: {interval} is not 1 to {INTERVAL_MAX} s"));
+            return Err(format!(
+                "invalid interval {interval}: use 1 to {INTERVAL_MAX} s"
+            ));
         }
         if !(1..=REQUESTS_MAX).contains(&requests) {
-            return Err(format!("requests: {requests} is not 1 to {REQUESTS_MAX}"));
+            return Err(format!(
+                "invalid requests {requests}: use 1 to {REQUESTS_MAX}"
+            ));
         }
         Ok(Self { interval, requests })
     }
 
-    /// The limit of this rule.
-    fn limit(self, base: &str) -> Result<NamedLimit, String> {
-        let Self { interval, requests } = self;
-        let rule = format!("{requests}/{interval}s");
-        let text = format!(
-            "[limits.of-call]\nrules = [{{ id = 'of-call', rate = '{rule}', algorithm = 'step_window' }}]"
-        );
-        let rules = Rules::parse(&text).map_err(|mistakes| mistakes.to_string())?;
-        let limit = rules.limits.into_iter().next().expect("one was written");
-        Ok(NamedLimit {
-            name: format!("{base} {rule}"),
-            ..limit
-        })
+    /// The name of the limit of this rule.
+    #[must_use]
+    pub fn limit_of(self, base: &str) -> String {
+        format!("{base} {}/{}s", self.requests, self.interval)
+    }
+
+    /// The limit of this rule. Its numbers are within the bounds of every step window.
+    fn limit(self, base: &NamedLimit) -> NamedLimit {
+        let window = Duration::from_secs(self.interval);
+        let algorithm = Algorithm::StepWindow {
+            limit: self.requests,
+            window,
+            step: step_of(window),
+        };
+        let rule = Rule {
+            id: "of-call".to_owned(),
+            limit: algorithm.into(),
+        };
+        NamedLimit {
+            name: self.limit_of(&base.name),
+            rules: vec![rule],
+            from_call: false,
+            ..base.clone()
+        }
     }
 }
 
 /// The limit in the file, and the rule, that a limit is made of.
-fn parts(name: &str) -> Option<(&str, &str)> {
+fn parts(name: &str) -> Option<(&str, CallRule)> {
     let (base, rule) = name.rsplit_once(' ')?;
-    rule.contains('/').then_some((base, rule))
+    let (requests, interval) = rule.strip_suffix('s')?.split_once('/')?;
+    let rule = CallRule::new(interval.parse().ok()?, requests.parse().ok()?);
+    Some((base, rule.ok()?))
+}
+
+/// The rule of a limit that is made of this one.
+fn rule_of<'a>(made: &'a NamedLimit, base: &str) -> Option<&'a str> {
+    let rule = made.name.strip_prefix(base)?.strip_prefix(' ')?;
+    (!rule.contains(' ')).then_some(rule)
 }
 
 /// Whether a limit is of one of these whose rule calls say.
 pub(super) fn is_of(limits: &[NamedLimit], made: &NamedLimit) -> bool {
-    let base = parts(&made.name).map(|(base, _)| base);
     let mut limits = limits.iter();
-    limits.any(|limit| limit.from_call && Some(&*limit.name) == base)
-}
-
-impl Engine {
-    /// The name of the limit that a call is under which says its rule.
-    ///
-    /// # Errors
-    /// When it cannot be under that rule.
-    pub fn limit_of_call(
-        &self,
-        base: &str,
-        counter: &str,
-        rule: CallRule,
-        now: u64,
-    ) -> Result<String, Refused> {
-        self.state().limit_of_call(base, counter, rule, now)
-    }
+    limits.any(|limit| limit.from_call && rule_of(made, &limit.name).is_some())
 }
 
 impl State {
-    fn limit_of_call(
-        &mut self,
-        base: &str,
-        counter: &str,
-        rule: CallRule,
-        now: u64,
-    ) -> Result<String, Refused> {
+    /// Makes the limit that a call names by [`CallRule::limit_of`], unless it is there.
+    ///
+    /// # Errors
+    /// When the call cannot be under that rule.
+    pub(super) fn take_rule(&mut self, target: Target<'_>, now: u64) -> Result<(), Refused> {
+        let Some((base, rule)) = parts(target.limit) else {
+            return Ok(());
+        };
         if !self.is_from_call(base) {
             return Err(match self.catalog.place(base) {
                 Some(_) => Refused::RuleOfCall(format!(
@@ -102,38 +111,68 @@ impl State {
                 None => Refused::UnknownLimit(base.to_owned()),
             });
         }
-        let limit = rule.limit(base).map_err(Refused::RuleOfCall)?;
-        let key: Arc<str> = Arc::from(counter);
-        let mut rules = 0;
+        let counter: Arc<str> = Arc::from(target.counter);
         for made in &self.of_calls {
-            let Some((_, rule)) = parts(&made.name).filter(|(it, _)| *it == base) else {
-                continue;
-            };
-            rules += 1;
-            let Some(place) = self.catalog.place(&made.name) else {
-                continue;
-            };
-            let mut placed = self.catalog.get(place).rules.iter();
-            let core = &self.core;
-            let is_used = placed
-                .any(|it| core.keeps(it.id, &key) && core.standing(it.id, &key, now).used > 0);
-            if is_used && made.name != limit.name {
+            if let Some(rule) = rule_of(made, base)
+                && made.name != target.limit
+                && self.is_in_use(&made.name, &counter, now)
+            {
                 return Err(Refused::RuleOfCall(format!(
-                    "the counter {base}/{counter} goes by {rule}, the rule of its first call, until nothing of it is used"
+                    "counter {base}/{counter} is in use under rule {rule}; a different rule is accepted once that usage has expired"
                 )));
             }
         }
-        let name = limit.name.clone();
-        if self.catalog.place(&name).is_none() {
-            if rules >= RULES_MAX {
-                return Err(Refused::RuleOfCall(format!(
-                    "{base:?} has {RULES_MAX} different rules of calls, and no room for another"
-                )));
-            }
-            self.of_calls.push(limit);
-            self.apply(now);
+        if self.catalog.place(target.limit).is_some() {
+            return Ok(());
         }
-        Ok(name)
+        if !self.has_room(base) {
+            self.drop_unused(base, now);
+        }
+        if !self.has_room(base) {
+            return Err(Refused::RuleOfCall(format!(
+                "{base:?} has {RULES_MAX} different rules of calls in use, and no room for another"
+            )));
+        }
+        self.make(base, rule);
+        self.apply(now);
+        Ok(())
+    }
+
+    /// Whether something of a counter is used or booked, or a partner's answer still holds for it.
+    fn is_in_use(&self, limit: &str, counter: &Arc<str>, now: u64) -> bool {
+        self.catalog.place(limit).is_some_and(|place| {
+            let mut rules = self.catalog.get(place).rules.iter();
+            let of = [(place, Arc::clone(counter))];
+            rules.any(|it| self.core.is_in_use(it.id, counter, now))
+                || self.learned.left(&of, now).is_some()
+        })
+    }
+
+    /// Whether calls of this limit may say another rule.
+    fn has_room(&self, base: &str) -> bool {
+        let made = self.of_calls.iter();
+        made.filter(|made| rule_of(made, base).is_some()).count() < RULES_MAX
+    }
+
+    /// Drops the limits made of this one of which no counter is kept, once those are forgotten that are idle.
+    fn drop_unused(&mut self, base: &str, now: u64) {
+        self.core.forget_idle(LESSONS_LOOKED_AT, now);
+        self.learned.pass(LESSONS_LOOKED_AT, now);
+        let (core, catalog, learned) = (&self.core, &self.catalog, &self.learned);
+        let is_kept = |place| {
+            let mut rules = catalog.get(place).rules.iter();
+            learned.counters_of(place) > 0 || rules.any(|it| core.keys_of(it.id) > 0)
+        };
+        self.of_calls.retain(|made| {
+            rule_of(made, base).is_none() || catalog.place(&made.name).is_some_and(is_kept)
+        });
+    }
+
+    fn make(&mut self, base: &str, rule: CallRule) {
+        let mut limits = self.limits.iter();
+        if let Some(base) = limits.find(|limit| limit.from_call && limit.name == base) {
+            self.of_calls.push(rule.limit(base));
+        }
     }
 
     /// Whether each call says the rule of this limit.
@@ -144,19 +183,11 @@ impl State {
 
     /// Makes the limit of a snapshot again, if it is one that a call made.
     pub(super) fn make_again(&mut self, name: &str) {
-        let numbers = parts(name).and_then(|(base, rule)| {
-            let (requests, interval) = rule.strip_suffix('s')?.split_once('/')?;
-            Some((base, interval.parse().ok()?, requests.parse().ok()?))
-        });
-        let Some((base, interval, requests)) = numbers.filter(|it| self.is_from_call(it.0)) else {
-            return;
-        };
-        if let Ok(rule) = CallRule::new(interval, requests)
-            && let Ok(limit) = rule.limit(base)
-            && self.of_calls.len() < RULES_MAX * self.limits.len()
-            && self.of_calls.iter().all(|made| made.name != limit.name)
+        if let Some((base, rule)) = parts(name)
+            && self.has_room(base)
+            && self.of_calls.iter().all(|made| made.name != name)
         {
-            self.of_calls.push(limit);
+            self.make(base, rule);
         }
     }
 }

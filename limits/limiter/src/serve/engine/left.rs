@@ -30,8 +30,8 @@ impl Engine {
         is_told: bool,
         now: u64,
     ) -> Option<Left> {
-        let state = self.state();
-        let call = state.call(of, 1).ok()?;
+        let mut state = self.state();
+        let call = state.call(of, 1, now).ok()?;
         let rules = call.demands.iter().filter_map(|demand| {
             let (_, named, placed) = state.catalog.owner(demand.limit)?;
             let left = if is_told {

@@ -58,8 +58,10 @@ impl Engine {
         let mut state = self.state();
         let now = now.max(state.core.clock());
         let call = match question {
-            Question::Peek => state.call(of, requests)?,
-            Question::Reserve { .. } | Question::Count { .. } => state.open_call(of, requests)?,
+            Question::Peek => state.call(of, requests, now)?,
+            Question::Reserve { .. } | Question::Count { .. } => {
+                state.open_call(of, requests, now)?
+            }
         };
         let question = match (question, by) {
             (Question::Reserve { horizon }, Some(by)) => Question::Reserve {
