@@ -4,7 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use limits::{Algorithm, Aligned, Demand, Limits, rate::Time, rules::Rules};
+use limits::{Algorithm, Aligned, Decision, Demand, Limits, rate::Time, rules::Rules};
 
 /// Calls of which the moment is shown.
 const SHOWN: [u64; 7] = [1, 2, 5, 10, 100, 1_000, 10_000];
@@ -86,10 +86,15 @@ fn schedule(text: &mut String, rules: &Rules, of_key: &[usize], at: u64) -> Resu
             .find(|(id, _)| *id == limit)
             .map_or("", |(_, name)| name)
     };
+    let (mut now, mut binding) = (at, None);
     for number in 1..=SHOWN[SHOWN.len() - 1] {
-        let found = limits.peek(&demands, at).ok();
-        let found = found.filter(|(found, _)| found - at <= nanos(PATIENCE));
-        let Some((found, binding)) = found else {
+        // Each asks when the one before it goes; one that goes with others waited for the same.
+        let decision = limits.reserve(&demands, now, PATIENCE);
+        if let Decision::At { rule, .. } = decision {
+            binding = Some(rule);
+        }
+        let found = decision.at(now);
+        let Some(found) = found.filter(|found| found - at <= nanos(PATIENCE)) else {
             writeln!(
                 text,
                 "    number {number}: not within {}",
@@ -97,13 +102,7 @@ fn schedule(text: &mut String, rules: &Rules, of_key: &[usize], at: u64) -> Resu
             )?;
             break;
         };
-        if limits.reserve(&demands, at, PATIENCE).at(at).is_none() {
-            writeln!(
-                text,
-                "    number {number}: refused, because no more calls may wait at a time under several limits"
-            )?;
-            break;
-        }
+        now = found;
         if SHOWN.contains(&number) {
             let why = binding.map_or(String::new(), |limit| format!(", for {}", name(limit)));
             writeln!(text, "    number {number}: after {}{why}", Time(found - at))?;

@@ -60,7 +60,7 @@ fn example_is_good_and_explained() {
     let at = "2026-11-22T10:00:59Z";
     let expected = [
         "this window: from 2026-11-22T10:00:00Z to 2026-11-22T10:01:00Z",
-        "number 1000: after 475ms",
+        "number 10000: after 481.475s",
     ];
     check(
         &["explain", &example, "partner-b", "--at", at],

@@ -79,6 +79,10 @@ impl Meter {
     /// The first moment from `from` on before a booking, with room for so many.
     #[cold]
     pub(super) fn gap(&self, booked: &Booked, requests: u64, from: u64) -> Option<u64> {
+        let last = booked.list.last().map_or(0, |it| it.at);
+        if from > last && (booked.sealed == u64::MAX || from > booked.sealed) {
+            return None;
+        }
         let mut used = booked.before.clone();
         let mut rest = &booked.list[..];
         loop {
@@ -173,7 +177,8 @@ impl Meter {
             };
         };
         let is_behind_sealed = booked.sealed < u64::MAX && is_last;
-        let is_there = at <= booked.before.last() || booked.list.iter().any(|it| it.at == at);
+        let is_there =
+            at <= booked.before.last() || booked.list.binary_search_by_key(&at, |it| it.at).is_ok();
         let places = match may_grow {
             true => self.bookings_max(),
             false => booked.list.capacity().min(self.bookings_max()),
