@@ -1,4 +1,4 @@
-//! Random traffic, changes and suspensions: what holds always.
+//! Random traffic and changes: what holds always.
 
 use fastrand::Rng;
 
