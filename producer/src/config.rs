@@ -49,7 +49,7 @@ impl Settings for Args {
     type Config = Config;
 
     fn check(self, mistakes: &mut Mistakes) -> Config {
-        let held_by_one = SEND_BUFFER_BYTES + 2 * self.keeping.chunk_bytes;
+        let held_by_one = SEND_BUFFER_BYTES + 3 * self.keeping.chunk_bytes;
         if self.limits.in_flight_bytes < held_by_one {
             mistakes.add(format!(
                 "--in-flight-bytes: less than one stalled stream may hold, {held_by_one} bytes with these chunks"

@@ -186,7 +186,7 @@ pub struct Granted {
 
     /// Most bytes in flight to subscribers that read slowly, beside the log
     ///
-    /// Beyond it the slowest are cut off. At least 256 KiB and two chunks.
+    /// Beyond it the slowest are cut off. At least 256 KiB and three chunks.
     #[arg(
         long,
         value_name = "BYTES",

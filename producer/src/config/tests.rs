@@ -90,9 +90,9 @@ fn unknown_dsps_are_refused_with_a_list_alone() {
 #[test]
 fn in_flight_bytes_hold_at_least_what_one_stalled_stream_may() {
     for (in_flight, chunk, is_enough) in [
-        ("383KiB", "64KiB", false),
-        ("384KiB", "64KiB", true),
-        ("384KiB", "1MiB", false),
+        ("447KiB", "64KiB", false),
+        ("448KiB", "64KiB", true),
+        ("448KiB", "1MiB", false),
     ] {
         let flags = [
             &*format!("--in-flight-bytes={in_flight}"),

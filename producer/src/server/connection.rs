@@ -21,9 +21,9 @@ use super::{
 use crate::streams::Peer;
 
 /// A stream with this many bytes in its send buffer takes no further chunk from the log; enough for the kernel never to
-/// wait. A stream whose client has closed its window has one chunk in flight. One whose client's kernel accepts nothing
-/// more has these bytes in flight, one chunk that exceeds them, and one that is half written: 384 KiB at the default
-/// chunk size, or 37 MiB for a hundred such streams.
+/// wait. A stream whose client has closed its window has two chunks in flight: one of which a part was sent, and one that
+/// waits. One whose client's kernel accepts nothing more has these bytes in flight, one chunk that exceeds them, one that
+/// is half written, and one that waits: 448 KiB at the default chunk size, or 44 MiB for a hundred such streams.
 pub(crate) const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Most calls at once on one connection.

@@ -124,16 +124,16 @@ impl Pipe {
                     return Poll::Ready(ended);
                 }
             }
-            let is_empty = |(data, _): &(Data, bool)| !data.has_remaining();
-            if !self.next.as_ref().is_none_or(is_empty) && !ready!(self.poll_room(context)) {
+            if !ready!(self.poll_room(context)) {
                 return Poll::Ready(Ended::Gone);
             }
-            if let Some((data, last)) = self.next.take() {
-                match self.out.send_data(data, last) {
-                    Ok(()) if last => return Poll::Ready(Ended::Whole),
-                    Ok(()) => {}
-                    Err(_) => return Poll::Ready(Ended::Gone),
-                }
+            let Some((data, last)) = self.next.take() else {
+                continue;
+            };
+            match self.out.send_data(data, last) {
+                Ok(()) if last => return Poll::Ready(Ended::Whole),
+                Ok(()) => {}
+                Err(_) => return Poll::Ready(Ended::Gone),
             }
         }
     }
