@@ -155,7 +155,10 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
             let (_, allowed) = &allowed[node];
             allowed.cover(&Lost::of(source, number))
         };
-        running.verify(sources, &explain, stop).await
+        let forgets_repeats = kinds.iter().any(|(kind, _)| kind.restarts_consumers());
+        running
+            .verify(sources, &explain, forgets_repeats, stop)
+            .await
     };
     let mut outcome = Outcome::new(outcome::Run {
         args,

@@ -19,7 +19,7 @@ use crate::{
     observe::{Observation, Observer, Role},
     report::{grouped, rate},
     scrape::Buckets,
-    verify::{self, Check, MayBeLost, Sent, Source, Verdict},
+    verify::{self, Check, Sent, Source, Verdict},
 };
 
 /// How often the processes are looked at.
@@ -296,11 +296,13 @@ impl Running {
         }
     }
 
-    /// Holds every store against what was sent; producers and consumers have been stopped.
+    /// Holds every store against what was sent; producers and consumers have been stopped. `forgets_repeats` says that
+    /// consumers were restarted meanwhile.
     pub async fn verify(
         &mut self,
         sources: Vec<Source>,
         explain: Explain<'_>,
+        forgets_repeats: bool,
         stop: &CancellationToken,
     ) -> Verification {
         // Anyone who has interrupted the load still wants to know; a second Ctrl-C ends everything.
@@ -326,8 +328,9 @@ impl Running {
                         progress.at(began.elapsed(), line);
                     };
                     let name = node.name.clone();
+                    let check = Check::new(&name, &sent, &may_be_lost, forgets_repeats);
                     let verdict = tokio::select! {
-                        verdict = verify_node(node, &sent, &may_be_lost, say) => verdict,
+                        verdict = verify_node(node, check, say) => verdict,
                         () = stop.cancelled() => Err(anyhow!("interrupted")),
                     };
                     match verdict {
@@ -352,14 +355,12 @@ impl Running {
 /// `None` when there is no store.
 async fn verify_node(
     node: &mut Node,
-    sent: &Sent,
-    may_be_lost: MayBeLost<'_>,
+    check: Check<'_>,
     say: impl Fn(&str, u64),
 ) -> Result<Option<Verdict>> {
     if let Some(process) = node.backend.process() {
         process.check()?;
     }
-    let check = Check::new(&node.name, sent, may_be_lost);
     let progress = |documents| say(&node.name, documents);
     let verdict = match &node.backend {
         StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check, progress).await,

@@ -18,6 +18,8 @@ pub type MayBeLost<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
 pub struct Check<'a> {
     sent: &'a Sent,
     may_be_lost: MayBeLost<'a>,
+    /// Whether the consumer may have forgotten when a repeat came that it did not write.
+    forgets_repeats: bool,
     /// One bit for each request: set at the first of each pair that was found.
     found: Vec<u64>,
     verdict: Verdict,
@@ -42,6 +44,9 @@ pub struct Verdict {
     pub extra: u64,
     /// Pairs that are missing or stale and may be, by what was done to the processes.
     pub explained: u64,
+    /// Pairs with an older value that came after a newer repeat: the repeat was not written, and a restarted consumer does not
+    /// know its time.
+    pub repeats_forgotten: u64,
     /// What must have been lost of these pairs: never more than was.
     #[serde(skip)]
     pub lost: Vec<Lost>,
@@ -72,6 +77,7 @@ impl Verdict {
             (self.wrong, "with a wrong value"),
             (self.extra, "never sent"),
             (self.explained, "lost or stale as the faults allow"),
+            (self.repeats_forgotten, "older than a repeat that a restarted consumer forgot"),
         ] {
             if count > 0 {
                 line.push_str(&format!(", {} {what}", grouped(count)));
@@ -125,12 +131,18 @@ impl Newest {
 }
 
 impl<'a> Check<'a> {
-    /// A check that has seen nothing yet.
+    /// A check that has seen nothing yet. `forgets_repeats` says that the node's consumer was restarted.
     #[must_use]
-    pub fn new(node: &str, sent: &'a Sent, may_be_lost: MayBeLost<'a>) -> Self {
+    pub fn new(
+        node: &str,
+        sent: &'a Sent,
+        may_be_lost: MayBeLost<'a>,
+        forgets_repeats: bool,
+    ) -> Self {
         Self {
             sent,
             may_be_lost,
+            forgets_repeats,
             found: vec![0; sent.len().div_ceil(64)],
             verdict: Verdict {
                 node: node.to_owned(),
@@ -179,18 +191,40 @@ impl<'a> Check<'a> {
                 verdict.right += 1;
                 return;
             }
+            let is_newer = |request: &Request, than: &Request| {
+                let mut newest = Newest::default();
+                newest.add(sent, request);
+                !newest.admits(sent, than)
+            };
             let newer = |stored: &Request| -> Vec<_> {
-                let newer = accepted.iter().filter(|request| {
-                    let mut newest = Newest::default();
-                    newest.add(sent, request);
-                    !newest.admits(sent, stored)
-                });
+                let newer = accepted.iter().filter(|it| is_newer(it, stored));
                 newer.map(|request| lost(sent, request)).collect()
             };
             let excused = with_value().filter(|request| required.admits(sent, request));
             if let Some(lost) = excused.map(newer).min_by_key(Vec::len) {
                 verdict.explained += 1;
                 verdict.lost.extend(lost);
+                return;
+            }
+            // Came through another producer than the stored one, with a value that had come before both.
+            let is_repeat = |newer: &Request, stored: &Request| {
+                let value = sent.cookie(newer);
+                sent.source(newer).producer != sent.source(stored).producer
+                    && accepted.iter().any(|first| {
+                        buyer_of(&sent.cookie(first)) == buyer_of(&value)
+                            && is_newer(newer, first)
+                            && !is_newer(first, stored)
+                    })
+            };
+            let is_older_than_repeats = |stored: &Request| {
+                let mut newer = accepted.iter().filter(|it| is_newer(it, stored));
+                newer.all(|newer| {
+                    (self.may_be_lost)(sent.source(newer), newer.number.into())
+                        || is_repeat(newer, stored)
+                })
+            };
+            if self.forgets_repeats && with_value().any(is_older_than_repeats) {
+                verdict.repeats_forgotten += 1;
                 return;
             }
             (&mut verdict.stale, "is certainly not the newest")

@@ -44,6 +44,11 @@ struct Run {
 
 impl Run {
     fn new(users: u64, connections: &[Connection<'_>]) -> Self {
+        let traffic = Traffic::new(1, NonZeroU64::new(users));
+        Self::of(&traffic.with_dsps(std::num::NonZeroU32::MIN), connections)
+    }
+
+    fn of(traffic: &Traffic, connections: &[Connection<'_>]) -> Self {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let source = |(index, (producer, requests)): (usize, &Connection<'_>)| {
@@ -51,8 +56,7 @@ impl Run {
                 .iter()
                 .map(|(fate, sent, answered)| (*fate, at(*sent), at(*answered)));
             Source {
-                traffic: Traffic::new(1, NonZeroU64::new(users))
-                    .with_dsps(std::num::NonZeroU32::MIN),
+                traffic: traffic.clone(),
                 connection: index as u64,
                 producer: *producer,
                 requests: Box::new(Model(requests.collect())),
@@ -75,7 +79,16 @@ impl Run {
     }
 
     fn check(&self, stored: &Stored, may_be_lost: MayBe<'_>) -> Verdict {
-        let mut check = Check::new("it", &self.sent, may_be_lost);
+        self.check_node(stored, may_be_lost, false)
+    }
+
+    fn check_node(
+        &self,
+        stored: &Stored,
+        may_be_lost: MayBe<'_>,
+        forgets_repeats: bool,
+    ) -> Verdict {
+        let mut check = Check::new("it", &self.sent, may_be_lost, forgets_repeats);
         for ((user, dsp), buyer) in stored {
             check.take(user.as_bytes(), *dsp, buyer.as_bytes());
         }
@@ -210,6 +223,37 @@ fn older_value_is_explained_when_the_newer_may_be_lost() {
     let verdict = run.check(&older, &|_, number| number == 1);
     expect(&verdict, [0, 0, 0, 0, 1]);
     assert_eq!(verdict.lost.len(), 1);
+}
+
+/// Which of these may be stored by a consumer that forgets repeats: a value at producer 0, another at 1, and the first again,
+/// at producer `last`.
+#[track_caller]
+fn check_repeat(last: usize, expected: [u64; 5], forgotten: u64) {
+    let of_one_user = |seed| {
+        Traffic::new(seed, NonZeroU64::new(1))
+            .with_dsps(std::num::NonZeroU32::MIN)
+            .with_repeats_changed(0.5)
+    };
+    let is_it = |traffic: &Traffic| {
+        let [first, other, again] = [0, 1, 2].map(|connection| traffic.cookie(connection, 0));
+        let is_again = first.buyer_uid() == again.buyer_uid();
+        is_again && first.buyer_uid() != other.buyer_uid()
+    };
+    let traffic = (0..).map(of_one_user).find(is_it).unwrap();
+    let (first, other, again) = ([(OK, 0, 1)], [(OK, 500, 501)], [(OK, 1_000, 1_001)]);
+    let run = Run::of(&traffic, &[(0, &first), (1, &other), (last, &again)]);
+    let older = run.stored(&[(1, 0)]);
+    expect(&run.check(&older, NOTHING_LOST), [0, 1, 0, 0, 0]);
+    let verdict = run.check_node(&older, NOTHING_LOST, true);
+    expect(&verdict, expected);
+    assert_eq!(verdict.repeats_forgotten, forgotten);
+}
+
+#[test]
+fn value_between_two_equal_ones_may_be_stored_where_the_repeat_was_forgotten() {
+    check_repeat(0, [0; 5], 1);
+    // Behind it in the same stream: the consumer would have written it.
+    check_repeat(1, [0, 1, 0, 0, 0], 0);
 }
 
 #[test]

@@ -45,13 +45,16 @@ impl Documents {
     pub(crate) async fn wait_exactly(&self, expected: &Known) -> Result<()> {
         let count = |known: &Known| known.values().map(BTreeMap::len).sum::<usize>();
         let wanted = count(expected) as u64;
-        let what = format!("{wanted} documents");
-        wait_until(PATIENCE, &what, async || Ok(self.count().await? >= wanted)).await?;
-        let what = "the documents are those that were sent";
+        let filled = format!("{wanted} documents");
         let mut found = Known::new();
-        let equal = wait_until(PATIENCE / 6, what, async || {
-            Ok(self.known().await? == *expected)
-        });
+        let equal = async {
+            wait_until(PATIENCE, &filled, async || Ok(self.count().await? >= wanted)).await?;
+            let what = "the documents are those that were sent";
+            wait_until(PATIENCE / 6, what, async || {
+                Ok(self.known().await? == *expected)
+            })
+            .await
+        };
         if let Err(error) = equal.await {
             found.extend(self.known().await?);
             let wrong = expected
