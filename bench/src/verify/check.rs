@@ -77,7 +77,10 @@ impl Verdict {
             (self.wrong, "with a wrong value"),
             (self.extra, "never sent"),
             (self.explained, "lost or stale as the faults allow"),
-            (self.repeats_forgotten, "older than a repeat that a restarted consumer forgot"),
+            (
+                self.repeats_forgotten,
+                "older than a repeat that a restarted consumer forgot",
+            ),
         ] {
             if count > 0 {
                 line.push_str(&format!(", {} {what}", grouped(count)));

@@ -99,6 +99,10 @@ fn what_a_producer_refuses_is_a_mistake_for_one() {
             "limits.dsp: `dsp` is not a DSP",
         ),
         (
+            "unknown = \"unlimited\"\n[limits.dsp]\nfrom_call = true\n".to_owned(),
+            "limits.dsp: from_call is for limiter serve",
+        ),
+        (
             format!(
                 "unknown = \"unlimited\"\n[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\n\
                  group = \"g\"\n[limits.dsp]\nkeys = [17]\n{rules}"

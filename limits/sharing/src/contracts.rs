@@ -17,6 +17,12 @@ pub fn check(rules: &Rules) -> Vec<String> {
     let mut mistakes = Vec::new();
     let mut dsps = 0;
     for limit in &rules.limits {
+        if limit.from_call {
+            mistakes.push(format!(
+                "limits.{}: from_call is for limiter serve: a producer gets no rules from calls",
+                limit.name
+            ));
+        }
         for key in &limit.keys {
             dsps += 1;
             // The number as it is written elsewhere too: `017` would be another key.

@@ -48,7 +48,12 @@ impl Documents {
         let filled = format!("{wanted} documents");
         let mut found = Known::new();
         let equal = async {
-            wait_until(PATIENCE, &filled, async || Ok(self.count().await? >= wanted)).await?;
+            wait_until(
+                PATIENCE,
+                &filled,
+                async || Ok(self.count().await? >= wanted),
+            )
+            .await?;
             let what = "the documents are those that were sent";
             wait_until(PATIENCE / 6, what, async || {
                 Ok(self.known().await? == *expected)
