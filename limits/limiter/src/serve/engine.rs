@@ -210,7 +210,7 @@ struct State {
     catalog: Catalog,
     /// The limits of the sources, and those that calls made.
     limits: Vec<NamedLimit>,
-    of_calls: Vec<NamedLimit>,
+    of_calls: Vec<from_call::Made>,
     learned: Learned,
     counting: Counting,
     /// What a server said, if one counts.
@@ -352,7 +352,10 @@ impl State {
         let now = now.max(self.core.clock());
         let before: Vec<Option<Arc<str>>> = self.names();
         let limits = self.limits.iter().filter(|limit| !limit.from_call);
-        let limits: Vec<NamedLimit> = limits.chain(&self.of_calls).cloned().collect();
+        let limits: Vec<NamedLimit> = limits
+            .chain(self.of_calls.iter().map(|made| &made.limit))
+            .cloned()
+            .collect();
         self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
         let after = self.names();

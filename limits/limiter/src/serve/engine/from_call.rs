@@ -18,6 +18,9 @@ use super::{LESSONS_LOOKED_AT, Refused, State, Target};
 /// Maximum number of rules that calls of one limit may say.
 const RULES_MAX: usize = 64;
 
+/// How long the limit of a rule stays at least, in nanoseconds: a caller of ever new rules must not make all limits anew with each call.
+const KEPT_NANOS: u64 = 10_000_000_000;
+
 /// The longest interval, in seconds: 31 days.
 const INTERVAL_MAX: u64 = 31 * 86_400;
 
@@ -74,6 +77,13 @@ impl CallRule {
     }
 }
 
+/// The limit of a rule that a call said.
+#[derive(Debug, Clone)]
+pub(super) struct Made {
+    pub(super) limit: NamedLimit,
+    at: u64,
+}
+
 /// The limit in the file, and the rule, that a limit is made of.
 fn parts(name: &str) -> Option<(&str, CallRule)> {
     let (base, rule) = name.rsplit_once(' ')?;
@@ -83,13 +93,13 @@ fn parts(name: &str) -> Option<(&str, CallRule)> {
 }
 
 /// The rule of a limit that is made of this one.
-fn rule_of<'a>(made: &'a NamedLimit, base: &str) -> Option<&'a str> {
-    let rule = made.name.strip_prefix(base)?.strip_prefix(' ')?;
+fn rule_of<'a>(made: &'a Made, base: &str) -> Option<&'a str> {
+    let rule = made.limit.name.strip_prefix(base)?.strip_prefix(' ')?;
     (!rule.contains(' ')).then_some(rule)
 }
 
 /// Whether a limit is of one of these whose rule calls say.
-pub(super) fn is_of(limits: &[NamedLimit], made: &NamedLimit) -> bool {
+pub(super) fn is_of(limits: &[NamedLimit], made: &Made) -> bool {
     let mut limits = limits.iter();
     limits.any(|limit| limit.from_call && rule_of(made, &limit.name).is_some())
 }
@@ -114,8 +124,8 @@ impl State {
         let counter: Arc<str> = Arc::from(target.counter);
         for made in &self.of_calls {
             if let Some(rule) = rule_of(made, base)
-                && made.name != target.limit
-                && self.is_in_use(&made.name, &counter, now)
+                && made.limit.name != target.limit
+                && self.is_in_use(&made.limit.name, &counter, now)
             {
                 return Err(Refused::RuleOfCall(format!(
                     "counter {base}/{counter} is in use under rule {rule}; a different rule is accepted once that usage has expired"
@@ -130,10 +140,11 @@ impl State {
         }
         if !self.has_room(base) {
             return Err(Refused::RuleOfCall(format!(
-                "{base:?} has {RULES_MAX} different rules of calls in use, and no room for another"
+                "{base:?} has {RULES_MAX} different rules of calls in use or called within {} s, and no room for another",
+                KEPT_NANOS / 1_000_000_000
             )));
         }
-        self.make(base, rule);
+        self.make(base, rule, now);
         self.apply(now);
         Ok(())
     }
@@ -164,14 +175,17 @@ impl State {
             learned.counters_of(place) > 0 || rules.any(|it| core.keys_of(it.id) > 0)
         };
         self.of_calls.retain(|made| {
-            rule_of(made, base).is_none() || catalog.place(&made.name).is_some_and(is_kept)
+            rule_of(made, base).is_none()
+                || now < made.at.saturating_add(KEPT_NANOS)
+                || catalog.place(&made.limit.name).is_some_and(is_kept)
         });
     }
 
-    fn make(&mut self, base: &str, rule: CallRule) {
+    fn make(&mut self, base: &str, rule: CallRule, now: u64) {
         let mut limits = self.limits.iter();
         if let Some(base) = limits.find(|limit| limit.from_call && limit.name == base) {
-            self.of_calls.push(rule.limit(base));
+            let limit = rule.limit(base);
+            self.of_calls.push(Made { limit, at: now });
         }
     }
 
@@ -182,12 +196,12 @@ impl State {
     }
 
     /// Makes the limit of a snapshot again, if it is one that a call made.
-    pub(super) fn make_again(&mut self, name: &str) {
+    pub(super) fn make_again(&mut self, name: &str, now: u64) {
         if let Some((base, rule)) = parts(name)
             && self.has_room(base)
-            && self.of_calls.iter().all(|made| made.name != name)
+            && self.of_calls.iter().all(|made| made.limit.name != name)
         {
-            self.make(base, rule);
+            self.make(base, rule, now);
         }
     }
 }

@@ -190,7 +190,7 @@ impl Engine {
             ahead: Duration::ZERO,
         };
         for limit in &head.limits {
-            state.make_again(&limit.name);
+            state.make_again(&limit.name, now);
         }
         if !state.of_calls.is_empty() {
             state.apply(now);
