@@ -242,7 +242,9 @@ impl<'a> Ladder<'a> {
             Verification::failed(format!("{} cookies were never stored", grouped(self.left)))
         } else {
             let sources = std::mem::take(&mut self.sources);
-            running.verify(sources, &|_, _, _| false, false, stop).await
+            running
+                .verify(sources, &|_, _, _| false, &|_| false, stop)
+                .await
         };
         faults.extend(verification.faults());
         faults.extend(self.steps.iter().flat_map(faults_of));

@@ -134,7 +134,7 @@ pub const CHARGED: Figure = Figure::gauge(
 );
 pub const CLOCK_BEHIND: Figure = Figure::gauge(
     "limiter_clock_behind_seconds",
-    "How far the system's clock is behind the limiter's, which never goes back: windows that are aligned to the clock begin so much earlier.",
+    "How far the system's clock is behind the limiter's, which never goes back: windows that are aligned to the clock begin earlier by this time.",
 );
 pub const CLOCK_STEPS: Figure = Figure::counter(
     "limiter_clock_steps_total",

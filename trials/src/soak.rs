@@ -155,9 +155,9 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
             let (_, allowed) = &allowed[node];
             allowed.cover(&Lost::of(source, number))
         };
-        let forgets_repeats = kinds.iter().any(|(kind, _)| kind.restarts_consumers());
+        let forgets_repeats = |node: usize| injector.restarted.contains(&node);
         running
-            .verify(sources, &explain, forgets_repeats, stop)
+            .verify(sources, &explain, &forgets_repeats, stop)
             .await
     };
     let mut outcome = Outcome::new(outcome::Run {

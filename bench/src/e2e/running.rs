@@ -296,13 +296,13 @@ impl Running {
         }
     }
 
-    /// Holds every store against what was sent; producers and consumers have been stopped. `forgets_repeats` says that
-    /// consumers were restarted meanwhile.
+    /// Holds every store against what was sent; producers and consumers have been stopped. `forgets_repeats` says of
+    /// which nodes the consumers were restarted meanwhile.
     pub async fn verify(
         &mut self,
         sources: Vec<Source>,
         explain: Explain<'_>,
-        forgets_repeats: bool,
+        forgets_repeats: &(dyn Fn(usize) -> bool + Sync),
         stop: &CancellationToken,
     ) -> Verification {
         // Anyone who has interrupted the load still wants to know; a second Ctrl-C ends everything.
@@ -328,7 +328,7 @@ impl Running {
                         progress.at(began.elapsed(), line);
                     };
                     let name = node.name.clone();
-                    let check = Check::new(&name, &sent, &may_be_lost, forgets_repeats);
+                    let check = Check::new(&name, &sent, &may_be_lost, forgets_repeats(index));
                     let verdict = tokio::select! {
                         verdict = verify_node(node, check, say) => verdict,
                         () = stop.cancelled() => Err(anyhow!("interrupted")),

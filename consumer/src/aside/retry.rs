@@ -14,7 +14,7 @@ use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnord
 use runtime::unix_micros;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -178,11 +178,7 @@ impl Retries {
             let batch = Arc::new(unpack(self.store.read_aside(&numbers).await?));
             let written = match self.not_wanted(dsp_id, &batch) {
                 Some(why) => all_rejected(&batch, why),
-                None => {
-                    let written = self.store.retry(dsp_id, Arc::clone(&batch)).await?;
-                    self.health.dsp_works(dsp_id);
-                    written
-                }
+                None => self.store.retry(dsp_id, Arc::clone(&batch)).await?,
             };
             has_tried = true;
             let (stale, rejected) = (written.stale.len() as u64, written.rejected.len() as u64);
@@ -197,8 +193,7 @@ impl Retries {
                 );
             }
             self.dead_letters.write(&batch, written.rejected).await;
-            // If this fails, all of it is done again.
-            self.store.remove_aside(&numbers).await?;
+            self.remove(dsp_id, &numbers).await;
             self.aside.done(dsp_id, entries.len());
             self.aside.metrics.ledger.retried(&Retried {
                 written: cookies - stale - rejected,
@@ -216,6 +211,18 @@ impl Retries {
             self.health.dsp_works(dsp_id);
         }
         Ok(())
+    }
+
+    /// Removes entries whose cookies are written or dead letters. Only the removal is repeated: if its answer was lost, there
+    /// is nothing left to read and write again.
+    async fn remove(&self, dsp_id: u32, numbers: &[u64]) {
+        let mut delay = DELAYS.0;
+        while let Err(error) = self.store.remove_aside(numbers).await {
+            self.health.dsp_fails(dsp_id, &error.to_string());
+            sleep(jittered(delay)).await;
+            delay = (2 * delay).min(DELAYS.1);
+        }
+        self.health.dsp_works(dsp_id);
     }
 }
 

@@ -17,17 +17,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    aside::Aside,
+    aside::{Aside, Retries},
     batch::{
         Cursor,
-        tests::{aged_chunk, chunk},
+        tests::{aged_chunk, batch, chunk},
     },
     dead_letters::DeadLetters,
     dsp_slots::DspSlots,
     health::Health,
     ledger::Figures,
     metrics::Metrics,
-    store::Store,
+    store::{NotTaken, Store},
     subscription::buffer::{self, BufferWriter, Item},
     ttl::Ttls,
 };
@@ -180,6 +180,48 @@ async fn cursor_waits_until_cookies_that_are_not_taken_are_durable_aside() {
     );
     let figures = settled(&sink.metrics);
     assert_eq!((figures.written, figures.set_aside), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn queued_cookies_are_written_once_when_the_answer_to_their_removal_is_lost() {
+    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let store = Arc::new(FakeStore {
+        lost_removals: AtomicU32::new(2),
+        ..FakeStore::default()
+    });
+    let aside = Aside::new(BTreeSet::new(), metrics.aside.clone());
+    let batch = batch(&[chunk(1, 1, &[("a", 7, "b"), ("b", 7, "b")])]);
+    metrics.sink.ledger.received(2);
+    let not_taken = NotTaken {
+        dsp_id: 7,
+        why: None,
+        indices: vec![0, 1],
+    };
+    let (full, _) = aside.pack(&batch, &[not_taken], |_| true);
+    store
+        .put_aside(full.iter().cloned().collect())
+        .await
+        .unwrap();
+    aside.put(&full);
+    let folder = TempDir::new().unwrap();
+    let letters = folder.path().join("letters");
+    let health = Arc::new(Health::default());
+    let retries = Retries::new(
+        aside.clone(),
+        Arc::clone(&store) as Arc<dyn Store>,
+        Arc::clone(&health),
+        DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
+        unrefused(),
+        forever(),
+    );
+    let stop = CancellationToken::new();
+    let ended = tokio::spawn(retries.run(stop.clone()));
+    sleep(Duration::from_secs(60)).await;
+    stop.cancel();
+    ended.await.unwrap();
+    let figures = settled(&metrics);
+    assert_eq!((figures.written, figures.unreadable), (2, 0), "{figures:?}");
+    assert!(aside.dsps().is_empty() && health.failing_dsps().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

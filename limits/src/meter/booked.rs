@@ -103,7 +103,6 @@ impl Meter {
                         at = self.next(&used, requests, from.max(meter.next_step(at)));
                         is_alone = true;
                     }
-                    Kind::Steps(_) => break,
                     // A later call before that booking holds it up all the more.
                     _ => {
                         passed = index + 1;

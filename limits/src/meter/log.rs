@@ -155,13 +155,12 @@ impl Log {
     }
 
     pub(crate) fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {
-        let within = |it: &Logged| {
-            let first = self.first_within(it, at);
-            (first..it.length)
-                .map(|index| it.get(index))
-                .collect::<Vec<_>>()
-        };
-        within(one) == within(other)
+        let within = |it: &Logged| self.first_within(it, at)..it.length;
+        let (one_within, other_within) = (within(one), within(other));
+        one_within.len() == other_within.len()
+            && one_within
+                .zip(other_within)
+                .all(|(a, b)| one.get(a) == other.get(b))
     }
 
     pub(crate) fn give_back(&self, logged: &mut Logged, requests: u64, at: u64) {

@@ -93,6 +93,10 @@ pub struct InProgress(Arc<Activity>);
 
 impl Drop for InProgress {
     fn drop(&mut self) {
+        // A body that came after its head is no part of the next request.
+        let bytes_read = self.0.bytes_read.load(Ordering::Relaxed);
+        let at_request = &self.0.bytes_read_at_request;
+        at_request.store(bytes_read, Ordering::Relaxed);
         self.0.in_progress.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,6 +1,9 @@
 //! Does what the plan of faults says, turn by turn, while the load runs.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use bench::{
@@ -38,6 +41,8 @@ pub(super) struct Injector {
     pub(super) events: Vec<Event>,
     /// How often a producer was killed.
     pub(super) killed: usize,
+    /// Nodes whose consumer lost what it has in memory only.
+    pub(super) restarted: BTreeSet<usize>,
     pub(super) faults: Vec<String>,
 }
 
@@ -67,6 +72,7 @@ impl Injector {
             active: Vec::new(),
             events: Vec::new(),
             killed: 0,
+            restarted: BTreeSet::new(),
             faults: Vec::new(),
         }
     }
@@ -206,6 +212,11 @@ impl Injector {
             }
         };
         self.killed += usize::from(fault.kind == Kind::KillProducer);
+        if let (Kind::KillConsumer | Kind::RestartConsumer, Victim::Consumer(node)) =
+            (fault.kind, fault.victim)
+        {
+            self.restarted.insert(node);
+        }
         self.active.push(Active { fault, stage });
         Ok(what)
     }

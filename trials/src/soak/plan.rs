@@ -177,11 +177,6 @@ impl Kind {
     pub(super) fn strikes_the_edge(self) -> bool {
         matches!(self, Self::RestartProducer | Self::KillProducer)
     }
-
-    /// Whether consumers lose what they have in memory only.
-    pub(super) fn restarts_consumers(self) -> bool {
-        matches!(self, Self::RestartConsumer | Self::KillConsumer)
-    }
 }
 
 impl Fault {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::time::sleep;
 
@@ -30,6 +31,10 @@ pub(super) struct FakeStore {
     pub(super) failing_dsp: Option<u32>,
     /// Times that it puts nothing into its retry queue.
     pub(super) failed_puts: AtomicU32,
+    /// What is in its retry queue.
+    pub(super) aside: Mutex<Vec<FullEntry>>,
+    /// Times that the answer to a removal from the retry queue is lost.
+    pub(super) lost_removals: AtomicU32,
     /// Times that it can be read but not written.
     pub(super) read_only: AtomicU32,
     pub(super) batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
@@ -39,7 +44,8 @@ pub(super) struct FakeStore {
 
 impl FakeStore {
     fn note(&self, event: &str, batch: &Batch) {
-        let event = format!("{event} {}", batch.cursors()[0].sequence);
+        let sequence = batch.cursors().first().map_or(0, |cursor| cursor.sequence);
+        let event = format!("{event} {sequence}");
         self.events.lock().unwrap().push(event);
     }
 }
@@ -108,9 +114,34 @@ impl Store for FakeStore {
             Ok(_) => Err(StoreError::Unavailable("not now".to_owned())),
             Err(_) => Ok(()),
         };
+        if answer.is_ok() {
+            let mut aside = self.aside.lock().unwrap();
+            aside.extend(entries.iter().cloned());
+        }
         let cookies: u64 = entries.iter().map(|full| full.entry.cookies).sum();
         let event = format!("put {cookies}: {}", answer.is_ok());
         self.events.lock().unwrap().push(event);
+        std::future::ready(answer).boxed()
+    }
+
+    fn read_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+        let aside = self.aside.lock().unwrap();
+        let found = aside
+            .iter()
+            .filter(|full| numbers.contains(&full.entry.number));
+        let chunks = found.flat_map(|full| full.chunks.clone()).collect();
+        std::future::ready(Ok(chunks)).boxed()
+    }
+
+    fn remove_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
+        let mut aside = self.aside.lock().unwrap();
+        aside.retain(|full| !numbers.contains(&full.entry.number));
+        let less = |times: u32| times.checked_sub(1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let answer = match self.lost_removals.fetch_update(set, fetch, less) {
+            Ok(_) => Err(StoreError::Unavailable("no answer".to_owned())),
+            Err(_) => Ok(()),
+        };
         std::future::ready(answer).boxed()
     }
 

@@ -97,7 +97,7 @@ impl Clock {
             behind if behind > STEP_MIN => {
                 let seconds = behind.as_secs();
                 format!(
-                    "the system's clock is {seconds} s behind the limiter's: aligned windows begin so much earlier"
+                    "the system's clock is {seconds} s behind the limiter's: aligned windows begin earlier by this time"
                 )
             }
             _ => "as the system's".to_owned(),

@@ -39,7 +39,7 @@ const fn kind(name: &'static str, status: u16, title: &'static str, advice: &'st
 pub const QUOTA_EXCEEDED: Kind = kind(
     "quota-exceeded",
     429,
-    "The quota is used up for longer than the horizon",
+    "No slot is free within the horizon",
     "Nothing was taken. The detail names what is used up, and until when. Ask again after Retry-After, or with a longer horizon. Under a limit of every call nothing is booked more than 30 s \
      ahead, nor more by one token than it leaves to others.",
 );
@@ -110,7 +110,7 @@ pub const TOO_MANY_RULES: Kind = kind(
 pub const RULE_OF_CALL: Kind = kind(
     "rule-of-call",
     422,
-    "The call cannot go by this rule",
+    "Invalid rule for this counter",
     "A limit with from_call takes interval and requests from each call, and a counter keeps the rule of its first call for as long as it is in use. The detail says what is wrong.",
 );
 /// The time is in the future.

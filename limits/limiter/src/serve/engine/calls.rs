@@ -212,7 +212,7 @@ impl State {
             Decision::At { at, rule } => (at, Some(rule)),
             Decision::Refused { rule, why } => {
                 self.count(&call, |counts| counts.refused += 1);
-                return Err(self.refused(&call, rule, why, now));
+                return Err(self.refused(&call, rule, why, horizon, now));
             }
         };
         self.learned.take(&call.of, requests, at);
@@ -291,7 +291,7 @@ impl State {
                     None => (at > now).then_some(Binding::Learned),
                 },
             }),
-            Err((rule, why)) => match self.refused(call, rule, why, now) {
+            Err((rule, why)) => match self.refused(call, rule, why, Duration::ZERO, now) {
                 // A queue that is full has room then.
                 Refused::OverHorizon(slot) => Ok(slot),
                 refused => Err(refused),
@@ -310,7 +310,15 @@ impl State {
         })
     }
 
-    fn refused(&self, call: &Call, rule: LimitId, why: Refusal, now: u64) -> Refused {
+    /// The answer to a call that cannot go within its horizon.
+    fn refused(
+        &self,
+        call: &Call,
+        rule: LimitId,
+        why: Refusal,
+        horizon: Duration,
+        now: u64,
+    ) -> Refused {
         match why {
             Refusal::NoRoom => Refused::NoRoom,
             Refusal::TooMany { most } => Refused::TooMany {
@@ -322,6 +330,10 @@ impl State {
                 // A full queue says when it has room; all else when the call could go.
                 let could_go = self.core.peek_from(&call.demands, from, now);
                 let wait = u64::try_from(retry_after.as_nanos()).unwrap_or(u64::MAX);
+                // A slot within the horizon that cannot be remembered yet, since too many are booked ahead of it.
+                let could_go = could_go
+                    .ok()
+                    .filter(|(at, _)| Duration::from_nanos(at.saturating_sub(now)) > horizon);
                 let at = could_go.map_or(now.saturating_add(wait), |(at, _)| at);
                 Refused::OverHorizon(Slot {
                     at,

@@ -19,7 +19,7 @@ use super::{LESSONS_LOOKED_AT, Refused, State, Target};
 const RULES_MAX: usize = 64;
 
 /// How long the limit of a rule stays at least, in nanoseconds: a caller of ever new rules must not make all limits anew with each call.
-const KEPT_NANOS: u64 = 10_000_000_000;
+const KEPT_NANOS: u64 = 600 * 1_000_000_000;
 
 /// The longest interval, in seconds: 31 days.
 const INTERVAL_MAX: u64 = 31 * 86_400;
@@ -140,8 +140,7 @@ impl State {
         }
         if !self.has_room(base) {
             return Err(Refused::RuleOfCall(format!(
-                "{base:?} has {RULES_MAX} different rules of calls in use or called within {} s, and no room for another",
-                KEPT_NANOS / 1_000_000_000
+                "{base:?} has {RULES_MAX} different rules in use or called within the last ten minutes: call by one of these, or later"
             )));
         }
         self.make(base, rule, now);
