@@ -215,7 +215,7 @@ async fn queued_cookies_are_written_once_when_the_answer_to_their_removal_is_los
         forever(),
     );
     let stop = CancellationToken::new();
-    let ended = tokio::spawn(retries.run(stop.clone()));
+    let ended = TaskTracker::new().spawn(retries.run(stop.clone()));
     sleep(Duration::from_secs(60)).await;
     stop.cancel();
     ended.await.unwrap();
