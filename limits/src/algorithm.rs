@@ -4,6 +4,8 @@ mod parts;
 
 use std::{fmt, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use crate::rate::{PERIOD_MAX, REQUESTS_MAX, Rate, RateError, Time, in_range, period};
 
 /// Most entries a sliding log keeps, each of 8 bytes for each key.
@@ -15,7 +17,7 @@ pub const STEPS_MAX: u64 = 1 << 16;
 const SECOND: u64 = 1_000_000_000;
 
 /// When the windows of a fixed window begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Aligned {
     /// At whole multiples of the window since the Unix epoch: at full minutes, hours, days of UTC.
     Clock,
@@ -23,17 +25,8 @@ pub enum Aligned {
     FirstCall,
 }
 
-/// What a leaky bucket does with what comes faster than it leaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenFull {
-    /// It holds so many calls, and lets them go one by one.
-    Queue,
-    /// It lets everything pass at once that it has room for; the level falls at the rate.
-    Drop,
-}
-
 /// An algorithm and its numbers. See the crate's page for how to choose one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Algorithm {
     /// GCRA, which is a token bucket refilled continuously: `burst` at once, then the rate.
     TokenBucket {
@@ -49,19 +42,12 @@ pub enum Algorithm {
         /// How many tokens there may be.
         burst: u64,
     },
-    /// A bucket that leaks at the rate.
+    /// A queue that leaks at the rate: calls go one by one, and so many may wait.
     LeakyBucket {
         /// How fast it leaks.
         rate: Rate,
-        /// How much it holds.
+        /// How many calls it holds; the rest is refused.
         capacity: u64,
-        /// What becomes of the rest.
-        when_full: WhenFull,
-    },
-    /// One call, then none for the rate's interval. Nothing is saved up.
-    Spacing {
-        /// One request each so many nanoseconds.
-        rate: Rate,
     },
     /// So many in each window; twice as many may pass around its edge.
     FixedWindow {
@@ -142,7 +128,6 @@ impl Algorithm {
             Self::LeakyBucket { capacity, .. } => {
                 in_range("a capacity", capacity, REQUESTS_MAX)?;
             }
-            Self::Spacing { .. } => {}
             Self::FixedWindow { limit, window, .. } | Self::SlidingCounter { limit, window } => {
                 in_range("a limit", limit, REQUESTS_MAX)?;
                 period(window)?;
@@ -175,7 +160,6 @@ impl Algorithm {
             Self::TokenBucket { .. } => "token_bucket",
             Self::SteppedBucket { .. } => "stepped_bucket",
             Self::LeakyBucket { .. } => "leaky_bucket",
-            Self::Spacing { .. } => "spacing",
             Self::FixedWindow { .. } => "fixed_window",
             Self::SlidingLog { .. } => "sliding_log",
             Self::SlidingCounter { .. } => "sliding_counter",
@@ -189,13 +173,8 @@ impl Algorithm {
     pub fn most_at_once(&self) -> u64 {
         match *self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
-            Self::LeakyBucket {
-                capacity,
-                when_full: WhenFull::Drop,
-                ..
-            } => capacity,
             // One by one.
-            Self::LeakyBucket { .. } | Self::Spacing { .. } | Self::WarmUp { .. } => 1,
+            Self::LeakyBucket { .. } | Self::WarmUp { .. } => 1,
             Self::FixedWindow { limit, .. }
             | Self::SlidingLog { limit, .. }
             | Self::SlidingCounter { limit, .. }
@@ -213,7 +192,6 @@ impl Algorithm {
             Self::TokenBucket { rate, .. }
             | Self::SteppedBucket { rate, .. }
             | Self::LeakyBucket { rate, .. }
-            | Self::Spacing { rate }
             | Self::WarmUp { rate, .. } => rate,
             Self::FixedWindow { limit, window, .. }
             | Self::SlidingLog { limit, window }
@@ -245,15 +223,7 @@ impl Algorithm {
                 let (tokens, step) = rate.written();
                 burst.saturating_add(tokens.saturating_mul(nanos.div_ceil(step)))
             }
-            Self::LeakyBucket {
-                rate,
-                capacity,
-                when_full,
-            } => match when_full {
-                WhenFull::Queue => paced(rate, 1),
-                WhenFull::Drop => paced(rate, capacity),
-            },
-            Self::Spacing { rate } | Self::WarmUp { rate, .. } => paced(rate, 1),
+            Self::LeakyBucket { rate, .. } | Self::WarmUp { rate, .. } => paced(rate, 1),
             Self::FixedWindow {
                 limit,
                 window,
@@ -292,26 +262,9 @@ impl fmt::Display for Algorithm {
                     self.most_in(SECOND)
                 )
             }
-            Self::LeakyBucket {
-                rate,
-                capacity,
-                when_full: WhenFull::Queue,
-            } => write!(
+            Self::LeakyBucket { rate, capacity } => write!(
                 formatter,
                 "{rate}, evenly spaced; up to {capacity} wait, and what comes beyond is refused"
-            ),
-            Self::LeakyBucket {
-                rate,
-                capacity,
-                when_full: WhenFull::Drop,
-            } => write!(
-                formatter,
-                "{rate}; up to {capacity} at once, and what comes beyond is refused"
-            ),
-            Self::Spacing { rate } => write!(
-                formatter,
-                "one each {}, nothing saved up and nothing queued",
-                Time(rate.nanos().div_ceil(rate.requests()))
             ),
             Self::FixedWindow {
                 limit,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::algorithm::Algorithm;
 
 /// A call is said to have been made in the future.
@@ -22,7 +24,7 @@ impl LimitId {
 }
 
 /// A limit as it is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     /// The algorithm and its numbers.
     pub algorithm: Algorithm,
@@ -133,6 +135,17 @@ pub enum RecordError {
     /// They are said to have been made in the future.
     #[error(transparent)]
     TooEarly(#[from] TooEarly),
+    /// There is no room for the key.
+    #[error("all keys are in use that there is room for")]
+    NoRoom,
+}
+
+/// Why a state was not restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreError {
+    /// It is the state of another algorithm, or the limit that it was saved under is invalid.
+    #[error("the state does not fit its limit")]
+    Unfit,
     /// There is no room for the key.
     #[error("all keys are in use that there is room for")]
     NoRoom,

@@ -45,9 +45,8 @@
 //!
 //! | algorithm | what passes | for |
 //! |---|---|---|
-//! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after a pause | nearly everything |
-//! | [`Spacing`](Algorithm::Spacing) | one each interval: a token bucket with a burst of 1 | what cannot take two at once |
-//! | [`LeakyBucket`](Algorithm::LeakyBucket) | as a queue one each interval, of which so many may wait if there is a horizon; else a token bucket by its other name | smoothing |
+//! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after a pause; with a burst of 1, one each interval | nearly everything |
+//! | [`LeakyBucket`](Algorithm::LeakyBucket) | one each interval, of which so many may wait if there is a horizon | smoothing |
 //! | [`SteppedBucket`](Algorithm::SteppedBucket) | as many as there are tokens, which come all at once | to mirror a partner that does it so |
 //! | [`FixedWindow`](Algorithm::FixedWindow) | so many a minute by the clock; twice as many around its edge | to mirror, and for quotas |
 //! | [`SlidingLog`](Algorithm::SlidingLog) | exactly so many in any window; 8 bytes for each | small limits that must be exact |
@@ -86,12 +85,12 @@ mod limits;
 mod meter;
 pub mod rate;
 pub mod rules;
-pub mod saved;
 
-pub use algorithm::{Algorithm, Aligned, LOG_MAX, STEPS_MAX, WhenFull, step_of};
+pub use algorithm::{Algorithm, Aligned, LOG_MAX, STEPS_MAX, step_of};
 pub use decision::{
-    Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, Standing, TooEarly,
+    Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, RestoreError, Standing,
+    TooEarly,
 };
 pub use limits::{DEMANDS_MAX, Limits};
-pub use meter::Carry;
+pub use meter::{Carry, State};
 pub use rate::{Rate, RateError};

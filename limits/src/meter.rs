@@ -13,10 +13,9 @@ mod windows;
 
 use std::{borrow::Cow, time::Duration};
 
-use crate::{
-    algorithm::{Algorithm, WhenFull, step_of},
-    saved::{Damaged, Reader, Writer},
-};
+use serde::{Deserialize, Serialize};
+
+use crate::algorithm::{Algorithm, step_of};
 
 use booked::Booked;
 use gcra::{Gcra, Pace};
@@ -47,9 +46,9 @@ enum Kind {
     WarmUp(WarmUp),
 }
 
-/// What is kept for one key.
-#[derive(Debug, Clone)]
-pub(crate) struct State {
+/// What a limit keeps for one key. `serde` saves it in any form; only a limit of the same algorithm understands it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct State {
     /// By all that was given out.
     used: Used,
     /// None while there is no room before any of that.
@@ -57,7 +56,7 @@ pub(crate) struct State {
 }
 
 /// What calls used, by which is known when the next may go after the latest of them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 enum Used {
     Gcra(Pace),
     Stepped(Tokens),
@@ -70,7 +69,7 @@ enum Used {
 
 /// How a state follows its limit when that gets other numbers.
 ///
-/// Of token buckets, spacing and leaky buckets each does as it says. Windows of the same length keep what they counted, and whatever
+/// Of token buckets and leaky buckets each does as it says. Windows of the same length keep what they counted, and whatever
 /// changes its kind or its window takes over how many requests are used at that moment; these only tell
 /// [`Reset`](Self::Reset) from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -106,14 +105,6 @@ impl State {
         Used::Fixed(Window::default()).into()
     }
 
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        self.used.save(out);
-        out.number(self.booked.is_some());
-        if let Some(booked) = &self.booked {
-            booked.save(out);
-        }
-    }
-
     /// What it has beside itself.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.used.heap_bytes() + self.booked_bytes()
@@ -138,18 +129,6 @@ impl From<Used> for State {
 }
 
 impl Used {
-    fn save(&self, out: &mut Writer<'_>) {
-        match self {
-            Self::Gcra(pace) => pace.save(out),
-            Self::Stepped(tokens) => tokens.save(out),
-            Self::Fixed(window) => window.save(out),
-            Self::Counter(counts) => counts.save(out),
-            Self::Log(logged) => logged.save(out),
-            Self::Steps(counted) => counted.save(out),
-            Self::WarmUp(heat) => heat.save(out),
-        }
-    }
-
     fn last(&self) -> u64 {
         match self {
             Self::Gcra(pace) => pace.last(),
@@ -177,19 +156,11 @@ impl Meter {
         let mut patience = u64::MAX;
         let kind = match *algorithm {
             Algorithm::TokenBucket { rate, burst } => Kind::Gcra(Gcra::new(rate, burst)),
-            Algorithm::Spacing { rate } => Kind::Gcra(Gcra::new(rate, 1)),
-            Algorithm::LeakyBucket {
-                rate,
-                capacity,
-                when_full,
-            } => match when_full {
-                WhenFull::Drop => Kind::Gcra(Gcra::new(rate, capacity)),
-                WhenFull::Queue => {
-                    let gcra = Gcra::new(rate, 1);
-                    patience = gcra.time_of(capacity);
-                    Kind::Gcra(gcra)
-                }
-            },
+            Algorithm::LeakyBucket { rate, capacity } => {
+                let gcra = Gcra::new(rate, 1);
+                patience = gcra.time_of(capacity);
+                Kind::Gcra(gcra)
+            }
             Algorithm::SteppedBucket { rate, burst } => Kind::Stepped(Stepped::new(rate, burst)),
             Algorithm::FixedWindow {
                 limit,
@@ -214,6 +185,32 @@ impl Meter {
         }
     }
 
+    /// Gives a state that was restored the room of a fresh one.
+    pub(crate) fn reserve(&self, state: &mut State) {
+        match (&self.kind, &mut state.used) {
+            (Kind::Log(meter), Used::Log(logged)) => meter.reserve(logged),
+            (Kind::Steps(meter), Used::Steps(counted)) => meter.reserve(counted),
+            _ => {}
+        }
+    }
+
+    /// Whether a state is of this algorithm.
+    pub(crate) fn fits(&self, state: &State) -> bool {
+        let fits = |used: &Used| {
+            matches!(
+                (&self.kind, used),
+                (Kind::Gcra(_), Used::Gcra(_))
+                    | (Kind::Stepped(_), Used::Stepped(_))
+                    | (Kind::Fixed(_), Used::Fixed(_))
+                    | (Kind::Counter(_), Used::Counter(_))
+                    | (Kind::Log(_), Used::Log(_))
+                    | (Kind::Steps(_), Used::Steps(_))
+                    | (Kind::WarmUp(_), Used::WarmUp(_))
+            )
+        };
+        fits(&state.used) && state.booked.as_ref().is_none_or(|it| fits(&it.before))
+    }
+
     /// A state that was never used.
     pub(crate) fn fresh(&self) -> State {
         self.fresh_used().into()
@@ -229,29 +226,6 @@ impl Meter {
             Kind::Steps(meter) => Used::Steps(meter.fresh()),
             Kind::WarmUp(meter) => Used::WarmUp(meter.fresh()),
         }
-    }
-
-    /// A state that [`State::save`] wrote, of a meter with the same numbers.
-    pub(crate) fn load(&self, bytes: &[u8]) -> Result<State, Damaged> {
-        let mut reader = Reader(bytes);
-        let mut state = State::from(self.load_used(&mut reader)?);
-        if reader.up_to(1)? == 1 {
-            state.booked = Some(Box::new(self.load_booked(&mut reader)?));
-        }
-        reader.end()?;
-        Ok(state)
-    }
-
-    fn load_used(&self, reader: &mut Reader<'_>) -> Result<Used, Damaged> {
-        Ok(match &self.kind {
-            Kind::Gcra(_) => Used::Gcra(Gcra::load(reader)?),
-            Kind::Stepped(meter) => Used::Stepped(meter.load(reader)?),
-            Kind::Fixed(_) => Used::Fixed(Window::load(reader)?),
-            Kind::Counter(meter) => Used::Counter(meter.load(reader)?),
-            Kind::Log(meter) => Used::Log(meter.load(reader)?),
-            Kind::Steps(meter) => Used::Steps(meter.load(reader)?),
-            Kind::WarmUp(meter) => Used::WarmUp(meter.load(reader)?),
-        })
     }
 
     /// Counts so many as made at `at` that nobody knows more of, but that none of them [began](Self::is_counted_from_calls) a window.

@@ -5,6 +5,8 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 /// Most requests that a rate, a burst or a limit may name: a million millions.
 pub const REQUESTS_MAX: u64 = 1_000_000_000_000;
 
@@ -14,7 +16,8 @@ pub const PERIOD_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
 const SECOND: u64 = 1_000_000_000;
 
 /// So many requests in so long a time, in lowest terms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "(u64, u64)", try_from = "(u64, u64)")]
 pub struct Rate {
     requests: u64,
     nanos: u64,
@@ -129,6 +132,20 @@ impl Rate {
     pub fn nanos_of(&self, requests: u64) -> u64 {
         let nanos = u128::from(requests) * u128::from(self.nanos);
         u64::try_from(nanos.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
+    }
+}
+
+impl From<Rate> for (u64, u64) {
+    fn from(rate: Rate) -> Self {
+        rate.written
+    }
+}
+
+impl TryFrom<(u64, u64)> for Rate {
+    type Error = RateError;
+
+    fn try_from((requests, nanos): (u64, u64)) -> Result<Self, RateError> {
+        Self::new(requests, Duration::from_nanos(nanos))
     }
 }
 

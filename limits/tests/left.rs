@@ -2,20 +2,15 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Demand, LimitId, Limits, Rate, WhenFull};
+use limits::{Algorithm, Aligned, Demand, LimitId, Limits, Rate};
 
 const SECOND: u64 = 1_000_000_000;
 
-fn algorithms(random: &mut fastrand::Rng) -> [Algorithm; 11] {
+fn algorithms(random: &mut fastrand::Rng) -> [Algorithm; 9] {
     let limit = random.u64(1..=30);
     let window = Duration::from_millis([7, 1_000, 60_000][random.usize(..3)]);
     let rate = Rate::new(limit, window).expect("a good rate");
     let burst = random.u64(1..=2 * limit);
-    let leaky = |when_full| Algorithm::LeakyBucket {
-        rate,
-        capacity: burst,
-        when_full,
-    };
     let fixed = |aligned| Algorithm::FixedWindow {
         limit,
         window,
@@ -25,9 +20,10 @@ fn algorithms(random: &mut fastrand::Rng) -> [Algorithm; 11] {
         Algorithm::TokenBucket { rate, burst },
         Algorithm::TokenBucket { rate, burst: 1 },
         Algorithm::SteppedBucket { rate, burst },
-        leaky(WhenFull::Queue),
-        leaky(WhenFull::Drop),
-        Algorithm::Spacing { rate },
+        Algorithm::LeakyBucket {
+            rate,
+            capacity: burst,
+        },
         fixed(Aligned::Clock),
         fixed(Aligned::FirstCall),
         Algorithm::SlidingLog { limit, window },

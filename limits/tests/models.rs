@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Decision, Demand, Limits, WhenFull};
+use limits::{Algorithm, Aligned, Decision, Demand, Limits};
 
 /// All that went, and when.
 type Gone = Vec<(i128, i128)>;
@@ -33,12 +33,6 @@ fn model(algorithm: Algorithm) -> Allows {
     let parts = |rate: limits::Rate| (i128::from(rate.requests()), i128::from(rate.nanos()));
     match algorithm {
         Algorithm::TokenBucket { rate, burst } => bucket(parts(rate), burst),
-        Algorithm::LeakyBucket {
-            rate,
-            capacity,
-            when_full: WhenFull::Drop,
-        } => bucket(parts(rate), capacity),
-        Algorithm::Spacing { rate } => bucket(parts(rate), 1),
         Algorithm::SteppedBucket { rate, burst } => {
             let (tokens, step) = rate.written();
             let (tokens, step, burst) = (i128::from(tokens), i128::from(step), i128::from(burst));
@@ -129,12 +123,7 @@ fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
     let burst = random.u64(1..=20);
     match random.u8(..9) {
         0 => Algorithm::TokenBucket { rate, burst },
-        1 => Algorithm::LeakyBucket {
-            rate,
-            capacity: burst,
-            when_full: WhenFull::Drop,
-        },
-        2 => Algorithm::Spacing { rate },
+        1 | 2 => Algorithm::TokenBucket { rate, burst: 1 },
         3 => Algorithm::SteppedBucket { rate, burst },
         4 => Algorithm::FixedWindow {
             limit,
@@ -191,9 +180,7 @@ fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_do
             // A moment that was rounded up to a whole nanosecond is not paid for by the next.
             let is_paced = matches!(
                 algorithm,
-                Algorithm::TokenBucket { .. }
-                    | Algorithm::LeakyBucket { .. }
-                    | Algorithm::Spacing { .. }
+                Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. }
             );
             let slack = u64::from(is_paced);
             assert!(allowed(at + slack), "seed {seed}: too early, {algorithm:?}");
@@ -228,17 +215,8 @@ fn constant_demand_gets_the_mean_rate_of_every_algorithm() {
     for algorithm in [
         Algorithm::TokenBucket { rate, burst },
         Algorithm::SteppedBucket { rate, burst: 10 },
-        Algorithm::Spacing { rate },
-        Algorithm::LeakyBucket {
-            rate,
-            capacity,
-            when_full: WhenFull::Queue,
-        },
-        Algorithm::LeakyBucket {
-            rate,
-            capacity,
-            when_full: WhenFull::Drop,
-        },
+        Algorithm::TokenBucket { rate, burst: 1 },
+        Algorithm::LeakyBucket { rate, capacity },
         Algorithm::FixedWindow {
             limit,
             window,

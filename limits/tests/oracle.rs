@@ -11,7 +11,7 @@ use governor::{
     clock::FakeRelativeClock,
     state::{InMemoryState, NotKeyed},
 };
-use limits::{Algorithm, Aligned, Decision, Demand, LimitId, Limits, Refusal, WhenFull};
+use limits::{Algorithm, Aligned, Decision, Demand, LimitId, Limits, Refusal};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -120,14 +120,8 @@ fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
         Algorithm::LeakyBucket {
             rate,
             capacity: burst,
-            when_full: WhenFull::Queue,
         },
-        Algorithm::LeakyBucket {
-            rate,
-            capacity: burst,
-            when_full: WhenFull::Drop,
-        },
-        Algorithm::Spacing { rate },
+        Algorithm::TokenBucket { rate, burst: 1 },
         Algorithm::FixedWindow {
             limit,
             window,

@@ -68,10 +68,10 @@ fn keys_of_one_limit_leave_the_others_their_room() {
         other.add(*limits.limit(id)).unwrap();
     }
     for key in 0..100 {
-        let mut saved = Vec::new();
-        limits.save(0, 100, later, |_, _, bytes| saved = bytes.to_vec());
+        let mut saved = None;
+        limits.save(0, 100, later, |_, _, state| saved = Some(state.clone()));
         let limit = limits.limit(third);
-        let restored = other.restore(ids[0], key, limit, &saved, later);
+        let restored = other.restore(ids[0], key, limit, saved.expect("some are in use"), later);
         restored.expect("there is room for all");
     }
     assert_eq!(new_keys(&mut other, ids[1], 9, later), 0);

@@ -30,7 +30,7 @@ fn all_changes_at_once_are_those_changes_one_by_one() {
             let rate = Rate::new(random.u64(1..=50), window).unwrap();
             let limit = random.u64(1..=20);
             match random.u32(0..3) {
-                0 => Algorithm::Spacing { rate }.into(),
+                0 => Algorithm::TokenBucket { rate, burst: 1 }.into(),
                 1 => Algorithm::SlidingLog { limit, window }.into(),
                 _ => Algorithm::TokenBucket { rate, burst: limit }.into(),
             }

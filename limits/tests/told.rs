@@ -52,7 +52,6 @@ fn calls_told_of_leave_a_bucket_empty_at_worst() {
     let queue = Algorithm::LeakyBucket {
         rate: "1/s".parse().unwrap(),
         capacity: 5,
-        when_full: limits::WhenFull::Queue,
     };
     let warm_up = Algorithm::WarmUp {
         rate: "1/s".parse().unwrap(),
@@ -178,15 +177,10 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
 #[test]
 fn calls_told_of_wait_in_the_queue_of_a_leaky_bucket() {
     let rate = "1/s".parse().unwrap();
-    let when_full = limits::WhenFull::Queue;
     let capacity = 100;
     for (told, wait) in [(30, 30), (100, 100), (300, 101)] {
         let mut limits = Limits::new(1);
-        let queue = Algorithm::LeakyBucket {
-            rate,
-            capacity,
-            when_full,
-        };
+        let queue = Algorithm::LeakyBucket { rate, capacity };
         let id = limits.add(queue).unwrap();
         let told = [demand(id, 0, told)];
         limits.record_all(&told, START, START).unwrap();

@@ -99,7 +99,7 @@ pub struct ReplayArgs {
     #[arg(required_unless_present = "demo")]
     pub trace: Option<PathBuf>,
     /// Print runs that show how the algorithms differ, instead of replaying a file.
-    #[arg(long, conflicts_with_all = ["trace", "rules", "rate", "burst", "algorithm", "json", "svg", "html"])]
+    #[arg(long, conflicts_with_all = ["trace", "rules", "rate", "burst", "algorithm", "json", "svg"])]
     pub demo: bool,
     /// Replay through the limits in this file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst", "algorithm"])]
@@ -125,9 +125,6 @@ pub struct ReplayArgs {
     /// Write a picture of what came and went into this file; of several outcomes, of the first.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Write a page with the table and all pictures into this file.
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
 }
 
 fn rate(text: &str) -> Result<Rate, String> {

@@ -172,7 +172,10 @@ pub fn forty_two() -> Run {
 /// Three hundred a second, asked for each millisecond.
 #[must_use]
 pub fn whole_milliseconds() -> Run {
-    let algorithm = Algorithm::Spacing { rate: rate(300, 1) };
+    let algorithm = Algorithm::TokenBucket {
+        rate: rate(300, 1),
+        burst: 1,
+    };
     let moments = (0..10_000).map(|number| START + number * SECOND / 1_000);
     let exact = {
         let mut limits = Limits::new(1);

@@ -112,21 +112,14 @@ fn replayed(args: &ReplayArgs) -> Result<String> {
         .map(|it| replay(&trace, it, how))
         .collect();
     if let Some(file) = &args.svg {
-        write(file, &picture::svg(&outcomes[0])?)?;
-    }
-    if let Some(file) = &args.html {
-        let title = format!("{} through {} limits", path.display(), outcomes.len());
-        write(file, &report::page(&title, &outcomes)?)?;
+        let picture = picture::svg(&outcomes[0])?;
+        fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))?;
     }
     if args.json {
         report::json(&outcomes)
     } else {
         Ok(report::table(&outcomes))
     }
-}
-
-fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use limits::{Algorithm, Aligned, Demand, LimitId, Limits, Rate, WhenFull, rules::Rules, step_of};
+use limits::{Algorithm, Aligned, Demand, LimitId, Limits, Rate, rules::Rules, step_of};
 use serde::Serialize;
 
 use crate::trace::Trace;
@@ -154,18 +154,9 @@ pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(String, Algorithm)> {
             Algorithm::LeakyBucket {
                 rate,
                 capacity: queue,
-                when_full: WhenFull::Queue,
             },
         ),
-        (
-            "leaky bucket, drop",
-            Algorithm::LeakyBucket {
-                rate,
-                capacity: burst,
-                when_full: WhenFull::Drop,
-            },
-        ),
-        ("spacing", Algorithm::Spacing { rate }),
+        ("spacing", Algorithm::TokenBucket { rate, burst: 1 }),
         (
             "fixed window",
             Algorithm::FixedWindow {

@@ -1,9 +1,8 @@
-//! What became of a trace, as a table, as JSON and as a page of its own.
+//! What became of a trace, as a table and as JSON.
 
 use anyhow::Result;
-use maud::{DOCTYPE, PreEscaped, html};
 
-use crate::{picture::svg, replay::Outcome};
+use crate::replay::Outcome;
 
 const HEADS: [&str; 9] = [
     "through",
@@ -66,49 +65,3 @@ fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
 pub fn json(outcomes: &[Outcome]) -> Result<String> {
     Ok(serde_json::to_string_pretty(outcomes)?)
 }
-
-/// A page with the table and the pictures, which needs no other file.
-///
-/// # Errors
-/// When a picture cannot be drawn.
-pub fn page(title: &str, outcomes: &[Outcome]) -> Result<String> {
-    let pictures = outcomes.iter().map(svg).collect::<Result<Vec<_>>>()?;
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { (title) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                h1 { (title) }
-                table {
-                    tr { @for head in HEADS { th { (head) } } }
-                    @for outcome in outcomes {
-                        tr { @for cell in row(outcome) { td { (cell) } } }
-                    }
-                }
-                @for (outcome, picture) in outcomes.iter().zip(pictures) {
-                    section {
-                        h2 { (outcome.name) }
-                        pre { (outcome.words) }
-                        (PreEscaped(picture))
-                    }
-                }
-            }
-        }
-    };
-    Ok(page.into_string())
-}
-
-const STYLE: &str = "
-:root { color-scheme: light dark; font-family: sans-serif; }
-body { max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; }
-pre { white-space: pre-wrap; }
-svg { max-width: 100%; height: auto; }
-";

@@ -118,14 +118,14 @@ fn who_asks_each_millisecond() {
     check(
         "polled-spacing",
         "spacing, 300/s, refused at once",
-        Algorithm::Spacing { rate },
+        Algorithm::TokenBucket { rate, burst: 1 },
         &trace,
         0,
     );
     check(
         "polled-shaped",
         "spacing, 300/s, waiting up to 5 s",
-        Algorithm::Spacing { rate },
+        Algorithm::TokenBucket { rate, burst: 1 },
         &trace,
         5,
     );

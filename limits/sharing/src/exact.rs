@@ -258,7 +258,7 @@ fn merged(asks: &[Ask]) -> Vec<(usize, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use limits::{Algorithm, Aligned, Limit, WhenFull};
+    use limits::{Algorithm, Aligned, Limit};
 
     use super::*;
 
@@ -302,14 +302,7 @@ mod tests {
                 Algorithm::SteppedBucket { rate, burst: 1 },
                 "stepped_bucket",
             ),
-            (
-                Algorithm::LeakyBucket {
-                    rate,
-                    capacity: 1,
-                    when_full: WhenFull::Queue,
-                },
-                "leaky_bucket",
-            ),
+            (Algorithm::LeakyBucket { rate, capacity: 1 }, "leaky_bucket"),
             (
                 Algorithm::FixedWindow {
                     limit: 1,

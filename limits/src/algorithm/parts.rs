@@ -19,17 +19,9 @@ impl Algorithm {
                 rate: rate.part(parts)?,
                 burst: burst.div_ceil(parts),
             },
-            Self::LeakyBucket {
-                rate,
-                capacity,
-                when_full,
-            } => Self::LeakyBucket {
+            Self::LeakyBucket { rate, capacity } => Self::LeakyBucket {
                 rate: rate.part(parts)?,
                 capacity: capacity.div_ceil(parts),
-                when_full,
-            },
-            Self::Spacing { rate } => Self::Spacing {
-                rate: rate.part(parts)?,
             },
             Self::WarmUp { rate, warm_up } => Self::WarmUp {
                 rate: rate.part(parts)?,
@@ -78,17 +70,9 @@ impl Algorithm {
                 rate: rate.shared(share),
                 burst: count(burst),
             },
-            Self::LeakyBucket {
-                rate,
-                capacity,
-                when_full,
-            } => Self::LeakyBucket {
+            Self::LeakyBucket { rate, capacity } => Self::LeakyBucket {
                 rate: rate.shared(share),
                 capacity: count(capacity),
-                when_full,
-            },
-            Self::Spacing { rate } => Self::Spacing {
-                rate: rate.shared(share),
             },
             _ => return None,
         })

@@ -4,14 +4,13 @@ use std::hash::{BuildHasher, Hash};
 
 use super::{Limits, Rule};
 use crate::{
-    decision::{Demand, Limit, LimitId},
+    decision::{Demand, Limit, LimitId, RestoreError},
     keys::Keys,
     meter::{Carry, Meter, State},
-    saved::{Damaged, RestoreError, Writer},
 };
 
 impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
-    /// Tells `each` of the keys in a part of the table: the limit, the key, and its state as bytes. Idle keys are left out: they are as
+    /// Tells `each` of the keys in a part of the table: the limit, the key, and its state. Idle keys are left out: they are as
     /// those that were never seen. Looks at so many places from `from` on, beginning with 0, and returns where the next part begins; `None`
     /// at the end. Keys may come and go between two parts: one that is then missed was idle or not there after the first part began.
     pub fn save(
@@ -19,39 +18,32 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         from: usize,
         looked_at: usize,
         now: u64,
-        mut each: impl FnMut(LimitId, &K, &[u8]),
+        mut each: impl FnMut(LimitId, &K, &State),
     ) -> Option<usize> {
         let now = self.at_clock(now);
-        let mut bytes = Vec::new();
         let end = from.saturating_add(looked_at.max(1));
         for (limit, key, state) in self.keys.between(from, end) {
-            if self.rules[limit.index()].meter.is_idle(state, now) {
-                continue;
+            if !self.rules[limit.index()].meter.is_idle(state, now) {
+                each(limit, key, state);
             }
-            bytes.clear();
-            state.save(&mut Writer(&mut bytes));
-            each(limit, key, &bytes);
         }
         (end < self.keys.places()).then_some(end)
     }
 
-    /// The state of keys that were never seen, as bytes, where that is not a fresh one; see [`charge`](Self::charge).
+    /// The state of keys that were never seen, where that is not a fresh one; see [`charge`](Self::charge).
     ///
     /// # Panics
     /// When the limit is of another [`Limits`].
     #[must_use]
-    pub fn save_unseen(&self, id: LimitId) -> Option<Vec<u8>> {
-        let state = self.rules[id.index()].unseen.as_ref()?;
-        let mut bytes = Vec::new();
-        state.save(&mut Writer(&mut bytes));
-        Some(bytes)
+    pub fn unseen(&self, id: LimitId) -> Option<&State> {
+        self.rules[id.index()].unseen.as_ref()
     }
 
     /// Gives a key the state that was [saved](Self::save) of it, when its limit was `was`. If the limit is another now, the state follows it as
     /// [`Carry::Requests`] says.
     ///
     /// # Errors
-    /// When the bytes are not the state of such a limit, or there is no room: then nothing changes.
+    /// When it is not the state of such a limit, or there is no room: then nothing changes.
     ///
     /// # Panics
     /// When the limit is of another [`Limits`].
@@ -60,7 +52,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         id: LimitId,
         key: K,
         was: &Limit,
-        saved: &[u8],
+        saved: State,
         now: u64,
     ) -> Result<(), RestoreError> {
         let now = self.pass_to(now);
@@ -79,10 +71,10 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         Ok(())
     }
 
-    /// The same for keys that were never seen; see [`save_unseen`](Self::save_unseen).
+    /// The same for keys that were [never seen](Self::unseen).
     ///
     /// # Errors
-    /// When the bytes are not the state of such a limit.
+    /// When it is not the state of such a limit.
     ///
     /// # Panics
     /// As [`restore`](Self::restore).
@@ -90,9 +82,9 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         &mut self,
         id: LimitId,
         was: &Limit,
-        saved: &[u8],
+        saved: State,
         now: u64,
-    ) -> Result<(), Damaged> {
+    ) -> Result<(), RestoreError> {
         let now = self.pass_to(now);
         let rule = &mut self.rules[id.index()];
         rule.unseen = Some(rule.restored(was, saved, now)?);
@@ -203,14 +195,17 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
 
 impl Rule {
     /// The state that was saved under the limit `was`, as it is under this one.
-    fn restored(&self, was: &Limit, saved: &[u8], now: u64) -> Result<State, Damaged> {
-        if was.algorithm == self.limit.algorithm {
-            return self.meter.load(saved);
+    fn restored(&self, was: &Limit, mut saved: State, now: u64) -> Result<State, RestoreError> {
+        let algorithm = was.algorithm.checked();
+        let from = Meter::new(&algorithm.map_err(|_| RestoreError::Unfit)?);
+        if !from.fits(&saved) {
+            return Err(RestoreError::Unfit);
         }
-        let algorithm = was.algorithm.checked().map_err(|_| Damaged)?;
-        let from = Meter::new(&algorithm);
-        let state = from.load(saved)?;
-        Ok(self.meter.carried(&from, &state, Carry::Requests, now))
+        if was.algorithm == self.limit.algorithm {
+            self.meter.reserve(&mut saved);
+            return Ok(saved);
+        }
+        Ok(self.meter.carried(&from, &saved, Carry::Requests, now))
     }
 }
 

@@ -5,8 +5,9 @@
 //! then remembered as a [`Booking`], beside what was used before it; and a later call goes before bookings where all of them are
 //! still permitted behind it, which is tried on a copy of what was used.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Kind, Meter, State, Used};
-use crate::saved::{Damaged, Reader, Writer};
 
 /// Maximum bookings that are remembered of a key: 64 KiB, gone through in some ten microseconds. One more is refused, unless it leaves
 /// no room before it: were it let through, the room before it would be lost to all other callers.
@@ -16,7 +17,7 @@ const BOOKINGS_MAX: usize = 4_096;
 const COPIED_BOOKINGS_MAX: usize = 256;
 
 /// What is kept while there is room before moments to come.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Booked {
     /// What was used up to the first booking.
     pub(super) before: Used,
@@ -26,7 +27,7 @@ pub(super) struct Booked {
     sealed: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Booking {
     at: u64,
     requests: u64,
@@ -37,14 +38,6 @@ impl Booked {
         let list = self.list.capacity() * size_of::<Booking>();
         size_of::<Self>() + list + self.before.heap_bytes()
     }
-
-    pub(super) fn save(&self, out: &mut Writer<'_>) {
-        self.before.save(out);
-        out.number(self.sealed).number(self.list.len() as u64);
-        for booking in &self.list {
-            out.number(booking.at).number(booking.requests);
-        }
-    }
 }
 
 impl Meter {
@@ -53,27 +46,6 @@ impl Meter {
             Kind::Log(_) | Kind::Steps(_) => COPIED_BOOKINGS_MAX,
             _ => BOOKINGS_MAX,
         }
-    }
-
-    pub(super) fn load_booked(&self, reader: &mut Reader<'_>) -> Result<Booked, Damaged> {
-        // A copy takes what it holds; one that is loaded must not take more.
-        let before = self.load_used(reader)?.clone();
-        let sealed = reader.number()?;
-        let mut list: Vec<Booking> = Vec::new();
-        for _ in 0..reader.up_to(self.bookings_max() as u64)? {
-            let at = reader.number()?;
-            let requests = reader.up_to(crate::rate::REQUESTS_MAX)?;
-            let after = list.last().map_or(before.last(), |it| it.at);
-            if at <= after || at >= sealed {
-                return Err(Damaged);
-            }
-            list.push(Booking { at, requests });
-        }
-        Ok(Booked {
-            before,
-            list,
-            sealed,
-        })
     }
 
     /// The first moment from `from` on before a booking, with room for so many.

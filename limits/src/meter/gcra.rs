@@ -5,11 +5,10 @@
 //! `TAT = max(TAT, at) + p·n`. Only the moment that is told is rounded up, to a whole nanosecond, and what it was rounded by is not
 //! lost: the next follows the TAT, not the moment.
 
+use serde::{Deserialize, Serialize};
+
 use super::Carry;
-use crate::{
-    rate::Rate,
-    saved::{Damaged, Reader, Writer},
-};
+use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Gcra {
@@ -22,7 +21,7 @@ pub(crate) struct Gcra {
 }
 
 /// The state.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Pace {
     /// When the next would be due if all were evenly spaced, in parts of a nanosecond.
     tat: u128,
@@ -32,27 +31,13 @@ pub(crate) struct Pace {
     carried: u64,
 }
 
-/// Beyond every TAT that there can be: 2^64 ns in parts of 10^12 to the nanosecond.
-const TAT_END: u128 = 1 << 112;
-
 impl Pace {
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
-
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.tat).number(self.last).number(self.carried);
-    }
 }
 
 impl Gcra {
-    pub(crate) fn load(reader: &mut Reader<'_>) -> Result<Pace, Damaged> {
-        let tat = reader.wide()?;
-        let (last, carried) = (reader.number()?, reader.number()?);
-        let pace = Pace { tat, last, carried };
-        (tat < TAT_END).then_some(pace).ok_or(Damaged)
-    }
-
     pub(crate) fn new(rate: Rate, burst: u64) -> Self {
         Self {
             requests: rate.requests(),

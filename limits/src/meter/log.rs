@@ -1,8 +1,8 @@
 //! The sliding log: the moment of each call, until it has left the window.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
-use crate::saved::{Damaged, Reader, Writer};
+use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Log {
@@ -10,71 +10,36 @@ pub(crate) struct Log {
     window: u64,
 }
 
-/// The latest moments, oldest first, in a ring that is made once.
-#[derive(Debug, Clone)]
+/// The latest moments.
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Logged {
-    ring: Box<[u64]>,
-    first: usize,
-    length: usize,
+    /// The oldest first; as many as the limit, with room for all of them from the start.
+    moments: VecDeque<u64>,
     /// The latest that is not kept any more.
     gone: u64,
 }
 
+impl Clone for Logged {
+    /// A copy has as much room, so that it never takes more memory later.
+    fn clone(&self) -> Self {
+        let mut moments = VecDeque::with_capacity(self.moments.capacity());
+        moments.extend(&self.moments);
+        Self { moments, ..*self }
+    }
+}
+
 impl Logged {
     pub(crate) fn heap_bytes(&self) -> usize {
-        size_of_val(&*self.ring)
-    }
-
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.gone).number(self.length as u64);
-        let mut before = 0;
-        for index in 0..self.length {
-            let at = self.get(index);
-            // They rise, but for stand-ins.
-            out.number(at.wrapping_sub(before));
-            before = at;
-        }
-    }
-
-    fn get(&self, index: usize) -> u64 {
-        self.ring[(self.first + index) % self.ring.len()]
-    }
-
-    /// Appends one; the oldest goes when there is no room.
-    fn push(&mut self, at: u64) {
-        if self.length == self.ring.len() {
-            self.shift();
-        }
-        let index = (self.first + self.length) % self.ring.len();
-        self.ring[index] = at;
-        self.length += 1;
-    }
-
-    fn shift(&mut self) {
-        self.gone = self.get(0);
-        self.first = (self.first + 1) % self.ring.len();
-        self.length -= 1;
+        self.moments.capacity() * size_of::<u64>()
     }
 
     /// The first entry that is later than `at`.
     fn later_than(&self, at: u64) -> usize {
-        let (mut low, mut high) = (0, self.length);
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if self.get(middle) <= at {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low
+        self.moments.partition_point(|it| *it <= at)
     }
 
     pub(crate) fn last(&self) -> u64 {
-        match self.length {
-            0 => 0,
-            length => self.get(length - 1),
-        }
+        self.moments.back().copied().unwrap_or(0)
     }
 }
 
@@ -96,30 +61,31 @@ impl Log {
 
     pub(crate) fn fresh(&self) -> Logged {
         Logged {
-            ring: vec![0; self.limit].into_boxed_slice(),
-            first: 0,
-            length: 0,
+            moments: VecDeque::with_capacity(self.limit),
             gone: 0,
         }
     }
 
-    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Logged, Damaged> {
-        let mut logged = self.fresh();
-        let gone = reader.number()?;
-        let mut at = 0_u64;
-        for _ in 0..reader.up_to(self.limit as u64)? {
-            at = at.wrapping_add(reader.number()?);
-            logged.push(at);
+    /// Gives one that was restored the room of a fresh one.
+    pub(crate) fn reserve(&self, logged: &mut Logged) {
+        let moments = &mut logged.moments;
+        moments.reserve_exact(self.limit.saturating_sub(moments.len()));
+    }
+
+    /// Appends one; the oldest goes when there is no room.
+    fn push(&self, logged: &mut Logged, at: u64) {
+        let moments = &mut logged.moments;
+        if moments.len() >= self.limit {
+            logged.gone = moments.pop_front().unwrap_or(0);
         }
-        logged.gone = gone;
-        Ok(logged)
+        moments.push_back(at);
     }
 
     /// The latest of `old`, as many as this keeps.
     pub(crate) fn resized(&self, old: &Logged) -> Logged {
         let mut logged = self.fresh();
-        for index in 0..old.length {
-            logged.push(old.get(index));
+        for at in &old.moments {
+            self.push(&mut logged, *at);
         }
         logged
     }
@@ -135,46 +101,43 @@ impl Log {
     pub(crate) fn earliest(&self, logged: &Logged, requests: u64, from: u64) -> u64 {
         let from = from.max(logged.last());
         let within = self.first_within(logged, from);
-        let used = logged.length - within;
+        let used = logged.moments.len() - within;
         let requests = usize::try_from(requests).unwrap_or(usize::MAX);
         match (used.saturating_add(requests)).checked_sub(self.limit) {
             None | Some(0) => from,
-            // So many have to leave it.
-            Some(over) => logged.get(within + over - 1).saturating_add(self.window),
+            // So many have to leave it: all, for a call that was booked under a higher limit.
+            Some(over) => {
+                let last = logged.moments.get(within + over - 1);
+                let last = last.or(logged.moments.back());
+                last.map_or(from, |last| last.saturating_add(self.window))
+            }
         }
     }
 
     pub(crate) fn take(&self, logged: &mut Logged, requests: u64, at: u64) {
-        (0..requests).for_each(|_| logged.push(at));
+        (0..requests).for_each(|_| self.push(logged, at));
     }
 
     pub(crate) fn force(&self, logged: &mut Logged, requests: u64, at: u64) {
         let kept = requests.min(u64::try_from(self.limit).unwrap_or(u64::MAX));
         let at = at.max(logged.last());
-        (0..kept).for_each(|_| logged.push(at));
+        (0..kept).for_each(|_| self.push(logged, at));
     }
 
     pub(crate) fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {
-        let within = |it: &Logged| self.first_within(it, at)..it.length;
-        let (one_within, other_within) = (within(one), within(other));
-        one_within.len() == other_within.len()
-            && one_within
-                .zip(other_within)
-                .all(|(a, b)| one.get(a) == other.get(b))
+        let [one, other] = [one, other].map(|it| it.moments.range(self.first_within(it, at)..));
+        one.eq(other)
     }
 
     pub(crate) fn give_back(&self, logged: &mut Logged, requests: u64, at: u64) {
         let end = logged.later_than(at);
-        let same = (0..end).rev().take_while(|index| logged.get(*index) == at);
+        let was_latest = end == logged.moments.len();
+        let same = logged.moments.range(..end).rev();
+        let same = same.take_while(|it| **it == at);
         let found = same
             .take(usize::try_from(requests).unwrap_or(usize::MAX))
             .count();
-        let was_latest = end == logged.length;
-        let length = logged.ring.len();
-        for index in end..logged.length {
-            logged.ring[(logged.first + index - found) % length] = logged.get(index);
-        }
-        logged.length -= found;
+        logged.moments.drain(end - found..end);
         // What was pushed out counts again: not later than the latest of that, and what the latest call pushed out had left
         // the window when it went; more is not known.
         if logged.gone > 0 {
@@ -183,11 +146,7 @@ impl Log {
             } else {
                 logged.gone
             };
-            for _ in 0..found {
-                logged.first = (logged.first + length - 1) % length;
-                logged.ring[logged.first] = stand_in;
-                logged.length += 1;
-            }
+            (0..found).for_each(|_| logged.moments.push_front(stand_in));
         }
     }
 
@@ -196,7 +155,7 @@ impl Log {
     }
 
     pub(crate) fn used(&self, logged: &Logged, now: u64) -> u64 {
-        let used = logged.length - self.first_within(logged, now);
+        let used = logged.moments.len() - self.first_within(logged, now);
         u64::try_from(used).unwrap_or(u64::MAX)
     }
 }

@@ -1,9 +1,8 @@
 //! A token bucket to which tokens come in steps, counted from the first call.
 
-use crate::{
-    rate::Rate,
-    saved::{Damaged, Reader, Writer},
-};
+use serde::{Deserialize, Serialize};
+
+use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Stepped {
@@ -14,7 +13,7 @@ pub(crate) struct Stepped {
 }
 
 /// The state.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Tokens {
     left: u64,
     /// When the latest tokens that are counted came; `None` before the first call.
@@ -23,12 +22,6 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.left)
-            .optional(self.step_at)
-            .number(self.last);
-    }
-
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
@@ -40,14 +33,6 @@ impl Tokens {
 }
 
 impl Stepped {
-    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Tokens, Damaged> {
-        Ok(Tokens {
-            left: reader.up_to(self.burst)?,
-            step_at: reader.optional()?,
-            last: reader.number()?,
-        })
-    }
-
     pub(crate) fn new(rate: Rate, burst: u64) -> Self {
         let (tokens, step) = rate.written();
         Self {

@@ -6,7 +6,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use crate::saved::{Damaged, Reader, Writer};
+use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Steps {
@@ -16,7 +16,7 @@ pub(crate) struct Steps {
 }
 
 /// The steps in which calls were made: the latest moment of each, and how many.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Counted {
     /// Each of another step, the oldest first.
     steps: VecDeque<(u64, u64)>,
@@ -32,13 +32,6 @@ impl Counted {
 
     pub(crate) fn last(&self) -> u64 {
         self.last
-    }
-
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.last).number(self.steps.len() as u64);
-        for (at, count) in &self.steps {
-            out.number(*at).number(*count);
-        }
     }
 }
 
@@ -75,29 +68,24 @@ impl Steps {
         self.window.div_ceil(self.step) + 1
     }
 
+    /// Most steps that are kept.
+    fn room(&self) -> usize {
+        let room = usize::try_from(self.length().min(self.limit) + 1);
+        room.expect("a checked number of steps")
+    }
+
     pub(crate) fn fresh(&self) -> Counted {
-        let length = usize::try_from(self.length().min(self.limit) + 1);
         Counted {
-            steps: VecDeque::with_capacity(length.expect("a checked number of steps")),
+            steps: VecDeque::with_capacity(self.room()),
             total: 0,
             last: 0,
         }
     }
 
-    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Counted, Damaged> {
-        let mut counted = self.fresh();
-        counted.last = reader.number()?;
-        let mut before = None;
-        for _ in 0..reader.up_to(self.length())? {
-            let (at, count) = (reader.number()?, reader.number()?);
-            if before.is_some_and(|before| before >= at / self.step) {
-                return Err(Damaged);
-            }
-            before = Some(at / self.step);
-            counted.total = counted.total.checked_add(count).ok_or(Damaged)?;
-            counted.steps.push_back((at, count));
-        }
-        Ok(counted)
+    /// Gives one that was restored the room of a fresh one.
+    pub(crate) fn reserve(&self, counted: &mut Counted) {
+        let steps = &mut counted.steps;
+        steps.reserve_exact(self.room().saturating_sub(steps.len()));
     }
 
     /// The steps that are in the window which ends at `at`.

@@ -8,10 +8,9 @@
 
 use std::time::Duration;
 
-use crate::{
-    rate::Rate,
-    saved::{Damaged, Reader, Writer},
-};
+use serde::{Deserialize, Serialize};
+
+use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
 pub(crate) struct WarmUp {
@@ -23,7 +22,7 @@ pub(crate) struct WarmUp {
 }
 
 /// The state.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Heat {
     /// When all that has passed is paid for, in parts of a nanosecond.
     free: u128,
@@ -36,21 +35,9 @@ impl Heat {
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
-
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.free).number(self.stored).number(self.last);
-    }
 }
 
 impl WarmUp {
-    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Heat, Damaged> {
-        Ok(Heat {
-            free: reader.wide()?,
-            stored: reader.up_to(self.warm_up)?,
-            last: reader.number()?,
-        })
-    }
-
     pub(crate) fn new(rate: Rate, warm_up: Duration) -> Self {
         Self {
             requests: rate.requests(),

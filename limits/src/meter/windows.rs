@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{
-    algorithm::Aligned,
-    saved::{Damaged, Reader, Writer},
-};
+use serde::{Deserialize, Serialize};
+
+use crate::algorithm::Aligned;
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).expect("a checked time")
@@ -20,7 +19,7 @@ pub(crate) struct Fixed {
 }
 
 /// The latest window in which something was taken.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Window {
     start: u64,
     count: u64,
@@ -30,18 +29,6 @@ pub(crate) struct Window {
 impl Window {
     pub(crate) fn last(&self) -> u64 {
         self.last
-    }
-
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.start).number(self.count).number(self.last);
-    }
-
-    pub(crate) fn load(reader: &mut Reader<'_>) -> Result<Self, Damaged> {
-        Ok(Self {
-            start: reader.number()?,
-            count: reader.number()?,
-            last: reader.number()?,
-        })
     }
 }
 
@@ -149,7 +136,7 @@ pub(crate) struct Counter {
 }
 
 /// The latest window in which something was taken, and the one before.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Counts {
     start: u64,
     before: u64,
@@ -161,25 +148,9 @@ impl Counts {
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
-
-    pub(crate) fn save(&self, out: &mut Writer<'_>) {
-        out.number(self.start).number(self.before);
-        out.number(self.count).number(self.last);
-    }
 }
 
 impl Counter {
-    pub(crate) fn load(&self, reader: &mut Reader<'_>) -> Result<Counts, Damaged> {
-        let counts = Counts {
-            start: reader.number()?,
-            before: reader.number()?,
-            count: reader.number()?,
-            last: reader.number()?,
-        };
-        let is_aligned = counts.start.is_multiple_of(self.window);
-        is_aligned.then_some(counts).ok_or(Damaged)
-    }
-
     pub(crate) fn new(limit: u64, window: Duration) -> Self {
         Self {
             limit,

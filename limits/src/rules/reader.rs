@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use super::{Mistakes, NamedLimit, Rule, Rules, Unknown};
 use crate::{
-    algorithm::{Algorithm, Aligned, WhenFull, step_of},
+    algorithm::{Algorithm, Aligned, step_of},
     decision::Limit,
     limits::DEMANDS_MAX,
     rate::{Rate, RateError, parse_count, parse_time},
@@ -241,14 +241,17 @@ impl Reader {
                 if capacity.is_none() && !table.contains_key("capacity") {
                     self.wrong(path, "a leaky_bucket needs a capacity");
                 }
-                let when_full = self.choice(table, path, "when_full", &["queue", "drop"]);
-                Algorithm::LeakyBucket {
-                    rate,
-                    capacity: capacity.unwrap_or(1),
-                    when_full: [WhenFull::Queue, WhenFull::Drop][when_full],
+                let capacity = capacity.unwrap_or(1);
+                match self.choice(table, path, "when_full", &["queue", "drop"]) {
+                    0 => Algorithm::LeakyBucket { rate, capacity },
+                    // A token bucket by its other name.
+                    _ => Algorithm::TokenBucket {
+                        rate,
+                        burst: capacity,
+                    },
                 }
             }
-            "spacing" => Algorithm::Spacing { rate },
+            "spacing" => Algorithm::TokenBucket { rate, burst: 1 },
             "fixed_window" => {
                 let aligned = self.choice(table, path, "aligned", &["clock", "first_call"]);
                 Algorithm::FixedWindow {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Limit, WhenFull, step_of};
+use limits::{Algorithm, Aligned, Limit, step_of};
 use redis::Value;
 
 use super::NUMBER_MAX;
@@ -77,12 +77,6 @@ impl Rule {
         };
         let kind = match limit.algorithm {
             Algorithm::TokenBucket { rate, burst } => pace(rate, burst),
-            Algorithm::Spacing { rate } => pace(rate, 1),
-            Algorithm::LeakyBucket {
-                rate,
-                capacity,
-                when_full: WhenFull::Drop,
-            } => pace(rate, capacity),
             Algorithm::FixedWindow {
                 limit,
                 window,

@@ -37,8 +37,9 @@ impl Shares {
             let part = limit.algorithm.part(members_max).ok();
             // A later file may be checked for fewer than those of the start: where no part is left, nothing goes.
             part.filter(|_| !self.is_refused)
-                .unwrap_or_else(|| Algorithm::Spacing {
+                .unwrap_or_else(|| Algorithm::TokenBucket {
                     rate: Rate::new(1, NO_SHARE).expect("ten years fit"),
+                    burst: 1,
                 })
         });
         Limit { algorithm, ..limit }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use limits::{Demand, LimitId, saved::RestoreError};
+use limits::{Demand, LimitId, RestoreError};
 
 use super::{
     super::clock::AHEAD_MAX,
@@ -78,7 +78,7 @@ impl Engine {
             let is_new = !std::mem::replace(&mut state.is_failed, true);
             state.unsaved.begin(is_new);
             let places = state.catalog.all().zip(0..);
-            let places: HashMap<u32, u64> =
+            let places: HashMap<u32, usize> =
                 places.map(|((place, _), index)| (place, index)).collect();
             (
                 state.unsaved.epoch(),
@@ -99,7 +99,7 @@ impl Engine {
             from = state.learned.each(place, PART, |(place, counter), lesson| {
                 lessons.push(SavedLesson {
                     limit: places[place],
-                    counter: Arc::clone(counter),
+                    counter: counter.to_string(),
                     until: lesson.until,
                     left: lesson.left,
                 });
@@ -114,14 +114,13 @@ impl Engine {
                 return None;
             }
             let catalog = &state.catalog;
-            from = state.core.save(place, PART, now, |id, key, bytes| {
+            from = state.core.save(place, PART, now, |id, key, counter| {
                 let Some((place, named, placed)) = catalog.owner(id) else {
                     return;
                 };
-                let mut rules = named.rules.iter().zip(0..);
-                let rule = rules.find(|(it, _)| it.id == placed.id);
-                let rule = rule.map_or(0, |(_, index)| index);
-                writer.counter(places[&place], rule, key, bytes);
+                let mut rules = named.rules.iter();
+                let rule = rules.position(|it| it.id == placed.id).unwrap_or(0);
+                writer.counter(places[&place], rule, key, counter);
                 counters += 1;
             });
         }
@@ -148,7 +147,7 @@ impl Engine {
     /// # Errors
     /// When it cannot be read.
     pub fn kept_in(snapshot: &[u8]) -> Result<Arc<[u8]>, Unreadable> {
-        Ok(Reader::begin(snapshot)?.0.sources)
+        Ok(Reader::begin(snapshot)?.0.sources.into())
     }
 
     /// A snapshot is on the disk since `now`: answers that waited for it go out.
@@ -196,15 +195,17 @@ impl Engine {
             state.apply(now);
         }
         while let Some(counter) = reader.counter()? {
-            let (limit, rule) = at(&head, counter.limit, counter.rule)?;
+            let of = at(&head, counter.limit, counter.rule);
+            let (limit, rule) = of.ok_or(Unreadable::Damaged)?;
             let Some(id) = state.id_of(&limit.name, &rule.name) else {
                 restored.dropped += 1;
                 continue;
             };
             let core = &mut state.core;
-            match core.restore(id, counter.counter, &rule.limit, &counter.state, now) {
+            let key = Arc::from(counter.counter);
+            match core.restore(id, key, &rule.limit, counter.state, now) {
                 Ok(()) => restored.counters += 1,
-                Err(RestoreError::Damaged(_)) => return Err(Unreadable::Damaged.into()),
+                Err(RestoreError::Unfit) => return Err(Unreadable::Damaged.into()),
                 Err(RestoreError::NoRoom) => return Err(RestoreFailed::NoRoom),
             }
         }
@@ -214,9 +215,9 @@ impl Engine {
                 let Some(id) = state.id_of(&limit.name, &rule.name) else {
                     continue;
                 };
-                if let Some(unseen) = &rule.unseen {
-                    let unseen = state.core.restore_unseen(id, &rule.limit, unseen, now);
-                    unseen.map_err(Unreadable::from)?;
+                if let Some(unseen) = rule.unseen.clone() {
+                    let restored = state.core.restore_unseen(id, &rule.limit, unseen, now);
+                    restored.map_err(|_| Unreadable::Damaged)?;
                 }
                 if !head.is_clean || (is_too_far && rule.unseen.is_some()) {
                     charges.push((id, limit.worth));
@@ -234,17 +235,14 @@ impl Engine {
         let ahead = if is_too_far { ahead } else { 0 };
         state.core.charge_all(&charges, now);
         for lesson in head.lessons {
-            let (place, counter) = (lesson.limit, lesson.counter);
-            let limit = usize::try_from(place)
-                .ok()
-                .and_then(|it| head.limits.get(it));
-            let limit = limit.ok_or(Unreadable::Damaged)?;
+            let limit = head.limits.get(lesson.limit).ok_or(Unreadable::Damaged)?;
             if let Some(place) = state.catalog.place(&limit.name) {
                 let lost = if head.is_clean { 0 } else { limit.worth };
                 let known = Lesson {
                     until: lesson.until.saturating_sub(ahead),
                     left: lesson.left.saturating_sub(lost),
                 };
+                let counter = Arc::from(lesson.counter);
                 state.learned.put(&(place, counter), known, now);
             }
         }
@@ -252,15 +250,9 @@ impl Engine {
     }
 }
 
-fn at(head: &Head, limit: u64, rule: u64) -> Result<(&SavedLimit, &SavedRule), Unreadable> {
-    let limit = usize::try_from(limit)
-        .ok()
-        .and_then(|it| head.limits.get(it));
-    let limit = limit.ok_or(Unreadable::Damaged)?;
-    let rule = usize::try_from(rule)
-        .ok()
-        .and_then(|it| limit.rules.get(it));
-    Ok((limit, rule.ok_or(Unreadable::Damaged)?))
+fn at(head: &Head, limit: usize, rule: usize) -> Option<(&SavedLimit, &SavedRule)> {
+    let limit = head.limits.get(limit)?;
+    Some((limit, limit.rules.get(rule)?))
 }
 
 impl State {
@@ -299,22 +291,22 @@ impl State {
     /// The head of a snapshot, but for what was learned.
     fn head(&self, is_clean: bool) -> Head {
         let saved = |named: &Named| SavedLimit {
-            name: Arc::clone(&named.name),
+            name: named.name.to_string(),
             worth: named.worth,
             rules: named
                 .rules
                 .iter()
                 .map(|placed| SavedRule {
-                    name: Arc::clone(&placed.name),
+                    name: placed.name.to_string(),
                     limit: *self.core.limit(placed.id),
-                    unseen: self.core.save_unseen(placed.id),
+                    unseen: self.core.unseen(placed.id).cloned(),
                 })
                 .collect(),
         };
         Head {
             is_clean,
             clock: self.core.clock(),
-            sources: Arc::clone(&self.sources),
+            sources: self.sources.to_vec(),
             limits: self.catalog.all().map(|(_, named)| saved(named)).collect(),
             lessons: Vec::new(),
         }
