@@ -194,21 +194,20 @@ impl Meter {
         }
     }
 
-    /// Whether a state is of this algorithm.
+    /// Whether a state is of this algorithm, with numbers that it can reckon with.
     pub(crate) fn fits(&self, state: &State) -> bool {
-        let fits = |used: &Used| {
-            matches!(
-                (&self.kind, used),
-                (Kind::Gcra(_), Used::Gcra(_))
-                    | (Kind::Stepped(_), Used::Stepped(_))
-                    | (Kind::Fixed(_), Used::Fixed(_))
-                    | (Kind::Counter(_), Used::Counter(_))
-                    | (Kind::Log(_), Used::Log(_))
-                    | (Kind::Steps(_), Used::Steps(_))
-                    | (Kind::WarmUp(_), Used::WarmUp(_))
-            )
+        let fits = |used: &Used| match (&self.kind, used) {
+            (Kind::Gcra(_), Used::Gcra(pace)) => pace.is_bounded(),
+            (Kind::Steps(_), Used::Steps(counted)) => counted.is_counted(),
+            (Kind::Stepped(_), Used::Stepped(_))
+            | (Kind::Fixed(_), Used::Fixed(_))
+            | (Kind::Counter(_), Used::Counter(_))
+            | (Kind::Log(_), Used::Log(_))
+            | (Kind::WarmUp(_), Used::WarmUp(_)) => true,
+            _ => false,
         };
-        fits(&state.used) && state.booked.as_ref().is_none_or(|it| fits(&it.before))
+        let booked_fits = |it: &Booked| fits(&it.before) && self.can_keep(it);
+        fits(&state.used) && state.booked.as_deref().is_none_or(booked_fits)
     }
 
     /// A state that was never used.

@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Kind, Meter, State, Used};
+use crate::rate::REQUESTS_MAX;
 
 /// Maximum bookings that are remembered of a key: 64 KiB, gone through in some ten microseconds. One more is refused, unless it leaves
 /// no room before it: were it let through, the room before it would be lost to all other callers.
@@ -46,6 +47,12 @@ impl Meter {
             Kind::Log(_) | Kind::Steps(_) => COPIED_BOOKINGS_MAX,
             _ => BOOKINGS_MAX,
         }
+    }
+
+    /// Whether bookings are such as this makes.
+    pub(super) fn can_keep(&self, booked: &Booked) -> bool {
+        let mut requests = booked.list.iter().map(|it| it.requests);
+        booked.list.len() <= self.bookings_max() && requests.all(|it| it <= REQUESTS_MAX)
     }
 
     /// The first moment from `from` on before a booking, with room for so many.

@@ -31,7 +31,14 @@ pub(crate) struct Pace {
     carried: u64,
 }
 
+/// Beyond every TAT that there can be: 2^64 ns in parts of 10^12 to the nanosecond.
+const TAT_END: u128 = 1 << 112;
+
 impl Pace {
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.tat < TAT_END
+    }
+
     pub(crate) fn last(&self) -> u64 {
         self.last
     }

@@ -115,13 +115,13 @@ impl Log {
     }
 
     pub(crate) fn take(&self, logged: &mut Logged, requests: u64, at: u64) {
-        (0..requests).for_each(|_| self.push(logged, at));
+        let kept = requests.min(u64::try_from(self.limit).unwrap_or(u64::MAX));
+        (0..kept).for_each(|_| self.push(logged, at));
     }
 
     pub(crate) fn force(&self, logged: &mut Logged, requests: u64, at: u64) {
-        let kept = requests.min(u64::try_from(self.limit).unwrap_or(u64::MAX));
         let at = at.max(logged.last());
-        (0..kept).for_each(|_| self.push(logged, at));
+        self.take(logged, requests, at);
     }
 
     pub(crate) fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {

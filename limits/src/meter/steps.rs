@@ -26,6 +26,12 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
+    /// Whether the total is that of the steps.
+    pub(crate) fn is_counted(&self) -> bool {
+        let mut counts = self.steps.iter().map(|(_, count)| *count);
+        counts.try_fold(0, u64::checked_add) == Some(self.total)
+    }
+
     pub(crate) fn heap_bytes(&self) -> usize {
         self.steps.capacity() * size_of::<(u64, u64)>()
     }

@@ -124,9 +124,9 @@ pub fn limits_file(bytes: &[u8]) {
 pub fn snapshot(bytes: &[u8]) {
     restore(bytes);
     let body = bytes
-        .split_last_chunk::<8>()
+        .split_last_chunk::<4>()
         .map_or(bytes, |(body, _)| body);
-    let checksum = u64::from(crc32fast::hash(body)).to_le_bytes();
+    let checksum = crc32fast::hash(body).to_le_bytes();
     restore(&[body, &checksum].concat());
 }
 
