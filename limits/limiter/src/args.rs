@@ -96,16 +96,12 @@ pub enum Program {
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     /// The calls: CSV or NDJSON of time, key and number of requests, or what `bench load --record` writes.
-    #[arg(required_unless_present = "demo")]
-    pub trace: Option<PathBuf>,
-    /// Print runs that show how the algorithms differ, instead of replaying a file.
-    #[arg(long, conflicts_with_all = ["trace", "rules", "rate", "burst", "algorithm", "json", "svg"])]
-    pub demo: bool,
+    pub trace: PathBuf,
     /// Replay through the limits in this file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst", "algorithm"])]
     pub rules: Option<PathBuf>,
     /// Replay each key through a limit of this rate, by all algorithms.
-    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present_any = ["demo", "rules"])]
+    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present = "rules")]
     pub rate: Option<Rate>,
     /// How many may go at once after a pause, in the algorithms that allow it [default: the requests of a second].
     #[arg(long, value_name = "N", value_parser = count)]

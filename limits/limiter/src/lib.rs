@@ -2,7 +2,6 @@
 //! traffic replayed through them.
 
 pub mod args;
-pub mod demo;
 pub mod explain;
 pub mod picture;
 pub mod replay;

@@ -6,7 +6,6 @@ use anyhow::{Context, Result, anyhow, ensure};
 use jiff::Timestamp;
 use limiter::{
     args::{Command, Program, ReplayArgs, Task},
-    demo,
     explain::explain,
     picture,
     replay::{Candidate, How, Under, all_algorithms, replay},
@@ -59,7 +58,6 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Serve => unreachable!("it was looked for first"),
         Task::Shares { file } => shares::table(&read(&file)?)?,
-        Task::Replay(args) if args.demo => demo::table(),
         Task::Replay(args) => replayed(&args)?,
     };
     print(text.trim_end())
@@ -95,8 +93,7 @@ fn read_for(file: &Path, unfit: fn(&Rules) -> Vec<String>) -> Result<Rules> {
 
 fn replayed(args: &ReplayArgs) -> Result<String> {
     let candidates = candidates(args)?;
-    let path = args.trace.as_ref().context("no trace is given")?;
-    let trace = Trace::read(path)?;
+    let trace = Trace::read(&args.trace)?;
     if trace.late > 0 {
         eprintln!(
             "limiter: {} calls are earlier than one before them, and taken as made with it",

@@ -9,7 +9,6 @@
 //! - [`status`] and [`metrics`] show it. Only [`app`] knows all parts, and only [`config`] reads the environment.
 
 pub mod app;
-mod aside;
 mod asked;
 pub mod clock;
 pub mod config;
@@ -48,7 +47,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 async fn work(config: Config, orders: Orders<Args>) -> anyhow::Result<()> {
     let files = raise_open_files();
-    tracing::info!(%config, files, "starting");
+    tracing::info!(files, "starting");
     let app = App::start(config, Registry::new()).await?;
     let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
     let apply = move |config: &Config| runtime_config.apply(config);

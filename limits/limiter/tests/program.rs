@@ -205,11 +205,6 @@ fn trace_is_replayed_through_all_algorithms_or_a_file() {
         0,
         &["sliding counter"],
     );
-    check(
-        &["replay", "--demo"],
-        0,
-        &["42 · 45/60 + 18 = 49.5", "2 of 10: #0, #6"],
-    );
 }
 
 #[test]

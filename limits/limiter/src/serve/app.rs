@@ -27,6 +27,7 @@ use runtime::{
 use tokio::{
     net::TcpListener,
     sync::watch,
+    task::spawn_blocking,
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
@@ -35,7 +36,6 @@ use self::opening::{Kept, open};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::Follower;
 use super::{
-    aside::aside,
     clock::Clock,
     config::Config,
     engine::Engine,
@@ -267,7 +267,11 @@ impl App {
                 if !Arc::ptr_eq(&newest, &in_force) {
                     in_force = Arc::clone(&newest);
                     let sources = sources.clone();
-                    aside(move || sources.file(&newest.document)).await;
+                    // What may take long holds up no call.
+                    let taken = spawn_blocking(move || sources.file(&newest.document)).await;
+                    if taken.is_err() {
+                        return;
+                    }
                 }
                 clock.follow(&clock_steps);
                 engine.tidy(clock.now());

@@ -5,7 +5,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use jiff::Timestamp;
 use limits::rate::REQUESTS_MAX;
 use serde::Deserialize;
 
@@ -193,19 +192,6 @@ impl Feedback {
             retry_after,
             left,
         })
-    }
-}
-
-/// Nanoseconds since 1970; what cannot be told so is at the nearest end.
-pub(super) fn nanos(at: Timestamp) -> u64 {
-    u64::try_from(at.as_nanosecond().max(0)).unwrap_or(u64::MAX)
-}
-
-/// A moment as people and programs read it.
-pub(super) fn moment(nanos: u64) -> String {
-    match Timestamp::from_nanosecond(i128::from(nanos)) {
-        Ok(moment) => format!("{moment:.9}"),
-        Err(_) => "9999-12-31T23:59:59.999999999Z".to_owned(),
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jiff::Timestamp;
 use prometheus::IntCounter;
 use runtime::unix_micros;
 
@@ -149,6 +150,19 @@ impl Clock {
         let began = &self.shared.began_unix_nanos;
         // Nobody adds so much that this overflows: it is at most what the system's clock or a snapshot says.
         began.fetch_add(nanos, Ordering::Relaxed);
+    }
+}
+
+/// Nanoseconds since 1970; what cannot be told so is at the nearest end.
+pub(super) fn nanos(at: Timestamp) -> u64 {
+    u64::try_from(at.as_nanosecond().max(0)).unwrap_or(u64::MAX)
+}
+
+/// A moment as people and programs read it.
+pub(super) fn moment(nanos: u64) -> String {
+    match Timestamp::from_nanosecond(i128::from(nanos)) {
+        Ok(moment) => format!("{moment:.9}"),
+        Err(_) => "9999-12-31T23:59:59.999999999Z".to_owned(),
     }
 }
 

@@ -16,7 +16,7 @@ use runtime::{
 pub use self::args::{Args, Running, Waiting};
 use super::{limits_file, tokens};
 
-/// The checked settings. Prints without secrets.
+/// The checked settings.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where it listens for calls.
@@ -135,38 +135,6 @@ fn collection(limiting: &args::LimitingArgs, mistakes: &mut Mistakes) -> Option<
         database,
         name,
     })
-}
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state.as_ref().map(|folder| folder.display());
-        write!(
-            f,
-            "listen={} token={} ratelimit_fields={} connections={} connections_per_address={} limits={} limits_collection={} state={} counters={} counters_memory={} learned_max={:?} \
-             waiting={} waiting_per_token={} waiting_per_counter={} admin={} drain_timeout={:?} log_filter={}",
-            self.listen,
-            self.tokens.is_some(),
-            self.fields,
-            self.connections.0,
-            self.connections.1,
-            self.limits
-                .as_ref()
-                .map_or(0, |file| file.current().rules.limits.len()),
-            self.collection
-                .as_ref()
-                .map_or_else(|| "none".to_owned(), |it| format!("{it:?}")),
-            state.map_or_else(|| "none".to_owned(), |folder| folder.to_string()),
-            self.counters,
-            self.counters_memory,
-            self.learned_max,
-            self.waiting.waiting,
-            self.waiting.waiting_per_token,
-            self.waiting.waiting_per_counter,
-            self.running.admin,
-            self.running.drain_timeout,
-            self.common.log_filter,
-        )
-    }
 }
 
 #[cfg(test)]

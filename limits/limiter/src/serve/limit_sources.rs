@@ -33,7 +33,7 @@ pub struct LimitSources {
 struct Shared {
     engine: Arc<Engine>,
     clock: Clock,
-    /// Locked while a version is looked at, which may take long: see [`aside`](super::aside).
+    /// Locked while a version is looked at, which may take long.
     newest: Mutex<Newest>,
     in_force: Mutex<InForce>,
     metrics: Changes,

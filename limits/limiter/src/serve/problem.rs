@@ -3,7 +3,7 @@
 use http::StatusCode;
 
 use super::{
-    asked::moment,
+    clock::moment,
     engine::{Binding, Refused, Slot},
 };
 

@@ -7,7 +7,7 @@ use limits::rules::Terms;
 use serde::Serialize;
 
 use super::super::{
-    asked::moment,
+    clock::moment,
     engine::Slot,
     limit_sources::Source,
     problem::{Problem, QUOTA_EXCEEDED, UNAUTHORIZED},

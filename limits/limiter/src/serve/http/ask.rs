@@ -9,6 +9,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::super::{
     asked::{self, Call, Counter, Feedback, LIMITS_OF_A_CALL_MAX, What, invalid, limit_name},
+    clock::nanos,
     engine::CallRule,
     problem::Problem,
 };
@@ -174,7 +175,7 @@ impl Increment {
         let at: Timestamp = at
             .parse()
             .map_err(|_| invalid("at: is not a time as in 2026-11-22T10:00:59.5Z"))?;
-        Ok(Some(asked::nanos(at)))
+        Ok(Some(nanos(at)))
     }
 }
 

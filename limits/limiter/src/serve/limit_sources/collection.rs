@@ -17,11 +17,14 @@ use mongodb::{
     options::{ClientOptions, ReadConcern, ReadPreference, SelectionCriteria},
 };
 use serde_json::{Map, Number, Value};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{aside::aside, config, engine::LIMITS_MAX},
+    super::{config, engine::LIMITS_MAX},
     LimitSources, Named,
     plan::BYTES_MAX,
 };
@@ -130,7 +133,10 @@ impl Follower {
                 Err(Failed::Server(why)) => return why,
             };
             let sources = self.sources.clone();
-            aside(move || sources.collection(read)).await;
+            // What may take long holds up no call.
+            if let Err(error) = spawn_blocking(move || sources.collection(read)).await {
+                return error.to_string();
+            }
             if std::mem::replace(is_lost, false) {
                 tracing::info!(collection = ?self.of, "the collection of limits can be read again");
             }
