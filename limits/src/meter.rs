@@ -57,13 +57,21 @@ pub struct State {
 
 /// What calls used, by which is known when the next may go after the latest of them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-enum Used {
+struct Used {
+    amount: Amount,
+    /// The latest moment that was given out.
+    last: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Amount {
     Gcra(Pace),
     Stepped(Tokens),
     Fixed(Window),
     Counter(Counts),
-    Log(Logged),
-    Steps(Counted),
+    // Larger than all others.
+    Log(Box<Logged>),
+    Steps(Box<Counted>),
     WarmUp(Heat),
 }
 
@@ -87,13 +95,13 @@ pub enum Carry {
 macro_rules! fitting {
     ($self:expr, $state:expr, ($meter:ident, $inner:ident) => $body:expr) => {
         match (&$self.kind, $state) {
-            (Kind::Gcra($meter), Used::Gcra($inner)) => $body,
-            (Kind::Stepped($meter), Used::Stepped($inner)) => $body,
-            (Kind::Fixed($meter), Used::Fixed($inner)) => $body,
-            (Kind::Counter($meter), Used::Counter($inner)) => $body,
-            (Kind::Log($meter), Used::Log($inner)) => $body,
-            (Kind::Steps($meter), Used::Steps($inner)) => $body,
-            (Kind::WarmUp($meter), Used::WarmUp($inner)) => $body,
+            (Kind::Gcra($meter), Amount::Gcra($inner)) => $body,
+            (Kind::Stepped($meter), Amount::Stepped($inner)) => $body,
+            (Kind::Fixed($meter), Amount::Fixed($inner)) => $body,
+            (Kind::Counter($meter), Amount::Counter($inner)) => $body,
+            (Kind::Log($meter), Amount::Log($inner)) => $body,
+            (Kind::Steps($meter), Amount::Steps($inner)) => $body,
+            (Kind::WarmUp($meter), Amount::WarmUp($inner)) => $body,
             _ => unreachable!("a state is made by its meter, and changed with it"),
         }
     };
@@ -102,7 +110,7 @@ macro_rules! fitting {
 impl State {
     /// Of an entry that is free.
     pub(crate) fn none() -> Self {
-        Used::Fixed(Window::default()).into()
+        Used::from(Amount::Fixed(Window::default())).into()
     }
 
     /// What it has beside itself.
@@ -118,7 +126,13 @@ impl State {
 
     /// The latest moment that was given out.
     pub(crate) fn latest(&self) -> u64 {
-        self.used.last()
+        self.used.last
+    }
+}
+
+impl From<Amount> for Used {
+    fn from(amount: Amount) -> Self {
+        Self { amount, last: 0 }
     }
 }
 
@@ -129,22 +143,11 @@ impl From<Used> for State {
 }
 
 impl Used {
-    fn last(&self) -> u64 {
-        match self {
-            Self::Gcra(pace) => pace.last(),
-            Self::Stepped(tokens) => tokens.last(),
-            Self::Fixed(window) => window.last(),
-            Self::Counter(counts) => counts.last(),
-            Self::Log(logged) => logged.last(),
-            Self::Steps(counted) => counted.last(),
-            Self::WarmUp(heat) => heat.last(),
-        }
-    }
-
     fn heap_bytes(&self) -> usize {
-        match self {
-            Self::Log(logged) => logged.heap_bytes(),
-            Self::Steps(counted) => counted.heap_bytes(),
+        match &self.amount {
+            // Their boxes are of the same size whatever the limit is, as places are.
+            Amount::Log(logged) => logged.heap_bytes(),
+            Amount::Steps(counted) => counted.heap_bytes(),
             _ => 0,
         }
     }
@@ -187,23 +190,23 @@ impl Meter {
 
     /// Gives a state that was restored the room of a fresh one.
     pub(crate) fn reserve(&self, state: &mut State) {
-        match (&self.kind, &mut state.used) {
-            (Kind::Log(meter), Used::Log(logged)) => meter.reserve(logged),
-            (Kind::Steps(meter), Used::Steps(counted)) => meter.reserve(counted),
+        match (&self.kind, &mut state.used.amount) {
+            (Kind::Log(meter), Amount::Log(logged)) => meter.reserve(logged),
+            (Kind::Steps(meter), Amount::Steps(counted)) => meter.reserve(counted),
             _ => {}
         }
     }
 
     /// Whether a state is of this algorithm, with numbers that it can reckon with.
     pub(crate) fn fits(&self, state: &State) -> bool {
-        let fits = |used: &Used| match (&self.kind, used) {
-            (Kind::Gcra(_), Used::Gcra(pace)) => pace.is_bounded(),
-            (Kind::Steps(_), Used::Steps(counted)) => counted.is_counted(),
-            (Kind::Stepped(_), Used::Stepped(_))
-            | (Kind::Fixed(_), Used::Fixed(_))
-            | (Kind::Counter(_), Used::Counter(_))
-            | (Kind::Log(_), Used::Log(_))
-            | (Kind::WarmUp(_), Used::WarmUp(_)) => true,
+        let fits = |used: &Used| match (&self.kind, &used.amount) {
+            (Kind::Gcra(_), Amount::Gcra(pace)) => pace.is_bounded(),
+            (Kind::Steps(_), Amount::Steps(counted)) => counted.is_counted(),
+            (Kind::Stepped(_), Amount::Stepped(_))
+            | (Kind::Fixed(_), Amount::Fixed(_))
+            | (Kind::Counter(_), Amount::Counter(_))
+            | (Kind::Log(_), Amount::Log(_))
+            | (Kind::WarmUp(_), Amount::WarmUp(_)) => true,
             _ => false,
         };
         let booked_fits = |it: &Booked| fits(&it.before) && self.can_keep(it);
@@ -216,22 +219,23 @@ impl Meter {
     }
 
     fn fresh_used(&self) -> Used {
-        match &self.kind {
-            Kind::Gcra(_) => Used::Gcra(Pace::default()),
-            Kind::Stepped(meter) => Used::Stepped(meter.fresh()),
-            Kind::Fixed(_) => Used::Fixed(Window::default()),
-            Kind::Counter(_) => Used::Counter(Counts::default()),
-            Kind::Log(meter) => Used::Log(meter.fresh()),
-            Kind::Steps(meter) => Used::Steps(meter.fresh()),
-            Kind::WarmUp(meter) => Used::WarmUp(meter.fresh()),
-        }
+        let amount = match &self.kind {
+            Kind::Gcra(_) => Amount::Gcra(Pace::default()),
+            Kind::Stepped(meter) => Amount::Stepped(meter.fresh()),
+            Kind::Fixed(_) => Amount::Fixed(Window::default()),
+            Kind::Counter(_) => Amount::Counter(Counts::default()),
+            Kind::Log(meter) => Amount::Log(Box::new(meter.fresh())),
+            Kind::Steps(meter) => Amount::Steps(Box::new(meter.fresh())),
+            Kind::WarmUp(meter) => Amount::WarmUp(meter.fresh()),
+        };
+        amount.into()
     }
 
     /// Counts so many as made at `at` that nobody knows more of, but that none of them [began](Self::is_counted_from_calls) a window.
     pub(crate) fn charge(&self, state: &mut State, requests: u64, at: u64) {
-        let is_unbegun = match (&self.kind, &*self.now_used(state, at)) {
-            (Kind::Fixed(meter), Used::Fixed(window)) => meter.is_unbegun(window, at),
-            (Kind::Stepped(_), Used::Stepped(tokens)) => tokens.is_unbegun(),
+        let is_unbegun = match (&self.kind, &self.now_used(state, at).amount) {
+            (Kind::Fixed(meter), Amount::Fixed(window)) => meter.is_unbegun(window, at),
+            (Kind::Stepped(_), Amount::Stepped(tokens)) => tokens.is_unbegun(),
             _ => false,
         };
         if !is_unbegun {
@@ -263,28 +267,35 @@ impl Meter {
     /// The first moment from `from` on at which so many may go, of what [`can_pass`](Self::can_pass).
     #[inline]
     pub(crate) fn earliest(&self, state: &State, requests: u64, from: u64) -> u64 {
-        match (&self.kind, &state.used, &state.booked) {
+        match (&self.kind, &state.used.amount, &state.booked) {
             // By far the most.
-            (Kind::Gcra(meter), Used::Gcra(pace), None) => meter.earliest(pace, requests, from),
-            (_, used, booked) => {
+            (Kind::Gcra(meter), Amount::Gcra(pace), None) => {
+                meter.earliest(pace, requests, from.max(state.used.last))
+            }
+            (_, _, booked) => {
                 let gap = booked.as_ref().and_then(|it| self.gap(it, requests, from));
-                gap.unwrap_or_else(|| self.next(used, requests, from))
+                gap.unwrap_or_else(|| self.next(&state.used, requests, from))
             }
         }
     }
 
     /// The same after all that was given out.
     fn next(&self, used: &Used, requests: u64, from: u64) -> u64 {
-        fitting!(self, used, (meter, inner) => meter.earliest(inner, requests, from))
+        let from = from.max(used.last);
+        fitting!(self, &used.amount, (meter, inner) => meter.earliest(inner, requests, from))
     }
 
     /// Takes so many at once from a bucket without bookings, as by far the most calls do; else says no, and does nothing.
     #[inline]
     pub(crate) fn take_now(&self, state: &mut State, requests: u64, at: u64, now: u64) -> bool {
-        match (&self.kind, &mut state.used, &state.booked) {
-            (Kind::Gcra(meter), Used::Gcra(pace), None) if at <= now => {
-                meter.pass(pace, now);
-                meter.take(pace, requests, at);
+        let used = &mut state.used;
+        match (&self.kind, &mut used.amount, &state.booked) {
+            (Kind::Gcra(meter), Amount::Gcra(pace), None) if at <= now => {
+                if used.last <= now {
+                    meter.pass(pace, now);
+                }
+                meter.force(pace, requests, at);
+                used.last = at;
                 true
             }
             _ => false,
@@ -304,29 +315,32 @@ impl Meter {
     }
 
     fn take_used(&self, used: &mut Used, requests: u64, at: u64) {
-        fitting!(self, used, (meter, inner) => meter.take(inner, requests, at));
+        fitting!(self, &mut used.amount, (meter, inner) => meter.force(inner, requests, at));
+        used.last = at;
     }
 
     /// Whether what follows at `at` is the same after both.
     fn is_same(&self, one: &Used, other: &Used, at: u64) -> bool {
-        match (&self.kind, one, other) {
-            (Kind::Gcra(meter), Used::Gcra(one), Used::Gcra(other)) => {
+        match (&self.kind, &one.amount, &other.amount) {
+            (Kind::Gcra(meter), Amount::Gcra(one), Amount::Gcra(other)) => {
                 meter.is_same(one, other, at)
             }
-            (Kind::Stepped(meter), Used::Stepped(one), Used::Stepped(other)) => {
+            (Kind::Stepped(meter), Amount::Stepped(one), Amount::Stepped(other)) => {
                 meter.is_same(one, other, at)
             }
-            (Kind::Fixed(meter), Used::Fixed(one), Used::Fixed(other)) => {
+            (Kind::Fixed(meter), Amount::Fixed(one), Amount::Fixed(other)) => {
                 meter.is_same(one, other, at)
             }
-            (Kind::Counter(meter), Used::Counter(one), Used::Counter(other)) => {
+            (Kind::Counter(meter), Amount::Counter(one), Amount::Counter(other)) => {
                 meter.is_same(one, other, at)
             }
-            (Kind::Log(meter), Used::Log(one), Used::Log(other)) => meter.is_same(one, other, at),
-            (Kind::Steps(meter), Used::Steps(one), Used::Steps(other)) => {
+            (Kind::Log(meter), Amount::Log(one), Amount::Log(other)) => {
                 meter.is_same(one, other, at)
             }
-            (Kind::WarmUp(meter), Used::WarmUp(one), Used::WarmUp(other)) => {
+            (Kind::Steps(meter), Amount::Steps(one), Amount::Steps(other)) => {
+                meter.is_same(one, other, at)
+            }
+            (Kind::WarmUp(meter), Amount::WarmUp(one), Amount::WarmUp(other)) => {
                 meter.is_same(one, other, at)
             }
             _ => unreachable!("a state is made by its meter, and changed with it"),
@@ -338,7 +352,7 @@ impl Meter {
         // More than ever goes at once makes a key wait no longer than that.
         let requests = requests.min(self.most);
         self.count_before(state, at, |used| {
-            fitting!(self, used, (meter, inner) => meter.force(inner, requests, at));
+            fitting!(self, &mut used.amount, (meter, inner) => meter.force(inner, requests, at));
         });
     }
 
@@ -352,13 +366,13 @@ impl Meter {
         };
         match &self.kind {
             Kind::Gcra(meter) => self.count_before(state, at, |used| {
-                if let Used::Gcra(pace) = used {
-                    meter.tell(pace, requests, at, queue);
+                if let Amount::Gcra(pace) = &mut used.amount {
+                    meter.tell(pace, requests, at, at.saturating_add(queue).max(used.last));
                 }
             }),
             Kind::WarmUp(meter) => self.count_before(state, at, |used| {
-                if let Used::WarmUp(heat) = used {
-                    meter.tell(heat, at);
+                if let Amount::WarmUp(heat) = &mut used.amount {
+                    meter.tell(heat, at, at.max(used.last));
                 }
             }),
             _ => self.force(state, requests, at),
@@ -376,42 +390,34 @@ impl Meter {
         let mut known = u64::MAX;
         if let Some(booked) = state.booked.take() {
             state.used = booked.before;
-            known = state.used.last();
+            known = state.used.last;
         }
+        state.used.last = state.used.last.min(now);
         let calls = calls.filter(|(at, _)| *at <= known);
-        if let (Kind::Gcra(meter), Used::Gcra(pace)) = (&self.kind, &mut state.used) {
+        if let (Kind::Gcra(meter), Amount::Gcra(pace)) = (&self.kind, &mut state.used.amount) {
             let all = calls.map(|(_, requests)| requests);
             return meter.reopen(pace, all.fold(0, u64::saturating_add), now);
         }
-        match &mut state.used {
-            Used::Fixed(window) => Fixed::reopen(window, now),
-            Used::Counter(counts) => Counter::reopen(counts, now),
-            Used::WarmUp(heat) => WarmUp::reopen(heat, now),
-            Used::Stepped(tokens) => Stepped::reopen(tokens, now),
-            Used::Gcra(_) | Used::Log(_) | Used::Steps(_) => {}
-        }
         for (at, requests) in calls {
-            self.give_back(&mut state.used, requests, at);
+            self.give_back(&mut state.used.amount, requests, at);
         }
     }
 
     /// Gives back what was taken at `at`, as far as it is known how it was before.
-    fn give_back(&self, used: &mut Used, requests: u64, at: u64) {
-        match (&self.kind, used) {
-            (Kind::Stepped(meter), Used::Stepped(tokens)) if Stepped::can_give_back(tokens, at) => {
+    fn give_back(&self, amount: &mut Amount, requests: u64, at: u64) {
+        match (&self.kind, amount) {
+            (Kind::Stepped(meter), Amount::Stepped(tokens)) => {
                 meter.give_back(tokens, requests, at);
             }
-            (Kind::Fixed(meter), Used::Fixed(window)) if meter.can_give_back(window, at) => {
+            (Kind::Fixed(meter), Amount::Fixed(window)) if meter.can_give_back(window, at) => {
                 meter.give_back(window, requests, at);
             }
-            (Kind::Counter(meter), Used::Counter(counts)) if meter.can_give_back(counts, at) => {
+            (Kind::Counter(meter), Amount::Counter(counts)) if meter.can_give_back(counts, at) => {
                 meter.give_back(counts, requests, at);
             }
-            (Kind::WarmUp(meter), Used::WarmUp(heat)) if WarmUp::can_give_back(heat, at) => {
-                meter.give_back(heat, requests, at);
-            }
-            (Kind::Log(meter), Used::Log(logged)) => meter.give_back(logged, requests, at),
-            (Kind::Steps(meter), Used::Steps(counted)) => meter.give_back(counted, requests, at),
+            (Kind::WarmUp(meter), Amount::WarmUp(heat)) => meter.give_back(heat, requests),
+            (Kind::Log(meter), Amount::Log(logged)) => meter.give_back(logged, requests, at),
+            (Kind::Steps(meter), Amount::Steps(counted)) => meter.give_back(counted, requests, at),
             _ => {}
         }
     }
@@ -422,14 +428,18 @@ impl Meter {
         if state.booked.is_some() {
             self.pass_bookings(state, now);
         }
-        if let (Kind::Gcra(meter), Used::Gcra(pace)) = (&self.kind, &mut state.used) {
+        let used = &mut state.used;
+        if let (Kind::Gcra(meter), Amount::Gcra(pace)) = (&self.kind, &mut used.amount)
+            && used.last <= now
+        {
             meter.pass(pace, now);
         }
     }
 
     /// Whether the state is as one that was never used, from `now` on.
     pub(crate) fn is_idle(&self, state: &State, now: u64) -> bool {
-        fitting!(self, &state.used, (meter, inner) => meter.is_idle(inner, now))
+        let Used { amount, last } = &state.used;
+        *last <= now && fitting!(self, amount, (meter, inner) => meter.is_idle(inner, now))
     }
 
     /// What is used of a key at `now`, before bookings to come.
@@ -443,7 +453,7 @@ impl Meter {
     /// How many requests are used at `now`: those that a fresh state could take more.
     pub(crate) fn used(&self, state: &State, now: u64) -> u64 {
         let used = self.now_used(state, now);
-        fitting!(self, &*used, (meter, inner) => meter.used(inner, now))
+        fitting!(self, &used.amount, (meter, inner) => meter.used(inner, now))
     }
 
     /// By how much the clocks of those who tell of calls may be ahead: a step, of a window or of what comes nearest to one.
@@ -494,31 +504,37 @@ impl Meter {
     }
 
     fn carried_used(&self, from: &Self, old: &Used, carry: Carry, now: u64) -> Used {
-        match (&from.kind, &self.kind, old) {
-            _ if carry == Carry::Reset => self.fresh_used(),
-            (Kind::Gcra(from), Kind::Gcra(to), Used::Gcra(pace)) => {
-                Used::Gcra(to.carried(from, pace, carry, now))
+        let amount = match (&from.kind, &self.kind, &old.amount) {
+            _ if carry == Carry::Reset => return self.fresh_used(),
+            (Kind::Gcra(from), Kind::Gcra(to), Amount::Gcra(pace)) => {
+                Amount::Gcra(to.carried(from, pace, old.last, carry, now))
             }
-            (Kind::Fixed(from), Kind::Fixed(to), Used::Fixed(_)) if from.has_windows_of(to) => {
-                old.clone()
+            (Kind::Log(from), Kind::Log(to), Amount::Log(logged)) if from.has_windows_of(to) => {
+                Amount::Log(Box::new(to.resized(logged)))
             }
-            (Kind::Counter(from), Kind::Counter(to), Used::Counter(_))
-                if from.has_windows_of(to) =>
-            {
-                old.clone()
-            }
-            (Kind::Log(from), Kind::Log(to), Used::Log(logged)) if from.has_windows_of(to) => {
-                Used::Log(to.resized(logged))
-            }
-            (Kind::Steps(from), Kind::Steps(to), Used::Steps(_)) if from.has_windows_of(to) => {
-                old.clone()
-            }
+            (from, to, amount) if from.has_windows_of(to) => amount.clone(),
             _ => {
                 let mut state = self.fresh();
-                let used = fitting!(from, old, (meter, inner) => meter.used(inner, now));
+                let used = fitting!(from, &old.amount, (meter, inner) => meter.used(inner, now));
                 self.force(&mut state, used, now);
-                state.used
+                return state.used;
             }
+        };
+        Used {
+            amount,
+            last: old.last,
+        }
+    }
+}
+
+impl Kind {
+    /// Whether what was counted in the windows of one is what was counted in those of the other.
+    fn has_windows_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Fixed(one), Self::Fixed(other)) => one.has_windows_of(other),
+            (Self::Counter(one), Self::Counter(other)) => one.has_windows_of(other),
+            (Self::Steps(one), Self::Steps(other)) => one.has_windows_of(other),
+            _ => false,
         }
     }
 }

@@ -145,7 +145,7 @@ impl Meter {
         now: u64,
         may_grow: bool,
     ) -> u64 {
-        let is_last = at >= state.used.last();
+        let is_last = at >= state.used.last;
         let needs_no_place = || is_last && self.booked(&state.used, requests, at, now).is_none();
         let Some(booked) = &state.booked else {
             return if may_grow || needs_no_place() {
@@ -156,7 +156,7 @@ impl Meter {
         };
         let is_behind_sealed = booked.sealed < u64::MAX && is_last;
         let is_there =
-            at <= booked.before.last() || booked.list.binary_search_by_key(&at, |it| it.at).is_ok();
+            at <= booked.before.last || booked.list.binary_search_by_key(&at, |it| it.at).is_ok();
         let places = match may_grow {
             true => self.bookings_max(),
             false => booked.list.capacity().min(self.bookings_max()),
@@ -168,7 +168,7 @@ impl Meter {
         }
         match booked.list.first() {
             Some(first) if !is_behind_sealed => first.at,
-            _ => state.used.last(),
+            _ => state.used.last,
         }
     }
 
@@ -184,9 +184,9 @@ impl Meter {
     pub(super) fn take_between(&self, state: &mut State, requests: u64, at: u64, now: u64) {
         let State { used, booked } = state;
         let Some(it) = booked else { return };
-        let is_last = at >= used.last();
+        let is_last = at >= used.last;
         let index = it.list.partition_point(|booking| booking.at < at);
-        if at <= now.max(it.before.last()) {
+        if at <= now.max(it.before.last) {
             self.take_used(&mut it.before, requests, at);
         } else if let Some(booking) = it.list.get_mut(index).filter(|booking| booking.at == at) {
             booking.requests += requests;

@@ -25,8 +25,6 @@ pub(crate) struct Gcra {
 pub(crate) struct Pace {
     /// When the next would be due if all were evenly spaced, in parts of a nanosecond.
     tat: u128,
-    /// The latest moment that was given out.
-    last: u64,
     /// What was taken to go at this moment or before was taken before the limit was changed; 0 when all that is forgotten.
     carried: u64,
 }
@@ -37,10 +35,6 @@ const TAT_END: u128 = 1 << 112;
 impl Pace {
     pub(crate) fn is_bounded(&self) -> bool {
         self.tat < TAT_END
-    }
-
-    pub(crate) fn last(&self) -> u64 {
-        self.last
     }
 }
 
@@ -105,17 +99,11 @@ impl Gcra {
 
     #[inline]
     pub(crate) fn earliest(&self, pace: &Pace, requests: u64, from: u64) -> u64 {
-        self.due(pace.tat, requests, from.max(pace.last))
+        self.due(pace.tat, requests, from)
     }
 
     #[inline]
-    pub(crate) fn take(&self, pace: &mut Pace, requests: u64, at: u64) {
-        self.force(pace, requests, at);
-        pace.last = at;
-    }
-
     /// Forgets what calls at other prices left, when that is over.
-    #[inline]
     pub(crate) fn pass(&self, pace: &mut Pace, now: u64) {
         if pace.carried > 0 && self.is_idle(pace, now) {
             pace.carried = 0;
@@ -128,9 +116,8 @@ impl Gcra {
         pace.tat = base.saturating_add(self.parts_of(requests));
     }
 
-    /// Counts so many as made at `at`. They leave the bucket empty at worst, or the queue full, at the latest moment that was given out.
-    pub(crate) fn tell(&self, pace: &mut Pace, requests: u64, at: u64, queue: u64) {
-        let latest = at.saturating_add(queue).max(pace.last);
+    /// Counts so many as made at `at`. They leave the bucket empty at worst, at `latest`.
+    pub(crate) fn tell(&self, pace: &mut Pace, requests: u64, at: u64, latest: u64) {
         let empty = self.parts(latest) + self.tolerance + u128::from(self.nanos);
         let tat = pace.tat;
         self.force(pace, requests, at);
@@ -153,11 +140,10 @@ impl Gcra {
             // Taken at other prices, and with another burst: at least the latest of what has gone is left.
             left.max(pace.tat.min(now_parts + interval))
         };
-        pace.last = pace.last.min(now);
     }
 
     pub(crate) fn is_idle(&self, pace: &Pace, now: u64) -> bool {
-        pace.tat <= self.parts(now) && pace.last <= now
+        pace.tat <= self.parts(now)
     }
 
     pub(crate) fn used(&self, pace: &Pace, now: u64) -> u64 {
@@ -166,7 +152,15 @@ impl Gcra {
         u64::try_from(requests).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn carried(&self, from: &Self, old: &Pace, carry: Carry, now: u64) -> Pace {
+    /// The state after a change, of which the latest moment was `last`.
+    pub(crate) fn carried(
+        &self,
+        from: &Self,
+        old: &Pace,
+        last: u64,
+        carry: Carry,
+        now: u64,
+    ) -> Pace {
         let debt = self.carried_debt(from, old.tat.saturating_sub(from.parts(now)), carry);
         let tat = match debt {
             0 => 0,
@@ -174,8 +168,7 @@ impl Gcra {
         };
         Pace {
             tat,
-            last: old.last,
-            carried: old.last.max(old.carried),
+            carried: last.max(old.carried),
         }
     }
 

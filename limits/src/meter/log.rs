@@ -38,7 +38,7 @@ impl Logged {
         self.moments.partition_point(|it| *it <= at)
     }
 
-    pub(crate) fn last(&self) -> u64 {
+    fn last(&self) -> u64 {
         self.moments.back().copied().unwrap_or(0)
     }
 }
@@ -114,14 +114,10 @@ impl Log {
         }
     }
 
-    pub(crate) fn take(&self, logged: &mut Logged, requests: u64, at: u64) {
-        let kept = requests.min(u64::try_from(self.limit).unwrap_or(u64::MAX));
-        (0..kept).for_each(|_| self.push(logged, at));
-    }
-
     pub(crate) fn force(&self, logged: &mut Logged, requests: u64, at: u64) {
+        let kept = requests.min(u64::try_from(self.limit).unwrap_or(u64::MAX));
         let at = at.max(logged.last());
-        self.take(logged, requests, at);
+        (0..kept).for_each(|_| self.push(logged, at));
     }
 
     pub(crate) fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {
@@ -151,7 +147,7 @@ impl Log {
     }
 
     pub(crate) fn is_idle(&self, logged: &Logged, now: u64) -> bool {
-        logged.last() <= now && self.used(logged, now) == 0
+        self.used(logged, now) == 0
     }
 
     pub(crate) fn used(&self, logged: &Logged, now: u64) -> u64 {

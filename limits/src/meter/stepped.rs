@@ -18,14 +18,9 @@ pub(crate) struct Tokens {
     left: u64,
     /// When the latest tokens that are counted came; `None` before the first call.
     step_at: Option<u64>,
-    last: u64,
 }
 
 impl Tokens {
-    pub(crate) fn last(&self) -> u64 {
-        self.last
-    }
-
     /// Whether no call has begun its steps.
     pub(crate) fn is_unbegun(&self) -> bool {
         self.step_at.is_none()
@@ -52,7 +47,6 @@ impl Stepped {
         Tokens {
             left: self.burst,
             step_at: None,
-            last: 0,
         }
     }
 
@@ -69,7 +63,7 @@ impl Stepped {
     }
 
     pub(crate) fn earliest(&self, tokens: &Tokens, requests: u64, from: u64) -> u64 {
-        let from = from.max(tokens.last).max(tokens.step_at.unwrap_or(0));
+        let from = from.max(tokens.step_at.unwrap_or(0));
         let (left, step_at) = self.at(tokens, from);
         match requests.checked_sub(left) {
             None | Some(0) => from,
@@ -80,11 +74,6 @@ impl Stepped {
         }
     }
 
-    pub(crate) fn take(&self, tokens: &mut Tokens, requests: u64, at: u64) {
-        self.force(tokens, requests, at);
-        tokens.last = at;
-    }
-
     pub(crate) fn force(&self, tokens: &mut Tokens, requests: u64, at: u64) {
         let (left, step_at) = self.at(tokens, at);
         tokens.left = left.saturating_sub(requests);
@@ -93,11 +82,6 @@ impl Stepped {
 
     pub(crate) fn is_same(&self, one: &Tokens, other: &Tokens, at: u64) -> bool {
         self.at(one, at) == self.at(other, at)
-    }
-
-    /// The latest only: tokens that came since would have been too many without it.
-    pub(crate) fn can_give_back(tokens: &Tokens, at: u64) -> bool {
-        at >= tokens.last
     }
 
     pub(crate) fn give_back(&self, tokens: &mut Tokens, requests: u64, at: u64) {
@@ -112,12 +96,8 @@ impl Stepped {
         tokens.left = tokens.left.saturating_add(requests).min(self.burst);
     }
 
-    pub(crate) fn reopen(tokens: &mut Tokens, now: u64) {
-        tokens.last = tokens.last.min(now);
-    }
-
     pub(crate) fn is_idle(&self, tokens: &Tokens, now: u64) -> bool {
-        tokens.last <= now && self.at(tokens, now).0 == self.burst
+        self.at(tokens, now).0 == self.burst
     }
 
     pub(crate) fn used(&self, tokens: &Tokens, now: u64) -> u64 {

@@ -22,7 +22,6 @@ pub(crate) struct Counted {
     steps: VecDeque<(u64, u64)>,
     /// Of all of them.
     total: u64,
-    last: u64,
 }
 
 impl Counted {
@@ -34,10 +33,6 @@ impl Counted {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         self.steps.capacity() * size_of::<(u64, u64)>()
-    }
-
-    pub(crate) fn last(&self) -> u64 {
-        self.last
     }
 }
 
@@ -84,7 +79,6 @@ impl Steps {
         Counted {
             steps: VecDeque::with_capacity(self.room()),
             total: 0,
-            last: 0,
         }
     }
 
@@ -104,7 +98,7 @@ impl Steps {
     pub(crate) fn earliest(&self, counted: &Counted, requests: u64, from: u64) -> u64 {
         // What left the window of the latest is not known any more.
         let latest = counted.steps.back().map_or(0, |(latest, _)| *latest);
-        let from = from.max(counted.last).max(latest);
+        let from = from.max(latest);
         let (mut at, mut used) = (from, self.used(counted, from));
         for (latest, count) in self.within(counted, from) {
             if used.saturating_add(requests) <= self.limit {
@@ -114,11 +108,6 @@ impl Steps {
             at = latest.saturating_add(self.window);
         }
         at
-    }
-
-    pub(crate) fn take(&self, counted: &mut Counted, requests: u64, at: u64) {
-        self.force(counted, requests, at);
-        counted.last = at;
     }
 
     /// Counts calls made at `at`, also those that were made before others.
@@ -160,7 +149,7 @@ impl Steps {
     }
 
     pub(crate) fn is_idle(&self, counted: &Counted, now: u64) -> bool {
-        counted.last <= now && self.used(counted, now) == 0
+        self.used(counted, now) == 0
     }
 
     pub(crate) fn used(&self, counted: &Counted, now: u64) -> u64 {

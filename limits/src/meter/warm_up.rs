@@ -28,13 +28,6 @@ pub(crate) struct Heat {
     free: u128,
     /// Time stored at that moment, in nanoseconds.
     stored: u64,
-    last: u64,
-}
-
-impl Heat {
-    pub(crate) fn last(&self) -> u64 {
-        self.last
-    }
 }
 
 impl WarmUp {
@@ -56,7 +49,6 @@ impl WarmUp {
         Heat {
             free: 0,
             stored: self.warm_up,
-            last: 0,
         }
     }
 
@@ -93,15 +85,9 @@ impl WarmUp {
     }
 
     pub(crate) fn earliest(&self, heat: &Heat, _requests: u64, from: u64) -> u64 {
-        let from = from.max(heat.last);
         let wait = heat.free.saturating_sub(self.parts(from));
         let wait = wait.div_ceil(u128::from(self.requests));
         from.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
-    }
-
-    pub(crate) fn take(&self, heat: &mut Heat, requests: u64, at: u64) {
-        self.force(heat, requests, at);
-        heat.last = at;
     }
 
     pub(crate) fn force(&self, heat: &mut Heat, requests: u64, at: u64) {
@@ -116,29 +102,21 @@ impl WarmUp {
     }
 
     /// Counts calls told of as made at `at`: one follows the latest that was given out at worst.
-    pub(crate) fn tell(&self, heat: &mut Heat, at: u64) {
-        let latest = self.parts(at.max(heat.last)) + u128::from(self.nanos);
+    pub(crate) fn tell(&self, heat: &mut Heat, at: u64, latest: u64) {
+        let latest = self.parts(latest) + u128::from(self.nanos);
         if heat.free < latest {
             self.force(heat, 1, at);
         }
     }
 
-    pub(crate) fn reopen(heat: &mut Heat, now: u64) {
-        heat.last = heat.last.min(now);
-    }
-
     /// What was stored is not known any more: it is given back as time.
-    pub(crate) fn give_back(&self, heat: &mut Heat, requests: u64, _at: u64) {
+    pub(crate) fn give_back(&self, heat: &mut Heat, requests: u64) {
         let interval = u128::from(self.nanos) * u128::from(requests);
         heat.free = heat.free.saturating_sub(interval);
     }
 
-    pub(crate) fn can_give_back(heat: &Heat, at: u64) -> bool {
-        at >= heat.last
-    }
-
     pub(crate) fn is_idle(&self, heat: &Heat, now: u64) -> bool {
-        heat.last <= now && heat.free <= self.parts(now) && self.stored(heat, now) == self.warm_up
+        heat.free <= self.parts(now) && self.stored(heat, now) == self.warm_up
     }
 
     pub(crate) fn used(&self, heat: &Heat, now: u64) -> u64 {

@@ -23,13 +23,6 @@ pub(crate) struct Fixed {
 pub(crate) struct Window {
     start: u64,
     count: u64,
-    last: u64,
-}
-
-impl Window {
-    pub(crate) fn last(&self) -> u64 {
-        self.last
-    }
 }
 
 impl Fixed {
@@ -63,7 +56,7 @@ impl Fixed {
     }
 
     pub(crate) fn earliest(&self, window: &Window, requests: u64, from: u64) -> u64 {
-        let from = from.max(window.last).max(window.start);
+        let from = from.max(window.start);
         let end = self.end(window);
         let has_room = window.count.saturating_add(requests) <= self.limit;
         if window.count == 0 || has_room || from >= end {
@@ -71,11 +64,6 @@ impl Fixed {
         } else {
             end
         }
-    }
-
-    pub(crate) fn take(&self, window: &mut Window, requests: u64, at: u64) {
-        self.force(window, requests, at);
-        window.last = at;
     }
 
     pub(crate) fn force(&self, window: &mut Window, requests: u64, at: u64) {
@@ -111,12 +99,8 @@ impl Fixed {
         window.count = window.count.saturating_sub(requests);
     }
 
-    pub(crate) fn reopen(window: &mut Window, now: u64) {
-        window.last = window.last.min(now);
-    }
-
     pub(crate) fn is_idle(&self, window: &Window, now: u64) -> bool {
-        window.last <= now && (window.count == 0 || self.end(window) <= now)
+        window.count == 0 || self.end(window) <= now
     }
 
     pub(crate) fn used(&self, window: &Window, now: u64) -> u64 {
@@ -141,13 +125,6 @@ pub(crate) struct Counts {
     start: u64,
     before: u64,
     count: u64,
-    last: u64,
-}
-
-impl Counts {
-    pub(crate) fn last(&self) -> u64 {
-        self.last
-    }
 }
 
 impl Counter {
@@ -178,12 +155,11 @@ impl Counter {
             start,
             before,
             count,
-            last: counts.last,
         }
     }
 
     pub(crate) fn earliest(&self, counts: &Counts, requests: u64, from: u64) -> u64 {
-        let mut from = from.max(counts.last).max(counts.start);
+        let mut from = from.max(counts.start);
         // In this window, in the next, or in the one after that, of which nothing is known yet.
         for _ in 0..2 {
             let counts = self.at(counts, from);
@@ -209,11 +185,6 @@ impl Counter {
             from = end;
         }
         from
-    }
-
-    pub(crate) fn take(&self, counts: &mut Counts, requests: u64, at: u64) {
-        self.force(counts, requests, at);
-        counts.last = at;
     }
 
     pub(crate) fn force(&self, counts: &mut Counts, requests: u64, at: u64) {
@@ -247,13 +218,9 @@ impl Counter {
         }
     }
 
-    pub(crate) fn reopen(counts: &mut Counts, now: u64) {
-        counts.last = counts.last.min(now);
-    }
-
     pub(crate) fn is_idle(&self, counts: &Counts, now: u64) -> bool {
         let at = self.at(counts, now);
-        counts.last <= now && at.before == 0 && at.count == 0
+        at.before == 0 && at.count == 0
     }
 
     /// Rounded up.
