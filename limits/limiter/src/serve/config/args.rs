@@ -111,7 +111,7 @@ pub(super) struct LimitingArgs {
 
     /// Collection of MongoDB with limits, as in company.limits: each document is a limit, its _id the name; over the file's of the same name
     ///
-    /// It is followed by a change stream on a replica set, and else looked at every two seconds; a version with mistakes changes nothing. Only a build with `--features limiter/mongodb` has it.
+    /// It is read every second; a version with mistakes changes nothing. Only a build with `--features limiter/mongodb` has it.
     #[arg(
         long,
         value_name = "DATABASE.COLLECTION",

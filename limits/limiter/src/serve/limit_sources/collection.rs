@@ -1,5 +1,4 @@
-//! Limits of a collection of MongoDB: read as a whole, again whenever a change stream tells of a change, and where there is none, on a server
-//! that is of no replica set, every two seconds.
+//! Limits of a collection of MongoDB: read as a whole, every second.
 //!
 //! Each document is a limit: its `_id` is the name, all else its terms. Nothing but this reads the collection, and it
 //! writes nothing. A server that does not answer changes nothing; what was read last stays in force.
@@ -7,12 +6,11 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use futures_util::TryStreamExt as _;
 use limits::rules::Terms;
 use mongodb::{
     Client, Collection,
     bson::{Bson, Document, RawDocumentBuf, doc},
-    change_stream::{ChangeStream, event::ChangeStreamEvent},
     error::{Error, ErrorKind},
     options::{ClientOptions, ReadConcern, ReadPreference, SelectionCriteria},
 };
@@ -29,25 +27,12 @@ use super::{
     plan::BYTES_MAX,
 };
 
-/// How often the collection is looked at without a change stream.
-const POLL_INTERVAL: Duration = Duration::from_secs(2);
-
-/// How often it is read with one, though that tells of nothing.
-const READ_INTERVAL: Duration = Duration::from_secs(10);
-
-/// From a change to the next read: several changes are read at once.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How often the collection is read.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a server may be looked for, and a command may take.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What a server says that has no change streams, as it is of no replica set.
-const NO_CHANGE_STREAMS: i32 = 40_573;
-
-const ENDED: &str = "the change stream has ended";
-
-type Changes = ChangeStream<ChangeStreamEvent<Document>>;
 
 /// Keeps the limits of a collection up to date.
 pub(in super::super) struct Follower {
@@ -83,18 +68,38 @@ impl Follower {
     }
 
     async fn follow(&self) {
+        let collection = self.connect().await;
         let mut is_lost = false;
         loop {
-            let why = match self.connect().await {
-                Ok(collection) => self.read_again_and_again(&collection, &mut is_lost).await,
-                Err(error) => in_words(&error),
+            let read = match &collection {
+                Ok(collection) => read(collection).await,
+                Err(error) => Err(Failed::Server(in_words(error))),
             };
-            if !std::mem::replace(&mut is_lost, true) {
-                tracing::warn!(
-                    collection = ?self.of,
-                    why,
-                    "the collection of limits cannot be read, trying again: its last limits stay in force"
-                );
+            let read = match read {
+                Ok(named) => Ok(named),
+                Err(Failed::Content(why)) => Err(why),
+                Err(Failed::Server(why)) => {
+                    if !std::mem::replace(&mut is_lost, true) {
+                        tracing::warn!(
+                            collection = ?self.of,
+                            why,
+                            "the collection of limits cannot be read, trying again: its last limits stay in force"
+                        );
+                    }
+                    sleep(POLL_INTERVAL).await;
+                    continue;
+                }
+            };
+            let sources = self.sources.clone();
+            // What may take long holds up no call.
+            if spawn_blocking(move || sources.collection(read))
+                .await
+                .is_err()
+            {
+                return;
+            }
+            if std::mem::replace(&mut is_lost, false) {
+                tracing::info!(collection = ?self.of, "the collection of limits can be read again");
             }
             sleep(POLL_INTERVAL).await;
         }
@@ -114,87 +119,21 @@ impl Follower {
         let database = Client::with_options(options)?.database(&self.of.database);
         Ok(database.collection(&self.of.name))
     }
-
-    /// Until the server fails; why.
-    async fn read_again_and_again(
-        &self,
-        collection: &Collection<RawDocumentBuf>,
-        is_lost: &mut bool,
-    ) -> String {
-        // Before the first read, so that no change is missed.
-        let mut changes = match changes(collection).await {
-            Ok(changes) => changes,
-            Err(why) => return why,
-        };
-        loop {
-            let read = match read(collection, changes.is_some()).await {
-                Ok(named) => Ok(named),
-                Err(Failed::Content(why)) => Err(why),
-                Err(Failed::Server(why)) => return why,
-            };
-            let sources = self.sources.clone();
-            // What may take long holds up no call.
-            if let Err(error) = spawn_blocking(move || sources.collection(read)).await {
-                return error.to_string();
-            }
-            if std::mem::replace(is_lost, false) {
-                tracing::info!(collection = ?self.of, "the collection of limits can be read again");
-            }
-            let Some(stream) = &mut changes else {
-                sleep(POLL_INTERVAL).await;
-                continue;
-            };
-            match timeout(READ_INTERVAL, stream.next()).await {
-                Err(_) => {}
-                Ok(Some(Ok(_))) => {
-                    sleep(PAUSE).await;
-                    // The next read has what else is told of already.
-                    while let Some(told) = stream.next().now_or_never() {
-                        match told {
-                            Some(Ok(_)) => {}
-                            Some(Err(error)) => return in_words(&error),
-                            None => return ENDED.to_owned(),
-                        }
-                    }
-                }
-                Ok(Some(Err(error))) => return in_words(&error),
-                Ok(None) => return ENDED.to_owned(),
-            }
-        }
-    }
-}
-
-/// The changes of the collection; `None` on a server that has no change streams.
-async fn changes(collection: &Collection<RawDocumentBuf>) -> Result<Option<Changes>, String> {
-    let collection = collection.clone_with_type::<Document>();
-    let watching = timeout(COMMAND_TIMEOUT, collection.watch().into_future()).await;
-    match watching.map_err(|_| "no answer in time".to_owned())? {
-        Ok(changes) => Ok(Some(changes)),
-        Err(error) => match &*error.kind {
-            ErrorKind::Command(refused) if refused.code == NO_CHANGE_STREAMS => Ok(None),
-            _ => Err(in_words(&error)),
-        },
-    }
 }
 
 /// All limits of the collection.
-async fn read(
-    collection: &Collection<RawDocumentBuf>,
-    of_replica_set: bool,
-) -> Result<Named, Failed> {
-    let reading = Box::pin(all(collection, of_replica_set));
-    let reading = timeout(COMMAND_TIMEOUT, reading).await;
+async fn read(collection: &Collection<RawDocumentBuf>) -> Result<Named, Failed> {
+    let reading = timeout(COMMAND_TIMEOUT, Box::pin(all(collection))).await;
     reading.unwrap_or_else(|_| Err(Failed::Server("no answer in time".to_owned())))
 }
 
-async fn all(
-    collection: &Collection<RawDocumentBuf>,
-    of_replica_set: bool,
-) -> Result<Named, Failed> {
+async fn all(collection: &Collection<RawDocumentBuf>) -> Result<Named, Failed> {
     let server = |error: Error| Failed::Server(in_words(&error));
     let most = i64::try_from(LIMITS_MAX).unwrap_or(i64::MAX) + 1;
     let mut find = collection.find(doc! {}).limit(most);
-    if of_replica_set {
+    let hello = collection.client().database("admin");
+    let hello = hello.run_command(doc! { "hello": 1 }).await;
+    if is_replicated(&hello.map_err(server)?) {
         // Of one moment, and what a majority has.
         find = find.read_concern(ReadConcern::snapshot());
     }
@@ -214,6 +153,11 @@ async fn all(
         named.insert(name, terms);
     }
     Ok(named)
+}
+
+/// Whether a server is of a replica set, or stands before some.
+fn is_replicated(hello: &Document) -> bool {
+    hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|it| it == "isdbgrid")
 }
 
 /// A document's name, and its terms.
