@@ -9,10 +9,11 @@
 //! - [`status`] and [`metrics`] show it. Only [`app`] knows all parts, and only [`config`] reads the environment.
 
 pub mod app;
-mod asked;
+mod ask;
 pub mod clock;
 pub mod config;
 pub mod engine;
+mod feedback;
 pub mod http;
 pub mod limit_sources;
 pub mod limits_file;

@@ -1,7 +1,6 @@
 //! The limiter over HTTP: a few paths, JSON.
 
 mod answer;
-mod ask;
 
 use std::time::Duration;
 
@@ -14,12 +13,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::answer::problem as problem_answer;
-use self::{
-    answer::{CountedBody, LearnedBody, LimitBody, SlotBody, json, text},
-    ask::{Path, Query, is_json, method, what},
-};
+use self::answer::{CountedBody, LearnedBody, LimitBody, SlotBody, json, text};
 use super::{
-    asked::{Asked, Call, Counter, What},
+    ask::{Asked, Call, Path, Query, What, is_json, method},
     engine::{Refused, Slot},
     problem::{self, Problem, refused},
     service::{self, Service},
@@ -84,7 +80,7 @@ impl Service {
                     }
                     _ => self.body(body).await?,
                 };
-                let mut asked = asked(call, first, query, &body)?;
+                let mut asked = Asked::read(call, first, query, &body)?;
                 let answered = self.answer(&mut asked, &caller, stop).await;
                 let slot = match &answered {
                     Ok(answer) => Some(&answer.slot),
@@ -157,15 +153,6 @@ impl Service {
     }
 }
 
-fn asked(call: Call, first: Counter, query: Query, body: &[u8]) -> Result<Asked, Problem> {
-    let (what, rule) = what(call, &query, body)?;
-    Ok(Asked {
-        what,
-        rule,
-        of: [first].into_iter().chain(query.also).collect(),
-    })
-}
-
 /// The limits and counters of a call with this path, query and body; none where the path is of no call.
 ///
 /// # Errors
@@ -179,7 +166,7 @@ pub fn counters(
     let Path::Call(call, first) = Path::of(path)? else {
         return Ok(Vec::new());
     };
-    let asked = asked(call, first, Query::of(query)?, body)?;
+    let asked = Asked::read(call, first, Query::of(query)?, body)?;
     if let What::Feedback(feedback) = &asked.what {
         feedback.said(now)?;
     }

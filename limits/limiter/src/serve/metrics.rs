@@ -17,7 +17,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamil
 use runtime::metrics::{Latency, Registry, family};
 
 use super::{
-    asked::Call,
+    ask::Call,
     clock::Clock,
     engine::{Counts, Engine, LimitSurvey, Survey},
     limit_sources::{LimitSources, Source},

@@ -243,6 +243,11 @@ impl Problem {
     }
 }
 
+/// A request that cannot be understood, and why.
+pub(super) fn invalid(detail: impl Into<String>) -> Problem {
+    Problem::new(INVALID, detail)
+}
+
 /// A few seconds, not the same for all.
 fn soon(now: u64) -> u64 {
     1 + now % (SPREAD_SECONDS_MAX + 1)

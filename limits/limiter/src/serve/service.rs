@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    asked::{Asked, What},
+    ask::{Asked, What},
     clock::Clock,
     engine::{Engine, Slot},
     limit_sources::LimitSources,

@@ -1,21 +1,181 @@
-//! What is asked over HTTP: paths, queries and bodies.
+//! What is asked over HTTP: paths, queries and bodies, checked and within bounds.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, fmt, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Method, header};
 use jiff::Timestamp;
+use limits::rate::REQUESTS_MAX;
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::super::{
-    asked::{self, Call, Counter, Feedback, LIMITS_OF_A_CALL_MAX, What, invalid, limit_name},
+use super::{
     clock::nanos,
-    engine::CallRule,
-    problem::Problem,
+    engine::{CallRule, LIMIT_BYTES_MAX, Target},
+    feedback::Feedback,
+    problem::{Problem, invalid},
 };
 
+/// Most bytes of a counter's name.
+const COUNTER_BYTES_MAX: usize = 256;
+
 /// Most limits of a call beside that of its path.
-const ALSO_MAX: usize = LIMITS_OF_A_CALL_MAX - 1;
+const ALSO_MAX: usize = 15;
+
+/// The longest horizon, and that of a call that says none.
+const HORIZON_MAX: Duration = Duration::from_secs(86_400);
+const HORIZON: Duration = Duration::from_secs(30);
+
+/// The calls that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    Delay,
+    Reserve,
+    Increment,
+    Feedback,
+}
+
+/// A limit and a counter. Prints as both with a slash between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Counter {
+    pub(super) limit: String,
+    pub(super) counter: String,
+}
+
+/// A call, with the limits that it is under.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) of: Vec<Counter>,
+    /// The rule of the first of them, if the call says it.
+    pub(super) rule: Option<CallRule>,
+    pub(super) what: What,
+}
+
+/// What is asked of counters.
+#[derive(Debug)]
+pub(super) enum What {
+    Delay {
+        requests: u64,
+    },
+    Reserve {
+        requests: u64,
+        horizon: Duration,
+        /// Whether the answer is held until the slot.
+        is_held: bool,
+    },
+    Increment {
+        requests: u64,
+        /// In nanoseconds since 1970; `None` for now.
+        at: Option<u64>,
+    },
+    Feedback(Feedback),
+}
+
+impl Counter {
+    /// Names that may be.
+    pub(super) fn named(limit: &str, counter: &str) -> Result<Self, Problem> {
+        let limit = limit_name(limit)?;
+        if counter.is_empty()
+            || counter.len() > COUNTER_BYTES_MAX
+            || counter.chars().any(char::is_control)
+        {
+            return Err(invalid(format!(
+                "a counter's name has 1 to {COUNTER_BYTES_MAX} bytes and no control characters"
+            )));
+        }
+        Ok(Self {
+            limit,
+            counter: counter.to_owned(),
+        })
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target {
+            limit: &self.limit,
+            counter: &self.counter,
+        }
+    }
+}
+
+impl Asked {
+    /// What a call with this path, query and body asks.
+    pub(super) fn read(
+        call: Call,
+        first: Counter,
+        query: Query,
+        body: &[u8],
+    ) -> Result<Self, Problem> {
+        if query.n.is_some() && call != Call::Delay {
+            return Err(invalid("n: belongs into the body"));
+        }
+        let (mut interval, mut requests) = (query.interval, query.requests);
+        let what = match call {
+            Call::Delay => What::Delay {
+                requests: at_least_one(query.n)?,
+            },
+            Call::Reserve => {
+                let body: Reserve = read(body)?;
+                interval = interval.or(body.interval);
+                requests = requests.or(body.requests);
+                What::Reserve {
+                    requests: at_least_one(body.n)?,
+                    horizon: body.horizon()?,
+                    is_held: body.wait == Some(true),
+                }
+            }
+            Call::Increment => {
+                let body: Increment = read(body)?;
+                interval = interval.or(body.interval);
+                requests = requests.or(body.requests);
+                What::Increment {
+                    requests: at_least_one(body.n)?,
+                    at: body.at()?,
+                }
+            }
+            Call::Feedback => What::Feedback(read::<Feedback>(body)?),
+        };
+        let rule = match (interval, requests) {
+            (None, None) => None,
+            (Some(interval), Some(requests)) => {
+                Some(CallRule::new(interval, requests).map_err(invalid)?)
+            }
+            _ => return Err(invalid("interval and requests belong together")),
+        };
+        Ok(Self {
+            of: [first].into_iter().chain(query.also).collect(),
+            rule,
+            what,
+        })
+    }
+
+    pub(super) fn targets(&self) -> Vec<Target<'_>> {
+        self.of.iter().map(Counter::target).collect()
+    }
+}
+
+impl fmt::Display for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.limit, self.counter)
+    }
+}
+
+/// A limit's name that may be.
+fn limit_name(name: &str) -> Result<String, Problem> {
+    if name.is_empty() || name.len() > LIMIT_BYTES_MAX || name.contains('/') {
+        return Err(invalid(format!(
+            "a limit's name has 1 to {LIMIT_BYTES_MAX} bytes and no slash"
+        )));
+    }
+    Ok(name.to_owned())
+}
+
+/// How many requests: one, unless it is said.
+fn at_least_one(n: Option<u64>) -> Result<u64, Problem> {
+    let n = n.unwrap_or(1);
+    if !(1..=REQUESTS_MAX).contains(&n) {
+        return Err(invalid(format!("n: 1 to {REQUESTS_MAX}")));
+    }
+    Ok(n)
+}
 
 /// What a path names.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,9 +236,9 @@ fn decoded(text: &str) -> Result<Cow<'_, str>, Problem> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Query {
     /// Limits that the call is under beside that of the path.
-    pub(super) also: Vec<Counter>,
+    also: Vec<Counter>,
     /// How many requests; of a delay only.
-    pub(super) n: Option<u64>,
+    n: Option<u64>,
     /// The rule of the limit of the path.
     interval: Option<u64>,
     requests: Option<u64>,
@@ -120,44 +280,6 @@ impl Query {
     }
 }
 
-/// What a call asks, and its rule, by its query and its body.
-pub(super) fn what(
-    call: Call,
-    query: &Query,
-    body: &[u8],
-) -> Result<(What, Option<CallRule>), Problem> {
-    if query.n.is_some() && call != Call::Delay {
-        return Err(invalid("n: belongs into the body"));
-    }
-    let (mut interval, mut requests) = (query.interval, query.requests);
-    let what = match call {
-        Call::Delay => What::Delay {
-            requests: asked::requests(query.n)?,
-        },
-        Call::Reserve => {
-            let body: Reserve = read(body)?;
-            interval = interval.or(body.interval);
-            requests = requests.or(body.requests);
-            What::Reserve {
-                requests: asked::requests(body.n)?,
-                horizon: body.horizon()?,
-                is_held: body.wait == Some(true),
-            }
-        }
-        Call::Increment => {
-            let body: Increment = read(body)?;
-            interval = interval.or(body.interval);
-            requests = requests.or(body.requests);
-            What::Increment {
-                requests: asked::requests(body.n)?,
-                at: body.at()?,
-            }
-        }
-        Call::Feedback => What::Feedback(read::<Feedback>(body)?),
-    };
-    Ok((what, asked::rule(interval, requests)?))
-}
-
 /// The body of `increment`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -193,7 +315,13 @@ struct Reserve {
 impl Reserve {
     fn horizon(&self) -> Result<Duration, Problem> {
         let horizon = self.horizon.map(Duration::try_from_secs_f64).transpose();
-        asked::horizon(horizon.map_err(|_| invalid("horizon: is not a time"))?)
+        let horizon = horizon.map_err(|_| invalid("horizon: is not a time"))?;
+        let horizon = horizon.unwrap_or(HORIZON);
+        if horizon > HORIZON_MAX {
+            let most = HORIZON_MAX.as_secs();
+            return Err(invalid(format!("horizon: 0 to {most} seconds")));
+        }
+        Ok(horizon)
     }
 }
 
@@ -226,6 +354,10 @@ mod tests {
 
     fn counter(limit: &str, counter: &str) -> Counter {
         Counter::named(limit, counter).unwrap()
+    }
+
+    fn asked(call: Call, query: &str, body: &[u8]) -> Result<Asked, Problem> {
+        Asked::read(call, counter("a", "k"), Query::of(query)?, body)
     }
 
     #[test]
@@ -270,7 +402,7 @@ mod tests {
         );
         assert!(read::<Reserve>(b"{\"horizn\": 1}").is_err());
         for wrong in ["{\"horizon\": -1}", "{\"horizon\": 1e9}"] {
-            assert!(what(Call::Reserve, &Query::default(), wrong.as_bytes()).is_err());
+            assert!(asked(Call::Reserve, "", wrong.as_bytes()).is_err());
         }
         let increment: Increment = read(b"{\"at\": \"2023-11-14T22:13:20Z\"}").unwrap();
         assert_eq!(increment.at().unwrap(), Some(1_700_000_000_000_000_000));
@@ -281,15 +413,11 @@ mod tests {
         }
         for call in [Call::Reserve, Call::Increment, Call::Feedback] {
             for wrong in ["[]", "[200]", "[null, null, null]", "1", "null", " [1]"] {
-                assert!(
-                    what(call, &Query::default(), wrong.as_bytes()).is_err(),
-                    "{wrong}"
-                );
+                assert!(asked(call, "", wrong.as_bytes()).is_err(), "{wrong}");
             }
         }
-        assert!(what(Call::Increment, &Query::default(), b"{\"at\": \"now\"}").is_err());
-        let query = Query::of("n=1").unwrap();
-        assert!(what(Call::Increment, &query, b"").is_err());
+        assert!(asked(Call::Increment, "", b"{\"at\": \"now\"}").is_err());
+        assert!(asked(Call::Increment, "n=1", b"").is_err());
         for wrong in [
             "interval=1",
             "requests=1",
@@ -298,13 +426,25 @@ mod tests {
             "interval=2678401&requests=1",
             "interval=1&requests=1000000000001",
         ] {
-            let query = Query::of(wrong).unwrap();
-            assert!(what(Call::Delay, &query, b"").is_err(), "{wrong}");
+            assert!(asked(Call::Delay, wrong, b"").is_err(), "{wrong}");
         }
         let body = b"{\"interval\": 60, \"requests\": 100}";
-        let query = Query::of("interval=60&requests=100").unwrap();
-        let (_, rule) = what(Call::Increment, &Query::default(), body).unwrap();
-        assert_eq!(rule, what(Call::Delay, &query, b"").unwrap().1);
+        let query = "interval=60&requests=100";
+        let rule = asked(Call::Increment, "", body).unwrap().rule;
+        assert_eq!(rule, asked(Call::Delay, query, b"").unwrap().rule);
         assert!(rule.is_some());
+    }
+
+    #[test]
+    fn what_is_asked_has_bounds() {
+        assert_eq!(at_least_one(None).unwrap(), 1);
+        assert!(at_least_one(Some(0)).is_err() && at_least_one(Some(u64::MAX)).is_err());
+        let longer = b"{\"horizon\": 86400.001}";
+        assert!(asked(Call::Reserve, "", longer).is_err());
+        assert!(Feedback::default().said(0).is_err());
+        for (limit, counter) in [("", "c"), ("a/b", "c"), ("a", ""), ("a", "\n")] {
+            assert!(Counter::named(limit, counter).is_err(), "{limit}/{counter}");
+        }
+        assert!(Counter::named("a", &"c".repeat(COUNTER_BYTES_MAX + 1)).is_err());
     }
 }

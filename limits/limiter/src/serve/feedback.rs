@@ -1,27 +1,13 @@
-//! What is asked: checked, and within bounds.
+//! What a partner's answer said, in the forms of its header fields.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
-use limits::rate::REQUESTS_MAX;
 use serde::Deserialize;
 
 use super::{
-    engine::{CallRule, LIMIT_BYTES_MAX, Said, Target},
-    problem::{self, Problem},
+    engine::Said,
+    problem::{Problem, invalid},
 };
-
-/// Most bytes of a counter's name.
-const COUNTER_BYTES_MAX: usize = 256;
-
-/// Most limits of a call.
-pub(super) const LIMITS_OF_A_CALL_MAX: usize = 16;
-
-/// The longest horizon, and that of a call that says none.
-const HORIZON_MAX: Duration = Duration::from_secs(86_400);
-const HORIZON: Duration = Duration::from_secs(30);
 
 /// From here on a number of `x_ratelimit_reset` is a moment, in seconds since 1970, and not a time.
 const MOMENT_MIN: u64 = 100_000_000;
@@ -29,138 +15,7 @@ const MOMENT_MIN: u64 = 100_000_000;
 /// The same in milliseconds.
 const MILLIS_MIN: u64 = 100_000_000_000;
 
-/// The calls that there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Call {
-    Delay,
-    Reserve,
-    Increment,
-    Feedback,
-}
-
-/// A limit and a counter. Prints as both with a slash between them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Counter {
-    pub(super) limit: String,
-    pub(super) counter: String,
-}
-
-/// A call, with the limits that it is under.
-#[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) of: Vec<Counter>,
-    /// The rule of the first of them, if the call says it.
-    pub(super) rule: Option<CallRule>,
-    pub(super) what: What,
-}
-
-/// What is asked of counters.
-#[derive(Debug)]
-pub(super) enum What {
-    Delay {
-        requests: u64,
-    },
-    Reserve {
-        requests: u64,
-        horizon: Duration,
-        /// Whether the answer is held until the slot.
-        is_held: bool,
-    },
-    Increment {
-        requests: u64,
-        /// In nanoseconds since 1970; `None` for now.
-        at: Option<u64>,
-    },
-    Feedback(Feedback),
-}
-
-impl Counter {
-    /// Names that may be.
-    pub(super) fn named(limit: &str, counter: &str) -> Result<Self, Problem> {
-        let limit = limit_name(limit)?;
-        if counter.is_empty()
-            || counter.len() > COUNTER_BYTES_MAX
-            || counter.chars().any(char::is_control)
-        {
-            return Err(invalid(format!(
-                "a counter's name has 1 to {COUNTER_BYTES_MAX} bytes and no control characters"
-            )));
-        }
-        Ok(Self {
-            limit,
-            counter: counter.to_owned(),
-        })
-    }
-
-    fn target(&self) -> Target<'_> {
-        Target {
-            limit: &self.limit,
-            counter: &self.counter,
-        }
-    }
-}
-
-impl Asked {
-    pub(super) fn targets(&self) -> Vec<Target<'_>> {
-        self.of.iter().map(Counter::target).collect()
-    }
-}
-
-impl fmt::Display for Counter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.limit, self.counter)
-    }
-}
-
-/// A limit's name that may be.
-pub(super) fn limit_name(name: &str) -> Result<String, Problem> {
-    if name.is_empty() || name.len() > LIMIT_BYTES_MAX || name.contains('/') {
-        return Err(invalid(format!(
-            "a limit's name has 1 to {LIMIT_BYTES_MAX} bytes and no slash"
-        )));
-    }
-    Ok(name.to_owned())
-}
-
-pub(super) fn invalid(detail: impl Into<String>) -> Problem {
-    Problem::new(problem::INVALID, detail)
-}
-
-/// The rule that a call says, whole or not at all.
-pub(super) fn rule(
-    interval: Option<u64>,
-    requests: Option<u64>,
-) -> Result<Option<CallRule>, Problem> {
-    match (interval, requests) {
-        (None, None) => Ok(None),
-        (Some(interval), Some(requests)) => {
-            let rule = CallRule::new(interval, requests).map_err(invalid)?;
-            Ok(Some(rule))
-        }
-        _ => Err(invalid("interval and requests belong together")),
-    }
-}
-
-/// How many requests: at least one.
-pub(super) fn requests(n: Option<u64>) -> Result<u64, Problem> {
-    let n = n.unwrap_or(1);
-    if !(1..=REQUESTS_MAX).contains(&n) {
-        return Err(invalid(format!("n: 1 to {REQUESTS_MAX}")));
-    }
-    Ok(n)
-}
-
-/// How long a call may have to wait.
-pub(super) fn horizon(horizon: Option<Duration>) -> Result<Duration, Problem> {
-    let horizon = horizon.unwrap_or(HORIZON);
-    if horizon > HORIZON_MAX {
-        let most = HORIZON_MAX.as_secs();
-        return Err(invalid(format!("horizon: 0 to {most} seconds")));
-    }
-    Ok(horizon)
-}
-
-/// What a partner's answer said, fields as they came in its headers; the body of `feedback` over HTTP.
+/// The body of `feedback`: fields as they came.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Feedback {
@@ -246,19 +101,6 @@ fn x_ratelimit(remaining: &str, reset: &str, now: u64) -> Option<(u64, Duration)
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_asked_has_bounds() {
-        assert_eq!(requests(None).unwrap(), 1);
-        assert!(requests(Some(0)).is_err() && requests(Some(u64::MAX)).is_err());
-        assert_eq!(horizon(None).unwrap(), HORIZON);
-        assert!(horizon(Some(HORIZON_MAX + Duration::from_nanos(1))).is_err());
-        assert!(Feedback::default().said(0).is_err());
-        for (limit, counter) in [("", "c"), ("a/b", "c"), ("a", ""), ("a", "\n")] {
-            assert!(Counter::named(limit, counter).is_err(), "{limit}/{counter}");
-        }
-        assert!(Counter::named("a", &"c".repeat(COUNTER_BYTES_MAX + 1)).is_err());
-    }
 
     #[test]
     fn answers_of_partners_are_read_as_they_came() {
