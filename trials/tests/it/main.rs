@@ -41,7 +41,6 @@ mod newest_wins;
 mod night;
 mod outages;
 mod pages;
-mod peers;
 mod refusals;
 mod reports;
 mod restarts;

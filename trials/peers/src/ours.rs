@@ -1,38 +1,36 @@
 //! A producer of this project: loaded over HTTP, read through its streams.
 
-use std::{num::NonZeroUsize, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::{
-    load,
-    producer::{Addresses, Launch},
-    traffic::Traffic,
-};
 use bytes::Bytes;
+use launcher::{
+    producer::{Addresses, Launch},
+    programs::Process,
+};
 use proto::{
     client,
     v1::{Cursor, GetCookiesRequest, StartPosition, SubscribeRequest, event::Event},
     wire::{Received, decode_cookie},
 };
+use serde::Deserialize;
 use tokio_stream::StreamExt;
-use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use super::{
-    broker::Broker,
-    publisher::{PublisherArgs, PublisherLine},
+use crate::{
+    count::Count,
+    peer::Server,
+    publisher::{Load, Published},
     reader::Subscribe,
-    seen::Seen,
 };
 
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Connections of the load, and requests without an answer on each: what makes an edge cheap per request.
-pub(super) const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(32).expect("is not zero");
-pub(super) const PIPELINE: NonZeroUsize = NonZeroUsize::new(32).expect("is not zero");
+/// How long the load may take beyond its duration.
+const LOAD_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Starts a producer with its defaults and a queue of `keep` cookies for each subscriber.
-pub(super) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Broker> {
+pub(crate) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Server> {
     let launch = Launch {
         program,
         name: "producer".to_owned(),
@@ -40,35 +38,60 @@ pub(super) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Br
         folder,
         flags: vec![
             format!("--queue-cookies={keep}"),
-            "--id=trials-peers".to_owned(),
+            "--id=peers".to_owned(),
             format!("--state={}", folder.display()),
         ],
     };
     let mut producer = launch.start()?;
     producer.wait_ready(READY_PATIENCE).await?;
-    let broker = Broker::new(producer.process, format!("http://{}/", producer.http));
-    Ok(broker
-        .with_subscribers_at(format!("http://{}", producer.grpc))
-        .with_admin_at(producer.admin))
+    Ok(Server {
+        process: producer.process,
+        publish_at: format!("http://{}/", producer.http),
+        subscribe_at: format!("http://{}", producer.grpc),
+        admin: Some(producer.admin),
+    })
 }
 
-/// Sends the load, as `bench load` does.
-pub(super) async fn publish(
-    args: &PublisherArgs,
-    stop: &CancellationToken,
-) -> Result<PublisherLine> {
-    let url = args.to.parse().context("is not a URL")?;
-    let mut plan = load::Plan::new(url, Traffic::new(args.seed, None));
-    plan.connections = CONNECTIONS;
-    plan.pipeline = Some(PIPELINE);
-    plan.duration = Some(args.duration);
-    plan.schedule = args.rate.map(load::Profile::constant);
-    let outcome = load::run(&plan, stop).await?;
-    Ok(PublisherLine {
-        published: outcome.accepted,
+/// What `bench load --json` says, as far as it is needed here.
+#[derive(Debug, Deserialize)]
+struct LoadOutcome {
+    accepted: u64,
+    errors: LoadErrors,
+    seconds: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct LoadErrors {
+    total: u64,
+}
+
+/// Sends the load with `bench load`, pipelined, which makes an edge cheap per request.
+pub(crate) async fn publish(
+    bin_dir: &Path,
+    url: &str,
+    load: Load,
+    folder: &Path,
+) -> Result<Published> {
+    let duration = humantime::format_duration(load.duration);
+    let mut args = vec![
+        "load".to_owned(),
+        format!("--url={url}"),
+        "--connections=32".to_owned(),
+        "--pipeline=32".to_owned(),
+        format!("--duration={duration}"),
+        "--no-report".to_owned(),
+        "--json".to_owned(),
+    ];
+    args.extend(load.rate.map(|rate| format!("--rate={rate}")));
+    let log = folder.join("load.log");
+    let mut process = Process::start("bench load", &bin_dir.join("bench"), &args, &log)?;
+    let status = process.wait(load.duration + LOAD_PATIENCE).await?;
+    let outcome: LoadOutcome = serde_json::from_str(&process.last_lines(1))
+        .with_context(|| format!("bench load ended ({status}): {}", process.last_lines(20)))?;
+    Ok(Published {
+        cookies: outcome.accepted,
         refused: outcome.errors.total,
         seconds: outcome.seconds,
-        cpu_seconds: outcome.cpu_seconds.user + outcome.cpu_seconds.system,
     })
 }
 
@@ -79,7 +102,7 @@ enum Messages {
 }
 
 /// A connection with one stream, which resumes where it ended.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     producer: String,
     name: String,
     one_by_one: bool,
@@ -89,7 +112,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// A reader of chunks, or of one cookie a message.
-    pub(super) fn new(producer: String, name: String, one_by_one: bool) -> Self {
+    pub(crate) fn new(producer: String, name: String, one_by_one: bool) -> Self {
         Self {
             producer,
             name,
@@ -99,19 +122,18 @@ impl Reader {
         }
     }
 
-    fn event(&mut self, message: Bytes, seen: &Seen) {
+    fn event(&mut self, message: Bytes, count: &Count) {
         let sequence = match Received::decode(message) {
             Ok(Received::Chunk(chunk)) => {
-                seen.chunk(&chunk);
+                count.chunk(&chunk);
                 chunk.header().last_sequence()
             }
             Ok(Received::Event(Event::Gap(gap))) => {
-                let count = gap.last_sequence.saturating_sub(gap.first_sequence) + 1;
-                seen.told_lost(gap.first_sequence, count);
+                count.told_lost(gap.last_sequence.saturating_sub(gap.first_sequence) + 1);
                 gap.last_sequence
             }
             Ok(_) => return,
-            Err(_) => return seen.unreadable(),
+            Err(_) => return count.unreadable(),
         };
         if let Some(cursor) = &mut self.cursor {
             cursor.sequence = sequence;
@@ -157,18 +179,18 @@ impl Subscribe for Reader {
         Ok(())
     }
 
-    async fn read(&mut self, seen: &Seen) -> Result<()> {
+    async fn read(&mut self, count: &Count) -> Result<()> {
         match self.messages.take().context("is open")? {
             Messages::Chunks(mut stream) => {
                 while let Some(message) = stream.next().await {
-                    self.event(message?, seen);
+                    self.event(message?, count);
                 }
             }
             Messages::Cookies(mut stream) => {
                 while let Some(message) = stream.next().await {
                     match decode_cookie(&message?) {
-                        Ok(_) => seen.cookie(),
-                        Err(_) => seen.unreadable(),
+                        Ok(_) => count.cookie(),
+                        Err(_) => count.unreadable(),
                     }
                 }
             }

@@ -1,19 +1,16 @@
 //! NATS core.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use async_nats::{Client, ConnectOptions, Event, Subscriber};
-use bench::programs::{Process, free_address};
 use bytes::Bytes;
+use launcher::programs::{Process, free_address};
 use tokio_stream::StreamExt;
 
-use crate::peers::{
-    broker::{Broker, accept},
-    publisher::Publish,
-    reader::Subscribe,
-    seen::Seen,
-};
+use crate::{count::Count, peer::Server, publisher::Publish, reader::Subscribe};
+
+const START_PATIENCE: Duration = Duration::from_secs(60);
 
 const SUBJECT: &str = "cookies";
 
@@ -25,7 +22,7 @@ const CLIENT_MESSAGES: usize = 1 << 20;
 const PUBLISHER_MESSAGES: usize = 8192;
 
 /// Starts a server with its defaults, which keep nothing on disk.
-pub(super) async fn start(program: &Path, folder: &Path) -> Result<Broker> {
+pub(crate) async fn start(program: &Path, folder: &Path) -> Result<Server> {
     let address = free_address()?;
     let args = [
         "--addr",
@@ -35,17 +32,17 @@ pub(super) async fn start(program: &Path, folder: &Path) -> Result<Broker> {
     ];
     let args = args.map(str::to_owned);
     let mut process = Process::start("nats-server", program, &args, &folder.join("nats.log"))?;
-    accept(&mut process, address).await?;
-    Ok(Broker::new(process, format!("nats://{address}")))
+    process.wait_accepting(address, START_PATIENCE).await?;
+    Ok(Server::new(process, format!("nats://{address}")))
 }
 
 /// A connection that publishes.
-pub(super) struct Publisher {
+pub(crate) struct Publisher {
     client: Client,
 }
 
 impl Publisher {
-    pub(super) async fn connect(server: &str) -> Result<Self> {
+    pub(crate) async fn connect(server: &str) -> Result<Self> {
         let options = ConnectOptions::new().client_capacity(PUBLISHER_MESSAGES);
         let client = options.connect(server).await?;
         Ok(Self { client })
@@ -66,19 +63,19 @@ impl Publish for Publisher {
 }
 
 /// A connection with one subscription. The client opens it again by itself when it breaks.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     server: String,
-    seen: Arc<Seen>,
+    count: Arc<Count>,
     /// The client is kept because its connection ends with its last handle.
     subscribed: Option<(Client, Subscriber)>,
 }
 
 impl Reader {
-    /// A reader that counts its disconnects in `seen`.
-    pub(super) fn new(server: String, seen: Arc<Seen>) -> Self {
+    /// A reader that counts its disconnects in `count`.
+    pub(crate) fn new(server: String, count: Arc<Count>) -> Self {
         Self {
             server,
-            seen,
+            count,
             subscribed: None,
         }
     }
@@ -86,12 +83,12 @@ impl Reader {
 
 impl Subscribe for Reader {
     async fn open(&mut self) -> Result<()> {
-        let seen = Arc::clone(&self.seen);
+        let count = Arc::clone(&self.count);
         let client = ConnectOptions::new()
             .subscription_capacity(CLIENT_MESSAGES)
             .event_callback(move |event| {
                 if event == Event::Disconnected {
-                    seen.disconnected();
+                    count.disconnected();
                 }
                 std::future::ready(())
             })
@@ -104,10 +101,10 @@ impl Subscribe for Reader {
         Ok(())
     }
 
-    async fn read(&mut self, seen: &Seen) -> Result<()> {
+    async fn read(&mut self, count: &Count) -> Result<()> {
         let (_client, mut subscriber) = self.subscribed.take().context("is open")?;
         while let Some(message) = subscriber.next().await {
-            seen.message(message.payload);
+            count.message(message.payload);
         }
         Ok(())
     }

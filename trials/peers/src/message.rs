@@ -1,0 +1,157 @@
+//! What a message of a peer holds: a sequence, a count, and encoded cookies, as in a chunk of ours.
+//!
+//! It is a `Chunk` without epoch and time, 14 bytes and the cookies, so that every reader walks over the same bytes
+//! with the same code.
+
+use bytes::Bytes;
+use fastrand::Rng;
+use proto::wire::{ChunkRef, CookieRef, put_cookie};
+
+/// Maximum of cookies in a message: NATS takes 1 MiB by default, and this many have at most 68 bytes each.
+pub(crate) const BATCH_MAX: u32 = 10_000;
+
+/// Tag of `Chunk.first_sequence`, a fixed64.
+const FIRST_SEQUENCE: u8 = 2 << 3 | 1;
+/// Tag of `Chunk.count`, a fixed32.
+const COUNT: u8 = 3 << 3 | 5;
+
+/// More than a cookie takes in a message: 20 + 36 bytes of ids and 10 around them.
+const COOKIE_BYTES_MAX: usize = 68;
+
+/// Connections over which a peer's messages are published; each counts the sequences of its own messages.
+pub(crate) const LANES: usize = 4;
+
+/// What is given to a client at once: enough for 30 messages of 500 cookies, little enough to end in time.
+pub(crate) const BURST_BYTES: usize = 1024 * 1024;
+
+/// Maximum of messages given to a client at once.
+const BURST_MESSAGES: usize = 512;
+
+/// What one XREAD asks for at most: 123 entries of 500 cookies.
+const READ_BYTES: usize = 4 * 1024 * 1024;
+
+/// Maximum of entries that one XREAD asks for.
+const READ_ENTRIES: usize = 1_000;
+
+/// The bits of a sequence below those that name its lane: more cookies than a run can make.
+const LANE_SHIFT: u32 = 48;
+
+/// Different cookies of a lane. Making each anew would cost more than publishing it.
+const COOKIES: usize = 4096;
+
+/// Lane, and sequence within it.
+pub(crate) fn split_lane(sequence: u64) -> (usize, u64) {
+    let lane = usize::try_from(sequence >> LANE_SHIFT).unwrap_or(usize::MAX);
+    (lane, sequence & ((1 << LANE_SHIFT) - 1))
+}
+
+/// Makes the messages of a lane, one after the other.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    cookies: Vec<Vec<u8>>,
+    batch: u32,
+    lane: u64,
+    next: u64,
+    /// Index of the next cookie.
+    cookie: usize,
+}
+
+impl Messages {
+    /// Messages of `batch` cookies; `lane` is below [`LANES`].
+    pub(crate) fn new(batch: u32, lane: u64) -> Self {
+        let mut random = Rng::with_seed(lane);
+        Self {
+            cookies: (0..COOKIES).map(|_| cookie(&mut random)).collect(),
+            batch,
+            lane,
+            next: 0,
+            cookie: 0,
+        }
+    }
+
+    /// Cookies in all messages made.
+    pub(crate) fn made(&self) -> u64 {
+        self.next
+    }
+
+    /// The next message; sequences begin with 0 in each lane.
+    pub(crate) fn make(&mut self) -> Bytes {
+        let count = self.batch as usize;
+        let mut buffer = Vec::with_capacity(14 + count * COOKIE_BYTES_MAX);
+        buffer.push(FIRST_SEQUENCE);
+        buffer.extend((self.lane << LANE_SHIFT | self.next).to_le_bytes());
+        buffer.push(COUNT);
+        buffer.extend(self.batch.to_le_bytes());
+        for _ in 0..count {
+            buffer.extend_from_slice(&self.cookies[self.cookie]);
+            self.cookie = (self.cookie + 1) % COOKIES;
+        }
+        self.next += u64::from(self.batch);
+        Bytes::from(buffer)
+    }
+}
+
+/// A random cookie with ids as long as those of `bench load`.
+fn cookie(random: &mut Rng) -> Vec<u8> {
+    let user_id: String = (0..20).map(|_| random.digit(16)).collect();
+    let uid_bytes = random.usize(16..=36);
+    let buyer_uid: String = (0..uid_bytes).map(|_| random.alphanumeric()).collect();
+    let cookie = CookieRef {
+        user_id: &user_id,
+        dsp_id: random.u32(1..=20),
+        buyer_uid: &buyer_uid,
+        age_micros: 0,
+    };
+    let mut buffer = Vec::new();
+    put_cookie(&mut buffer, &cookie);
+    buffer
+}
+
+/// First sequence and count of a chunk, after a walk over its cookies; `None` when they do not agree.
+pub(crate) fn walk(chunk: &ChunkRef) -> Option<(u64, u32)> {
+    let mut walked = 0;
+    for cookie in chunk.encoded_cookies() {
+        std::hint::black_box(cookie.ok()?);
+        walked += 1;
+    }
+    let header = chunk.header();
+    (walked == header.count).then_some((header.first_sequence, walked))
+}
+
+/// Messages of `batch` cookies that are given to a client at once.
+pub(crate) fn burst(batch: u32) -> u64 {
+    let burst = BURST_BYTES / (batch as usize * COOKIE_BYTES_MAX);
+    burst.clamp(1, BURST_MESSAGES) as u64
+}
+
+/// Entries of `batch` cookies that one XREAD asks for.
+pub(crate) fn xread_entries(batch: u32) -> usize {
+    (READ_BYTES / (batch as usize * COOKIE_BYTES_MAX)).clamp(1, READ_ENTRIES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_can_be_read() {
+        let mut messages = Messages::new(3, 2);
+        for first in [0, 3, 6] {
+            let chunk = ChunkRef::decode(messages.make()).unwrap();
+            assert!(
+                chunk
+                    .cookies()
+                    .all(|cookie| cookie.unwrap().user_id.len() == 20)
+            );
+            let (sequence, count) = walk(&chunk).unwrap();
+            assert_eq!((split_lane(sequence), count), ((2, first), 3));
+        }
+        assert_eq!(messages.made(), 9);
+    }
+
+    #[test]
+    fn bursts_and_reads_hold_a_bounded_number_of_bytes() {
+        assert_eq!([1, 500, 10_000].map(burst), [512, 30, 1]);
+        assert_eq!([1, 500, 10_000].map(xread_entries), [1_000, 123, 6]);
+    }
+}
