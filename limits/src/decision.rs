@@ -6,11 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::algorithm::Algorithm;
 
-/// A call is said to have been made in the future.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the time of a call is in the future")]
-pub struct TooEarly;
-
 /// A limit, as [`Limits::add`](crate::Limits::add) numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LimitId(pub(crate) u32);
@@ -133,8 +128,8 @@ pub enum Recorded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// They are said to have been made in the future.
-    #[error(transparent)]
-    TooEarly(#[from] TooEarly),
+    #[error("the time of a call is in the future")]
+    TooEarly,
     /// There is no room for the key.
     #[error("all keys are in use that there is room for")]
     NoRoom,

@@ -89,7 +89,6 @@ pub mod rules;
 pub use algorithm::{Algorithm, Aligned, LOG_MAX, STEPS_MAX, step_of};
 pub use decision::{
     Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, RestoreError, Standing,
-    TooEarly,
 };
 pub use limits::{DEMANDS_MAX, Limits};
 pub use meter::{Carry, State};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use limits::{
     Algorithm, Aligned, Decision, Demand, Limit, LimitId, Limits, Rate, RecordError, Recorded,
-    Refusal, TooEarly, step_of,
+    Refusal, step_of,
 };
 use limits_sharing::{
     exact::{self, Outcome, Rule},
@@ -193,7 +193,7 @@ impl Call {
                     Ok(Recorded::Counted) => Outcome::Counted,
                     Ok(Recorded::TooOld) => Outcome::Old,
                     Err(error) => {
-                        assert_eq!(error, RecordError::TooEarly(TooEarly));
+                        assert_eq!(error, RecordError::TooEarly);
                         Outcome::Early
                     }
                 };

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash};
 use super::{Limits, concerns::Concern};
 use crate::{
     DEMANDS_MAX,
-    decision::{Demand, RecordError, Recorded, TooEarly},
+    decision::{Demand, RecordError, Recorded},
 };
 
 impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
@@ -30,7 +30,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         let steps = concerns.all().iter();
         let steps = steps.map(|it| self.rules[it.limit.index()].meter.step());
         if at > now.saturating_add(steps.max().unwrap_or(0)) {
-            return Err(TooEarly.into());
+            return Err(RecordError::TooEarly);
         }
         let at = at.min(now);
         let matters = |it: &Concern| self.rules[it.limit.index()].meter.matters(at, now);

@@ -176,18 +176,12 @@ impl App {
             sources: kept.sources.clone(),
             survey: Arc::clone(&survey),
             counters_max: config.counters,
-            waiting: Box::new({
-                let waiting = waiting.clone();
-                move || waiting.count()
-            }),
+            waiting: waiting.clone(),
             is_refused: Box::new({
                 let refused = refused.clone();
                 move || refused().is_some()
             }),
-            snapshot_age: Box::new({
-                let saver = kept.saver.clone();
-                move || saver.as_ref().map(Saver::age)
-            }),
+            saver: kept.saver.clone(),
             is_charged: kept.is_charged,
             decider: kept.decider.clone(),
             clock: kept.clock.clone(),

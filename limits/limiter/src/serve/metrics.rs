@@ -22,8 +22,9 @@ use super::{
     engine::{Counts, Engine, LimitSurvey, Survey},
     limit_sources::{LimitSources, Source},
     problem::{KINDS, Problem},
+    saver::Saver,
     sharing::Decider,
-    waiting::Full,
+    waiting::{Full, Waiting},
 };
 
 /// What is asked.
@@ -78,9 +79,9 @@ pub(super) struct Overview {
     /// The newest look at all counters.
     pub(super) survey: Arc<Mutex<Arc<Survey>>>,
     pub(super) counters_max: usize,
-    pub(super) waiting: Box<dyn Fn() -> usize + Send + Sync>,
+    pub(super) waiting: Waiting,
     pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
-    pub(super) snapshot_age: Box<dyn Fn() -> Option<Duration> + Send + Sync>,
+    pub(super) saver: Option<Saver>,
     pub(super) is_charged: bool,
     pub(super) decider: Decider,
     pub(super) clock: Clock,
@@ -259,10 +260,10 @@ impl Overview {
             ),
             one(VERSION, Some(as_f64(now.version))),
             one(VERSION_REFUSED, truth((self.is_refused)())),
-            one(WAITING, Some(as_f64((self.waiting)() as u64))),
+            one(WAITING, Some(as_f64(self.waiting.count() as u64))),
             one(
                 SNAPSHOT_AGE,
-                (self.snapshot_age)().map(|age| age.as_secs_f64()),
+                self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),
             ),
             one(CHARGED, truth(self.is_charged)),
             one(CLOCK_BEHIND, Some(self.clock.behind().as_secs_f64())),

@@ -8,11 +8,7 @@
 //! Where no token is needed the port is on loopback, and pages of other sites are kept out as on the admin port: by the name that they
 //! call, and because what changes something must be said to be JSON, which they may not send.
 
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::Request;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -24,9 +20,6 @@ use super::service::Service;
 
 /// Largest head of a request, and most bytes of answers that a connection keeps for a client that does not read.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-
-/// Where years have five digits (9999-12-31 in seconds since 1970), which no `Date` can say: hyper panics there.
-const DATES_END: Duration = Duration::from_secs(253_402_214_400);
 
 /// The limits of the port.
 #[must_use]
@@ -72,10 +65,6 @@ impl Port {
         stream: WatchedStream<impl ByteStream>,
         activity: Arc<Activity>,
     ) {
-        if SystemTime::now() >= SystemTime::UNIX_EPOCH + DATES_END {
-            tracing::debug!("connection closed: the system's clock is beyond the year 9999");
-            return;
-        }
         let answering = service_fn(|request: Request<Incoming>| {
             let (port, in_progress) = (Arc::clone(&self), activity.long_request());
             async move {

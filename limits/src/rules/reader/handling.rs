@@ -89,8 +89,15 @@ impl Reader {
             }
             (revive.base, revive.cap) = (base, cap);
         }
-        if let Some(count) = self.requeues(&mut table, path) {
-            revive.requeues_max = count;
+        let key = "max_requeues";
+        if let Some(count) = self.count(&mut table, path, key) {
+            match u32::try_from(count) {
+                Ok(count) if count <= REQUEUES_MAX => revive.requeues_max = count,
+                _ => {
+                    let what = format!("`{count}` is not allowed: 0 to {REQUEUES_MAX}");
+                    self.wrong(&join(path, key), what);
+                }
+            }
         }
         if let Some(share) = self.share(&mut table, path) {
             revive.share_permille = share;
@@ -121,17 +128,6 @@ impl Reader {
             Err(error) => self.wrong(&join(path, key), error),
         }
         None
-    }
-
-    fn requeues(&mut self, table: &mut Table, path: &str) -> Option<u32> {
-        let key = "max_requeues";
-        let count = self.count(table, path, key)?;
-        let allowed = u32::try_from(count).ok().filter(|it| *it <= REQUEUES_MAX);
-        if allowed.is_none() {
-            let what = format!("`{count}` is not allowed: 0 to {REQUEUES_MAX}");
-            self.wrong(&join(path, key), what);
-        }
-        allowed
     }
 
     fn share(&mut self, table: &mut Table, path: &str) -> Option<u16> {

@@ -78,7 +78,7 @@ impl Engine {
         let recorded = state.core.record_all(&call.demands, at.unwrap_or(now), now);
         let recorded = match recorded {
             Ok(recorded) => recorded,
-            Err(RecordError::TooEarly(_)) => {
+            Err(RecordError::TooEarly) => {
                 state.count(&call, |counts| counts.too_early += 1);
                 return Err(Refused::TooEarly);
             }
