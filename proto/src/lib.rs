@@ -45,14 +45,12 @@
 
 pub mod client;
 pub mod cursor;
-#[cfg(test)]
-mod generated;
 pub mod ids;
 pub mod limits;
 pub mod newest;
 pub mod wire;
 
-/// Types and client generated from `proto/cookiesync/v1/cookiesync.proto`; a test keeps them to it.
+/// Types and client, which `build.rs` generates from `proto/cookiesync/v1/cookiesync.proto`.
 #[allow(
     clippy::all,
     clippy::pedantic,
@@ -61,8 +59,8 @@ pub mod wire;
     reason = "generated code"
 )]
 pub mod v1 {
-    include!("generated/cookiesync.v1.rs");
+    tonic::include_proto!("cookiesync.v1");
 
     /// The compiled descriptor set, as gRPC reflection serves it.
-    pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
+    pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("descriptors");
 }
