@@ -144,17 +144,6 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         Some(entry.is_none_or(is_idle))
     }
 
-    /// Whether keys that come now are counted as if they had been used; see [`charge`](Self::charge).
-    ///
-    /// # Panics
-    /// When the limit is of another [`Limits`].
-    #[must_use]
-    pub fn is_charged(&self, id: LimitId, now: u64) -> bool {
-        let rule = &self.rules[id.index()];
-        let is_used = |state| !rule.meter.is_idle(state, self.at_clock(now));
-        rule.unseen.as_ref().is_some_and(is_used)
-    }
-
     /// The latest time that was told.
     #[must_use]
     pub fn clock(&self) -> u64 {

@@ -41,28 +41,12 @@ impl Document {
         reader::read(self.0.clone())
     }
 
-    /// The limits by name, with their terms; none that is not a table.
-    pub fn limits(&self) -> impl Iterator<Item = (&str, Terms)> {
-        let limits = self.0.get("limits").and_then(Value::as_table);
-        limits.into_iter().flatten().filter_map(|(name, terms)| {
-            let terms = terms.as_table()?.clone();
-            Some((name.as_str(), Terms(terms)))
-        })
-    }
-
     /// The terms of a limit.
     #[must_use]
     pub fn terms(&self, name: &str) -> Option<Terms> {
         let limits = self.0.get("limits").and_then(Value::as_table);
         let terms = limits?.get(name)?.as_table()?;
         Some(Terms(terms.clone()))
-    }
-
-    /// Whether there is a limit of this name.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
-        let limits = self.0.get("limits").and_then(Value::as_table);
-        limits.is_some_and(|limits| limits.contains_key(name))
     }
 
     /// Puts terms in the place of those of the limit of this name, if there is one, as a whole.
@@ -110,9 +94,7 @@ mod tests {
         written.set("b", other.clone());
         written.set("c", other.clone());
         assert_eq!(written.terms("b"), Some(other));
-        assert_eq!((written.terms("d"), written.has("d")), (None, false));
-        let names: Vec<String> = written.limits().map(|(name, _)| name.to_owned()).collect();
-        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!(written.terms("d"), None);
         let rules = written.rules().unwrap();
         assert_eq!(rules.limits[1].handling, crate::rules::Handling::default());
         let wrong = "{\"rules\": [{\"id\": \"x\", \"rate\": \"fast\"}]}";

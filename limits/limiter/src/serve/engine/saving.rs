@@ -134,12 +134,9 @@ impl Engine {
         })
     }
 
-    /// Keeps `sources` in every snapshot from now on: whatever says where the limits came from. Returns the number of the first that has them,
-    /// 0 where none is made.
-    pub fn keep(&self, sources: Arc<[u8]>) -> u64 {
-        let mut state = self.state();
-        state.sources = sources;
-        state.unsaved.saved_by()
+    /// Keeps `sources` in every snapshot from now on: whatever says where the limits came from.
+    pub fn keep(&self, sources: Arc<[u8]>) {
+        self.state().sources = sources;
     }
 
     /// The sources that a snapshot has, as they were [kept](Self::keep); empty of one that has none.
