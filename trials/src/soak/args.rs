@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bench::e2e::parse_time;
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 
 use super::Kind;
 
@@ -12,6 +12,19 @@ use super::Kind;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Faults")]
 pub struct FaultArgs {
+    /// Faults of this kind, on average TIME apart, or as --fault-every says. May be given several times.
+    ///
+    /// kill-consumer, kill-mongod: SIGKILL, and a new start after 0.2 to 3 s.
+    /// stop-consumer, stop-mongod: SIGSTOP for 1 to 5 s.
+    /// restart-consumer, restart-mongod: SIGTERM, and a new start after 0.2 to 3 s.
+    /// stop-producer: SIGSTOP for 0.5 to 3 s.
+    /// restart-producer: SIGTERM, and a new start 0.1 to 1 s after it has drained.
+    /// kill-producer: SIGKILL, and a new start after 0.1 to 1 s. Cookies it had not delivered are lost.
+    /// cut-node: packets between a node and all producers vanish for 1 s up to --cut-longest. Cuts need root.
+    /// deafen-node: only packets to the node vanish, as with a half-open connection.
+    /// mute-node: only packets from the node vanish.
+    #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
+    pub faults: Vec<(Kind, Option<Duration>)>,
     /// Mean time between two faults of a kind that is named without one.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     pub fault_every: Duration,
@@ -19,45 +32,17 @@ pub struct FaultArgs {
     /// nothing else may strike around that.
     #[arg(long)]
     pub all_faults: bool,
-    /// Kill a consumer (SIGKILL) and start it again after 0.2 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub kill_consumer: Option<Option<Duration>>,
-    /// Stop a consumer (SIGSTOP) for 1 to 5 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub stop_consumer: Option<Option<Duration>>,
-    /// End a consumer in order (SIGTERM) and start it again after 0.2 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub restart_consumer: Option<Option<Duration>>,
-    /// Cut a node from all producers, in both directions and without a word, for 1 s up to --cut-longest. Cuts need root.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub cut_node: Option<Option<Duration>>,
-    /// The same, but only packets to the node vanish: a half-open connection.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub deafen_node: Option<Option<Duration>>,
-    /// The same, but only packets from the node vanish.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub mute_node: Option<Option<Duration>>,
     /// The longest cut.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub cut_longest: Duration,
-    /// Kill a mongod (SIGKILL) and start it again after 0.2 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub kill_mongod: Option<Option<Duration>>,
-    /// Stop a mongod (SIGSTOP) for 1 to 5 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub stop_mongod: Option<Option<Duration>>,
-    /// End a mongod in order (SIGTERM) and start it again after 0.2 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub restart_mongod: Option<Option<Duration>>,
-    /// Stop a producer (SIGSTOP) for 0.5 to 3 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub stop_producer: Option<Option<Duration>>,
-    /// End a producer in order (SIGTERM) and start it again when it has drained, after 0.1 to 1 s.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub restart_producer: Option<Option<Duration>>,
-    /// Kill a producer (SIGKILL) and start it again after 0.1 to 1 s: what it had not delivered is lost.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = parse_time)]
-    pub kill_producer: Option<Option<Duration>>,
+}
+
+fn parse_fault(text: &str) -> Result<(Kind, Option<Duration>), String> {
+    let (name, every) = match text.split_once('=') {
+        Some((name, every)) => (name, Some(parse_time(every)?)),
+        None => (text, None),
+    };
+    Ok((Kind::from_str(name, false)?, every))
 }
 
 impl FaultArgs {
@@ -67,24 +52,10 @@ impl FaultArgs {
         has_mongod: bool,
         no_cuts: Option<&str>,
     ) -> Result<Vec<(Kind, Duration)>> {
-        let wanted = |kind| match kind {
-            Kind::KillConsumer => self.kill_consumer,
-            Kind::StopConsumer => self.stop_consumer,
-            Kind::RestartConsumer => self.restart_consumer,
-            Kind::CutNode => self.cut_node,
-            Kind::DeafenNode => self.deafen_node,
-            Kind::MuteNode => self.mute_node,
-            Kind::KillMongod => self.kill_mongod,
-            Kind::StopMongod => self.stop_mongod,
-            Kind::RestartMongod => self.restart_mongod,
-            Kind::StopProducer => self.stop_producer,
-            Kind::RestartProducer => self.restart_producer,
-            Kind::KillProducer => self.kill_producer,
-        };
         let mut kinds = Vec::new();
-        for kind in Kind::ALL {
-            let every = match wanted(kind) {
-                Some(every) => every.unwrap_or(self.fault_every),
+        for &kind in Kind::value_variants() {
+            let every = match self.faults.iter().rfind(|(wanted, _)| *wanted == kind) {
+                Some((_, every)) => every.unwrap_or(self.fault_every),
                 None if self.all_faults
                     && (has_mongod || !kind.needs_mongod())
                     && (no_cuts.is_none() || kind.cuts().is_none()) =>
@@ -99,13 +70,12 @@ impl FaultArgs {
             if kind.cuts().is_some()
                 && let Some(why) = no_cuts
             {
-                bail!("--{}: no network can be cut here: {why}", kind.name());
+                bail!("{kind:?}: no network can be cut here: {why}");
             }
             if kind.needs_mongod() && !has_mongod {
                 bail!(
-                    "--{}: there is no mongod of ours to strike; --store mongodb starts one for each consumer, \
-                     --store mixed for every other",
-                    kind.name()
+                    "{kind:?}: there is no mongod of ours to strike; --store mongodb starts one for each consumer, --store mixed \
+                     for every other"
                 );
             }
             kinds.push((kind, every));
@@ -115,9 +85,24 @@ impl FaultArgs {
 
     /// Whether any wanted fault cuts networks.
     pub(super) fn may_cut(&self) -> bool {
-        self.all_faults
-            || self.cut_node.is_some()
-            || self.deafen_node.is_some()
-            || self.mute_node.is_some()
+        let mut wanted = self.faults.iter();
+        self.all_faults || wanted.any(|(kind, _)| kind.cuts().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_has_a_kind_and_may_have_a_time() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(parse_fault("mute-node"), Ok((Kind::MuteNode, None)));
+        assert_eq!(
+            parse_fault("kill-mongod=5s"),
+            Ok((Kind::KillMongod, seconds(5)))
+        );
+        assert!(parse_fault("kill-everything").is_err());
+        assert!(parse_fault("kill-mongod=soon").is_err());
     }
 }

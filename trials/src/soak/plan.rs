@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bench::{cluster::netns::Direction, traffic::nth_word};
+use clap::ValueEnum;
 use serde::Serialize;
 
 /// No fault strikes before: everything is to have begun.
@@ -26,7 +27,7 @@ const CUT_MILLIS_MIN: u64 = 1_000;
 const FAULTS: u64 = 0x6a09_e667_f3bc_c908;
 
 /// What is done to a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// SIGKILL, and a new start.
@@ -123,39 +124,6 @@ pub(super) struct Fault {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 12] = [
-        Self::KillConsumer,
-        Self::StopConsumer,
-        Self::RestartConsumer,
-        Self::CutNode,
-        Self::DeafenNode,
-        Self::MuteNode,
-        Self::KillMongod,
-        Self::StopMongod,
-        Self::RestartMongod,
-        Self::StopProducer,
-        Self::RestartProducer,
-        Self::KillProducer,
-    ];
-
-    /// As in its flag.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::KillConsumer => "kill-consumer",
-            Self::StopConsumer => "stop-consumer",
-            Self::RestartConsumer => "restart-consumer",
-            Self::CutNode => "cut-node",
-            Self::DeafenNode => "deafen-node",
-            Self::MuteNode => "mute-node",
-            Self::KillMongod => "kill-mongod",
-            Self::StopMongod => "stop-mongod",
-            Self::RestartMongod => "restart-mongod",
-            Self::StopProducer => "stop-producer",
-            Self::RestartProducer => "restart-producer",
-            Self::KillProducer => "kill-producer",
-        }
-    }
-
     pub(super) fn needs_mongod(self) -> bool {
         matches!(
             self,
@@ -270,10 +238,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn all(seed: u64) -> Vec<Fault> {
-        let kinds = Kind::ALL.map(|kind| match kind {
-            Kind::RestartProducer => (kind, 80 * SECOND),
-            _ => (kind, 10 * SECOND),
+        let kinds = Kind::value_variants().iter().map(|kind| match kind {
+            Kind::RestartProducer => (*kind, 80 * SECOND),
+            _ => (*kind, 10 * SECOND),
         });
+        let kinds: Vec<_> = kinds.collect();
         let scene = Scene {
             producers: 2,
             nodes: 3,
@@ -292,8 +261,8 @@ mod tests {
     #[test]
     fn every_kind_strikes_within_the_time_and_none_collides() {
         let faults = all(3);
-        for kind in Kind::ALL {
-            assert!(faults.iter().any(|fault| fault.kind == kind), "{kind:?}");
+        for kind in Kind::value_variants() {
+            assert!(faults.iter().any(|fault| fault.kind == *kind), "{kind:?}");
         }
         for (index, fault) in faults.iter().enumerate() {
             assert!(fault.at >= FIRST && fault.at < 600 * SECOND);

@@ -218,17 +218,21 @@ async fn faults_of_all_kinds_at_random_moments_lose_only_what_a_killed_producer_
         &seed,
         "--cut-longest",
         "3s",
-        "--kill-consumer=6s",
-        "--stop-consumer=6s",
-        "--restart-consumer=6s",
-        "--kill-mongod=6s",
-        "--stop-mongod=6s",
-        "--restart-mongod=6s",
-        "--stop-producer=6s",
-        "--kill-producer=8s",
+        "--fault=kill-consumer=6s",
+        "--fault=stop-consumer=6s",
+        "--fault=restart-consumer=6s",
+        "--fault=kill-mongod=6s",
+        "--fault=stop-mongod=6s",
+        "--fault=restart-mongod=6s",
+        "--fault=stop-producer=6s",
+        "--fault=kill-producer=8s",
     ];
     if networks(1)?.is_some() {
-        args.extend(["--cut-node=6s", "--deafen-node=6s", "--mute-node=6s"]);
+        args.extend([
+            "--fault=cut-node=6s",
+            "--fault=deafen-node=6s",
+            "--fault=mute-node=6s",
+        ]);
     }
     let ended = Run::trials(&args).await?.end().await?;
     ended.expect(0)?;
