@@ -1,5 +1,11 @@
 //! HTTP in: what well-behaved clients are answered.
 
+mod abuse;
+mod invented;
+pub(crate) mod security;
+mod syncs;
+mod tenants;
+
 use anyhow::{Result, ensure};
 use bench::{http::HttpClient, scrape::names};
 use tempfile::TempDir;

@@ -16,10 +16,10 @@ use tokio::time::sleep;
 
 use crate::{
     documents::Documents,
-    e2e::Run,
     harness::{
         Consumer, PATIENCE, Producer, accept_all, embedded, machine, newest, numbered, wait_until,
     },
+    tools::e2e::Run,
     wrapped::{consumer_in, producer_at},
 };
 

@@ -8,6 +8,7 @@ mod fates;
 mod flooder;
 mod memory;
 mod rates;
+mod shaping;
 mod shared;
 
 use std::{env, fs, num::NonZeroU32, time::Duration};

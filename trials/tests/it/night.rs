@@ -1,5 +1,8 @@
 //! The consumer's night on a real `mongod`, by a clock that a test sets.
 
+mod expiry;
+mod sweep;
+
 use std::{cell::Cell, collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};

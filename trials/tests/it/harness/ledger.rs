@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, ensure};
 use bench::{admin, ledger, scrape::Samples, traffic::USER_ID_BYTES};
 use tokio::{runtime::Builder, time::timeout};
 
-use crate::metrics_page;
+use crate::tools::metrics_page;
 
 /// Reads a process's ledger once more before it is killed, and fails the test when it does not balance, or tells what is
 /// not documented; and when the log names a user or a buyer uid. One that does not answer any more has none.

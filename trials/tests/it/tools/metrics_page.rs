@@ -20,8 +20,8 @@ use tempfile::TempDir;
 
 use self::words::{GROUPS, LABELS, NOTES};
 use crate::{
+    edge::security::certificates::{Authority, write},
     harness::{PATIENCE, wait_until},
-    security::certificates::{Authority, write},
     stream_client::CookieStream,
 };
 
@@ -35,7 +35,7 @@ const HEAD: &str = "\
 
 What `/metrics` on the admin ports of the producer (9090), the consumer (9091) and the limiter (9098) tells, as Prometheus reads
 it. This page is generated from the code: do not edit it. After a change of metrics, or of what is said of them in
-`trials/tests/it/metrics_page/words.rs`, run
+`trials/tests/it/tools/metrics_page/words.rs`, run
 
 ```sh
 UPDATE_DOCS=1 cargo test --test it metrics_page

@@ -25,7 +25,7 @@ use tonic::Streaming;
 use self::certificates::{Authority, write};
 use crate::{
     harness::{Consumer, PATIENCE, Producer, embedded, in_time, wait_until},
-    languages,
+    stream::languages,
 };
 
 const TOKEN: &str = "a-token-that-is-good";

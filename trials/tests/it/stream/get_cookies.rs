@@ -17,7 +17,7 @@ use tonic::Code;
 
 use crate::{
     harness::{PATIENCE, Producer, accept_all, in_time, numbered, wait_until},
-    languages::{MISSING, environment, generate},
+    stream::languages::{MISSING, environment, generate},
     stream_client::CookieStream,
 };
 

@@ -11,7 +11,7 @@ use tokio::time::{Instant, interval};
 
 use crate::{
     harness::{Consumer, PATIENCE, Producer, accept_all, embedded, machine, request, wait_until},
-    windows::settled_or_lost,
+    stream::windows::settled_or_lost,
 };
 
 /// What comes in beside each other.

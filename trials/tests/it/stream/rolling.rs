@@ -24,7 +24,7 @@ use crate::harness::{
 };
 
 /// As shipped.
-const CONFIG: &str = include_str!("../../../deploy/haproxy.cfg");
+const CONFIG: &str = include_str!("../../../../deploy/haproxy.cfg");
 
 /// As the configuration says to.
 const FLAGS: [&str; 2] = ["--drain-delay", "3s"];

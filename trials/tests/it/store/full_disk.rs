@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::{
     harness::{Consumer, PATIENCE, Producer, accept_all, embedded, expect_exit, newest},
-    outages::SmallDisk,
+    store::outages::SmallDisk,
 };
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use crate::{
     harness::{
         Consumer, DRAIN_PATIENCE, PATIENCE, Producer, expect_exit, in_time, numbered, wait_until,
     },
-    languages,
+    stream::languages,
 };
 
 fn example(file: &str) -> PathBuf {

@@ -1,0 +1,20 @@
+//! What operators and developers use: pages, settings, metrics, bench and the examples.
+
+mod admin;
+mod bench_store;
+mod config_reload;
+mod debug;
+mod demo;
+mod documented;
+pub(crate) mod e2e;
+mod examples;
+mod fanout;
+mod instead;
+mod limits_bench;
+mod load;
+mod metrics;
+pub(crate) mod metrics_page;
+mod pages;
+mod reports;
+mod settings;
+mod status;
