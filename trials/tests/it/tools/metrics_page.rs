@@ -373,14 +373,14 @@ fn metric_that_a_source_names_exists() -> Result<()> {
     ];
     for path in files_under(ours)? {
         // This file has some that are none.
-        if path.extension().is_none_or(|it| it != "rs") || path.ends_with("it/metrics_page.rs") {
+        if path.extension().is_none_or(|it| it != "rs") || path.ends_with("tools/metrics_page.rs") {
             continue;
         }
         let source = fs::read_to_string(&path)?;
         let literals = source.split('"').skip(1);
         let first = literals.filter_map(|it| it.split(['{', ' ']).next());
         // Groups of the page go by how names begin.
-        let has_groups = path.ends_with("it/metrics_page/words.rs");
+        let has_groups = path.ends_with("tools/metrics_page/words.rs");
         let begins = |name: &String| documented().keys().any(|known| known.starts_with(name));
         for (name, is_beginning) in first.flat_map(named) {
             ensure!(
