@@ -195,7 +195,7 @@ async fn change_of_the_primary_and_its_absence_miss_nothing() -> Result<()> {
         for member in others {
             set.members[member].kill()?;
         }
-        consumer.wait_not_ready("is a secondary").await?;
+        consumer.wait_not_ready("no server can be used").await?;
         check_down(&consumer).await?;
         for member in others {
             set.members[member].restart().await?;
