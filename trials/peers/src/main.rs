@@ -1,4 +1,4 @@
-//! `peers`: sends the same cookies through a producer of ours and through what a team would otherwise use.
+//! `peers`: sends cookies of the same sizes through a producer of ours and through what a team would otherwise use.
 //!
 //! Each run starts the server it measures anew on loopback, with all its state in a temporary folder, publishes from this process
 //! (to ours: from `bench load`) and subscribes from another one. CPU time and memory are those of the server's process.
