@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use crate::{
     batch::Batch,
     metrics,
-    store::{NotTaken, Rejected},
+    store::{Entry, FullEntry, NotTaken, Rejected},
 };
 pub use retry::Retries;
 
@@ -43,28 +43,6 @@ const ENTRY_BYTES: u64 = 1 << 10;
 
 /// Maximum bytes that are retried at once.
 const RETRIED_BYTES_MAX: u64 = 1 << 20;
-
-/// What the queue holds under one number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
-    /// Later entries have greater numbers: the time of queueing in microseconds since the Unix epoch, or one more than the last.
-    pub number: u64,
-    /// The DSP of all its cookies.
-    pub dsp_id: u32,
-    /// How many cookies it holds.
-    pub cookies: u64,
-    /// What it takes of the queue's bound.
-    pub bytes: u64,
-}
-
-/// An entry with its cookies.
-#[derive(Debug, Clone)]
-pub struct FullEntry {
-    /// Its part of the index.
-    pub entry: Entry,
-    /// Encoded chunks as the wire has them, one for each time of the chunks in which its cookies came.
-    pub chunks: Vec<Bytes>,
-}
 
 /// The index of one consumer's retry queue; clones share it.
 #[derive(Debug, Clone)]

@@ -15,7 +15,6 @@ use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    aside::{Entry, FullEntry},
     batch::{Batch, Cursor},
     clock::Clock,
     losses::Numbered,
@@ -51,6 +50,28 @@ pub struct Written {
 /// Proof of where a batch was written. Stores that need none leave it empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Receipt(pub [u8; 12]);
+
+/// What the [retry queue](crate::aside) holds under one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Later entries have greater numbers: the time of queueing in microseconds since the Unix epoch, or one more than the last.
+    pub number: u64,
+    /// The DSP of all its cookies.
+    pub dsp_id: u32,
+    /// How many cookies it holds.
+    pub cookies: u64,
+    /// What it takes of the queue's bound.
+    pub bytes: u64,
+}
+
+/// An entry with its cookies.
+#[derive(Debug, Clone)]
+pub struct FullEntry {
+    /// Its part of the index.
+    pub entry: Entry,
+    /// Encoded chunks as the wire has them, one for each time of the chunks in which its cookies came.
+    pub chunks: Vec<Bytes>,
+}
 
 /// Cookies of one DSP that the store does not take now, but may take later: by [`Store::retry`].
 #[derive(Debug, Clone, PartialEq, Eq)]

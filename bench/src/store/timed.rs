@@ -7,10 +7,10 @@ use std::{
 
 use bytes::Bytes;
 use consumer::{
-    aside::{Entry, FullEntry},
     batch::{Batch, Cursor},
     store::{
-        Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
+        Answer, Compacted, Compaction, Entry, Expired, Expiry, Found, FullEntry, Receipt, Store,
+        StoreError, Written,
     },
 };
 use futures_util::FutureExt;

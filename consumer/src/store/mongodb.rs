@@ -65,10 +65,10 @@ use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
+    Answer, Compacted, Compaction, Entry, Expired, Expiry, Found, FullEntry, Receipt, Store,
+    StoreError, Written,
 };
 use crate::{
-    aside::{Entry, FullEntry},
     batch::{Batch, Cursor},
     losses::Numbered,
     ttl::Ttls,

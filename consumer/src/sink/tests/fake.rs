@@ -7,10 +7,9 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 
 use super::*;
-use crate::aside::FullEntry;
 use crate::store::{
-    Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Rejected, Store, StoreError,
-    Written,
+    Answer, Compacted, Compaction, Expired, Expiry, Found, FullEntry, Receipt, Rejected, Store,
+    StoreError, Written,
 };
 
 /// Fails some times, then writes slowly.

@@ -19,10 +19,7 @@ use super::{
     connection::{Connection, WriteConcern, in_time, run},
     retry_policy::write_errors,
 };
-use crate::{
-    aside::{Entry, FullEntry},
-    store::StoreError,
-};
+use crate::store::{Entry, FullEntry, StoreError};
 
 const COLLECTION: &str = "aside";
 
