@@ -291,7 +291,3 @@ pub const SHARING_MISSED: Figure = Figure::counter(
     "producer_limits_lease_missed_total",
     "Questions to the server of shared limits that it did not answer in time.",
 );
-pub const SHAPING_LOST_AT_KILL: Figure = Figure::gauge(
-    "producer_limits_lost_at_kill_cookies",
-    "Cookies that waited when the run before was killed, at most; 0 after an orderly end, no value when unknown.",
-);

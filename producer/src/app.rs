@@ -27,7 +27,7 @@ pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
     config::Config,
     edge::{self, Edge},
-    epoch_history::{self, EpochHistory, HeldRecord, epoch},
+    epoch_history::{self, EpochHistory, epoch},
     log::{self, Log},
     memory, metrics,
     readiness::{Accepting, Readiness},
@@ -152,9 +152,7 @@ impl App {
         );
         config.security.warn_if_exposed(addresses.grpc);
         admin::say_if_open(addresses.admin);
-        let shaping = Shaping::open(&producer_id, &config.shaping, &log, || {
-            HeldRecord::open(&config.listening.state, &producer_id)
-        })?;
+        let shaping = Shaping::open(&producer_id, &config.shaping, &log)?;
         shaping::register(&registry, shaping.clone())?;
         let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
         let streams = Streams::new(

@@ -48,7 +48,6 @@
 mod current;
 pub(crate) mod epoch;
 mod file;
-mod held;
 mod record;
 
 use std::{
@@ -65,14 +64,11 @@ use runtime::metrics::Registry;
 use tokio_util::sync::CancellationToken;
 
 pub use self::current::CurrentEpoch;
+pub(crate) use self::record::Fnv;
 use self::{
     current::{Recording, Slot},
     file::{RecordFile, Unusable, is_in_memory},
     record::{BootId, EPOCHS_MAX, End, Entry},
-};
-pub(crate) use self::{
-    held::{HeldRecord, LeftBehind},
-    record::Fnv,
 };
 
 /// How many sequences are reserved at once.
@@ -408,12 +404,6 @@ fn record_name(id: &str) -> String {
 fn bound_name(folder: &Path, id: &str) -> String {
     let whole = [folder.as_os_str(), OsStr::new(id)].map(OsStr::as_bytes);
     file_name("bound", id, &whole.join(&0))
-}
-
-/// The file name of the record of what is held.
-fn held_name(folder: &Path, id: &str) -> String {
-    let whole = [folder.as_os_str(), OsStr::new(id)].map(OsStr::as_bytes);
-    file_name("held", id, &whole.join(&0))
 }
 
 /// A readable file name, different for each value of `hashed`.

@@ -15,8 +15,8 @@
 //! - Each cookie that is accepted has one fate or is held, in every scrape ([`figures::sums::SHAPING`](::figures::sums::SHAPING)).
 //! - A cookie goes into the log before any later one of its pair, or never.
 //! - Rooms are bounded in bytes, each by itself, and there is one for each DSP that the file names and one for all others.
-//! - What waits is lost when the process is killed; how much that is at most is on record (`epoch_history/held.rs`). When it stops, what waits is
-//!   kept in a file (`--limits-spool`), or else released before its time.
+//! - When the process is killed, the waiting cookies are lost, and no others. When it stops, they are kept in a file (`--limits-spool`), or else
+//!   released before their time.
 //!
 //! # Cost
 //!
@@ -58,7 +58,6 @@ pub(crate) use self::{
 };
 use crate::{
     config::LimitsConfig,
-    epoch_history::{HeldRecord, LeftBehind},
     log::{Burst, Closed, Log},
 };
 
@@ -82,7 +81,6 @@ struct Shared {
     spool: Option<Spool>,
     began: Instant,
     began_unix_nanos: u64,
-    lost_at_kill: Option<u64>,
     woken: Notify,
     state: Mutex<State>,
 }
@@ -98,7 +96,6 @@ struct State {
     leased: Option<sharing::Leased>,
     /// When its shares change by themselves.
     shares_change: u64,
-    record: Option<HeldRecord>,
     is_over: bool,
 }
 
@@ -106,11 +103,10 @@ impl Shaping {
     /// The limits of `file`, releasing into `log`; nothing is kept beyond this run.
     #[must_use]
     pub fn new(file: LimitsFile, log: Log) -> Self {
-        let nothing = (None, LeftBehind::Unknown);
-        Self::start("", file, None, log, nothing)
+        Self::start("", file, None, log)
     }
 
-    /// The limits of the producer of this name, if there are any; `record` opens the record of how many cookies wait.
+    /// The limits of the producer of this name, if there are any.
     ///
     /// # Errors
     /// When another process uses the file that keeps what waits.
@@ -118,7 +114,6 @@ impl Shaping {
         name: &str,
         config: &LimitsConfig,
         log: &Log,
-        record: impl FnOnce() -> (Option<HeldRecord>, LeftBehind),
     ) -> anyhow::Result<Option<Self>> {
         let Some(file) = config.file.clone() else {
             return Ok(None);
@@ -128,29 +123,13 @@ impl Shaping {
             taken.with_context(|| format!("--limits-spool: {}", path.display()))
         };
         let spool = config.spool.as_ref().map(take).transpose()?;
-        Ok(Some(Self::start(name, file, spool, log.clone(), record())))
+        Ok(Some(Self::start(name, file, spool, log.clone())))
     }
 
     /// The limits of `file`, releasing into `log`. What an earlier run kept waits again.
     ///
     /// `name` is the producer's.
-    pub(crate) fn start(
-        name: &str,
-        file: LimitsFile,
-        spool: Option<Spool>,
-        log: Log,
-        (record, left): (Option<HeldRecord>, LeftBehind),
-    ) -> Self {
-        let lost_at_kill = match left {
-            LeftBehind::AtMost(lost) => Some(lost),
-            LeftBehind::Unknown => None,
-        };
-        if let Some(lost) = lost_at_kill.filter(|lost| *lost > 0) {
-            tracing::warn!(
-                lost_max = lost,
-                "the run before was killed while accepted cookies waited for their limits: so many are lost at most"
-            );
-        }
+    pub(crate) fn start(name: &str, file: LimitsFile, spool: Option<Spool>, log: Log) -> Self {
         let rules = file.current();
         let leased = sharing::leased(rules.sharing.as_ref(), name);
         let began_unix_nanos = unix_micros().saturating_mul(1000);
@@ -163,7 +142,6 @@ impl Shaping {
                     planned: u64::MAX,
                     leased,
                     shares_change: 0,
-                    record,
                     is_over: false,
                 }),
                 log,
@@ -171,7 +149,6 @@ impl Shaping {
                 spool,
                 began: Instant::now(),
                 began_unix_nanos,
-                lost_at_kill,
                 woken: Notify::new(),
             }),
         };
@@ -210,13 +187,10 @@ impl Shaping {
                 is_held |= offered == Offered::Held;
                 offered == Offered::Release
             });
-            if is_held {
-                state.note_held();
-                if state.shaper.due() < state.planned {
-                    // Once: until the task has looked, nobody else need wake it.
-                    state.planned = 0;
-                    self.shared.woken.notify_one();
-                }
+            if is_held && state.shaper.due() < state.planned {
+                // Once: until the task has looked, nobody else need wake it.
+                state.planned = 0;
+                self.shared.woken.notify_one();
             }
         }
         log.append(burst)
@@ -253,7 +227,6 @@ impl Shaping {
         let mut released = Vec::new();
         state.shaper.turn(now, |held| released.push(held));
         self.release(&mut state, &released);
-        state.note_held();
         let longest = u64::try_from(LOOK_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
         let wait = state.shaper.due().saturating_sub(now).min(longest);
         state.planned = now.saturating_add(wait);
@@ -322,7 +295,6 @@ impl Shaping {
             Fate::Dropped(Dropped::Drain)
         };
         state.shaper.settle(fate);
-        state.note_held();
         drop(state);
         match fate {
             _ if count == 0 => {}
@@ -367,7 +339,6 @@ impl Shaping {
         for part in at_once.chunks(TURN_COOKIES_MAX) {
             self.release(&mut state, part);
         }
-        state.note_held();
         spool.remove();
     }
 
@@ -383,16 +354,6 @@ impl State {
     /// Shares are looked at again.
     fn share_anew(&mut self) {
         self.shares_change = 0;
-    }
-
-    fn note_held(&mut self) {
-        let held = self.shaper.held() as u64;
-        if let Some(record) = &mut self.record
-            && let Err(error) = record.note(held)
-        {
-            tracing::warn!(%error, "how many cookies wait is not recorded any more");
-            self.record = None;
-        }
     }
 }
 

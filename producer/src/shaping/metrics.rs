@@ -2,9 +2,9 @@
 
 use figures::producer::{
     SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
-    SHAPING_DROPPED, SHAPING_JITTER, SHAPING_LOST_AT_KILL, SHAPING_OLDEST, SHAPING_OVER,
-    SHAPING_PARKED, SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED,
-    SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
+    SHAPING_DROPPED, SHAPING_JITTER, SHAPING_OLDEST, SHAPING_OVER, SHAPING_PARKED,
+    SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED, SHAPING_VERSION,
+    SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
 };
 use prometheus::proto::MetricFamily;
 use runtime::metrics::{Registry, family, histograms};
@@ -40,7 +40,6 @@ pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometh
         SHAPING_JITTER,
         SHAPING_VERSION,
         SHAPING_REFUSED_VERSION,
-        SHAPING_LOST_AT_KILL,
         SHARING_SHARE,
         SHARING_SUM,
         SHARING_STATE,
@@ -89,8 +88,6 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         let sum = seconds(delays.sum_nanos);
         ([limit.as_str()], delays.buckets.to_vec(), sum)
     });
-    let lost_at_kill = shaping.and_then(Shaping::lost_at_kill);
-    let lost_at_kill = lost_at_kill.map(|lost| ([], as_f64(lost)));
     let of_all = |figure, value: fn(&Shaping) -> f64| {
         let samples = shaping.map(|shaping| ([], value(shaping)));
         family::<[&str; 0]>(figure, samples)
@@ -128,6 +125,5 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         of_all(SHAPING_REFUSED_VERSION, |it| {
             f64::from(u8::from(it.refused().is_some()))
         }),
-        family::<[&str; 0]>(SHAPING_LOST_AT_KILL, lost_at_kill),
     ]
 }

@@ -30,11 +30,6 @@ impl Shaping {
         self.shared.file.refused()
     }
 
-    /// Most cookies that were lost when the run before was killed, if that is known.
-    pub(crate) fn lost_at_kill(&self) -> Option<u64> {
-        self.shared.lost_at_kill
-    }
-
     /// In one line, for `/readyz`.
     pub(crate) fn state_in_words(&self) -> String {
         let shares = self.sharing().map(|it| format!("; {}", it.in_words()));

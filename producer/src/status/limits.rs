@@ -29,8 +29,6 @@ pub struct Limits {
     pub version: u64,
     /// Why the newest version is not; its beginning, when that is long.
     pub refused: Option<String>,
-    /// Most cookies that were lost when the run before was killed, if that is known.
-    pub lost_at_kill_max: Option<u64>,
     /// How this producer takes part in shared limits, in words; none when it keeps them for itself.
     pub sharing: Option<String>,
     /// How many limits there are: those that the file names, and those that it named before and that still hold cookies.
@@ -107,7 +105,6 @@ impl Rows {
         Limits {
             version: shaping.version(),
             refused: shaping.refused().map(beginning),
-            lost_at_kill_max: shaping.lost_at_kill(),
             sharing: sharing.as_ref().map(Standing::in_words),
             total: summaries.len(),
             rows: self.shared_rows(summaries, sharing.as_ref(), now),

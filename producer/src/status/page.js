@@ -129,10 +129,9 @@ live((status) => {
   put("subscribers-none", !status.subscribers_total ? "Nobody has subscribed yet." : hidden ? hidden + " more are less far behind." : "");
   el("limits").hidden = !status.limits;
   if (status.limits) {
-    const { version, refused, lost_at_kill_max, sharing, total, rows } = status.limits;
+    const { version, refused, sharing, total, rows } = status.limits;
     put("limits-version", "Version " + whole(version) + " of the file is in force.");
     put("limits-refused", refused ? "The newest version is refused: " + refused : "");
-    put("limits-lost", lost_at_kill_max ? "At most " + whole(lost_at_kill_max) + " cookies that waited were lost when the run before was killed." : "");
     el("limits-alone").hidden = !!sharing;
     const share = ({ name, share }) => share === null ? [] : [name + " " + (100 * share).toFixed(1) + " %"];
     const shares = rows.flatMap(share);

@@ -12,9 +12,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    edge,
-    epoch_history::LeftBehind,
-    log, metrics,
+    edge, log, metrics,
     readiness::Accepting,
     shaping::contract::File,
     streams::subscribers::{Call, HERE, Start, TooManySubscribers},
@@ -81,9 +79,7 @@ impl Scene {
             address: SocketAddr::from(([127, 0, 0, 1], 1)),
             task: tasks.spawn(std::future::pending::<()>()).abort_handle(),
         };
-        let left = (None, LeftBehind::AtMost(4));
-        let shaping =
-            limits.map(|file| Shaping::start("", Arc::new(file), None, log.clone(), left));
+        let shaping = limits.map(|file| Shaping::start("", Arc::new(file), None, log.clone()));
         let status = ProducerStatus::new(Sources {
             name: "</script><b>p".to_owned(),
             log: log.clone(),
@@ -278,7 +274,6 @@ async fn limits_are_shown_with_what_came_what_was_over_and_what_went() {
     for (path, expected) in [
         ("/version", json!(1)),
         ("/refused", json!(null)),
-        ("/lost_at_kill_max", json!(4)),
         ("/total", json!(2)),
         ("/rows/0/name", json!("<b>others")),
         ("/rows/0/mode", json!("police")),

@@ -13,10 +13,7 @@ use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::super::{Shaping, contract::File, spool::Spool};
-use crate::{
-    epoch_history::{HeldRecord, State},
-    log::{Burst, Config, Delivery, Log},
-};
+use crate::log::{Burst, Config, Delivery, Log};
 
 const LIMITS: &str = r#"
 unknown = "unlimited"
@@ -45,13 +42,11 @@ impl Producer {
             chunk_age: Duration::from_millis(10),
             idle_after: Duration::from_secs(3600),
         });
-        let state = State::Folder(folder.path().to_owned());
         let shaping = Shaping::start(
             "",
             file,
             Some(Spool::take(folder.path().join("spool")).unwrap()),
             log.clone(),
-            HeldRecord::open(&state, "p"),
         );
         Self {
             folder,
@@ -144,8 +139,6 @@ async fn what_waits_at_the_end_waits_again_at_the_next_start() {
     let summary = &next.shaping.summaries()["dsp"];
     assert_eq!((summary.figures.accepted, summary.holding.waiting), (2, 2));
     assert!(!next.spool().exists());
-    // It stopped in an orderly way.
-    assert_eq!(next.shaping.lost_at_kill(), Some(0));
     next.run_until_released(2).await;
     let logged = next.logged().await;
     assert_eq!(users(&logged), ["b", "c"]);
@@ -189,11 +182,14 @@ fn file_that_is_late_does_not_hold_what_was_released() {
 }
 
 #[tokio::test]
-async fn after_a_kill_it_is_known_how_much_was_lost_at_most() {
+async fn kill_costs_what_waits_and_nothing_else() {
     let killed = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
         killed.append(user);
     }
+    let holding = killed.shaping.summaries()["dsp"].holding;
+    assert_eq!(holding.waiting, 2);
+    assert_eq!(users(&killed.logged().await), ["a"]);
     let Producer {
         folder,
         log,
@@ -201,11 +197,9 @@ async fn after_a_kill_it_is_known_how_much_was_lost_at_most() {
     } = killed;
     drop((log, shaping));
     let next = Producer::start(folder);
-    let lost = next.shaping.lost_at_kill();
-    assert!(
-        lost.is_some_and(|lost| (2..4096).contains(&lost)),
-        "{lost:?}"
-    );
+    assert_eq!(next.shaping.held(), 0);
+    next.append("d");
+    assert_eq!(users(&next.logged().await), ["d"]);
 }
 
 #[tokio::test]

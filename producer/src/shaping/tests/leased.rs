@@ -16,7 +16,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    epoch_history::LeftBehind,
     log::{Burst, Config, Log},
     shaping::{Shaping, contract::File},
 };
@@ -50,8 +49,7 @@ fn shaping(folder: &TempDir, name: &str) -> (Shaping, Log) {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_secs(3600),
     });
-    let nothing = (None, LeftBehind::Unknown);
-    let shaping = Shaping::start(name, file, None, log.clone(), nothing);
+    let shaping = Shaping::start(name, file, None, log.clone());
     (shaping, log)
 }
 
