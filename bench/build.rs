@@ -7,6 +7,7 @@ const SOURCES: [&str; 11] = [
     "../Cargo.lock",
     "../Cargo.toml",
     "../bench",
+    "../build.rs",
     "../consumer",
     "../figures",
     "../heap",
