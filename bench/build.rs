@@ -10,7 +10,6 @@ const SOURCES: [&str; 11] = [
     "../build.rs",
     "../consumer",
     "../figures",
-    "../heap",
     "../launcher",
     "../limits",
     "../producer",

@@ -9,9 +9,6 @@ use runtime::{
     raise_open_files,
 };
 
-#[global_allocator]
-static ALLOCATOR: heap::Allocator = heap::Allocator;
-
 fn main() -> ExitCode {
     process::main::<Args>(std::env::args_os(), work)
 }

@@ -163,20 +163,10 @@ impl HttpClient {
     /// # Errors
     /// When none comes, or not a whole one, or one whose body is not text.
     pub async fn answer(&mut self) -> Result<Answer> {
-        let (answer, body) = self.answer_of_bytes().await?;
-        let body = String::from_utf8(body)?;
-        Ok(Answer { body, ..answer })
-    }
-
-    /// Like [`answer`](Self::answer), with any body beside it.
-    ///
-    /// # Errors
-    /// When none comes, or not a whole one.
-    pub async fn answer_of_bytes(&mut self) -> Result<(Answer, Vec<u8>)> {
         let answer = self.answer_to_head().await?;
         // These never have a body.
         if [204, 304].contains(&answer.status) {
-            return Ok((answer, Vec::new()));
+            return Ok(answer);
         }
         let length: usize = answer
             .head
@@ -189,8 +179,8 @@ impl HttpClient {
         while self.received.len() < length {
             ensure!(self.receive().await? > 0, "the connection ended in a body");
         }
-        let body = self.received.drain(..length).collect();
-        Ok((answer, body))
+        let body = String::from_utf8(self.received.drain(..length).collect())?;
+        Ok(Answer { body, ..answer })
     }
 
     /// The next answer, which has no body.

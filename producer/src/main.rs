@@ -8,9 +8,6 @@ use producer::{
 };
 use runtime::process::{self, Orders};
 
-#[global_allocator]
-static ALLOCATOR: heap::Allocator = heap::Allocator;
-
 fn main() -> ExitCode {
     process::main::<Args>(std::env::args_os(), work)
 }

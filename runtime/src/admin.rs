@@ -59,7 +59,7 @@ pub trait Pages: Send + Sync + 'static {
     /// What `/`, `/status.json` and `/status/events` show.
     fn status(&self) -> &StatusHub;
 
-    /// Whether `/log-filter` and `/debug/pprof/` are there, which change the process or cost it time.
+    /// Whether `/log-filter` and `/debug/profile` are there, which change the process or cost it time.
     fn debug_endpoints(&self) -> bool {
         false
     }

@@ -1,9 +1,7 @@
 //! What the admin port offers only with `--debug-endpoints`, because it changes the process or costs it time: the filter
-//! of the log, and profiles.
+//! of the log, and a profile of processor time.
 
-mod cpu;
-mod heap;
-mod stacks;
+mod profile;
 
 use std::{error::Error, time::Duration};
 
@@ -27,8 +25,8 @@ const LOG_FILTER: &str = "/log-filter";
 /// Longest wait for a whole filter: it is one packet.
 const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where profiles are taken.
-const PROFILES: &str = "/debug/pprof/";
+/// Where a profile is taken.
+const PROFILE: &str = "/debug/profile";
 
 /// One of these.
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +35,6 @@ pub(super) enum Page {
     LogFilter,
     /// A profile of the processor's time.
     Profile,
-    /// One of memory.
-    Heap,
     /// Nothing, but in this part.
     None,
 }
@@ -46,14 +42,10 @@ pub(super) enum Page {
 impl Page {
     /// The one at `path`.
     pub(super) fn at(path: &str) -> Option<Self> {
-        if path == LOG_FILTER {
-            return Some(Self::LogFilter);
-        }
-        match path.strip_prefix(PROFILES) {
-            Some("profile") => Some(Self::Profile),
-            Some("heap") => Some(Self::Heap),
-            Some(_) => Some(Self::None),
-            None => path.starts_with("/debug").then_some(Self::None),
+        match path {
+            LOG_FILTER => Some(Self::LogFilter),
+            PROFILE => Some(Self::Profile),
+            _ => path.starts_with("/debug").then_some(Self::None),
         }
     }
 }
@@ -78,16 +70,12 @@ pub(super) async fn answer(
     match page {
         Page::LogFilter => log_filter(request).await,
         Page::Profile => match *request.method() {
-            Method::GET => cpu::answer(request.uri().clone(), stop).await,
-            _ => method_not_allowed("GET"),
-        },
-        Page::Heap => match *request.method() {
-            Method::GET => heap::answer(request.uri().clone()).await,
+            Method::GET => profile::answer(request.uri().clone(), stop).await,
             _ => method_not_allowed("GET"),
         },
         Page::None => text(
             StatusCode::NOT_FOUND,
-            "there are /debug/pprof/profile?seconds=10, /debug/pprof/heap, each with format=svg for a picture, and /log-filter\n",
+            "there are /debug/profile?seconds=10 and /log-filter\n",
         ),
     }
 }

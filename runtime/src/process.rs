@@ -26,9 +26,6 @@ pub fn main<A: Settings>(
         Err(code) => return code,
     };
     let common = A::common(&settings.config);
-    if common.debug_endpoints {
-        heap::start();
-    }
     // Users' ids are in many files, some of which a library makes: none is for others to read.
     umask(Mode::RWXG | Mode::RWXO);
     let _flush = match logging::init(&common.log_filter, common.log_format) {

@@ -15,9 +15,6 @@ use limiter::{
 use limits::rules::{Mistakes, Rules};
 use limits_sharing::contracts;
 
-#[global_allocator]
-static ALLOCATOR: heap::Allocator = heap::Allocator;
-
 fn main() -> ExitCode {
     // Its settings come from flags, environment and a file, as those of the other servers.
     let mut arguments = std::env::args_os();

@@ -38,8 +38,8 @@ pub struct CommonArgs {
 
     /// Whether the admin port may profile the process and change its log filter
     ///
-    /// It then answers /debug/pprof/profile and /debug/pprof/heap, and /log-filter to GET and PUT. Anyone who reaches the port
-    /// can slow the process down with these, or silence its log. The heap is sampled from the start.
+    /// It then answers /debug/profile, and /log-filter to GET and PUT. Anyone who reaches the port can slow the process down
+    /// with these, or silence its log.
     #[arg(
         long,
         value_name = "true|false",
