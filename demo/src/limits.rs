@@ -1,171 +1,243 @@
-//! `cargo demo limits`: one DSP sends twice what its limit lets through, and the limit is changed meanwhile.
+//! `cargo demo limits`: one DSP sends twice what its limit allows, and the limit is changed meanwhile.
 //!
-//! All times are parts of how long is sent, so that a short run goes through the same states as a long one.
+//! All times are fractions of the sending time, so that a short run passes through the same states as a long one.
 
-mod contract;
-mod ledger;
-mod live;
-mod screen;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use std::time::Duration;
-
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use launcher::{
+    admin, ledger,
+    numbers::{grouped, per_second, rate},
+    scrape::{Samples, names},
+};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    contract::{CHANGED_RATE, Contract, DSP_ID, RATE},
-    live::Live,
-    screen::Screen,
-};
 use crate::{
     args::{LimitsArgs, Places, reachable},
-    running::{Prepared, Running},
+    running::{Prepared, Running, flags},
 };
 
-/// What is offered, a second.
+/// The DSP that sends.
+const DSP_ID: u32 = 1;
+/// The name of its limit.
+const LIMIT: &str = "dsp-1";
+/// Requests a second that it sends.
 const OFFERED: u64 = 600;
-
-/// Distinct users for each request: so many that few come again while a cookie of theirs waits.
+/// Cookies a second that it may send, at first and from half time on.
+const RATES: [u64; 2] = [300, 450];
+/// Distinct users for each request: so many that few repeat while a cookie of theirs waits.
 const USERS_PER_REQUEST: u64 = 10;
+/// Lines between two headings.
+const HEADING_EVERY: u64 = 20;
 
-/// Runs the demonstration to its end or until `stop`; the ledger is told in both cases.
+/// Runs the demonstration to its end or until `stop`, and prints the ledger in both cases.
 ///
 /// # Errors
-/// When a port is taken, the programs cannot be built, one of them does not do its work, or the ledger does not add up.
+/// When a port is taken, the programs cannot be built, one of them fails, or the ledger does not add up.
 pub(crate) async fn run(args: &LimitsArgs, stop: &CancellationToken) -> Result<()> {
     let places = &args.places;
     let Some(prepared) = Prepared::prepare(places, true, stop).await? else {
         return Ok(());
     };
     let contract = Contract::new(&prepared.folder, args.seconds);
-    contract.write(RATE)?;
+    contract.write(RATES[0])?;
     let mut running = Running::start(places, &prepared, contract.flags())?;
-    let mut show = Show {
-        running: &mut running,
-        contract: &contract,
-        screen: Screen::new(),
-        began: None,
-    };
     let shown = tokio::select! {
-        shown = show.run(args, &prepared) => shown,
+        shown = show(&mut running, &contract, places, &prepared) => shown,
         () = stop.cancelled() => Ok(()),
     };
-    show.screen.end_line();
-    let began = show.began;
     shown?;
-    running.stop_load().await;
-    if began.is_some() {
-        ledger::tell(&running, &contract).await?;
+    if running.stop_load().await {
+        print_ledger(&running).await?;
     }
     running.stop().await?;
-    contract.tell_spool();
+    if contract.spool.exists() {
+        let spool = contract.spool.display();
+        println!("cookies that still waited are kept in {spool} for the next start");
+    }
     Ok(())
 }
 
-struct Show<'a> {
-    running: &'a mut Running,
-    contract: &'a Contract,
-    screen: Screen,
-    /// When the load was started.
-    began: Option<Instant>,
+/// The file of limits, and where cookies that wait at the end are kept.
+struct Contract {
+    file: PathBuf,
+    spool: PathBuf,
+    /// How long the DSP sends.
+    sending: Duration,
+    /// The longest wait that is planned.
+    horizon: Duration,
+    /// An older cookie is a dead letter.
+    max_age: Duration,
 }
 
-impl Show<'_> {
-    /// Sends the load, changes the limit at half time, and looks on until some time after the load's end.
-    async fn run(&mut self, args: &LimitsArgs, prepared: &Prepared) -> Result<()> {
-        let places = &args.places;
-        self.running.wait_ready(places, prepared).await?;
-        self.tell_what_comes(places);
-        self.start_load(args, prepared)?;
-        let began = Instant::now();
-        self.began = Some(began);
-        let half_time = began + Duration::from_secs(args.seconds) / 2;
-        let mut live = Live::new(&self.running.producer_admin, began);
-        let mut is_changed = false;
-        let mut ends = None;
-        let mut ticks = interval(Duration::from_secs(1));
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while ends.is_none_or(|ends| Instant::now() < ends) {
-            ticks.tick().await;
-            self.running.check_both()?;
-            if !is_changed && Instant::now() >= half_time {
-                self.contract.write(CHANGED_RATE)?;
-                is_changed = true;
-                let file = self.contract.file.display();
-                self.screen
-                    .say(&format!("now {file} says {CHANGED_RATE}/s"));
-            }
-            if ends.is_none() && self.load_is_over()? {
-                let horizon = self.contract.horizon;
-                self.screen.say(&format!(
-                    "nothing more is sent: the line gets shorter, and dead letters come back, for {horizon:?}"
-                ));
-                ends = Some(Instant::now() + horizon);
-            }
-            self.look(&mut live).await?;
+impl Contract {
+    /// For 180 s of sending, the horizon is 30 s and the maximum age 60 s, as by default; for a shorter time, less.
+    fn new(folder: &Path, seconds: u64) -> Self {
+        let sending = Duration::from_secs(seconds);
+        Self {
+            file: folder.join("limits.toml"),
+            spool: folder.join("limits.spool"),
+            sending,
+            horizon: sending / 6,
+            max_age: sending / 3,
         }
-        Ok(())
     }
 
-    fn tell_what_comes(&self, places: &Places) {
-        let contract = self.contract;
-        println!(
-            "DSP {DSP_ID} may send {RATE} cookies a second, says {}\nits page is http://{}/\n",
-            contract.file.display(),
-            reachable(places.producer_admin)
+    /// The flags of a producer with this contract.
+    fn flags(&self) -> Vec<String> {
+        flags([
+            ("--limits", self.file.display().to_string()),
+            ("--limits-spool", self.spool.display().to_string()),
+        ])
+    }
+
+    /// Replaces the file as a whole by one with this rate.
+    fn write(&self, rate: u64) -> Result<()> {
+        let [horizon, max_age] = [self.horizon, self.max_age].map(|time| time.as_millis());
+        let text = format!(
+            "# Change the rate while the producer runs: a second later it is in force.\n\
+             unknown = \"unlimited\"\n\n\
+             [limits.{LIMIT}]\n\
+             keys = [{DSP_ID}]\n\
+             rules = [ {{ id = \"peak\", rate = \"{rate}/s\", burst = 5 }} ]\n\
+             mode = \"shape\"\n\
+             shape = {{ horizon = \"{horizon}ms\", max_age = \"{max_age}ms\" }}\n\
+             dead_letter = {{ base = \"{horizon}ms\" }}\n"
         );
+        let new = self.file.with_extension("new");
+        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, &self.file));
+        written.with_context(|| format!("cannot write {}", self.file.display()))
+    }
+}
+
+/// Sends the load, changes the limit at half time, and shows a line a second until one horizon after the load's end.
+async fn show(
+    running: &mut Running,
+    contract: &Contract,
+    places: &Places,
+    prepared: &Prepared,
+) -> Result<()> {
+    running.wait_ready(places, prepared).await?;
+    let ([first, second], sending) = (RATES, contract.sending);
+    println!(
+        "DSP {DSP_ID} may send {first} cookies a second by {}, and its status page is http://{}/\n\n\
+         sending {OFFERED} a second for {sending:?}: cookies over the limit wait for up to {:?}, and after {:?} become dead\n\
+         letters; at half time the file will say {second}/s; Ctrl-C ends it early\n",
+        contract.file.display(),
+        reachable(places.producer_admin),
+        contract.horizon,
+        contract.max_age
+    );
+    let users = OFFERED * sending.as_secs() * USERS_PER_REQUEST;
+    let load = [
+        ("--rate", OFFERED.to_string()),
+        ("--duration", format!("{}s", sending.as_secs())),
+        ("--dsps", DSP_ID.to_string()),
+        ("--users", users.to_string()),
+        ("--repeat-changed", "1".to_owned()),
+    ];
+    running.start_load(places, prepared, load)?;
+    let began = Instant::now();
+    let (mut is_changed, mut end, mut last) = (false, None, None::<Look>);
+    let mut ticks = interval(Duration::from_secs(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for lines in 0.. {
+        if end.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+        ticks.tick().await;
+        running.check_both()?;
+        if !is_changed && began.elapsed() >= sending / 2 {
+            contract.write(second)?;
+            is_changed = true;
+            println!("now {} says {second}/s", contract.file.display());
+        }
+        if end.is_none()
+            && let Some(status) = running.load_ended()?
+        {
+            let horizon = contract.horizon;
+            println!(
+                "the load has ended ({status}): the queue empties and dead letters return, for {horizon:?}"
+            );
+            end = Some(Instant::now() + horizon);
+        }
+        let look = Look::at(&running.producer_admin).await?;
+        if look.is_refused {
+            bail!("the producer refuses its file of limits: see its log");
+        }
+        if let Some(last) = &last {
+            if look.version != last.version {
+                println!("version {} of the limits is in force", look.version);
+            }
+            look.print(last, began, lines % HEADING_EVERY == 1);
+        }
+        last = Some(look);
+    }
+    Ok(())
+}
+
+/// One scrape of the producer.
+struct Look {
+    at: Instant,
+    samples: Samples,
+    /// The version of the file in force.
+    version: u64,
+    /// Whether the file as it is now is refused.
+    is_refused: bool,
+}
+
+impl Look {
+    async fn at(producer: &str) -> Result<Self> {
+        let samples = admin::metrics(producer).await?;
+        Ok(Self {
+            at: Instant::now(),
+            version: samples.count(names::SHAPING_VERSION, &[]),
+            is_refused: samples.count(names::SHAPING_REFUSED_VERSION, &[]) > 0,
+            samples,
+        })
+    }
+
+    fn print(&self, last: &Self, began: Instant, with_heading: bool) {
+        if with_heading {
+            println!("   time         in        out    waiting     oldest       dead    revived");
+        }
+        let labels = [("limit", LIMIT)];
+        let count = |samples: &Samples, figure| samples.count(figure, &labels);
+        let seconds = (self.at - last.at).as_secs_f64();
+        let rate_of = |figure| {
+            let more = count(&self.samples, figure).saturating_sub(count(&last.samples, figure));
+            rate(per_second(more, seconds))
+        };
+        let held = |figure| grouped(count(&self.samples, figure));
         println!(
-            "sending {OFFERED} a second for {:?}: what is over the limit waits, for {:?} at most, and after {:?} it is\n\
-             a dead letter; at half time the file will say {CHANGED_RATE}/s; Ctrl-C ends it early, with the ledger\n",
-            contract.sending, contract.horizon, contract.max_age
+            "{:>5} s {:>10} {:>10} {:>10} {:>8.1} s {:>10} {:>10}",
+            (self.at - began).as_secs(),
+            rate_of(names::SHAPING_ACCEPTED),
+            rate_of(names::SHAPING_RELEASED),
+            held(names::SHAPING_WAITING),
+            self.samples
+                .sum(names::SHAPING_OLDEST, &labels)
+                .unwrap_or(0.0),
+            held(names::SHAPING_DEAD),
+            held(names::SHAPING_REVIVED),
         );
     }
+}
 
-    fn start_load(&mut self, args: &LimitsArgs, prepared: &Prepared) -> Result<()> {
-        let users = OFFERED * args.seconds * USERS_PER_REQUEST;
-        let flags = [
-            ("--rate", OFFERED.to_string()),
-            ("--duration", format!("{}s", args.seconds)),
-            ("--dsps", DSP_ID.to_string()),
-            ("--users", users.to_string()),
-            ("--repeat-changed", "1".to_owned()),
-        ];
-        self.running.start_load(&args.places, prepared, flags)
+/// Prints what became of every cookie, from one scrape.
+async fn print_ledger(running: &Running) -> Result<()> {
+    let address = &running.producer_admin;
+    let (accepted, fates) = ledger::of_limit(&admin::metrics(address).await?, LIMIT)?;
+    println!("\nthe ledger of the limit, from one scrape of http://{address}/metrics\n");
+    println!("    {:<10} {:>10}", "accepted", grouped(accepted));
+    for (index, (fate, count)) in fates.iter().enumerate() {
+        let sign = if index == 0 { '=' } else { '+' };
+        println!("  {sign} {fate:<10} {:>10}", grouped(*count));
     }
-
-    fn load_is_over(&mut self) -> Result<bool> {
-        let Some(status) = self.running.load_ended()? else {
-            return Ok(false);
-        };
-        if !status.success() {
-            // What was accepted counts, however much of it that is.
-            let text = format!("not everything was sent as planned ({status}): load.log says why");
-            self.screen.say(&text);
-        }
-        Ok(true)
-    }
-
-    /// Shows a line, and what the producer says of the file.
-    async fn look(&mut self, live: &mut Live) -> Result<()> {
-        let looked = match live.look().await {
-            Ok(looked) => looked,
-            Err(error) => {
-                self.running.check_both()?;
-                self.screen.say(&format!("no figures: {error:#}"));
-                return Ok(());
-            }
-        };
-        if looked.is_refused {
-            bail!("the producer refuses what its file of limits says: see its log");
-        }
-        if let Some(version) = looked.new_version {
-            self.screen
-                .say(&format!("version {version} of the limits is in force"));
-        }
-        if let Some(line) = looked.line {
-            self.screen.show(live::HEADING, &line);
-        }
-        Ok(())
-    }
+    Ok(())
 }

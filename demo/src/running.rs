@@ -195,14 +195,16 @@ impl Running {
         self.consumer.check()
     }
 
-    /// Stops the load, if there is one.
-    pub(crate) async fn stop_load(&mut self) {
-        if let Some(mut load) = self.load.take() {
-            // It is not part of what is shown, so the others drain however it ends.
-            if let Err(error) = load.stop(STOP_PATIENCE).await {
-                eprintln!("the load: {error:#}");
-            }
+    /// Stops the load; `false` if none was started.
+    pub(crate) async fn stop_load(&mut self) -> bool {
+        let Some(mut load) = self.load.take() else {
+            return false;
+        };
+        // The others drain however it ends.
+        if let Err(error) = load.stop(STOP_PATIENCE).await {
+            eprintln!("the load: {error:#}");
         }
+        true
     }
 
     /// Stops everything.

@@ -128,9 +128,6 @@ fn check_ledger(said: &[String]) -> Result<(u64, u64)> {
     }
     let accepted = count(ledger, "accepted")?;
     ensure!(accepted == sum, "{accepted} and {sum}: {ledger:#?}");
-    let is_stored =
-        |line: &String| line.starts_with("the consumer's store has all that were released");
-    ensure!(ledger.iter().any(is_stored), "{ledger:#?}");
     Ok((accepted, count(ledger, "released")?))
 }
 
@@ -171,7 +168,7 @@ async fn interrupted_demonstration_of_limits_tells_its_ledger_too() -> Result<()
     // What waited did not go before its time.
     let is_kept = said
         .iter()
-        .any(|line| line.starts_with("what still waited is kept in"));
+        .any(|line| line.starts_with("cookies that still waited are kept in"));
     ensure!(is_kept, "{said:#?}");
     Ok(())
 }
