@@ -8,7 +8,6 @@
 //! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
 //! - [`e2e`] drives everything together through a ladder of rates and verifies every store;
 //! - [`fanout`] says what each further subscriber costs;
-//! - [`limits`] asks for decisions on limits, in process and from servers, and says what each takes;
 //! - [`compare`] puts two reports side by side and says what changed beyond noise.
 //!
 //! The rest is what they, and what only developers run (`trials`), need: the cookies of a load made again from its seed
@@ -21,7 +20,6 @@ pub mod compare;
 pub mod cpu;
 pub mod e2e;
 pub mod fanout;
-pub mod limits;
 pub mod load;
 pub mod memory;
 pub mod observe;
@@ -92,7 +90,6 @@ enum Command {
     Store(store::StoreArgs),
     E2e(Box<e2e::E2eArgs>),
     Fanout(fanout::FanoutArgs),
-    Limits(limits::LimitsArgs),
     Compare(compare::CompareArgs),
 }
 
@@ -141,13 +138,6 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let folder = args.report.prepare("fanout")?;
             let outcome = fanout::run(&args, &stop, |line| eprintln!("{line}")).await?;
             print(args.report.json, &outcome, fanout::Outcome::summary)?;
-            leave(folder, || outcome.report())?;
-            Ok(outcome.is_faultless())
-        }
-        Command::Limits(args) => {
-            let folder = args.report.prepare("limits")?;
-            let outcome = limits::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.report.json, &outcome, limits::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }

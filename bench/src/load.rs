@@ -39,7 +39,6 @@ use anyhow::Result;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::values::parse_time;
 pub use self::{
     args::{DrawKind, LoadArgs, TrafficArgs},
     generator::{Generator, Limit},

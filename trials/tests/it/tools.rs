@@ -10,7 +10,6 @@ pub(crate) mod e2e;
 mod examples;
 mod fanout;
 mod instead;
-mod limits_bench;
 mod load;
 mod metrics;
 pub(crate) mod metrics_page;
