@@ -351,15 +351,15 @@ impl Server {
         .await
     }
 
-    /// How far sweeps are, by namespace.
-    pub(crate) async fn positions(&self) -> Result<BTreeMap<String, Document>> {
+    /// What is noted of sweeps, by namespace.
+    pub(crate) async fn sweeps(&self) -> Result<BTreeMap<String, Document>> {
         let mut found = self.collection("cookiesync.sweeps").find(doc! {}).await?;
-        let mut positions = BTreeMap::new();
+        let mut records = BTreeMap::new();
         while found.advance().await? {
-            let position = found.deserialize_current()?;
-            positions.insert(position.get_str("_id")?.to_owned(), position);
+            let record = found.deserialize_current()?;
+            records.insert(record.get_str("_id")?.to_owned(), record);
         }
-        Ok(positions)
+        Ok(records)
     }
 
     /// Waits until there is one index, and it expires after so many seconds.

@@ -12,7 +12,7 @@
 //!
 //! Which of the two is a matter of the consumer that maintains the server: the others make collections as it would. While the
 //! window is open, collections change over: to a sweep, whose first pass ends with the index dropped, after that was switched off; or
-//! to an index, which is made beside the writing and then expires by itself. As long as there is a position in `cookiesync.sweeps`, a
+//! to an index, which is made beside the writing and then expires by itself. As long as there is a record in `cookiesync.sweeps`, a
 //! collection has been swept, and lacks an index that is not to be made by day.
 //!
 //! With an index, deletions are counted from the collection's "remove calls" in `collStats`: the TTL monitor's are among them,
@@ -42,7 +42,7 @@ use super::{
     connection::{Connection, answered},
     lock, number,
     retry_policy::{Failure, code, failure, unavailable},
-    sweep::{Position, Positions},
+    sweep::{Record, Records},
 };
 use crate::store::{Expired, Expiry, StoreError};
 use plan::{NAME, Plan, Todo, Wanted, plan};
@@ -113,15 +113,15 @@ impl Inner {
     /// Brings expiry into the state of the window, whichever way cookies expire.
     pub(super) async fn run_expiry(&self, expiry: &Expiry<'_>) -> Result<Expired, StoreError> {
         let connection = self.connection().await?;
-        let positions = self.read_positions(connection).await?;
-        let mut expired = self.set_indexes(connection, expiry, &positions).await?;
+        let records = self.read_records(connection).await?;
+        let mut expired = self.set_indexes(connection, expiry, &records).await?;
         if self.options.expiry == ExpiryMode::Sweep && expiry.open {
-            let swept = self.sweep(expiry, positions, &mut expired.failed).await?;
+            let swept = self.sweep(expiry, records, &mut expired.failed).await?;
             let (complete, any) = swept;
             if any && self.other_owner().await?.is_none() {
-                let positions = self.read_positions(connection).await?;
+                let records = self.read_records(connection).await?;
                 let failed = expired.failed.take();
-                expired = self.set_indexes(connection, expiry, &positions).await?;
+                expired = self.set_indexes(connection, expiry, &records).await?;
                 expired.failed = failed.or(expired.failed);
             }
             expired.complete &= complete;
@@ -130,14 +130,12 @@ impl Inner {
     }
 
     /// What the index of a collection is to be, which may have been swept.
-    fn wanted(&self, dsp_id: u32, expiry: &Expiry<'_>, swept: Option<&Position>) -> Wanted {
+    fn wanted(&self, dsp_id: u32, expiry: &Expiry<'_>, swept: Option<&Record>) -> Wanted {
         match self.options.expiry {
             ExpiryMode::Index if expiry.open || swept.is_none() => {
                 Wanted::After(self.expire_after_seconds(dsp_id, expiry.open))
             }
-            ExpiryMode::Sweep if expiry.open && swept.is_some_and(Position::is_swept) => {
-                Wanted::Gone
-            }
+            ExpiryMode::Sweep if expiry.open && swept.is_some_and(Record::is_swept) => Wanted::Gone,
             ExpiryMode::Index | ExpiryMode::Sweep => Wanted::Off,
         }
     }
@@ -148,7 +146,7 @@ impl Inner {
         &self,
         connection: &Connection,
         expiry: &Expiry<'_>,
-        positions: &Positions,
+        records: &Records,
     ) -> Result<Expired, StoreError> {
         let Expiry {
             open, now, stop, ..
@@ -161,7 +159,7 @@ impl Inner {
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
             let namespace = format!("{}.{COOKIES}", database.name());
-            let swept = positions.get(&namespace);
+            let swept = records.get(&namespace);
             let wanted = self.wanted(dsp_id, expiry, swept);
             let has_cookies = self.has_cookies(&database).await;
             if self.of_one(has_cookies, failed).await? != Some(true) {
@@ -181,7 +179,7 @@ impl Inner {
                 Err(error) => return Err(error),
             };
             let over = match swept {
-                Some(position) => position.overdue(now, self.options.ttls.of(dsp_id)),
+                Some(record) => record.overdue(now, self.options.ttls.of(dsp_id)),
                 // By the index, which may have been made just now.
                 None => {
                     let due = self.options.ttls.expired_before(dsp_id, now);
@@ -196,7 +194,7 @@ impl Inner {
                 Ok(done) => {
                     expired.complete &= done;
                     if done && swept.is_some() && matches!(wanted, Wanted::After(_)) {
-                        self.forget_position(connection, &namespace).await?;
+                        self.forget_record(connection, &namespace).await?;
                     }
                 }
                 Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}

@@ -66,16 +66,11 @@ async fn refresh(server: &Server, namespace: &str, users: &[usize]) -> Result<()
     Ok(())
 }
 
-/// How many documents the newest sweep of a collection has looked at, and whether one is complete.
-async fn looked(server: &Server, namespace: &str) -> Result<(i64, bool)> {
-    let positions = server.positions().await?;
-    let Some(position) = positions.get(namespace) else {
-        return Ok((0, false));
-    };
-    Ok((
-        position.get_i64("looked")?,
-        position.contains_key("complete"),
-    ))
+/// Whether a sweep of a collection is complete.
+async fn is_swept(server: &Server, namespace: &str) -> Result<bool> {
+    let records = server.sweeps().await?;
+    let record = records.get(namespace);
+    Ok(record.is_some_and(|record| record.contains_key("complete")))
 }
 
 /// Waits until so many documents are left.
@@ -104,7 +99,7 @@ async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Resul
     let mut alive: BTreeSet<String> = (1..USERS).step_by(2).map(user).collect();
     let (mut refreshed, began) = (0, Instant::now());
     // Anywhere, and just before and behind where it is: it goes in the order in which they were written.
-    while !looked(&server, "17.cookies").await?.1 {
+    while !is_swept(&server, "17.cookies").await? {
         ensure!(began.elapsed() < SWEEP_PATIENCE, "it does not end");
         let swept = usize::try_from(night.metrics.swept.get())?;
         let mut users = Vec::new();
@@ -136,18 +131,18 @@ async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Resul
 }
 
 #[tokio::test]
-async fn sweep_that_is_killed_again_and_again_goes_on_where_it_was() -> Result<()> {
+async fn sweep_that_is_killed_again_and_again_deletes_all_that_has_expired() -> Result<()> {
     let folder = TempDir::new()?;
     let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
     fill(&server, "17.cookies", 40_000).await?;
     fill(&server, "19.cookies", 3_000).await?;
-    let mut before = 0;
+    let cookies = server.collection("17.cookies");
+    let mut before = cookies.count_documents(doc! {}).await?;
     for kill in 1..=4 {
         let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
-        wait_until(SWEEP_PATIENCE, "it goes on", async || {
-            let (looked, is_complete) = looked(&server, "17.cookies").await?;
-            ensure!(looked >= before, "it was at {before}, and is at {looked}");
-            Ok(looked > before || is_complete)
+        wait_until(SWEEP_PATIENCE, "it deletes", async || {
+            let left = cookies.count_documents(doc! {}).await?;
+            Ok(left < before || left == 20_000)
         })
         .await?;
         if kill == 2 {
@@ -158,7 +153,7 @@ async fn sweep_that_is_killed_again_and_again_goes_on_where_it_was() -> Result<(
         if kill == 2 {
             mongod.restart().await?;
         }
-        before = looked(&server, "17.cookies").await?.0;
+        before = cookies.count_documents(doc! {}).await?;
     }
     let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:20")?;
     let retries = night.retries();
@@ -168,7 +163,7 @@ async fn sweep_that_is_killed_again_and_again_goes_on_where_it_was() -> Result<(
 }
 
 #[tokio::test]
-async fn sweep_that_did_not_end_in_its_window_goes_on_in_the_next_one() -> Result<()> {
+async fn sweep_that_did_not_end_in_its_window_begins_anew_in_the_next_one() -> Result<()> {
     const USERS: u64 = 40_000;
     let folder = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
@@ -180,18 +175,19 @@ async fn sweep_that_did_not_end_in_its_window_goes_on_in_the_next_one() -> Resul
     .await?;
     night.set("10T03:00");
     night.wait_open(false).await?;
-    let (looked, is_complete) = looked(&server, "17.cookies").await?;
-    ensure!(
-        !is_complete && night.metrics.sweep_left.get() > 0,
-        "{looked}"
-    );
+    let looked = night.metrics.swept.get();
+    let is_swept = is_swept(&server, "17.cookies").await?;
+    ensure!(!is_swept && night.metrics.sweep_left.get() > 0, "{looked}");
+    let left = server
+        .collection("17.cookies")
+        .count_documents(doc! {})
+        .await?;
     night.set("11T01:00");
     let retries = night.retries();
     wait_left(&retries, &server, "17.cookies", USERS / 2).await?;
-    // The rest of that sweep, and one of the new night, which finds only what is alive.
-    wait_until(SWEEP_PATIENCE, "both are complete", async || {
+    wait_until(SWEEP_PATIENCE, "all that was left is swept", async || {
         retries.pass();
-        Ok(night.metrics.swept.get() == USERS + USERS / 2)
+        Ok(night.metrics.swept.get() == looked + left)
     })
     .await?;
     night.end().await
@@ -249,7 +245,7 @@ async fn collection_changes_over_to_a_sweep_and_back_in_the_window_and_loses_not
     let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     server.wait_no_index("17.cookies").await?;
-    ensure!(server.positions().await?.contains_key("17.cookies"));
+    ensure!(server.sweeps().await?.contains_key("17.cookies"));
     night.end().await?;
 
     let night = Night::start(&mongod, "10T12:00")?;
@@ -265,7 +261,7 @@ async fn collection_changes_over_to_a_sweep_and_back_in_the_window_and_loses_not
     let retries = night.retries();
     wait_until(PATIENCE, "it is swept no more", async || {
         retries.pass();
-        Ok(server.positions().await?.is_empty())
+        Ok(server.sweeps().await?.is_empty())
     })
     .await?;
     night.end().await
@@ -315,36 +311,17 @@ async fn collection_that_fills_every_window_keeps_no_other_from_being_swept() ->
     fill(&server, "19.cookies", 1_000).await?;
     // Which has never been worked on.
     ensure!(steps(&sweep("11T01:00", 1).await?) == [1_000]);
-    // Of all that is left of the first night, and a pass of the third; the other's comes between them.
+    // What the first night has left of the one, then what the second has left of the other.
     let third = sweep("12T01:00", usize::MAX).await?;
     let (first, last) = (third.iter().find(|it| it.looked > 0), third.last());
     let looked = steps(&third);
-    ensure!(looked.starts_with(&[3_000, 500]), "{looked:?}");
-    ensure!(looked[2..].iter().sum::<u64>() == 4_000, "{looked:?}");
+    ensure!(looked == [5_000, 500, 500], "{looked:?}");
     let left = |swept: Option<&Swept>| Some(swept?.ahead?.0);
-    // By the counts of when it began.
-    ensure!(left(first) == Some(5_500 + 500), "{third:?}");
+    ensure!(left(first) == Some(500 + 500), "{third:?}");
     ensure!(left(last) == Some(0), "{third:?}");
     for (namespace, alive) in [("17.cookies", 4_000), ("19.cookies", 500)] {
         let cookies = server.collection(namespace);
         ensure!(cookies.count_documents(doc! {}).await? == alive);
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn collection_whose_sweep_takes_more_than_a_window_loses_its_index_all_the_same() -> Result<()>
-{
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
-    fill(&server, "17.cookies", 8_000).await?;
-    let never = doc! { "expireAfterSeconds": NEVER_SECONDS };
-    server.make_index("17.cookies", "t_1", never).await?;
-    let one_step = |reports: &[Swept]| steps(reports).len() == 1;
-    // The second night ends what the first began, and the third has begun its own.
-    for (night, indexes) in [("10T01:00", 1), ("11T01:00", 1), ("12T01:00", 0)] {
-        sweep_until(&mongod, ExpiryMode::Sweep, night, one_step).await?;
-        ensure!(server.indexes("17.cookies").await?.len() == indexes);
     }
     Ok(())
 }
@@ -358,7 +335,7 @@ async fn sweep_that_is_told_to_stop_does_so_within_a_step() -> Result<()> {
     let reports = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", has_deleted).await?;
     let deleted: Vec<_> = reports.iter().map(|swept| swept.deleted).collect();
     ensure!(deleted == [1_000], "{reports:?}");
-    ensure!(looked(&server, "17.cookies").await? == (0, false));
+    ensure!(!is_swept(&server, "17.cookies").await?);
     sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
     let cookies = server.collection("17.cookies");
     ensure!(cookies.count_documents(doc! {}).await? == 2_250);
@@ -392,28 +369,10 @@ async fn time_to_live_that_becomes_longer_amid_a_sweep_holds_at_once() -> Result
     };
     let one_step = |reports: &[Swept]| steps(reports).len() == 1;
     sweep_until(&mongod, week, "10T01:00", one_step).await?;
-    ensure!(looked(&server, "17.cookies").await? == (5_000, false));
+    ensure!(!is_swept(&server, "17.cookies").await?);
     sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
     let names = server.names("17.cookies").await?;
     ensure!(names.len() == 3_001 && names.iter().any(|name| name == "ten-days"));
-    Ok(())
-}
-
-#[tokio::test]
-async fn sweep_that_another_member_of_a_replica_set_goes_on_with_begins_anew() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
-    fill(&server, "17.cookies", 6_000).await?;
-    let one_step = |reports: &[Swept]| steps(reports).len() == 1;
-    sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", one_step).await?;
-    let another = doc! { "$set": { "member": "another:27017" } };
-    let positions = server.collection("cookiesync.sweeps");
-    positions
-        .update_one(doc! { "_id": "17.cookies" }, another)
-        .await?;
-    let all = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;
-    // All that the first step has left.
-    ensure!(steps(&all).iter().sum::<u64>() == 3_500, "{all:?}");
     Ok(())
 }
 

@@ -1,0 +1,148 @@
+//! What is noted of the sweeps of one collection, in `cookiesync.sweeps`: `{_id: <namespace>, began, at, complete: {began, ttl}}`. Pure.
+
+use std::time::Duration;
+
+use mongodb::bson::{Document, doc};
+
+use super::super::{date, number};
+
+/// What is noted of the sweeps of a collection; times in microseconds since the Unix epoch.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(in super::super) struct Record {
+    /// When the first pass began.
+    began: Option<u64>,
+    /// When the newest pass began.
+    at: u64,
+    /// When the newest pass that is complete began, and its time to live.
+    complete: Option<(u64, Duration)>,
+}
+
+impl Record {
+    /// Whether a pass that began after `since`, with this time to live, is complete. One that began after `now` was noted by
+    /// a clock that was ahead.
+    pub(super) fn had_turn(&self, since: u64, now: u64, ttl: Duration) -> bool {
+        self.complete.is_some_and(|(began, then)| {
+            (date(since)..=date(now)).contains(&date(began)) && then == ttl
+        })
+    }
+
+    /// Whether any pass is complete.
+    pub(in super::super) fn is_swept(&self) -> bool {
+        self.complete.is_some()
+    }
+
+    /// When the newest pass began, by a clock that shows `now`: never, if that clock was ahead then.
+    pub(super) fn worked_on(&self, now: u64) -> u64 {
+        if self.at > now { 0 } else { self.at }
+    }
+
+    /// A pass begins.
+    pub(super) fn begin(&mut self, now: u64) {
+        self.began.get_or_insert(now);
+        self.at = now;
+    }
+
+    /// The pass that began last, with this time to live, is complete.
+    pub(super) fn end(&mut self, ttl: Duration) {
+        self.complete = Some((self.at, ttl));
+    }
+
+    /// How far the oldest cookie of the collection may be beyond this time to live at `now`.
+    pub(in super::super) fn overdue(&self, now: u64, ttl: Duration) -> Duration {
+        let never = (self.began.unwrap_or(now), ttl);
+        let (began, then) = self.complete.unwrap_or(never);
+        let since = Duration::from_micros(now.saturating_sub(began));
+        (since + then).saturating_sub(ttl)
+    }
+
+    pub(super) fn encode(&self, namespace: &str) -> Document {
+        let mut record = doc! { "_id": namespace, "at": date(self.at) };
+        if let Some(began) = self.began {
+            record.insert("began", date(began));
+        }
+        if let Some((began, ttl)) = self.complete {
+            let ttl = i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX);
+            record.insert("complete", doc! { "began": date(began), "ttl": ttl });
+        }
+        record
+    }
+
+    /// The namespace of a record, and what it says: nothing where it makes no sense.
+    pub(super) fn decode(record: &Document) -> Option<(String, Self)> {
+        let complete = record.get_document("complete").ok();
+        let decoded = Self {
+            began: micros(record, "began"),
+            at: micros(record, "at").unwrap_or_default(),
+            complete: complete.and_then(|complete| {
+                let ttl = complete.get("ttl").and_then(number)?;
+                Some((micros(complete, "began")?, Duration::from_micros(ttl)))
+            }),
+        };
+        Some((record.get_str("_id").ok()?.to_owned(), decoded))
+    }
+}
+
+fn micros(document: &Document, key: &str) -> Option<u64> {
+    let millis = document.get_datetime(key).ok()?.timestamp_millis();
+    Some(u64::try_from(millis).ok()?.saturating_mul(1_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: u64 = 60_000_000;
+    const NOW: u64 = 1_000 * MINUTE;
+    const TTL: Duration = Duration::from_secs(3600);
+
+    fn begun(now: u64) -> Record {
+        let mut record = Record::default();
+        record.begin(now);
+        record
+    }
+
+    #[test]
+    fn record_is_read_as_it_was_written() {
+        let mut record = begun(NOW);
+        for _ in 0..2 {
+            let read = Record::decode(&record.encode("n"));
+            assert_eq!(read, Some(("n".to_owned(), record.clone())));
+            record.end(TTL);
+        }
+    }
+
+    #[test]
+    fn overdue_is_what_may_have_expired_since_the_last_complete_pass_began() {
+        let mut done = begun(NOW);
+        done.end(TTL);
+        assert!(done.had_turn(NOW, NOW, TTL) && !done.had_turn(NOW + MINUTE, NOW + MINUTE, TTL));
+        assert!(!done.had_turn(NOW, NOW, TTL / 2));
+        assert!(
+            !done.had_turn(0, NOW - MINUTE, TTL),
+            "noted by a clock that was ahead"
+        );
+        let hour = Duration::from_secs(3600);
+        assert_eq!(done.overdue(NOW + 60 * MINUTE, TTL), hour);
+        assert_eq!(done.overdue(NOW + 60 * MINUTE, TTL / 2), hour + TTL / 2);
+        assert_eq!(done.overdue(NOW + 60 * MINUTE, 3 * TTL), Duration::ZERO);
+        done.begin(NOW + 30 * MINUTE);
+        let overdue = done.overdue(NOW + 60 * MINUTE, TTL);
+        assert_eq!(overdue, hour, "not before it ends");
+    }
+
+    #[test]
+    fn collection_of_which_no_pass_was_ever_complete_is_overdue_since_the_first_began() {
+        let mut record = begun(NOW);
+        record.begin(NOW + 60 * MINUTE);
+        let overdue = record.overdue(NOW + 60 * MINUTE, TTL);
+        assert_eq!(overdue, Duration::from_secs(3600));
+        assert_eq!(Record::default().overdue(NOW, TTL), Duration::ZERO);
+    }
+
+    #[test]
+    fn collection_that_a_clock_ahead_worked_on_is_not_the_last() {
+        let record = begun(NOW);
+        assert_eq!(record.worked_on(NOW + MINUTE), NOW);
+        assert_eq!(record.worked_on(NOW - MINUTE), 0);
+    }
+}
