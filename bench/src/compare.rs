@@ -2,7 +2,6 @@
 //!
 //! What noise is, is decided in its module `significance` and nowhere else.
 
-mod report;
 mod significance;
 mod warnings;
 
@@ -10,10 +9,9 @@ use std::{collections::HashSet, path::PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use serde::Serialize;
 
-pub use self::significance::{Change, Verdict};
-use crate::report::{Report, ReportArgs, leave};
+use self::significance::{Change, Verdict};
+use crate::report::{Plot, Report, ReportArgs, Series, leave};
 
 /// Compares two reports of the same scenario: A, the earlier, and B.
 ///
@@ -40,30 +38,11 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     percent.ok_or_else(|| "expected a percentage of 0 or more".to_owned())
 }
 
-/// What changed from A to B.
-#[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
-    /// Of both.
-    pub scenario: String,
-    /// Title of A, and when it was measured with which revision.
-    pub a: String,
-    /// The same of B.
-    pub b: String,
-    /// Differences of at most this many percent are noise, half of it for CPU time.
-    pub noise_percent: f64,
-    /// What makes the two hard to compare; empty when nothing does.
-    pub warnings: Vec<String>,
-    /// Faults of B that A has not, whatever their numbers.
-    pub new_faults: Vec<String>,
-    /// Every figure of either.
-    pub changes: Vec<Change>,
-}
-
-/// Compares, and writes a report of its own when one is wanted.
+/// Compares, and writes a report of its own when one is wanted. Its faults are what got worse.
 ///
 /// # Errors
 /// When one of the two cannot be read, or they are of different scenarios, or of programs built with different profiles.
-pub fn run(args: &CompareArgs) -> Result<Outcome> {
+pub fn run(args: &CompareArgs) -> Result<Report> {
     let [a, b] = [Report::read(&args.a)?, Report::read(&args.b)?];
     ensure!(
         a.scenario == b.scenario,
@@ -83,32 +62,48 @@ pub fn run(args: &CompareArgs) -> Result<Outcome> {
         }
     }
     let folder = args.report.prepare("compare")?;
-    let outcome = compare(&a, &b, args.noise);
-    leave(folder, || {
-        report::report(&outcome, report::overlaid(&a.plots, &b.plots))
-    })?;
-    Ok(outcome)
+    let report = compare(&a, &b, args.noise);
+    leave(folder, || report.clone())?;
+    Ok(report)
 }
 
-fn compare(a: &Report, b: &Report, noise_percent: f64) -> Outcome {
-    let label = |report: &Report| {
+fn compare(a: &Report, b: &Report, noise_percent: f64) -> Report {
+    let changes = significance::changes(a, b, noise_percent / 100.0);
+    let title = format!("Two runs of bench {} compared", a.scenario);
+    let mut report = Report::new("compare", &title);
+    let label = |name: &str, report: &Report| {
         let environment = &report.environment;
         format!(
-            "{} ({}, revision {})",
+            "{name} is {} ({}, revision {})",
             report.title, environment.started_at, environment.revision
         )
     };
+    report.findings = vec![label("A", a), label("B", b), tally(&changes)];
+    let warnings = warnings::of(&a.environment, &b.environment);
+    let warnings = warnings.iter().map(|it| format!("Compare with care: {it}"));
+    report.findings.extend(warnings);
     let known: HashSet<String> = a.faults.iter().map(|fault| kind(fault)).collect();
-    let is_new = |fault: &&String| !known.contains(&kind(fault));
-    Outcome {
-        scenario: a.scenario.clone(),
-        a: label(a),
-        b: label(b),
-        noise_percent,
-        warnings: warnings::of(&a.environment, &b.environment),
-        new_faults: b.faults.iter().filter(is_new).cloned().collect(),
-        changes: significance::changes(&a.figures, &b.figures, noise_percent / 100.0),
-    }
+    let new = b.faults.iter().filter(|it| !known.contains(&kind(it)));
+    report.faults = new.map(|fault| format!("In B: {fault}")).collect();
+    let worse = changes.iter().filter(|it| it.verdict == Verdict::Worse);
+    report.faults.extend(worse.map(Change::sentence));
+    let note = format!(
+        "A change counts when it exceeds {noise_percent} % ({} % for CPU time) and the samples of both runs lie apart.",
+        noise_percent / 2.0
+    );
+    let rows: Vec<_> = changes.iter().map(Change::row).collect();
+    report.add("Figures", &note, rows);
+    report.plots = overlaid(&a.plots, &b.plots);
+    report
+}
+
+/// How many figures got better or worse.
+fn tally(changes: &[Change]) -> String {
+    let counts = [Verdict::Worse, Verdict::Better, Verdict::Noise].map(|verdict| {
+        let of_it = changes.iter().filter(|change| change.verdict == verdict);
+        format!("{} {}", of_it.count(), verdict.name())
+    });
+    format!("{} figures: {}", changes.len(), counts.join(", "))
 }
 
 /// What a fault says without its numbers: by how much it was wrong, on which port and when differ from run to run.
@@ -119,36 +114,34 @@ fn kind(fault: &str) -> String {
         .collect()
 }
 
-impl Outcome {
-    /// True when nothing got worse beyond noise.
-    #[must_use]
-    pub fn is_faultless(&self) -> bool {
-        self.new_faults.is_empty() && self.count(Verdict::Worse) == 0
-    }
-
-    fn count(&self, verdict: Verdict) -> usize {
-        self.changes
-            .iter()
-            .filter(|change| change.verdict == verdict)
-            .count()
-    }
-
-    /// One line: how many figures got better or worse.
-    fn tally(&self) -> String {
-        let named = [
-            Verdict::Worse,
-            Verdict::Better,
-            Verdict::Differs,
-            Verdict::Noise,
-        ];
-        let counts = named.map(|verdict| format!("{} {verdict}", self.count(verdict)));
-        format!("{} figures: {}", self.changes.len(), counts.join(", "))
-    }
+/// Plots that both have, each line of A followed by the same of B.
+fn overlaid(a: &[Plot], b: &[Plot]) -> Vec<Plot> {
+    let pairs = a.iter().filter_map(|plot| {
+        let other = b.iter().find(|other| other.name == plot.name)?;
+        Some((plot, other))
+    });
+    pairs
+        .map(|(of_a, of_b)| {
+            let named = |of: &str, series: &Series| Series {
+                name: format!("{of}: {}", series.name),
+                points: series.points.clone(),
+            };
+            let of_both = of_a.series.iter().flat_map(|series| {
+                let same = of_b.series.iter().find(|other| other.name == series.name);
+                [Some(named("A", series)), same.map(|same| named("B", same))]
+            });
+            Plot {
+                series: of_both.flatten().collect(),
+                ..of_a.clone()
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Axis;
 
     #[test]
     fn faults_are_the_same_whatever_their_numbers() {
@@ -159,7 +152,25 @@ mod tests {
         };
         let a = report(&["Errors: 1 234, 0.5 %; first: no answer."]);
         let b = report(&["Errors: 3, 12 %; first: no answer.", "12 were not sent."]);
-        assert_eq!(compare(&a, &b, 20.0).new_faults, ["12 were not sent."]);
-        assert_eq!(compare(&b, &a, 20.0).new_faults, Vec::<String>::new());
+        assert_eq!(compare(&a, &b, 20.0).faults, ["In B: 12 were not sent."]);
+        assert_eq!(compare(&b, &a, 20.0).faults, Vec::<String>::new());
+    }
+
+    #[test]
+    fn same_plots_are_laid_over_each_other() {
+        let plot = |name: &str, series: &[&str]| {
+            let series = series.iter().map(|name| Series::new(name, [(1.0, 1.0)]));
+            Plot::over_time(name, name, Axis::linear(""), series.collect())
+        };
+        let a = [plot("rate", &["in", "out"]), plot("memory", &["all"])];
+        let b = [plot("cpu", &["all"]), plot("rate", &["out", "new"])];
+        let plots = overlaid(&a, &b);
+        assert_eq!(plots.len(), 1);
+        let names: Vec<_> = plots[0]
+            .series
+            .iter()
+            .map(|series| series.name.as_str())
+            .collect();
+        assert_eq!(names, ["A: in", "A: out", "B: out"]);
     }
 }

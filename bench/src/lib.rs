@@ -142,9 +142,9 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             Ok(outcome.is_faultless())
         }
         Command::Compare(args) => {
-            let outcome = compare::run(&args)?;
-            print(args.report.json, &outcome, compare::Outcome::summary)?;
-            Ok(outcome.is_faultless())
+            let report = compare::run(&args)?;
+            print(args.report.json, &report, report::Report::summary)?;
+            Ok(report.faults.is_empty())
         }
     }
 }

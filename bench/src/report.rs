@@ -1,15 +1,15 @@
 //! What every scenario leaves behind: findings, figures, tables and plots, in a folder of their own.
 //!
-//! A [`Report`] is plain data. The scenario fills it in with [rows](Row) of [measures](Measure), from which tables, compared
-//! figures and plots are made; how it looks in a terminal, as JSON, as a page or as plots is decided here and nowhere else.
+//! A [`Report`] is plain data. The scenario fills it in with [rows](Row) of [figures](Figure), from which tables, comparisons
+//! and plots are made; how it looks in a terminal, as JSON, as a page or as plots is decided here and nowhere else.
 
 mod environment;
+mod figure;
 mod folder;
 mod gap;
 mod numbers;
 mod page;
 mod plot;
-mod row;
 mod text;
 pub mod unit;
 
@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     environment::Environment,
+    figure::{Better, Figure, Number, Row, Table, lines, samples},
     folder::{ReportFolder, leave},
     numbers::{Percentiles, counted, micros_each, micros_histogram},
-    row::{Measure, Number, Row, lines, samples},
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
 
@@ -55,15 +55,13 @@ pub struct Report {
     /// Where, when and with what it was measured.
     pub environment: Environment,
     /// How long it took.
-    #[serde(deserialize_with = "gap::number")]
     pub seconds: f64,
-    /// What a comparison with another report looks at.
-    pub figures: Vec<Figure>,
-    /// Tables, in the order in which they are read.
+    /// Tables of all figures, in the order in which they are read.
     pub tables: Vec<Table>,
     /// Plots, likewise; they carry all series.
     pub plots: Vec<Plot>,
-    /// The scenario's own outcome, as `--json` prints it.
+    /// The scenario's own outcome, where `--json` prints that.
+    #[serde(default)]
     pub outcome: serde_json::Value,
 }
 
@@ -78,7 +76,6 @@ impl Report {
             faults: Vec::new(),
             environment: Environment::of_this_run(),
             seconds: 0.0,
-            figures: Vec::new(),
             tables: Vec::new(),
             plots: Vec::new(),
             outcome: serde_json::Value::Null,
@@ -95,103 +92,6 @@ impl Report {
                 .push(format!("The outcome is not in this report: {error}.")),
         }
         self
-    }
-}
-
-/// One measured figure that means the same in every report of its scenario with the same arguments.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Figure {
-    /// Unique within the report, and the same from run to run: `120000/s: producer CPU per cookie`.
-    pub name: String,
-    /// As it is written behind the number: `µs`, `/s`, `MiB`; empty for a plain count. A figure in `µs` with `CPU` in
-    /// its name is CPU time, which varies less than other times do; one with `p99`, `p99.9` or `max` is of a tail, whose
-    /// samples say nothing about it.
-    pub unit: String,
-    /// The figure; NaN when there was nothing to measure, `null` in JSON.
-    #[serde(deserialize_with = "gap::number")]
-    pub value: f64,
-    /// Which way is an improvement.
-    pub better: Better,
-    /// The same figure measured over equal parts of the run, such as its seconds, as far as there are any: they tell how much it
-    /// varies by itself.
-    #[serde(deserialize_with = "gap::numbers")]
-    pub samples: Vec<f64>,
-}
-
-impl Figure {
-    /// A figure without samples.
-    #[must_use]
-    pub fn new(name: impl Into<String>, unit: &str, value: f64, better: Better) -> Self {
-        Self {
-            name: name.into(),
-            unit: unit.to_owned(),
-            value,
-            better,
-            samples: Vec::new(),
-        }
-    }
-
-    /// The same with its samples.
-    #[must_use]
-    pub fn with_samples(self, samples: impl IntoIterator<Item = f64>) -> Self {
-        Self {
-            samples: samples.into_iter().collect(),
-            ..self
-        }
-    }
-}
-
-/// Which way a figure improves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Better {
-    /// More is better.
-    Higher,
-    /// Less is better.
-    Lower,
-    /// Neither; a difference is only a difference.
-    Neither,
-}
-
-/// A table of text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Table {
-    /// Heading.
-    pub title: String,
-    /// What to know for reading it: units, what was counted where.
-    pub note: Option<String>,
-    /// Columns.
-    pub columns: Vec<Column>,
-    /// Rows, each with one cell for a column.
-    pub rows: Vec<Vec<String>>,
-}
-
-/// A column of a [`Table`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Column {
-    /// Heading, with the unit.
-    pub name: String,
-    /// Numbers are set to the right.
-    pub is_number: bool,
-}
-
-impl Column {
-    /// A column of words.
-    #[must_use]
-    pub fn words(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            is_number: false,
-        }
-    }
-
-    /// A column of numbers.
-    #[must_use]
-    pub fn number(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            is_number: true,
-        }
     }
 }
 

@@ -105,7 +105,7 @@ pub struct StoreArgs {
     /// Cookies of a slice.
     #[arg(long, default_value = "250000")]
     pub slice: NonZeroU64,
-    /// Measure the consumer alone, without the baselines.
+    /// Figure the consumer alone, without the baselines.
     #[arg(long)]
     pub alone: bool,
     /// Look up pairs in MongoDB by `_id` at so many a second meanwhile, and measure how long that takes. Its CPU is in that of mongod.

@@ -7,8 +7,8 @@ use super::{
 use crate::{
     observe::{Fates, Observation, plots},
     report::{
-        Better, Measure, Report, Row, counted,
-        unit::{BYTES, COUNT, CPU, DECIMAL, MEAN, MEBIBYTES, MILLIS, RATE, SECONDS},
+        Figure, Report, Row, counted,
+        unit::{BYTES, COUNT, CPU, DECIMAL, MEBIBYTES, MILLIS, RATE, SECONDS},
     },
 };
 
@@ -49,18 +49,19 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
     report.faults.clone_from(&outcome.faults);
     report.seconds = outcome.seconds;
     let of_steps = |row: fn(&Step) -> Row| outcome.steps.iter().map(row).collect::<Vec<_>>();
-    report.add_rows("Steps", STEPS, &of_steps(step));
-    report.add_rows("Latency", LATENCY, &of_steps(latency));
-    report.add_rows("Cost", COST, &of_steps(cost));
-    let used = |step| Step::rows(step, &step.processes, process);
-    let used: Vec<_> = outcome.steps.iter().flat_map(used).collect();
-    report.add_rows("Processes", PROCESSES, &used);
+    report.add("Steps", STEPS, of_steps(step));
+    report.add("Latency", LATENCY, of_steps(latency));
+    report.add("Cost", COST, of_steps(cost));
+    let steps = || outcome.steps.iter();
+    let used = |step| parts(step, &step.processes, |it| &it.name, process);
+    let used: Vec<_> = steps().flat_map(used).collect();
+    report.add("Processes", PROCESSES, used);
     if let Some(sizing) = &outcome.sizing {
         sizing.add_to(&mut report);
     }
-    let counts = |step| Step::rows(step, &step.nodes, node);
-    let counts: Vec<_> = outcome.steps.iter().flat_map(counts).collect();
-    report.add_rows("What became of the cookies", NODES, &counts);
+    let counts = |step| parts(step, &step.nodes, |it| &it.name, node);
+    let counts: Vec<_> = steps().flat_map(counts).collect();
+    report.add("What became of the cookies", NODES, counts);
     if let Some(first) = observations.first() {
         report.plots = plots(observations, first.at);
     }
@@ -68,20 +69,20 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
 }
 
 impl Step {
-    fn row(&self, measures: impl IntoIterator<Item = Measure>) -> Row {
-        let prefix = format!("{}/s: ", self.rate);
-        Row::new(prefix, [RATE.of("rate", self.rate)]).and(measures)
+    fn row(&self, measures: impl IntoIterator<Item = Figure>) -> Row {
+        Row::new(format!("{}/s", self.rate), measures)
     }
+}
 
-    /// A row for each part of the step.
-    fn rows<T, M: IntoIterator<Item = Measure>>(
-        &self,
-        parts: &[T],
-        measures: impl Fn(&T) -> M,
-    ) -> Vec<Row> {
-        let parts = parts.iter();
-        parts.map(|part| self.row(measures(part))).collect()
-    }
+/// A row for each part of a step.
+fn parts<T>(
+    step: &Step,
+    parts: &[T],
+    name: fn(&T) -> &String,
+    of: fn(&T) -> Vec<Figure>,
+) -> Vec<Row> {
+    let row = |part| Row::new(format!("{}/s {}", step.rate, name(part)), of(part));
+    parts.iter().map(row).collect()
 }
 
 const STEPS: &str = "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and \
@@ -103,7 +104,7 @@ fn step(step: &Step) -> Row {
         SECONDS.of("stored after", step.settled.seconds),
         COUNT.of("lost", lost),
         COUNT.of("failed", failed),
-        Measure::words("sustained", step.verdict("yes", "no")),
+        Figure::words("sustained", step.verdict("yes", "no")),
     ])
 }
 
@@ -146,17 +147,15 @@ fn cost(step: &Step) -> Row {
         BYTES
             .of("bytes a delivery", step.bytes_per_delivery)
             .lower(),
-        MEAN.of("batch", step.batch_cookies)
-            .compared(Better::Neither),
+        COUNT.of("batch", step.batch_cookies),
     ])
 }
 
 const PROCESSES: &str = "Cores while requests came; CPU for each accepted cookie until all of them were stored, the kernel's \
     included; the peak is since the process began.";
 
-fn process(used: &ProcessUse) -> [Measure; 5] {
-    [
-        Measure::words("process", used.name.clone()),
+fn process(used: &ProcessUse) -> Vec<Figure> {
+    vec![
         DECIMAL.of("cores", used.cores),
         CPU.of("CPU per cookie", used.cpu_micros_per_cookie),
         MEBIBYTES.of("resident", used.resident_bytes),
@@ -166,9 +165,7 @@ fn process(used: &ProcessUse) -> [Measure; 5] {
 
 const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed.";
 
-fn node(node: &NodeCounts) -> impl Iterator<Item = Measure> + use<> {
-    let name = Measure::words("node", node.name.clone());
-    let lost = COUNT.of("lost", node.lost);
-    let fates = Fates::measures(Some(&node.fates));
-    [name].into_iter().chain(fates).chain([lost])
+fn node(node: &NodeCounts) -> Vec<Figure> {
+    let fates = Fates::measures(Some(&node.fates)).into_iter();
+    fates.chain([COUNT.of("lost", node.lost)]).collect()
 }

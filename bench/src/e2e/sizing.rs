@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::step::Step;
 use crate::report::{
-    Measure, Report, Row, counted, grouped,
+    Figure, Report, Row, counted, grouped,
     unit::{COUNT, DECIMAL},
 };
 
@@ -158,13 +158,13 @@ impl Sizing {
                 DECIMAL.of("producers, cores", self.producer_cores(rate, nodes)),
                 DECIMAL.of("egress, Gbit/s", self.egress_gigabits(rate, nodes)),
                 DECIMAL.of("each node, cores", self.node_cores(rate)),
-                Measure::words("does a node take it?", takes),
+                Figure::words("does a node take it?", takes),
             ];
             Row::new("", measures)
         };
         let of_rate = |rate: &u64| NODES.map(|nodes| row(*rate, nodes));
         let rows: Vec<_> = RATES.iter().flat_map(of_rate).collect();
-        report.add_rows("How many cores and how much network", &self.note(), &rows);
+        report.add("How many cores and how much network", &self.note(), rows);
     }
 
     fn note(&self) -> String {
@@ -189,7 +189,7 @@ impl Sizing {
 mod tests {
     use super::*;
 
-    fn rows(sizing: &Sizing) -> Vec<Vec<String>> {
+    fn rows(sizing: &Sizing) -> Vec<Row> {
         let mut report = Report::new("e2e", "Sizing");
         sizing.add_to(&mut report);
         report.tables.remove(0).rows
@@ -226,6 +226,10 @@ mod tests {
             ..sizing
         };
         assert_eq!(untold.producer_cores(1_000_000, 100), None);
-        assert!(rows(&untold).iter().all(|row| row[2].is_empty()));
+        assert!(
+            rows(&untold)
+                .iter()
+                .all(|row| row.figures[2].value.is_none())
+        );
     }
 }

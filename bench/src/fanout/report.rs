@@ -3,7 +3,7 @@
 use super::{Marginal, Outcome, StepOutcome, outcome::due_per_second, sampler::Sample};
 use crate::{
     report::{
-        Axis, Measure, Plot, Report, Row, Series, grouped, lines, rate,
+        Axis, Figure, Plot, Report, Row, Series, grouped, lines, rate,
         unit::{COUNT, CPU, MEBIBYTES, MILLIS, PERCENT, RATE},
     },
     subscribe::Call,
@@ -26,15 +26,15 @@ impl Outcome {
         let (deliveries, resources) = (self.deliveries(), self.resources());
         let note = "Due: accepted × subscribers. Delivery is from the edge to the reader, where the call tells; \
                     lost of get-cookies is what is missing of accepted × subscribers.";
-        report.add_rows("Deliveries", note, &deliveries);
+        report.add("Deliveries", note, deliveries.clone());
         let note = format!(
             "µs of CPU time, in the kernel included; shares are of the CPU time that {} cores had. A further subscriber: \
              against the step before. Memory is the producer's largest, its log included.",
             self.cores
         );
-        report.add_rows("CPU and memory", &note, &resources);
+        report.add("CPU and memory", &note, resources.clone());
         let note = "The straight line nearest to all steps of a call.";
-        report.add_rows("A further subscriber", note, &self.further());
+        report.add("A further subscriber", note, self.further());
         report.plots = plots(&deliveries, &resources);
         report.with_outcome(self)
     }
@@ -186,12 +186,10 @@ impl Outcome {
     /// What a further subscriber costs, by the line through all steps of a call.
     fn further(&self) -> Vec<Row> {
         let row = |marginal: &Marginal| {
-            let call = marginal.call.name();
             let further = "producer CPU of a further subscriber per cookie";
             Row::new(
-                format!("{call}: "),
+                marginal.call.name(),
                 [
-                    Measure::words("call", call),
                     CPU.of(further, marginal.each_micros).lower(),
                     CPU.of("without subscribers", marginal.base_micros),
                 ],
@@ -237,15 +235,9 @@ fn plots(deliveries: &[Row], resources: &[Row]) -> Vec<Plot> {
 }
 
 impl StepOutcome {
-    fn row(&self, measures: impl IntoIterator<Item = Measure>) -> Row {
+    fn row(&self, measures: impl IntoIterator<Item = Figure>) -> Row {
         let call = self.call.name();
-        let which = [
-            Measure::words("call", call),
-            COUNT.of("subscribers", self.subscribers),
-        ];
-        Row::new(format!("{}: ", self.title()), which)
-            .and(measures)
-            .at(call, self.subscribers as f64)
+        Row::new(self.title(), measures).at(call, self.subscribers as f64)
     }
 
     fn samples(&self, value: fn(&Sample) -> f64) -> impl Iterator<Item = f64> {

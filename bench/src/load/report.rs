@@ -6,8 +6,8 @@ use super::{
     second::Second,
 };
 use crate::report::{
-    self, Axis, Measure, Percentiles, Plot, Report, Row, Series, grouped, lines, rate, samples,
-    unit::{COUNT, CPU, MICROS, MILLIS, PERCENT, RATE},
+    self, Axis, Figure, Plot, Report, Row, Series, grouped, lines, rate, samples,
+    unit::{COUNT, CPU, MILLIS, PERCENT, RATE},
 };
 
 const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
@@ -39,10 +39,10 @@ impl Outcome {
         report.seconds = self.seconds;
         let whole = self.by_second.iter().filter(|second| is_whole(second));
         let whole: Vec<_> = whole.map(second).collect();
-        report.add_facts("Requests", &facts(self, &whole));
-        report.add_rows("Times", "", &times(self, &whole));
+        report.add("Requests", "", [Row::new("", facts(self, &whole))]);
+        report.add("Times", "", times(self));
         let note = "By the time when a request should have left.";
-        report.add_rows("Steps", note, &steps(&self.steps));
+        report.add("Steps", note, steps(&self.steps));
         let seconds: Vec<_> = self.by_second.iter().map(second).collect();
         report.plots = plots(self, &seconds);
         report.with_outcome(self)
@@ -120,7 +120,7 @@ fn faults(outcome: &Outcome) -> Vec<String> {
 }
 
 /// The whole run in figures.
-fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Measure> {
+fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
     let unsent = outcome.schedule.is_some().then_some(outcome.unsent);
     let user_cpu = outcome.user_cpu_micros_per_request;
     vec![
@@ -141,21 +141,16 @@ fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Measure> {
 }
 
 /// Percentiles of the whole run.
-fn times(outcome: &Outcome, whole: &[Row]) -> Vec<Row> {
+fn times(outcome: &Outcome) -> Vec<Row> {
     let all = [
-        ("latency", outcome.latency_micros),
-        ("send delay", outcome.send_delay_micros),
-        ("of it the generator's", outcome.generator.delay_micros),
+        ("latency", outcome.latency_micros, &COMPARED[..]),
+        ("send delay", outcome.send_delay_micros, &[]),
+        ("of it the generator's", outcome.generator.delay_micros, &[]),
     ];
-    let row = |(name, times): (&str, Option<Percentiles>)| {
-        let compared: &[_] = if name == "latency" { &COMPARED } else { &[] };
-        let measures = MICROS.percentiles("", times, &PERCENTILES, compared);
-        let measures = measures.zip(PERCENTILES).map(|(measure, percentile)| {
-            measure.sampled(samples(whole, &format!("{name} {percentile}")))
-        });
-        Row::new(format!("{name} "), [Measure::words("", name)]).and(measures)
+    let measured = all.into_iter().filter(|(_, times, _)| times.is_some());
+    let row = |(name, times, compared)| {
+        Row::new(name, MILLIS.percentiles("", times, &PERCENTILES, compared))
     };
-    let measured = all.into_iter().filter(|(_, times)| times.is_some());
     measured.map(row).collect()
 }
 
@@ -172,8 +167,8 @@ fn steps(steps: &[Step]) -> Vec<Row> {
             COUNT.of("errors", step.counts.errors),
         ];
         let latency = step.latency_micros;
-        let latency = MICROS.percentiles("latency ", latency, &PERCENTILES, &["p99"]);
-        Row::new(format!("{}: ", step_name(steps, index)), measures).and(latency)
+        let latency = MILLIS.percentiles("latency ", latency, &PERCENTILES, &["p99"]);
+        Row::new(step_name(steps, index), measures).and(latency)
     };
     steps.iter().enumerate().map(row).collect()
 }

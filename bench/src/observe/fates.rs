@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::{
-    report::{Measure, unit::COUNT},
+    report::{Figure, unit::COUNT},
     scrape::{Samples, names},
 };
 
@@ -56,7 +56,7 @@ impl Fates {
     }
 
     /// Columns of a report; empty ones where nothing was counted.
-    pub(crate) fn measures(fates: Option<&Self>) -> [Measure; 6] {
+    pub(crate) fn measures(fates: Option<&Self>) -> [Figure; 6] {
         let count = |name, of: fn(&Self) -> u64| COUNT.of(name, fates.map(of));
         [
             count("received", |it| it.received),

@@ -7,7 +7,9 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use plotters::style::RGBColor;
 
 use super::{
-    Environment, Plot, Report, Table, grouped,
+    Environment, Plot, Report, Table,
+    figure::{Cell, Grid},
+    grouped,
     plot::{self, NARROW, PALETTE, WIDE},
 };
 
@@ -95,30 +97,29 @@ fn verdict(report: &Report) -> Markup {
 }
 
 fn table_of(table: &Table) -> Markup {
-    let class = |index: usize, text: &str| match table.columns.get(index) {
-        Some(column) if column.is_number => Some("number"),
-        _ => long(text),
-    };
+    let Grid { headings, lines } = table.grid();
     html! {
         h2 { (table.title) }
-        @if let Some(note) = &table.note { p.note { (note) } }
+        @if !table.note.is_empty() { p.note { (table.note) } }
         div.scroll tabindex="0" {
             table {
-                thead { tr {
-                    @for (index, column) in table.columns.iter().enumerate() {
-                        th class=[class(index, "")] scope="col" { (column.name) }
-                    }
-                } }
+                @if headings.iter().any(|heading| !heading.is_empty()) {
+                    thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
+                }
                 tbody {
-                    @for row in &table.rows {
-                        tr { @for (index, cell) in row.iter().enumerate() {
-                            td class=[class(index, cell)] { (cell) }
-                        } }
+                    @for line in lines {
+                        tr { @for cell in line { td class=[class(&cell)] { (cell.text) } } }
                     }
                 }
             }
         }
     }
+}
+
+fn class(cell: &Cell) -> Option<&'static str> {
+    cell.is_number
+        .then_some("number")
+        .or_else(|| long(&cell.text))
 }
 
 /// The class of a text that may take several lines.

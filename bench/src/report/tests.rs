@@ -2,7 +2,10 @@ use std::{error::Error, fs};
 
 use tempfile::TempDir;
 
-use super::*;
+use super::{
+    unit::{COUNT, RATE},
+    *,
+};
 
 type TestResult = Result<(), Box<dyn Error>>;
 
@@ -40,30 +43,18 @@ fn full() -> Report {
     report.findings = vec!["All requests were answered.".to_owned(), HOSTILE.to_owned()];
     report.faults = vec![HOSTILE.to_owned()];
     report.environment.command = vec!["bench".to_owned(), "load".to_owned(), HOSTILE.to_owned()];
-    report.figures = vec![Figure {
-        name: "rate".to_owned(),
-        unit: "/s".to_owned(),
-        value: f64::NAN,
-        better: Better::Higher,
-        samples: vec![1.0, f64::INFINITY],
-    }];
-    let column = |name: &str, is_number| Column {
-        name: name.to_owned(),
-        is_number,
+    let figures = |name: &str| {
+        let rate = RATE.of("rate", f64::NAN).higher();
+        Row::new(
+            name,
+            [
+                Figure::words(HOSTILE, HOSTILE),
+                rate.sampled([1.0, f64::INFINITY]),
+                COUNT.of("a number with a long heading", 1_000_u64),
+            ],
+        )
     };
-    let names = (1..=11).map(|number| column(&format!("column number {number}"), true));
-    report.tables = vec![Table {
-        title: HOSTILE.to_owned(),
-        note: Some(HOSTILE.to_owned()),
-        columns: [column(HOSTILE, false)].into_iter().chain(names).collect(),
-        rows: vec![
-            [HOSTILE.to_owned()]
-                .into_iter()
-                .chain((0..11).map(|n| format!("{n} 000")))
-                .collect();
-            3
-        ],
-    }];
+    report.add(HOSTILE, HOSTILE, [figures(HOSTILE), figures("second")]);
     let wave = |shift: f64| {
         (0..600).map(move |x| (f64::from(x), 9.0 + (f64::from(x) / 60.0 + shift).sin()))
     };
@@ -108,9 +99,11 @@ fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
         assert_eq!(read.environment, report.environment);
         assert_eq!(read.tables, report.tables);
         assert_eq!(read.plots[2], report.plots[2]);
-        assert!(read.figures[0].value.is_nan());
-        assert_eq!(read.figures[0].samples[0], 1.0);
-        assert!(read.figures[0].samples[1].is_nan());
+        assert_eq!(read.tables[0].rows[1].figures[1].samples, [1.0]);
+        assert_eq!(
+            read.value("second: a number with a long heading"),
+            Some(1_000.0)
+        );
         let is_gap = |plot: &Plot| plot.series[0].points[5].1.is_nan();
         assert!(is_gap(&read.plots[1]) && !is_gap(&read.plots[0]));
     }
@@ -264,16 +257,4 @@ fn outcome_that_is_no_json_is_a_fault() {
         (bad.outcome, bad.faults.len()),
         (serde_json::Value::Null, 1)
     );
-}
-
-/// A page to look at, of a given report if there is one:
-/// `BENCH_SAMPLE_PAGE=FILE BENCH_SAMPLE_REPORT=DIR cargo test --lib sample`.
-#[test]
-fn sample_page_is_written_when_asked_for() -> TestResult {
-    if let Some(file) = std::env::var_os("BENCH_SAMPLE_PAGE") {
-        let given = std::env::var_os("BENCH_SAMPLE_REPORT");
-        let report = given.map_or_else(|| Ok(full()), |path| Report::read(path.as_ref()))?;
-        fs::write(file, page::html(&report)?)?;
-    }
-    Ok(())
 }

@@ -1,19 +1,21 @@
 //! The report in a terminal: its tables, what follows from them, and what is wrong.
 
-use super::{Column, Report, Table};
+use comfy_table::{Cell, CellAlignment, presets::NOTHING};
 
-const GAP: &str = "  ";
+use super::{
+    Report, Table,
+    figure::{self, Grid},
+};
 
 impl Report {
     /// The summary for a person.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut lines = vec![self.title.clone(), String::new()];
-        for table in self.tables.iter().filter(|table| !table.rows.is_empty()) {
+        for table in &self.tables {
             lines.push(table.title.to_uppercase());
-            lines.extend(table.note.clone());
-            lines.extend(table.lines());
-            lines.push(String::new());
+            lines.extend((!table.note.is_empty()).then(|| table.note.clone()));
+            lines.extend([table.text(), String::new()]);
         }
         lines.extend(self.findings.iter().cloned());
         lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
@@ -22,120 +24,66 @@ impl Report {
 }
 
 impl Table {
-    /// Headings and rows, in columns as narrow as their cells allow; columns without any cell are left out.
-    fn lines(&self) -> Vec<String> {
-        let columns: Vec<TextColumn> = self
-            .columns
-            .iter()
-            .enumerate()
-            .filter_map(|(index, column)| TextColumn::new(column, index, &self.rows))
-            .collect();
-        let line = |cell: &dyn Fn(&TextColumn) -> String| {
-            let cells: Vec<_> = columns
-                .iter()
-                .map(|column| column.padded(&cell(column)))
-                .collect();
-            cells.join(GAP).trim_end().to_owned()
-        };
-        let height = columns.iter().map(|column| column.heading.len()).max();
-        let height = height.unwrap_or(0);
-        // Headings end right above the cells.
-        let headings = (0..height).map(|at| {
-            line(&|column| {
-                let above = height - column.heading.len();
-                let word = at.checked_sub(above).and_then(|at| column.heading.get(at));
-                word.cloned().unwrap_or_default()
-            })
-        });
-        let rows = self
-            .rows
-            .iter()
-            .map(|row| line(&|column| row[column.index].clone()));
-        headings.chain(rows).collect()
-    }
-}
-
-/// A column that is shown.
-struct TextColumn {
-    index: usize,
-    width: usize,
-    is_number: bool,
-    /// Its lines.
-    heading: Vec<String>,
-}
-
-impl TextColumn {
-    fn new(column: &Column, index: usize, rows: &[Vec<String>]) -> Option<Self> {
-        let cells = rows.iter().filter_map(|row| row.get(index));
-        let of_cells = cells
-            .map(|cell| letters(cell))
-            .max()
-            .filter(|width| *width > 0)?;
-        let words = || column.name.split_whitespace();
-        let width = words().map(letters).max().unwrap_or(0).max(of_cells);
-        let mut heading: Vec<String> = Vec::new();
-        for word in words() {
-            match heading.last_mut() {
-                Some(line) if letters(line) + 1 + letters(word) <= width => {
-                    line.push(' ');
-                    line.push_str(word);
-                }
-                _ => heading.push(word.to_owned()),
-            }
+    /// Headings, each word on a line of its own, and rows.
+    fn text(&self) -> String {
+        let Grid { headings, lines } = self.grid();
+        let mut table = comfy_table::Table::new();
+        table.load_style(NOTHING);
+        if headings.iter().any(|heading| !heading.is_empty()) {
+            table.set_header(headings.iter().map(|heading| heading.replace(' ', "\n")));
         }
-        Some(Self {
-            index,
-            width,
-            is_number: column.is_number,
-            heading,
-        })
-    }
-
-    fn padded(&self, cell: &str) -> String {
-        let width = self.width;
-        if self.is_number {
-            format!("{cell:>width$}")
-        } else {
-            format!("{cell:<width$}")
+        for line in lines {
+            table.add_row(line.iter().map(cell));
         }
+        table.trim_fmt()
     }
 }
 
-fn letters(text: &str) -> usize {
-    text.chars().count()
+fn cell(cell: &figure::Cell) -> Cell {
+    Cell::new(&cell.text).set_alignment(if cell.is_number {
+        CellAlignment::Right
+    } else {
+        CellAlignment::Left
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{
+            Figure, Row,
+            unit::{COUNT, MILLIS},
+        },
+        *,
+    };
 
     #[test]
     fn tables_stand_in_columns_and_empty_ones_are_left_out() {
         let mut report = Report::new("e2e", "Made up");
         report.findings = vec!["it kept up".to_owned()];
         report.faults = vec!["it broke".to_owned()];
-        report.tables = vec![Table {
-            title: "Steps".to_owned(),
-            note: None,
-            columns: vec![
-                Column::words("process"),
-                Column::number("mongod CPU"),
-                Column::number("accepted to stored, p99"),
-            ],
-            rows: [("one", "7 µs"), ("another", "12.5 ms")]
-                .map(|(name, time)| vec![name.to_owned(), String::new(), time.to_owned()])
-                .into(),
-        }];
+        let row = |name: &str, micros: u64| {
+            let figures = [
+                COUNT.of("lost", None::<u64>),
+                MILLIS.of("stored, p99", micros),
+                Figure::words("sustained", "yes"),
+            ];
+            Row::new(name, figures)
+        };
+        report.add(
+            "Steps",
+            "How to read it.",
+            [row("one", 7), row("another", 12_500)],
+        );
         let expected = "\
 Made up
 
 STEPS
-         accepted
-               to
-          stored,
-process       p99
-one          7 µs
-another   12.5 ms
+How to read it.
+          stored,  sustained
+          p99
+ one         7 µs  yes
+ another  12.5 ms  yes
 
 it kept up
 WRONG     it broke";

@@ -4,8 +4,8 @@ use super::{Cache, Outcome, Ratio, SliceFigures, WritePathOutcome};
 use crate::{
     observe::Fates,
     report::{
-        Axis, Measure, Plot, Report, Row, grouped, lines, rate, samples,
-        unit::{COUNT, CPU, MEAN, MILLIS, RATE},
+        Axis, Figure, Plot, Report, Row, grouped, lines, rate, samples,
+        unit::{COUNT, CPU, MILLIS, RATE},
     },
 };
 
@@ -30,10 +30,10 @@ impl Outcome {
             .environment
             .programs
             .extend(mongod.map(|version| ("mongod".to_owned(), version.clone())));
-        report.add_rows("Ways to write", &self.note(), &self.measured());
+        report.add("Ways to write", &self.note(), self.measured());
         let pairs = grouped(self.pairs);
         let note = format!("Warm-up included; {pairs} distinct pairs were sent.");
-        report.add_rows("What became of the cookies", &note, &self.fates());
+        report.add("What became of the cookies", &note, self.fates());
         report.plots = self.plots();
         report.with_outcome(self)
     }
@@ -112,7 +112,7 @@ impl Outcome {
                     .lower()
                     .sampled(samples(&slices, mongod)),
                 COUNT.of("batches", path.batches),
-                MEAN.of("cookies a batch", path.cookies_per_batch),
+                COUNT.of("cookies a batch", path.cookies_per_batch),
             ])
             .and(MILLIS.percentiles("batch ", path.batch_micros, &QUANTILES, &QUANTILES))
             .and(MILLIS.percentiles(
@@ -196,9 +196,8 @@ impl Outcome {
 }
 
 impl WritePathOutcome {
-    fn row(&self, measures: impl IntoIterator<Item = Measure>) -> Row {
-        let prefix = format!("{}: ", self.name);
-        Row::new(prefix, [Measure::words("way", self.name)]).and(measures)
+    fn row(&self, measures: impl IntoIterator<Item = Figure>) -> Row {
+        Row::new(self.name, measures)
     }
 
     fn slice_rows(&self) -> Vec<Row> {

@@ -2,7 +2,7 @@
 
 use super::{Extremes, Outcome};
 use crate::report::{
-    Axis, Measure, Plot, Report, Series, duration, grouped, per_second, rate,
+    Axis, Figure, Plot, Report, Row, Series, duration, grouped, rate,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -15,7 +15,7 @@ impl Outcome {
         report.seconds = self.seconds;
         report.findings = findings(self);
         report.faults = faults(self);
-        report.add_facts("Streams", &facts(self));
+        report.add("Streams", "", [Row::new("", facts(self))]);
         let seconds = self.received_by_second.iter().enumerate();
         let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
         report.plots = vec![Plot::over_time(
@@ -98,24 +98,22 @@ fn lost_finding(outcome: &Outcome) -> String {
     }
 }
 
-fn facts(outcome: &Outcome) -> Vec<Measure> {
-    let each = |extremes: Option<Extremes>| {
-        extremes.map_or_else(String::new, |Extremes { min, max }| {
-            format!("{} to {}", grouped(min), grouped(max))
-        })
-    };
-    let megabytes = per_second(outcome.bytes, outcome.seconds) / 1e6;
+fn facts(outcome: &Outcome) -> Vec<Figure> {
+    let min = |of: Option<Extremes>| of.map(|it| it.min);
+    let max = |of: Option<Extremes>| of.map(|it| it.max);
+    let (received, lost) = (Some(outcome.received_per_stream), outcome.lost_per_stream);
     let mut facts = vec![
         COUNT.of("cookies received", outcome.received),
-        Measure::words("by each stream", each(Some(outcome.received_per_stream))),
+        COUNT.of("received by a stream, min", min(received)),
+        COUNT.of("received by a stream, max", max(received)),
         RATE.of("received a second", outcome.received_per_second)
             .higher()
             .sampled(whole_seconds(&outcome.received_by_second)),
         COUNT.of("lost", outcome.lost).lower(),
-        Measure::words("by each stream", each(outcome.lost_per_stream)),
+        COUNT.of("lost by a stream, min", min(lost)),
+        COUNT.of("lost by a stream, max", max(lost)),
         COUNT.of("gaps", outcome.gaps),
         COUNT.of("bytes", outcome.bytes),
-        Measure::words("MB a second", format!("{megabytes:.1}")),
         COUNT.of("ends by an error", outcome.broken),
         COUNT.of("streams opened again", outcome.reconnects),
         COUNT.of("epochs of the producer met later", outcome.new_epochs),

@@ -3,7 +3,7 @@
 use bench::{
     e2e::counted,
     observe::{Observation, plots},
-    report::{Column, Report, Table, rate},
+    report::{Figure, Report, Row, rate, unit::SECONDS},
 };
 use tokio::time::Instant;
 
@@ -23,20 +23,12 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation], began: Ins
     report.findings.extend(outcome.findings.iter().cloned());
     report.faults.clone_from(&outcome.faults);
     report.seconds = outcome.seconds;
-    report.tables = vec![timeline(outcome)];
+    let note = format!("Drawn from the seed {}.", outcome.seed);
+    let events = outcome.events.iter().map(|event| {
+        let when = SECONDS.of("after", event.seconds);
+        Row::new("", [when, Figure::words("what", event.what.clone())])
+    });
+    report.add("What was done", &note, events.collect::<Vec<_>>());
     report.plots = plots(observations, began);
     report.with_outcome(outcome)
-}
-
-fn timeline(outcome: &Outcome) -> Table {
-    let rows = outcome
-        .events
-        .iter()
-        .map(|event| vec![format!("{:.1}", event.seconds), event.what.clone()]);
-    Table {
-        title: "What was done".to_owned(),
-        note: Some(format!("Drawn from the seed {}.", outcome.seed)),
-        columns: vec![Column::number("seconds"), Column::words("what")],
-        rows: rows.collect(),
-    }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::report::{Axis, Better, Figure, Plot, Report, ReportArgs, Series};
+use bench::report::{Axis, Plot, Report, ReportArgs, Row, Series, unit::RATE};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -34,13 +34,9 @@ fn write(
     // As if this process had not found them meanwhile.
     report.environment.programs.clear();
     report.faults = faults.iter().map(|fault| (*fault).to_owned()).collect();
-    report.figures = vec![
-        Figure::new("rate", "/s", rate, Better::Higher).with_samples([
-            rate,
-            rate + 1.0,
-            rate - 1.0,
-        ]),
-    ];
+    let figure = RATE.of("rate", rate).higher();
+    let figure = figure.sampled([rate, rate + 1.0, rate - 1.0]);
+    report.add("Figures", "", [Row::new("", [figure])]);
     report.plots = vec![Plot {
         name: "rate".to_owned(),
         title: "Rate".to_owned(),
@@ -149,12 +145,10 @@ async fn store_leaves_its_report_in_the_folder_it_was_given() -> Result<()> {
     let ended = run_bench(&args).await?;
     ensure!(ended.code == Some(0), "{}", ended.words);
     let report = Report::read(&folder)?;
-    let rate = report
-        .figures
-        .iter()
-        .find(|figure| figure.name == "none: rate")
-        .context("no rate")?;
-    assert_eq!(rate.samples.len(), 4, "one for each slice");
+    let of_ways = &report.tables[0].rows[0].figures;
+    let rate = of_ways.iter().find(|figure| figure.name == "rate");
+    let samples = &rate.context("no rate")?.samples;
+    assert_eq!(samples.len(), 4, "one for each slice");
     assert_eq!(report.outcome["cookies"], Value::from(4_000));
     ensure!(folder.join("rate.svg").is_file());
 
