@@ -8,7 +8,11 @@
 //! Where no token is needed the port is on loopback, and pages of other sites are kept out as on the admin port: by the name that they
 //! call, and because what changes something must be said to be JSON, which they may not send.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use http::Request;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -20,6 +24,9 @@ use super::service::Service;
 
 /// Largest head of a request, and most bytes of answers that a connection keeps for a client that does not read.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// The end of the dates of [`Date`](http::header::DATE), the begin of the year 10000: hyper panics from then on.
+const DATES_END: Duration = Duration::from_secs(253_402_300_800);
 
 /// The limits of the port.
 #[must_use]
@@ -65,6 +72,10 @@ impl Port {
         stream: WatchedStream<impl ByteStream>,
         activity: Arc<Activity>,
     ) {
+        if !has_date(SystemTime::now()) {
+            tracing::debug!("connection closed: the system's clock is beyond the year 9999");
+            return;
+        }
         let answering = service_fn(|request: Request<Incoming>| {
             let (port, in_progress) = (Arc::clone(&self), activity.long_request());
             async move {
@@ -87,5 +98,25 @@ impl Port {
         if let Err(error) = ended {
             tracing::debug!(%error, "connection ended");
         }
+    }
+}
+
+/// Whether answers can have a `Date` at this moment, and for a minute.
+fn has_date(now: SystemTime) -> bool {
+    now + Duration::from_secs(60) < SystemTime::UNIX_EPOCH + DATES_END
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clock_beyond_the_year_9999_is_known_before_hyper_meets_it() {
+        let end = SystemTime::UNIX_EPOCH + DATES_END;
+        let last = httpdate::fmt_http_date(end - Duration::from_nanos(1));
+        assert_eq!(last, "Fri, 31 Dec 9999 23:59:59 GMT");
+        assert!(std::panic::catch_unwind(|| httpdate::fmt_http_date(end)).is_err());
+        assert!(has_date(SystemTime::now()));
+        assert!(!has_date(end - Duration::from_secs(1)) && !has_date(end));
     }
 }

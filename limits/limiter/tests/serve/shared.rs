@@ -162,12 +162,13 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
         start(&file(&server, PATIENT)).await?,
         start(&file(&server, PATIENT)).await?,
     ];
+    // Not more than the 256 slots to come that the server remembers of `whole`, which calls of a fast machine would use up.
     let mut asking = JoinSet::new();
     for limiter in limiters.iter().cycle().take(8) {
         let mut client = limiter.client().await?;
         asking.spawn(async move {
             let mut mine = Vec::new();
-            for _ in 0..100 {
+            for _ in 0..30 {
                 let answer = reserve(&mut client, "slots/k", 1, 30).await?;
                 mine.push(nanos(&body(&answer, 200)["at"]));
             }
@@ -178,7 +179,7 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
     while let Some(mine) = asking.join_next().await {
         taken.extend(mine??);
     }
-    assert_eq!(taken.len(), 800);
+    assert_eq!(taken.len(), 240);
     let slots: Vec<u64> = taken.into_iter().collect();
     let too_near = slots.windows(2).find(|two| two[1] - two[0] < 1_000_000);
     ensure!(too_near.is_none(), "{too_near:?}");
