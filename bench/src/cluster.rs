@@ -68,6 +68,8 @@ pub struct Removed {
 struct Folder {
     temporary: Option<TempDir>,
     path: PathBuf,
+    /// In memory, as the records of producers must be.
+    records: TempDir,
 }
 
 impl Folder {
@@ -77,13 +79,18 @@ impl Folder {
             .tempdir()
             .context("cannot make a folder for the stores; TMPDIR names another place")?;
         let path = made.path().to_owned();
+        let records = TempDir::new_in("/dev/shm").context("no folder in memory")?;
         let temporary = if keep {
             let _kept = made.keep();
             None
         } else {
             Some(made)
         };
-        Ok(Self { temporary, path })
+        Ok(Self {
+            temporary,
+            path,
+            records,
+        })
     }
 }
 
@@ -113,7 +120,7 @@ impl Cluster {
         say("starting producers and consumers");
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
-            let started = start_producer(args, number, &programs, &folder.path, host);
+            let started = start_producer(args, number, &programs, &folder, host);
             producers.push(started?);
         }
         for producer in &mut producers {
@@ -317,7 +324,7 @@ fn start_producer(
     args: &ClusterArgs,
     number: usize,
     programs: &Programs,
-    folder: &Path,
+    folder: &Folder,
     host: Option<Ipv4Addr>,
 ) -> Result<Producer> {
     let name = format!("producer-{number}");
@@ -329,7 +336,7 @@ fn start_producer(
     }
     let mut flags = flags([
         ("--id", &name),
-        ("--state", &folder.display().to_string()),
+        ("--state", &folder.records.path().display().to_string()),
         ("--drain-timeout", DRAIN_TIMEOUT),
     ]);
     flags.extend(args.producer_arg.iter().cloned());
@@ -337,7 +344,7 @@ fn start_producer(
         program: &programs.producer,
         name,
         addresses,
-        folder,
+        folder: &folder.path,
         flags,
     };
     launch.start()

@@ -27,7 +27,7 @@ pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
     config::Config,
     edge::{self, Edge},
-    epoch_history::{self, EpochHistory, epoch},
+    epoch_history::{self, epoch},
     log::{self, Log},
     memory, metrics,
     readiness::{Accepting, Readiness},
@@ -47,7 +47,6 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 pub struct App {
     addresses: Addresses,
     log: Log,
-    epoch_history: EpochHistory,
     subscribers: Subscribers,
     shaping: Option<Shaping>,
     /// Its own: it ends when no more requests come, and before the log is closed.
@@ -162,7 +161,7 @@ impl App {
                 producer_id: producer_id.clone(),
                 queue_cookies_max,
                 rewind_bytes: config.keeping.rewind_bytes,
-                epoch_history: epoch_history.clone(),
+                epoch_history,
             },
             in_flight.clone(),
             Refusals::register(&registry)?,
@@ -178,7 +177,6 @@ impl App {
         let app = Self {
             addresses,
             log,
-            epoch_history,
             runtime_config: RuntimeConfig::new(&config, subscribers.clone(), edge.dsps()),
             config_reloads: reread::Metrics::register(&registry, "producer")?,
             files: reload::Metrics::register(&registry, "producer")?,

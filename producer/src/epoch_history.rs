@@ -3,8 +3,8 @@
 //!
 //! # How it works
 //!
-//! An epoch is one run of the process. A small record in a file keeps the last 16 epochs and where each ended. The
-//! record is best kept in memory (`/dev/shm`): there it survives the process, however that ends, but not the machine.
+//! An epoch is one run of the process. A small record in a file in memory (`/dev/shm`) keeps the last 16 epochs and
+//! where each ended: it survives the process, however that ends, but not the machine.
 //! The entry of the current epoch states that no sequence is *beyond* some bound:
 //!
 //! - Before a cookie may get a sequence beyond the bound, the bound is raised, by `AHEAD_COOKIES` more than needed.
@@ -20,19 +20,10 @@
 //! A subscriber will never get the rest of the epoch of its cursor, nor any of the epochs after it, which it has not
 //! seen. It is told their sum only if every one of those epochs is known.
 //!
-//! # A record on a disk
-//!
-//! A disk may stop answering at any moment, and the next run then reads what is on it, however far the log got
-//! meanwhile. So a disk cannot hold a true bound of the current epoch unless every append beyond the bound waits for
-//! the disk; a thread that writes ahead only makes the error rarer. Therefore the disk first records `no bound`, before
-//! the first cookie, and is not written again until the log is closed. Until then the bound is kept in a second file,
-//! of one entry, in `/dev/shm`. The next run takes the bound from there if it is of the same epoch and the same boot,
-//! and otherwise knows no bound: a container's own `/dev/shm` ends with the container.
-//!
 //! # Constraints
 //!
-//! - An append writes only to memory and never waits for a disk. The start waits for it, and the end of the process
-//!   may, but not its drain.
+//! - The record is in memory only, so nothing waits for a disk: each append beyond the bound would have to. In a folder
+//!   on a disk no record is kept.
 //! - No bound is better than a wrong one. A damaged record is discarded. A write that fails empties the record. An
 //!   epoch whose machine stopped before the entry was final counts as unknown. A process that cannot lock the record,
 //!   because another one of the same name runs, marks it: epochs up to now are not trusted.
@@ -51,9 +42,7 @@ mod file;
 mod record;
 
 use std::{
-    ffi::OsStr,
     io,
-    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -61,13 +50,12 @@ use std::{
 use prometheus::IntGauge;
 use proto::v1::{Cursor, Tail};
 use runtime::metrics::Registry;
-use tokio_util::sync::CancellationToken;
 
 pub use self::current::CurrentEpoch;
 pub(crate) use self::record::Fnv;
 use self::{
-    current::{Recording, Slot},
-    file::{RecordFile, Unusable, is_in_memory},
+    current::Recording,
+    file::{RecordFile, Unusable},
     record::{BootId, EPOCHS_MAX, End, Entry},
 };
 
@@ -101,47 +89,13 @@ pub struct EpochHistory {
 struct Shared {
     epoch: u64,
     entries: Vec<Entry>,
-    /// In memory: where a process that cannot lock the record marks it as not to be trusted.
-    bound: Option<Arc<RecordFile>>,
-    finished: CancellationToken,
-}
-
-/// The files of one producer.
-#[derive(Debug)]
-struct Paths {
-    record: PathBuf,
-    /// The bound of the current epoch, if the record is not in memory.
-    bound: Option<PathBuf>,
-}
-
-impl Paths {
-    fn of(folder: &Path, id: &str) -> Result<Self, Unusable> {
-        let memory = Path::new(DEFAULT_FOLDER);
-        // Two processes may call different folders by the same relative name.
-        let absolute = folder.canonicalize();
-        let folder = absolute.as_deref().unwrap_or(folder);
-        let bound = match (is_in_memory(folder), is_in_memory(memory)) {
-            (true, _) => None,
-            (false, true) => Some(memory.join(bound_name(folder, id))),
-            (false, false) => return Err(Unusable::NoMemory),
-        };
-        let record = folder.join(record_name(id));
-        Ok(Self { record, bound })
-    }
-}
-
-/// The files, the entries of former epochs, and the entry of the current one.
-#[derive(Debug)]
-struct Opened {
-    record: RecordFile,
-    bound: Option<RecordFile>,
-    former: Vec<Entry>,
-    entry: Entry,
+    /// Where a process that cannot lock the record marks it as not to be trusted.
+    record: Option<Arc<RecordFile>>,
 }
 
 /// Begins an epoch of the producer `id`: `candidate`, or a larger one if an epoch that large is on record.
 ///
-/// Reads and writes small files once, and never waits for another process.
+/// Reads and writes a small file once, and never waits for another process.
 ///
 /// # Errors
 /// When the metric is registered already.
@@ -157,14 +111,10 @@ pub fn begin(
         tracing::info!("no epoch history is kept");
         return Ok(unrecorded(candidate));
     };
-    let opened = Paths::of(&folder, id).and_then(|paths| open(&paths, candidate));
-    Ok(match opened {
-        Ok(opened) => {
-            recorded.set(1);
-            opened.recorded(recorded)
-        }
+    let path = folder.join(record_name(id));
+    Ok(match open(&path, candidate, &recorded) {
+        Ok(opened) => opened,
         Err(why) => {
-            let path = folder.join(record_name(id));
             // A locked record was marked instead.
             if !matches!(why, Unusable::Locked) {
                 remove(&path);
@@ -210,29 +160,20 @@ fn folder(state: &State) -> Option<PathBuf> {
     }
 }
 
-/// Opens and locks the files, and adds the current epoch.
-fn open(paths: &Paths, candidate: u64) -> Result<Opened, Unusable> {
-    let record = RecordFile::open(&paths.record)?;
-    let bound = match &paths.bound {
-        None => None,
-        Some(path) => Some(RecordFile::open(path)?),
-    };
-    // The file in memory first: the process that holds the locks looks there for marks.
-    for file in bound.iter().chain([&record]) {
-        if let Err(error) = file.lock() {
-            for file in bound.iter().chain([&record]) {
-                distrust(file, candidate)?;
-            }
-            return Err(error);
-        }
+/// Opens and locks the record, and adds the current epoch.
+fn open(
+    path: &Path,
+    candidate: u64,
+    recorded: &IntGauge,
+) -> Result<(EpochHistory, CurrentEpoch), Unusable> {
+    let record = RecordFile::open(path)?;
+    if let Err(error) = record.lock() {
+        distrust(&record, candidate)?;
+        return Err(error);
     }
     let boot = boot_id();
-    let last = match &bound {
-        None => None,
-        Some(file) => read(file)?.pop(),
-    };
     let mut former = read(&record)?;
-    drop_unproven(&mut former, last, boot);
+    drop_unproven(&mut former, boot);
     let floor = record.distrusted().unwrap_or(0);
     let newest = former.last().map_or(floor, |entry| entry.epoch.max(floor));
     let entry = Entry {
@@ -241,26 +182,23 @@ fn open(paths: &Paths, candidate: u64) -> Result<Opened, Unusable> {
         boot: boot.unwrap_or_default(),
     };
     former.drain(..(former.len() + 1).saturating_sub(EPOCHS_MAX));
-    let end = match bound {
-        None => entry.end,
-        Some(_) => End::Unknown,
-    };
-    let begins = Entry { end, ..entry };
-    let all: Vec<_> = former.iter().copied().chain([begins]).collect();
-    // The record first: the other file still holds the bound that completes it.
+    let all: Vec<_> = former.iter().copied().chain([entry]).collect();
     if let Err(error) = record.write(&all) {
         invalidate(&record);
         return Err(error.into());
     }
-    if let Some(bound) = &bound {
-        bound.write(&[entry])?;
-    }
-    Ok(Opened {
-        record,
-        bound,
-        former,
-        entry,
-    })
+    recorded.set(1);
+    let record = Arc::new(record);
+    let current = CurrentEpoch {
+        recording: Some(Recording {
+            entry,
+            index: former.len(),
+            file: Arc::clone(&record),
+            recorded: recorded.clone(),
+        }),
+    };
+    let history = EpochHistory::new(entry.epoch, former, Some(record));
+    Ok((history, current))
 }
 
 /// Marks the record as not to be trusted up to `candidate` or its newest epoch, whichever is larger.
@@ -285,15 +223,9 @@ fn read(file: &RecordFile) -> io::Result<Vec<Entry>> {
     }
 }
 
-/// Completes the entry of the epoch of `last`, which was in memory. An epoch that had no exact end when the machine
-/// stopped counts as unknown; `boot` is the current boot.
-fn drop_unproven(former: &mut [Entry], last: Option<Entry>, boot: Option<BootId>) {
+/// An epoch that had no exact end when the machine stopped counts as unknown; `boot` is the current boot.
+fn drop_unproven(former: &mut [Entry], boot: Option<BootId>) {
     for entry in former {
-        if entry.end == End::Unknown
-            && let Some(last) = last.filter(|last| last.epoch == entry.epoch)
-        {
-            *entry = last;
-        }
         let is_of_this_boot = boot == Some(entry.boot);
         if matches!(entry.end, End::AtMost(_)) && !is_of_this_boot {
             entry.end = End::Unknown;
@@ -301,39 +233,12 @@ fn drop_unproven(former: &mut [Entry], last: Option<Entry>, boot: Option<BootId>
     }
 }
 
-impl Opened {
-    fn recorded(self, recorded: IntGauge) -> (EpochHistory, CurrentEpoch) {
-        let slot = |file, index| Slot {
-            file: Arc::new(file),
-            index,
-        };
-        let in_record = slot(self.record, self.former.len());
-        let (bound, record) = match self.bound {
-            None => (in_record, None),
-            Some(file) => (slot(file, 0), Some(in_record)),
-        };
-        let file = Arc::clone(&bound.file);
-        let history = EpochHistory::new(self.entry.epoch, self.former, Some(file));
-        let current = CurrentEpoch {
-            recording: Some(Recording {
-                entry: self.entry,
-                bound,
-                record,
-                recorded,
-            }),
-            _finished: Some(history.shared.finished.clone().drop_guard()),
-        };
-        (history, current)
-    }
-}
-
 impl EpochHistory {
-    fn new(epoch: u64, entries: Vec<Entry>, bound: Option<Arc<RecordFile>>) -> Self {
+    fn new(epoch: u64, entries: Vec<Entry>, record: Option<Arc<RecordFile>>) -> Self {
         let shared = Shared {
             epoch,
             entries,
-            bound,
-            finished: CancellationToken::new(),
+            record,
         };
         Self {
             shared: Arc::new(shared),
@@ -350,17 +255,10 @@ impl EpochHistory {
     #[must_use]
     pub fn tail(&self, cursor: &Cursor) -> Option<Tail> {
         let shared = &*self.shared;
-        if shared.bound.as_ref()?.distrusted().ok()? >= cursor.epoch {
+        if shared.record.as_ref()?.distrusted().ok()? >= cursor.epoch {
             return None;
         }
         tail_of(&shared.entries, cursor)
-    }
-
-    /// Waits until the current epoch has ended and its end is on the disk.
-    pub async fn finished(&self) {
-        if self.shared.bound.is_some() {
-            self.shared.finished.cancelled().await;
-        }
     }
 }
 
@@ -395,19 +293,8 @@ fn invalidate(file: &RecordFile) {
     }
 }
 
-/// The file name of the record of a producer.
+/// The file name of the record of a producer: readable, and different for each name.
 fn record_name(id: &str) -> String {
-    file_name("producer", id, id.as_bytes())
-}
-
-/// The file name of the bound of a record in another folder.
-fn bound_name(folder: &Path, id: &str) -> String {
-    let whole = [folder.as_os_str(), OsStr::new(id)].map(OsStr::as_bytes);
-    file_name("bound", id, &whole.join(&0))
-}
-
-/// A readable file name, different for each value of `hashed`.
-fn file_name(kind: &str, id: &str, hashed: &[u8]) -> String {
     let shown: String = id
         .chars()
         .map(|c| {
@@ -419,7 +306,10 @@ fn file_name(kind: &str, id: &str, hashed: &[u8]) -> String {
         })
         .take(SHOWN_BYTES_MAX)
         .collect();
-    format!("cookiesync-{kind}-{shown}-{:016x}", record::fnv(hashed))
+    format!(
+        "cookiesync-producer-{shown}-{:016x}",
+        record::fnv(id.as_bytes())
+    )
 }
 
 /// Identifies this boot of the machine; `None` when the system does not say.

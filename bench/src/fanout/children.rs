@@ -33,7 +33,7 @@ pub(super) fn start_producer(
     programs: &Programs,
     folder: &Path,
 ) -> Result<Producer> {
-    let mut flags = vec!["--state".to_owned(), folder.display().to_string()];
+    let mut flags = Vec::new();
     if let Some(bytes) = &args.log_bytes {
         flags.extend(["--log-bytes".to_owned(), bytes.clone()]);
     }

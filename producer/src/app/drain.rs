@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tonic_health::ServingStatus;
 
 use super::App;
@@ -62,13 +62,7 @@ impl App {
         let admin_grace = ADMIN_GRACE.min(timeout / 4);
         let behind = self.drain_streams(end - admin_grace).await;
         let appended = self.log.stats().appended;
-        let (_, recorded) = tokio::join!(
-            self.admin.drain(end),
-            timeout_at(end, self.epoch_history.finished())
-        );
-        if recorded.is_err() {
-            tracing::warn!("the epoch history is not written in time");
-        }
+        self.admin.drain(end).await;
         if behind.is_empty() {
             tracing::info!(appended, "drained");
             return Ok(());

@@ -85,9 +85,8 @@ pub struct Listening {
 
     /// Folder for the record of how far this producer got, or `none` [default: /dev/shm]
     ///
-    /// By it, its consumers know after a crash or a restart how much they missed. Best in memory, and always the same for
-    /// the same name; `none` keeps no record. For a folder on a disk, what changes while the producer runs is in /dev/shm, and the
-    /// disk has each end: where /dev/shm does not outlive the process, nothing is known of a crash.
+    /// From it, its consumers know after a crash or a restart how much they missed. It must be in memory (tmpfs), and always
+    /// the same for the same name; `none` keeps no record.
     #[arg(
         long,
         value_name = "DIR",

@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FsWord, OFlags, statfs},
+    fs::{FsWord, OFlags, fstatfs},
     process::geteuid,
 };
 
@@ -21,9 +21,9 @@ use super::record::{self, DISTRUSTED_AT, Damaged, Entry, MAGIC, RECORD_BYTES, SL
 /// Linux's magic number of the in-memory file system, usually found at `/dev/shm` and `/run`.
 const TMPFS: FsWord = 0x0102_1994;
 
-/// Whether writing to a file in `folder` never waits for a disk.
-pub(super) fn is_in_memory(folder: &Path) -> bool {
-    statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
+/// Whether writing to a file never waits for a disk.
+fn is_in_memory(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|found| found.f_type == TMPFS)
 }
 
 /// A file that may hold a record.
@@ -49,8 +49,8 @@ pub(super) enum Unusable {
     Foreign,
     #[error("another process of this name keeps it")]
     Locked,
-    #[error("it is on a disk, and there is no /dev/shm in memory for what changes all the time")]
-    NoMemory,
+    #[error("its folder is on a disk: --state must be in memory (tmpfs)")]
+    OnDisk,
 }
 
 impl RecordFile {
@@ -72,6 +72,9 @@ impl RecordFile {
             && found.nlink() == 1;
         if !is_own {
             return Err(Unusable::Foreign);
+        }
+        if !is_in_memory(&file) {
+            return Err(Unusable::OnDisk);
         }
         let path = path.to_owned();
         Ok(Self { file, path })
@@ -95,23 +98,17 @@ impl RecordFile {
         Ok(record::decode(&bytes))
     }
 
-    /// Writes a whole record except for the distrusted epoch, and syncs it.
+    /// Writes a whole record except for the distrusted epoch.
     pub(super) fn write(&self, entries: &[Entry]) -> io::Result<()> {
         self.file
             .write_all_at(&record::encode_slots(entries), SLOTS_AT)?;
-        self.file.write_all_at(MAGIC, 0)?;
-        self.file.sync_all()
+        self.file.write_all_at(MAGIC, 0)
     }
 
     /// Writes one epoch.
     pub(super) fn write_one(&self, index: usize, entry: &Entry) -> io::Result<()> {
         let slot = record::encode_slot(index, entry);
         self.file.write_all_at(&slot, record::slot_at(index))
-    }
-
-    /// Syncs what was written to the disk, if it is on one.
-    pub(super) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
     }
 
     /// The epoch up to which the record is not to be trusted.
@@ -123,9 +120,7 @@ impl RecordFile {
 
     /// Marks the record as not to be trusted up to `epoch`. Needs no lock.
     pub(super) fn set_distrusted(&self, epoch: u64) -> io::Result<()> {
-        self.file
-            .write_all_at(&epoch.to_le_bytes(), DISTRUSTED_AT)?;
-        self.file.sync_data()
+        self.file.write_all_at(&epoch.to_le_bytes(), DISTRUSTED_AT)
     }
 
     /// A second descriptor of the same open file, as a child has after a fork.
@@ -140,15 +135,10 @@ impl RecordFile {
         self.set_distrusted(0)
     }
 
-    /// Removes the file; open handles stay valid.
-    pub(super) fn remove(&self) -> io::Result<()> {
-        std::fs::remove_file(&self.path)
-    }
-
     /// Makes sure that nobody trusts the file any more.
     pub(super) fn invalidate(&self) -> io::Result<()> {
         let emptied = self.file.set_len(0);
-        let removed = self.remove();
+        let removed = std::fs::remove_file(&self.path);
         emptied.or(removed)
     }
 

@@ -10,7 +10,7 @@ use crate::log::{Progress as _, Sequence};
 
 const NOW: u64 = 1_000_000;
 
-/// A folder in memory, where most records are.
+/// A folder in memory, as every record needs.
 fn memory() -> TempDir {
     TempDir::new_in(DEFAULT_FOLDER).unwrap()
 }
@@ -198,7 +198,7 @@ fn failed_write_empties_the_record() {
     current.reserve(10);
     // The same file, but not open for writing.
     let recording = current.recording.as_mut().unwrap();
-    recording.bound.file = Arc::new(RecordFile::read_only(&path(&folder)).unwrap());
+    recording.file = Arc::new(RecordFile::read_only(&path(&folder)).unwrap());
     let recorded = recording.recorded.clone();
     assert_eq!(current.reserve(20_000), u64::MAX, "not to be asked again");
     assert_eq!(recorded.get(), 0);
@@ -215,73 +215,23 @@ fn names_become_file_names() {
         assert!(name.len() < 100 && !name.contains(['/', '.']), "{name}");
     }
     assert_ne!(record_name("a:b"), record_name("a_b"));
-    let [one, other] = ["/a", "/b"].map(|folder| bound_name(Path::new(folder), "p"));
-    assert_ne!(one, other);
-}
-
-/// A producer with a record on a disk.
-struct OnDisk {
-    folder: TempDir,
-    paths: Paths,
-}
-
-impl OnDisk {
-    fn new() -> Self {
-        let folder = TempDir::new().unwrap();
-        let paths = Paths {
-            record: folder.path().join("record"),
-            bound: Some(folder.path().join("bound")),
-        };
-        Self { folder, paths }
-    }
-
-    fn start(&self) -> (EpochHistory, CurrentEpoch) {
-        let recorded = IntGauge::new("recorded", "recorded").unwrap();
-        open(&self.paths, NOW).unwrap().recorded(recorded)
-    }
-
-    fn written(&self) -> Vec<u8> {
-        fs::read(&self.paths.record).unwrap()
-    }
 }
 
 #[test]
-fn disk_records_no_bound_from_the_first_cookie_until_the_end() {
-    let disk = OnDisk::new();
-    let (history, mut current) = disk.start();
-    let first = disk.written();
-    assert_eq!(record::decode(&first).unwrap()[0].end, End::Unknown);
-    current.reserve(10);
-    current.settle(10);
-    current.reserve(5_000);
-    current.end(5_000);
-    assert_eq!(disk.written(), first);
-    Box::new(current).close();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(history.finished());
-    let entries = record::decode(&disk.written()).unwrap();
-    assert_eq!(entries[0].end, End::Exact(5_000));
-    let left: Vec<_> = fs::read_dir(&disk.folder).unwrap().collect();
-    assert_eq!(left.len(), 1, "{left:?}");
-}
-
-#[test]
-fn second_process_marks_a_record_on_a_disk_and_the_first_sees_it() {
-    let disk = OnDisk::new();
-    let (_, mut current) = disk.start();
-    current.end(5);
-    current.write_record();
-    drop(current);
-    let (first, _current) = disk.start();
-    assert_eq!(first.tail(&cursor(NOW, 5)), tail(0, true));
-    let refused = open(&disk.paths, NOW + 9).unwrap_err();
-    assert!(matches!(refused, Unusable::Locked), "{refused}");
-    assert_eq!(first.tail(&cursor(NOW, 5)), None);
+fn folder_on_a_disk_gets_no_record() {
+    let folder = TempDir::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let (history, mut current) = start(&folder, NOW);
+    assert_eq!(current.reserve(10), u64::MAX, "not to be asked again");
+    current.end(10);
+    drop((history, current));
+    assert!(!path(&folder).exists());
+    let (history, _current) = start(&folder, NOW + 1);
+    assert_eq!(history.tail(&cursor(NOW, 5)), None);
 }
 
 #[test]
 fn record_is_free_once_dropped_even_if_a_forked_child_has_it_open() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = memory();
     let file = RecordFile::open(&path(&folder)).unwrap();
     file.lock().unwrap();
     // What a fork makes: a second descriptor of the same open file.
@@ -291,16 +241,14 @@ fn record_is_free_once_dropped_even_if_a_forked_child_has_it_open() {
     drop(of_child);
 }
 
-/// What happens to a producer whose record is on a disk.
+/// What happens to a producer.
 #[derive(Debug, Clone)]
 enum Step {
     Append(u64),
     Idle,
     Kill,
-    /// An orderly end, after which the last write reaches the disk or never does.
-    Stop {
-        lands: bool,
-    },
+    /// An orderly end.
+    Stop,
     /// Killed, and what was in memory is gone, as with a container.
     KillWithMemory,
 }
@@ -310,7 +258,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (1..3_000_u64).prop_map(Step::Append),
         2 => Just(Step::Idle),
         1 => Just(Step::Kill),
-        1 => any::<bool>().prop_map(|lands| Step::Stop { lands }),
+        1 => Just(Step::Stop),
         1 => Just(Step::KillWithMemory),
     ];
     prop::collection::vec(step, 1..40)
@@ -347,12 +295,12 @@ fn check_tails(history: &EpochHistory, ended: &[Ended]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// No append waits for the disk, even if it never takes a write; and what it tells the next run is true.
+    /// What the record tells the next run is true.
     #[test]
     fn bound_is_never_below_what_was_appended(steps in steps()) {
-        let disk = OnDisk::new();
+        let folder = memory();
         let mut ended: Vec<Ended> = Vec::new();
-        let (mut history, mut current) = disk.start();
+        let (mut history, mut current) = start(&folder, NOW);
         let (mut last, mut reserved) = (0, 0);
         for step in steps {
             let (is_known, is_exact) = match step {
@@ -369,20 +317,20 @@ proptest! {
                 }
                 Step::Kill => (true, false),
                 Step::KillWithMemory => {
-                    fs::remove_file(disk.folder.path().join("bound")).unwrap();
+                    fs::remove_file(path(&folder)).unwrap();
+                    for earlier in &mut ended {
+                        earlier.is_known = false;
+                    }
                     (false, false)
                 }
-                Step::Stop { lands } => {
+                Step::Stop => {
                     current.end(last);
-                    if lands {
-                        current.write_record();
-                    }
                     (true, true)
                 }
             };
             ended.push(Ended { epoch: history.epoch(), last, is_known, is_exact });
             drop((history, current));
-            (history, current) = disk.start();
+            (history, current) = start(&folder, NOW + 1_000 * ended.len() as u64);
             (last, reserved) = (0, 0);
             check_tails(&history, &ended);
         }

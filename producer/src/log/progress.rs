@@ -17,9 +17,6 @@ pub trait Progress: Debug + Send {
 
     /// `last` is the last sequence of this epoch.
     fn end(&mut self, last: Sequence);
-
-    /// Called after [`end`](Self::end), without the lock: may take a while.
-    fn close(self: Box<Self>);
 }
 
 #[cfg(test)]
@@ -28,7 +25,7 @@ mod tests {
     use std::{
         sync::{
             Arc,
-            atomic::{AtomicBool, AtomicU64, Ordering},
+            atomic::{AtomicU64, Ordering},
         },
         time::{Duration, Instant},
     };
@@ -46,7 +43,6 @@ mod tests {
     #[derive(Debug, Default, Clone)]
     struct Recorded {
         last: Arc<AtomicU64>,
-        is_closed: Arc<AtomicBool>,
     }
 
     impl Recorded {
@@ -67,9 +63,6 @@ mod tests {
         }
         fn end(&mut self, last: Sequence) {
             self.last.store(last, Ordering::Relaxed);
-        }
-        fn close(self: Box<Self>) {
-            self.is_closed.store(true, Ordering::Relaxed);
         }
     }
 
@@ -105,6 +98,5 @@ mod tests {
         let appended = log.stats().appended;
         log.close();
         assert_eq!(told.last(), appended);
-        assert!(told.is_closed.load(Ordering::Relaxed));
     }
 }

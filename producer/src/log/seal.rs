@@ -278,14 +278,10 @@ impl Log {
         open.sealed_by_drain += u64::from(open.count > 0);
         self.seal(&mut open);
         let next = open.next_sequence();
-        let mut progress = open.progress.take();
-        if let Some(progress) = &mut progress {
+        if let Some(mut progress) = open.progress.take() {
             progress.end(next - 1);
         }
         drop(open);
-        if let Some(progress) = progress {
-            progress.close();
-        }
         self.shared.head.send_modify(|head| {
             *head = Head {
                 next,

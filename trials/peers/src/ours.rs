@@ -38,8 +38,6 @@ pub(crate) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Se
         folder,
         flags: vec![
             format!("--queue-cookies={keep}"),
-            "--id=peers".to_owned(),
-            format!("--state={}", folder.display()),
         ],
     };
     let mut producer = launch.start()?;

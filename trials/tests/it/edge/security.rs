@@ -404,9 +404,8 @@ fn check_private(path: &Path) -> Result<()> {
 #[tokio::test]
 async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
     let folder = TempDir::new()?;
-    let state = folder.path().join("state");
-    fs::create_dir(&state)?;
-    let state_flag = format!("--state={}", state.display());
+    let state = TempDir::new_in("/dev/shm")?;
+    let state_flag = format!("--state={}", state.path().display());
     let mut producer = Producer::start(&folder, &[&state_flag]).await?;
     let store = folder.path().join("store");
     let mut consumer =

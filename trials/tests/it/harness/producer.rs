@@ -32,6 +32,7 @@ pub(crate) struct Producer {
     /// As a URL.
     pub(crate) grpc: String,
     pub(crate) admin: String,
+    _state: TempDir,
 }
 
 impl Producer {
@@ -47,7 +48,9 @@ impl Producer {
         flags: &[&str],
     ) -> Result<Self> {
         let program = &programs().await?.producer;
-        let mut producer = Self::of(launch(program, folder, addresses, flags).start()?);
+        let state = TempDir::new_in("/dev/shm")?;
+        let launch = launch(program, folder, addresses, flags, &state);
+        let mut producer = Self::of(launch.start()?, state);
         producer.wait_ready().await?;
         Ok(producer)
     }
@@ -60,13 +63,14 @@ impl Producer {
         wrap: Wrap<'_>,
     ) -> Result<Self> {
         let program = &programs().await?.producer;
-        let launch = launch(program, folder, addresses, flags);
-        let mut producer = Self::of(launch.start_wrapped(wrap)?);
+        let state = TempDir::new_in("/dev/shm")?;
+        let launch = launch(program, folder, addresses, flags, &state);
+        let mut producer = Self::of(launch.start_wrapped(wrap)?, state);
         producer.wait_ready().await?;
         Ok(producer)
     }
 
-    fn of(started: producer::Producer) -> Self {
+    fn of(started: producer::Producer, state: TempDir) -> Self {
         Self {
             _ledger: LastLedger {
                 admin: started.admin.clone(),
@@ -76,6 +80,7 @@ impl Producer {
             http: started.http,
             grpc: format!("http://{}", started.grpc),
             admin: started.admin,
+            _state: state,
         }
     }
 
@@ -146,16 +151,17 @@ impl Producer {
     }
 }
 
-/// A producer with its log in `folder`, and its state unless a flag names another place.
+/// A producer with its log in `folder`, and its state in `state` unless a flag names another place.
 fn launch<'a>(
     program: &'a Path,
     folder: &'a TempDir,
     addresses: &Addresses,
     flags: &[&str],
+    state: &TempDir,
 ) -> Launch<'a> {
     let mut args = owned(flags);
     if given(flags, "--state").is_none() {
-        args.extend(owned(&["--state", &folder.path().display().to_string()]));
+        args.extend(owned(&["--state", &state.path().display().to_string()]));
     }
     Launch {
         program,

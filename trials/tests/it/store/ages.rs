@@ -1,7 +1,7 @@
 //! Cookies that were accepted before they are released: by their own times the newest wins in every store, and readers that
 //! do not understand ages are counted. The producer runs in the test, which appends to its log.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bench::{
@@ -24,8 +24,8 @@ use crate::{
 const WAITED: Duration = Duration::from_secs(600);
 
 /// A producer in this process, on free ports.
-async fn producer(folder: &Path) -> Result<App> {
-    let state = format!("--state={}", folder.display());
+async fn producer() -> Result<App> {
+    let state = "--state=none".to_owned();
     let ports = ["--http", "--grpc", "--admin"].map(|port| format!("{port}=127.0.0.1:0"));
     let arguments = ["producer".to_owned(), state].into_iter().chain(ports);
     App::start(Config::load(arguments.map(Into::into))?).await
@@ -59,7 +59,7 @@ fn release(log: &Log, age: Duration, cookies: &[(&str, u32, &str)]) -> Result<u6
 async fn cookie_accepted_last_stays_in_every_store_whichever_came_last() -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = producer(folder.path()).await?;
+    let producer = producer().await?;
     let (log, http) = (producer.log(), producer.addresses().http.to_string());
     let urls = [grpc(&producer)];
     let urls = urls.each_ref().map(String::as_str);
@@ -130,7 +130,7 @@ async fn cookie_accepted_last_stays_in_every_store_whichever_came_last() -> Resu
 #[tokio::test]
 async fn cookie_older_than_its_time_to_live_is_settled_and_unseen() -> Result<()> {
     let folder = TempDir::new()?;
-    let producer = producer(folder.path()).await?;
+    let producer = producer().await?;
     let urls = [grpc(&producer)];
     let urls = urls.each_ref().map(String::as_str);
     let store = embedded(&folder.path().join("store"));
@@ -152,7 +152,7 @@ async fn cookie_older_than_its_time_to_live_is_settled_and_unseen() -> Result<()
 #[tokio::test]
 async fn readers_that_do_not_understand_ages_are_counted_while_they_are_connected() -> Result<()> {
     let folder = TempDir::new()?;
-    let producer = producer(folder.path()).await?;
+    let producer = producer().await?;
     let grpc = grpc(&producer);
     let lacking = async |expected: u64| {
         wait_until(

@@ -15,7 +15,6 @@ use bench::{
     tools::skip,
 };
 use consumer::producers::GIVEN_UP_AFTER;
-use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -291,7 +290,7 @@ async fn epochs_that_were_missed_wholly_are_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn disk_that_hangs_keeps_no_request_waiting_and_the_bound_is_true() -> Result<()> {
+async fn disk_that_hangs_keeps_no_request_waiting_and_no_bound_is_told() -> Result<()> {
     let folder = TempDir::new()?;
     let Some(disk) = Disk::mount(&folder)? else {
         return Ok(());
@@ -304,15 +303,13 @@ async fn disk_that_hangs_keeps_no_request_waiting_and_the_bound_is_true() -> Res
     drop(hanging);
     pair.start_producer().await?;
     pair.start_consumer().await?;
-    let metrics = pair.expect("bounded", "cookies_max=").await?;
-    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
-    let most = 5_000 + producer::epoch_history::AHEAD_COOKIES;
-    ensure!((5_000..=most).contains(&bound), "{bound}");
+    pair.expect("unknown", "unknown tail: no bound is known")
+        .await?;
     pair.goes_on().await
 }
 
 #[tokio::test]
-async fn disk_that_hangs_holds_up_no_drain_and_the_end_is_exact() -> Result<()> {
+async fn disk_that_hangs_holds_up_no_drain_and_no_end_is_told() -> Result<()> {
     let folder = TempDir::new()?;
     let Some(disk) = Disk::mount(&folder)? else {
         return Ok(());
@@ -323,29 +320,18 @@ async fn disk_that_hangs_holds_up_no_drain_and_the_end_is_exact() -> Result<()> 
     pair.stop_consumer().await?;
     pair.producer.accept_numbers(1..=50).await?;
     let hanging = disk.hang()?;
-    pair.producer.process.signal(Signal::TERM)?;
-    // The last line: from here on it waits for the disk alone.
-    wait_until(PATIENCE, "it has drained", async || {
-        Ok(pair.producer.process.last_lines(1).contains("drained"))
-    })
-    .await?;
-    let words = pair.producer.process.last_lines(2);
-    ensure!(words.contains("is not written in time"), "{words}");
+    pair.stop_producer().await?;
     drop(hanging);
-    let status = pair.producer.process.wait(PATIENCE).await?;
-    expect_exit(&pair.producer.process, status, 0)?;
     pair.start_producer().await?;
     pair.start_consumer().await?;
-    let said = "exactly so many cookies after this sequence are lost";
-    let metrics = pair.expect("lost", said).await?;
-    let reason = [("reason", "producer_ended")];
-    assert_eq!(metrics.count(names::LOST, &reason), 50);
+    pair.expect("unknown", "unknown tail: no bound is known")
+        .await?;
     pair.goes_on().await
 }
 
 #[tokio::test]
 async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
-    let state = TempDir::new()?;
+    let state = TempDir::new_in("/dev/shm")?;
     let flag = state.path().display().to_string();
     let mut pair = Pair::start(&["--state", &flag]).await?;
     pair.producer.process.kill()?;
@@ -387,10 +373,8 @@ async fn producer_without_a_record_works_and_says_so() -> Result<()> {
 
 #[tokio::test]
 async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
-    let folder = TempDir::new()?;
-    let state = folder.path().join("state");
-    fs::create_dir(&state)?;
-    let state = state.display().to_string();
+    let (folder, state) = (TempDir::new()?, TempDir::new_in("/dev/shm")?);
+    let state = state.path().display().to_string();
     let flags = ["--id", "p", "--state", &state];
     let first = Producer::start(&folder, &flags).await?;
     let second = Producer::start_at(&folder, &Addresses::free()?, &flags).await?;
