@@ -5,7 +5,6 @@
 //!
 //! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
 //! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
-//! - [`store`] writes cookies into a store as the consumer does, beside what the store can do at best;
 //! - [`e2e`] drives everything together through a ladder of rates and verifies every store;
 //! - [`fanout`] says what each further subscriber costs;
 //! - [`compare`] puts two reports side by side and says what changed beyond noise.
@@ -26,7 +25,6 @@ pub mod observe;
 pub mod program;
 pub mod report;
 pub mod stat;
-pub mod store;
 pub mod subscribe;
 pub mod traffic;
 pub mod verify;
@@ -87,7 +85,6 @@ impl Cli {
 enum Command {
     Load(Box<load::LoadArgs>),
     Subscribe(subscribe::SubscribeArgs),
-    Store(store::StoreArgs),
     E2e(Box<e2e::E2eArgs>),
     Fanout(fanout::FanoutArgs),
     Compare(compare::CompareArgs),
@@ -119,13 +116,6 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let outcome = subscribe::run(&args, &stop, opened).await?;
             print(args.report.json, &outcome, subscribe::Outcome::summary)?;
-            leave(folder, || outcome.report())?;
-            Ok(outcome.is_faultless())
-        }
-        Command::Store(args) => {
-            let folder = args.report.prepare("store")?;
-            let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.report.json, &outcome, store::Outcome::summary)?;
             leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }

@@ -90,14 +90,6 @@ impl SyntheticCookie {
         }
     }
 
-    /// This cookie with the buyer uid of another.
-    #[must_use]
-    pub(crate) fn with_buyer_uid_of(mut self, other: &Self) -> Self {
-        self.buyer_uid = other.buyer_uid;
-        self.buyer_uid_bytes = other.buyer_uid_bytes;
-        self
-    }
-
     pub(crate) fn user_id_bytes(&self) -> &[u8] {
         &self.user_id
     }

@@ -1,18 +1,20 @@
-//! What only developers run: long runs under faults.
+//! What only developers run: long runs under faults, and a store by itself.
 //!
-//! [`soak`] drives the whole system at one rate for long, with faults, and verifies every store. It is a scenario as those of
-//! [`bench`](mod@bench), and made of its parts. Beside it lie the trials that are tests: `tests/it` runs everything for real, `sim`
+//! [`soak`] drives the whole system at one rate for long, with faults, and verifies every store. [`store`] writes cookies into a store as
+//! the consumer does, beside what the store can do at best. Both are scenarios as those of [`bench`](mod@bench), and made of its parts.
+//! Beside them lie the trials that are tests: `tests/it` runs everything for real, `sim`
 //! on a simulated network and clock, `interleavings` the log's own source under many thread schedules, and `fuzz` what reads
 //! outsiders' bytes; and `peers`, a workspace of its own, compares ours with NATS and Redis.
 
 pub mod soak;
+pub mod store;
 
 use anyhow::Result;
 use bench::program::{print, warn_of_profile};
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-/// Tries cookiesync under faults.
+/// Tries cookiesync under faults, and measures its stores.
 #[derive(Debug, Parser)]
 #[command(name = "trials", version = runtime::VERSION, after_long_help = EXAMPLES)]
 pub struct Cli {
@@ -28,6 +30,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 enum Command {
     Soak(Box<soak::SoakArgs>),
+    Store(Box<store::StoreArgs>),
 }
 
 /// Runs what the command line asks for, until it ends or `stop`, and prints its report.
@@ -43,6 +46,11 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let outcome = soak::run(&args, &stop).await?;
             print(args.report.json, &outcome, soak::Outcome::summary)?;
             Ok(outcome.is_faultless())
+        }
+        Command::Store(args) => {
+            let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
+            print(args.json, &outcome, store::Outcome::summary)?;
+            Ok(outcome.faults.is_empty())
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What operators and developers use: pages, settings, metrics, bench and the examples.
 
 mod admin;
-mod bench_store;
 mod config_reload;
 mod debug;
 mod demo;
@@ -17,3 +16,4 @@ mod pages;
 mod reports;
 mod settings;
 mod status;
+mod store_trial;

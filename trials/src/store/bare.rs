@@ -1,0 +1,201 @@
+//! What the server itself can do: the same documents in commands that were encoded before, and nothing else.
+//!
+//! No batch waits for the one before, nothing is looked at but whether it worked, and no cursor is kept.
+
+use std::{collections::BTreeMap, num::NonZeroU32};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use consumer::{Config, store::mongodb::COOKIES};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use mongodb::{
+    Client,
+    bson::{DateTime, Document, RawArrayBuf, RawDocumentBuf, doc, rawdoc},
+};
+use tokio::{runtime::Runtime, time::Instant};
+
+use super::{Server, Slice, StoreArgs, due, threads};
+
+const DUPLICATE: i32 = 11_000;
+
+/// What is done with the cookies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Unordered inserts of those whose pair comes for the first time: the ceiling.
+    Insert,
+    /// Unordered upserts of all, guarded by time: what one would do without the consumer.
+    Upsert,
+}
+
+/// A client that does nothing but send.
+pub(super) struct Bare {
+    kind: Kind,
+    runtime: &'static Runtime,
+    client: Client,
+    /// Commands under way at once.
+    writers: usize,
+    /// Cookies that are split by DSP together.
+    batch_cookies: usize,
+    rate: Option<NonZeroU32>,
+}
+
+/// A command ready to be sent.
+pub(super) struct Command {
+    dsp_id: u32,
+    command: RawDocumentBuf,
+    operations: usize,
+}
+
+impl Bare {
+    /// Connects, and makes the collections as one would by hand, with a TTL index.
+    pub(super) async fn start(
+        kind: Kind,
+        args: &StoreArgs,
+        config: &Config,
+        server: &Server,
+    ) -> Result<Self> {
+        let runtime = threads(kind.name())?;
+        let (dsps, uri) = (args.dsps.get(), server.uri().to_owned());
+        let connecting = async move {
+            let client = Client::with_uri_str(uri).await?;
+            for dsp_id in 1..=dsps {
+                let index = doc! {"key": {"t": 1}, "name": "t_1", "expireAfterSeconds": i32::MAX};
+                let command = doc! {"createIndexes": COOKIES, "indexes": [index]};
+                let database = client.database(&Server::database(kind.name(), dsp_id));
+                database.run_command(command).await?;
+            }
+            anyhow::Ok(client)
+        };
+        let client = runtime.spawn(connecting).await?;
+        Ok(Self {
+            kind,
+            runtime,
+            client: client.context("cannot prepare the baseline")?,
+            writers: config.mongodb.mongodb_writers,
+            batch_cookies: match args.rate {
+                None => args.batch.get(),
+                Some(rate) => (rate.get() / 5).max(1) as usize,
+            },
+            rate: args.rate,
+        })
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    /// Encodes a slice: batch by batch, each split by DSP and sorted by user.
+    pub(super) fn encode(&self, slice: &Slice) -> Result<Vec<Command>> {
+        let mut commands = Vec::new();
+        let mut is_new = slice.is_new.iter();
+        let mut by_dsp: BTreeMap<u32, Vec<(&str, RawDocumentBuf)>> = BTreeMap::new();
+        let mut cookies = 0;
+        for chunk in &slice.chunks {
+            let micros = chunk.header().accepted_unix_micros;
+            let accepted = DateTime::from_millis(i64::try_from(micros / 1000)?);
+            for cookie in chunk.cookies() {
+                let cookie = cookie?;
+                cookies += 1;
+                if is_new.next() == Some(&true) || self.kind == Kind::Upsert {
+                    let operation = self.kind.encode(cookie.user_id, cookie.buyer_uid, accepted);
+                    let operations = by_dsp.entry(cookie.dsp_id).or_default();
+                    operations.push((cookie.user_id, operation));
+                }
+            }
+            if cookies >= self.batch_cookies {
+                commands.extend(self.commands(std::mem::take(&mut by_dsp)));
+                cookies = 0;
+            }
+        }
+        commands.extend(self.commands(by_dsp));
+        Ok(commands)
+    }
+
+    fn commands(
+        &self,
+        by_dsp: BTreeMap<u32, Vec<(&str, RawDocumentBuf)>>,
+    ) -> impl Iterator<Item = Command> {
+        let kind = self.kind;
+        by_dsp.into_iter().map(move |(dsp_id, mut operations)| {
+            // Stable: of one pair's cookies the last stays the last.
+            operations.sort_by_key(|(user_id, _)| *user_id);
+            let count = operations.len();
+            let array: RawArrayBuf = operations.into_iter().map(|(_, it)| it).collect();
+            let command = match kind {
+                Kind::Insert => rawdoc! {"insert": COOKIES, "ordered": false, "documents": array},
+                Kind::Upsert => rawdoc! {"update": COOKIES, "ordered": false, "updates": array},
+            };
+            Command {
+                dsp_id,
+                command,
+                operations: count,
+            }
+        })
+    }
+
+    /// Sends all commands and waits for their answers; returns the number of cookies.
+    pub(super) async fn send(&self, commands: Vec<Command>) -> Result<u64> {
+        let (kind, client) = (self.kind, self.client.clone());
+        let (writers, rate, began) = (self.writers, self.rate, Instant::now());
+        let sending = async move {
+            let mut sent = 0;
+            let answers = commands.into_iter().map(|command| {
+                let due_after = sent;
+                sent += command.operations as u64;
+                let database = client.database(&Server::database(kind.name(), command.dsp_id));
+                async move {
+                    due(began, rate, due_after).await;
+                    let answer = database.run_raw_command(command.command).await?;
+                    check(kind, &answer, command.operations)
+                }
+            });
+            let answers = stream::iter(answers.collect::<Vec<_>>());
+            answers
+                .buffer_unordered(writers)
+                .try_collect::<()>()
+                .await?;
+            due(began, rate, sent).await;
+            Ok(sent)
+        };
+        let sent: Result<u64> = self.runtime.spawn(sending).await?;
+        sent.context("the baseline failed")
+    }
+}
+
+impl Kind {
+    /// Of the way, in names of databases too, and of its threads.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Insert => "ceiling",
+            Self::Upsert => "upserts",
+        }
+    }
+
+    fn encode(self, user_id: &str, buyer_uid: &str, accepted: DateTime) -> RawDocumentBuf {
+        match self {
+            Self::Insert => rawdoc! {"_id": user_id, "b": buyer_uid, "t": accepted},
+            Self::Upsert => rawdoc! {
+                "q": {"_id": user_id, "t": {"$lte": accepted}},
+                "u": {"$set": {"b": buyer_uid, "t": accepted}},
+                "upsert": true,
+            },
+        }
+    }
+}
+
+/// All operations must have worked. An upsert may fail as a duplicate: what is stored is newer, or another command has just inserted
+/// the same new pair.
+fn check(kind: Kind, answer: &Document, operations: usize) -> Result<()> {
+    if let Ok(error) = answer.get_document("writeConcernError") {
+        bail!("not acknowledged: {error}");
+    }
+    let errors = answer.get_array("writeErrors");
+    let errors = errors.map_or(&[][..], Vec::as_slice);
+    for error in errors.iter().filter_map(|error| error.as_document()) {
+        if kind == Kind::Insert || error.get_i32("code").ok() != Some(DUPLICATE) {
+            bail!("write refused: {error}");
+        }
+    }
+    let done = usize::try_from(answer.get_i32("n").unwrap_or_default())? + errors.len();
+    ensure!(done == operations, "{done} of {operations} were written");
+    Ok(())
+}

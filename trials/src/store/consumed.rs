@@ -1,0 +1,220 @@
+//! The consumer's own way into a store: chunks into its buffer, through its collector and writer.
+//!
+//! It runs on threads of its own, so that their CPU time is the consumer's and nothing else's.
+
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use bench::{
+    ledger,
+    report::duration,
+    scrape::{Samples, names},
+};
+use consumer::{
+    Config,
+    app::open_store,
+    config::StoreConfig,
+    health::Health,
+    ledger::Ledger,
+    metrics::Metrics,
+    sink::{Failure, Pipeline, Stops},
+    store::Store,
+    subscription::buffer::{BufferWriter, Item},
+};
+use prometheus::{Encoder as _, TextEncoder};
+use runtime::metrics::Registry;
+use serde::Serialize;
+use tokio::{
+    runtime::Runtime,
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{Slice, VERIFIED_PAIRS, Workload, due, threads};
+
+pub(super) const NAME: &str = "consumer";
+
+/// Those that it works on: its own, and those of the embedded store.
+pub(super) const THREADS: [&str; 2] = ["store-consumer", "fjall:worker"];
+
+/// How long the store may take for a cookie before the run is given up.
+const STORE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A consumer's sink at work.
+pub(super) struct Consumed {
+    runtime: &'static Runtime,
+    producer: Arc<str>,
+    buffer: BufferWriter,
+    store: Arc<dyn Store>,
+    tasks: JoinSet<Result<(), Failure>>,
+    /// What retries cookies of DSPs whose databases fail ends with this.
+    stop_retrying: DropGuard,
+    registry: Registry,
+    ledger: Ledger,
+    /// Cookies a second, if not as fast as it goes.
+    rate: Option<NonZeroU32>,
+    discards: bool,
+}
+
+/// The consumer's batches.
+#[derive(Debug, Clone, Serialize)]
+pub struct BatchFigures {
+    /// How many there were.
+    pub count: u64,
+    /// Their mean size.
+    pub cookies_mean: f64,
+    /// How long the store took for each: the median.
+    pub p50_micros: u64,
+    /// The 99th percentile.
+    pub p99_micros: u64,
+}
+
+impl fmt::Display for BatchFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (p50, p99) = (duration(self.p50_micros), duration(self.p99_micros));
+        let (count, mean) = (self.count, self.cookies_mean);
+        write!(f, "{count} batches of {mean:.0}, p50 {p50}, p99 {p99}")
+    }
+}
+
+impl Consumed {
+    /// Opens the store and starts the sink, as the consumer does.
+    pub(super) async fn start(config: Config, rate: Option<NonZeroU32>) -> Result<Self> {
+        let runtime = threads(THREADS[0])?;
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry).context("metrics")?;
+        let ledger = metrics.sink.ledger.clone();
+        let discards = matches!(config.storing.store, StoreConfig::Discard);
+        let opening = async move {
+            let store = open_store(&config).await?;
+            let (buffer, mut pipeline) = Pipeline::new(
+                &config,
+                Arc::clone(&store),
+                Arc::new(Health::default()),
+                watch::channel(config.storing.dsps_refused()).1,
+                &metrics,
+                Stops::default(),
+            );
+            let loaded = timeout(STORE_PATIENCE, pipeline.load_cursors()).await;
+            loaded.context("the store does not answer")??;
+            anyhow::Ok((store, buffer, pipeline))
+        };
+        let (store, buffer, pipeline) = runtime.spawn(opening).await??;
+        let stop_retrying = CancellationToken::new();
+        let (collecting, writing, retrying) = pipeline.into_tasks(stop_retrying.clone());
+        runtime.spawn(retrying);
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(collecting, runtime.handle());
+        tasks.spawn_on(writing, runtime.handle());
+        Ok(Self {
+            runtime,
+            producer: "trials".into(),
+            buffer,
+            store,
+            tasks,
+            stop_retrying: stop_retrying.drop_guard(),
+            registry,
+            ledger,
+            rate,
+            discards,
+        })
+    }
+
+    /// Pushes a slice and waits until the fate of each of its cookies is known; returns their number.
+    pub(super) async fn write(&mut self, slice: &Slice) -> Result<u64> {
+        let began = Instant::now();
+        let (buffer, ledger, rate) = (&self.buffer, &self.ledger, self.rate);
+        let pushed_and_stored = async {
+            let mut pushed = 0;
+            for chunk in &slice.chunks {
+                due(began, rate, pushed).await;
+                pushed += u64::from(chunk.header().count);
+                let item = Item::Chunk(Arc::clone(&self.producer), chunk.clone());
+                let push = timeout(STORE_PATIENCE, buffer.push(item)).await;
+                push.context("the store takes no cookies")??;
+            }
+            due(began, rate, pushed).await;
+            let settled = async {
+                let waiting = |ledger: &Ledger| {
+                    let figures = ledger.figures();
+                    figures.waiting + figures.set_aside
+                };
+                while waiting(ledger) > 0 {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let settled = timeout(STORE_PATIENCE, settled).await;
+            settled.context("the store takes no cookies")?;
+            anyhow::Ok(pushed)
+        };
+        tokio::select! {
+            pushed = pushed_and_stored => pushed,
+            ended = self.tasks.join_next() => match ended {
+                Some(Ok(Err(failure))) => Err(failure.into()),
+                Some(Err(error)) => Err(error.into()),
+                Some(Ok(Ok(()))) | None => bail!("the consumer ended before its buffer"),
+            },
+        }
+    }
+
+    /// Lets the sink end as in a drain, verifies what the store has, and closes it; returns what is wrong.
+    pub(super) async fn finish(self, workload: &Workload) -> Result<(BatchFigures, Vec<String>)> {
+        let Self {
+            runtime,
+            buffer,
+            store,
+            mut tasks,
+            stop_retrying,
+            registry,
+            discards,
+            ..
+        } = self;
+        drop(buffer);
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        drop(stop_retrying);
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&registry.gather(), &mut text)?;
+        let samples = Samples::parse(&String::from_utf8(text)?);
+        ledger::check_consumer(&samples)?;
+
+        let mut faults = Vec::new();
+        let (received, sent) = (samples.count(names::RECEIVED, &[]), workload.cookies());
+        if received != sent {
+            faults.push(format!("{received} of {sent} cookies were received"));
+        }
+        let failed = samples.count(names::FAILED, &[]);
+        if failed > 0 {
+            faults.push(format!("{failed} cookies were rejected"));
+        }
+        let mut wrong = 0;
+        for pair in workload.expected(VERIFIED_PAIRS).filter(|_| !discards) {
+            let known = store.lookup(&pair.user_id).await?.buyer_uids;
+            wrong += u64::from(known.get(&pair.dsp_id) != Some(&pair.buyer_uid));
+        }
+        if wrong > 0 {
+            faults.push(format!(
+                "{wrong} verified pairs have not their newest value"
+            ));
+        }
+        // Closing may block for a moment.
+        runtime.spawn_blocking(move || drop(store)).await?;
+
+        let quantile = |quantile| {
+            let seconds = samples.histogram(names::FLUSH_SECONDS).quantile(quantile);
+            let time = Duration::from_secs_f64(seconds.unwrap_or(0.0));
+            u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+        };
+        let count = samples.count(names::BATCHES, &[]);
+        let batches = BatchFigures {
+            count,
+            cookies_mean: received as f64 / count.max(1) as f64,
+            p50_micros: quantile(0.5),
+            p99_micros: quantile(0.99),
+        };
+        Ok((batches, faults))
+    }
+}

@@ -1,0 +1,153 @@
+//! What a bidder feels meanwhile: one document by its `_id`, as an open loop.
+
+use std::{fmt, num::NonZeroU32, time::Duration};
+
+use anyhow::{Context as _, Result};
+use bench::report::duration;
+use consumer::store::mongodb::COOKIES;
+use hdrhistogram::Histogram;
+use mongodb::{
+    Client,
+    bson::{RawDocumentBuf, doc},
+};
+use serde::Serialize;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Pairs, Server};
+
+/// Lookups under way at once; what is due beyond that waits, and its waiting counts.
+const UNDER_WAY_MAX: usize = 1_000;
+
+/// A client that looks up pairs at random at a rate of its own, whether or not answers come.
+pub(super) struct Bidder {
+    client: Client,
+    /// Whose databases are read.
+    way: &'static str,
+    rate: NonZeroU32,
+    lookups: Lookups,
+}
+
+/// What lookups took.
+struct Lookups {
+    /// From when each was due until its answer.
+    micros: Histogram<u64>,
+    failed: u64,
+}
+
+/// Lookups that go on until they are stopped.
+pub(super) struct Looking {
+    stop: CancellationToken,
+    task: JoinSet<Lookups>,
+}
+
+/// From when a lookup was due until its answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct LookupFigures {
+    /// The median.
+    pub p50_micros: u64,
+    /// The 99th percentile.
+    pub p99_micros: u64,
+    /// Lookups that failed, or found nothing where there is something.
+    pub failed: u64,
+}
+
+impl fmt::Display for LookupFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (p50, p99) = (duration(self.p50_micros), duration(self.p99_micros));
+        write!(f, "lookups p50 {p50}, p99 {p99}")
+    }
+}
+
+impl Lookups {
+    fn none() -> Self {
+        let micros = Histogram::new(3).expect("three digits are within the crate's range");
+        Self { micros, failed: 0 }
+    }
+
+    /// Counts one that ended; a panic counts as one that failed.
+    fn count<E>(&mut self, ended: Result<(Duration, bool), E>) {
+        let (took, is_found) = ended.unwrap_or((Duration::ZERO, false));
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.micros.saturating_record(micros);
+        self.failed += u64::from(!is_found);
+    }
+}
+
+impl Bidder {
+    pub(super) fn new(server: &Server, way: &'static str, rate: NonZeroU32) -> Self {
+        Self {
+            client: server.client().clone(),
+            way,
+            rate,
+            lookups: Lookups::none(),
+        }
+    }
+
+    /// Looks up `pairs` until it is stopped.
+    pub(super) fn look_up(&self, pairs: Pairs) -> Looking {
+        let stop = CancellationToken::new();
+        let mut task = JoinSet::new();
+        let client = self.client.clone();
+        task.spawn(look_up(client, self.way, pairs, self.rate, stop.clone()));
+        Looking { stop, task }
+    }
+
+    /// Waits for the answers that are still to come.
+    pub(super) async fn stop(&mut self, mut looking: Looking) -> Result<()> {
+        looking.stop.cancel();
+        let lookups = looking.task.join_next().await.context("no lookups")??;
+        self.lookups.micros.add(&lookups.micros)?;
+        self.lookups.failed += lookups.failed;
+        Ok(())
+    }
+
+    pub(super) fn figures(&self) -> LookupFigures {
+        LookupFigures {
+            p50_micros: self.lookups.micros.value_at_quantile(0.5),
+            p99_micros: self.lookups.micros.value_at_quantile(0.99),
+            failed: self.lookups.failed,
+        }
+    }
+}
+
+async fn look_up(
+    client: Client,
+    way: &'static str,
+    pairs: Pairs,
+    rate: NonZeroU32,
+    stop: CancellationToken,
+) -> Lookups {
+    let mut lookups = Lookups::none();
+    let mut under_way = JoinSet::new();
+    let began = Instant::now();
+    for at in 0_u64.. {
+        let due = began + Duration::from_secs_f64(at as f64 / f64::from(rate.get()));
+        tokio::select! {
+            () = sleep_until(due) => {}
+            () = stop.cancelled() => break,
+        }
+        while let Some(ended) = under_way.try_join_next() {
+            lookups.count(ended);
+        }
+        if under_way.len() >= UNDER_WAY_MAX
+            && let Some(ended) = under_way.join_next().await
+        {
+            lookups.count(ended);
+        }
+        let pair = pairs.draw();
+        let database = client.database(&Server::database(way, pair.dsp_id));
+        let cookies = database.collection::<RawDocumentBuf>(COOKIES);
+        under_way.spawn(async move {
+            let found = cookies.find_one(doc! {"_id": pair.user_id}).await;
+            (due.elapsed(), matches!(found, Ok(Some(_))))
+        });
+    }
+    while let Some(ended) = under_way.join_next().await {
+        lookups.count(ended);
+    }
+    lookups
+}

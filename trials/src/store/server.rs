@@ -1,0 +1,86 @@
+//! The MongoDB that is written to, seen from beside: what runs there, and the databases that are ours.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use anyhow::{Context as _, Result};
+use bench::{cpu::CpuTime, stat::Stat};
+use consumer::store::mongodb::COOKIES;
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+    options::ClientOptions,
+};
+
+/// What the names of all databases of a run begin with; those of others must not.
+pub(super) const PREFIX: &str = "trials-store-";
+
+/// How long the server may be looked for, so that its absence shows soon.
+const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A MongoDB.
+pub(super) struct Server {
+    uri: String,
+    client: Client,
+    /// Of the `mongod`, if it runs on this machine.
+    process_id: Option<u32>,
+}
+
+impl Server {
+    pub(super) async fn connect(uri: &str) -> Result<Self> {
+        let mut options = ClientOptions::parse(uri).await?;
+        options
+            .server_selection_timeout
+            .get_or_insert(SELECTION_TIMEOUT);
+        let client = Client::with_options(options)?;
+        let command = doc! {"serverStatus": 1, "repl": 0, "metrics": 0, "locks": 0};
+        let status = client.database("admin").run_command(command).await;
+        let status = status.context("cannot use the MongoDB of --store")?;
+        let id = status.get_i64("pid").ok();
+        let id = id.and_then(|id| u32::try_from(id).ok());
+        let is_mongod = |id: &u32| Stat::of(*id).is_some_and(|stat| stat.name == "mongod");
+        Ok(Self {
+            uri: uri.to_owned(),
+            client,
+            process_id: id.filter(is_mongod),
+        })
+    }
+
+    pub(super) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The database of a DSP, written by this way.
+    pub(super) fn database(way: &str, dsp_id: u32) -> String {
+        format!("{PREFIX}{way}-{dsp_id}")
+    }
+
+    /// What `mongod` has used; `None` when it does not run on this machine.
+    pub(super) fn cpu(&self) -> Option<CpuTime> {
+        self.process_id.and_then(CpuTime::of)
+    }
+
+    /// Drops the databases of this run and of earlier ones, and no others.
+    pub(super) async fn drop_databases(&self) -> Result<()> {
+        for name in self.client.list_database_names().await? {
+            if name.starts_with(PREFIX) {
+                self.client.database(&name).drop().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The documents of one way.
+    pub(super) async fn count(&self, way: &str, dsps: NonZeroU32) -> Result<u64> {
+        let mut count = 0;
+        for dsp_id in 1..=dsps.get() {
+            let database = self.client.database(&Self::database(way, dsp_id));
+            let cookies = database.collection::<Document>(COOKIES);
+            count += cookies.estimated_document_count().await?;
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,215 @@
+//! The cookies that are written: how many repeat a pair of user and DSP, and with what. Pure.
+//!
+//! Pairs are numbered as they first come; the number and the seed give user, DSP and buyer uid, so no ids are kept. A
+//! repeat takes one of all pairs sent before, each as likely as any other. Buyer uids have versions; a changed repeat
+//! has the next one. Versions are counted in one byte a pair.
+
+use std::num::NonZeroU32;
+
+use anyhow::Result;
+use bench::traffic::{SyntheticCookie, Traffic, nth_word};
+use proto::{
+    limits::CHUNK_BYTES_DEFAULT,
+    wire::{
+        ChunkHeader, ChunkRef, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received,
+        TAILROOM_BYTES, put_cookie, seal,
+    },
+};
+
+use super::StoreArgs;
+
+/// Keeps what is drawn here apart from what the traffic draws from the same seed.
+const DRAWS: u64 = 0x2545_f491_4f6c_dd1d;
+
+/// Chunks are accepted at least so far apart: the finest step that every store can tell.
+const CHUNK_STEP_MICROS: u64 = 1_000;
+
+/// More than a cookie of this traffic takes in a chunk.
+const COOKIE_BYTES_MAX: usize = 80;
+
+/// Makes one slice of cookies after the other.
+pub(super) struct Workload {
+    pairs: Pairs,
+    dsps: NonZeroU32,
+    repeat: f64,
+    changed: f64,
+    cookies: u64,
+    /// By pair.
+    versions: Vec<u8>,
+    epoch: u64,
+    accepted_unix_micros: u64,
+}
+
+/// A run of cookies, as a producer would send them.
+pub(super) struct Slice {
+    pub(super) chunks: Vec<ChunkRef>,
+    /// For each cookie, in order, whether its pair comes for the first time.
+    pub(super) is_new: Vec<bool>,
+}
+
+/// The pairs there are at some moment.
+#[derive(Debug, Clone)]
+pub(super) struct Pairs {
+    traffic: Traffic,
+    count: u64,
+}
+
+/// What the store should have of one pair in the end.
+pub(super) struct Expected {
+    pub(super) user_id: String,
+    pub(super) dsp_id: u32,
+    pub(super) buyer_uid: String,
+}
+
+impl Workload {
+    /// Goes on after `pairs`, the first of the same seed, each in its first version. `epoch` is that of the chunks.
+    pub(super) fn new(args: &StoreArgs, seed: u64, pairs: u64, epoch: u64) -> Self {
+        let traffic = Traffic::new(seed, None).with_dsps(args.dsps);
+        let known = usize::try_from(pairs).expect("a pair has a place in memory");
+        Self {
+            pairs: Pairs {
+                traffic,
+                count: pairs,
+            },
+            dsps: args.dsps,
+            repeat: args.repeat,
+            changed: args.repeat_changed,
+            cookies: 0,
+            versions: vec![0; known],
+            epoch,
+            accepted_unix_micros: 0,
+        }
+    }
+
+    /// The cookies made so far.
+    pub(super) fn cookies(&self) -> u64 {
+        self.cookies
+    }
+
+    /// The pairs there are now.
+    pub(super) fn pairs(&self) -> &Pairs {
+        &self.pairs
+    }
+
+    pub(super) fn dsps(&self) -> NonZeroU32 {
+        self.dsps
+    }
+
+    /// The next `cookies`, in chunks each accepted after the one before and not before `now`, in microseconds since
+    /// the Unix epoch.
+    pub(super) fn slice(&mut self, cookies: u64, now: u64) -> Result<Slice> {
+        let (mut chunks, mut is_new) = (Vec::new(), Vec::new());
+        let end = self.cookies + cookies;
+        while self.cookies < end {
+            let first_sequence = self.cookies + 1;
+            let mut buffer = Vec::with_capacity(CHUNK_BYTES_DEFAULT + TAILROOM_BYTES);
+            buffer.resize(HEADROOM_BYTES, 0);
+            while self.cookies < end && buffer.len() + COOKIE_BYTES_MAX <= CHUNK_BYTES_DEFAULT {
+                is_new.push(self.put_next(&mut buffer));
+            }
+            self.accepted_unix_micros = now.max(self.accepted_unix_micros + CHUNK_STEP_MICROS);
+            let header = ChunkHeader {
+                epoch: self.epoch,
+                first_sequence,
+                count: u32::try_from(self.cookies + 1 - first_sequence)?,
+                accepted_unix_micros: self.accepted_unix_micros,
+            };
+            let message_at = seal(&mut buffer, &header);
+            let message = bytes::Bytes::from(buffer).slice(message_at + FRAME_PREFIX_BYTES..);
+            match Received::decode(message)? {
+                Received::Chunk(chunk) => chunks.push(chunk),
+                Received::Event(_) | Received::Unknown => unreachable!("a chunk was sealed"),
+            }
+        }
+        Ok(Slice { chunks, is_new })
+    }
+
+    /// Appends a cookie; returns whether its pair is new.
+    fn put_next(&mut self, buffer: &mut Vec<u8>) -> bool {
+        let draws = nth_word(self.pairs.traffic.seed() ^ DRAWS, self.cookies);
+        self.cookies += 1;
+        let is_new = self.pairs.count == 0 || share(nth_word(draws, 0)) >= self.repeat;
+        let pair = if is_new {
+            self.versions.push(0);
+            self.pairs.count += 1;
+            self.pairs.count - 1
+        } else {
+            let pair = below(nth_word(draws, 1), self.pairs.count);
+            if share(nth_word(draws, 2)) < self.changed {
+                let version = self.version(pair);
+                *version = version.wrapping_add(1);
+            }
+            pair
+        };
+        let version = *self.version(pair);
+        let (first, newest) = self.pairs.versions(pair, version);
+        put_cookie(
+            buffer,
+            &CookieRef {
+                buyer_uid: newest.buyer_uid(),
+                ..first.to_wire()
+            },
+        );
+        is_new
+    }
+
+    fn version(&mut self, pair: u64) -> &mut u8 {
+        let at = usize::try_from(pair).expect("a pair has a place in memory");
+        &mut self.versions[at]
+    }
+
+    /// Pairs drawn at random, each with its newest value; all when there are fewer.
+    pub(super) fn expected(&self, count: u64) -> impl Iterator<Item = Expected> {
+        let step = (self.pairs.count / count).max(1);
+        let versions = (0_u64..).zip(&self.versions);
+        let drawn = versions.filter(move |(pair, _)| pair % step == 0);
+        drawn.map(|(pair, version)| self.pairs.expected(pair, *version))
+    }
+}
+
+impl Slice {
+    pub(super) fn cookies(&self) -> u64 {
+        self.is_new.len() as u64
+    }
+}
+
+impl Pairs {
+    /// How many.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// One of them, each as likely as any other, as it first came.
+    pub(super) fn draw(&self) -> Expected {
+        self.expected(fastrand::u64(..self.count.max(1)), 0)
+    }
+
+    fn expected(&self, pair: u64, version: u8) -> Expected {
+        let (first, newest) = self.versions(pair, version);
+        Expected {
+            user_id: first.user_id().to_owned(),
+            dsp_id: first.dsp_id(),
+            buyer_uid: newest.buyer_uid().to_owned(),
+        }
+    }
+
+    /// The cookie of a pair as it first came, and one that has its buyer uid in this version.
+    fn versions(&self, pair: u64, version: u8) -> (SyntheticCookie, SyntheticCookie) {
+        let first = self.traffic.cookie(0, pair);
+        match version {
+            0 => (first, first),
+            _ => (first, self.traffic.cookie(version.into(), pair)),
+        }
+    }
+}
+
+/// A draw from 0 up to, not including, 1.
+fn share(word: u64) -> f64 {
+    (word >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Scales a draw from all 64-bit numbers to one below `bound`.
+fn below(word: u64, bound: u64) -> u64 {
+    let scaled = (u128::from(word) * u128::from(bound)) >> 64;
+    u64::try_from(scaled).expect("below the bound")
+}

@@ -1,0 +1,158 @@
+//! `trials store` measures what it says, and leaves nothing behind.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bench::mongod::Mongod;
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::harness::{Ended, TRIALS, embedded, run_to_end};
+
+const COOKIES: u64 = 6_000;
+const WARM_UP: u64 = 1_000;
+
+/// Runs `trials store` with small slices and batches.
+async fn store(store: &str, more: &[&str]) -> Result<Ended> {
+    let cookies = COOKIES.to_string();
+    let mut args = vec!["store", "--store", store, "--cookies", &cookies, "--json"];
+    args.extend(["--slice", "2000", "--batch", "500", "--seed", "7"]);
+    args.extend(more);
+    run_to_end(Path::new(TRIALS), &args, &[]).await
+}
+
+/// Its JSON object; fails unless it ended well.
+fn outcome(ended: &Ended) -> Result<Value> {
+    ensure!(ended.code == Some(0), "{:?}: {}", ended.code, ended.words);
+    let json = ended.words.lines().last().context("no output")?;
+    Ok(serde_json::from_str(json)?)
+}
+
+fn way<'a>(outcome: &'a Value, name: &str) -> Result<&'a Value> {
+    let ways = outcome["ways"].as_array().context("no ways")?;
+    let way = ways.iter().find(|way| way["name"] == name);
+    way.with_context(|| format!("{name} is missing in {outcome}"))
+}
+
+#[track_caller]
+fn check_consumer(outcome: &Value) {
+    assert_eq!(outcome["faults"], Value::Array(Vec::new()));
+    assert_eq!(outcome["cookies"], COOKIES);
+    let way = &outcome["ways"][0];
+    assert_eq!(way["name"], "consumer");
+    assert_eq!(way["cookies"], COOKIES);
+    assert!(way["per_second"].as_f64() > Some(0.0), "{way}");
+    assert!(way["batches"]["p99_micros"].as_u64() > Some(0), "{way}");
+    let cookies = way["batches"]["cookies_mean"].as_f64();
+    assert!(cookies > Some(0.0), "{way}");
+}
+
+#[tokio::test]
+async fn a_store_in_mongodb_is_measured_beside_its_baselines() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    for foreign in ["7", "trials-store"] {
+        let cookies = client.database(foreign).collection("cookies");
+        cookies.insert_one(doc! {"_id": "precious"}).await?;
+    }
+    let before = client.list_database_names().await?;
+
+    let flags = ["--dsps=3", "--repeat=0.5", "--repeat-changed=0.4"];
+    let outcome = outcome(&store(&mongod.uri(), &flags).await?)?;
+    let pairs = outcome["pairs"].as_u64().context("no pairs")?;
+    assert!((3_000..4_000).contains(&pairs), "{pairs}");
+    check_consumer(&outcome);
+    for name in ["consumer", "ceiling", "upserts"] {
+        let way = way(&outcome, name)?;
+        assert_eq!(way["documents"], pairs, "{way}");
+        assert!(way["mongod_cpu_micros"].is_number(), "{way}");
+    }
+    assert!(way(&outcome, "ceiling")?["cookies"].as_u64() < Some(pairs));
+    assert_eq!(way(&outcome, "upserts")?["cookies"], COOKIES);
+    assert_eq!(client.list_database_names().await?, before);
+    mongod.process().check()
+}
+
+#[tokio::test]
+async fn what_was_written_is_kept_on_request() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let flags = [
+        "--dsps=1",
+        "--keep",
+        "--consumer-arg=--expiry=sweep",
+        "--rate=20000",
+    ];
+    let kept = outcome(&store(&mongod.uri(), &flags).await?)?;
+    check_consumer(&kept);
+    assert_eq!(way(&kept, "consumer")?["documents"], COOKIES + WARM_UP);
+    let client = Client::with_uri_str(mongod.uri()).await?;
+    for (name, indexes) in [("consumer", 1), ("ceiling", 2)] {
+        let database = client.database(&format!("trials-store-{name}-1"));
+        let cookies = database.collection::<Document>("cookies");
+        let names = cookies.list_index_names().await?;
+        assert_eq!(names.len(), indexes, "{name}: {names:?}");
+        let seconds = way(&kept, name)?["seconds"].as_f64();
+        assert!(seconds >= Some(0.3), "{name} was faster: {seconds:?}");
+    }
+
+    let flags = [
+        "--dsps=1",
+        "--alone",
+        "--resume",
+        "--repeat=0.8",
+        "--lookups=500",
+    ];
+    let resumed = outcome(&store(&mongod.uri(), &flags).await?)?;
+    check_consumer(&resumed);
+    let pairs = resumed["pairs"].as_u64();
+    assert!(pairs > Some(COOKIES + WARM_UP) && pairs < Some(2 * COOKIES + WARM_UP));
+    assert_eq!(way(&resumed, "consumer")?["documents"].as_u64(), pairs);
+    assert_eq!(resumed["ways"].as_array().map(Vec::len), Some(1));
+    let lookups = &way(&resumed, "consumer")?["lookups"];
+    assert!(lookups["p99_micros"].as_u64() > Some(0), "{resumed}");
+    mongod.process().check()
+}
+
+#[tokio::test]
+async fn an_embedded_store_is_measured_in_a_folder_of_its_own() -> Result<()> {
+    let folder = TempDir::new()?;
+    let path = folder.path().join("store");
+    let flags = ["--repeat=0.8", "--repeat-changed=1"];
+    check_consumer(&outcome(&store(&embedded(&path), &flags).await?)?);
+    assert!(!path.exists(), "it is removed");
+
+    std::fs::create_dir(&path)?;
+    let refused = store(&embedded(&path), &[]).await?;
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.words.contains("exists"), "{}", refused.words);
+    assert!(path.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn wrong_flags_are_refused_by_name() -> Result<()> {
+    for (to, flag, word) in [
+        ("none", "--repeat=2", "--repeat"),
+        (
+            "none",
+            "--consumer-arg=--mongodb-writers=100",
+            "--mongodb-writers",
+        ),
+        ("none", "--resume", "--resume"),
+        ("none", "--lookups=7", "--lookups"),
+        ("mangodb://secret@host", "--keep", "--store"),
+        ("mongodb://user:secret@127.0.0.1:1", "--keep", "--store"),
+    ] {
+        let ended = store(to, &[flag]).await?;
+        ensure!(ended.code != Some(0), "{flag}: {}", ended.words);
+        assert!(ended.words.contains(word), "{flag}: {}", ended.words);
+        assert!(!ended.words.contains("secret"), "{}", ended.words);
+    }
+    Ok(())
+}
