@@ -92,7 +92,7 @@ impl Edge {
         head: &Head<'_>,
         lines: &[Header<'_>],
         read_at: Instant,
-        known: &KnownDsps,
+        known: &mut KnownDsps,
         burst: &mut Burst,
         tally: &mut Tally,
     ) -> Result<Outcome, Closed> {
@@ -103,7 +103,7 @@ impl Edge {
             return Ok(Outcome::MethodNotAllowed);
         }
         if burst.is_full() || tally.is_full() {
-            self.append(burst, tally, read_at)?;
+            self.append(burst, tally, known, read_at)?;
         }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(lines);
@@ -125,7 +125,13 @@ impl Edge {
 
     /// Appends the cookies that were accepted at `read_at` to the log, or hands them to their limits if there are any, before any client is told
     /// so, and counts the requests.
-    fn append(&self, burst: &mut Burst, tally: &mut Tally, read_at: Instant) -> Result<(), Closed> {
+    fn append(
+        &self,
+        burst: &mut Burst,
+        tally: &mut Tally,
+        known: &mut KnownDsps,
+        read_at: Instant,
+    ) -> Result<(), Closed> {
         let count = u64::from(burst.count());
         if count > 0 {
             match &self.shaping {
@@ -134,7 +140,7 @@ impl Edge {
             }
             self.metrics.accepted.inc_by(count);
         }
-        self.metrics.dsps.add(tally);
+        self.metrics.dsps.add(tally, known);
         Ok(())
     }
 }

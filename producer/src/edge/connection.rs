@@ -207,7 +207,7 @@ impl Connection {
                         &head,
                         lines,
                         read_at,
-                        &self.known,
+                        &mut self.known,
                         &mut self.burst,
                         &mut tally,
                     )?;
@@ -232,7 +232,7 @@ impl Connection {
         }
         self.input.drain(..consumed);
         // The cookies must be in the log before the responses promise it.
-        edge.append(&mut self.burst, &mut tally, read_at)?;
+        edge.append(&mut self.burst, &mut tally, &mut self.known, read_at)?;
         Ok((next, requests))
     }
 }

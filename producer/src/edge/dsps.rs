@@ -8,42 +8,42 @@
 //! use up these places by making up DSPs. Requests with an unreadable DSP are counted as `none`.
 //!
 //! The list may change while the process runs. A DSP that leaves the list keeps its series, which stands still. When
-//! there are more than `KEPT_MAX` series, those of unlisted DSPs are removed and their counts added to `other`.
+//! there would be more than `KEPT_MAX` series, those of DSPs that left the list before are removed and their counts added
+//! to `other`.
 //!
 //! # What it costs
 //!
-//! A burst clears a [`Tally`] of 320 bytes, and a request costs one write to it. When the burst is in the log, one lock
-//! is taken, which apart from scrapes another thread rarely holds, and under it one lookup and one addition are made for
-//! each request. Where unknown DSPs are refused, each DSP is also looked up in the list, of which each connection keeps
-//! its own handle. Counters shared by all threads would have been simpler, but there are as many of them as DSPs, and
-//! each addition would wait for the cache of another processor. `edge/connection.rs` has the measured times.
+//! A burst clears a [`Tally`] of 320 bytes, and a request costs one write to it. When the burst is in the log, one lookup
+//! and one addition are made for each request, to a counter that apart from scrapes another thread rarely uses. Each
+//! connection has its own handle of the table of DSPs, which is replaced as a whole when it changes, so no lock is taken.
+//! `edge/connection.rs` has the measured times.
 
 use std::{
     array,
-    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
 };
 
 use figures::producer::DSP_COOKIES;
 use foldhash::fast::RandomState;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use prometheus::proto::MetricFamily;
 use runtime::metrics::{Registry, family};
 
 use super::request::Rejection;
+use crate::metrics::as_f64;
 
 /// The most DSPs that can be listed.
 pub const SHOWN_MAX: usize = 1024;
 
-/// The most series that are kept when the list changes; each takes 150 bytes in each of at most 64 shards.
+/// The most series that are kept when the list changes; each takes 128 bytes in each of at most 64 shards.
 const KEPT_MAX: usize = 3 * SHOWN_MAX;
 
-/// The most sets of counts: with more threads than these, some share one.
+/// The most sets of counts of a series: with more threads than these, some share one.
 const SHARDS_MAX: usize = 64;
 
 /// The most requests that a tally holds; unless they are rejected, fewer fill a burst.
@@ -58,7 +58,7 @@ const NONE: u32 = 0;
 const NONE_LABEL: &str = "none";
 
 /// Which DSPs have a series of their own, and whether others are refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shown {
     /// The list; if it is empty, the DSPs that are seen first.
     pub named: BTreeSet<u32>,
@@ -68,23 +68,33 @@ pub struct Shown {
     pub refuses_others: bool,
 }
 
-/// The listed DSPs.
-type Listed = HashSet<u32, RandomState>;
-
-/// The DSPs that are not refused, as one connection knows them.
+/// The DSPs that have a series, as one connection knows them.
 #[derive(Debug, Clone, Default)]
-pub struct KnownDsps {
-    version: usize,
-    /// The list, if all other DSPs are refused.
-    listed: Option<Arc<Listed>>,
-}
+pub struct KnownDsps(Arc<Table>);
 
 impl KnownDsps {
     /// Whether cookies of the DSP are refused.
     #[must_use]
     pub fn refuses(&self, dsp_id: u32) -> bool {
-        let listed = self.listed.as_ref();
-        listed.is_some_and(|listed| !listed.contains(&dsp_id))
+        self.0.shown.refuses_others && !self.0.counting.contains_key(&dsp_id)
+    }
+}
+
+/// Which DSPs have a series.
+#[derive(Debug, Clone, Default)]
+struct Table {
+    version: usize,
+    shown: Shown,
+    /// Those that are listed, or have a series without a list.
+    counting: HashMap<u32, Arc<Series>, RandomState>,
+    /// Those that have left the list: their series stand still.
+    left: HashMap<u32, Arc<Series>, RandomState>,
+}
+
+impl Table {
+    /// Whether a DSP without a series gets one when it is seen: there is no list, and there is room.
+    fn is_open(&self) -> bool {
+        self.shown.named.is_empty() && self.counting.len() < self.shown.max
     }
 }
 
@@ -145,75 +155,46 @@ pub struct Dsps {
 
 #[derive(Debug)]
 struct Shared {
-    /// All have the same series.
-    shards: Vec<Shard>,
-    /// The newest. The lock is also held to change which series there are, and to read all of them.
-    known: Mutex<KnownDsps>,
-    /// That of `known`, which can be read without the lock.
+    table: Mutex<Arc<Table>>,
+    /// That of the table, which can be read without the lock.
     version: AtomicUsize,
-    /// The most DSPs that get a series as they are first seen.
-    max: usize,
-    /// Whether a DSP without a series gets one when it is seen: there is no list, and there is room.
-    is_open: AtomicBool,
+    other: Series,
+    none: Series,
 }
-
-/// The counts of some threads, on cache lines of its own.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Shard(Mutex<Counts>);
 
 /// How many requests had which outcome.
 type Outcomes = [u64; OUTCOMES];
 
+/// The counts of one series.
 #[derive(Debug)]
-struct Counts {
-    series: HashMap<u32, Series, RandomState>,
-    other: Outcomes,
-}
+struct Series(Box<[Shard]>);
 
-#[derive(Debug)]
-struct Series {
-    is_listed: bool,
-    outcomes: Outcomes,
+/// The counts of some threads, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard([AtomicU64; OUTCOMES]);
+
+impl Default for Series {
+    fn default() -> Self {
+        // Twice as many as run at once, so that two running threads rarely share one.
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let shards = (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard::default());
+        Self(shards.collect())
+    }
 }
 
 impl Series {
-    fn listed() -> Self {
-        Self {
-            is_listed: true,
-            outcomes: [0; OUTCOMES],
-        }
-    }
-}
-
-impl Default for Counts {
-    fn default() -> Self {
-        Self {
-            series: [(NONE, Series::listed())].into_iter().collect(),
-            other: [0; OUTCOMES],
-        }
-    }
-}
-
-impl Counts {
-    /// The counts of a DSP that is listed, or has a series without a list.
-    fn listed(&mut self, dsp_id: u32) -> Option<&mut Outcomes> {
-        let series = self.series.get_mut(&dsp_id)?;
-        series.is_listed.then_some(&mut series.outcomes)
+    fn add(&self, thread: usize, outcome: usize, count: u64) {
+        let Shard(counts) = &self.0[thread % self.0.len()];
+        counts[outcome].fetch_add(count, Ordering::Relaxed);
     }
 
-    fn show(&mut self, listed: &BTreeSet<u32>) {
-        for (dsp_id, series) in &mut self.series {
-            series.is_listed = listed.is_empty() || *dsp_id == NONE || listed.contains(dsp_id);
-        }
-        for &dsp_id in listed {
-            self.series.entry(dsp_id).or_insert_with(Series::listed);
-        }
-        if self.series.len() > KEPT_MAX {
-            for (_, gone) in self.series.extract_if(|_, series| !series.is_listed) {
-                sum(&mut self.other, &gone.outcomes);
-            }
-        }
+    fn sums(&self) -> Outcomes {
+        let sum = |outcome: usize| {
+            let counts = self.0.iter().map(|Shard(counts)| &counts[outcome]);
+            counts.map(|count| count.load(Ordering::Relaxed)).sum()
+        };
+        array::from_fn(sum)
     }
 }
 
@@ -223,16 +204,12 @@ impl Dsps {
     /// # Errors
     /// When it is registered already.
     pub fn register(registry: &Registry, shown: &Shown) -> prometheus::Result<Self> {
-        // Twice as many as run at once, so that two running threads rarely share one.
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        let shards = (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard(Mutex::default()));
         let dsps = Self {
             shared: Arc::new(Shared {
-                shards: shards.collect(),
-                known: Mutex::default(),
+                table: Mutex::default(),
                 version: AtomicUsize::new(0),
-                max: shown.max,
-                is_open: AtomicBool::new(false),
+                other: Series::default(),
+                none: Series::default(),
             }),
         };
         dsps.show(shown);
@@ -243,54 +220,55 @@ impl Dsps {
 
     /// Updates the known DSPs of a connection, to be called before each burst.
     pub fn refresh(&self, known: &mut KnownDsps) {
-        if known.version != self.shared.version.load(Ordering::Relaxed) {
-            known.clone_from(&self.shared.known());
+        if known.0.version != self.shared.version.load(Ordering::Relaxed) {
+            known.0 = Arc::clone(&self.shared.table());
         }
     }
 
-    /// Applies another list to the bursts that begin after it; [`Shown::max`] does not change.
+    /// Applies another list to the bursts that begin after it.
     pub fn show(&self, shown: &Shown) {
         let shared = &*self.shared;
-        let mut known = shared.known();
-        for shard in &shared.shards {
-            shard.counts().show(&shown.named);
+        if shared.table().shown == *shown {
+            return;
         }
-        shared.set_open(shown.named.is_empty());
-        let listed = || Arc::new(shown.named.iter().copied().collect());
-        let listed = shown.refuses_others.then(listed);
-        if listed != known.listed {
-            let version = known.version + 1;
-            *known = KnownDsps { version, listed };
-            shared.version.store(version, Ordering::Relaxed);
-        }
+        shared.change(|table| {
+            let Table { counting, left, .. } = table;
+            if counting.len() + left.len() + shown.named.len() > KEPT_MAX {
+                // Not those that leave now: a burst may still count for them.
+                for (_, gone) in left.drain() {
+                    for (outcome, count) in gone.sums().into_iter().enumerate() {
+                        shared.other.add(0, outcome, count);
+                    }
+                }
+            }
+            if !shown.named.is_empty() {
+                left.extend(counting.extract_if(|dsp_id, _| !shown.named.contains(dsp_id)));
+            }
+            for &dsp_id in &shown.named {
+                let known = || left.remove(&dsp_id).unwrap_or_default();
+                counting.entry(dsp_id).or_insert_with(known);
+            }
+            table.shown = shown.clone();
+        });
     }
 
     /// Counts the requests of a burst and empties the tally; to be called when the cookies are in the log.
-    pub fn add(&self, tally: &mut Tally) {
-        if tally.len == 0 {
-            return;
-        }
+    pub fn add(&self, tally: &mut Tally, known: &mut KnownDsps) {
         let shared = &*self.shared;
-        let shard = shared.shard();
-        let mut counts = shard.counts();
+        let thread = thread_number();
         let requests = tally.dsps.iter().zip(&tally.outcomes);
         for (&dsp_id, &outcome) in requests.take(tally.len) {
-            let outcome = usize::from(outcome);
-            if let Some(outcomes) = counts.listed(dsp_id) {
-                outcomes[outcome] += 1;
-                continue;
-            }
-            if shared.is_open.load(Ordering::Relaxed) {
-                drop(counts);
+            if known.0.is_open() && dsp_id != NONE && !known.0.counting.contains_key(&dsp_id) {
                 shared.enter(dsp_id);
-                counts = shard.counts();
+                self.refresh(known);
             }
-            match counts.listed(dsp_id) {
-                Some(outcomes) => outcomes[outcome] += 1,
-                None => counts.other[outcome] += 1,
-            }
+            let series = match known.0.counting.get(&dsp_id) {
+                Some(series) => series,
+                None if dsp_id == NONE => &shared.none,
+                None => &shared.other,
+            };
+            series.add(thread, usize::from(outcome), 1);
         }
-        drop(counts);
         tally.len = 0;
     }
 
@@ -318,71 +296,48 @@ impl Dsps {
 
     /// The sums over all threads of every series that is shown, by its label.
     fn sums(&self) -> Vec<(String, Outcomes)> {
-        let _unchanged = self.shared.known();
-        let mut other = [0; OUTCOMES];
-        let mut sums = BTreeMap::<u32, Outcomes>::new();
-        for shard in &self.shared.shards {
-            let counts = shard.counts();
-            sum(&mut other, &counts.other);
-            for (&dsp_id, series) in &counts.series {
-                let of_dsp = sums.entry(dsp_id).or_insert([0; OUTCOMES]);
-                sum(of_dsp, &series.outcomes);
-            }
-        }
-        let none = sums
-            .remove(&NONE)
-            .filter(|none| none.iter().any(|&count| count > 0));
-        let named = sums
+        let shared = &*self.shared;
+        let table = Arc::clone(&shared.table());
+        let named: BTreeMap<_, _> = table.counting.iter().chain(&table.left).collect();
+        let named = named
             .into_iter()
-            .map(|(dsp_id, sum)| (dsp_id.to_string(), sum));
-        let none = none.map(|none| (NONE_LABEL.to_owned(), none));
+            .map(|(dsp_id, series)| (dsp_id.to_string(), series.sums()));
+        let none = shared.none.sums();
+        let has_none = none.iter().any(|&count| count > 0);
+        let none = has_none.then(|| (NONE_LABEL.to_owned(), none));
         none.into_iter()
-            .chain([("other".to_owned(), other)])
+            .chain([("other".to_owned(), shared.other.sums())])
             .chain(named)
             .collect()
     }
 }
 
 impl Shared {
-    fn shard(&self) -> &Shard {
-        &self.shards[thread_number() % self.shards.len()]
+    fn table(&self) -> MutexGuard<'_, Arc<Table>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self) -> MutexGuard<'_, KnownDsps> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Replaces the table.
+    fn change(&self, change: impl FnOnce(&mut Table)) {
+        let mut table = self.table();
+        let mut changed = Table::clone(&table);
+        change(&mut changed);
+        changed.version += 1;
+        self.version.store(changed.version, Ordering::Relaxed);
+        *table = Arc::new(changed);
     }
 
     /// Gives a new DSP a series, unless there is a list or no room.
     #[cold]
     fn enter(&self, dsp_id: u32) {
-        let _changing = self.known();
-        // Another thread may have changed this meanwhile.
-        if self.is_open.load(Ordering::Relaxed) {
-            for shard in &self.shards {
-                let mut counts = shard.counts();
-                counts.series.entry(dsp_id).or_insert_with(Series::listed);
+        self.change(|table| {
+            // Another thread may have changed this meanwhile.
+            if table.is_open() {
+                let known = || table.left.remove(&dsp_id).unwrap_or_default();
+                table.counting.entry(dsp_id).or_insert_with(known);
             }
-            self.set_open(true);
-        }
+        });
     }
-
-    /// Gives new DSPs a series from now on if there is no list and as long as there is room.
-    fn set_open(&self, has_no_list: bool) {
-        // One of the series is that of no DSP.
-        let is_room = self.shards[0].counts().series.len() <= self.max;
-        self.is_open
-            .store(has_no_list && is_room, Ordering::Relaxed);
-    }
-}
-
-impl Shard {
-    fn counts(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn sum(sums: &mut Outcomes, counts: &Outcomes) {
-    *sums = array::from_fn(|outcome| sums[outcome] + counts[outcome]);
 }
 
 fn outcome_label(outcome: usize) -> &'static str {
@@ -392,24 +347,13 @@ fn outcome_label(outcome: usize) -> &'static str {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
-}
-
 /// The number of this thread, in order of first use.
 fn thread_number() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
+        static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
     }
-    NUMBER.with(|number| {
-        number.get().unwrap_or_else(|| {
-            let new = THREADS.fetch_add(1, Ordering::Relaxed);
-            number.set(Some(new));
-            new
-        })
-    })
+    NUMBER.with(|number| *number)
 }
 
 #[cfg(test)]

@@ -214,16 +214,18 @@ async fn dsps_are_shown_where_they_are_counted_those_with_most_first() {
     let mut scene = Scene::showing(dsps_max);
     let dsps = scene.edge.dsps();
     let mut tally = edge::dsps::Tally::default();
+    let mut known = edge::dsps::KnownDsps::default();
+    dsps.refresh(&mut known);
     for dsp_id in 1..=u32::try_from(dsps_max).unwrap() {
         for _ in 0..dsp_id {
             tally.accepted(dsp_id);
         }
-        dsps.add(&mut tally);
+        dsps.add(&mut tally, &mut known);
     }
     for _ in 0..30 {
         tally.rejected(Some(2), edge::request::Rejection::ALL[0]);
     }
-    dsps.add(&mut tally);
+    dsps.add(&mut tally, &mut known);
     scene.sample();
     let said = scene.said(false);
     assert_eq!(said["dsps"].as_array().unwrap().len(), DSPS_MAX);

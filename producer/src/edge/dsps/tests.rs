@@ -15,14 +15,15 @@ fn dsps(named: &[u32], max: usize) -> Dsps {
 }
 
 fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
-    let mut tally = Tally::default();
+    let (mut tally, mut known) = (Tally::default(), KnownDsps::default());
+    dsps.refresh(&mut known);
     for dsp_id in dsp_ids {
         if tally.is_full() {
-            dsps.add(&mut tally);
+            dsps.add(&mut tally, &mut known);
         }
         tally.accepted(dsp_id);
     }
-    dsps.add(&mut tally);
+    dsps.add(&mut tally, &mut known);
 }
 
 /// All series, as `dsp outcome`.
@@ -82,11 +83,12 @@ fn listed_dsps_have_series_even_beyond_the_maximum() {
 #[test]
 fn rejections_count_for_their_dsp_by_reason() {
     let dsps = dsps(&[], 8);
-    let mut tally = Tally::default();
+    let (mut tally, mut known) = (Tally::default(), KnownDsps::default());
+    dsps.refresh(&mut known);
     tally.rejected(Some(17), Rejection::UserMissing);
     tally.rejected(Some(17), Rejection::UserMissing);
     tally.rejected(None, Rejection::DspMissing);
-    dsps.add(&mut tally);
+    dsps.add(&mut tally, &mut known);
     assert!(!tally.is_full() && tally.len == 0);
     check(
         &dsps,
