@@ -1,5 +1,7 @@
 //! What is counted of a limit: each cookie that was accepted under it has one fate, or is held.
 
+use std::collections::BTreeMap;
+
 use figures::buckets::SHAPING_DELAY_SECONDS;
 
 /// Why a cookie was dropped.
@@ -63,24 +65,40 @@ pub(crate) struct Figures {
     dropped: [u64; Dropped::ALL.len()],
     /// Kept for the next run.
     pub(crate) spooled: u64,
-    /// How often one became a dead letter, by the demand that it waited for, and reason.
-    dead_letters: Vec<[u64; DeadReason::ALL.len()]>,
     /// How often one was revived.
     pub(crate) revived: u64,
-    /// How many were over the limit when they came, by the demand: how many had to wait, and how many would have had to wait for longer
-    /// than the horizon, or not at all where nothing waits.
-    over: Vec<[u64; 2]>,
+    /// By the rule's name.
+    pub(crate) rules: BTreeMap<String, RuleFigures>,
     /// How long those that were released waited.
     pub(crate) delays: Delays,
 }
 
+/// What was counted of a rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RuleFigures {
+    /// How many were over the limit when they came: how many had to wait for it, and how many would have had to wait for longer than the
+    /// horizon, or not at all where nothing waits.
+    pub(crate) over: [u64; 2],
+    /// How often one that waited for it became a dead letter, by reason.
+    pub(crate) dead_letters: [u64; DeadReason::ALL.len()],
+}
+
 impl Figures {
-    pub(super) fn new(demands: usize) -> Self {
-        Self {
-            dead_letters: vec![Default::default(); demands],
-            over: vec![Default::default(); demands],
-            ..Self::default()
-        }
+    pub(super) fn new(rules: &[String]) -> Self {
+        let mut figures = Self::default();
+        figures.keep_rules(rules);
+        figures
+    }
+
+    /// Counts by these rules from now on, and forgets all others.
+    pub(super) fn keep_rules(&mut self, rules: &[String]) {
+        let mut before = std::mem::take(&mut self.rules);
+        let counted = |rule: &String| (rule.clone(), before.remove(rule).unwrap_or_default());
+        self.rules = rules.iter().map(counted).collect();
+    }
+
+    fn rule(&mut self, name: &str) -> &mut RuleFigures {
+        self.rules.get_mut(name).expect("it is a rule of the terms")
     }
 
     /// One was accepted and goes at once, as nearly all do under a limit that their DSP keeps to.
@@ -110,19 +128,19 @@ impl Figures {
         self.dropped[why as usize] += count;
     }
 
-    pub(super) fn die(&mut self, reason: DeadReason, demand: usize) {
-        self.dead_letters[demand][reason as usize] += 1;
+    pub(super) fn die(&mut self, reason: DeadReason, rule: &str) {
+        self.rule(rule).dead_letters[reason as usize] += 1;
     }
 
-    pub(super) fn delayed(&mut self, demand: usize) {
-        self.over[demand][0] += 1;
+    pub(super) fn delayed(&mut self, rule: &str) {
+        self.rule(rule).over[0] += 1;
     }
 
-    pub(super) fn refused(&mut self, demand: usize) {
-        self.over[demand][1] += 1;
+    pub(super) fn refused(&mut self, rule: &str) {
+        self.rule(rule).over[1] += 1;
     }
 
-    /// Adds what another room counted; not by demand, since these are numbered otherwise there.
+    /// Adds what another room counted.
     pub(super) fn add(&mut self, other: &Self) {
         self.accepted += other.accepted + other.passed;
         self.released += other.released + other.passed;
@@ -133,18 +151,17 @@ impl Figures {
         for (known, more) in self.dropped.iter_mut().zip(other.dropped) {
             *known += more;
         }
+        for (rule, more) in &other.rules {
+            let known = self.rules.entry(rule.clone()).or_default();
+            for (known, more) in known.over.iter_mut().zip(more.over) {
+                *known += more;
+            }
+            for (known, more) in known.dead_letters.iter_mut().zip(more.dead_letters) {
+                *known += more;
+            }
+        }
         self.delays.add(&other.delays);
         self.delays.buckets[0] += other.passed;
-    }
-
-    /// What was counted by demand; it is counted anew, for so many.
-    pub(super) fn take_by_demand(&mut self, demands: usize) -> Self {
-        let anew = Self::new(demands);
-        Self {
-            dead_letters: std::mem::replace(&mut self.dead_letters, anew.dead_letters),
-            over: std::mem::replace(&mut self.over, anew.over),
-            ..Self::default()
-        }
     }
 
     /// How many came: accepted, those that passed at once included.
@@ -155,16 +172,6 @@ impl Figures {
     /// How many were dropped for this reason.
     pub(crate) fn dropped(&self, why: Dropped) -> u64 {
         self.dropped[why as usize]
-    }
-
-    /// For each demand, how often one became a dead letter while it waited for that, by reason.
-    pub(crate) fn dead_letters(&self) -> &[[u64; DeadReason::ALL.len()]] {
-        &self.dead_letters
-    }
-
-    /// For each demand, how often one had to wait for it, and how often that was for too long.
-    pub(crate) fn over(&self) -> &[[u64; 2]] {
-        &self.over
     }
 
     /// What was accepted and is neither held nor has a fate: zero.

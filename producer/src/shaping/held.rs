@@ -36,8 +36,8 @@ pub(super) struct Held {
 /// Where a held cookie stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// In the line.
-    InLine,
+    /// In the line, at this place.
+    InLine(u64),
     /// Sent back, as its wait would have been too long; it asks again at this moment.
     Returned(u64),
     /// A dead letter, which is revived at this moment at the earliest.
@@ -58,7 +58,7 @@ impl Held {
             accepted,
             entered: accepted,
             revivals: 0,
-            standing: Standing::InLine,
+            standing: Standing::InLine(0),
             hash: 0,
         }
     }
@@ -106,21 +106,24 @@ pub(super) struct Table {
     /// With the hash, so that growing does not look at the cookies.
     index: HashTable<(u32, At)>,
     hasher: RandomState,
+    /// The line.
+    pub(super) line: BTreeSet<(u64, At)>,
+    /// The next place in it.
+    next_place: u64,
     /// Those that are sent back, by when they ask again.
     pub(super) returned: BTreeSet<(u64, At)>,
     /// Dead letters, by when they may be revived.
     pub(super) dead: BTreeSet<(u64, At)>,
+    /// Dead letters that are not revived any more.
+    pub(super) parked: BTreeSet<(u64, At)>,
     /// All of them, by when they were accepted.
     by_age: BTreeSet<(u64, At)>,
-    pub(super) parked: u64,
-    /// How many places of the line have nobody any more, but are in it.
-    vacant: usize,
     bytes: u64,
 }
 
 impl Table {
     /// Adds a cookie whose pair is not held.
-    pub(super) fn insert(&mut self, mut held: Held) -> At {
+    pub(super) fn insert(&mut self, mut held: Held) {
         held.hash = self.hash(held.dsp_id, held.user_id());
         self.bytes += held.bytes();
         let hash = held.hash;
@@ -137,9 +140,13 @@ impl Table {
         };
         self.index
             .insert_unique(spread(hash), (hash, at), |(hash, _)| spread(*hash));
-        let standing = self.get(at).standing;
-        self.enlist(at, standing);
-        at
+        self.enlist(at);
+    }
+
+    /// The place behind all that are in the line.
+    pub(super) fn end_of_line(&mut self) -> Standing {
+        self.next_place += 1;
+        Standing::InLine(self.next_place)
     }
 
     /// Where the cookie of this pair is.
@@ -157,11 +164,6 @@ impl Table {
         self.cookies[at as usize].as_ref().expect("it is held")
     }
 
-    /// Whether nobody is at this place of the line any more.
-    pub(super) fn is_vacant(&self, at: At) -> bool {
-        self.cookies[at as usize].is_none()
-    }
-
     /// Puts a newer cookie of the same pair in the place of one that is held.
     pub(super) fn renew(&mut self, at: At, mut newer: Held) {
         self.delist(at);
@@ -169,9 +171,8 @@ impl Table {
         newer.hash = held.hash;
         newer.standing = held.standing;
         self.bytes = self.bytes - held.bytes() + newer.bytes();
-        let standing = newer.standing;
         **held = newer;
-        self.enlist(at, standing);
+        self.enlist(at);
     }
 
     /// Has a cookie stand elsewhere.
@@ -179,7 +180,7 @@ impl Table {
         self.delist(at);
         let held = self.cookies[at as usize].as_mut().expect("it is held");
         held.standing = standing;
-        self.enlist(at, standing);
+        self.enlist(at);
     }
 
     /// Revives a dead letter: it enters the room again.
@@ -191,43 +192,18 @@ impl Table {
 
     /// Has all that are parked be dead letters that were never revived.
     pub(super) fn unpark(&mut self, now: u64) {
-        if self.parked == 0 {
-            return;
-        }
-        for at in 0..self.cookies.len() {
-            let Some(held) = &mut self.cookies[at] else {
-                continue;
-            };
-            if held.standing == Standing::Parked {
-                held.revivals = 0;
-                let at = At::try_from(at).expect("it is bounded in bytes");
-                self.move_to(at, Standing::Dead(now));
-            }
+        for (_, at) in self.parked.clone() {
+            let held = self.cookies[at as usize].as_mut().expect("it is held");
+            held.revivals = 0;
+            self.move_to(at, Standing::Dead(now));
         }
     }
 
-    /// Takes a cookie out that is not in the line, or at its front, which is taken from it too.
+    /// Takes a cookie out.
     pub(super) fn take(&mut self, at: At) -> Held {
-        let held = self.remove(at);
-        self.free.push(at);
-        held
-    }
-
-    /// Takes a cookie out of the midst of the line, where its place stays until it [comes to the front](Self::free_place).
-    pub(super) fn vacate(&mut self, at: At) {
-        self.remove(at);
-        self.vacant += 1;
-    }
-
-    /// A place of nobody has left the line.
-    pub(super) fn free_place(&mut self, at: At) {
-        self.vacant -= 1;
-        self.free.push(at);
-    }
-
-    fn remove(&mut self, at: At) -> Held {
         self.delist(at);
         let held = self.cookies[at as usize].take().expect("it is held");
+        self.free.push(at);
         self.bytes -= held.bytes();
         let is_it = |(_, it): &(u32, At)| *it == at;
         let entry = self.index.find_entry(spread(held.hash), is_it);
@@ -250,25 +226,32 @@ impl Table {
         self.bytes
     }
 
-    fn enlist(&mut self, at: At, standing: Standing) {
-        match standing {
-            Standing::InLine => {}
-            Standing::Returned(when) => drop(self.returned.insert((when, at))),
-            Standing::Dead(when) => drop(self.dead.insert((when, at))),
-            Standing::Parked => self.parked += 1,
-        }
-        self.by_age.insert((self.get(at).accepted, at));
+    fn enlist(&mut self, at: At) {
+        let Held {
+            accepted, standing, ..
+        } = *self.get(at);
+        let (set, key) = self.place(standing);
+        set.insert((key, at));
+        self.by_age.insert((accepted, at));
     }
 
     fn delist(&mut self, at: At) {
-        let (accepted, standing) = (self.get(at).accepted, self.get(at).standing);
-        match standing {
-            Standing::InLine => {}
-            Standing::Returned(when) => drop(self.returned.remove(&(when, at))),
-            Standing::Dead(when) => drop(self.dead.remove(&(when, at))),
-            Standing::Parked => self.parked -= 1,
-        }
+        let Held {
+            accepted, standing, ..
+        } = *self.get(at);
+        let (set, key) = self.place(standing);
+        set.remove(&(key, at));
         self.by_age.remove(&(accepted, at));
+    }
+
+    /// The set of those that stand so, and where in it.
+    fn place(&mut self, standing: Standing) -> (&mut BTreeSet<(u64, At)>, u64) {
+        match standing {
+            Standing::InLine(place) => (&mut self.line, place),
+            Standing::Returned(when) => (&mut self.returned, when),
+            Standing::Dead(when) => (&mut self.dead, when),
+            Standing::Parked => (&mut self.parked, 0),
+        }
     }
 
     fn hash(&self, dsp_id: u32, user_id: &str) -> u32 {

@@ -69,14 +69,14 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         Dropped::ALL.map(of)
     });
     let over = summaries.iter().flat_map(|(limit, it)| {
-        it.rules.iter().flat_map(|(rule, counted)| {
+        it.figures.rules.iter().flat_map(|(rule, counted)| {
             let [delayed, refused] = counted.over;
             [("delayed", delayed), ("refused", refused)]
                 .map(|(outcome, count)| ([limit.as_str(), rule.as_str(), outcome], as_f64(count)))
         })
     });
     let died = summaries.iter().flat_map(|(limit, it)| {
-        it.rules.iter().flat_map(|(rule, counted)| {
+        it.figures.rules.iter().flat_map(|(rule, counted)| {
             DeadReason::ALL.map(|(why, label)| {
                 let count = counted.dead_letters[why as usize];
                 ([limit.as_str(), rule.as_str(), label], as_f64(count))

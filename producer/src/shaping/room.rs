@@ -14,10 +14,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use limits::{Demand, Limits, Rate, rules::Handling};
 
-use self::{
-    outside::AGE_NANOS_MAX,
-    slots::{AHEAD_NANOS, Turn},
-};
+use self::{outside::AGE_NANOS_MAX, slots::AHEAD_NANOS};
 use super::{
     figures::{DeadReason, Dropped, Figures, Holding},
     held::{At, Held, Standing, Table},
@@ -35,6 +32,8 @@ pub(super) struct Terms {
     pub(super) observed: Vec<Demand<u32>>,
     /// How many of them are its DSP's.
     pub(super) own_count: usize,
+    /// The rules' names, in the order of the demands.
+    pub(super) rules: Vec<String>,
     /// The slowest of its own rules; none when it has none.
     pub(super) own: Option<Rate>,
     /// The slowest of those of every call.
@@ -47,7 +46,6 @@ pub(super) struct Room {
     pub(super) terms: Terms,
     pub(super) figures: Figures,
     held: Table,
-    line: VecDeque<At>,
     /// Moments at which the first of the line may go.
     slots: VecDeque<u64>,
     /// The demand that made a cookie wait last.
@@ -74,10 +72,9 @@ pub(crate) enum Offered {
 impl Room {
     pub(super) fn new(terms: Terms) -> Self {
         Self {
-            figures: Figures::new(terms.demands.len()),
+            figures: Figures::new(&terms.rules),
             terms,
             held: Table::default(),
-            line: VecDeque::new(),
             slots: VecDeque::new(),
             binding: 0,
             revival: 0,
@@ -132,36 +129,22 @@ impl Room {
     ) -> Offered {
         if let Some(at) = self.find(cookie) {
             self.figures.coalesced += 1;
-            if let Standing::InLine | Standing::Returned(_) = self.held.get(at).standing {
+            if let Standing::InLine(_) | Standing::Returned(_) = self.held.get(at).standing {
                 self.held.renew(at, held());
                 self.keep_bound();
                 return Offered::Held;
             }
             self.held.take(at);
         }
-        self.drop_vacant();
-        if self.line.is_empty() {
-            match self.turn(limits, now) {
-                Turn::Now => {
-                    self.figures.pass();
-                    return Offered::Release;
-                }
-                Turn::Ahead => {
-                    self.figures.delayed(self.binding);
-                    let at = self.held.insert(held());
-                    self.line.push_back(at);
-                }
-                Turn::Beyond(wait) => {
-                    self.figures.refused(self.binding);
-                    let at = self.held.insert(held());
-                    self.send_back(at, now, wait);
-                }
-            }
+        let standing = if self.has_line() {
+            self.queue(now, now, lines)
+        } else if let Some(standing) = self.turn(limits, now) {
+            standing
         } else {
-            let at = self.held.insert(held());
-            self.arrive(at, now, lines);
-        }
-        self.keep_bound();
+            self.figures.pass();
+            return Offered::Release;
+        };
+        self.enter(held(), standing);
         Offered::Held
     }
 
@@ -176,7 +159,7 @@ impl Room {
     pub(super) fn supersede(&mut self, cookie: Pushed<'_>) {
         if let Some(at) = self.find(cookie) {
             self.figures.coalesced += 1;
-            self.take_out(at);
+            self.held.take(at);
         }
     }
 
@@ -185,24 +168,6 @@ impl Room {
             return None;
         }
         self.held.find(&cookie.cookie())
-    }
-
-    fn take_out(&mut self, at: At) {
-        if self.held.get(at).standing == Standing::InLine {
-            self.held.vacate(at);
-        } else {
-            self.held.take(at);
-        }
-    }
-
-    /// Those at the front of the line whose place has nobody any more.
-    fn drop_vacant(&mut self) {
-        while let Some(&at) = self.line.front()
-            && self.held.is_vacant(at)
-        {
-            self.line.pop_front();
-            self.held.free_place(at);
-        }
     }
 
     /// Holds again what an earlier run held.
@@ -218,30 +183,31 @@ impl Room {
             }
             return;
         }
-        let at = self.held.insert(held);
-        self.arrive(at, now, lines);
+        let standing = self.queue(held.entered, now, lines);
+        self.enter(held, standing);
+    }
+
+    /// A cookie enters that has to wait. Only here it counts as over the limit: once, however often it asks again.
+    fn enter(&mut self, mut held: Held, standing: Standing) {
+        let rule = &self.terms.rules[self.binding];
+        if let Standing::InLine(_) = standing {
+            self.figures.delayed(rule);
+        } else {
+            self.figures.refused(rule);
+        }
+        held.standing = standing;
+        self.held.insert(held);
         self.keep_bound();
     }
 
-    /// A cookie that has to wait joins the line. Only here it counts as over the limit: once, however often it asks again.
-    fn arrive(&mut self, at: At, now: u64, lines: u64) {
-        if self.join_line(at, now, lines) {
-            self.figures.delayed(self.binding);
-        } else {
-            self.figures.refused(self.binding);
-        }
-    }
-
-    /// Puts a cookie at the end of the line, or sends it back. Returns whether it is in the line.
-    fn join_line(&mut self, at: At, now: u64, lines: u64) -> bool {
+    /// Where a cookie is to stand that entered the room then: at the end of the line, or sent back.
+    fn queue(&mut self, entered: u64, now: u64, lines: u64) -> Standing {
         let wait = self.wait(now, lines);
-        let is_near = wait <= nanos(self.terms.handling.horizon);
-        if is_near {
-            self.line.push_back(at);
+        if wait <= nanos(self.terms.handling.horizon) {
+            self.held.end_of_line()
         } else {
-            self.send_back(at, now, wait);
+            self.sent_back(entered, now, wait)
         }
-        is_near
     }
 
     /// Lets those go whose slot has come, at most so many. What has waited for too long dies instead.
@@ -249,13 +215,8 @@ impl Room {
         let max_age = nanos(self.terms.handling.max_age);
         let mut gone = 0;
         while gone < most
-            && let Some(&at) = self.line.front()
+            && let Some(&(_, at)) = self.held.line.first()
         {
-            if self.held.is_vacant(at) {
-                self.held.free_place(at);
-                self.line.pop_front();
-                continue;
-            }
             let held = self.held.get(at);
             if now.saturating_sub(held.entered) > max_age {
                 self.die(at, now, DeadReason::Age);
@@ -268,38 +229,31 @@ impl Room {
             } else {
                 break;
             }
-            self.line.pop_front();
         }
     }
 
-    /// Goes by other terms from now on, by which those that were sent back ask again, and parked dead letters may be revived once more. Returns
-    /// what was counted of the demands so far.
-    pub(super) fn set_terms(&mut self, terms: Terms, now: u64) -> Figures {
+    /// Goes by other terms from now on, by which those that were sent back ask again, and parked dead letters may be revived once more.
+    pub(super) fn set_terms(&mut self, terms: Terms, now: u64) {
+        self.figures.keep_rules(&terms.rules);
         self.terms = terms;
         self.binding = 0;
         self.revival = self.revival.min(now);
         self.blocked = 0;
         self.asking = self.held.returned.len();
         self.held.unpark(now);
-        self.figures.take_by_demand(self.terms.demands.len())
     }
 
     /// How many wait for their turn, those that were sent back included.
     pub(super) fn waiting(&self) -> u64 {
-        self.held.len() as u64 - self.held.dead.len() as u64 - self.held.parked
+        (self.held.line.len() + self.held.returned.len()) as u64
     }
 
     /// Takes out the next of what is held, whatever its time: those in the line first.
     pub(super) fn take_any(&mut self, now: u64) -> Option<Held> {
-        while let Some(at) = self.line.pop_front() {
-            if !self.held.is_vacant(at) {
-                return Some(self.held.take(at));
-            }
-            self.held.free_place(at);
-        }
         self.slots.clear();
         loop {
-            let (_, at) = self.held.oldest()?;
+            let first = self.held.line.first().copied();
+            let (_, at) = first.or_else(|| self.held.oldest())?;
             let held = self.held.take(at);
             if now.saturating_sub(held.accepted) <= AGE_NANOS_MAX {
                 return Some(held);
@@ -310,10 +264,7 @@ impl Room {
 
     /// When it next has something to do.
     pub(super) fn due(&self) -> Option<u64> {
-        let first = self.line.front().map(|at| {
-            if self.held.is_vacant(*at) {
-                return 0;
-            }
+        let first = self.held.line.first().map(|(_, at)| {
             let entered = self.held.get(*at).entered;
             let death = entered.saturating_add(nanos(self.terms.handling.max_age));
             let slot = self.slots.front().copied().unwrap_or(self.blocked);
@@ -322,8 +273,8 @@ impl Room {
         let returned = self.held.returned.first();
         let returned = returned.map(|(when, _)| match self.slots.front() {
             _ if self.asking > 0 => 0,
-            Some(slot) if self.line.is_empty() => (*when).min(*slot),
-            None if self.line.is_empty() => 0,
+            Some(slot) if !self.has_line() => (*when).min(*slot),
+            None if !self.has_line() => 0,
             _ => *when,
         });
         let dead = self.held.dead.first();
@@ -333,7 +284,7 @@ impl Room {
 
     /// Whether it has a line.
     pub(super) fn has_line(&self) -> bool {
-        !self.line.is_empty()
+        !self.held.line.is_empty()
     }
 
     /// How many it holds.
@@ -348,7 +299,7 @@ impl Room {
         Holding {
             waiting: self.waiting(),
             dead,
-            parked: self.held.parked,
+            parked: self.held.parked.len() as u64,
             bytes: self.held.bytes(),
             oldest_nanos: oldest.map_or(0, |accepted| now.saturating_sub(accepted)),
         }
@@ -360,10 +311,9 @@ impl Room {
             let Some((_, at)) = self.held.oldest() else {
                 return;
             };
-            self.take_out(at);
+            self.held.take(at);
             self.figures.drop(Dropped::Bound, 1);
         }
-        self.drop_vacant();
     }
 }
 

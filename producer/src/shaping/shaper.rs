@@ -22,7 +22,7 @@ use limits_sharing::contracts::DSPS_MAX;
 pub(super) use self::shares::Shares;
 pub(crate) use self::summary::Summary;
 use super::{
-    figures::Fate,
+    figures::{Fate, Figures},
     held::Held,
     room::{Offered, Room},
 };
@@ -48,7 +48,7 @@ pub(crate) struct Shaper {
     /// The room of those that no limit names.
     others: Option<usize>,
     /// What rooms that are gone counted under limits that others are still under, and under rules of theirs.
-    past: BTreeMap<String, Summary>,
+    past: BTreeMap<String, Figures>,
     /// Whether a room is closing.
     has_closing: bool,
     /// The latest moment that was told.
@@ -74,8 +74,6 @@ struct NamedRoom {
     /// The limit's name.
     name: String,
     key: u32,
-    /// The rules' names, in the order of the demands.
-    rules: Vec<String>,
     room: Room,
     /// How many cookies had come when that was asked last.
     counted: u64,
@@ -254,7 +252,7 @@ impl Shaper {
     pub(super) fn settle(&mut self, fate: Fate) {
         for (limit, count) in std::mem::take(&mut self.leaving) {
             let past = self.past.entry(limit).or_default();
-            past.figures.note(fate, count);
+            past.note(fate, count);
         }
         self.held = 0;
     }
@@ -266,10 +264,17 @@ impl Shaper {
 
     /// What was counted, by the limits' names.
     pub(crate) fn summaries(&self, now: u64) -> BTreeMap<String, Summary> {
-        let mut summaries = self.past.clone();
+        let mut summaries: BTreeMap<String, Summary> = BTreeMap::new();
+        for (limit, past) in &self.past {
+            summaries
+                .entry(limit.clone())
+                .or_default()
+                .figures
+                .add(past);
+        }
         for place in &self.rooms {
             let summary = summaries.entry(place.name.clone()).or_default();
-            summary.add(place);
+            summary.figures.add(&place.room.figures);
             summary.holding.add(&place.room.holding(now));
             if !place.is_closing {
                 summary.mode = Some(place.room.terms.handling.mode);

@@ -147,7 +147,7 @@ impl Rows {
 impl Limit {
     fn of(name: String, summary: &Summary, known: &mut Known, now: Instant) -> Self {
         let (figures, holding) = (&summary.figures, &summary.holding);
-        let limited_by = summary.rules.iter().map(|(rule, counted)| Count {
+        let limited_by = summary.figures.rules.iter().map(|(rule, counted)| Count {
             what: rule.clone(),
             count: counted.over.iter().sum(),
         });

@@ -63,7 +63,7 @@ impl Room {
     /// Whether the line has room for those that were sent back.
     fn is_short(&self, now: u64, lines: u64) -> bool {
         let horizon = nanos(self.terms.handling.horizon);
-        self.line.len() < LINE_MIN && self.wait(now, lines) <= horizon
+        self.held.line.len() < LINE_MIN && self.wait(now, lines) <= horizon
     }
 
     fn ask_again(&mut self, at: At, now: u64, lines: u64) {
@@ -74,8 +74,8 @@ impl Room {
         if age > nanos(self.terms.handling.max_age) {
             self.die(at, now, DeadReason::Wait);
         } else {
-            self.held.move_to(at, Standing::InLine);
-            self.join_line(at, now, lines);
+            let standing = self.queue(entered, now, lines);
+            self.held.move_to(at, standing);
         }
     }
 
@@ -98,22 +98,19 @@ impl Room {
         self.revival = self.revival.max(now).saturating_add(pause);
         self.held.revive(at, now);
         self.figures.revived += 1;
-        self.held.move_to(at, Standing::InLine);
-        self.join_line(at, now, lines);
+        let standing = self.queue(now, now, lines);
+        self.held.move_to(at, standing);
     }
 
-    /// Sends a cookie back for as long as it would have to wait, but not beyond its age.
-    pub(super) fn send_back(&mut self, at: At, now: u64, wait: u64) {
-        let max_age = nanos(self.terms.handling.max_age);
-        let entered = self.held.get(at).entered;
-        let death = entered.saturating_add(max_age);
-        let when = now.saturating_add(wait).min(death.saturating_add(1));
-        self.held.move_to(at, Standing::Returned(when));
+    /// Where a cookie stands that is sent back: for as long as it would have to wait, but not beyond its age.
+    pub(super) fn sent_back(&self, entered: u64, now: u64, wait: u64) -> Standing {
+        let death = entered.saturating_add(nanos(self.terms.handling.max_age));
+        Standing::Returned(now.saturating_add(wait).min(death.saturating_add(1)))
     }
 
     /// Makes a cookie a dead letter until it may be revived, or for good.
     pub(super) fn die(&mut self, at: At, now: u64, reason: DeadReason) {
-        self.figures.die(reason, self.binding);
+        self.figures.die(reason, &self.terms.rules[self.binding]);
         let revive = &self.terms.handling.revive;
         let revivals = self.held.get(at).revivals;
         if revivals >= revive.requeues_max {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use limits::{Decision, Demand, LimitId, Limits, Rate, Refusal};
 
 use super::{Room, nanos};
+use crate::shaping::held::Standing;
 
 /// How far ahead slots are reserved, in nanoseconds: a few ticks of the timer.
 pub(super) const AHEAD_NANOS: u64 = 5_000_000;
@@ -12,36 +13,27 @@ pub(super) const AHEAD_NANOS: u64 = 5_000_000;
 /// A slot that is past by more than this when somebody comes is too old to be used.
 const SLOT_AGE_MAX: u64 = AHEAD_NANOS;
 
-/// When a cookie may go that nobody is before.
-pub(super) enum Turn {
-    Now,
-    /// With the first of the slots.
-    Ahead,
-    /// In so long, which is beyond the horizon.
-    Beyond(u64),
-}
-
 impl Room {
-    /// When a cookie may go that comes now, and that nobody is before.
-    pub(super) fn turn(&mut self, limits: &mut Limits<u32>, now: u64) -> Turn {
+    /// Where a cookie is to stand that comes now, and that nobody is before; `None` when it may go.
+    pub(super) fn turn(&mut self, limits: &mut Limits<u32>, now: u64) -> Option<Standing> {
         // Left by those that died or were dropped before it came.
         while let Some(&slot) = self.slots.front() {
             if slot > now {
-                return Turn::Ahead;
+                return Some(self.held.end_of_line());
             }
             self.slots.pop_front();
             if now - slot <= SLOT_AGE_MAX {
-                return Turn::Now;
+                return None;
             }
         }
         let horizon = self.terms.handling.horizon;
         let decision = limits.reserve(&self.terms.demands, now, horizon);
         match decision {
-            Decision::Now => Turn::Now,
+            Decision::Now => None,
             Decision::At { at, rule } => {
                 self.bind(rule);
                 self.slots.push_back(at);
-                Turn::Ahead
+                Some(self.held.end_of_line())
             }
             Decision::Refused { rule, why } => {
                 self.bind(rule);
@@ -49,7 +41,8 @@ impl Room {
                     Refusal::Wait { retry_after } => nanos(retry_after),
                     Refusal::TooMany { .. } | Refusal::NoRoom => 0,
                 };
-                Turn::Beyond(nanos(horizon).saturating_add(over))
+                let wait = nanos(horizon).saturating_add(over);
+                Some(self.sent_back(now, now, wait))
             }
         }
     }
@@ -57,7 +50,7 @@ impl Room {
     /// Whether the first of the line that has no slot should get one now.
     pub(in crate::shaping) fn wants_slot(&self, now: u64) -> bool {
         let is_near = |slot: &u64| *slot < now.saturating_add(AHEAD_NANOS);
-        self.line.len() > self.slots.len()
+        self.held.line.len() > self.slots.len()
             && self.blocked <= now
             && self.slots.back().is_none_or(is_near)
     }
@@ -95,10 +88,10 @@ impl Room {
     /// How long one that comes now would wait, by the rates: exactly so under token buckets of its own.
     pub(super) fn wait(&self, now: u64, lines: u64) -> u64 {
         // Left by one that died.
-        if let Some(slot) = self.slots.get(self.line.len()) {
+        if let Some(slot) = self.slots.get(self.held.line.len()) {
             return slot.saturating_sub(now);
         }
-        let before = (self.line.len() - self.slots.len()) as u64;
+        let before = (self.held.line.len() - self.slots.len()) as u64;
         let Some(last) = self.slots.back().copied().or((before > 0).then_some(now)) else {
             return 0;
         };
@@ -119,7 +112,7 @@ impl Room {
             Decision::Now => {}
             Decision::At { rule, .. } | Decision::Refused { rule, .. } => {
                 self.bind(rule);
-                self.figures.refused(self.binding);
+                self.figures.refused(&self.terms.rules[self.binding]);
             }
         }
     }

@@ -133,22 +133,19 @@ impl Shaper {
             demands,
             observed,
             own_count: limit.rules.len(),
+            rules: names,
             own,
             shared,
         };
         if let Some(&index) = known.get(&(limit.name.clone(), key)) {
             let place = &mut self.rooms[index];
             place.is_closing = false;
-            let counted = place.room.set_terms(terms, now);
-            let past = self.past.entry(place.name.clone()).or_default();
-            past.add_rules(&place.rules, &counted);
-            place.rules = names;
+            place.room.set_terms(terms, now);
             return index;
         }
         self.rooms.push(NamedRoom {
             name: limit.name.clone(),
             key,
-            rules: names,
             room: Room::new(terms),
             counted: 0,
             is_closing: false,
@@ -209,7 +206,8 @@ impl Shaper {
             .partition(is_over);
         let gone: Vec<NamedRoom> = gone;
         for place in gone {
-            self.past.entry(place.name.clone()).or_default().add(&place);
+            let past = self.past.entry(place.name).or_default();
+            past.add(&place.room.figures);
         }
         self.rooms = kept;
         self.has_closing = self.rooms.iter().any(|place| place.is_closing);
@@ -234,7 +232,7 @@ impl Shaper {
     fn forget_past(&mut self) {
         let mut rules: HashMap<&str, HashSet<&str>> = HashMap::new();
         for place in &self.rooms {
-            let names = place.rules.iter().map(String::as_str);
+            let names = place.room.terms.rules.iter().map(String::as_str);
             rules.entry(&place.name).or_default().extend(names);
         }
         self.past.retain(|limit, past| {

@@ -48,10 +48,10 @@ fn observed_excess_is_what_police_would_drop() {
     }
     assert_eq!(observed.summary("dsp").figures.released, 800);
     // Of 80 a second, 30 are over 50 a second.
-    let [delayed, refused] = observed.summary("dsp").rules["rate"].over;
+    let [delayed, refused] = observed.summary("dsp").figures.rules["rate"].over;
     assert_eq!(
         (delayed, refused),
-        (0, policed.summary("dsp").rules["rate"].over[1])
+        (0, policed.summary("dsp").figures.rules["rate"].over[1])
     );
     assert!((290..=300).contains(&refused), "{refused}");
 }
@@ -64,7 +64,7 @@ fn shaped_cookie_is_over_its_limit_once_however_often_it_asks() {
         world.offer(17, &format!("u{number}"));
     }
     world.pass_to(200 * SECOND);
-    let [delayed, refused] = world.summary("dsp").rules["rate"].over;
+    let [delayed, refused] = world.summary("dsp").figures.rules["rate"].over;
     assert!(refused > 0, "{refused}");
     // The first goes at once.
     assert_eq!(delayed + refused, 299);
@@ -77,7 +77,7 @@ fn policed_ones_are_dropped_over_the_limit() {
     assert_eq!(world.offer(17, "b"), Offered::Dropped);
     world.pass_to(SECOND);
     assert_eq!(world.offer(17, "c"), Offered::Release);
-    assert_eq!(world.summary("dsp").rules["rate"].over, [0, 1]);
+    assert_eq!(world.summary("dsp").figures.rules["rate"].over, [0, 1]);
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn what_the_file_names_no_more_is_forgotten_when_nothing_of_it_is_held() {
             .flat_map(|dsp| [format!("all-{dsp}"), format!("dsp-{dsp}-of-{version}")])
             .collect::<std::collections::BTreeSet<_>>();
         assert!(all.keys().eq(expected.iter()), "{:?}", all.keys());
-        let rules: Vec<_> = all["all-1"].rules.keys().collect();
+        let rules: Vec<_> = all["all-1"].figures.rules.keys().collect();
         assert_eq!(rules, [&format!("of-{version}")]);
         // What stays in the file goes on counting.
         counted += 3;
