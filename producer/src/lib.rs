@@ -13,6 +13,7 @@ pub mod edge;
 pub mod epoch_history;
 mod locks;
 pub mod log;
+mod log_gate;
 pub mod memory;
 pub mod metrics;
 pub mod readiness;

@@ -118,8 +118,7 @@ impl Inner {
     fn session(&self, lease: Lease, position: u64, until: u64, form: Form) -> Session {
         let queue_cookies_max = self.config.queue_cookies_max;
         let reader = self.log.reader(position, queue_cookies_max, until);
-        let logged_from = tokio::time::Instant::from_std(lease.logged_from());
-        let in_flight = self.budget.open(lease.in_flight(), logged_from);
+        let in_flight = self.budget.open(lease.in_flight());
         Session::new(lease, reader, form, in_flight)
     }
 }

@@ -16,6 +16,8 @@ use prometheus::{IntCounter, IntCounterVec};
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
 
+use crate::log_gate::LogGate;
+
 /// The service that needs no token.
 const OPEN_TO_ALL: &str = "/grpc.health.v1.Health/";
 
@@ -28,14 +30,7 @@ pub struct TokenCheck {
     tokens: Arc<Reloaded<token::File>>,
     missing: IntCounter,
     wrong: IntCounter,
-    unlogged: Mutex<Unlogged>,
-}
-
-/// Refusals that were not logged yet, and when the last ones were.
-#[derive(Debug, Default)]
-struct Unlogged {
-    refused: u64,
-    logged: Option<Instant>,
+    log_gate: Mutex<LogGate>,
 }
 
 /// Why a call is refused.
@@ -61,7 +56,7 @@ impl TokenCheck {
             tokens,
             missing: refusals.with_label_values(&["missing"]),
             wrong: refusals.with_label_values(&["wrong"]),
-            unlogged: Mutex::default(),
+            log_gate: Mutex::new(LogGate::new(1, LOG_INTERVAL)),
         })
     }
 
@@ -94,22 +89,11 @@ impl TokenCheck {
             Refusal::Missing => self.missing.inc(),
             Refusal::Wrong => self.wrong.inc(),
         }
-        let mut unlogged = self.unlogged.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(refused) = unlogged.note(Instant::now()) {
+        let mut gate = self.log_gate.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left_out) = gate.admit(Instant::now()) {
+            let refused = left_out + 1;
             tracing::warn!(%peer, why = %refusal, refused, "calls are refused");
         }
-    }
-}
-
-impl Unlogged {
-    /// Counts one refusal; returns how many are to be logged now.
-    fn note(&mut self, now: Instant) -> Option<u64> {
-        self.refused += 1;
-        let is_due = self.logged.is_none_or(|at| now - at >= LOG_INTERVAL);
-        is_due.then(|| {
-            self.logged = Some(now);
-            std::mem::take(&mut self.refused)
-        })
     }
 }
 
@@ -180,17 +164,5 @@ pub(crate) mod tests {
         ] {
             check(path, &[], Err(Refusal::Missing));
         }
-    }
-
-    #[test]
-    fn refusals_are_logged_at_once_and_then_summed_up_each_minute() {
-        let mut unlogged = Unlogged::default();
-        let now = Instant::now();
-        assert_eq!(unlogged.note(now), Some(1));
-        for second in 1..60 {
-            let then = now + Duration::from_secs(second);
-            assert_eq!(unlogged.note(then), None);
-        }
-        assert_eq!(unlogged.note(now + LOG_INTERVAL), Some(60));
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn open(
                 (first, until) = (start.first, start.catching_up_until);
                 Ok::<_, OpenError>(start.of_reader(0, request.understands_age))
             })?;
-    if lease.is_logged() {
+    if lease.may_log() {
         tracing::info!(
             subscriber = request.host,
             first_sequence = first,

@@ -26,6 +26,7 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::call::Call;
+use crate::log_gate::LogGate;
 
 /// What the streams of one queue have in flight, and how often they were cut off for it.
 #[derive(Debug)]
@@ -81,11 +82,12 @@ struct Shared {
     streams: Mutex<OpenStreams>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OpenStreams {
     all: Vec<Weak<InFlight>>,
     /// Those that were cut off, and may still hold bytes.
     cut: Vec<Weak<InFlight>>,
+    log_gate: LogGate,
 }
 
 impl StreamBudget {
@@ -102,7 +104,11 @@ impl StreamBudget {
                 bytes,
                 bytes_max,
                 began: Instant::now(),
-                streams: Mutex::default(),
+                streams: Mutex::new(OpenStreams {
+                    all: Vec::new(),
+                    cut: Vec::new(),
+                    log_gate: LogGate::new(cut_off::LINES_MAX, cut_off::LINES_INTERVAL),
+                }),
             }),
         })
     }
@@ -117,12 +123,11 @@ impl StreamBudget {
         self.shared.bytes_max
     }
 
-    /// Counts for a new stream of `queue`. Before `logged_from` the log does not say that it is cut off.
-    pub(crate) fn open(&self, queue: &Arc<QueueInFlight>, logged_from: Instant) -> Arc<InFlight> {
+    /// Counts for a new stream of `queue`.
+    pub(crate) fn open(&self, queue: &Arc<QueueInFlight>) -> Arc<InFlight> {
         let stream = Arc::new(InFlight {
             shared: Arc::clone(&self.shared),
             queue: Arc::clone(queue),
-            logged_from,
             bytes: AtomicU64::new(0),
             progress_millis: AtomicU64::new(self.shared.millis()),
             cut: CancellationToken::new(),
@@ -140,7 +145,6 @@ impl StreamBudget {
 pub struct InFlight {
     shared: Arc<Shared>,
     queue: Arc<QueueInFlight>,
-    logged_from: Instant,
     bytes: AtomicU64,
     /// When it last released something, or began to hold something.
     progress_millis: AtomicU64,

@@ -11,7 +11,6 @@ use prost::{
 use proto::{
     ids::{self, Illegal},
     limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
-    v1::{GetCookiesRequest, SubscribeRequest},
 };
 use tokio::time::timeout;
 use tonic::{Status, body::Body};
@@ -19,66 +18,41 @@ use tonic::{Status, body::Body};
 /// How long a client may take to send the message of its request.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The field of a request's cursors.
+const CURSORS: u32 = 2;
+
 /// Bytes before a message: the compression flag and the length.
 const PREFIX_BYTES: usize = 5;
-
-/// A request of which it is known how many entries its repeated fields may have: decoded, an empty cursor takes twenty times
-/// its encoded bytes.
-pub(super) trait Bounded: Message + Default {
-    /// All its repeated fields.
-    const REPEATED: &'static [Repeated];
-}
-
-/// A repeated field.
-pub(super) struct Repeated {
-    number: u32,
-    /// What it holds, in the plural.
-    name: &'static str,
-    entries_max: usize,
-}
-
-impl Bounded for SubscribeRequest {
-    const REPEATED: &'static [Repeated] = &[Repeated {
-        number: 2,
-        name: "cursors",
-        entries_max: CURSORS_MAX,
-    }];
-}
-
-impl Bounded for GetCookiesRequest {
-    const REPEATED: &'static [Repeated] = &[];
-}
-
-impl Repeated {
-    /// How many entries of it a request has.
-    fn entries(&self, mut message: &[u8]) -> Result<usize, DecodeError> {
-        let mut entries = 0;
-        while !message.is_empty() {
-            let (number, kind) = decode_key(&mut message)?;
-            skip_field(kind, number, &mut message, DecodeContext::default())?;
-            entries += usize::from(number == self.number);
-        }
-        Ok(entries)
-    }
-}
 
 /// Reads the one message of a server-streaming call, to the end of the request: anything left unread would stay in
 /// memory for as long as the stream.
 ///
 /// tonic's reader would allocate a buffer before anything has arrived, and then the full length that the client
 /// announces.
-pub(super) async fn read_request<M: Bounded>(request: Request<Body>) -> Result<M, Status> {
+pub(super) async fn read_request<M: Message + Default>(
+    request: Request<Body>,
+) -> Result<M, Status> {
     let bytes = timeout(REQUEST_TIMEOUT, read_message(request.into_body()))
         .await
         .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??;
     let malformed = |error| Status::invalid_argument(format!("malformed request: {error}"));
-    for repeated in M::REPEATED {
-        if repeated.entries(&bytes).map_err(malformed)? > repeated.entries_max {
-            let (most, name) = (repeated.entries_max, repeated.name);
-            return Err(Status::invalid_argument(format!("more than {most} {name}")));
-        }
+    if cursors(&bytes).map_err(malformed)? > CURSORS_MAX {
+        let message = format!("more than {CURSORS_MAX} cursors");
+        return Err(Status::invalid_argument(message));
     }
     M::decode(&*bytes).map_err(malformed)
+}
+
+/// How many cursors a request has, the only repeated field of all requests: decoded, an empty one takes twenty times its
+/// encoded bytes.
+fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
+    let mut cursors = 0;
+    while !message.is_empty() {
+        let (number, kind) = decode_key(&mut message)?;
+        skip_field(kind, number, &mut message, DecodeContext::default())?;
+        cursors += usize::from(number == CURSORS);
+    }
+    Ok(cursors)
 }
 
 async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {

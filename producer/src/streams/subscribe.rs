@@ -42,7 +42,7 @@ pub(super) fn open(
         outcome: start.outcome.into(),
         tail: tail(streams, request, start.outcome),
     };
-    if lease.is_logged() {
+    if lease.may_log() {
         tracing::info!(
             subscriber = request.subscriber,
             outcome = start.outcome.as_str_name(),

@@ -11,8 +11,6 @@
 
 mod account;
 mod lease;
-mod log_limit;
-mod loss_log;
 mod retention;
 mod snapshot;
 
@@ -27,17 +25,13 @@ use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    account::Account,
-    log_limit::{LastLogged, LogLimit},
-    loss_log::LossLog,
-    retention::Limits,
-};
+use self::{account::Account, retention::Limits};
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::QueueInFlight;
 use crate::{
     log::Sequence,
+    log_gate::LogGate,
     token_bucket::{Rate, TokenBucket},
 };
 
@@ -67,6 +61,15 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
 const NAMES_SHOWN: u32 = 1_024;
 const NAME_SHOWN_INTERVAL: Duration = Duration::from_secs(10);
 
+/// At most this many lines of all subscribers together are logged in one interval: several times as many as there are
+/// consumers, so that all that come back after a restart are logged, and a client that opens streams again and again
+/// cannot fill a disk.
+const LINES_MAX: u32 = 500;
+const LINES_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often the log says that one subscriber loses cookies.
+const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The address of tests.
 #[cfg(test)]
 pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -88,7 +91,7 @@ pub struct Subscribers {
 struct Shared {
     queues: Mutex<Queues>,
     limits: Mutex<Limits>,
-    log_limit: Mutex<LogLimit>,
+    log_gate: Arc<Mutex<LogGate>>,
     names_shown: Mutex<TokenBucket>,
 }
 
@@ -115,8 +118,7 @@ struct State {
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
     lag: Peak,
-    loss_log: LossLog,
-    last_logged: LastLogged,
+    loss_log: LogGate,
 }
 
 #[derive(Debug)]
@@ -180,7 +182,7 @@ impl Subscribers {
                     retention,
                     subscribers_max,
                 }),
-                log_limit: Mutex::default(),
+                log_gate: Arc::new(Mutex::new(LogGate::new(LINES_MAX, LINES_INTERVAL))),
                 names_shown: Mutex::new(TokenBucket::full(names_shown, Instant::now().into())),
             }),
         }
@@ -229,19 +231,11 @@ impl Subscribers {
                 queue
             }
         };
-        let is_logged = self.may_log(&queue, now);
-        Ok(Lease::new(queue, superseded, is_logged, now))
-    }
-
-    /// Whether the log names the stream that has just taken this queue.
-    fn may_log(&self, queue: &Queue, now: Instant) -> bool {
-        let limit = self.shared.log_limit.lock();
-        let mut limit = limit.unwrap_or_else(PoisonError::into_inner);
-        let admitted = limit.admit(&mut queue.state().last_logged, now);
-        if let Some(streams) = admitted.filter(|left_out| *left_out > 0) {
-            tracing::info!(streams, "more streams were opened than are named here");
-        }
-        admitted.is_some()
+        Ok(Lease {
+            queue,
+            superseded,
+            log_gate: Arc::clone(&self.shared.log_gate),
+        })
     }
 
     /// The figures of all queues, by call and name.
@@ -285,8 +279,7 @@ impl Queue {
             understands_age: began.understands_age,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
-            loss_log: LossLog::default(),
-            last_logged: LastLogged::default(),
+            loss_log: LogGate::new(1, LOSS_LOG_INTERVAL),
         };
         state.begin(began);
         Self {

@@ -46,10 +46,7 @@ impl Counted {
 
 fn in_flight() -> Arc<InFlight> {
     let budget = StreamBudget::register(&Registry::new(), u64::MAX).unwrap();
-    budget.open(
-        &Arc::new(QueueInFlight::new(Call::Subscribe, "a")),
-        tokio::time::Instant::now(),
-    )
+    budget.open(&Arc::new(QueueInFlight::new(Call::Subscribe, "a")))
 }
 
 impl Body for Counted {

@@ -5,9 +5,10 @@
 //! the one that has been stalled for longest. A stream that is cut off ends with `RESOURCE_EXHAUSTED`. Its queue stays:
 //! the subscriber resumes by its cursor or its name.
 
-use std::sync::{Arc, Weak, atomic::Ordering};
-
-use tokio::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Weak, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use super::{InFlight, Shared};
 
@@ -16,6 +17,10 @@ const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Streams whose bytes differ by less than this count as equal; a chunk of the default size.
 const EQUAL_BYTES: u64 = 64 * 1024;
+
+/// At most this many streams that were cut off are logged in one interval.
+pub(super) const LINES_MAX: u32 = 50;
+pub(super) const LINES_INTERVAL: Duration = Duration::from_secs(10);
 
 impl InFlight {
     /// The greater, the worse; `None` for a stream with nothing in flight.
@@ -49,8 +54,7 @@ impl Shared {
                 return;
             };
             let bytes = worst.bytes();
-            // A client could fill the log with short streams under made-up names.
-            if Instant::now() >= worst.logged_from {
+            if let Some(more_cut_off) = streams.log_gate.admit(Instant::now()) {
                 let (subscriber, call) = worst.queue.name();
                 tracing::warn!(
                     subscriber,
@@ -59,6 +63,7 @@ impl Shared {
                     stood_millis,
                     all_in_flight_bytes = held,
                     in_flight_bytes_max = bytes_max,
+                    more_cut_off,
                     "cut off a subscriber for what its connection holds"
                 );
             }

@@ -14,7 +14,7 @@ fn queue() -> Arc<QueueInFlight> {
 }
 
 fn open(budget: &StreamBudget) -> Arc<InFlight> {
-    budget.open(&queue(), Instant::now())
+    budget.open(&queue())
 }
 
 /// Checks which streams are cut off; each is given by the bytes it holds and the milliseconds it has been stalled for.
@@ -92,7 +92,7 @@ fn stream_is_cut_off_by_what_it_is_handed() {
 fn what_is_released_no_longer_counts() {
     let budget = budget(100);
     let queue = queue();
-    let stream = budget.open(&queue, Instant::now());
+    let stream = budget.open(&queue);
     for _ in 0..10 {
         let first = stream.charge(60);
         let second = stream.charge(40);

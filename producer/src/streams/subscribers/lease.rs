@@ -1,56 +1,32 @@
 //! A stream's exclusive right to its queue, through which it records what it delivers.
 
 use std::{
-    sync::Arc,
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
 };
 
 use tokio_util::sync::CancellationToken;
 
 use super::{Connection, Queue};
-use crate::{log::Delivery, streams::in_flight::QueueInFlight};
-
-/// A stream whose beginning was not logged must last this long before its events are logged.
-const LOGGED_AFTER: Duration = Duration::from_secs(10);
+use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::QueueInFlight};
 
 /// The right to stream one queue; dropping it starts the queue's retention.
 #[derive(Debug)]
 pub struct Lease {
-    queue: Arc<Queue>,
+    pub(super) queue: Arc<Queue>,
     pub(super) superseded: CancellationToken,
-    is_logged: bool,
-    logged_from: Instant,
+    pub(super) log_gate: Arc<Mutex<LogGate>>,
 }
 
 impl Lease {
-    /// The lease of a stream that has just taken `queue`. A stream whose beginning `is_logged` is logged all along.
-    pub(super) fn new(
-        queue: Arc<Queue>,
-        superseded: CancellationToken,
-        is_logged: bool,
-        now: Instant,
-    ) -> Self {
-        Self {
-            queue,
-            superseded,
-            is_logged,
-            logged_from: if is_logged { now } else { now + LOGGED_AFTER },
+    /// Whether one more line about a subscriber may be logged; says how many could not be before.
+    pub(in crate::streams) fn may_log(&self) -> bool {
+        let mut gate = self.log_gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let admitted = gate.admit(Instant::now());
+        if let Some(lines) = admitted.filter(|left_out| *left_out > 0) {
+            tracing::info!(lines, "lines about subscribers were left out");
         }
-    }
-
-    /// Whether the log names this stream when it opens: see `log_limit.rs`.
-    #[must_use]
-    pub fn is_logged(&self) -> bool {
-        self.is_logged
-    }
-
-    /// From when on the log names this stream: a client could fill the log with short streams under made-up names.
-    pub(in crate::streams) fn logged_from(&self) -> Instant {
-        self.logged_from
-    }
-
-    fn may_log(&self) -> bool {
-        Instant::now() >= self.logged_from
+        admitted.is_some()
     }
 
     /// Cancelled when another stream of the same name has taken the queue.
@@ -73,19 +49,30 @@ impl Lease {
             return;
         }
         state.lag.note(lag);
-        match delivery {
-            Delivery::Chunk { chunk, first } => state.account.deliver(*first, chunk.last()),
+        match *delivery {
+            Delivery::Chunk { ref chunk, first } => state.account.deliver(first, chunk.last()),
             Delivery::Gap {
                 first,
                 last,
                 reason,
-            } => state.account.lose(*first, *last, *reason),
+            } => {
+                state.account.lose(first, last, reason);
+                let left_out = state.loss_log.admit(Instant::now());
+                drop(state);
+                if let Some(more_gaps) = left_out.filter(|_| self.may_log()) {
+                    let (subscriber, call) = self.queue.in_flight.name();
+                    tracing::warn!(
+                        subscriber,
+                        call,
+                        first,
+                        last,
+                        ?reason,
+                        more_gaps,
+                        "subscriber is too far behind: cookies are lost"
+                    );
+                }
+            }
             Delivery::Idle { .. } | Delivery::End { .. } => {}
-        }
-        let change = state.loss_log.note(delivery, Instant::now);
-        drop(state);
-        if let Some(change) = change.filter(|_| self.may_log()) {
-            change.log(self.queue.in_flight.name(), delivery);
         }
     }
 }

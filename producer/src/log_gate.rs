@@ -1,0 +1,60 @@
+//! Keeps short what outsiders could fill the log with: in an interval only so many lines are written. The metrics count everything.
+
+use std::time::{Duration, Instant};
+
+/// Admits so many lines in each interval.
+#[derive(Debug)]
+pub(crate) struct LogGate {
+    lines_max: u32,
+    interval: Duration,
+    /// When the current interval began.
+    began: Option<Instant>,
+    lines: u32,
+    left_out: u64,
+}
+
+impl LogGate {
+    pub(crate) const fn new(lines_max: u32, interval: Duration) -> Self {
+        Self {
+            lines_max,
+            interval,
+            began: None,
+            lines: 0,
+            left_out: 0,
+        }
+    }
+
+    /// Whether a line is written now; if so, returns how many were left out since the last one.
+    pub(crate) fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self.began.is_none_or(|began| now - began >= self.interval) {
+            self.began = Some(now);
+            self.lines = 0;
+        }
+        if self.lines == self.lines_max {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_an_interval_are_bounded_and_those_left_out_are_counted() {
+        const INTERVAL: Duration = Duration::from_secs(10);
+        let mut gate = LogGate::new(3, INTERVAL);
+        let start = Instant::now();
+        for (at, admitted) in [
+            (start, [Some(0), Some(0), Some(0), None]),
+            (start + INTERVAL / 2, [None; 4]),
+            (start + INTERVAL, [Some(5), Some(0), Some(0), None]),
+            (start + 3 * INTERVAL, [Some(1), Some(0), Some(0), None]),
+        ] {
+            assert_eq!([(); 4].map(|()| gate.admit(at)), admitted);
+        }
+    }
+}
