@@ -21,13 +21,12 @@
 //!
 //! A DSP's trouble is its own: see `mongodb/round.rs`.
 //!
-//! No error of this store contains the credentials of its connection string.
+//! No error of this store contains the credentials of its connection string: neither the driver nor the server repeats them.
 //!
 //! Cursors: see `mongodb/cursors.rs`.
 
 mod aside;
 mod breakers;
-mod bson;
 mod collection;
 pub mod command;
 mod compaction;
@@ -42,7 +41,6 @@ mod losses;
 mod owner;
 mod retry_policy;
 mod round;
-mod secrets;
 mod sweep;
 mod write;
 
@@ -78,7 +76,6 @@ use connection::{Connection, in_time};
 pub use connection::{WriteConcern, check_uri};
 use cursors::Committed;
 use insert_strategy::InsertStrategy;
-use secrets::Secrets;
 use sweep::commits::CommitTimes;
 
 /// The collection of a DSP's database that holds its cookies.
@@ -101,7 +98,6 @@ pub struct MongodbStore {
 #[derive(Debug)]
 struct Inner {
     options: Options,
-    secrets: Secrets,
     connected: OnceCell<Connection>,
     /// For lookups alone.
     lookups: OnceCell<Connection>,
@@ -201,7 +197,6 @@ impl MongodbStore {
     #[must_use]
     pub fn new(options: Options) -> Self {
         let inner = Inner {
-            secrets: Secrets::of(&options.uri),
             options,
             connected: OnceCell::new(),
             lookups: OnceCell::new(),
@@ -245,22 +240,6 @@ impl Inner {
     fn dsps(&self) -> MutexGuard<'_, Dsps> {
         lock(&self.dsps)
     }
-
-    /// What was asked, with the credentials taken out of an error.
-    fn answer<'a, T>(
-        &'a self,
-        asked: impl Future<Output = Result<T, StoreError>> + Send + 'a,
-    ) -> Answer<'a, T> {
-        let hide = |error| self.hidden(error);
-        asked.map(move |answer| answer.map_err(hide)).boxed()
-    }
-
-    fn hidden(&self, error: StoreError) -> StoreError {
-        match error {
-            StoreError::Unavailable(why) => StoreError::Unavailable(self.secrets.hide(why)),
-            StoreError::Broken(why) => StoreError::Broken(self.secrets.hide(why)),
-        }
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -268,7 +247,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn date(micros: u64) -> DateTime {
-    DateTime::from_millis(i64::try_from(micros / 1000).unwrap_or(i64::MAX))
+    DateTime::from_millis(millis(micros))
+}
+
+/// A time as MongoDB keeps it.
+fn millis(micros: u64) -> i64 {
+    i64::try_from(micros / 1000).expect("a thousandth of 2^64 has room")
 }
 
 /// A count, in whatever type the server gives it.
@@ -288,25 +272,23 @@ fn number(value: &Bson) -> Option<u64> {
 
 impl Store for MongodbStore {
     fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        self.inner.answer(self.inner.load_committed())
+        self.inner.load_committed().boxed()
     }
 
     fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
-        self.inner.answer(self.inner.read_losses())
+        self.inner.read_losses().boxed()
     }
 
     fn load_slots(&self) -> Answer<'_, Vec<u32>> {
-        self.inner.answer(self.inner.read_slots())
+        self.inner.read_slots().boxed()
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
-        self.inner
-            .answer(Arc::clone(&self.inner).write_batch(batch))
+        Arc::clone(&self.inner).write_batch(batch).boxed()
     }
 
     fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, Written> {
-        let retried = Arc::clone(&self.inner).retry_dsp(dsp_id, batch);
-        self.inner.answer(retried)
+        Arc::clone(&self.inner).retry_dsp(dsp_id, batch).boxed()
     }
 
     fn has_slot(&self, dsp_id: u32) -> bool {
@@ -314,51 +296,46 @@ impl Store for MongodbStore {
     }
 
     fn load_aside(&self) -> Answer<'_, Vec<Entry>> {
-        self.inner.answer(self.inner.read_aside_index())
+        self.inner.read_aside_index().boxed()
     }
 
     fn put_aside(&self, entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
-        let inner = &self.inner;
-        inner.answer(async move { inner.insert_aside(&entries).await })
+        async move { self.inner.insert_aside(&entries).await }.boxed()
     }
 
     fn read_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
-        self.inner.answer(self.inner.read_aside(numbers))
+        self.inner.read_aside(numbers).boxed()
     }
 
     fn remove_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
-        self.inner.answer(self.inner.delete_aside(numbers))
+        self.inner.delete_aside(numbers).boxed()
     }
 
     fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
-        self.inner.answer(self.inner.commit_batch(batch, receipt))
+        self.inner.commit_batch(batch, receipt).boxed()
     }
 
     fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
-        self.inner.answer(self.inner.find_user(user_id))
+        self.inner.find_user(user_id).boxed()
     }
 
     fn ping(&self) -> Answer<'_, ()> {
-        self.inner.answer(self.inner.check_writable())
+        self.inner.check_writable().boxed()
     }
 
     fn maintained_by(&self) -> Answer<'_, Option<String>> {
-        self.inner.answer(self.inner.other_owner())
+        self.inner.other_owner().boxed()
     }
 
     fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired> {
-        self.inner.answer(async move {
-            let mut expired = self.inner.run_expiry(&expiry).await?;
-            expired.failed = expired.failed.map(|error| self.inner.hidden(error));
-            Ok(expired)
-        })
+        async move { self.inner.run_expiry(&expiry).await }.boxed()
     }
 
     fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
-        self.inner.answer(self.inner.delete_cursors(before))
+        self.inner.delete_cursors(before).boxed()
     }
 
     fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, Compacted> {
-        self.inner.answer(self.inner.compact_all(compaction))
+        self.inner.compact_all(compaction).boxed()
     }
 }

@@ -61,7 +61,7 @@ impl Inner {
                 Ok(buyer_uid) => all.buyer_uids.extend(buyer_uid.map(|it| (dsp_id, it))),
                 Err(why) => {
                     all.unavailable.push(dsp_id);
-                    all.why.get_or_insert(self.secrets.hide(why));
+                    all.why.get_or_insert(why);
                 }
             }
         }

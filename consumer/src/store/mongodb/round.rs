@@ -174,7 +174,7 @@ impl<'a> Round<'a> {
     }
 
     fn failed(&mut self, dsp_id: u32, why: &str, indices: Vec<u32>) {
-        let why = self.store.trip(dsp_id, why);
+        let why = self.store.breakers.trip(dsp_id, why);
         self.done.not_taken(dsp_id, Some(why), indices);
     }
 

@@ -26,11 +26,10 @@ use tokio::time::Instant;
 
 use super::{
     COOKIES, Inner,
-    bson::millis,
     command::{self, Kind},
     connection::{Connection, run},
     insert_strategy::InsertStrategy,
-    lock, number,
+    lock, millis, number,
     retry_policy::{Failure, WriteError, write_errors},
 };
 use crate::{
@@ -55,7 +54,7 @@ impl Inner {
             Ok(written) => written,
             Err(Failure::Server(error)) => return Err(error),
             Err(Failure::Dsp(why)) => {
-                self.trip(dsp_id, &why);
+                self.breakers.trip(dsp_id, &why);
                 return Err(StoreError::Unavailable(why));
             }
         };
@@ -110,12 +109,6 @@ impl Inner {
         let batch = Arc::clone(batch);
         let sorted = tokio::task::spawn_blocking(move || command::by_dsp(&batch)).await;
         sorted.map_err(|error| StoreError::Broken(format!("a task failed: {error}")))
-    }
-
-    /// Notes what is wrong with a DSP's database, with the credentials taken out.
-    pub(super) fn trip(&self, dsp_id: u32, why: &str) -> Arc<str> {
-        let why = self.secrets.hide(why.to_owned());
-        self.breakers.trip(dsp_id, &why)
     }
 
     fn looks_first(&self, dsp_id: u32) -> bool {
