@@ -201,7 +201,6 @@ mod tests {
         let opening = Opening {
             at: &at,
             newest: 0,
-            is_newcomer: true,
             before: None,
         };
         let connected = one.opened(opening);

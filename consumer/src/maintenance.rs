@@ -183,7 +183,6 @@ impl Night {
     /// Whether all was done; `None` when the process stops.
     async fn expire(&self, open: bool, now: &Zoned) -> Option<Result<bool, StoreError>> {
         let micros = unix_micros(now.timestamp());
-        let began = Instant::now();
         let window = self.schedule.expiry;
         let since = Schedule::had_turn_since(window, now);
         let closes = window.next_change(now);
@@ -218,7 +217,7 @@ impl Night {
                 return Err(error);
             }
             if open {
-                self.metrics.expiry.ended(self.clock.now(), began.elapsed());
+                self.metrics.expiry_ended.set(self.clock.now().as_second());
             }
             Ok(expired.complete)
         }))
@@ -280,7 +279,9 @@ impl Night {
             self.metrics.compaction_skipped.inc_by(skipped);
             self.metrics.compactions.inc_by(u64::from(complete));
             let took = began.elapsed();
-            self.metrics.compaction.ended(self.clock.now(), took);
+            self.metrics
+                .compaction_ended
+                .set(self.clock.now().as_second());
             tracing::info!(skipped, complete, ?took, "compaction ends");
             complete
         }))

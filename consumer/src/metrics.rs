@@ -13,7 +13,7 @@ use runtime::metrics::{Registry, register_process};
 
 pub use self::{
     aside::Aside,
-    maintenance::{Maintenance, Run},
+    maintenance::Maintenance,
     producers::register as register_producers,
     sink::{DeadLetters, Sink},
     subscription::Subscription,

@@ -30,7 +30,7 @@ pub use self::{
     producer::{Advanced, Watched},
     skew::Arrival,
     snapshot::{AddressFigures, PRODUCERS_SHOWN, ProducerFigures, Snapshot},
-    table::{GIVEN_UP_AFTER, GivenUp, Opening},
+    table::Opening,
 };
 use crate::{
     batch::Cursor,
@@ -132,15 +132,9 @@ impl Producers {
     }
 
     /// Forgets a producer whose cursor the store no longer keeps; only that cursor while a stream of it is open. Returns how
-    /// far it was received, unless it was [given up](Self::give_up) before.
+    /// far it was received.
     pub fn forget(&self, producer: &str) -> Option<Cursor> {
         self.table().forget(producer)
-    }
-
-    /// Gives up the producers that have been gone for [`GIVEN_UP_AFTER`] without a goodbye, and in whose place another came that
-    /// is here. Each is returned once, unless it comes back, and each comes in the place of one.
-    pub fn give_up(&self, now: Instant) -> Vec<GivenUp> {
-        self.table().give_up(now)
     }
 
     /// All of it, as it is now.
@@ -238,8 +232,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let now = Instant::now();
-        self.producers.table().closed(self.key, &self.producer, now);
+        self.producers.table().closed(self.key, &self.producer);
         self.producers.shared.streams_changed.notify_waiters();
     }
 }
@@ -265,7 +258,6 @@ mod tests {
         let opening = || Opening {
             at: &cursor,
             newest: 0,
-            is_newcomer: true,
             before: None,
         };
         let (first, _) = one.opened(opening());

@@ -38,7 +38,7 @@ use crate::{
     config::ProducerUrl,
     losses::Loss,
     metrics,
-    producers::{Advanced, Arrival, GivenUp, Listed, Opening, Producers, Stream},
+    producers::{Advanced, Arrival, Listed, Opening, Producers, Stream},
 };
 use buffer::{BufferWriter, Item};
 use gaps::{Gaps, Say};
@@ -52,9 +52,6 @@ const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 
 /// How long after a stream was ended by a newer one that may turn out to be a sibling's.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How often it is looked whether a producer was replaced.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What all subscriptions of a process share.
 #[derive(Debug)]
@@ -248,10 +245,8 @@ impl Subscription {
         let (mut open, seen) = self.listed.opened(Opening {
             at: &began_at,
             newest: hello.next_sequence.saturating_sub(1),
-            is_newcomer: beginning == Beginning::Fresh,
             before: beginning.before(),
         });
-        let mut look_at = Instant::now();
         self.say_connected(&hello, position.producer());
         if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
             let metrics = &self.context.metrics;
@@ -273,24 +268,9 @@ impl Subscription {
                 Err(ended) => return Err(ended),
             };
             self.take(received, &mut position, &mut open).await?;
-            let now = Instant::now();
-            if look_at <= now {
-                look_at = now + LOOK_INTERVAL;
-                self.give_up(now).await?;
-            }
             // Only what passed its checks is progress.
             self.backoff.reset();
         }
-    }
-
-    /// Reports the losses of the producers that are not waited for any longer.
-    async fn give_up(&self, now: Instant) -> Result<(), Ended> {
-        for GivenUp { stood, successor } in self.context.producers.give_up(now) {
-            let metrics = &self.context.metrics;
-            let loss = restarts::report_gone(metrics, &stood, Some(&successor));
-            self.buffer.report(loss).await?;
-        }
-        Ok(())
     }
 
     async fn receive(&self, stream: &mut Streaming<bytes::Bytes>) -> Result<Received, Ended> {
@@ -443,7 +423,6 @@ impl Subscription {
 
     fn say_connected(&mut self, hello: &v1::Hello, producer: &Arc<str>) {
         let address = self.address();
-        self.context.metrics.connections.inc();
         self.said = Said::Connected(Arc::clone(producer));
         let (epoch, from, outcome) = (hello.epoch, hello.first_sequence, hello.outcome());
         tracing::info!(%address, %producer, epoch, from, ?outcome, "connected");

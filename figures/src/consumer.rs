@@ -123,8 +123,6 @@ pub const ADDRESS_CONNECTED: Figure = Figure::gauge(
     "1 while the stream from this address is open.",
 )
 .by(&["address"]);
-pub const STREAMS_OPENED: Figure =
-    Figure::counter("consumer_connections_total", "Streams that were opened.");
 pub const STREAM_VIOLATIONS: Figure = Figure::counter(
     "consumer_stream_violations_total",
     "Streams ended because they broke the rules of the contract, goodbyes with cookies missing included.",
@@ -210,16 +208,8 @@ pub const EXPIRY_WINDOW_OPEN: Figure =
     Figure::gauge("consumer_expiry_window_open", "1 while expiry may run.");
 pub const EXPIRY_LAST_RUN: Figure =
     Figure::gauge("consumer_expiry_last_run_unix_seconds", LAST_RUN);
-pub const EXPIRY_LAST_RUN_DURATION: Figure = Figure::gauge(
-    "consumer_expiry_last_run_duration_seconds",
-    LAST_RUN_DURATION,
-);
 pub const COMPACTION_LAST_RUN: Figure =
     Figure::gauge("consumer_compaction_last_run_unix_seconds", LAST_RUN);
-pub const COMPACTION_LAST_RUN_DURATION: Figure = Figure::gauge(
-    "consumer_compaction_last_run_duration_seconds",
-    LAST_RUN_DURATION,
-);
 pub const COMPACTION_WINDOW_OPEN: Figure = Figure::gauge(
     "consumer_compaction_window_open",
     "1 while compaction may run.",
@@ -239,10 +229,6 @@ pub const SWEEP_LEFT: Figure = Figure::gauge(
 pub const SWEEP_PER_HOUR: Figure = Figure::gauge(
     "consumer_sweep_cookies_per_hour",
     "Cookies that the sweep looks at an hour, pauses included, or that the last one did.",
-);
-pub const FORGOTTEN_CURSORS: Figure = Figure::counter(
-    "consumer_forgotten_cursors_total",
-    "Cursors deleted because their producer sent nothing for as long as cookies live.",
 );
 pub const COMPACTION_SECONDS: Figure = Figure::histogram(
     "consumer_compaction_seconds",
@@ -268,4 +254,3 @@ pub const MAINTENANCE_ERRORS: Figure = Figure::counter(
 
 const LAST_RUN: &str =
     "When it last ran in its window without an error, in seconds since the Unix epoch; 0 before.";
-const LAST_RUN_DURATION: &str = "How long that took.";

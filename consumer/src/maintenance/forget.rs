@@ -24,7 +24,6 @@ impl Night {
             if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
                 self.report_gone(&stood).await;
             }
-            self.metrics.forgotten_cursors.inc();
             tracing::info!(
                 producer = &*producer,
                 "cursor of a producer that is gone deleted"
@@ -36,7 +35,7 @@ impl Night {
     /// Reports that what this producer had after its cursor is unknown. It waits for room in the buffer, which is closed when
     /// the process ends: then the log alone has it.
     async fn report_gone(&self, stood: &Cursor) {
-        let loss = restarts::report_gone(&self.subscription, stood, None);
+        let loss = restarts::report_gone(&self.subscription, stood);
         if self.losses.report(loss).await.is_err() {
             tracing::debug!("the process ends: a loss is not on record");
         }

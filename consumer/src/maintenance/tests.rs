@@ -262,7 +262,6 @@ async fn clock_walks_through_a_night() {
     assert_eq!(metrics.compaction_seconds.get_sample_count(), 4);
     assert_eq!(metrics.compaction_freed_bytes.get(), 400);
     assert_eq!(metrics.compaction_skipped.get(), 12);
-    assert_eq!(metrics.forgotten_cursors.get(), 1);
     assert_eq!(metrics.errors.get(), 0);
     assert!(metrics.expired.get() >= 10);
     assert!(night.producers.cursors().is_empty());

@@ -3,8 +3,7 @@
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
 use figures::consumer;
-use jiff::Timestamp;
-use prometheus::{Gauge, Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
+use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
 use runtime::metrics::Registry;
 
 use super::gauge_value;
@@ -23,12 +22,12 @@ pub struct Maintenance {
     overdue: IntGaugeVec,
     /// How far the oldest cookie is beyond its time to live, in seconds.
     pub overdue_max: IntGauge,
-    /// The last expiry.
-    pub expiry: Run,
+    /// When the last expiry ended, in seconds since the Unix epoch.
+    pub expiry_ended: IntGauge,
     /// Whether the compaction window is open.
     pub compaction_open: IntGauge,
-    /// The last compaction.
-    pub compaction: Run,
+    /// When the last compaction ended, in seconds since the Unix epoch.
+    pub compaction_ended: IntGauge,
     /// Expired cookies that were found to be deleted.
     pub expired: IntCounter,
     /// Cookies that sweeps looked at.
@@ -37,8 +36,6 @@ pub struct Maintenance {
     pub sweep_left: IntGauge,
     /// Cookies an hour of the sweep, or the last one.
     pub sweep_per_hour: IntGauge,
-    /// Cursors that were forgotten.
-    pub forgotten_cursors: IntCounter,
     /// Seconds of the compaction of each collection.
     pub compaction_seconds: Histogram,
     /// Bytes that compactions gave back.
@@ -51,13 +48,6 @@ pub struct Maintenance {
     pub errors: IntCounter,
 }
 
-/// When something that runs at night last ran, and how long it took.
-#[derive(Clone, Debug)]
-pub struct Run {
-    ended: IntGauge,
-    seconds: Gauge,
-}
-
 impl Maintenance {
     pub(super) fn register(registry: &Registry) -> Result<Self> {
         let owner: IntGauge = registry.add(consumer::MAINTENANCE_OWNER)?;
@@ -67,20 +57,13 @@ impl Maintenance {
             overdue: registry.add(consumer::EXPIRY_OVERDUE)?,
             overdue_max: registry.add(consumer::EXPIRY_OVERDUE_MAX)?,
             expiry_open: registry.add(consumer::EXPIRY_WINDOW_OPEN)?,
-            expiry: Run {
-                ended: registry.add(consumer::EXPIRY_LAST_RUN)?,
-                seconds: registry.add(consumer::EXPIRY_LAST_RUN_DURATION)?,
-            },
-            compaction: Run {
-                ended: registry.add(consumer::COMPACTION_LAST_RUN)?,
-                seconds: registry.add(consumer::COMPACTION_LAST_RUN_DURATION)?,
-            },
+            expiry_ended: registry.add(consumer::EXPIRY_LAST_RUN)?,
+            compaction_ended: registry.add(consumer::COMPACTION_LAST_RUN)?,
             compaction_open: registry.add(consumer::COMPACTION_WINDOW_OPEN)?,
             expired: registry.add(consumer::EXPIRED)?,
             swept: registry.add(consumer::SWEPT)?,
             sweep_left: registry.add(consumer::SWEEP_LEFT)?,
             sweep_per_hour: registry.add(consumer::SWEEP_PER_HOUR)?,
-            forgotten_cursors: registry.add(consumer::FORGOTTEN_CURSORS)?,
             compaction_seconds: registry.add(consumer::COMPACTION_SECONDS)?,
             compaction_freed_bytes: registry.add(consumer::COMPACTION_FREED_BYTES)?,
             compaction_skipped: registry.add(consumer::COMPACTION_SKIPPED)?,
@@ -112,13 +95,5 @@ impl Maintenance {
         }
         let max = worst.first().map_or(0, |(_, over)| seconds(over));
         self.overdue_max.set(max);
-    }
-}
-
-impl Run {
-    /// It ran without an error, until now.
-    pub fn ended(&self, now: Timestamp, took: Duration) {
-        self.ended.set(now.as_second());
-        self.seconds.set(took.as_secs_f64());
     }
 }

@@ -20,8 +20,6 @@ pub struct Subscription {
     pub buffer_bytes_max: IntGauge,
     /// From accepted at the edge to received here, cookie by cookie.
     pub received_seconds: Latency,
-    /// Streams that were opened.
-    pub connections: IntCounter,
     /// Streams that broke the contract's rules.
     pub violations: IntCounter,
     /// Events that are unknown to this version.
@@ -63,7 +61,6 @@ impl Subscription {
             buffer_bytes,
             buffer_bytes_max: registry.add(consumer::BUFFER_LIMIT_BYTES)?,
             received_seconds: registry.add(consumer::RECEIVED_SECONDS)?,
-            connections: registry.add(consumer::STREAMS_OPENED)?,
             violations: registry.add(consumer::STREAM_VIOLATIONS)?,
             unknown_events: registry.add(consumer::UNKNOWN_EVENTS)?,
             duplicate_producers: registry.add(consumer::DUPLICATE_PRODUCER_IDS)?,

@@ -1,7 +1,5 @@
 //! One producer: how far it was received, is durable, and goes as far as is known. Pure.
 
-use std::sync::Arc;
-
 use tokio::time::Instant;
 
 use super::{
@@ -26,12 +24,6 @@ pub(super) struct Producer {
     streams: usize,
     /// What this process saw of the epoch that it watches.
     watched: Option<Watched>,
-    /// Where its latest stream was.
-    origin: Option<Arc<str>>,
-    /// Since when it has no stream, unless this process saw none at all.
-    gone_since: Option<Instant>,
-    /// Its end was reported, although nothing is known of it.
-    is_given_up: bool,
     has_told_duplicate: bool,
 }
 
@@ -114,19 +106,15 @@ impl Producer {
         self.durable = Some((cursor.epoch, cursor.sequence));
     }
 
-    /// A stream of an address of `origin` goes on after `at`, and it has everything up to `newest`. Of the epoch before, what
+    /// A stream goes on after `at`, and it has everything up to `newest`. Of the epoch before, what
     /// `before` says was received. Returns what this process saw of that one, unless another stream came upon this one first.
     pub(super) fn opened(
         &mut self,
-        origin: Option<Arc<str>>,
         at: &Cursor,
         newest: u64,
         before: Option<&Cursor>,
     ) -> Option<Watched> {
         self.streams += 1;
-        self.gone_since = None;
-        self.is_given_up = false;
-        self.origin = origin;
         self.has(at, newest);
         if self.watched.is_some_and(|it| it.epoch == at.epoch) {
             return None;
@@ -138,11 +126,8 @@ impl Producer {
     }
 
     /// A stream ended.
-    pub(super) fn closed(&mut self, now: Instant) {
+    pub(super) fn closed(&mut self) {
         self.streams = self.streams.saturating_sub(1);
-        if self.streams == 0 {
-            self.gone_since = Some(now);
-        }
     }
 
     /// A stream came as far as `cursor`, which is the change of this number; `had_advanced` before.
@@ -186,23 +171,7 @@ impl Producer {
         if self.streams > 0 {
             return None;
         }
-        let forgotten = std::mem::take(self);
-        forgotten.received.filter(|_| !forgotten.is_given_up)
-    }
-
-    /// Where its latest stream was and since when it is gone, if it went without a goodbye and is not given up yet.
-    pub(super) fn missed(&self) -> Option<(&Arc<str>, Instant)> {
-        let is_waited_for =
-            !self.is_given_up && self.received().is_some_and(|cursor| !cursor.complete);
-        self.origin
-            .as_ref()
-            .zip(self.gone_since)
-            .filter(|_| is_waited_for)
-    }
-
-    /// It is not waited for any longer.
-    pub(super) fn give_up(&mut self) {
-        self.is_given_up = true;
+        std::mem::take(self).received
     }
 
     pub(super) fn figures(&self, is_read: bool, now: Instant) -> ProducerFigures {

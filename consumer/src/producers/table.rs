@@ -1,7 +1,7 @@
 //! The table of producers and of the addresses that lead to them, and each transition that it makes. Pure: time is given.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::Arc,
     time::Duration,
@@ -17,20 +17,11 @@ use super::{
 };
 use crate::batch::Cursor;
 
-/// How long a producer in whose place another came is waited for: longer than the outages of a network that it comes back from
-/// with nothing lost.
-pub const GIVEN_UP_AFTER: Duration = Duration::from_secs(90);
-
-/// How long before a producer went its successor may have come.
-const SURGE: Duration = Duration::from_secs(300);
-
 /// All that is known.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     producers: BTreeMap<Arc<str>, Producer>,
     addresses: BTreeMap<SocketAddr, Address>,
-    /// By origin, which producer without a cursor was met there last, and when.
-    newcomers: HashMap<Arc<str>, (Arc<str>, Instant)>,
     is_loaded: bool,
     /// Counts listings, and what moved a cursor, to tell which is the newest.
     changes: u64,
@@ -64,19 +55,8 @@ pub struct Opening<'a> {
     pub at: &'a Cursor,
     /// The newest sequence that the producer has.
     pub newest: u64,
-    /// Whether nothing was known of the producer.
-    pub is_newcomer: bool,
     /// How far it was received in the epoch before, if the stream is of another.
     pub before: Option<&'a Cursor>,
-}
-
-/// A producer that is not waited for any longer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GivenUp {
-    /// How far it was received.
-    pub stood: Cursor,
-    /// The one that is in its place.
-    pub successor: Arc<str>,
 }
 
 impl Table {
@@ -138,29 +118,25 @@ impl Table {
         now: Instant,
     ) -> Option<Watched> {
         let id = &opening.at.producer;
-        let origin = self.address(key).map(|address| {
+        if let Some(address) = self.address(key) {
             address.producer = Some(Arc::clone(id));
             address.is_connected = true;
             address.why_not = None;
             address.heard = Some(now);
-            Arc::clone(&address.origin)
-        });
-        if let Some(origin) = origin.clone().filter(|_| opening.is_newcomer) {
-            self.newcomers.insert(origin, (Arc::clone(id), now));
         }
         let producer = self.producer(id);
-        let seen = producer.opened(origin, opening.at, opening.newest, opening.before);
+        let seen = producer.opened(opening.at, opening.newest, opening.before);
         self.sweep();
         seen
     }
 
     /// A stream ended.
-    pub(super) fn closed(&mut self, key: Key, id: &str, now: Instant) {
+    pub(super) fn closed(&mut self, key: Key, id: &str) {
         if let Some(address) = self.address(key) {
             address.is_connected = false;
         }
         if let Some(producer) = self.producers.get_mut(id) {
-            producer.closed(now);
+            producer.closed();
         }
         self.sweep();
     }
@@ -198,38 +174,11 @@ impl Table {
         self.producer(id).lost(epoch, cookies)
     }
 
-    /// The store forgot a producer. Returns how far it was received, if it is gone and was not given up before.
+    /// The store forgot a producer. Returns how far it was received, if it is gone.
     pub(super) fn forget(&mut self, id: &str) -> Option<Cursor> {
         let forgotten = self.producers.get_mut(id)?.forget();
         self.sweep();
         forgotten
-    }
-
-    /// Those that have been gone for [`GIVEN_UP_AFTER`] without a goodbye, and in whose place another came.
-    pub(super) fn give_up(&mut self, now: Instant) -> Vec<GivenUp> {
-        let Self {
-            producers,
-            newcomers,
-            ..
-        } = self;
-        newcomers.retain(|_, (newcomer, _)| {
-            let newcomer = producers.get(newcomer);
-            newcomer.is_some_and(|producer| producer.streams() > 0)
-        });
-        let given_up = producers.values_mut().filter_map(|producer| {
-            let (origin, since) = producer.missed()?;
-            let (_, came) = newcomers.get(origin)?;
-            let is_gone = now.saturating_duration_since(since) >= GIVEN_UP_AFTER;
-            let is_replaced = *came + SURGE >= since;
-            if !is_gone || !is_replaced {
-                return None;
-            }
-            let (successor, _) = newcomers.remove(origin)?;
-            producer.give_up();
-            let stood = producer.received().cloned()?;
-            Some(GivenUp { stood, successor })
-        });
-        given_up.collect()
     }
 
     /// All cursors, the most recently moved first, at most as many as a request may carry.

@@ -56,7 +56,6 @@ async fn figures_come_from_health_ledger_and_metrics_and_no_secret_is_among_them
         let opening = Opening {
             at: &cursor(epoch, 0),
             newest,
-            is_newcomer: false,
             before: None,
         };
         listed.opened(opening).0

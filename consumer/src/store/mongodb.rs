@@ -84,7 +84,6 @@ pub const COOKIES: &str = "cookies";
 /// "Never" of a TTL index: the most it takes, 68 years.
 const NEVER_SECONDS: i64 = i32::MAX as i64;
 
-const NAMESPACE_NOT_FOUND: i32 = 26;
 const NAMESPACE_EXISTS: i32 = 48;
 const INVALID_OPTIONS: i32 = 72;
 
@@ -114,9 +113,9 @@ struct Inner {
     breakers: Breakers,
     /// What waits for an answer of one database: at most one command of each.
     tasks: TaskTracker,
-    expiry: expiry::State,
+    /// The collection whose index on `t` is being made; at most one.
+    building: Arc<Mutex<Option<String>>>,
     commit_times: CommitTimes,
-    compaction: compaction::State,
 }
 
 /// How expired cookies are found.
@@ -208,9 +207,8 @@ impl MongodbStore {
             insert_strategies: Mutex::default(),
             breakers: Breakers::default(),
             tasks: TaskTracker::new(),
-            expiry: expiry::State::default(),
+            building: Arc::default(),
             commit_times: CommitTimes::default(),
-            compaction: compaction::State::default(),
         };
         Self {
             inner: Arc::new(inner),

@@ -1,4 +1,4 @@
-//! What is known of how a producer's epoch ended for this consumer, once its next one answers, or when it is given up.
+//! What is known of how a producer's epoch ended for this consumer, once its next one answers, or when its cursor is deleted.
 //!
 //! # What proves what
 //!
@@ -145,13 +145,8 @@ fn record(before: &Cursor, missing: Missing, told_by: Option<u64>, seen: Watched
     }
 }
 
-/// Logs and counts that a producer that did not say goodbye is given up, since it never came back, or since another is in its
-/// place. Returns the record of it.
-pub fn report_gone(
-    metrics: &metrics::Subscription,
-    stood: &Cursor,
-    successor: Option<&str>,
-) -> Loss {
+/// Logs and counts that a producer that did not say goodbye never came back. Returns the record of it.
+pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) -> Loss {
     metrics.restarts_unknown.inc();
     metrics.unknown_tails.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
@@ -159,7 +154,6 @@ pub fn report_gone(
         producer,
         epoch,
         sequence,
-        successor,
         "producer is gone without a goodbye, unknown tail: no bound is known"
     );
     record(stood, Missing::Unknown, None, Watched::after(stood))

@@ -24,7 +24,6 @@ fn open(producers: &Producers, producer: &str, port: u16) -> (Listed, Stream) {
     let opening = Opening {
         at: &cursor(producer, 0),
         newest: 0,
-        is_newcomer: true,
         before: None,
     };
     let (stream, _) = listed.opened(opening);

@@ -49,24 +49,9 @@ impl Setting {
         let opening = Opening {
             at,
             newest: at.sequence,
-            is_newcomer: false,
             before,
         };
         self.table.opened(key, opening, self.now)
-    }
-
-    /// A stream of a producer that nothing was known of.
-    fn open_newcomer(&mut self, origin: &str, id: &str) -> Key {
-        let (key, at) = (self.listed(origin), cursor(id, 1, 1));
-        let opening = Opening {
-            at: &at,
-            newest: 1,
-            is_newcomer: true,
-            before: None,
-        };
-        self.table.opened(key, opening, self.now);
-        self.advance(key, &at, false);
-        key
     }
 
     fn advance(&mut self, key: Key, cursor: &Cursor, had_advanced: bool) -> Advanced {
@@ -75,18 +60,11 @@ impl Setting {
     }
 
     fn close(&mut self, key: Key, id: &str) {
-        self.table.closed(key, id, self.now);
+        self.table.closed(key, id);
     }
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-    }
-
-    fn given_up(&mut self) -> Vec<(Cursor, String)> {
-        let given_up = self.table.give_up(self.now).into_iter();
-        given_up
-            .map(|it| (it.stood, it.successor.to_string()))
-            .collect()
     }
 
     fn figures(&self, id: &str) -> Option<ProducerFigures> {
@@ -142,71 +120,6 @@ fn forgotten_unless_a_stream_is_open() {
 }
 
 #[test]
-fn producer_that_is_gone_for_long_is_given_up_once_where_another_came() {
-    let mut it = Setting::new(vec![cursor("seen", 1, 5), cursor("never seen", 1, 6)]);
-    let seen = it.open(HERE, &cursor("seen", 1, 5));
-    it.advance(seen, &cursor("seen", 1, 8), false);
-    let elsewhere = it.open("http://there", &cursor("elsewhere", 1, 0));
-    it.advance(elsewhere, &cursor("elsewhere", 1, 1), false);
-    it.close(elsewhere, "elsewhere");
-    let parted = it.open(HERE, &cursor("parted", 1, 0));
-    let complete = Cursor {
-        complete: true,
-        ..cursor("parted", 1, 1)
-    };
-    it.advance(parted, &complete, false);
-    it.close(parted, "parted");
-    let next = it.open_newcomer(HERE, "next");
-    it.pass(GIVEN_UP_AFTER);
-    assert_eq!(it.given_up(), [], "it is there");
-    it.close(seen, "seen");
-    it.pass(GIVEN_UP_AFTER / 2);
-    assert_eq!(it.given_up(), [], "it may come back");
-    it.pass(GIVEN_UP_AFTER / 2);
-    let expected = [(cursor("seen", 1, 8), "next".to_owned())];
-    assert_eq!(it.given_up(), expected);
-    assert_eq!(it.given_up(), [], "it is reported");
-    it.open_at(seen, &cursor("seen", 1, 8), None);
-    it.close(seen, "seen");
-    it.pass(GIVEN_UP_AFTER);
-    assert_eq!(it.given_up(), [], "another is in the place of one");
-    let again = it.open_newcomer(HERE, "next");
-    assert_eq!(it.given_up(), expected);
-    assert_eq!(it.table.forget("seen"), None, "it is reported");
-    it.open_newcomer(HERE, "next");
-    for key in [next, again] {
-        it.close(key, "next");
-    }
-    let last = it.table.streams("next");
-    assert_eq!(last, 1);
-    let unseen = cursor("never seen", 1, 6);
-    assert_eq!(it.table.forget("never seen"), Some(unseen));
-}
-
-#[test]
-fn nobody_is_in_its_own_place() {
-    let mut it = Setting::new(Vec::new());
-    let next = it.open_newcomer(HERE, "next");
-    it.close(next, "next");
-    it.pass(GIVEN_UP_AFTER);
-    assert_eq!(it.given_up(), []);
-}
-
-#[test]
-fn producer_is_not_given_up_for_one_that_came_long_before() {
-    let stored = cursor("p", 1, 5);
-    let mut it = Setting::new(vec![stored.clone()]);
-    let key = it.open(HERE, &stored);
-    it.open_newcomer(HERE, "added");
-    it.pass(SURGE + Duration::from_secs(1));
-    it.close(key, "p");
-    it.pass(GIVEN_UP_AFTER);
-    assert_eq!(it.given_up(), []);
-    it.open_newcomer(HERE, "next");
-    assert_eq!(it.given_up().len(), 1);
-}
-
-#[test]
 fn end_of_an_epoch_is_reported_once_with_the_gaps_that_were_seen_in_it() {
     let stored = cursor("p", 1, 5);
     let mut it = Setting::new(vec![stored.clone()]);
@@ -248,7 +161,6 @@ fn lag_is_what_is_known_and_not_durable() {
     let opening = Opening {
         at: &at,
         newest: 500,
-        is_newcomer: true,
         before: None,
     };
     it.table.opened(key, opening, it.now);

@@ -11,13 +11,12 @@ use bytes::Bytes;
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection,
-    bson::{Binary, Bson, Document, RawDocumentBuf, doc, spec::BinarySubtype},
+    bson::{Binary, Bson, Document, doc, spec::BinarySubtype},
 };
 
 use super::{
     Inner,
-    connection::{Connection, WriteConcern, in_time, run},
-    retry_policy::write_errors,
+    connection::{Connection, in_time, write},
 };
 use crate::store::{Entry, FullEntry, StoreError};
 
@@ -45,9 +44,6 @@ impl Inner {
     /// Inserts entries; they are durable when it returns.
     pub(super) async fn insert_aside(&self, entries: &[FullEntry]) -> Result<(), StoreError> {
         let connection = self.connection().await?;
-        let concern = connection.concern.as_ref().map(WriteConcern::document);
-        let mut concern = concern.unwrap_or_default();
-        concern.insert("j", true);
         let mut rest = entries;
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -61,19 +57,11 @@ impl Inner {
             let command = doc! {
                 "insert": COLLECTION,
                 "ordered": false,
-                "writeConcern": concern.clone(),
+                "writeConcern": connection.journaled(),
                 "documents": documents,
             };
-            let command = RawDocumentBuf::try_from(&command)
-                .map_err(|error| StoreError::Broken(error.to_string()))?;
-            let answer = run(&self.own_database(connection), command).await?;
             // An attempt whose answer was lost has inserted some.
-            if let Some(error) = write_errors(&answer)?.find(|error| !error.is_duplicate_id) {
-                return Err(StoreError::Unavailable(format!(
-                    "{COLLECTION} refused with code {}: {}",
-                    error.code, error.message
-                )));
-            }
+            write(&self.own_database(connection), command, COLLECTION).await?;
         }
         Ok(())
     }

@@ -16,7 +16,6 @@
 use std::{
     collections::HashMap,
     future::IntoFuture,
-    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -29,10 +28,10 @@ use mongodb::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    COOKIES, Inner, NAMESPACE_NOT_FOUND,
-    connection::{Connection, answered, in_time},
-    date, lock, number,
-    retry_policy::{Failure, code, unavailable},
+    COOKIES, Inner,
+    connection::{Connection, in_time, run},
+    date, number,
+    retry_policy::{Failure, failure},
 };
 use crate::store::{Compacted, CompactedCollection, Compaction, StoreError};
 
@@ -44,12 +43,6 @@ const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// The least part of a file, as its divisor, that can be reused for the server to compact it.
 const REUSABLE_PART: u64 = 10;
-
-#[derive(Debug, Default)]
-pub(super) struct State {
-    /// The namespace that this process is compacting.
-    running: Mutex<Option<String>>,
-}
 
 /// What the last compaction of a collection did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,22 +77,6 @@ fn reusable_of_file(file: &Document) -> Option<u64> {
     (size > FILE_BYTES_MIN && free > size / REUSABLE_PART).then_some(free)
 }
 
-/// Marks a collection as being compacted by this process.
-struct Running<'a>(&'a State);
-
-impl<'a> Running<'a> {
-    fn begin(state: &'a State, namespace: &str) -> Self {
-        *lock(&state.running) = Some(namespace.to_owned());
-        Self(state)
-    }
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.running) = None;
-    }
-}
-
 impl Inner {
     pub(super) async fn compact_all(
         &self,
@@ -122,25 +99,14 @@ impl Inner {
                 database,
             };
             let compacted = one.compact(last, &compaction).await;
-            let compacted = compacted.map_err(Failure::Server);
-            let Some(compacted) = self.of_one(compacted, &mut failed).await? else {
-                continue;
-            };
-            match compacted {
-                Ok(Outcome::Done) => {}
-                Ok(Outcome::NotWorthIt) => done.skipped += 1,
-                Ok(Outcome::Running) => done.complete = false,
-                Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
-                Err(_) if compaction.stop.is_cancelled() => {
-                    done.complete = false;
-                    return Ok(done);
-                }
-                // It may concern this collection alone.
-                Err(error) if code(&error).is_some() => {
-                    let why = format!("compact {}: {}", one.namespace, unavailable(&error));
-                    failed.get_or_insert(StoreError::Unavailable(why));
-                }
-                Err(error) => return Err(unavailable(&error)),
+            if compacted.is_err() && compaction.stop.is_cancelled() {
+                done.complete = false;
+                return Ok(done);
+            }
+            match self.of_one(compacted, &mut failed).await? {
+                Some(Outcome::Done) | None => {}
+                Some(Outcome::NotWorthIt) => done.skipped += 1,
+                Some(Outcome::Running) => done.complete = false,
             }
         }
         failed.map_or(Ok(done), Err)
@@ -187,10 +153,6 @@ impl Inner {
         connection: &Connection,
         database: &str,
     ) -> Result<bool, StoreError> {
-        let running = lock(&self.compaction.running).clone();
-        if running.is_some_and(|running| running == format!("{database}.{COOKIES}")) {
-            return Ok(true);
-        }
         let found = operations(
             connection,
             doc! { "command.compact": COOKIES, "command.$db": database },
@@ -241,34 +203,26 @@ impl One<'_> {
         &self,
         last: Option<Last>,
         compaction: &Compaction<'_>,
-    ) -> Result<Result<Outcome, Error>, StoreError> {
-        let stats = self.database.run_command(doc! { "collStats": COOKIES });
-        let reusable = match answered(stats.into_future()).await? {
-            Ok(stats) => reusable(&stats),
-            Err(error) => return Ok(Err(error)),
-        };
+    ) -> Result<Outcome, Failure> {
+        let stats = run(self.database.run_command(doc! { "collStats": COOKIES })).await?;
+        let reusable = reusable(&stats);
         if !is_worth_it(reusable, last) {
             tracing::debug!(
                 collection = self.namespace,
                 reusable,
                 "not worth compacting"
             );
-            return Ok(Ok(Outcome::NotWorthIt));
+            return Ok(Outcome::NotWorthIt);
         }
         let is_compacting = self
             .store
             .is_compacting(self.connection, self.database.name());
         if is_compacting.await? {
-            return Ok(Ok(Outcome::Running));
+            return Ok(Outcome::Running);
         }
         let began = Instant::now();
-        let answer = {
-            let _running = Running::begin(&self.store.compaction, &self.namespace);
-            match self.run(compaction.stop).await {
-                Ok(answer) => answer,
-                Err(error) => return Ok(Err(error)),
-            }
-        };
+        let compacted = self.run(compaction.stop).await;
+        let answer = compacted.map_err(|error| failure(&error))?;
         let done = CompactedCollection {
             name: self.namespace.clone(),
             took: began.elapsed(),
@@ -281,7 +235,7 @@ impl One<'_> {
         (compaction.report)(&done);
         self.remember(&done, date(compaction.clock.unix_micros()))
             .await?;
-        Ok(Ok(Outcome::Done))
+        Ok(Outcome::Done)
     }
 
     /// Has no deadline, but asks the server to end it when `stop` is cancelled.

@@ -4,12 +4,12 @@
 //! 15 s (its heartbeat of 10 s and [`SELECTION_TIMEOUT`]); that ends the commands that wait. From then on each
 //! attempt looks for a server anew, so it goes on as soon as one answers.
 
-use std::{fmt, time::Duration};
+use std::{fmt, future::IntoFuture, time::Duration};
 
 use futures_util::FutureExt as _;
 use mongodb::{
     Client, Database,
-    bson::{Document, RawDocumentBuf, doc},
+    bson::{Document, doc},
     error::{Error, ErrorKind},
     options::{
         Acknowledgment, ClientOptions, ConnectionString, HostInfo, ReadPreference,
@@ -18,7 +18,7 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use super::retry_policy::{Failure, failure, unavailable};
+use super::retry_policy::{Failure, WriteError, failure, unavailable, write_errors};
 use crate::store::StoreError;
 
 /// How long a server may be looked for, so that its absence shows soon.
@@ -155,19 +155,45 @@ pub(super) fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
-impl WriteConcern {
-    pub(super) fn document(&self) -> Document {
-        match self {
-            Self::Nodes(nodes) => doc! { "w": nodes },
-            Self::Tag(tag) => doc! { "w": tag },
+impl Connection {
+    /// The write concern, empty where it is left to the server.
+    pub(super) fn concern(&self) -> Document {
+        match &self.concern {
+            None => doc! {},
+            Some(WriteConcern::Nodes(nodes)) => doc! { "w": nodes },
+            Some(WriteConcern::Tag(tag)) => doc! { "w": tag },
         }
+    }
+
+    /// The same, in the journal.
+    pub(super) fn journaled(&self) -> Document {
+        let mut concern = self.concern();
+        concern.insert("j", true);
+        concern
     }
 }
 
-/// Runs a raw command in a database.
-pub(super) async fn run(database: &Database, command: RawDocumentBuf) -> Result<Document, Failure> {
-    let answer = answered(database.run_raw_command(command).into_future()).await?;
+/// Runs a command, with its options.
+pub(super) async fn run(
+    command: impl IntoFuture<Output = Result<Document, Error>>,
+) -> Result<Document, Failure> {
+    let answer = answered(command.into_future()).await?;
     answer.map_err(|error| failure(&error))
+}
+
+/// Runs a command that writes what is not cookies, `what` in words. A document that is to be inserted may be there already.
+pub(super) async fn write(
+    database: &Database,
+    command: Document,
+    what: &str,
+) -> Result<(), StoreError> {
+    let answer = run(database.run_command(command)).await?;
+    match write_errors(&answer)?.find(|error| !error.is_duplicate_id) {
+        None => Ok(()),
+        Some(WriteError { code, message, .. }) => Err(StoreError::Unavailable(format!(
+            "{what} refused with code {code}: {message}"
+        ))),
+    }
 }
 
 pub(super) async fn in_time<T>(

@@ -10,7 +10,7 @@ use std::{
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection, Database,
-    bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
+    bson::{Bson, DateTime, Document, doc},
     options::DatabaseOptions,
 };
 use runtime::unix_micros;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::{
     Inner,
-    connection::{Connection, WriteConcern, in_time, primary, run},
+    connection::{Connection, in_time, primary, write},
     date, error_text, lock,
     retry_policy::{Failure, write_errors},
 };
@@ -165,21 +165,9 @@ impl Inner {
             })
             .collect();
         // Where `w` is missing, the server fills in its default.
-        let concern = connection.concern.as_ref().map(WriteConcern::document);
-        let mut concern = concern.unwrap_or_default();
-        concern.insert("j", true);
+        let concern = connection.journaled();
         let command = doc! { "update": COLLECTION, "writeConcern": concern, "updates": updates };
-        let command = RawDocumentBuf::try_from(&command)
-            .map_err(|error| StoreError::Broken(error.to_string()))?;
-        let database = self.own_database(connection);
-        let answer = run(&database, command).await?;
-        match write_errors(&answer)?.next() {
-            None => Ok(()),
-            Some(error) => Err(StoreError::Unavailable(format!(
-                "cursors refused with code {}: {}",
-                error.code, error.message
-            ))),
-        }
+        write(&self.own_database(connection), command, "cursors").await
     }
 
     /// Writes to where the cursors are, but changes nothing: a server that is not a primary, does not allow it, takes no
@@ -223,8 +211,7 @@ impl Inner {
         connection: &Connection,
         more_concern: Document,
     ) -> Result<(), StoreError> {
-        let concern = connection.concern.as_ref().map(WriteConcern::document);
-        let mut concern = concern.unwrap_or_default();
+        let mut concern = connection.concern();
         concern.extend(more_concern);
         let nobody = doc! { "_id": { "c": &self.options.name, "p": Bson::MinKey } };
         let command = doc! {

@@ -15,20 +15,11 @@
 //! to an index, which is made beside the writing and then expires by itself. As long as there is a record in `cookiesync.sweeps`, a
 //! collection has been swept, and lacks an index that is not to be made by day.
 //!
-//! With an index, deletions are counted from the collection's "remove calls" in `collStats`: the TTL monitor's are among them,
-//! updates are not (measured with 6.0.5). Somebody else's deletions while the window is open count too.
+//! With an index, the server itself counts deletions: `metrics.ttl.deletedDocuments` of `serverStatus`.
 
 mod plan;
 
-use std::{
-    collections::BTreeMap,
-    future::IntoFuture,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use mongodb::{
     Database,
@@ -38,9 +29,9 @@ use mongodb::{
 use tokio::time::timeout;
 
 use super::{
-    COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NAMESPACE_NOT_FOUND, NEVER_SECONDS, collection,
-    connection::{Connection, answered},
-    lock, number,
+    COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NEVER_SECONDS, collection,
+    connection::{Connection, answered, run},
+    lock,
     retry_policy::{Failure, code, failure, unavailable},
     sweep::{Record, Records},
 };
@@ -53,25 +44,6 @@ const CHANGE_MILLIS: i32 = 5_000;
 /// How long the making of an index is waited for before all else goes on.
 const BUILD_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is known of the window and of deletions.
-#[derive(Debug, Default)]
-pub(super) struct State {
-    counting: Mutex<Counting>,
-    /// Deletions not reported yet.
-    deleted: AtomicU64,
-    /// The collection whose index is being made; at most one.
-    building: Arc<Mutex<Option<String>>>,
-}
-
-/// Deletions count from the first look at an open window to the second at a shut one, so that a pass of the TTL
-/// monitor that had begun counts to its end.
-#[derive(Debug, Default)]
-struct Counting {
-    looks_left: u8,
-    /// Remove calls at the last look, by namespace.
-    removals: BTreeMap<String, u64>,
-}
-
 impl Inner {
     /// Creates the collection of a DSP, which creates its database; with its index, where cookies expire by one. The index
     /// expires nothing until the next look at all collections, as by day. If this ends between the two, or the collection is there
@@ -82,20 +54,16 @@ impl Inner {
         dsp_id: u32,
     ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
-        match list_indexes(&database).await? {
-            Ok(_) => {}
-            Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {
-                let mode = self.mode_of_server(connection).await?;
-                let made = answered(async {
-                    collection::create(&database).await?;
-                    match mode {
-                        ExpiryMode::Index => create_index(&database, NEVER_SECONDS).await,
-                        ExpiryMode::Sweep => Ok(()),
-                    }
-                });
-                made.await?.map_err(|error| failure(&error))?;
-            }
-            Err(error) => return Err(failure(&error)),
+        if !self.has_cookies(&database).await? {
+            let mode = self.mode_of_server(connection).await?;
+            let made = answered(async {
+                collection::create(&database).await?;
+                match mode {
+                    ExpiryMode::Index => create_index(&database, NEVER_SECONDS).await,
+                    ExpiryMode::Sweep => Ok(()),
+                }
+            });
+            made.await?.map_err(|error| failure(&error))?;
         }
         self.dsps().add_slot(dsp_id);
         Ok(())
@@ -140,17 +108,14 @@ impl Inner {
         }
     }
 
-    /// Gives the index of each of our collections the state of the window, also of those that appeared meanwhile,
-    /// and counts what was deleted.
+    /// Gives the index of each of our collections the state of the window, also of those that appeared meanwhile.
     async fn set_indexes(
         &self,
         connection: &Connection,
         expiry: &Expiry<'_>,
         records: &Records,
     ) -> Result<Expired, StoreError> {
-        let Expiry {
-            open, now, stop, ..
-        } = *expiry;
+        let Expiry { now, stop, .. } = *expiry;
         let mut expired = Expired {
             complete: true,
             ..Expired::default()
@@ -167,17 +132,8 @@ impl Inner {
             }
             if stop.is_cancelled() {
                 expired.complete = false;
-                return Ok(self.deleted(expired));
+                return Ok(expired);
             }
-            let look = self.look_at(connection, &database, open, wanted);
-            let looked = match look.await {
-                Ok(looked) => looked,
-                Err(error) if self.works_elsewhere().await => {
-                    failed.get_or_insert(error);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
             let over = match swept {
                 Some(record) => record.overdue(now, self.options.ttls.of(dsp_id)),
                 // By the index, which may have been made just now.
@@ -190,36 +146,18 @@ impl Inner {
             if over > Duration::ZERO {
                 expired.overdue.insert(dsp_id, over);
             }
-            match looked {
-                Ok(done) => {
-                    expired.complete &= done;
-                    if done && swept.is_some() && matches!(wanted, Wanted::After(_)) {
-                        self.forget_record(connection, &namespace).await?;
-                    }
-                }
-                Err(error) if code(&error) == Some(NAMESPACE_NOT_FOUND) => {}
-                // It may concern this DSP alone.
-                Err(error) if code(&error).is_some() => {
-                    let name = database.name();
-                    let why = unavailable(&error);
-                    let why = format!("the index of {name}.{COOKIES}: {why}");
-                    failed.get_or_insert(StoreError::Unavailable(why));
-                }
-                Err(error) => return Err(unavailable(&error)),
+            let looked = self.look_at(connection, &database, wanted).await;
+            let looked = looked.map_err(|failure| match failure {
+                Failure::Dsp(why) => Failure::Dsp(format!("the index of {namespace}: {why}")),
+                failure @ Failure::Server(_) => failure,
+            });
+            let done = self.of_one(looked, failed).await?;
+            expired.complete &= done != Some(false);
+            if done == Some(true) && swept.is_some() && matches!(wanted, Wanted::After(_)) {
+                self.forget_record(connection, &namespace).await?;
             }
         }
-        if expired.failed.is_none() {
-            self.counted(open, expired.complete);
-        }
-        Ok(self.deleted(expired))
-    }
-
-    /// With what was found to be deleted.
-    fn deleted(&self, expired: Expired) -> Expired {
-        Expired {
-            deleted: self.expiry.deleted.swap(0, Ordering::Relaxed),
-            ..expired
-        }
+        Ok(expired)
     }
 
     /// Looks at one collection; false when its index has to wait for a compaction.
@@ -227,67 +165,46 @@ impl Inner {
         &self,
         connection: &Connection,
         database: &Database,
-        open: bool,
         wanted: Wanted,
-    ) -> Result<Result<bool, Error>, StoreError> {
-        let indexes = match list_indexes(database).await? {
-            Ok(indexes) => indexes,
-            Err(error) => return Ok(Err(error)),
-        };
-        let (seconds, is_counted) = match wanted {
-            Wanted::After(seconds) => (seconds, true),
-            Wanted::Off | Wanted::Gone => (NEVER_SECONDS, false),
-        };
-        // Counted before it begins to delete, and after it ends.
-        if open && is_counted {
-            self.count(database, true).await?;
+    ) -> Result<bool, Failure> {
+        let plan = plan(&list_indexes(database).await?, wanted);
+        if plan == Plan::default() {
+            return Ok(true);
         }
-        let plan = plan(&indexes, wanted);
-        let done = if plan == Plan::default() {
-            true
-        } else if self.is_building(database.name())
+        if self.is_building(database.name())
             || self.is_compacting(connection, database.name()).await?
         {
-            false
-        } else {
-            let create = plan.todo == Todo::Create;
-            if let Err(error) = carry_out(database, plan, seconds).await? {
-                return Ok(Err(error));
-            }
-            if create {
-                match self.build_index(database, seconds).await? {
-                    Ok(done) => done,
-                    Err(error) => return Ok(Err(error)),
-                }
-            } else {
-                true
-            }
-        };
-        if !open && is_counted {
-            self.count(database, false).await?;
+            return Ok(false);
         }
-        Ok(Ok(done))
+        let seconds = match wanted {
+            Wanted::After(seconds) => seconds,
+            Wanted::Off | Wanted::Gone => NEVER_SECONDS,
+        };
+        let create = plan.todo == Todo::Create;
+        let carried_out = answered(carry_out(database, plan, seconds)).await?;
+        carried_out.map_err(|error| failure(&error))?;
+        if create {
+            self.build_index(database, seconds).await
+        } else {
+            Ok(true)
+        }
     }
 
     fn is_building(&self, database: &str) -> bool {
-        let building = lock(&self.expiry.building);
+        let building = lock(&self.building);
         building.as_deref() == Some(&*format!("{database}.{COOKIES}"))
     }
 
     /// Has the index of a collection made, beside everything else and without a deadline: of many millions of documents it
     /// takes minutes, in which the server goes on taking writes, and lookups leave out what has expired. One at a time;
     /// false when it is not done yet.
-    async fn build_index(
-        &self,
-        database: &Database,
-        seconds: i64,
-    ) -> Result<Result<bool, Error>, StoreError> {
-        let building = Arc::clone(&self.expiry.building);
+    async fn build_index(&self, database: &Database, seconds: i64) -> Result<bool, Failure> {
+        let building = Arc::clone(&self.building);
         let namespace = format!("{}.{COOKIES}", database.name());
         {
             let mut building = lock(&building);
             if building.is_some() {
-                return Ok(Ok(false));
+                return Ok(false);
             }
             *building = Some(namespace.clone());
         }
@@ -309,54 +226,11 @@ impl Inner {
             made
         });
         match timeout(BUILD_PATIENCE, &mut task).await {
-            Ok(Ok(made)) => Ok(made.map(|()| true)),
-            Ok(Err(error)) => Err(StoreError::Broken(format!("a task failed: {error}"))),
-            Err(_) => Ok(Ok(false)),
+            Ok(Ok(made)) => made.map(|()| true).map_err(|error| failure(&error)),
+            Ok(Err(error)) => Err(StoreError::Broken(format!("a task failed: {error}")).into()),
+            Err(_) => Ok(false),
         }
     }
-
-    /// Adds what was deleted since the last look, if deletions count now.
-    async fn count(&self, database: &Database, open: bool) -> Result<(), StoreError> {
-        if !open && lock(&self.expiry.counting).looks_left == 0 {
-            return Ok(());
-        }
-        let stats = database.run_command(doc! { "collStats": COOKIES });
-        let stats = answered(stats.into_future()).await?;
-        // Where it may not be asked for, nothing is counted.
-        let Some(now) = stats.ok().as_ref().and_then(remove_calls) else {
-            return Ok(());
-        };
-        let name = format!("{}.{COOKIES}", database.name());
-        let last = lock(&self.expiry.counting).removals.insert(name, now);
-        if let Some(last) = last {
-            let deleted = removed(last, now);
-            self.expiry.deleted.fetch_add(deleted, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Notes that a look at all collections has ended.
-    fn counted(&self, open: bool, complete: bool) {
-        let mut counting = lock(&self.expiry.counting);
-        if open {
-            counting.looks_left = 2;
-        } else if complete {
-            counting.looks_left = counting.looks_left.saturating_sub(1);
-        }
-        if counting.looks_left == 0 {
-            counting.removals.clear();
-        }
-    }
-}
-
-/// How many were removed between two readings of a counter that begins anew when the server does.
-fn removed(last: u64, now: u64) -> u64 {
-    now.checked_sub(last).unwrap_or(now)
-}
-
-fn remove_calls(stats: &Document) -> Option<u64> {
-    let cursor = stats.get_document("wiredTiger").ok()?;
-    number(cursor.get_document("cursor").ok()?.get("remove calls")?)
 }
 
 /// When the oldest cookie of a collection was accepted, in microseconds since the Unix epoch; `None` where there is none, or
@@ -372,8 +246,7 @@ async fn oldest(database: &Database) -> Option<u64> {
         "limit": 1,
         "singleBatch": true,
     };
-    let answer = answered(database.run_command(command).into_future()).await;
-    let answer = answer.ok()?.ok()?;
+    let answer = run(database.run_command(command)).await.ok()?;
     let found = answer.get_document("cursor").ok()?;
     let first = found.get_array("firstBatch").ok()?.first()?;
     let time = first.as_document()?.get_datetime("t").ok()?;
@@ -381,16 +254,14 @@ async fn oldest(database: &Database) -> Option<u64> {
     Some(millis.saturating_mul(1_000))
 }
 
-async fn list_indexes(database: &Database) -> Result<Result<Vec<Document>, Error>, StoreError> {
+async fn list_indexes(database: &Database) -> Result<Vec<Document>, Failure> {
     // A collection has at most 64.
     let command = doc! { "listIndexes": COOKIES, "cursor": { "batchSize": 100 } };
-    let answer = answered(database.run_command(command).into_future()).await?;
-    Ok(answer.map(|answer| {
-        let cursor = answer.get_document("cursor").ok();
-        let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
-        let documents = batch.into_iter().flatten().filter_map(Bson::as_document);
-        documents.cloned().collect()
-    }))
+    let answer = run(database.run_command(command)).await?;
+    let cursor = answer.get_document("cursor").ok();
+    let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
+    let documents = batch.into_iter().flatten().filter_map(Bson::as_document);
+    Ok(documents.cloned().collect())
 }
 
 async fn create_index(database: &Database, seconds: i64) -> Result<(), Error> {
@@ -409,49 +280,27 @@ async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {
     database.run_command(command).await.map(|_| ())
 }
 
-async fn carry_out(
-    database: &Database,
-    plan: Plan,
-    seconds: i64,
-) -> Result<Result<(), Error>, StoreError> {
-    answered(async {
-        for name in &plan.drop {
-            drop_index(database, name).await?;
-        }
-        match &plan.todo {
-            // What has to be made is not waited for here.
-            Todo::Nothing | Todo::Create => Ok(()),
-            Todo::Change(name) => {
-                let change = doc! {
-                    "collMod": COOKIES,
-                    "index": { "name": name, "expireAfterSeconds": seconds },
-                    "maxTimeMS": CHANGE_MILLIS,
-                };
-                match database.run_command(change).await {
-                    // Before 5.1, an index that expires nothing cannot be changed.
-                    Err(error) if code(&error) == Some(INVALID_OPTIONS) => {
-                        drop_index(database, name).await?;
-                        create_index(database, seconds).await
-                    }
-                    changed => changed.map(|_| ()),
+async fn carry_out(database: &Database, plan: Plan, seconds: i64) -> Result<(), Error> {
+    for name in &plan.drop {
+        drop_index(database, name).await?;
+    }
+    match &plan.todo {
+        // What has to be made is not waited for here.
+        Todo::Nothing | Todo::Create => Ok(()),
+        Todo::Change(name) => {
+            let change = doc! {
+                "collMod": COOKIES,
+                "index": { "name": name, "expireAfterSeconds": seconds },
+                "maxTimeMS": CHANGE_MILLIS,
+            };
+            match database.run_command(change).await {
+                // Before 5.1, an index that expires nothing cannot be changed.
+                Err(error) if code(&error) == Some(INVALID_OPTIONS) => {
+                    drop_index(database, name).await?;
+                    create_index(database, seconds).await
                 }
+                changed => changed.map(|_| ()),
             }
         }
-    })
-    .await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counter_that_went_back_began_anew() {
-        assert_eq!(removed(5, 7), 2);
-        assert_eq!(removed(5, 5), 0);
-        assert_eq!(removed(5, 3), 3);
-        let stats = doc! { "wiredTiger": { "cursor": { "remove calls": 7 } } };
-        assert_eq!(remove_calls(&stats), Some(7));
-        assert_eq!(remove_calls(&doc! {}), None);
     }
 }

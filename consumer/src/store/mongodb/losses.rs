@@ -6,14 +6,13 @@ use std::future::IntoFuture;
 use futures_util::TryStreamExt;
 use mongodb::{
     Collection,
-    bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
+    bson::{Bson, DateTime, Document, doc},
 };
 
 use super::{
     Inner,
-    connection::{Connection, WriteConcern, in_time, run},
+    connection::{Connection, in_time, write},
     date,
-    retry_policy::write_errors,
 };
 use crate::{losses::Numbered, store::StoreError};
 
@@ -48,22 +47,12 @@ impl Inner {
             }
         });
         let updates: Vec<Document> = updates.collect();
-        let concern = connection.concern.as_ref().map(WriteConcern::document);
         let command = doc! {
             "update": COLLECTION,
-            "writeConcern": concern.unwrap_or_default(),
+            "writeConcern": connection.concern(),
             "updates": updates,
         };
-        let command = RawDocumentBuf::try_from(&command)
-            .map_err(|error| StoreError::Broken(error.to_string()))?;
-        let answer = run(&self.own_database(connection), command).await?;
-        match write_errors(&answer)?.next() {
-            None => Ok(()),
-            Some(error) => Err(StoreError::Unavailable(format!(
-                "records of losses refused with code {}: {}",
-                error.code, error.message
-            ))),
-        }
+        write(&self.own_database(connection), command, "records of losses").await
     }
 
     /// Deletes the records of other consumers that were noted before this: its own are bounded.

@@ -22,15 +22,15 @@ use std::{collections::BTreeMap, future::IntoFuture, time::Duration};
 use futures_util::TryStreamExt;
 use mongodb::{
     ClientSession, Collection, Database,
-    bson::{Bson, Document, RawDocumentBuf, doc},
+    bson::{Bson, Document, doc},
 };
 use tokio::time::{Instant, sleep};
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, answered, in_time, primary, run},
+    connection::{Connection, in_time, primary, run},
     date, number,
-    retry_policy::{Failure, failure, write_errors},
+    retry_policy::{Failure, write_errors},
 };
 use crate::store::{Expiry, StoreError, Swept};
 use pace::{Pace, Took};
@@ -225,9 +225,7 @@ impl Inner {
         if !self.has_cookies(database).await? {
             return Ok(None);
         }
-        let count = database.run_command(doc! { "count": COOKIES });
-        let answer = answered(count.into_future()).await?;
-        let answer = answer.map_err(|error| failure(&error))?;
+        let answer = run(database.run_command(doc! { "count": COOKIES })).await?;
         Ok(Some(answer.get("n").and_then(number).unwrap_or_default()))
     }
 }
@@ -293,17 +291,14 @@ impl Sweep<'_> {
         before: u64,
     ) -> Result<(), Failure> {
         let expired = doc! { "_id": { "$in": ids }, "t": { "$lt": date(before) } };
-        let mut command = doc! {
+        let command = doc! {
             "delete": COOKIES,
             "ordered": false,
             // While there is an index on `t`, the server would weigh both for each command.
             "deletes": [{ "q": expired, "limit": 0, "hint": { "_id": 1 } }],
+            "writeConcern": self.connection.concern(),
         };
-        let concern = self.connection.concern.as_ref();
-        command.extend(concern.map(|it| ("writeConcern".to_owned(), it.document().into())));
-        let command = RawDocumentBuf::try_from(&command)
-            .map_err(|error| StoreError::Broken(error.to_string()))?;
-        let answer = run(database, command).await?;
+        let answer = run(database.run_command(command)).await?;
         let deleted = answer.get("n").and_then(number).unwrap_or_default();
         self.deleted += deleted;
         (self.expiry.report)(&Swept {
@@ -366,8 +361,7 @@ impl Documents<'_> {
         let command = command
             .selection_criteria(primary())
             .session(&mut self.session);
-        let answer = answered(command.into_future()).await?;
-        let mut answer = answer.map_err(|error| failure(&error))?;
+        let mut answer = run(command).await?;
         let found = answer.get_document_mut("cursor").ok();
         let (cursor, documents) = found
             .and_then(|found| {

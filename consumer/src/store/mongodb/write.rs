@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use mongodb::bson::{Bson, Document, doc};
 use proto::newest;
 use tokio::time::Instant;
 
@@ -95,9 +95,7 @@ impl Inner {
     async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<Written, Failure> {
         let nobody = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
         let command = doc! { "update": COOKIES, "updates": [nobody] };
-        let command = RawDocumentBuf::try_from(&command)
-            .map_err(|error| StoreError::Broken(error.to_string()))?;
-        run(&self.database(connection, dsp_id), command).await?;
+        run(self.database(connection, dsp_id).run_command(command)).await?;
         Ok(Written::default())
     }
 
@@ -299,7 +297,7 @@ impl Writing {
         *cookies = now.split_off(now.len().min(kind.cookies_max()));
         let command = kind.encode(&self.batch, &now, self.connection.concern.as_ref());
         let database = self.store.database(&self.connection, self.dsp_id);
-        let answer = run(&database, command).await?;
+        let answer = run(database.run_raw_command(command)).await?;
         self.answered.again();
         Ok((now, answer))
     }

@@ -155,10 +155,12 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time(
     server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
-    wait_until(PATIENCE, "the deletions are counted", async || {
-        Ok(night.metrics.expired.get() == 2)
-    })
-    .await?;
+    if mode == ExpiryMode::Sweep {
+        wait_until(PATIENCE, "the deletions are counted", async || {
+            Ok(night.metrics.expired.get() == 2)
+        })
+        .await?;
+    }
 
     night.set("11T01:30");
     // By the clock of the test, what was fresh has expired as well.
@@ -327,10 +329,6 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
     server.checkpoint().await?;
     let before = server.bytes("17.cookies").await?;
     night.set("10T02:59");
-    wait_until(PATIENCE, "the deletions are counted", async || {
-        Ok(night.metrics.expired.get() == old)
-    })
-    .await?;
     assert_eq!(night.collections_compacted(), 0);
 
     night.set("10T03:00");

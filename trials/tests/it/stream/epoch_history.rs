@@ -14,7 +14,6 @@ use bench::{
     scrape::{Samples, names},
     tools::skip,
 };
-use consumer::producers::GIVEN_UP_AFTER;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -22,8 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cut::CutConnection,
     harness::{
-        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_said,
-        wait_until,
+        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until,
     },
 };
 
@@ -387,27 +385,4 @@ async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
     assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
     assert_eq!(second.metrics().await?.count(recorded, &[]), 0);
     Ok(())
-}
-
-/// As when a cluster puts another pod in the place of one that it lost.
-#[tokio::test]
-#[ignore = "takes two minutes"]
-async fn producer_that_comes_back_under_another_id_is_given_up_in_minutes() -> Result<()> {
-    let folder = TempDir::new()?;
-    let addresses = Addresses::free()?;
-    let mut lost = Producer::start_at(&folder, &addresses, &["--id", "pod-1"]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&lost], &store, &[]).await?;
-    lost.accept("alice", 17, "a-1").await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
-    lost.process.kill()?;
-    lost.process.wait(PATIENCE).await?;
-    let _next = Producer::start_at(&folder, &addresses, &["--id", "pod-2"]).await?;
-    wait_until(GIVEN_UP_AFTER + PATIENCE, "the end is told", async || {
-        Ok(consumer.metrics().await?.count(names::UNKNOWN_TAILS, &[]) == 1)
-    })
-    .await?;
-    let said = "without a goodbye, unknown tail: no bound is known producer=\"pod-1\"";
-    wait_said(&consumer.process, said).await?;
-    wait_said(&consumer.process, "successor=\"pod-2\"").await
 }

@@ -207,6 +207,6 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_expired_total",
-        "In MongoDB with an index, all deletions on the server in the window.",
+        "In MongoDB with an index, none: the server counts them as `metrics.ttl.deletedDocuments`.",
     ),
 ];
