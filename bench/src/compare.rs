@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use self::significance::{Change, Verdict};
-use crate::report::{Plot, Report, ReportArgs, Series, leave};
+use crate::report::{Plot, Report, ReportArgs, Series};
 
 /// Compares two reports of the same scenario: A, the earlier, and B.
 ///
@@ -38,7 +38,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     percent.ok_or_else(|| "expected a percentage of 0 or more".to_owned())
 }
 
-/// Compares, and writes a report of its own when one is wanted. Its faults are what got worse.
+/// Compares; the faults of the report are what got worse.
 ///
 /// # Errors
 /// When one of the two cannot be read, or they are of different scenarios, or of programs built with different profiles.
@@ -61,10 +61,7 @@ pub fn run(args: &CompareArgs) -> Result<Report> {
             );
         }
     }
-    let folder = args.report.prepare("compare")?;
-    let report = compare(&a, &b, args.noise);
-    leave(folder, || report.clone())?;
-    Ok(report)
+    Ok(compare(&a, &b, args.noise))
 }
 
 fn compare(a: &Report, b: &Report, noise_percent: f64) -> Report {

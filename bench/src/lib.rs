@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     program::{print, warn_of_profile},
-    report::leave,
+    report::{Report, ReportFolder, leave},
 };
 
 /// Measures cookiesync.
@@ -90,6 +90,13 @@ enum Command {
     Compare(compare::CompareArgs),
 }
 
+/// Prints a report and leaves it in its folder. True when nothing was wrong.
+fn finish(json: bool, report: &Report, folder: Option<ReportFolder>) -> Result<bool> {
+    print(json, report, Report::summary)?;
+    leave(folder, || report.clone())?;
+    Ok(report.faults.is_empty())
+}
+
 /// Runs what the command line asks for, until it ends or `stop`, and prints its report.
 ///
 /// True when nothing was wrong.
@@ -106,18 +113,14 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     match command {
         Command::Load(args) => {
             let folder = args.report.prepare("load")?;
-            let outcome = load::run_from(&args, &stop).await?;
-            print(args.report.json, &outcome, load::Outcome::summary)?;
-            leave(folder, || outcome.report())?;
-            Ok(outcome.is_faultless())
+            let report = load::run(&args.plan()?, &stop).await?.report();
+            finish(args.report.json, &report, folder)
         }
         Command::Subscribe(args) => {
             let folder = args.report.prepare("subscribe")?;
             let opened = || eprintln!("subscribed {} streams", args.streams);
-            let outcome = subscribe::run(&args, &stop, opened).await?;
-            print(args.report.json, &outcome, subscribe::Outcome::summary)?;
-            leave(folder, || outcome.report())?;
-            Ok(outcome.is_faultless())
+            let report = subscribe::run(&args, &stop, opened).await?.report();
+            finish(args.report.json, &report, folder)
         }
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
@@ -133,8 +136,8 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         }
         Command::Compare(args) => {
             let report = compare::run(&args)?;
-            print(args.report.json, &report, report::Report::summary)?;
-            Ok(report.faults.is_empty())
+            let folder = args.report.prepare("compare")?;
+            finish(args.report.json, &report, folder)
         }
     }
 }

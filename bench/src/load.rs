@@ -4,34 +4,28 @@
 //! while they run. With a schedule it is an open loop: requests have intended times and leave at them whether or not
 //! answers came, and latency counts from those times, so a server that stalls cannot hide it.
 //!
-//! The way of a request: `plan` gives each connection its `task`; `source` makes the request from a seed
-//! (`malformed` breaks some) or a file (`recording`); `schedule` and `profile` say when it leaves; `session` and
-//! `connection` send it and check its answer; `recorder` counts within the thread (`threads`), `second`
+//! The way of a request: `plan` gives each connection its `task`, which makes the request; `schedule` says when it leaves;
+//! `session` and `connection` send it and check its answer; `recorder` counts within the thread (`threads`), `second`
 //! over all of them; `outcome` and `report` tell of it, and `generator` whether to believe it.
 
 mod args;
 mod connection;
 mod generator;
 mod history;
-mod malformed;
 mod outcome;
 mod plan;
-mod profile;
 mod recorder;
-mod recording;
 mod report;
 mod request;
-pub(crate) mod response;
+mod response;
 mod schedule;
 mod second;
 mod session;
-mod source;
 mod tally;
 mod task;
 mod thread_time;
 mod threads;
 mod values;
-mod written;
 
 use std::time::Duration;
 
@@ -43,37 +37,20 @@ pub use self::{
     args::{DrawKind, LoadArgs, TrafficArgs},
     generator::{Generator, Limit},
     history::{Fate, History},
-    outcome::{Errors, Outcome, Step},
+    outcome::{Errors, Outcome},
     plan::Plan,
-    profile::{Profile, RATE_MAX, Steps},
     recorder::Counts,
-    recording::{Recording, Replay},
     second::Second,
-    values::{Daily, DspShares, Ramp, parse_rate},
+    values::{DspShares, parse_rate},
 };
-use self::{outcome::Measured, recording::RecordingFile, second::Collector, threads::Threads};
+use self::{outcome::Measured, second::Collector, threads::Threads};
 use crate::cpu::CpuTime;
 
-/// How long a load with a schedule may take beyond its end to send what is late.
+/// How long a load with a rate may take beyond its end to send what is late.
 const LATE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Seconds without any answer after which a load that only a number of requests would end is over.
 const SILENT_SECONDS_MAX: u64 = 30;
-
-/// Runs the load that the arguments stand for, to its end or until `stop`, and writes its recording.
-///
-/// # Errors
-/// As [`run`], and when the arguments contradict each other or a file cannot be read or written.
-pub async fn run_from(args: &LoadArgs, stop: &CancellationToken) -> Result<Outcome> {
-    let plan = args.plan()?;
-    let recording = args.record.as_deref().map(RecordingFile::create);
-    let recording = recording.transpose()?;
-    let outcome = run(&plan, stop).await?;
-    if let Some(file) = recording {
-        written::write(&plan, &outcome, file).await?;
-    }
-    Ok(outcome)
-}
 
 /// Runs a load to its end, or until `stop`.
 ///
@@ -95,20 +72,19 @@ pub async fn run_observed(
 ) -> Result<Outcome> {
     let tasks = plan.tasks().await?;
     let threads = plan.threads.min(plan.connections).get();
-    let steps = plan.schedule.as_ref().and_then(Profile::as_steps);
     let ending = stop.child_token();
-    let mut running = Threads::spawn(threads, tasks, steps, &ending);
+    let mut running = Threads::spawn(threads, tasks, &ending);
     running.open(stop).await?;
 
     let cpu_before = CpuTime::of_this_process();
     let started = Instant::now();
     running.start(started);
-    let deadline = match plan.ends_after() {
-        Some(end) if plan.is_scheduled() => end + LATE_PATIENCE,
+    let deadline = match plan.duration {
+        Some(end) if plan.rate.is_some() => end + LATE_PATIENCE,
         end => end.unwrap_or(Duration::MAX),
     };
     let mut timer = std::pin::pin!(sleep(deadline));
-    let mut collector = Collector::new(threads, plan.intended());
+    let mut collector = Collector::new(threads, plan);
     let mut interrupted = false;
     let mut silent = 0;
     let last_due = plan.last_due().unwrap_or_default().as_secs();
@@ -129,28 +105,20 @@ pub async fn run_observed(
             () = stop.cancelled(), if !interrupted => interrupted = true,
         }
     }
-    let mut ended = Vec::with_capacity(threads);
-    while let Some(thread) = running.join_next().await {
-        ended.push(thread?);
+    let mut connections = Vec::with_capacity(plan.connections.get());
+    while let Some(ended) = running.join_next().await {
+        connections.extend(ended?);
     }
     let elapsed = started.elapsed();
     let cpu = CpuTime::of_this_process().since(&cpu_before);
-    let steps = ended
-        .iter()
-        .flat_map(|thread| thread.steps.clone())
-        .collect();
-    let connections = ended.into_iter().flat_map(|thread| thread.connections);
-    let mut connections: Vec<_> = connections.collect();
     connections.sort_by_key(|(_, history)| history.connection());
     let measured = Measured {
-        threads,
         started,
         elapsed,
         interrupted,
         cpu,
         collector,
         connections,
-        steps,
     };
     Ok(measured.outcome(plan))
 }

@@ -15,7 +15,6 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use proto::v1::StartPosition;
-use serde::Serialize;
 use tokio::{
     sync::mpsc,
     task::JoinSet,
@@ -26,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 pub use self::security::SecurityArgs;
 use self::stream::{Stream, Tally};
 use crate::{
-    cpu::{CpuSeconds, CpuTime},
-    report::{Percentiles, ReportArgs, micros_each, micros_histogram, per_second},
+    cpu::CpuTime,
+    report::{Percentiles, ReportArgs, micros_histogram},
 };
 
 /// Opens named streams from a producer and checks what arrives.
@@ -77,7 +76,7 @@ pub struct SubscribeArgs {
 }
 
 /// A call of the `CookieStreamer` service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Call {
     /// Chunks with sequences.
@@ -116,24 +115,19 @@ impl From<Start> for StartPosition {
 }
 
 /// What all streams saw.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Outcome {
     /// The producer's gRPC address.
     pub producer: String,
-    /// The call that was used.
-    pub call: Call,
     /// Number of streams.
     pub streams: usize,
     /// Cookies that each stream was to get.
-    #[serde(skip)]
     pub asked_of_each: Option<u64>,
-    /// Whether cookies were decoded.
-    pub decode: bool,
     /// From the first cookie to the last, over all streams.
     pub seconds: f64,
     /// Cookies received, over all streams.
     pub received: u64,
-    /// Cookies declared missing by gaps; `null` for a call without sequences.
+    /// Cookies declared missing by gaps; `None` for a call without sequences.
     pub lost: Option<u64>,
     /// Gaps told.
     pub gaps: u64,
@@ -153,8 +147,6 @@ pub struct Outcome {
     pub new_epochs: u64,
     /// Streams that were ended in an orderly way by a draining producer.
     pub goodbyes: u64,
-    /// `received` a second.
-    pub received_per_second: f64,
     /// Cookies received in each second since they began to open, over all streams.
     pub received_by_second: Vec<u64>,
     /// `received` by the stream that got least and the one that got most.
@@ -164,13 +156,11 @@ pub struct Outcome {
     /// From the edge's acceptance of a chunk's first cookie to its arrival here, weighted by cookies.
     pub delivery_micros: Option<Percentiles>,
     /// CPU time of this process.
-    pub cpu_seconds: CpuSeconds,
-    /// CPU time of this process for each cookie received.
-    pub cpu_micros_per_cookie: f64,
+    pub cpu: CpuTime,
 }
 
 /// Smallest and largest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extremes {
     /// Smallest.
     pub min: u64,
@@ -252,16 +242,13 @@ fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
             last - first
         })
         .as_secs_f64();
-    let received = sum(|tally| tally.received);
     let knows_lost = args.call == Call::Subscribe;
     Outcome {
         producer: args.producer.clone(),
-        call: args.call,
         streams: args.streams.get(),
         asked_of_each: args.requests,
-        decode: args.decode,
         seconds,
-        received,
+        received: sum(|tally| tally.received),
         lost: knows_lost.then(|| sum(|tally| tally.lost)),
         gaps: sum(|tally| tally.gaps),
         violations: sum(|tally| tally.violations),
@@ -274,13 +261,11 @@ fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
         reconnects: sum(|tally| tally.reconnects),
         new_epochs: sum(|tally| tally.new_epochs),
         goodbyes: sum(|tally| tally.goodbyes),
-        received_per_second: per_second(received, seconds),
         received_by_second: by_second(tallies),
         received_per_stream: Extremes::of(tallies.iter().map(|tally| tally.received)),
         lost_per_stream: knows_lost.then(|| Extremes::of(tallies.iter().map(|tally| tally.lost))),
         delivery_micros: Percentiles::of(&delivery),
-        cpu_seconds: cpu.seconds(),
-        cpu_micros_per_cookie: micros_each(cpu.total().as_secs_f64(), received),
+        cpu,
     }
 }
 

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::Cluster,
-    load::{self, DrawKind, Fate, History, Plan, Profile},
+    load::{self, DrawKind, Fate, History, Limit, Plan},
     report::Percentiles,
     traffic::{Draw, Traffic},
     verify::{Requests, Sending, Source},
@@ -134,7 +134,7 @@ impl Drive {
             .context("an address of ours is not a URL")?;
         plan.connections = self.connections;
         plan.duration = Some(self.lasts);
-        plan.schedule = Some(Profile::constant(self.rate));
+        plan.rate = Some(self.rate);
         plan.first_connection = self.first_connection;
         let outcome = load::run(&plan, &stop).await?;
         let first = self.first_connection;
@@ -155,7 +155,8 @@ impl Drive {
             unanswered: outcome.errors.unanswered,
             unsent: outcome.unsent,
             latency: outcome.latency_micros,
-            limit: Some(outcome.generator.why).filter(|_| outcome.generator.limit),
+            limit: (outcome.generator.limited_by == Limit::Generator)
+                .then_some(outcome.generator.why),
             sources: outcome.histories.into_iter().map(source).collect(),
         })
     }

@@ -7,14 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, de::DeserializeOwned};
 
 use super::FanoutArgs;
 use crate::{
-    cpu::CpuSeconds,
     producer::{Addresses, Launch, Producer},
     programs::{Process, Programs},
-    report::Percentiles,
+    report::{Percentiles, Report},
     subscribe::Call,
 };
 
@@ -114,8 +112,8 @@ impl Child {
         said.lines().any(|line| line.starts_with(beginning))
     }
 
-    /// Its JSON object, after its end. An exit code of 1 only says that the object names faults.
-    pub(super) async fn outcome<T: DeserializeOwned>(&mut self) -> Result<T> {
+    /// Its report, after its end. An exit code of 1 only says that the report names faults.
+    pub(super) async fn report(&mut self) -> Result<Report> {
         let status = self.process.wait(END_PATIENCE).await?;
         let said = fs::read_to_string(&self.log).unwrap_or_default();
         match said.lines().rfind(|line| line.starts_with('{')) {
@@ -142,8 +140,8 @@ fn subscribe(call: Call, streams: usize, grpc: &str) -> Vec<String> {
     ]
 }
 
-/// What `bench load --json` prints, as far as it is needed here.
-#[derive(Debug, Clone, Deserialize)]
+/// What the load says, as far as it is needed here.
+#[derive(Debug, Clone)]
 pub(super) struct Load {
     pub(super) seconds: f64,
     pub(super) sent: u64,
@@ -151,26 +149,47 @@ pub(super) struct Load {
     pub(super) unsent: u64,
     pub(super) accepted_per_second: f64,
     pub(super) latency_micros: Option<Percentiles>,
-    pub(super) generator: Generator,
-    pub(super) cpu_seconds: CpuSeconds,
+    pub(super) limited_by: String,
+    pub(super) cpu_seconds: f64,
 }
 
-/// Whether the load's own process was its limit.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Generator {
-    pub(super) limit: bool,
-    pub(super) why: String,
+impl Load {
+    pub(super) fn of(report: &Report) -> Self {
+        let sent = count(report, "requests sent");
+        let cpu_micros = report.value("generator CPU per request").unwrap_or(0.0);
+        let mut figures = report.figures();
+        let limit = figures.find(|(name, _)| name == "limited by");
+        Self {
+            seconds: report.seconds,
+            sent,
+            accepted: count(report, "requests accepted"),
+            unsent: count(report, "unsent"),
+            accepted_per_second: report.value("accepted").unwrap_or(0.0),
+            latency_micros: Percentiles::read(report, "latency: "),
+            limited_by: limit.map_or_else(String::new, |(_, limit)| limit.text.clone()),
+            cpu_seconds: cpu_micros * sent as f64 / 1e6,
+        }
+    }
 }
 
-/// What `bench subscribe --json` of slow readers prints, as far as it is needed here.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+/// What slow readers say, as far as it is needed here.
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SlowReaders {
     pub(super) received: u64,
     pub(super) broken: u64,
 }
 
-/// What `bench subscribe --json` prints, as far as it is needed here.
-#[derive(Debug, Clone, Deserialize)]
+impl SlowReaders {
+    pub(super) fn of(report: &Report) -> Self {
+        Self {
+            received: count(report, "cookies received"),
+            broken: count(report, "ends by an error"),
+        }
+    }
+}
+
+/// What readers say, as far as it is needed here.
+#[derive(Debug, Clone)]
 pub(super) struct Readers {
     pub(super) received: u64,
     pub(super) lost: Option<u64>,
@@ -178,5 +197,27 @@ pub(super) struct Readers {
     pub(super) violations: u64,
     pub(super) first_violation: Option<String>,
     pub(super) delivery_micros: Option<Percentiles>,
-    pub(super) cpu_seconds: CpuSeconds,
+    pub(super) cpu_seconds: f64,
+}
+
+impl Readers {
+    pub(super) fn of(report: &Report) -> Self {
+        let received = count(report, "cookies received");
+        let cpu_micros = report.value("reader CPU per cookie").unwrap_or(0.0);
+        Self {
+            received,
+            lost: report.value("lost").map(|_| count(report, "lost")),
+            received_per_second: report.value("received a second").unwrap_or(0.0),
+            violations: count(report, "violations"),
+            first_violation: report.faults.first().cloned(),
+            delivery_micros: Percentiles::read(report, "delivery "),
+            cpu_seconds: cpu_micros * received as f64 / 1e6,
+        }
+    }
+}
+
+fn count(report: &Report, name: &str) -> u64 {
+    #[expect(clippy::cast_possible_truncation, reason = "it is a count")]
+    let count = report.value(name).unwrap_or(0.0) as u64;
+    count
 }

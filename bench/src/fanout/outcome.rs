@@ -58,10 +58,8 @@ pub struct StepOutcome {
     pub accepted_per_second: f64,
     /// Requests that should have left, by the rate, and did not.
     pub unsent: u64,
-    /// Whether the generator of the load was the limit, not the producer.
-    pub generator_limit: bool,
-    /// Why it was, or that it was not, in one sentence.
-    pub generator_why: String,
+    /// What limited the load on its side: `generator`, `processors`.
+    pub limited_by: String,
     /// Cookies in the producer's log.
     pub appended: u64,
     /// Cookies received, over all subscribers.
@@ -151,7 +149,7 @@ impl StepOutcome {
         let lost = readers
             .lost
             .unwrap_or_else(|| expected.saturating_sub(readers.received));
-        let (readers_cpu, load_cpu) = (readers.cpu_seconds.total(), load.cpu_seconds.total());
+        let (readers_cpu, load_cpu) = (readers.cpu_seconds, load.cpu_seconds);
         let available = (seconds * cores() as f64).max(f64::MIN_POSITIVE);
         Self {
             call,
@@ -165,8 +163,7 @@ impl StepOutcome {
             accepted: load.accepted,
             accepted_per_second: load.accepted_per_second,
             unsent: load.unsent,
-            generator_limit: load.generator.limit,
-            generator_why: load.generator.why,
+            limited_by: load.limited_by,
             appended,
             deliveries: readers.received,
             deliveries_per_second: readers.received_per_second,
@@ -336,16 +333,25 @@ pub(super) mod tests {
         lost: Option<u64>,
         sent: u64,
     ) -> StepOutcome {
-        let json = |words: &str| words.replace('\'', "\"");
-        let load = json(
-            "{'seconds': 2, 'sent': SENT, 'accepted': 100, 'unsent': 0, 'accepted_per_second': 50,
-            'latency_micros': null, 'generator': {'limit': false, 'why': 'it kept up'}, 'cpu_seconds': {'user': 0.25, 'system': 0.25}}",
-        );
-        let readers = json("{'received': 0, 'lost': null, 'received_per_second': 0, 'violations': 0,
-            'first_violation': null, 'delivery_micros': null, 'cpu_seconds': {'user': 1, 'system': 0}}");
-        let load = serde_json::from_str(&load.replace("SENT", &sent.to_string())).unwrap();
-        let mut readers: Readers = serde_json::from_str(&readers).unwrap();
-        (readers.received, readers.lost) = (received, lost);
+        let load = Load {
+            seconds: 2.0,
+            sent,
+            accepted: 100,
+            unsent: 0,
+            accepted_per_second: 50.0,
+            latency_micros: None,
+            limited_by: "nothing here".to_owned(),
+            cpu_seconds: 0.5,
+        };
+        let readers = Readers {
+            received,
+            lost,
+            received_per_second: 0.0,
+            violations: 0,
+            first_violation: None,
+            delivery_micros: None,
+            cpu_seconds: 1.0,
+        };
         StepOutcome::new(
             call,
             3,

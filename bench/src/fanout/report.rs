@@ -246,13 +246,13 @@ impl StepOutcome {
 
     /// Why the load was not what was asked for, or not all that the producer takes.
     fn load_finding(&self) -> Option<String> {
-        let (title, why) = (self.title(), &self.generator_why);
+        let (title, limit) = (self.title(), &self.limited_by);
         if self.unsent > 0 {
             Some(format!(
-                "{title}: the rate that was asked for was not reached; {why}"
+                "{title}: the rate that was asked for was not reached; the load was limited by: {limit}"
             ))
         } else {
-            self.generator_limit.then(|| format!("{title}: {why}"))
+            (limit == "generator").then(|| format!("{title}: the generator was the limit"))
         }
     }
 
@@ -271,12 +271,11 @@ mod tests {
     fn load_that_was_held_back_by_its_generator_says_so() {
         let mut step = step(Call::Subscribe, 300, Some(0), 100);
         assert_eq!(step.load_finding(), None);
-        step.generator_why = "it was late".to_owned();
-        step.generator_limit = true;
-        let expected = "subscribe ×3: it was late";
+        step.limited_by = "generator".to_owned();
+        let expected = "subscribe ×3: the generator was the limit";
         assert_eq!(step.load_finding().as_deref(), Some(expected));
-        (step.generator_limit, step.unsent) = (false, 7);
+        step.unsent = 7;
         let finding = step.load_finding().unwrap_or_default();
-        assert!(finding.contains("not reached; it was late"), "{finding}");
+        assert!(finding.contains("not reached"), "{finding}");
     }
 }

@@ -54,12 +54,12 @@ pub(super) async fn run(
         // This ends only with an error.
         watched = sampler::watch(&producer, before, &mut samples) => watched,
     }?;
-    let load: Load = load.outcome().await?;
+    let load = Load::of(&load.report().await?);
     let slow = match &mut slow_readers {
         None => SlowReaders::default(),
         Some(slow_readers) => {
             slow_readers.process.signal(Signal::INT)?;
-            slow_readers.outcome().await?
+            SlowReaders::of(&slow_readers.report().await?)
         }
     };
     let after = caught_up(&producer, subscribers).await?;
@@ -71,7 +71,7 @@ pub(super) async fn run(
         "the producer did not drain ({status}): {}",
         producer.process.last_lines(5)
     );
-    let readers: Readers = readers.outcome().await?;
+    let readers = Readers::of(&readers.report().await?);
     Ok(StepOutcome::new(
         call,
         subscribers,

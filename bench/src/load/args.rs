@@ -2,8 +2,6 @@
 
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
-    path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 
@@ -13,12 +11,7 @@ use http::Uri;
 
 use super::{
     plan::Plan,
-    profile::Profile,
-    recording::{Recording, Replay},
-    values::{
-        Daily, DspShares, Ramp, TIME_MAX, parse_day, parse_exponent, parse_factor, parse_rate,
-        parse_share, parse_time,
-    },
+    values::{DspShares, parse_exponent, parse_rate, parse_share, parse_time},
 };
 use crate::{
     report::ReportArgs,
@@ -27,10 +20,6 @@ use crate::{
 
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 const ZIPF_EXPONENT_DEFAULT: f64 = 1.0;
-const STEP_DEFAULT: Duration = Duration::from_secs(30);
-const DAY_DEFAULT: Duration = Duration::from_secs(120);
-const BURST_EVERY_DEFAULT: Duration = Duration::from_secs(10);
-const BURST_FOR_DEFAULT: Duration = Duration::from_secs(1);
 
 /// Sends sync requests to a producer's HTTP port and checks every answer.
 ///
@@ -45,12 +34,10 @@ pub struct LoadArgs {
     /// Number of connections.
     #[arg(short, long, default_value = "32")]
     pub connections: NonZeroUsize,
-    /// Most requests without an answer on each connection [default: 1; with a rate or other schedule as many as it takes to keep
-    /// it, up to 1048576 over all connections or 4096 on each].
+    /// Most requests without an answer on each connection [default: 1; with a rate as many as it takes to keep it, up to 1048576 over all connections or 4096 on each].
     #[arg(short, long)]
     pub pipeline: Option<NonZeroUsize>,
-    /// How long to send, at most 30 days as all times here [default: 10 s, or a ramp, one day, or a replay to its end; with a
-    /// count until it is reached, or until no answer came for 30 s].
+    /// How long to send, at most 30 days [default: 10 s; with a count until it is reached, or until no answer came for 30 s].
     #[arg(short, long, value_parser = parse_time)]
     pub duration: Option<Duration>,
     /// How many requests to send, over all connections.
@@ -61,27 +48,6 @@ pub struct LoadArgs {
     /// Without it, each connection sends as soon as its last burst is answered.
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
-    /// Rates one after the other, with a result for each.
-    #[arg(long, value_name = "RATE:RATE:…", conflicts_with_all = ["rate", "duration"])]
-    pub ramp: Option<Ramp>,
-    /// How long each rate of a ramp is held [default: 30s].
-    #[arg(long, requires = "ramp", value_parser = parse_time)]
-    pub step: Option<Duration>,
-    /// A day in fast-forward: from LOW requests a second, at its quietest, to PEAK half a day later, and back.
-    #[arg(long, value_name = "LOW:PEAK", conflicts_with_all = ["rate", "ramp"])]
-    pub daily: Option<Daily>,
-    /// How long the 24 hours of a day take [default: 2m].
-    #[arg(long, requires = "daily", value_parser = parse_day)]
-    pub day: Option<Duration>,
-    /// Multiply the rate by this again and again: 5x.
-    #[arg(long, value_name = "FACTOR", requires = "rate", value_parser = parse_factor)]
-    pub burst: Option<f64>,
-    /// How long it takes from one burst to the next [default: 10s].
-    #[arg(long, requires = "burst", value_parser = parse_time)]
-    pub burst_every: Option<Duration>,
-    /// How long a burst is [default: 1s].
-    #[arg(long, requires = "burst", value_parser = parse_time)]
-    pub burst_for: Option<Duration>,
     /// Threads to send from [default: 2, or 1 on a single core].
     #[arg(long)]
     pub threads: Option<NonZeroUsize>,
@@ -91,29 +57,6 @@ pub struct LoadArgs {
     /// Share of the requests, 0 to 1, that break one of the edge's rules and must be refused with 4xx.
     #[arg(long, default_value_t = 0.0, value_parser = parse_share, value_name = "SHARE")]
     pub malformed: f64,
-    /// Write what was sent to this file, after the load.
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
-    /// Send what is in this file: a recording, or lines made from an access log (their form is in the first line of a recording).
-    /// Of --url, host and port are used.
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with_all = ["seed", "users", "draw", "zipf_exponent", "repeat_changed", "dsps", "dsp_shares", "first_dsp", "first_connection", "malformed"]
-    )]
-    pub replay: Option<PathBuf>,
-    /// Replay so many times as fast as it was recorded [default: 1].
-    #[arg(
-        long,
-        requires = "replay",
-        value_parser = parse_factor,
-        value_name = "FACTOR",
-        conflicts_with_all = ["rate", "ramp", "daily", "unlimited"]
-    )]
-    pub speed: Option<f64>,
-    /// Replay as fast as answers come.
-    #[arg(long, requires = "replay", conflicts_with_all = ["rate", "ramp", "daily"])]
-    pub unlimited: bool,
     /// Where its report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -202,37 +145,22 @@ impl LoadArgs {
     /// The plan these arguments stand for.
     ///
     /// # Errors
-    /// When arguments contradict each other, or the file to replay is none.
+    /// When arguments contradict each other.
     pub fn plan(&self) -> Result<Plan> {
         self.check()?;
-        let schedule = self.schedule()?;
-        let replay = self.replay.as_deref().map(Recording::read).transpose()?;
-        let replay = replay.map(|recording| Replay {
-            recording: Arc::new(recording),
-            speed: (schedule.is_none() && !self.unlimited).then(|| self.speed.unwrap_or(1.0)),
-        });
-        let has_end = self.duration.is_some()
-            || self.requests.is_some()
-            || self.ramp.is_some()
-            || replay.is_some();
-        let default = if self.daily.is_some() {
-            self.day.unwrap_or(DAY_DEFAULT)
-        } else {
-            DURATION_DEFAULT
-        };
+        let default = self.requests.is_none().then_some(DURATION_DEFAULT);
         Ok(Plan {
             urls: self.url.clone(),
             connections: self.connections,
             pipeline: self.pipeline,
-            duration: self.duration.or_else(|| (!has_end).then_some(default)),
+            duration: self.duration.or(default),
             requests: self.requests,
-            schedule,
+            rate: self.rate,
             threads: self.threads.unwrap_or_else(Plan::default_threads),
             traffic: self.traffic.traffic(),
             first_connection: self.traffic.first_connection,
             malformed: self.malformed,
-            replay,
-            keeps_history: self.record.is_some(),
+            keeps_history: false,
         })
     }
 
@@ -253,44 +181,7 @@ impl LoadArgs {
             urls <= connections.get(),
             "{connections} connections cannot go to {urls} addresses: raise --connections"
         );
-        if let (Some(replay), Some(record)) = (&self.replay, &self.record) {
-            let [from, to] = [replay, record].map(|path| path.canonicalize().ok());
-            ensure!(
-                from.is_none() || from != to,
-                "--record would replace {}, which --replay reads",
-                replay.display()
-            );
-        }
         Ok(())
-    }
-
-    fn schedule(&self) -> Result<Option<Profile>> {
-        if let Some(Ramp(rates)) = &self.ramp {
-            let each = self.step.unwrap_or(STEP_DEFAULT);
-            let steps = u32::try_from(rates.len()).unwrap_or(u32::MAX);
-            ensure!(
-                each.checked_mul(steps).is_some_and(|all| all <= TIME_MAX),
-                "the steps of --ramp take longer than 30 days"
-            );
-            return Ok(Some(Profile::steps(rates.clone(), each)));
-        }
-        if let Some(Daily { low, peak }) = self.daily {
-            let day = self.day.unwrap_or(DAY_DEFAULT);
-            return Ok(Some(Profile::daily(low, peak, day)));
-        }
-        let Some(rate) = self.rate else {
-            return Ok(None);
-        };
-        let Some(factor) = self.burst else {
-            return Ok(Some(Profile::constant(rate)));
-        };
-        let every = self.burst_every.unwrap_or(BURST_EVERY_DEFAULT);
-        let lasting = self.burst_for.unwrap_or(BURST_FOR_DEFAULT);
-        ensure!(
-            lasting < every,
-            "--burst-for is not shorter than --burst-every: that is one long burst"
-        );
-        Ok(Some(Profile::bursts(rate, factor, every, lasting)))
     }
 }
 
@@ -312,69 +203,36 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(flags: &str, schedule: Option<&str>, seconds: Option<u64>, pipeline: usize) {
+    fn check(flags: &str, rate: Option<u64>, seconds: Option<u64>, pipeline: usize) {
         let plan = parse(flags).unwrap();
-        let words = plan.schedule.as_ref().map(ToString::to_string);
-        assert_eq!(words.as_deref(), schedule, "{flags}");
-        assert_eq!(
-            plan.ends_after().map(|end| end.as_secs()),
-            seconds,
-            "{flags}"
-        );
+        assert_eq!(plan.rate.map(NonZeroU64::get), rate, "{flags}");
+        let duration = plan.duration.map(|end| end.as_secs());
+        assert_eq!(duration, seconds, "{flags}");
         assert_eq!(plan.pipeline_max(), pipeline, "{flags}");
     }
 
     #[test]
-    fn flags_make_a_schedule_with_an_end() {
+    fn flags_make_a_plan_with_an_end() {
         check("", None, Some(10), 1);
         check("-r 5", None, None, 1);
         check("-r 5 --first-dsp 4294967276", None, None, 1);
         check("-p 16 -d 3s", None, Some(3), 16);
-        check("-l 40000", Some("40 000/s"), Some(10), 32_768);
-        check("-l 40000 -c 5000", Some("40 000/s"), Some(10), 4_096);
+        check("-l 40000", Some(40_000), Some(10), 32_768);
+        check("-l 40000 -c 5000", Some(40_000), Some(10), 4_096);
         check("-d 30days", None, Some(30 * 24 * 60 * 60), 1);
-        check("-l 40000 -p 2 -r 9", Some("40 000/s"), None, 2);
-        let ramp = "10, 20/s for 5s each";
-        check("--ramp 10:20 --step 5s", Some(ramp), Some(10), 32_768);
-        let day = "1 to 9/s and back within 2m";
-        check("--daily 1:9", Some(day), Some(120), 32_768);
-        check("--daily 1:9 -d 7m", Some(day), Some(420), 32_768);
-        let bursts = "10/s, every 10s 50/s for 2s";
-        check(
-            "-l 10 --burst 5x --burst-for 2s",
-            Some(bursts),
-            Some(10),
-            32_768,
-        );
+        check("-l 40000 -p 2 -r 9", Some(40_000), None, 2);
     }
 
     #[test]
     fn flags_that_contradict_each_other_are_refused() {
         for flags in [
             "-l 0",
-            "-l 10 --ramp 1:2",
-            "-l 10 --daily 1:2",
-            "--ramp 1:2 --daily 1:2",
-            "--ramp 1:2 -d 5s",
-            "--ramp 1::2",
-            "--step 5s",
-            "--daily 5",
-            "--daily 5:1",
-            "--day 5s",
-            "--daily 1:2 --day 10ms",
-            "--burst 5x",
-            "-l 10 --burst 0x",
-            "-l 10 --burst 5x --burst-for 10s",
-            "-l 10 --burst-every 3s",
             "--draw zipf",
             "--zipf-exponent 1.1",
             "--users 10 --zipf-exponent 1.1",
             "-c 1 --url http://a/ --url http://b/",
             "-d 0s",
             "-d 31days",
-            "--ramp 1:2 --step 300y",
-            "--ramp 1:2 --step 20days",
-            "--replay Cargo.toml --record ./Cargo.toml",
             "--repeat-changed 0.5",
             "--users 10 --repeat-changed 1.5",
             "--users 10 --draw zipf --zipf-exponent -1",
@@ -384,12 +242,6 @@ mod tests {
             "--first-dsp 4294967277",
             "--first-dsp 4294967295 --dsp-shares 1:1",
             "--malformed 2",
-            "--speed 2",
-            "--unlimited",
-            "--replay file --users 5",
-            "--replay file --speed 2 -l 10",
-            "--replay file --speed 2 --unlimited",
-            "--replay /does/not/exist",
         ] {
             assert!(parse(flags).is_err(), "{flags}");
         }

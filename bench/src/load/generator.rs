@@ -8,8 +8,6 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::thread_time::ThreadTime;
 use crate::report::{Percentiles, duration};
 
@@ -27,25 +25,18 @@ const CROWDED_SHARE: f64 = 0.2;
 const HELD_UP_SHARE: f64 = 0.8;
 
 /// What the generator itself did to the figures.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Generator {
-    /// It was the limit, and nothing else: `limited_by` is [`Limit::Generator`].
-    pub limit: bool,
     /// What kept the load from being higher, as far as this side can tell.
     pub limited_by: Limit,
     /// Why it was, or what else there is to know about it; one sentence.
     pub why: String,
-    /// Share of the time for which its busiest thread ran.
-    pub running: Option<f64>,
-    /// Share of the time for which that thread was ready, and had no processor.
-    pub waiting: Option<f64>,
     /// With a schedule: from the time when a request was due and had a place on its connection until it was sent.
     pub delay_micros: Option<Percentiles>,
 }
 
 /// What kept a load from being higher.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// Nothing on this side: the schedule was kept, or the generator waited for answers.
     None,
@@ -113,11 +104,8 @@ impl Generator {
             (Limit::None, None) => format!("the generator had time left: {threads}"),
         };
         Self {
-            limit: limited_by == Limit::Generator,
             limited_by,
             why,
-            running: busiest.map(|(running, _)| running),
-            waiting: busiest.map(|(_, waiting)| waiting),
             delay_micros: delay,
         }
     }
@@ -129,6 +117,16 @@ impl Generator {
 }
 
 impl Limit {
+    /// In a table.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::None => "nothing here",
+            Self::Generator => "generator",
+            Self::Processors => "processors",
+            Self::Unknown => "unknown",
+        }
+    }
+
     /// What a thread was held up by that ran, and waited for a processor, for these shares of the time.
     fn of((running, waiting): (f64, f64)) -> Self {
         let busy = running + waiting;
@@ -153,7 +151,6 @@ mod tests {
 
     fn delay(p99: u64) -> Option<Percentiles> {
         Some(Percentiles {
-            mean: 0.0,
             p50: 0,
             p90: 0,
             p99,
@@ -172,7 +169,6 @@ mod tests {
     ) {
         let verdict = Generator::assess(delay, is_behind, threads);
         assert_eq!(verdict.limited_by, limited_by, "{}", verdict.why);
-        assert_eq!(verdict.limit, limited_by == Limit::Generator);
         assert!(verdict.why.contains(words), "{}", verdict.why);
     }
 

@@ -5,10 +5,9 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{profile::Steps, thread_time::ThreadTime};
+use super::thread_time::ThreadTime;
 use crate::report::micros_histogram;
 
 const SECOND_NANOS: u64 = 1_000_000_000;
@@ -21,8 +20,6 @@ pub(super) struct Recorder {
     outstanding: u64,
     thread_time: Option<ThreadTime>,
     finished: Vec<Part>,
-    step_nanos: u64,
-    steps: Vec<StepPart>,
 }
 
 /// One thread's part of one second.
@@ -40,8 +37,8 @@ pub(super) struct Part {
     pub(super) times: Times,
 }
 
-/// Counts of the requests of a second or a step.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+/// Counts of the requests of a second.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     /// Requests sent.
     pub sent: u64,
@@ -64,20 +61,9 @@ pub(super) struct Times {
     pub(super) generator_delay: Histogram<u64>,
 }
 
-/// One thread's part of a step.
-#[derive(Debug, Clone)]
-pub(super) struct StepPart {
-    pub(super) counts: Counts,
-    pub(super) latency: Histogram<u64>,
-}
-
 impl Recorder {
     /// A recorder that begins at `started`, in the thread that will use it.
-    pub(super) fn new(started: Instant, steps: Option<&Steps>) -> Self {
-        let step = StepPart {
-            counts: Counts::default(),
-            latency: micros_histogram(),
-        };
+    pub(super) fn new(started: Instant) -> Self {
         Self {
             started,
             current: Part::new(0),
@@ -85,8 +71,6 @@ impl Recorder {
             outstanding: 0,
             thread_time: ThreadTime::now(),
             finished: Vec::new(),
-            step_nanos: steps.map_or(u64::MAX, |steps| nanos(steps.each)),
-            steps: vec![step; steps.map_or(0, |steps| steps.rates.len())],
         }
     }
 
@@ -105,12 +89,12 @@ impl Recorder {
     }
 
     /// Ends everything.
-    pub(super) fn finish(mut self, now_nanos: u64) -> (Vec<Part>, Vec<StepPart>) {
+    pub(super) fn finish(mut self, now_nanos: u64) -> Vec<Part> {
         self.roll(now_nanos);
         if now_nanos > self.began_nanos {
             self.end_part(now_nanos);
         }
-        (self.finished, self.steps)
+        self.finished
     }
 
     /// The seconds that ended since this was asked last.
@@ -142,11 +126,6 @@ impl Recorder {
         }
     }
 
-    fn step(&mut self, at_nanos: u64) -> Option<&mut StepPart> {
-        let step = usize::try_from(at_nanos / self.step_nanos).ok()?;
-        self.steps.get_mut(step)
-    }
-
     /// Notes that requests were sent, all at once.
     #[inline]
     pub(super) fn sent(&mut self, requests: u64) {
@@ -161,9 +140,6 @@ impl Recorder {
         let micros = |since: u64| now_nanos.saturating_sub(since) / 1_000;
         record(&mut times.send_delay, micros(intended_nanos), 1);
         record(&mut times.generator_delay, micros(possible_nanos), 1);
-        if let Some(step) = self.step(intended_nanos) {
-            step.counts.sent += 1;
-        }
     }
 
     /// Notes answers with 200 to requests whose latency counts from `at_nanos`.
@@ -173,39 +149,26 @@ impl Recorder {
         self.current.counts.accepted += requests;
         let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
         record(&mut self.current.times.latency, micros, requests);
-        if let Some(step) = self.step(at_nanos) {
-            step.counts.accepted += requests;
-            record(&mut step.latency, micros, requests);
-        }
     }
 
     /// Notes answers that refuse what is malformed.
-    pub(super) fn refused_as_expected(&mut self, at_nanos: u64, requests: u64) {
+    pub(super) fn refused_as_expected(&mut self, requests: u64) {
         self.outstanding -= requests;
         self.current.counts.refused_as_expected += requests;
-        if let Some(step) = self.step(at_nanos) {
-            step.counts.refused_as_expected += requests;
-        }
     }
 
     /// Notes requests that are given up. How long they were waited for is the least that their answer would have taken:
     /// without it, a server that forgets the slow ones would seem quick.
     pub(super) fn lost(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
-        self.refused(at_nanos, requests);
+        self.refused(requests);
         let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
         record(&mut self.current.times.latency, micros, requests);
-        if let Some(step) = self.step(at_nanos) {
-            record(&mut step.latency, micros, requests);
-        }
     }
 
     /// Notes requests that were answered wrongly.
-    pub(super) fn refused(&mut self, at_nanos: u64, requests: u64) {
+    pub(super) fn refused(&mut self, requests: u64) {
         self.outstanding -= requests;
         self.current.counts.errors += requests;
-        if let Some(step) = self.step(at_nanos) {
-            step.counts.errors += requests;
-        }
     }
 
     /// Notes answers that nobody asked for.
@@ -275,7 +238,7 @@ mod tests {
 
     #[test]
     fn each_event_is_in_its_second() {
-        let mut recorder = Recorder::new(Instant::now(), None);
+        let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
         recorder.accepted(400_000_000, 100_000_000, 1);
         recorder.roll(999_999_999);
@@ -284,7 +247,7 @@ mod tests {
         recorder.roll(2_300_000_000);
         recorder.accepted(2_300_000_000, 100_000_000, 2);
         let first = recorder.take_finished();
-        let (rest, _) = recorder.finish(2_500_000_000);
+        let rest = recorder.finish(2_500_000_000);
         let parts: Vec<_> = first
             .iter()
             .chain(&rest)
@@ -305,51 +268,29 @@ mod tests {
 
     #[test]
     fn what_is_lost_took_at_least_as_long_as_it_was_waited_for() {
-        let rates = vec![std::num::NonZeroU64::MIN];
-        let each = Duration::from_secs(1);
-        let mut recorder = Recorder::new(Instant::now(), Some(&Steps { rates, each }));
+        let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
         recorder.accepted(300_000_000, 200_000_000, 1);
         recorder.lost(900_000_000, 100_000_000, 2);
-        let (parts, steps) = recorder.finish(950_000_000);
-        for latency in [&parts[0].times.latency, &steps[0].latency] {
-            assert_eq!(latency.len(), 3);
-            assert!(latency.max().abs_diff(800_000) < 1_000);
-        }
+        let parts = recorder.finish(950_000_000);
+        let latency = &parts[0].times.latency;
+        assert_eq!(latency.len(), 3);
+        assert!(latency.max().abs_diff(800_000) < 1_000);
         assert_eq!((parts[0].counts.errors, parts[0].outstanding), (2, 0));
     }
 
     #[test]
     fn waiting_for_the_last_answers_is_not_time_to_send_in() {
-        let mut recorder = Recorder::new(Instant::now(), None);
+        let mut recorder = Recorder::new(Instant::now());
         if recorder.thread_time.is_none() {
             return;
         }
         recorder.end_sending(1_250_000_000);
-        let (parts, _) = recorder.finish(3_500_000_000);
+        let parts = recorder.finish(3_500_000_000);
         let lengths = parts
             .iter()
             .map(|part| part.thread_time.map(|(_, of)| of.as_millis()));
         let lengths: Vec<_> = lengths.collect();
         assert_eq!(lengths, [Some(1_000), Some(250), None, None]);
-    }
-
-    #[test]
-    fn steps_count_by_intended_time() {
-        let rates = vec![std::num::NonZeroU64::MIN; 2];
-        let each = Duration::from_secs(1);
-        let mut recorder = Recorder::new(Instant::now(), Some(&Steps { rates, each }));
-        recorder.sent(2);
-        for intended in [900_000_000, 1_100_000_000] {
-            recorder.late(1_500_000_000, intended, intended);
-            recorder.accepted(1_600_000_000, intended, 1);
-        }
-        let (_, steps) = recorder.finish(2_000_000_000);
-        let counts: Vec<_> = steps
-            .iter()
-            .map(|step| (step.counts.sent, step.counts.accepted, step.latency.len()))
-            .collect();
-        assert_eq!(counts, [(1, 1, 1), (1, 1, 1)]);
-        assert!(steps[0].latency.max() >= 700_000);
     }
 }

@@ -1,12 +1,16 @@
 //! The report of a load: rates and percentiles over time, latency by percentile, and what follows from them.
 
+use std::time::Duration;
+
 use super::{
-    generator::Generator,
-    outcome::{Outcome, Step},
+    connection::RECONNECT_PATIENCE,
+    generator::{Generator, Limit},
+    outcome::{Errors, Outcome},
     second::Second,
 };
 use crate::report::{
-    self, Axis, Figure, Plot, Report, Row, Series, grouped, lines, rate, samples,
+    Axis, Figure, Plot, Report, Row, Series, grouped, lines, micros_each, per_second, rate,
+    samples,
     unit::{COUNT, CPU, MILLIS, PERCENT, RATE},
 };
 
@@ -25,8 +29,8 @@ impl Outcome {
     /// The report of this run.
     #[must_use]
     pub fn report(&self) -> Report {
-        let how = match &self.schedule {
-            Some(schedule) => format!("{schedule}, open loop"),
+        let how = match self.rate {
+            Some(asked) => format!("{}, open loop", rate(asked.get() as f64)),
             None => format!(
                 "as fast as answers come, {} at a time on each connection",
                 self.pipeline
@@ -41,17 +45,22 @@ impl Outcome {
         let whole: Vec<_> = whole.map(second).collect();
         report.add("Requests", "", [Row::new("", facts(self, &whole))]);
         report.add("Times", "", times(self));
-        let note = "By the time when a request should have left.";
-        report.add("Steps", note, steps(&self.steps));
         let seconds: Vec<_> = self.by_second.iter().map(second).collect();
         report.plots = plots(self, &seconds);
-        report.with_outcome(self)
+        report
     }
 
     /// The summary for a person.
     #[must_use]
     pub fn summary(&self) -> String {
         self.report().summary()
+    }
+
+    /// True when every request was answered as it should be, and, unless the load was stopped before its end, all left
+    /// that should have, and no connection was given up.
+    #[must_use]
+    pub fn is_faultless(&self) -> bool {
+        faults(self).is_empty()
     }
 }
 
@@ -60,16 +69,16 @@ fn findings(outcome: &Outcome) -> Vec<String> {
         "{} requests were accepted within {:.1} s: {}.",
         grouped(outcome.accepted),
         outcome.seconds,
-        rate(outcome.accepted_per_second)
+        rate(per_second(outcome.accepted, outcome.seconds))
     )];
     if let Some(latency) = &outcome.latency_micros {
-        let from = match outcome.schedule {
+        let from = match outcome.rate {
             Some(_) => "from the time when a request should have left",
             None => "from sending",
         };
-        let note = outcome.latency_note();
+        let note = latency_note(outcome);
         findings.push(format!("Latency, {from}: {}{note}.", latency.line()));
-        if outcome.schedule.is_some() && latency.p50 < TIMER_SHOWS_BELOW_MICROS {
+        if outcome.rate.is_some() && latency.p50 < TIMER_SHOWS_BELOW_MICROS {
             findings.push(
                 "Up to 1 ms of each latency is the generator's timer: see how late requests left."
                     .to_owned(),
@@ -94,6 +103,8 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     if outcome.interrupted {
         findings.push("The load was stopped before its end.".to_owned());
     }
+    let seed = outcome.seed;
+    findings.push(format!("The seed {seed} makes the same cookies again."));
     findings
 }
 
@@ -108,35 +119,93 @@ fn late_seconds(seconds: &[Second]) -> usize {
 fn faults(outcome: &Outcome) -> Vec<String> {
     let mut faults = Vec::new();
     if outcome.errors.total > 0 {
-        faults.push(format!("Errors: {}.", outcome.errors.summary()));
+        faults.push(format!("Errors: {}.", of_kinds(&outcome.errors)));
     }
     if outcome.given_up > 0 {
-        faults.push(format!("{}.", outcome.given_up_line()));
+        faults.push(format!(
+            "{} connections were given up after {} without a way to open them again.",
+            outcome.given_up,
+            humantime::format_duration(RECONNECT_PATIENCE)
+        ));
     }
     if outcome.unsent > 0 && !outcome.interrupted {
-        faults.push(format!("{}.", outcome.unsent_line()));
+        faults.push(format!(
+            "{} requests were due and not sent, and no latency tells of them: {}.",
+            grouped(outcome.unsent),
+            why_unsent(outcome)
+        ));
     }
     faults
 }
 
+fn why_unsent(outcome: &Outcome) -> &'static str {
+    if outcome.given_up > 0 {
+        return "connections were given up";
+    }
+    match outcome.generator.limited_by {
+        Limit::Generator => "the generator was the limit",
+        Limit::Processors => "the processors were the limit",
+        Limit::None | Limit::Unknown => "the answers came too slowly for this rate",
+    }
+}
+
+/// What the latency says of requests that were not accepted, if there are such.
+fn latency_note(outcome: &Outcome) -> String {
+    let errors = &outcome.errors;
+    let mut notes = Vec::new();
+    let unanswered = errors.unanswered + errors.malformed;
+    if unanswered > 0 {
+        notes.push(format!(
+            "at least, since {} without an answer count until they were given up",
+            grouped(unanswered)
+        ));
+    }
+    let refused = outcome.refused_as_expected + errors.status.values().sum::<u64>();
+    if refused > 0 {
+        notes.push(format!("without {} refused", grouped(refused)));
+    }
+    if notes.is_empty() {
+        return String::new();
+    }
+    format!(" ({})", notes.join("; "))
+}
+
+fn of_kinds(errors: &Errors) -> String {
+    let statuses = errors.status.iter();
+    let statuses = statuses.map(|(status, count)| (format!("status {status}"), *count));
+    let others = [
+        ("malformed and accepted", errors.accepted_malformed),
+        ("no HTTP", errors.malformed),
+        ("unanswered", errors.unanswered),
+    ];
+    let others = others.map(|(kind, count)| (kind.to_owned(), count));
+    let kinds = statuses.chain(others).filter(|(_, count)| *count > 0);
+    let kinds = kinds.map(|(kind, count)| format!("{kind}: {}", grouped(count)));
+    let kinds: Vec<_> = kinds.collect();
+    format!("{} ({})", grouped(errors.total), kinds.join(", "))
+}
+
 /// The whole run in figures.
 fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
-    let unsent = outcome.schedule.is_some().then_some(outcome.unsent);
-    let user_cpu = outcome.user_cpu_micros_per_request;
+    let (sent, cpu) = (outcome.sent, &outcome.cpu);
+    let unsent = outcome.rate.map(|_| outcome.unsent);
+    let cpu_each = |time: Duration| micros_each(time.as_secs_f64(), sent);
     vec![
-        COUNT.of("requests sent", outcome.sent),
+        COUNT.of("requests sent", sent),
         COUNT.of("requests accepted", outcome.accepted),
-        RATE.of("accepted", outcome.accepted_per_second)
+        RATE.of("accepted", per_second(outcome.accepted, outcome.seconds))
             .higher()
             .sampled(samples(whole, "accepted")),
         COUNT.of("refused as they should be", outcome.refused_as_expected),
         COUNT.of("errors", outcome.errors.total).lower(),
+        COUNT.of("unanswered", outcome.errors.unanswered),
         COUNT.of("unsent", unsent).lower(),
         COUNT.of("reconnects", outcome.reconnects),
         COUNT.of("connections given up", outcome.given_up),
-        CPU.of("generator CPU per request", outcome.cpu_micros_per_request)
+        Figure::words("limited by", outcome.generator.limited_by.name()),
+        CPU.of("generator CPU per request", cpu_each(cpu.total()))
             .lower(),
-        CPU.of("of it outside the kernel", user_cpu),
+        CPU.of("of it outside the kernel", cpu_each(cpu.user)),
     ]
 }
 
@@ -152,35 +221,6 @@ fn times(outcome: &Outcome) -> Vec<Row> {
         Row::new(name, MILLIS.percentiles("", times, &PERCENTILES, compared))
     };
     measured.map(row).collect()
-}
-
-/// Each step of a ramp.
-fn steps(steps: &[Step]) -> Vec<Row> {
-    let row = |(index, step): (usize, &Step)| {
-        let accepted = report::per_second(step.counts.accepted, step.seconds);
-        let measures = [
-            RATE.of("rate", step.rate),
-            COUNT.of("due", step.intended),
-            COUNT.of("sent", step.counts.sent),
-            COUNT.of("requests accepted", step.counts.accepted),
-            RATE.of("accepted", accepted).higher(),
-            COUNT.of("errors", step.counts.errors),
-        ];
-        let latency = step.latency_micros;
-        let latency = MILLIS.percentiles("latency ", latency, &PERCENTILES, &["p99"]);
-        Row::new(step_name(steps, index), measures).and(latency)
-    };
-    steps.iter().enumerate().map(row).collect()
-}
-
-/// Its rate, and its number when there are several of that rate.
-fn step_name(steps: &[Step], index: usize) -> String {
-    let rate = steps[index].rate;
-    if steps.iter().filter(|step| step.rate == rate).count() == 1 {
-        format!("{rate}/s")
-    } else {
-        format!("{rate}/s in step {}", index + 1)
-    }
 }
 
 /// One second, as points of the lines over time.
@@ -273,23 +313,4 @@ fn by_percentile(outcome: &Outcome) -> Plot {
         Axis::logarithmic("milliseconds"),
         vec![Series::new("latency", points)],
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{super::recorder::Counts, *};
-
-    #[test]
-    fn steps_of_one_rate_have_names_of_their_own() {
-        let step = |rate| Step {
-            rate,
-            seconds: 1.0,
-            intended: rate,
-            counts: Counts::default(),
-            latency_micros: None,
-        };
-        let steps = [10, 20, 10].map(step);
-        let names: Vec<_> = (0..3).map(|index| step_name(&steps, index)).collect();
-        assert_eq!(names, ["10/s in step 1", "20/s", "10/s in step 3"]);
-    }
 }

@@ -1,28 +1,16 @@
-//! Writes requests: a template of fixed bytes with one cookie in it, or with a line of text.
+//! Writes requests: a template of fixed bytes with one cookie in it.
 
 use anyhow::{Context, Result, bail};
 use http::Uri;
 
 use crate::traffic::SyntheticCookie;
 
-/// What differs from request to request, as text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
-    /// Path and query.
-    pub(super) target: String,
-    /// Value of the `Cookie` header, when there is one.
-    pub(super) cookie: Option<String>,
-}
-
 /// The fixed bytes of a request, and where to send it.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     host: String,
     port: u16,
-    /// Path and query as far as they are the same for all, with what parts them from the next parameter.
-    path: String,
     before_dsp_id: Vec<u8>,
-    after_target: Vec<u8>,
     before_user_id: Vec<u8>,
 }
 
@@ -54,9 +42,7 @@ impl Template {
                 .to_owned(),
             port: authority.port_u16().unwrap_or(80),
             before_dsp_id: format!("GET {path}d=").into_bytes(),
-            after_target: format!(" HTTP/1.1\r\nHost: {authority}\r\n").into_bytes(),
             before_user_id: format!(" HTTP/1.1\r\nHost: {authority}\r\nCookie: uid=").into_bytes(),
-            path,
         })
     }
 
@@ -65,38 +51,11 @@ impl Template {
         (&self.host, self.port)
     }
 
-    /// The line with this query, of `name=value` pairs.
-    pub(super) fn line(&self, query: &str, cookie: Option<String>) -> Line {
-        Line {
-            target: format!("{}{query}", self.path),
-            cookie,
-        }
-    }
-
-    /// The line of the request that carries `cookie`.
-    pub(super) fn line_of(&self, cookie: &SyntheticCookie) -> Line {
-        let query = format!("d={}&b={}", cookie.dsp_id(), cookie.buyer_uid());
-        self.line(&query, Some(format!("uid={}", cookie.user_id())))
-    }
-
-    /// Appends the request of a line.
-    pub(super) fn put_line(&self, buffer: &mut Vec<u8>, target: &str, cookie: Option<&str>) {
-        buffer.extend_from_slice(b"GET ");
-        buffer.extend_from_slice(target.as_bytes());
-        buffer.extend_from_slice(&self.after_target);
-        if let Some(cookie) = cookie {
-            buffer.extend_from_slice(b"Cookie: ");
-            buffer.extend_from_slice(cookie.as_bytes());
-            buffer.extend_from_slice(b"\r\n");
-        }
-        buffer.extend_from_slice(b"\r\n");
-    }
-
-    /// Appends the request that carries `cookie`.
+    /// Appends the request that carries `cookie`, for this DSP.
     #[inline]
-    pub(super) fn put(&self, buffer: &mut Vec<u8>, cookie: &SyntheticCookie) {
+    pub(super) fn put(&self, buffer: &mut Vec<u8>, dsp_id: u32, cookie: &SyntheticCookie) {
         buffer.extend_from_slice(&self.before_dsp_id);
-        put_decimal(buffer, cookie.dsp_id());
+        put_decimal(buffer, dsp_id);
         buffer.extend_from_slice(b"&b=");
         buffer.extend_from_slice(cookie.buyer_uid_bytes());
         buffer.extend_from_slice(&self.before_user_id);
@@ -130,7 +89,7 @@ mod tests {
         assert_eq!(template.host_and_port(), host);
         let cookie = Traffic::new(1, None).cookie(0, 0);
         let mut request = Vec::new();
-        template.put(&mut request, &cookie);
+        template.put(&mut request, cookie.dsp_id(), &cookie);
         let authority = url.trim_start_matches("http://").split(['/', '?']).next();
         let expected = format!(
             "GET {start}d={}&b={} HTTP/1.1\r\nHost: {}\r\nCookie: uid={}\r\n\r\n",
@@ -139,11 +98,7 @@ mod tests {
             authority.unwrap(),
             cookie.user_id()
         );
-        assert_eq!(String::from_utf8(request.clone()).unwrap(), expected);
-        let line = template.line_of(&cookie);
-        let mut again = Vec::new();
-        template.put_line(&mut again, &line.target, line.cookie.as_deref());
-        assert_eq!(again, request);
+        assert_eq!(String::from_utf8(request).unwrap(), expected);
     }
 
     #[test]

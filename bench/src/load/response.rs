@@ -1,73 +1,62 @@
 //! Reads HTTP/1.1 answers from bytes: pure, and strict about what it does not understand.
 
-use memchr::memmem;
+use httparse::{EMPTY_HEADER, Status};
 
 /// Longest answer that is waited for, head and body.
-pub(crate) const RESPONSE_BYTES_MAX: usize = 256 * 1024;
+const RESPONSE_BYTES_MAX: usize = 256 * 1024;
+
+/// More headers than any edge sends.
+const HEADERS_MAX: usize = 32;
 
 /// One whole answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Response {
+pub(super) struct Response {
     /// The status code.
-    pub(crate) status: u16,
-    /// Bytes of the head, with the empty line that ends it.
-    pub(crate) head_bytes: usize,
+    pub(super) status: u16,
     /// Bytes of head and body together.
-    pub(crate) bytes: usize,
+    pub(super) bytes: usize,
     /// The server will close the connection after it.
-    pub(crate) closes: bool,
+    pub(super) closes: bool,
 }
 
 /// The bytes are not an HTTP/1.1 answer with a known length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(super) struct Malformed;
 
 /// The answer at the start of `bytes`; `None` when it is not whole yet.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
-    let expected = b"HTTP/1.1 ";
-    let known = bytes.len().min(expected.len());
-    if bytes[..known] != expected[..known] {
+pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
+    let mut headers = [EMPTY_HEADER; HEADERS_MAX];
+    let mut head = httparse::Response::new(&mut headers);
+    let head_bytes = match head.parse(bytes) {
+        Ok(Status::Complete(head_bytes)) => head_bytes,
+        Ok(Status::Partial) => return incomplete(bytes.len()),
+        Err(_) => return Err(Malformed),
+    };
+    let status = head.code.filter(|status| (200..=599).contains(status));
+    let status = status.ok_or(Malformed)?;
+    let header = |name: &str| {
+        let mut headers = head.headers.iter();
+        let header = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(header.value).ok()
+    };
+    if header("transfer-encoding").is_some() {
         return Err(Malformed);
     }
-    let Some(head_bytes) = memmem::find(bytes, b"\r\n\r\n") else {
-        return incomplete(bytes.len());
+    let body_bytes = match header("content-length") {
+        _ if matches!(status, 204 | 304) => 0,
+        Some(length) => length.parse().map_err(|_| Malformed)?,
+        None => return Err(Malformed),
     };
-    let head = std::str::from_utf8(&bytes[..head_bytes]).map_err(|_| Malformed)?;
-    let mut lines = head.split("\r\n");
-    let status = lines
-        .next()
-        .and_then(|line| line.get(expected.len()..expected.len() + 3))
-        .and_then(|status| status.parse::<u16>().ok())
-        .filter(|status| (200..=599).contains(status))
-        .ok_or(Malformed)?;
-
-    let mut body_bytes = matches!(status, 204 | 304).then_some(0);
-    let mut closes = false;
-    for line in lines {
-        let (name, value) = line.split_once(':').ok_or(Malformed)?;
-        let value = value.trim();
-        if name.eq_ignore_ascii_case("content-length") {
-            let length: usize = value.parse().map_err(|_| Malformed)?;
-            body_bytes = Some(body_bytes.unwrap_or(length));
-        } else if name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err(Malformed);
-        } else if name.eq_ignore_ascii_case("connection") {
-            closes = value.eq_ignore_ascii_case("close");
-        }
-    }
-    let body_bytes = body_bytes.ok_or(Malformed)?;
-    let total = (head_bytes + 4).checked_add(body_bytes).ok_or(Malformed)?;
+    let total = head_bytes.checked_add(body_bytes).ok_or(Malformed)?;
     if bytes.len() < total {
         return incomplete(total - 1);
     }
     Ok(Some(Response {
         status,
-        head_bytes: head_bytes + 4,
         bytes: total,
-        closes,
+        closes: header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")),
     }))
 }
-
 fn incomplete(bytes: usize) -> Result<Option<Response>, Malformed> {
     if bytes < RESPONSE_BYTES_MAX {
         Ok(None)

@@ -1,93 +1,90 @@
-//! When the requests of one connection should leave: its turns in what all connections share, or the times of a recording.
+//! When requests should leave that have a rate: in whole nanoseconds, so that "when does request n leave" is the exact inverse
+//! of "how many leave before t".
 
-use std::sync::Arc;
+use std::num::NonZeroU64;
 
-use super::profile::Profile;
+const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// The intended times of one connection's requests.
+/// Highest rate: one request for each nanosecond.
+pub(super) const RATE_MAX: u64 = 1_000_000_000;
+
+/// How many requests should leave before `nanos` after the start: the number of the first that leaves then or later.
+pub(super) fn requests_before(rate: NonZeroU64, nanos: u64) -> u64 {
+    let Some(last) = nanos.checked_sub(1) else {
+        return 0;
+    };
+    let requests = u128::from(last) * u128::from(rate.get()) / NANOS_PER_SECOND + 1;
+    u64::try_from(requests).unwrap_or(u64::MAX)
+}
+
+/// When request `number`, from 0, should leave, in nanoseconds after the start; `u64::MAX` for never.
+#[inline]
+pub(super) fn intended_nanos(rate: NonZeroU64, number: u64) -> u64 {
+    let nanos = (u128::from(number) * NANOS_PER_SECOND).div_ceil(u128::from(rate.get()));
+    u64::try_from(nanos).unwrap_or(u64::MAX)
+}
+
+/// The intended times of one connection's requests: its turns among all connections.
 #[derive(Debug, Clone)]
-pub(super) enum Schedule {
-    /// Every so many-th of a profile.
-    Turns {
-        profile: Profile,
-        connections: u64,
-        connection: u64,
-    },
-    /// A time for each request, in nanoseconds after the start.
-    Times(Arc<[u64]>),
+pub(super) struct Schedule {
+    /// Over all connections.
+    pub(super) rate: NonZeroU64,
+    pub(super) connections: u64,
+    /// From 0.
+    pub(super) connection: u64,
 }
 
 impl Schedule {
     /// How many of this connection's requests should have left until `nanos` after the start, that moment included.
     pub(super) fn due_by(&self, nanos: u64) -> u64 {
-        match self {
-            Self::Turns {
-                profile,
-                connections,
-                connection,
-            } => {
-                let overall = profile.requests_before(nanos.saturating_add(1));
-                overall.saturating_sub(*connection).div_ceil(*connections)
-            }
-            Self::Times(times) => times.partition_point(|&time| time <= nanos) as u64,
-        }
+        let overall = requests_before(self.rate, nanos.saturating_add(1));
+        overall
+            .saturating_sub(self.connection)
+            .div_ceil(self.connections)
     }
 
     /// When request `number` of this connection should leave, in nanoseconds after the start; `u64::MAX` for never.
     #[inline]
     pub(super) fn intended_nanos(&self, number: u64) -> u64 {
-        match self {
-            Self::Turns {
-                profile,
-                connections,
-                connection,
-            } => {
-                let overall = number
-                    .checked_mul(*connections)
-                    .and_then(|turn| turn.checked_add(*connection));
-                overall.map_or(u64::MAX, |overall| profile.intended_nanos(overall))
-            }
-            Self::Times(times) => usize::try_from(number)
-                .ok()
-                .and_then(|number| times.get(number).copied())
-                .unwrap_or(u64::MAX),
-        }
+        let overall = number
+            .checked_mul(self.connections)
+            .and_then(|turn| turn.checked_add(self.connection));
+        overall.map_or(u64::MAX, |overall| intended_nanos(self.rate, overall))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
+    use proptest::prelude::*;
 
     use super::*;
 
+    fn schedule(rate: u64, connection: u64) -> Schedule {
+        Schedule {
+            rate: NonZeroU64::new(rate).unwrap(),
+            connections: 3,
+            connection,
+        }
+    }
+
     #[test]
     fn connections_take_turns() {
-        let profile = Profile::constant(NonZeroU64::new(1_000).unwrap());
-        let mut times: Vec<_> = (0..3)
-            .flat_map(|connection| {
-                let schedule = Schedule::Turns {
-                    profile: profile.clone(),
-                    connections: 3,
-                    connection,
-                };
-                (0..4).map(move |number| schedule.intended_nanos(number))
-            })
-            .collect();
+        let times = (0..3).flat_map(|connection| {
+            (0..4).map(move |number| schedule(1_000, connection).intended_nanos(number))
+        });
+        let mut times: Vec<_> = times.collect();
         times.sort_unstable();
         let expected: Vec<_> = (0..12).map(|index| index * 1_000_000).collect();
         assert_eq!(times, expected);
+        assert_eq!(
+            requests_before(schedule(1_000, 0).rate, 2_500_000_000),
+            2_500
+        );
     }
 
     #[test]
     fn as_many_are_due_as_have_their_time() {
-        let profile = Profile::constant(NonZeroU64::new(1_000_000_000).unwrap());
-        let turns = |connection| Schedule::Turns {
-            profile: profile.clone(),
-            connections: 3,
-            connection,
-        };
-        for schedule in [turns(0), turns(2), Schedule::Times([3, 5, 5, 9].into())] {
+        for schedule in [schedule(RATE_MAX, 0), schedule(RATE_MAX, 2)] {
             for nanos in 0..12 {
                 let times = (0..20).map(|number| schedule.intended_nanos(number));
                 let due = times.filter(|&time| time <= nanos).count() as u64;
@@ -96,15 +93,27 @@ mod tests {
         }
         // It takes no longer for many.
         let hundred_years = 100 * 365 * 86_400 * 1_000_000_000;
-        assert_eq!(turns(0).due_by(hundred_years), hundred_years / 3 + 1);
+        let due = schedule(RATE_MAX, 0).due_by(hundred_years);
+        assert_eq!(due, hundred_years / 3 + 1);
     }
 
-    #[test]
-    fn recorded_times_end() {
-        let schedule = Schedule::Times([3, 5].into());
-        let times: Vec<_> = (0..3)
-            .map(|number| schedule.intended_nanos(number))
-            .collect();
-        assert_eq!(times, [3, 5, u64::MAX]);
+    proptest! {
+        #[test]
+        fn time_and_number_are_each_others_inverse(
+            rate in 1..RATE_MAX,
+            number in 0..1_000_000_000_u64,
+            nanos in 0..10_000_000_000_000_u64,
+        ) {
+            let rate = NonZeroU64::new(rate).unwrap();
+            let intended = intended_nanos(rate, number);
+            prop_assert!(intended_nanos(rate, number + 1) >= intended);
+            prop_assert!(requests_before(rate, intended) <= number);
+            prop_assert!(requests_before(rate, intended + 1) > number);
+            let before = requests_before(rate, nanos);
+            prop_assert!(intended_nanos(rate, before) >= nanos);
+            if let Some(last) = before.checked_sub(1) {
+                prop_assert!(intended_nanos(rate, last) < nanos);
+            }
+        }
     }
 }

@@ -2,31 +2,28 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use serde::Serialize;
-
 use super::{
-    plan::Intended,
+    plan::Plan,
     recorder::{Counts, Part, Times},
     thread_time::ThreadTime,
 };
 use crate::report::Percentiles;
 
 /// What happened in one second of a load.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Second {
     /// Which one, from 0.
     pub second: u64,
     /// How much of it there was: less than 1 only of the last.
     pub length: f64,
-    /// Requests that should have left in it, when there is a schedule.
+    /// Requests that should have left in it, when there is a rate.
     pub intended: Option<u64>,
     /// What became of requests in it.
-    #[serde(flatten)]
     pub counts: Counts,
     /// Requests without an answer at its end.
     pub outstanding: u64,
     /// Of the answers with 200 that came in it, and of the requests that were given up in it: from sending, or from the
-    /// intended time when there is a schedule.
+    /// intended time when there is a rate.
     pub latency_micros: Option<Percentiles>,
     /// From intended times to sending.
     pub send_delay_micros: Option<Percentiles>,
@@ -48,8 +45,8 @@ pub(super) enum FromThread {
 }
 
 /// Puts the parts of all threads together.
-pub(super) struct Collector {
-    intended: Option<Intended>,
+pub(super) struct Collector<'a> {
+    plan: &'a Plan,
     /// For each thread, the first second it has not handed in.
     next: Vec<u64>,
     open: BTreeMap<u64, Sum>,
@@ -83,10 +80,10 @@ struct Sum {
     measured: Duration,
 }
 
-impl Collector {
-    pub(super) fn new(threads: usize, intended: Option<Intended>) -> Self {
+impl<'a> Collector<'a> {
+    pub(super) fn new(threads: usize, plan: &'a Plan) -> Self {
         Self {
-            intended,
+            plan,
             next: vec![0; threads],
             open: BTreeMap::new(),
             seconds: Vec::new(),
@@ -115,8 +112,7 @@ impl Collector {
         {
             let (second, sum) = entry.remove_entry();
             self.times.add(&sum.times);
-            let intended = self.intended.as_ref();
-            let second = sum.second(second, intended.map(|intended| intended.within(second)));
+            let second = sum.second(second, self.plan.intended_within(second));
             observe(&second);
             self.seconds.push(second);
         }
@@ -157,18 +153,20 @@ mod tests {
     use tokio::time::Instant;
 
     use super::{super::recorder::Recorder, *};
+    use crate::traffic::Traffic;
 
     #[test]
     fn second_is_shown_when_all_threads_have_finished_it() {
         let mut shown = Vec::new();
-        let mut collector = Collector::new(2, None);
+        let plan = Plan::new(http::Uri::default(), Traffic::new(1, None));
+        let mut collector = Collector::new(2, &plan);
         let recorder = |sent| {
-            let mut recorder = Recorder::new(Instant::now(), None);
+            let mut recorder = Recorder::new(Instant::now());
             recorder.sent(sent);
             recorder
         };
-        let (quick, _) = recorder(3).finish(1_500_000_000);
-        let (slow, _) = recorder(4).finish(1_250_000_000);
+        let quick = recorder(3).finish(1_500_000_000);
+        let slow = recorder(4).finish(1_250_000_000);
         let parts = |thread, parts: Vec<Part>| {
             parts
                 .into_iter()

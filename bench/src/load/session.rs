@@ -298,11 +298,8 @@ impl Session {
     }
 
     fn put(&mut self, at_nanos: u64, requests: u64) {
-        let Task {
-            source, template, ..
-        } = &self.task;
         for _ in 0..requests {
-            source.put(template, &mut self.outgoing, self.tally.sent);
+            self.task.put(&mut self.outgoing, self.tally.sent);
             self.tally.sent += 1;
         }
         self.bursts.push_back(Burst { at_nanos, requests });
@@ -370,12 +367,7 @@ impl Session {
 
     /// True when the next answer should refuse its request.
     fn is_next_malformed(&self) -> bool {
-        self.task.source.has_malformed()
-            && self.outstanding > 0
-            && self
-                .task
-                .source
-                .is_malformed(self.tally.sent - self.outstanding)
+        self.outstanding > 0 && self.task.is_malformed(self.tally.sent - self.outstanding)
     }
 
     /// Takes answers with 200.
@@ -383,7 +375,7 @@ impl Session {
         if count == 0 {
             return Ok(());
         }
-        if !self.task.source.has_malformed() {
+        if self.task.malformed.is_never() {
             return self.settle(count, Verdict::Accepted, now_nanos);
         }
         for _ in 0..count {
@@ -412,8 +404,8 @@ impl Session {
             let (at, requests) = (burst.at_nanos, burst.requests.min(left));
             match verdict {
                 Verdict::Accepted => recorder.accepted(now_nanos, at, requests),
-                Verdict::RefusedAsExpected => recorder.refused_as_expected(at, requests),
-                Verdict::AcceptedMalformed | Verdict::Refused(_) => recorder.refused(at, requests),
+                Verdict::RefusedAsExpected => recorder.refused_as_expected(requests),
+                Verdict::AcceptedMalformed | Verdict::Refused(_) => recorder.refused(requests),
             }
             burst.requests -= requests;
             left -= requests;

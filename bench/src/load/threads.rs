@@ -16,8 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     connection::{Connection, connect},
     history::History,
-    profile::Steps,
-    recorder::{Recorder, StepPart},
+    recorder::Recorder,
     second::FromThread,
     tally::Tally,
     task::Task,
@@ -31,36 +30,26 @@ const PARTS_WAITING_MAX: usize = 4;
 
 /// The threads, from opening their connections to their last answer.
 pub(super) struct Threads {
-    workers: JoinSet<Result<ThreadResult>>,
+    workers: JoinSet<Result<Ended>>,
     opened: mpsc::Receiver<Result<()>>,
     start: watch::Sender<Option<Instant>>,
     pub(super) parts: mpsc::Receiver<FromThread>,
 }
 
-/// What a thread tells at its end.
-pub(super) struct ThreadResult {
-    /// In order of their connections.
-    pub(super) connections: Vec<(Tally, History)>,
-    pub(super) steps: Vec<StepPart>,
-}
+/// What a thread tells at its end of its connections, in their order.
+pub(super) type Ended = Vec<(Tally, History)>;
 
 /// What a thread is given.
 struct Worker {
     thread: usize,
     tasks: Vec<Task>,
-    steps: Option<Steps>,
     parts: mpsc::Sender<FromThread>,
     stop: CancellationToken,
 }
 
 impl Threads {
     /// Starts them; each opens its connections.
-    pub(super) fn spawn(
-        threads: usize,
-        tasks: Vec<Task>,
-        steps: Option<&Steps>,
-        stop: &CancellationToken,
-    ) -> Self {
+    pub(super) fn spawn(threads: usize, tasks: Vec<Task>, stop: &CancellationToken) -> Self {
         let (opened_tx, opened) = mpsc::channel(threads);
         let (parts_tx, parts) = mpsc::channel(PARTS_WAITING_MAX * threads);
         let (start, started) = watch::channel(None);
@@ -73,7 +62,6 @@ impl Threads {
             let worker = Worker {
                 thread,
                 tasks,
-                steps: steps.cloned(),
                 parts: parts_tx.clone(),
                 stop: stop.clone(),
             };
@@ -115,7 +103,7 @@ impl Threads {
     }
 
     /// The result of one that has ended; `None` when there is no more.
-    pub(super) async fn join_next(&mut self) -> Option<Result<ThreadResult>> {
+    pub(super) async fn join_next(&mut self) -> Option<Result<Ended>> {
         let joined = self.workers.join_next().await?;
         Some(joined.map_err(Into::into).and_then(|result| result))
     }
@@ -136,33 +124,29 @@ impl Worker {
         self,
         opened: mpsc::Sender<Result<()>>,
         mut started: watch::Receiver<Option<Instant>>,
-    ) -> Result<ThreadResult> {
-        let none = || ThreadResult {
-            connections: Vec::new(),
-            steps: Vec::new(),
-        };
+    ) -> Result<Ended> {
         let streams = match open_all(&self.tasks).await {
             Ok(streams) => streams,
             Err(error) => {
                 // When nobody listens any more, another thread has reported the same.
                 opened.send(Err(error)).await.ok();
-                return Ok(none());
+                return Ok(Vec::new());
             }
         };
         if opened.send(Ok(())).await.is_err() {
-            return Ok(none());
+            return Ok(Vec::new());
         }
         drop(opened);
         let started = started.wait_for(Option::is_some).await.map(|at| *at);
         let Ok(Some(started_at)) = started else {
-            return Ok(none());
+            return Ok(Vec::new());
         };
         self.send(streams, started_at).await
     }
 
     /// Runs the connections to their ends, and meanwhile hands in each second.
-    async fn send(self, streams: Vec<TcpStream>, started: Instant) -> Result<ThreadResult> {
-        let recorder = Recorder::new(started, self.steps.as_ref());
+    async fn send(self, streams: Vec<TcpStream>, started: Instant) -> Result<Ended> {
+        let recorder = Recorder::new(started);
         let recorder = Rc::new(RefCell::new(recorder));
         let mut running = JoinSet::new();
         for (index, (task, stream)) in self.tasks.into_iter().zip(streams).enumerate() {
@@ -214,17 +198,13 @@ impl Worker {
         let recorder = Rc::into_inner(recorder).context("a connection outlived its end")?;
         let recorder = recorder.into_inner();
         let now = recorder.now_nanos();
-        let (finished, steps) = recorder.finish(now);
-        for part in finished {
+        for part in recorder.finish(now) {
             self.parts.send(hand_in(part)).await?;
         }
         let thread = self.thread;
         self.parts.send(FromThread::Ended { thread }).await?;
         ended.sort_unstable_by_key(|(index, _)| *index);
-        Ok(ThreadResult {
-            connections: ended.into_iter().map(|(_, ended)| ended).collect(),
-            steps,
-        })
+        Ok(ended.into_iter().map(|(_, ended)| ended).collect())
     }
 }
 

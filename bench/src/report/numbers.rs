@@ -2,7 +2,9 @@
 
 use hdrhistogram::Histogram;
 use launcher::numbers::duration;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+
+use super::Report;
 
 /// A histogram of microseconds, exact to three digits.
 #[must_use]
@@ -11,10 +13,8 @@ pub fn micros_histogram() -> Histogram<u64> {
 }
 
 /// Percentiles of a duration, in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// Mean.
-    pub mean: f64,
     /// Median.
     pub p50: u64,
     /// 90th percentile.
@@ -32,12 +32,24 @@ impl Percentiles {
     #[must_use]
     pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
         (!histogram.is_empty()).then(|| Self {
-            mean: histogram.mean(),
             p50: histogram.value_at_quantile(0.5),
             p90: histogram.value_at_quantile(0.9),
             p99: histogram.value_at_quantile(0.99),
             p999: histogram.value_at_quantile(0.999),
             max: histogram.max(),
+        })
+    }
+
+    /// Those that a report has in milliseconds as [figures](super::Figure) with these names behind `prefix`.
+    pub(crate) fn read(report: &Report, prefix: &str) -> Option<Self> {
+        #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
+        let micros = |name: &str| Some((report.value(&format!("{prefix}{name}"))? * 1e3) as u64);
+        Some(Self {
+            p50: micros("p50")?,
+            p90: micros("p90")?,
+            p99: micros("p99")?,
+            p999: micros("p99.9")?,
+            max: micros("max")?,
         })
     }
 

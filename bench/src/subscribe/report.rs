@@ -2,7 +2,7 @@
 
 use super::{Extremes, Outcome};
 use crate::report::{
-    Axis, Figure, Plot, Report, Row, Series, duration, grouped, rate,
+    Axis, Figure, Plot, Report, Row, Series, duration, grouped, micros_each, per_second, rate,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -24,13 +24,17 @@ impl Outcome {
             Axis::linear("cookies a second, all streams"),
             vec![Series::new("received", points)],
         )];
-        report.with_outcome(self)
+        report
     }
 
     /// The summary for a person.
     #[must_use]
     pub fn summary(&self) -> String {
         self.report().summary()
+    }
+
+    fn cpu_micros_per_cookie(&self) -> f64 {
+        micros_each(self.cpu.total().as_secs_f64(), self.received)
     }
 }
 
@@ -52,7 +56,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
         "{} cookies were received in {:.1} s, {} over all streams.",
         grouped(outcome.received),
         outcome.seconds,
-        rate(outcome.received_per_second)
+        rate(per_second(outcome.received, outcome.seconds))
     )];
     findings.push(lost_finding(outcome));
     if outcome.new_epochs > 0 {
@@ -76,7 +80,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     }
     findings.push(format!(
         "Reading cost {:.3} µs of CPU a cookie.",
-        outcome.cpu_micros_per_cookie
+        outcome.cpu_micros_per_cookie()
     ));
     findings
 }
@@ -106,19 +110,23 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
         COUNT.of("cookies received", outcome.received),
         COUNT.of("received by a stream, min", min(received)),
         COUNT.of("received by a stream, max", max(received)),
-        RATE.of("received a second", outcome.received_per_second)
-            .higher()
-            .sampled(whole_seconds(&outcome.received_by_second)),
+        RATE.of(
+            "received a second",
+            per_second(outcome.received, outcome.seconds),
+        )
+        .higher()
+        .sampled(whole_seconds(&outcome.received_by_second)),
         COUNT.of("lost", outcome.lost).lower(),
         COUNT.of("lost by a stream, min", min(lost)),
         COUNT.of("lost by a stream, max", max(lost)),
         COUNT.of("gaps", outcome.gaps),
+        COUNT.of("violations", outcome.violations).lower(),
         COUNT.of("bytes", outcome.bytes),
         COUNT.of("ends by an error", outcome.broken),
         COUNT.of("streams opened again", outcome.reconnects),
         COUNT.of("epochs of the producer met later", outcome.new_epochs),
         COUNT.of("orderly ends", outcome.goodbyes),
-        CPU.of("reader CPU per cookie", outcome.cpu_micros_per_cookie)
+        CPU.of("reader CPU per cookie", outcome.cpu_micros_per_cookie())
             .lower(),
     ];
     let delivery = outcome.delivery_micros;

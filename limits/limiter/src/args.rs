@@ -95,7 +95,7 @@ pub enum Program {
 /// How to replay.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// The calls: CSV or NDJSON of time, key and number of requests, or what `bench load --record` writes.
+    /// The calls: CSV or NDJSON of time, key and number of requests.
     pub trace: PathBuf,
     /// Replay through the limits in this file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst", "algorithm"])]

@@ -1,11 +1,10 @@
 //! Recorded calls: when, whose, for how many requests.
 //!
-//! Three forms are told apart by their first line:
+//! Two forms are told apart by their first line:
 //!
 //! ```text
 //! 12.5,dsp-17,1                                            CSV: time, key and, if there are any, requests; a first line of names is skipped
 //! {"time": "2026-11-22T10:00:00Z", "key": "17", "n": 1}    NDJSON
-//! 250→/?d=17&b=x6cDm0→uid=3f27a9d1c0                        what `bench load --record` writes; the key is the DSP
 //! ```
 //!
 //! A time is a number of seconds, which counts from anything, or a date and time with an offset. Lines that are empty or begin with `#` mean nothing.
@@ -43,7 +42,6 @@ pub struct Trace {
 enum Form {
     Csv,
     Ndjson,
-    Recording,
 }
 
 #[derive(Deserialize)]
@@ -154,8 +152,6 @@ impl Form {
     fn of(line: &str) -> Self {
         if line.starts_with('{') {
             Self::Ndjson
-        } else if line.contains('\t') {
-            Self::Recording
         } else {
             Self::Csv
         }
@@ -189,17 +185,6 @@ impl Form {
                     _ => bail!("the key is neither a text nor a number"),
                 };
                 Ok((time, key.into(), line.n))
-            }
-            Self::Recording => {
-                let mut fields = line.split('\t');
-                let micros = fields.next().unwrap_or_default();
-                let micros = micros
-                    .parse()
-                    .context("the microseconds are not a whole number")?;
-                let target = fields.next().context("there is no target")?;
-                let query = target.split_once('?').map_or("", |(_, query)| query);
-                let dsp = query.split('&').find_map(|pair| pair.strip_prefix("d="));
-                Ok((Duration::from_micros(micros), dsp.unwrap_or("-").into(), 1))
             }
         }
     }
@@ -272,12 +257,6 @@ mod tests {
             &[(1_000_000_000, 0, 1), (2_000_000_000, 0, 1)],
             &["a"],
         );
-        let recording = "# microseconds, target, Cookie header, status when not 200\n0\t/?d=17&b=x\tuid=u\n250\t/?b=y&d=3\tuid=u\t400\n300\t/favicon\t-\n";
-        check(
-            recording,
-            &[(0, 0, 1), (250_000, 1, 1), (300_000, 2, 1)],
-            &["17", "3", "-"],
-        );
     }
 
     #[test]
@@ -295,7 +274,6 @@ mod tests {
             ("{\"time\":1}\n", "line 1"),
             ("{\"time\":[],\"key\":\"a\"}\n", "line 1"),
             ("-1,a\n", "line 1"),
-            ("x\t/\n", "line 1"),
             ("1969-01-01T00:00:00Z,a\n", "line 1"),
         ] {
             let error = format!("{:#}", Trace::parse(text.as_bytes()).unwrap_err());

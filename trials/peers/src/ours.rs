@@ -52,15 +52,34 @@ pub(crate) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Se
 
 /// What `bench load --json` says, as far as it is needed here.
 #[derive(Debug, Deserialize)]
-struct LoadOutcome {
-    accepted: u64,
-    errors: LoadErrors,
+struct LoadReport {
     seconds: f64,
+    tables: Vec<Table>,
 }
 
 #[derive(Debug, Deserialize)]
-struct LoadErrors {
-    total: u64,
+struct Table {
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Row {
+    figures: Vec<Figure>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Figure {
+    name: String,
+    value: Option<f64>,
+}
+
+impl LoadReport {
+    fn count(&self, name: &str) -> u64 {
+        let rows = self.tables.iter().flat_map(|table| &table.rows);
+        let mut figures = rows.flat_map(|row| &row.figures);
+        let value = figures.find(|figure| figure.name == name);
+        value.and_then(|figure| figure.value).unwrap_or(0.0) as u64
+    }
 }
 
 /// Sends the load with `bench load`, pipelined, which makes an edge cheap per request.
@@ -84,12 +103,12 @@ pub(crate) async fn publish(
     let log = folder.join("load.log");
     let mut process = Process::start("bench load", &bin_dir.join("bench"), &args, &log)?;
     let status = process.wait(load.duration + LOAD_PATIENCE).await?;
-    let outcome: LoadOutcome = serde_json::from_str(&process.last_lines(1))
+    let report: LoadReport = serde_json::from_str(&process.last_lines(1))
         .with_context(|| format!("bench load ended ({status}): {}", process.last_lines(20)))?;
     Ok(Published {
-        cookies: outcome.accepted,
-        refused: outcome.errors.total,
-        seconds: outcome.seconds,
+        cookies: report.count("requests accepted"),
+        refused: report.count("errors"),
+        seconds: report.seconds,
     })
 }
 

@@ -124,7 +124,7 @@ impl Producer {
     /// A load of `requests` cookies over one connection, so that their order is known.
     pub(crate) fn ordered_load(&self, seed: u64, rate: u64, requests: u64) -> Result<load::Plan> {
         Ok(load::Plan {
-            schedule: NonZeroU64::new(rate).map(load::Profile::constant),
+            rate: NonZeroU64::new(rate),
             requests: Some(requests),
             pipeline: NonZeroUsize::new(128),
             ..self.load(seed)?
@@ -134,7 +134,7 @@ impl Producer {
     /// Sends `requests` cookies as fast as they are taken; all must be accepted.
     pub(crate) async fn accept_load(&self, seed: u64, requests: u64) -> Result<Traffic> {
         let plan = load::Plan {
-            schedule: None,
+            rate: None,
             ..self.ordered_load(seed, 1, requests)?
         };
         accept_all(&plan).await?;

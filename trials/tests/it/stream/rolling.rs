@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bench::{
     http::HttpClient,
-    load::{self, Fate, History, Profile},
+    load::{self, Fate, History},
     programs::{Process, free_address},
     scrape::names,
     tools::installed_or_skip,
@@ -159,7 +159,7 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
     let plan = load::Plan {
         urls: vec![format!("http://{address}/").parse()?],
         connections: 8.try_into()?,
-        schedule: Some(Profile::constant(rate.try_into().context("a rate")?)),
+        rate: Some(rate.try_into().context("a rate")?),
         keeps_history: true,
         ..one.load(41)?
     };

@@ -2,16 +2,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     num::NonZeroU64,
-    path::Path,
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
 use bench::{
-    load::{self, Fate, Plan, Profile},
+    load::{self, Fate, Plan},
     traffic::Traffic,
 };
 use rustix::process::Signal;
@@ -24,7 +22,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{PATIENCE, Producer, accept_all, bench, in_time, run_to_end, wait_until};
+use crate::harness::{PATIENCE, Producer, accept_all, in_time, wait_until};
 
 fn per_second(rate: u64) -> NonZeroU64 {
     NonZeroU64::new(rate).expect("no test asks for no rate")
@@ -277,35 +275,20 @@ async fn answers_of_any_kind_take_time() -> Result<()> {
 }
 
 #[tokio::test]
-async fn ramp_is_told_step_by_step_and_producers_take_turns() -> Result<()> {
+async fn producers_take_turns() -> Result<()> {
     let folder = TempDir::new()?;
     let first = Producer::start(&folder, &[]).await?;
     let second = Producer::start(&folder, &[]).await?;
-    let ramp = Profile::steps([400, 800].map(per_second).to_vec(), Duration::from_secs(1));
     let plan = Plan {
         urls: vec![
             format!("http://{}/", first.http).parse()?,
             format!("http://{}/", second.http).parse()?,
         ],
         connections: 4.try_into()?,
-        schedule: Some(ramp),
         requests: Some(1_200),
-        ..first.load(3)?
+        ..first.load(3)?.rate(per_second(800))
     };
-    let outcome = accept_all(&plan).await?;
-    let steps: Vec<_> = outcome
-        .steps
-        .iter()
-        .map(|step| {
-            (
-                step.rate,
-                step.intended,
-                step.counts.sent,
-                step.counts.accepted,
-            )
-        })
-        .collect();
-    assert_eq!(steps, [(400, 400, 400, 400), (800, 800, 800, 800)]);
+    accept_all(&plan).await?;
     assert_eq!(
         (first.appended().await?, second.appended().await?),
         (600, 600)
@@ -340,73 +323,5 @@ async fn loads_of_one_seed_can_send_other_cookies_of_the_same_users() -> Result<
         }
     }
     assert_eq!((users.len(), buyers.len()), (10, 400));
-    Ok(())
-}
-
-/// The requests in a recording, without their times, each user's in order.
-fn recorded(path: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(path)?;
-    let mut lines: Vec<_> = text
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .map(|line| line.split_once('\t').map_or(line, |(_, request)| request))
-        .map(|request| {
-            let user = request.split('\t').nth(1).unwrap_or_default();
-            (user.to_owned(), request.to_owned())
-        })
-        .collect();
-    // It keeps the order of equal users.
-    lines.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(lines.into_iter().map(|(_, request)| request).collect())
-}
-
-#[tokio::test]
-async fn recording_that_is_replayed_is_the_same_requests() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let url = format!("http://{}/?x=1", producer.http);
-    let file = |name: &str| folder.path().join(name).display().to_string();
-    let load = async |flags: &[&str]| -> Result<()> {
-        let mut args = vec!["load", "--url", url.as_str(), "--no-report"];
-        args.extend(flags);
-        let ended = run_to_end(bench().await?, &args, &[]).await?;
-        ensure!(ended.code == Some(0), "{flags:?}: {}", ended.words);
-        Ok(())
-    };
-    let [made, again, quick] = ["made", "again", "quick"].map(file);
-    let traffic = ["--users", "40", "--draw", "zipf", "--malformed", "0.1"];
-    let mut first = vec!["-l", "3000", "-r", "900", "-c", "4", "--record", &made];
-    first.extend(traffic);
-    load(&first).await?;
-    load(&["--replay", &made, "--speed", "2", "--record", &again]).await?;
-    load(&[
-        "--replay",
-        &again,
-        "--unlimited",
-        "-p",
-        "9",
-        "--record",
-        &quick,
-    ])
-    .await?;
-
-    let requests = recorded(Path::new(&made))?;
-    assert_eq!(requests.len(), 900);
-    assert_eq!(recorded(Path::new(&again))?, requests);
-    assert_eq!(recorded(Path::new(&quick))?, requests);
-    let malformed = requests.iter().filter(|line| line.ends_with("\t400"));
-    let accepted = 900 - malformed.count() as u64;
-    assert_eq!(producer.appended().await?, 3 * accepted);
-
-    let micros = |path: &str| -> Result<Vec<u64>> {
-        let text = fs::read_to_string(path)?;
-        let lines = text.lines().skip(1);
-        let times = lines.map(|line| Ok(line.split('\t').next().unwrap_or_default().parse()?));
-        times.collect()
-    };
-    let times = micros(&made)?;
-    assert!(times.is_sorted());
-    let halved: Vec<_> = times.iter().map(|time| time / 2).collect();
-    assert_eq!(micros(&again)?, halved);
     Ok(())
 }
