@@ -115,9 +115,9 @@ pub const SNAPSHOT_SECONDS: Figure = Figure::histogram(
 );
 pub const SNAPSHOT_BYTES: Figure =
     Figure::gauge("limiter_snapshot_bytes", "Size of the newest snapshot.");
-pub const SNAPSHOT_AGE: Figure = Figure::gauge(
-    "limiter_snapshot_age_seconds",
-    "Time since the newest snapshot on the disk began; no value where nothing is kept.",
+pub const STATE_AGE: Figure = Figure::gauge(
+    "limiter_state_age_seconds",
+    "Time since everything that had been answered was on the disk; no value where nothing is kept.",
 );
 pub const SHARED_DECISIONS: Figure = Figure::counter(
     "limiter_shared_decisions_total",
@@ -127,10 +127,6 @@ pub const SHARED_DECISIONS: Figure = Figure::counter(
 pub const SHARING_SERVER: Figure = Figure::gauge(
     "limiter_sharing_server",
     "1 while the server that shares the limits is there; no value without one.",
-);
-pub const CHARGED: Figure = Figure::gauge(
-    "limiter_charged_at_start",
-    "1 when every counter was charged a second's worth at the start, because the run before was killed.",
 );
 pub const CLOCK_BEHIND: Figure = Figure::gauge(
     "limiter_clock_behind_seconds",

@@ -217,28 +217,6 @@ impl Meter {
         amount.into()
     }
 
-    /// Counts so many as made at `at` that nobody knows more of, but that none of them [began](Self::is_counted_from_calls) a window.
-    pub(crate) fn charge(&self, state: &mut State, requests: u64, at: u64) {
-        let is_unbegun = match (&self.kind, &self.now_used(state, at).amount) {
-            (Kind::Fixed(meter), Amount::Fixed(window)) => meter.is_unbegun(window, at),
-            (Kind::Stepped(_), Amount::Stepped(tokens)) => tokens.is_unbegun(),
-            _ => false,
-        };
-        if !is_unbegun {
-            self.pass(state, at);
-            self.force(state, requests, at);
-        }
-    }
-
-    /// Whether its windows, or the steps in which its tokens come, are counted from calls.
-    pub(crate) fn is_counted_from_calls(&self) -> bool {
-        match &self.kind {
-            Kind::Fixed(meter) => meter.is_counted_from_calls(),
-            Kind::Stepped(_) => true,
-            _ => false,
-        }
-    }
-
     /// What each state has beside itself.
     pub(crate) fn bytes_each(&self) -> usize {
         self.fresh().heap_bytes()

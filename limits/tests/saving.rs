@@ -1,7 +1,6 @@
-//! What is saved and restored decides as if nothing had ended, follows changed limits as a live change does, and, charged for what was not
-//! saved, lets no more go than was promised.
+//! What is saved and restored decides as if nothing had ended, and follows changed limits as a live change does.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use fastrand::Rng;
 use limits::{
@@ -183,101 +182,6 @@ fn debt_follows_into_changed_limits_as_in_a_live_change() {
             step(&mut random, &ids, now, [&mut live, &mut other]);
         }
     }
-}
-
-/// The most that went in any window of this length, of what went at these moments.
-fn fullest(gone: &[(u64, u64)], window: u64) -> u64 {
-    let (mut most, mut within, mut first) = (0, 0, 0);
-    for (at, requests) in gone {
-        within += requests;
-        while gone[first].0 + window <= *at {
-            within -= gone[first].1;
-            first += 1;
-        }
-        most = most.max(within);
-    }
-    most
-}
-
-/// What waits for a moment to come is saved at once, and so is what begins a window. Of what else goes at once so many of each key may be lost as are charged.
-#[test]
-fn no_more_goes_than_promised_when_what_was_not_saved_is_charged() {
-    for seed in 0..600 {
-        let mut random = Rng::with_seed(seed);
-        let kind = usize::try_from(seed).unwrap();
-        let all = [limit(kind, &mut random)];
-        let charged = random.u64(1..=4);
-        let mut limits = restored(&all, &all, &Saved::new(), START);
-        let id = {
-            let mut ids = Limits::<u32>::new(1);
-            ids.add(all[0]).unwrap()
-        };
-        let mut now = START;
-        let mut gone: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
-        for _ in 0..30 {
-            let mut saved = save(&limits, now, 100);
-            let mut unseen = limits.unseen(id).map(written);
-            let mut not_saved: BTreeMap<u32, u64> = BTreeMap::new();
-            for _ in 0..random.usize(..20) {
-                now += random.u64(..SECOND / 4);
-                let (key, requests) = (random.u32(..6), random.u64(1..=2));
-                let horizon = Duration::from_nanos(random.u64(..3) * SECOND);
-                let from = now + random.u64(..3).saturating_sub(1) * random.u64(..3 * SECOND);
-                let demands = [demand(id, key, requests)];
-                let begins = limits.begins(&demands[0], now) == Some(true);
-                let decision = limits.reserve_from(&demands, from, now, horizon);
-                let Some(at) = decision.at(now) else { continue };
-                gone.entry(key).or_default().push((at, requests));
-                let more = not_saved.entry(key).or_default();
-                *more += requests;
-                if at > now || begins || *more > charged {
-                    saved = save(&limits, now, 100);
-                    unseen = limits.unseen(id).map(written);
-                    not_saved.clear();
-                }
-            }
-            if random.bool() {
-                // It was killed, and is back after a while.
-                now += random.u64(..SECOND);
-                limits = restored(&all, &all, &saved, now);
-                if let Some(unseen) = unseen {
-                    limits
-                        .restore_unseen(id, &all[0], read(&unseen), now)
-                        .unwrap();
-                }
-                limits.charge(id, charged, now);
-            }
-        }
-        for gone in gone.values_mut() {
-            gone.sort_unstable();
-            for tenths in [1, 5, 10, 23, 50, 100] {
-                let window = tenths * SECOND / 10;
-                let (most, promised) = (fullest(gone, window), all[0].algorithm.most_in(window));
-                assert!(most <= promised, "{:?}: {most} in {window} ns", all[0]);
-            }
-        }
-    }
-}
-
-#[test]
-fn charge_is_of_every_key_and_of_those_that_come_later_until_it_is_over() {
-    let mut limits = Limits::new(10);
-    let bucket = Algorithm::token_bucket("1/s", 5).unwrap();
-    let id = limits.add(bucket).unwrap();
-    let used = |limits: &Limits<u32>, key, now| limits.standing(id, &key, now).used;
-    limits.reserve(&[demand(id, 1, 2)], START, Duration::ZERO);
-    limits.charge(id, 2, START);
-    assert_eq!([1, 2].map(|key| used(&limits, key, START)), [4, 2]);
-    // Charged again before it is over, both are charged for both.
-    limits.charge(id, 1, START);
-    assert_eq!([1, 2].map(|key| used(&limits, key, START)), [5, 3]);
-    let refused = limits.reserve(&[demand(id, 3, 3)], START, Duration::ZERO);
-    assert!(matches!(refused, Decision::Refused { .. }));
-    assert!(limits.unseen(id).is_some());
-    let now = START + 3 * SECOND;
-    let all = limits.reserve(&[demand(id, 3, 5)], now, Duration::ZERO);
-    assert_eq!(all, Decision::Now);
-    assert!(limits.unseen(id).is_none());
 }
 
 #[test]

@@ -81,12 +81,13 @@ fn calls_told_of_leave_a_bucket_empty_at_worst() {
 }
 
 #[test]
-fn charge_and_change_leave_the_room_before_a_call_that_waits() {
+fn report_and_change_leave_the_room_before_a_call_that_waits() {
     let (mut limits, id) = booked(bucket("1000/s", 10));
-    limits.charge(id, 10, START);
+    let told = [demand(id, 0, 10)];
+    limits.record_all(&told, START, START).unwrap();
     assert_eq!(next(&limits, id), SECOND / 1_000);
     for (rate, carry, expected) in [
-        // The ten that were charged take twice as long.
+        // The ten that were told of take twice as long.
         ("500/s", Carry::Requests, 2),
         ("1000/s", Carry::Requests, 0),
         ("1/s", Carry::AsIs, 1_000),

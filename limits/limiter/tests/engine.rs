@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
+    os::unix::fs::FileExt as _,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -23,18 +25,62 @@ fn limits(text: &str) -> Vec<NamedLimit> {
     Rules::parse(text).expect("good limits").limits
 }
 
-fn options(is_saved: bool) -> Options {
-    Options {
-        counters_max: 10_000,
-        counters_bytes_max: usize::MAX,
-        learned_max: HOUR,
-        is_saved,
-        counting: Counting::Here,
-    }
+const OPTIONS: Options = Options {
+    counters_max: 10_000,
+    counters_bytes_max: usize::MAX,
+    learned_max: HOUR,
+    counting: Counting::Here,
+};
+
+fn fresh(text: &str) -> Engine {
+    Engine::new(OPTIONS, &limits(text))
 }
 
-fn unsaved(text: &str) -> Engine {
-    Engine::new(options(false), &limits(text), START)
+/// What an engine wrote: the newest snapshot that is on the disk, and the journals with their numbers.
+#[derive(Default)]
+struct Disk {
+    snapshot: Vec<u8>,
+    journals: Vec<(u64, File)>,
+}
+
+impl Disk {
+    /// Has an engine make a snapshot, and its number.
+    fn begin(&mut self, engine: &Engine) -> (u64, Vec<u8>) {
+        let number = self.journals.last().map_or(1, |(number, _)| number + 1);
+        let journal = tempfile::tempfile().expect("a file");
+        let ours = journal.try_clone().expect("the same file");
+        self.journals.push((number, ours));
+        (number, engine.snapshot(number, journal))
+    }
+
+    /// That snapshot is on the disk.
+    fn end(&mut self, (number, snapshot): (u64, Vec<u8>)) {
+        self.snapshot = snapshot;
+        self.journals.retain(|(it, _)| *it >= number);
+    }
+
+    fn of(engine: &Engine) -> Self {
+        let mut disk = Self::default();
+        let snapshot = disk.begin(engine);
+        disk.end(snapshot);
+        disk
+    }
+
+    /// An engine that starts with it at this moment, and the time that it goes on at.
+    #[track_caller]
+    fn start(&self, options: Options, text: &str, now: u64) -> (Engine, u64) {
+        let engine = Engine::new(options, &limits(text));
+        let journals = self.journals.iter().map(|(number, file)| {
+            let length = file.metadata().expect("a file").len();
+            let mut bytes = vec![0; usize::try_from(length).expect("a small file")];
+            file.read_exact_at(&mut bytes, 0).expect("its bytes");
+            (*number, bytes)
+        });
+        let journals: Vec<_> = journals.collect();
+        let restored = engine.restore(&self.snapshot, &journals, now);
+        let clock = restored.expect("a good snapshot").clock;
+        (engine, now.max(clock))
+    }
 }
 
 const fn of<'a>(limit: &'a str, counter: &'a str) -> Target<'a> {
@@ -50,13 +96,13 @@ fn rule(limit: &str, rule: &str) -> Binding {
 
 #[track_caller]
 fn slot(engine: &Engine, of: &[Target<'_>], now: u64) -> Slot {
-    engine.reserve(of, 1, HOUR, now).expect("a slot").answer
+    engine.reserve(of, 1, HOUR, now).expect("a slot")
 }
 
 #[test]
 fn two_clients_never_get_one_slot() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s', burst = 1 }]";
-    let engine = unsaved(text);
+    let engine = fresh(text);
     let taken = Mutex::new(BTreeSet::new());
     std::thread::scope(|scope| {
         for _ in 0..50 {
@@ -93,7 +139,7 @@ fn many_who_wait_under_one_limit_hold_up_nobody_else_under_a_limit_of_every_call
         every_call = true
         rules = [{ id = 'all', rate = '1000/s', burst = 10 }]
     ";
-    let engine = unsaved(text);
+    let engine = fresh(text);
     for _ in 0..1_000 {
         slot(&engine, &[of("a", "k")], START);
     }
@@ -102,7 +148,7 @@ fn many_who_wait_under_one_limit_hold_up_nobody_else_under_a_limit_of_every_call
 
 #[test]
 fn nothing_is_learned_of_a_limit_of_every_call() {
-    let engine = unsaved(SEVERAL);
+    let engine = fresh(SEVERAL);
     let said = Said {
         status: 429,
         ..Said::default()
@@ -114,7 +160,7 @@ fn nothing_is_learned_of_a_limit_of_every_call() {
 
 #[test]
 fn answer_is_the_latest_over_all_limits_of_the_call_and_names_it() {
-    let engine = unsaved(SEVERAL);
+    let engine = fresh(SEVERAL);
     let both = [of("a", "k"), of("b", "k")];
     assert_eq!(slot(&engine, &both, START).binding, None);
     let second = slot(&engine, &both, START);
@@ -150,7 +196,7 @@ fn answer_is_the_latest_over_all_limits_of_the_call_and_names_it() {
 
 #[test]
 fn refused_call_takes_nothing_of_any_limit() {
-    let engine = unsaved(SEVERAL);
+    let engine = fresh(SEVERAL);
     slot(&engine, &[of("b", "k")], START);
     let both = [of("a", "k"), of("b", "k")];
     for _ in 0..5 {
@@ -177,11 +223,11 @@ fn refused_call_takes_nothing_of_any_limit() {
 #[test]
 fn next_slot_is_found_by_moving_the_window_step_by_step() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/4s', algorithm = 'step_window', step = '1s' }]";
-    let engine = unsaved(text);
+    let engine = fresh(text);
     // What was counted in a step leaves the window 4 s after it was.
     for (step, requests) in [(0, 1), (1, 5), (2, 2), (3, 2)] {
         let told = engine.increment(&[of("a", "k")], requests, None, START + step * SECOND);
-        assert_eq!(told.unwrap().answer.0, Recorded::Counted);
+        assert_eq!(told.unwrap().0, Recorded::Counted);
     }
     let now = START + 3 * SECOND + SECOND / 2;
     let next = engine.delay(&[of("a", "k")], 1, now).unwrap();
@@ -202,11 +248,11 @@ fn next_slot_is_found_by_moving_the_window_step_by_step() {
 #[test]
 fn told_times_are_counted_when_they_were_and_not_in_the_future() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/4s', algorithm = 'step_window', step = '1s' }]";
-    let engine = unsaved(text);
+    let engine = fresh(text);
     let tell = |at: u64| engine.increment(&[of("a", "k")], 10, Some(at), START);
     assert_eq!(tell(START + SECOND + 1), Err(Refused::TooEarly));
-    assert_eq!(tell(START - 5 * SECOND).unwrap().answer.0, Recorded::TooOld);
-    let (recorded, next) = tell(START - 3 * SECOND).unwrap().answer;
+    assert_eq!(tell(START - 5 * SECOND).unwrap().0, Recorded::TooOld);
+    let (recorded, next) = tell(START - 3 * SECOND).unwrap();
     assert_eq!((recorded, next.at), (Recorded::Counted, START + SECOND));
     let counts = engine.limits_now().limits[0].counts;
     assert_eq!(
@@ -218,7 +264,7 @@ fn told_times_are_counted_when_they_were_and_not_in_the_future() {
 #[test]
 fn what_partners_say_only_lowers_what_may_go() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '100/s', burst = 100 }]";
-    let engine = unsaved(text);
+    let engine = fresh(text);
     let left = |left, seconds| Said {
         status: 200,
         left: Some((left, Duration::from_secs(seconds))),
@@ -249,9 +295,9 @@ fn counters_are_bounded_and_idle_ones_make_room() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]";
     let options = Options {
         counters_max: 100,
-        ..options(false)
+        ..OPTIONS
     };
-    let engine = Engine::new(options, &limits(text), START);
+    let engine = Engine::new(options, &limits(text));
     for number in 0..100 {
         slot(&engine, &[of("a", &number.to_string())], START);
     }
@@ -285,7 +331,7 @@ fn is_refused<T: std::fmt::Debug>(answer: Result<T, Refused>, words: &str) {
 
 #[test]
 fn rules_of_calls_are_bounded_and_those_out_of_use_make_room() {
-    let engine = unsaved(OF_CALLS);
+    let engine = fresh(OF_CALLS);
     // Rules that were only asked about are not in use, but each stays for a while: all limits are made anew with a new one.
     let ask = |requests: u64, now: u64| engine.delay(&[of(&of_call(60, requests), "k")], 1, now);
     for requests in 1..=64 {
@@ -315,7 +361,7 @@ fn rules_of_calls_are_bounded_and_those_out_of_use_make_room() {
 
 #[test]
 fn booked_counter_keeps_its_rule() {
-    let engine = unsaved(OF_CALLS);
+    let engine = fresh(OF_CALLS);
     let (first, other) = (of_call(1, 9), of_call(60, 9));
     slot(&engine, &[of("slow", "k")], START);
     let booked = slot(&engine, &[of(&first, "k"), of("slow", "k")], START).at;
@@ -328,7 +374,7 @@ fn booked_counter_keeps_its_rule() {
 
 #[test]
 fn one_of_two_first_calls_with_different_rules_is_refused() {
-    let engine = unsaved(OF_CALLS);
+    let engine = fresh(OF_CALLS);
     // Both know their limits before either is decided.
     let (first, other) = (of_call(60, 1), of_call(60, 2));
     let increment = |limit: &str| engine.increment(&[of(limit, "k")], 1, None, START);
@@ -338,7 +384,7 @@ fn one_of_two_first_calls_with_different_rules_is_refused() {
 
 #[test]
 fn counter_keeps_its_rule_while_a_partner_s_answer_holds() {
-    let engine = unsaved(OF_CALLS);
+    let engine = fresh(OF_CALLS);
     let (first, other) = (of_call(1, 9), of_call(2, 9));
     let said = Said {
         status: 429,
@@ -422,81 +468,71 @@ fn check(gone: &mut Gone, text: &str, seed: u64) {
     }
 }
 
+const NAMES: [&str; 7] = [
+    "bucket", "quota", "log", "steps", "short", "first", "stepped",
+];
+
 #[test]
-fn no_quota_is_exceeded_whenever_it_is_killed() {
+fn killed_limiter_goes_on_exactly_where_it_was_and_exceeds_no_quota() {
     for seed in 0..60 {
         let mut random = Rng::with_seed(seed);
-        let mut disk: Option<Vec<u8>> = None;
         let mut now = START;
         let mut gone = Gone::new();
+        let mut engine = Engine::new(OPTIONS, &limits(CRASHES));
+        let mut disk = Disk::of(&engine);
         for _ in 0..12 {
-            let engine = Engine::new(options(true), &limits(CRASHES), now);
-            if let Some(bytes) = &disk {
-                engine.restore(bytes, now).unwrap();
-            }
-            let first = engine.snapshot(false, now);
-            disk = Some(first.bytes.clone());
-            engine.is_saved(&first, now);
-            let mut saved = 1;
-            // A snapshot in progress, with what it says and when it will be on the disk; answers that wait for theirs.
+            // A snapshot in progress.
             let mut next = None;
-            let mut waiting: Vec<(u64, (String, String), u64, u64)> = Vec::new();
-            let is_orderly = random.u8(..4) == 0;
             for _ in 0..random.usize(1..120) {
                 now += random.u64(..SECOND / 20);
-                match random.u8(..10) {
-                    0 if next.is_none() => next = Some(engine.snapshot(false, now)),
-                    1 | 2 => {
-                        if let Some(snapshot) = next.take()
-                            && random.u8(..5) > 0
-                        {
-                            disk = Some(snapshot.bytes.clone());
-                            engine.is_saved(&snapshot, now);
-                            saved += 1;
-                            waiting.retain(|(by, key, at, requests)| {
-                                if *by <= saved {
-                                    gone.entry(key.clone()).or_default().push((*at, *requests));
-                                }
-                                *by > saved
-                            });
-                        }
+                let limit = NAMES[random.usize(..7)];
+                let counter = random.u8(..2).to_string();
+                let of = [of(limit, &counter)];
+                let requests = random.u64(1..=2);
+                match random.u8(..12) {
+                    0 if next.is_none() => next = Some(disk.begin(&engine)),
+                    1 => next.take().into_iter().for_each(|it| disk.end(it)),
+                    2 => {
+                        let at = now - random.u64(..2 * SECOND);
+                        engine.increment(&of, requests, Some(at), now).unwrap();
+                    }
+                    3 => {
+                        let said = Said {
+                            status: 200,
+                            left: Some((random.u64(..9), Duration::from_secs(3))),
+                            ..Said::default()
+                        };
+                        engine.feedback(of[0], said, now).unwrap();
                     }
                     _ => {
-                        let limit = [
-                            "bucket", "quota", "log", "steps", "short", "first", "stepped",
-                        ][random.usize(..7)];
-                        let counter = random.u8(..2).to_string();
-                        let requests = random.u64(1..=2);
                         let horizon = Duration::from_millis(random.u64(..3_000));
-                        let of = [of(limit, &counter)];
-                        let Ok(answered) = engine.reserve(&of, requests, horizon, now) else {
+                        let Ok(slot) = engine.reserve(&of, requests, horizon, now) else {
                             continue;
                         };
                         let key = (limit.to_owned(), counter);
                         let whole = ("whole".to_owned(), String::new());
                         for key in [key, whole] {
-                            let (by, at) = (answered.saved_by, answered.answer.at);
-                            waiting.push((by, key, at, requests));
+                            gone.entry(key).or_default().push((slot.at, requests));
                         }
-                        waiting.retain(|(by, key, at, requests)| {
-                            if *by <= saved {
-                                gone.entry(key.clone()).or_default().push((*at, *requests));
-                            }
-                            *by > saved
-                        });
                     }
                 }
             }
-            if is_orderly {
-                engine.close();
-                let last = engine.snapshot(true, now);
-                let refused = engine.reserve(&[of("log", "1")], 1, HOUR, now);
-                assert_eq!(refused, Err(Refused::Stopping));
-                for (_, key, at, requests) in waiting {
-                    gone.entry(key).or_default().push((at, requests));
+            // It is killed, with a snapshot in progress or not.
+            let (other, _) = disk.start(OPTIONS, CRASHES, now);
+            // A stepped bucket that was full may have forgotten when its steps began.
+            let exact = NAMES.iter().filter(|it| **it != "stepped");
+            for (limit, counter) in exact.flat_map(|it| [(it, "0"), (it, "1")]) {
+                let of = [of(limit, counter)];
+                for requests in 1..=2 {
+                    let slots = [&engine, &other].map(|it| it.delay(&of, requests, now));
+                    assert_eq!(slots[0], slots[1], "seed {seed}: {limit}/{counter}");
                 }
-                disk = Some(last.bytes);
+                let left = [&engine, &other].map(|it| it.left(&of, None, false, now));
+                assert_eq!(left[0], left[1], "seed {seed}: {limit}/{counter}");
             }
+            engine = other;
+            let snapshot = disk.begin(&engine);
+            disk.end(snapshot);
             now += random.u64(..SECOND);
         }
         check(&mut gone, CRASHES, seed);
@@ -504,38 +540,57 @@ fn no_quota_is_exceeded_whenever_it_is_killed() {
 }
 
 #[test]
-fn orderly_end_costs_nothing_and_a_crash_a_second_at_most() {
-    let text = "[limits.a]\nrules = [{ id = 'r', rate = '1000/day', algorithm = 'fixed_window' }]";
-    let used = |bytes: &[u8]| {
-        let engine = Engine::new(options(true), &limits(text), START);
-        let restored = engine.restore(bytes, START).unwrap();
-        assert_eq!(restored.counters, 1);
-        engine.survey(1, START).fullest[0].used
-    };
-    let engine = Engine::new(options(true), &limits(text), START);
-    for _ in 0..300 {
-        slot(&engine, &[of("a", "k")], START);
+fn refused_calls_that_count_are_known_after_a_kill() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '2/10s', algorithm = 'sliding_log', count_refused = true }]";
+    let engine = fresh(text);
+    let disk = Disk::of(&engine);
+    for second in 0..5 {
+        let now = START + second * SECOND;
+        let call = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, now);
+        assert_eq!(call.is_ok(), second < 2);
     }
-    let killed = engine.snapshot(false, START);
-    assert_eq!(used(&killed.bytes), 310);
-    engine.close();
-    assert_eq!(used(&engine.snapshot(true, START).bytes), 300);
+    let now = START + 6 * SECOND;
+    let next = engine.delay(&[of("a", "k")], 1, now).unwrap();
+    assert_eq!(next.at, START + 13 * SECOND);
+    let (other, _) = disk.start(OPTIONS, text, now);
+    assert_eq!(other.delay(&[of("a", "k")], 1, now), Ok(next));
+}
+
+#[test]
+fn limiter_that_cannot_write_grants_nothing_until_a_snapshot_is_made() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/h', burst = 2 }]";
+    let engine = fresh(text);
+    let call = || engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START);
+    // Before the first snapshot nothing is written.
+    assert!(call().is_ok());
+    drop(engine.snapshot(1, File::open("/dev/null").unwrap()));
+    for _ in 0..3 {
+        assert_eq!(call(), Err(Refused::NotSaved));
+    }
+    assert!(engine.journal_error().is_some());
+    let disk = Disk::of(&engine);
+    assert_eq!(engine.journal_error(), None);
+    // Of those that were refused, the first is lost.
+    let (other, _) = disk.start(OPTIONS, text, START);
+    for engine in [&engine, &other] {
+        let refused = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START);
+        assert!(matches!(refused, Err(Refused::OverHorizon(_))));
+    }
     // Restored with fewer places than there were counters, nothing is forgotten silently.
     let few = Options {
         counters_max: 0,
-        ..options(true)
+        ..OPTIONS
     };
-    let engine = Engine::new(few, &limits(text), START);
-    assert!(engine.restore(&killed.bytes, START).is_err());
+    let engine = Engine::new(few, &limits(text));
+    assert!(engine.restore(&disk.snapshot, &[], START).is_err());
 }
 
-/// What a snapshot made `ahead` of the restart leaves of 10 a day after 4 calls: how many go at once then, and when the next one may.
-fn left_after(ahead: u64, is_clean: bool) -> (u64, usize, u64) {
+/// What 4 calls of 10 a day leave, made `ahead` of the restart, before a snapshot or after it: how many go at once then, and when the next one may.
+fn left_after(ahead: u64, is_before: bool) -> (u64, usize, u64) {
     let text = "[limits.day]\nrules = [{ id = 'r', rate = '10/day', algorithm = 'fixed_window', aligned = 'clock' }]";
     let then = START + ahead;
-    let before = Engine::new(options(true), &limits(text), then);
-    let first = before.snapshot(false, then);
-    before.is_saved(&first, then);
+    let before = Engine::new(OPTIONS, &limits(text));
+    let mut disk = Disk::of(&before);
     for _ in 0..4 {
         assert_eq!(slot(&before, &[of("day", "k")], then).at, then);
     }
@@ -546,20 +601,21 @@ fn left_after(ahead: u64, is_clean: bool) -> (u64, usize, u64) {
     };
     let learned = before.feedback(of("day", "held"), refused, then);
     assert!(learned.is_ok_and(|(is_learned, _)| is_learned));
-    before.close();
-    let last = before.snapshot(is_clean, then);
-    let after = Engine::new(options(true), &limits(text), START);
-    let restored = after.restore(&last.bytes, START).expect("a good snapshot");
-    let now = START.max(restored.clock);
-    let first = after.snapshot(false, now);
-    after.is_saved(&first, now);
+    if is_before {
+        before.close();
+        let refused = before.reserve(&[of("day", "k")], 1, HOUR, then);
+        assert_eq!(refused, Err(Refused::Stopping));
+        let last = disk.begin(&before);
+        disk.end(last);
+    }
+    let (after, now) = disk.start(OPTIONS, text, START);
     let held = after.delay(&[of("day", "held")], 1, now).expect("a slot");
     assert_eq!(held.at, now + 1_800 * SECOND);
     let mut taken = 0;
     loop {
         let at = after.delay(&[of("day", "k")], 1, now).expect("a slot").at;
         if at > now {
-            return (restored.clock, taken, at);
+            return (now, taken, at);
         }
         slot(&after, &[of("day", "k")], now);
         taken += 1;
@@ -570,20 +626,21 @@ fn left_after(ahead: u64, is_clean: bool) -> (u64, usize, u64) {
 fn clock_of_the_run_before_that_was_far_ahead_is_not_kept_and_what_was_used_is() {
     const DAY: u64 = 86_400 * SECOND;
     let midnight = START.next_multiple_of(DAY);
-    for ahead in [61 * SECOND, 3_600 * SECOND, DAY, 400 * DAY] {
-        let (clock, taken, next) = left_after(ahead, true);
-        assert_eq!((clock, taken, next), (START, 6, midnight), "{ahead}");
-        // After a crash a second's worth is charged, too.
-        assert_eq!(left_after(ahead, false), (START, 5, midnight), "{ahead}");
-    }
-    for ahead in [0, 59 * SECOND] {
-        assert_eq!(left_after(ahead, true), (START + ahead, 6, midnight));
+    for is_before in [false, true] {
+        for ahead in [61 * SECOND, 3_600 * SECOND, DAY, 400 * DAY] {
+            let left = left_after(ahead, is_before);
+            assert_eq!(left, (START, 6, midnight), "{ahead}");
+        }
+        for ahead in [0, 59 * SECOND] {
+            let left = left_after(ahead, is_before);
+            assert_eq!(left, (START + ahead, 6, midnight), "{ahead}");
+        }
     }
 }
 
 #[test]
 fn limits_change_while_snapshots_are_made_and_debt_follows() {
-    let engine = Engine::new(options(true), &limits(SEVERAL), START);
+    let engine = fresh(SEVERAL);
     for counter in 0..1_000 {
         slot(&engine, &[of("b", &counter.to_string())], START + counter);
     }
@@ -595,12 +652,53 @@ fn limits_change_while_snapshots_are_made_and_debt_follows() {
             }
         });
         for _ in 0..20 {
-            let snapshot = engine.snapshot(false, START + SECOND);
-            let other = Engine::new(options(true), &limits(SEVERAL), START);
-            let restored = other.restore(&snapshot.bytes, START + SECOND).unwrap();
+            let snapshot = Disk::of(&engine).snapshot;
+            let other = fresh(SEVERAL);
+            let restored = other.restore(&snapshot, &[], START + SECOND).unwrap();
             assert!(restored.counters >= 1_000, "{restored:?}");
-            engine.is_saved(&snapshot, START + SECOND);
         }
     });
     assert!(engine.version() == 41);
+}
+
+const BOOKED: &str = "
+[limits.slow]
+rules = [{ id = 'r', rate = '1/h' }]
+[limits.fast]
+rules = [{ id = 'r', rate = '100/s', burst = 100 }]
+[limits.whole]
+every_call = true
+rules = [{ id = 'all', rate = '1000/s', burst = 10 }]
+";
+
+#[test]
+fn slot_far_ahead_closes_a_limit_of_every_call_neither_after_a_crash_nor_a_change() {
+    let engine = fresh(BOOKED);
+    for hour in 0..20 {
+        let slot = engine.reserve(&[of("slow", "a")], 1, 24 * HOUR, START);
+        assert_eq!(slot.unwrap().at, START + hour * 3_600 * SECOND);
+    }
+    let disk = Disk::of(&engine);
+    let now = START + SECOND;
+    engine.change(&limits(&BOOKED.replace("1000/s", "500/s")), now);
+    assert_eq!(slot(&engine, &[of("fast", "b")], now).at, now);
+    for text in [BOOKED, &BOOKED.replace("1000/s", "500/s")] {
+        let (other, now) = disk.start(OPTIONS, text, now);
+        assert_eq!(slot(&other, &[of("fast", "b")], now).at, now);
+    }
+    // What is told counts before those slots as well.
+    let whole = [of("whole", "")];
+    engine.increment(&whole, 10, None, now + SECOND).unwrap();
+    assert!(slot(&engine, &[of("fast", "c")], now + SECOND).at > now + SECOND);
+}
+
+#[test]
+fn full_queue_says_when_it_has_room() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/s', algorithm = 'leaky_bucket', capacity = 5, when_full = 'queue' }]";
+    let engine = fresh(text);
+    let refused = (0..9).find_map(|_| engine.reserve(&[of("a", "k")], 1, HOUR, START).err());
+    let Some(Refused::OverHorizon(Slot { at, .. })) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(at, START + SECOND / 10);
 }

@@ -1,10 +1,10 @@
-//! What outlives a process: saving the states of keys, restoring them, and counting what is not known to be saved.
+//! What outlives a process: saving the states of keys, and restoring them.
 
 use std::hash::{BuildHasher, Hash};
 
 use super::{Limits, Rule};
 use crate::{
-    decision::{Demand, Limit, LimitId, RestoreError},
+    decision::{Limit, LimitId, RestoreError},
     keys::Keys,
     meter::{Carry, Meter, State},
 };
@@ -28,15 +28,6 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
             }
         }
         (end < self.keys.places()).then_some(end)
-    }
-
-    /// The state of keys that were never seen, where that is not a fresh one; see [`charge`](Self::charge).
-    ///
-    /// # Panics
-    /// When the limit is of another [`Limits`].
-    #[must_use]
-    pub fn unseen(&self, id: LimitId) -> Option<&State> {
-        self.rules[id.index()].unseen.as_ref()
     }
 
     /// Gives a key the state that was [saved](Self::save) of it, when its limit was `was`. If the limit is another now, the state follows it as
@@ -71,86 +62,13 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
         Ok(())
     }
 
-    /// The same for keys that were [never seen](Self::unseen).
-    ///
-    /// # Errors
-    /// When it is not the state of such a limit.
-    ///
-    /// # Panics
-    /// As [`restore`](Self::restore).
-    pub fn restore_unseen(
-        &mut self,
-        id: LimitId,
-        was: &Limit,
-        saved: State,
-        now: u64,
-    ) -> Result<(), RestoreError> {
-        let now = self.pass_to(now);
-        let rule = &mut self.rules[id.index()];
-        rule.unseen = Some(rule.restored(was, saved, now)?);
-        Ok(())
-    }
-
-    /// Counts so many requests of *every* key, known or not, as made now: as many as may have gone, unknown to what was saved. Keys that come
-    /// later begin with that state, for as long as it is not as good as a fresh one.
-    ///
-    /// No more were let go than promised, before and after, if nobody had more than these since the state was saved, and all of them went
-    /// at once: what waits for a moment to come has to be saved first, and so has a call that [begins](Self::begins) a window, before
-    /// others follow in it.
-    ///
-    /// # Panics
-    /// When the limit is of another [`Limits`].
-    pub fn charge(&mut self, id: LimitId, requests: u64, now: u64) {
-        self.charge_all(&[(id, requests)], now);
-    }
-
-    /// The same of any number of limits, each named once: visits all keys of all limits, once.
-    ///
-    /// # Panics
-    /// When a limit is of another [`Limits`].
-    pub fn charge_all(&mut self, charges: &[(LimitId, u64)], now: u64) {
-        let now = self.pass_to(now);
-        let mut of_limits = vec![0; self.rules.len()];
-        for (id, requests) in charges.iter().filter(|(_, requests)| *requests > 0) {
-            of_limits[id.index()] = *requests;
-            let Rule { meter, unseen, .. } = &mut self.rules[id.index()];
-            let mut state = unseen.take().unwrap_or_else(|| meter.fresh());
-            meter.charge(&mut state, *requests, now);
-            *unseen = Some(state).filter(|it| !meter.is_idle(it, now));
-        }
-        let rules = &self.rules;
-        self.keys.each(|limit, state| {
-            let requests = of_limits[limit.index()];
-            if requests > 0 {
-                rules[limit.index()].meter.charge(state, requests, now);
-            }
-        });
-    }
-
-    /// Whether a call that went now would be one from which a window of its key, or the steps of a bucket, are counted; `None` where these are
-    /// not counted from calls.
-    ///
-    /// # Panics
-    /// When the limit is of another [`Limits`].
-    #[must_use]
-    pub fn begins(&self, demand: &Demand<K>, now: u64) -> Option<bool> {
-        let meter = &self.rules[demand.limit.index()].meter;
-        if !meter.is_counted_from_calls() {
-            return None;
-        }
-        let now = self.at_clock(now);
-        let is_idle = |entry| meter.is_idle(self.keys.state(entry), now);
-        let entry = self.keys.find(demand.limit, &demand.key);
-        Some(entry.is_none_or(is_idle))
-    }
-
     /// The latest time that was told.
     #[must_use]
     pub fn clock(&self) -> u64 {
         self.clock
     }
 
-    /// Whether something of this very key is used or booked, not only what all unseen keys are charged for.
+    /// Whether something of this very key is used or booked.
     ///
     /// # Panics
     /// When the limit is of another [`Limits`].

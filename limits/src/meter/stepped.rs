@@ -20,13 +20,6 @@ pub(crate) struct Tokens {
     step_at: Option<u64>,
 }
 
-impl Tokens {
-    /// Whether no call has begun its steps.
-    pub(crate) fn is_unbegun(&self) -> bool {
-        self.step_at.is_none()
-    }
-}
-
 impl Stepped {
     pub(crate) fn new(rate: Rate, burst: u64) -> Self {
         let (tokens, step) = rate.written();

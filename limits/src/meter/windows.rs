@@ -46,15 +46,6 @@ impl Fixed {
         window.start.saturating_add(self.window)
     }
 
-    pub(crate) fn is_counted_from_calls(&self) -> bool {
-        self.aligned == Aligned::FirstCall
-    }
-
-    /// Whether a call at `at` would begin a window.
-    pub(crate) fn is_unbegun(&self, window: &Window, at: u64) -> bool {
-        self.is_counted_from_calls() && (window.count == 0 || self.end(window) <= at)
-    }
-
     pub(crate) fn earliest(&self, window: &Window, requests: u64, from: u64) -> u64 {
         let from = from.max(window.start);
         let end = self.end(window);

@@ -1,7 +1,7 @@
 //! All parts of a limiter that serves, put together, started and drained.
 //!
-//! Start: the state is restored and a first snapshot is on the disk before the port is open, so that whatever is answered is owed by
-//! one. Drain: no new connections, those who wait are answered, nothing is granted any more, and a last snapshot is written.
+//! Start: the state is restored and a first snapshot is on the disk before the port is open. Drain: no new connections, those who wait are answered, nothing is
+//! granted any more, and a last snapshot is written.
 
 mod opening;
 
@@ -182,7 +182,6 @@ impl App {
                 move || refused().is_some()
             }),
             saver: kept.saver.clone(),
-            is_charged: kept.is_charged,
             decider: kept.decider.clone(),
             clock: kept.clock.clone(),
         }
@@ -196,7 +195,6 @@ impl App {
             waiting,
             saver: kept.saver.clone(),
             decider: kept.decider.clone(),
-            is_charged: kept.is_charged,
             refused: Box::new(refused),
             draining: self.draining.clone(),
             survey,
@@ -301,7 +299,7 @@ impl App {
     /// Answers what was asked, grants nothing more, and saves what was used; never longer than the drain timeout.
     ///
     /// # Errors
-    /// When the last snapshot is not on the disk: the next start then charges every counter.
+    /// When the last snapshot is not on the disk.
     pub async fn drain(self) -> anyhow::Result<()> {
         let began = Instant::now();
         let end = began + *self.runtime_config.drain_timeout.borrow();
@@ -314,13 +312,13 @@ impl App {
         self.engine.close();
         let saved = match &self.saver {
             None => true,
-            Some(saver) => tokio::time::timeout_at(end, saver.save(true))
+            Some(saver) => tokio::time::timeout_at(end, saver.save())
                 .await
                 .unwrap_or(false),
         };
         self.services.drain(Instant::now() + ADMIN_GRACE).await;
         if !saved {
-            bail!("the last snapshot was not saved: the next start charges every counter");
+            bail!("the last snapshot was not saved: the next start reads the journal");
         }
         tracing::info!(took = ?began.elapsed(), "drained");
         Ok(())

@@ -1,31 +1,21 @@
 //! The limiter itself: all limits and counters behind one short lock, without a network, a disk or a clock.
 //!
 //! Every way to ask goes through [`Engine`]. Its methods never wait but for that lock, which
-//! is held for one decision, or for a part of the counters that a snapshot or a survey looks at. Time is what the caller says, in nanoseconds
+//! is held for one decision, for a snapshot, or for a part of the counters that a survey looks at. Time is what the caller says, in nanoseconds
 //! since the Unix epoch.
 //!
-//! # What a crash can cost
+//! # What outlives the process
 //!
-//! A snapshot is made each second, so what was answered since the last one is forgotten in a crash. Two rules keep that from giving any quota
-//! twice:
-//!
-//! - An answer that lets a call go *at once*, or counts one that was made, is given before it is saved as long as the counter has no more than
-//!   a second's worth (`worth` in `catalog.rs`) of such answers. All other answers, and all that book a moment to come, are [`Answered::saved_by`] a snapshot which
-//!   the caller has to [wait for](Engine::saved) before passing them on: one is then made at once, for all that wait.
-//! - After a crash every counter is charged that worth, as used at the restart; so are those that come later, until the charge is over,
-//!   since they may have been made in the second that was not saved. After an orderly end nothing is charged.
-//! - Where windows are counted from calls, the call with which one begins is saved before it, or any other of that window, is answered: so
-//!   every window is known after a crash, and is charged while it lasts.
-//!
-//! So no window of any limit ever has more than it allows, and a crash costs a counter no more than a second's worth. While nothing can be
-//! saved, the worth is used up and further answers wait; after some seconds nothing is taken any more that would have to. A limiter without
-//! its disk grants less, and never more.
+//! A [snapshot](Engine::snapshot), and a [journal] of the changes since: each is written before it is answered, in order, so a limiter that was killed
+//! goes on exactly where it was. The system keeps what was written; a machine that fails loses what was not synced. A limiter that cannot write grants
+//! nothing until a snapshot has been made.
 
 mod ahead;
 mod calls;
 mod catalog;
 mod counting;
 mod from_call;
+mod journal;
 mod learned;
 mod left;
 mod remote;
@@ -33,26 +23,22 @@ mod saving;
 mod seen;
 mod snapshot;
 mod survey;
-mod unsaved;
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use limits::rules::NamedLimit;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use self::{
     ahead::Ahead,
     catalog::{Catalog, Core},
+    journal::Journal,
     learned::Learned,
     seen::Seen,
-    unsaved::Unsaved,
 };
 pub use self::{
     ahead::HORIZON as EVERY_CALL_HORIZON,
@@ -62,14 +48,10 @@ pub use self::{
     learned::Said,
     left::Left,
     remote::Asking,
-    saving::{RestoreFailed, Restored, Snapshot},
+    saving::{RestoreFailed, Restored},
     snapshot::Unreadable,
     survey::{LimitSurvey, Row, Survey, Taught},
 };
-
-/// Without a snapshot on the disk for so long, and for four times as long as the last one took, nothing is taken that would have to wait for
-/// one: it could not be answered.
-const STALLED_AFTER: u64 = 3_000_000_000;
 
 /// Counters whose lessons are looked at under the lock at once, for what is over.
 const LESSONS_LOOKED_AT: usize = 4_096;
@@ -83,8 +65,6 @@ pub struct Options {
     pub counters_bytes_max: usize,
     /// The longest that anything learned holds.
     pub learned_max: Duration,
-    /// Whether snapshots are made. Without, every answer is good at once, and a restart begins anew.
-    pub is_saved: bool,
     /// Where calls are counted.
     pub counting: Counting,
 }
@@ -132,14 +112,8 @@ pub struct Slot {
     pub binding: Option<Binding>,
 }
 
-/// An answer that took something.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answered<T> {
-    /// The answer.
-    pub answer: T,
-    /// The number of the snapshot that has to be saved before it is passed on; 0 when it may be at once.
-    pub saved_by: u64,
-}
+/// A limit's place, and a counter.
+type Counter = (u32, Arc<str>);
 
 /// Why a call gets no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,7 +137,7 @@ pub enum Refused {
     TooEarly,
     /// There are as many counters as there may be, and none of them is idle.
     NoRoom,
-    /// Nothing was saved for a while, and the answer would have to be: nothing was taken.
+    /// What it changes cannot be written.
     NotSaved,
     /// The limiter is being stopped.
     Stopping,
@@ -196,11 +170,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Engine {
     state: Mutex<State>,
-    /// The number of the newest snapshot on the disk.
-    saved: watch::Sender<u64>,
-    /// The number that somebody waits for, and who is told so.
-    wanted: AtomicU64,
-    wanting: Notify,
+    snapshot_wanted: Arc<Notify>,
     options: Options,
 }
 
@@ -215,7 +185,7 @@ struct State {
     counting: Counting,
     /// What a server said, if one counts.
     seen: Seen,
-    unsaved: Unsaved,
+    journal: Journal,
     ahead: Ahead,
     /// By the places of limits.
     counts: Vec<Counts>,
@@ -224,25 +194,17 @@ struct State {
     /// The key of limits of every call.
     whole: Arc<str>,
     is_over: bool,
-    /// Whether the snapshot that began last came to nothing.
-    is_failed: bool,
-    saved_bytes: usize,
+    snapshot_bytes: usize,
     /// Kept for others; see [`Engine::keep`].
     sources: Arc<[u8]>,
-    /// Since when the newest snapshot is on the disk, and how long that took.
-    saved_at: u64,
-    saving_took: u64,
 }
 
 impl Engine {
     /// Limits of which nothing has been used.
     #[must_use]
-    pub fn new(options: Options, limits: &[NamedLimit], now: u64) -> Self {
-        let unsaved = if options.is_saved {
-            Unsaved::new(options.counters_max)
-        } else {
-            Unsaved::off()
-        };
+    pub fn new(options: Options, limits: &[NamedLimit]) -> Self {
+        let journal = Journal::default();
+        let snapshot_wanted = Arc::clone(&journal.snapshot_wanted);
         let mut state = State {
             core: Core::with_memory(options.counters_max, options.counters_bytes_max),
             catalog: Catalog::new(options.counting),
@@ -251,31 +213,28 @@ impl Engine {
             learned: Learned::new(options.learned_max),
             counting: options.counting,
             seen: Seen::default(),
-            unsaved,
+            journal,
             ahead: Ahead::default(),
             counts: Vec::new(),
             version: 0,
             whole: Arc::from(""),
             is_over: false,
-            is_failed: false,
-            saved_bytes: 0,
+            snapshot_bytes: 0,
             sources: Arc::default(),
-            saved_at: now,
-            saving_took: 0,
         };
-        state.change(limits, now);
+        // The time of what is restored may be any.
+        state.change(limits, 0);
         Self {
             state: Mutex::new(state),
-            saved: watch::Sender::new(0),
-            wanted: AtomicU64::new(0),
-            wanting: Notify::new(),
+            snapshot_wanted,
             options,
         }
     }
 
-    /// Takes other limits into force, which have no [`mistakes`]. What was used stays used, in requests.
+    /// Takes other limits into force, which have no [`mistakes`]. What was used stays used, in requests. A snapshot should follow.
     pub fn change(&self, limits: &[NamedLimit], now: u64) {
         self.state().change(limits, now);
+        self.snapshot_wanted.notify_one();
     }
 
     /// The same, and [keeps](Self::keep) other sources with them: no snapshot has the one without the other.
@@ -283,6 +242,7 @@ impl Engine {
         let mut state = self.state();
         state.change(limits, now);
         state.sources = sources;
+        self.snapshot_wanted.notify_one();
     }
 
     /// How often the limits changed; 1 at the start.
@@ -291,28 +251,20 @@ impl Engine {
         self.state().version
     }
 
-    /// Waits until the snapshot of this number is on the disk.
-    pub async fn saved(&self, number: u64) {
-        let mut saved = self.saved.subscribe();
-        if *saved.borrow_and_update() >= number {
-            return;
-        }
-        self.wanted.fetch_max(number, Ordering::Relaxed);
-        self.wanting.notify_one();
-        // Its sender is this.
-        let waited = saved.wait_for(|saved| *saved >= number).await;
-        drop(waited);
+    /// Waits until a snapshot should be made before long.
+    pub async fn snapshot_wanted(&self) {
+        self.snapshot_wanted.notified().await;
     }
 
-    /// Waits until somebody waits for a snapshot that has not begun.
-    pub async fn wanted(&self) {
-        loop {
-            let wanting = self.wanting.notified();
-            if self.wanted.load(Ordering::Relaxed) > *self.saved.borrow() {
-                return;
-            }
-            wanting.await;
-        }
+    /// Why changes cannot be written, if so.
+    #[must_use]
+    pub fn journal_error(&self) -> Option<String> {
+        self.state().journal.error().map(ToString::to_string)
+    }
+
+    /// Has a snapshot made before long.
+    pub fn want_snapshot(&self) {
+        self.snapshot_wanted.notify_one();
     }
 
     /// What it was made with.
@@ -374,14 +326,6 @@ impl State {
             .pass(now, |it| every_call.contains(&it) && !is_other(it));
         self.learned.change(limits.len(), is_other);
         self.seen.clear();
-        // Nothing on the disk charges for what is new here: answers wait for the next snapshot.
-        self.unsaved.lower(|_| 0);
-    }
-
-    /// Whether snapshots are late.
-    fn is_stalled(&self, now: u64) -> bool {
-        let late = STALLED_AFTER.max(self.saving_took.saturating_mul(4));
-        !self.unsaved.is_off() && now.saturating_sub(self.saved_at) > late
     }
 
     /// The names by place.
@@ -391,14 +335,5 @@ impl State {
             names[place as usize] = Some(Arc::clone(&named.name));
         }
         names
-    }
-
-    /// What counters of each place are worth; 0 where there is no limit.
-    fn worth(&self) -> Vec<u64> {
-        let mut worth = vec![0; self.catalog.places()];
-        for (place, named) in self.catalog.all() {
-            worth[place as usize] = named.worth;
-        }
-        worth
     }
 }

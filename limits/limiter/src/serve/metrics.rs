@@ -6,10 +6,10 @@ use std::{
 };
 
 use figures::limiter::{
-    CHARGED, CLOCK_BEHIND, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS,
+    CLOCK_BEHIND, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS,
     INCREMENTS, LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS,
-    QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_AGE,
-    SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOTS, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
+    QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_BYTES,
+    SNAPSHOT_SECONDS, SNAPSHOTS, STATE_AGE, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
     WAITING_REFUSED,
 };
 use http::StatusCode;
@@ -82,7 +82,6 @@ pub(super) struct Overview {
     pub(super) waiting: Waiting,
     pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
     pub(super) saver: Option<Saver>,
-    pub(super) is_charged: bool,
     pub(super) decider: Decider,
     pub(super) clock: Clock,
 }
@@ -174,8 +173,7 @@ impl Overview {
             VERSION,
             VERSION_REFUSED,
             WAITING,
-            SNAPSHOT_AGE,
-            CHARGED,
+            STATE_AGE,
             CLOCK_BEHIND,
             SHARED_DECISIONS,
             SHARING_SERVER,
@@ -262,10 +260,9 @@ impl Overview {
             one(VERSION_REFUSED, truth((self.is_refused)())),
             one(WAITING, Some(as_f64(self.waiting.count() as u64))),
             one(
-                SNAPSHOT_AGE,
+                STATE_AGE,
                 self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),
             ),
-            one(CHARGED, truth(self.is_charged)),
             one(CLOCK_BEHIND, Some(self.clock.behind().as_secs_f64())),
             family(
                 SHARED_DECISIONS,

@@ -155,13 +155,12 @@ pub const TOO_MANY_WAIT: Kind = kind(
     "Too many reservations wait for their slot",
     "Nothing was taken. Reserve without `wait`, and wait for `at` on your side.",
 );
-/// It is not saved in time.
+/// It cannot be written.
 pub const NOT_SAVED: Kind = kind(
     "not-saved",
     503,
-    "The answer could not be saved in time",
-    "The detail says whether the slot is lost, or nothing was taken. The limiter cannot write its state, or does so slowly; its log and \
-     /readyz say why.",
+    "The limiter cannot write its state",
+    "Nothing was allowed. The limiter's log says why it cannot write, and it tries again several times a second.",
 );
 /// The server that shares the limits is lost.
 pub const SERVER_LOST: Kind = kind(
@@ -273,7 +272,7 @@ pub(super) fn refused(refused: Refused, now: u64) -> Problem {
         Refused::NoRoom => Problem::new(NO_ROOM, ""),
         Refused::NotSaved => Problem {
             retry_after: Some(soon(now)),
-            ..Problem::new(NOT_SAVED, "nothing was taken")
+            ..Problem::new(NOT_SAVED, "")
         },
         Refused::Stopping => Problem::new(STOPPING, ""),
         Refused::TooMany { binding, most } => {

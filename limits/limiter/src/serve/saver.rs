@@ -1,34 +1,33 @@
-//! Brings a snapshot to the disk each second, and at once when somebody waits for one.
+//! Syncs the journal each second, and makes a snapshot when one is wanted.
 
 use std::{
+    fs::File,
+    io,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use tokio::{
     task::spawn_blocking,
-    time::{Instant, sleep_until},
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{clock::Clock, engine::Engine, metrics::Saving, state::Folder};
 
-/// From the begin of one snapshot to the begin of the next, if nobody waits for it.
+/// From one sync of the journal to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause after a snapshot is at least this, and as long as it took: at most half of a core, and of the disk's time, is for snapshots.
-const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// The pause after a snapshot, or a sync, that failed.
+const FAILED_PAUSE: Duration = Duration::from_secs(1);
 
-/// The pause after one that failed.
-const FAILED_PAUSE: Duration = Duration::from_millis(200);
-
-/// Without a snapshot for so long, a limiter is not ready.
+/// Without a sync for so long, a limiter is not ready.
 const LATE: Duration = Duration::from_secs(3);
 
-/// Makes snapshots; clones share it.
+/// Makes snapshots and syncs; clones share it.
 #[derive(Debug, Clone)]
 pub struct Saver {
     shared: Arc<Shared>,
@@ -40,115 +39,157 @@ struct Shared {
     folder: Folder,
     clock: Clock,
     metrics: Saving,
-    /// When the last one that is on the disk began, in nanoseconds by the clock.
-    saved_at: AtomicU64,
-    is_failing: AtomicBool,
-    /// Held by the one that makes a snapshot and writes it.
-    saving: Mutex<()>,
+    /// Since when all that was answered is on the disk, in nanoseconds by the clock.
+    synced_at: AtomicU64,
+    /// Held by the one that makes a snapshot or syncs.
+    saving: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    /// The number of the newest journal.
+    number: u64,
+    journal: Option<File>,
+    is_failing: bool,
 }
 
 impl Saver {
-    /// For this engine and this folder.
+    /// For this engine and this folder, whose newest journal has this number.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, folder: Folder, clock: Clock, metrics: Saving) -> Self {
+    pub fn new(
+        engine: Arc<Engine>,
+        folder: Folder,
+        number: u64,
+        clock: Clock,
+        metrics: Saving,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 engine,
                 folder,
-                saved_at: AtomicU64::new(clock.now()),
+                synced_at: AtomicU64::new(clock.now()),
                 clock,
                 metrics,
-                is_failing: AtomicBool::new(false),
-                saving: Mutex::new(()),
+                saving: Mutex::new(Progress {
+                    number,
+                    journal: None,
+                    is_failing: false,
+                }),
             }),
         }
     }
 
-    /// How long ago the newest snapshot on the disk began.
+    /// For how long what was answered may not be on the disk.
     #[must_use]
     pub fn age(&self) -> Duration {
-        let saved_at = self.shared.saved_at.load(Ordering::Relaxed);
-        Duration::from_nanos(self.shared.clock.now().saturating_sub(saved_at))
+        let synced_at = self.shared.synced_at.load(Ordering::Relaxed);
+        Duration::from_nanos(self.shared.clock.now().saturating_sub(synced_at))
     }
 
     /// How it goes, in words.
     ///
     /// # Errors
-    /// When nothing was saved for too long.
+    /// When nothing was synced for too long.
     pub fn state(&self) -> Result<String, String> {
         let age = self.age();
         if age > LATE {
             let seconds = age.as_secs();
             return Err(format!(
-                "no snapshot for {seconds} s: answers wait once a second's worth is granted"
+                "not synced to the disk for {seconds} s: a failure of the machine would forget what was used since"
             ));
         }
-        Ok("a snapshot each second".to_owned())
+        Ok("synced to the disk each second".to_owned())
     }
 
-    /// Saves again and again until `stop`.
+    /// Syncs and makes snapshots until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let engine = Arc::clone(&self.shared.engine);
-        let mut due = Instant::now();
+        let mut is_wanted = false;
         loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = sleep_until(due) => {}
-                () = engine.wanted() => {}
-            }
-            let began = Instant::now();
-            // One that hangs ends with the process, or by being saved after all.
-            let Some(is_saved) = stop.run_until_cancelled(self.save(false)).await else {
-                return;
+            let work = async {
+                is_wanted |= timeout(INTERVAL, engine.snapshot_wanted()).await.is_ok();
+                // One that hangs ends with the process, or by being saved after all.
+                let is_saved = match is_wanted {
+                    true => self.save().await,
+                    false => self.sync().await,
+                };
+                is_wanted = !is_saved;
+                if !is_saved {
+                    sleep(FAILED_PAUSE).await;
+                    engine.want_snapshot();
+                }
             };
-            let took = began.elapsed();
-            let pause = if is_saved {
-                took.max(PAUSE_MIN)
-            } else {
-                FAILED_PAUSE
-            };
-            due = began + INTERVAL;
-            let rested = stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-            if rested.is_none() {
+            if stop.run_until_cancelled(work).await.is_none() {
                 return;
             }
         }
     }
 
-    /// Saves once; true when it is on the disk. `is_clean` when nothing is granted any more.
-    pub async fn save(&self, is_clean: bool) -> bool {
+    /// Makes a snapshot; true when it is on the disk.
+    pub async fn save(&self) -> bool {
+        self.try_to("make a snapshot", Shared::save).await
+    }
+
+    async fn sync(&self) -> bool {
+        self.try_to("sync the journal", Shared::sync).await
+    }
+
+    async fn try_to(
+        &self,
+        what: &'static str,
+        work: fn(&Shared, &mut Progress) -> io::Result<()>,
+    ) -> bool {
         let shared = Arc::clone(&self.shared);
-        let saved = spawn_blocking(move || shared.save(is_clean)).await;
-        saved.unwrap_or(false)
+        let done = spawn_blocking(move || {
+            let mut progress = shared.saving.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = shared.clock.now();
+            let done = work(&shared, &mut progress);
+            let was_failing = std::mem::replace(&mut progress.is_failing, done.is_err());
+            match &done {
+                Ok(()) => {
+                    shared.synced_at.store(now, Ordering::Relaxed);
+                    if was_failing {
+                        tracing::info!("the state can be written again");
+                    }
+                }
+                Err(error) if !was_failing => {
+                    let folder = shared.folder.path().display();
+                    tracing::error!(%error, %folder, what, "cannot write the state, retrying");
+                }
+                Err(_) => {}
+            }
+            done.is_ok()
+        });
+        done.await.unwrap_or(false)
     }
 }
 
 impl Shared {
-    fn save(&self, is_clean: bool) -> bool {
-        let _one_at_a_time = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+    fn save(&self, progress: &mut Progress) -> io::Result<()> {
         let began = std::time::Instant::now();
-        let now = self.clock.now();
-        let snapshot = self.engine.snapshot(is_clean, now);
-        let written = self.folder.write(&snapshot.bytes);
-        match written {
-            Ok(()) => {
-                self.engine.is_saved(&snapshot, self.clock.now());
-                self.saved_at.store(now, Ordering::Relaxed);
-                let bytes = snapshot.bytes.len();
-                self.metrics.saved(began.elapsed(), bytes);
-                if self.is_failing.swap(false, Ordering::Relaxed) {
-                    tracing::info!("snapshots are saved again");
-                }
-                true
-            }
-            Err(error) => {
-                self.metrics.failed();
-                if !self.is_failing.swap(true, Ordering::Relaxed) {
-                    let folder = self.folder.path().display();
-                    tracing::error!(%error, %folder, "a snapshot cannot be saved, trying again: answers wait once a second's worth is granted");
-                }
-                false
-            }
+        // A number is tried once.
+        progress.number += 1;
+        let number = progress.number;
+        if let Some(error) = self.engine.journal_error().filter(|_| !progress.is_failing) {
+            tracing::error!(
+                error,
+                "cannot write the journal: nothing is granted until a snapshot is made"
+            );
         }
+        let saved = self.folder.begin_journal(number).and_then(|journal| {
+            progress.journal = Some(journal.try_clone()?);
+            let snapshot = self.engine.snapshot(number, journal);
+            self.folder.write(&snapshot, number)?;
+            Ok(snapshot.len())
+        });
+        match &saved {
+            Ok(bytes) => self.metrics.saved(began.elapsed(), *bytes),
+            Err(_) => self.metrics.failed(),
+        }
+        saved.map(|_| ())
+    }
+
+    fn sync(&self, progress: &mut Progress) -> io::Result<()> {
+        progress.journal.as_ref().map_or(Ok(()), File::sync_data)
     }
 }

@@ -38,13 +38,6 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest that an answer is held until its slot.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The longest that an answer waits for a snapshot.
-const SAVED_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A slot that had to be saved is passed on so long after its moment at most. After a stall of the disk, no more than what may go in this time
-/// goes at once.
-const LATE_MAX: Duration = Duration::from_secs(1);
-
 /// What connections share.
 pub struct Service {
     /// The limiter.
@@ -108,8 +101,7 @@ impl Service {
         Ok(Caller { holder, began })
     }
 
-    /// Answers a call, once it is sure that no crash can forget it; where it is to wait for its slot, then, or as soon as `stop` is
-    /// cancelled.
+    /// Answers a call; where it is to wait for its slot, then, or as soon as `stop` is cancelled.
     ///
     /// # Errors
     /// Why it is not answered.
@@ -134,8 +126,8 @@ impl Service {
             }
             What::Increment { requests, at } => {
                 let counted = self.decider.increment(&targets, *requests, *at).await?;
-                let ((has_effect, slot), clock) = self.saved(counted).await?;
-                answered(slot, has_effect, &clock)
+                let (has_effect, slot) = counted.answer;
+                answered(slot, has_effect, &counted.clock)
             }
             What::Feedback(feedback) => {
                 let [target] = targets[..] else {
@@ -163,14 +155,10 @@ impl Service {
                 };
                 let by = &caller.holder.name;
                 let reserved = self.decider.reserve(by, &targets, *requests, *horizon);
-                let reserved = reserved.await?;
-                let had_to_be_saved = reserved.saved_by > 0;
-                let (slot, clock) = self.saved(reserved).await?;
-                let late = Duration::from_nanos(clock.now().saturating_sub(slot.at));
-                if had_to_be_saved && late > LATE_MAX {
-                    let detail = "the slot had passed when it was saved, and is lost";
-                    return Err(Problem::new(problem::NOT_SAVED, detail));
-                }
+                let Decided {
+                    answer: slot,
+                    clock,
+                } = reserved.await?;
                 if permit.is_some() && slot.at > clock.now() {
                     wait(&slot, &clock, stop).await;
                     return Ok(answered(slot, true, &clock));
@@ -202,22 +190,6 @@ impl Service {
                 Ok(read.to_bytes())
             }
         }
-    }
-
-    /// Waits for the snapshot that an answer needs.
-    async fn saved<T>(&self, decided: Decided<T>) -> Result<(T, Clock), Problem> {
-        let detail = "what was asked for is taken, and is lost";
-        self.is_saved(decided.saved_by, detail).await?;
-        Ok((decided.answer, decided.clock))
-    }
-
-    /// Waits for the snapshot of this number, if there is one. The detail is what is so without it.
-    async fn is_saved(&self, number: u64, detail: &str) -> Result<(), Problem> {
-        if number != 0 {
-            let saved = timeout(SAVED_TIMEOUT, self.engine.saved(number)).await;
-            saved.map_err(|_| Problem::new(problem::NOT_SAVED, detail))?;
-        }
-        Ok(())
     }
 
     pub(super) fn may_use(&self, holder: &Holder, limit: &str) -> Result<(), Problem> {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::Clock,
-    engine::{Answered, Asking, Counting, Engine, Refused, Said, Slot, Target, exact},
+    engine::{Asking, Counting, Engine, Refused, Said, Slot, Target, exact},
     problem::{Problem, refused, server_lost},
 };
 
@@ -44,11 +44,9 @@ struct Shared {
     by_nobody: AtomicU64,
 }
 
-/// An answer, and what it has to be passed on with.
+/// An answer.
 pub(super) struct Decided<T> {
     pub(super) answer: T,
-    /// The number of the snapshot that has to be on the disk before; 0 for none.
-    pub(super) saved_by: u64,
     /// The clock that its moments are of.
     pub(super) clock: Clock,
 }
@@ -157,7 +155,7 @@ impl Decider {
         let now = self.clock.now();
         let slot = self.engine.delay(of, requests, now);
         let answer = slot.map_err(|why| self.wrong(why, now))?;
-        Ok(self.decided(answer, 0))
+        Ok(self.decided(answer))
     }
 
     /// Takes a slot within the horizon, for the bearer of a token.
@@ -173,9 +171,8 @@ impl Decider {
             return Ok(told.map(|(slot, _)| slot));
         }
         let now = self.clock.now();
-        let answered = self.engine.reserve_by(by, of, requests, horizon, now);
-        let Answered { answer, saved_by } = answered.map_err(|why| self.wrong(why, now))?;
-        Ok(self.decided(answer, saved_by))
+        let slot = self.engine.reserve_by(by, of, requests, horizon, now);
+        Ok(self.decided(slot.map_err(|why| self.wrong(why, now))?))
     }
 
     /// Counts calls that were made, and says whether they have an effect, and when one more could go.
@@ -191,10 +188,9 @@ impl Decider {
             return Ok(told.map(|(slot, is_counted)| (is_counted, slot)));
         }
         let now = self.clock.now();
-        let answered = self.engine.increment(of, requests, at, now);
-        let Answered { answer, saved_by } = answered.map_err(|why| self.wrong(why, now))?;
-        let (recorded, slot) = answer;
-        Ok(self.decided((recorded == Recorded::Counted, slot), saved_by))
+        let counted = self.engine.increment(of, requests, at, now);
+        let (recorded, slot) = counted.map_err(|why| self.wrong(why, now))?;
+        Ok(self.decided((recorded == Recorded::Counted, slot)))
     }
 
     /// Learns from a partner's answer, and says whether it did, and when one request could go.
@@ -206,7 +202,7 @@ impl Decider {
         let now = self.clock.now();
         if self.shared.is_none() {
             let learned = self.engine.feedback(of, said, now);
-            return Ok(self.decided(learned.map_err(|why| self.wrong(why, now))?, 0));
+            return Ok(self.decided(learned.map_err(|why| self.wrong(why, now))?));
         }
         let learned = self.engine.hear(of, said, now);
         let is_learned = learned.map_err(|why| self.wrong(why, now))?;
@@ -217,7 +213,7 @@ impl Decider {
             Some(told) => told.map(|(slot, _)| slot),
             None => {
                 let slot = self.engine.delay(&[of], 1, now);
-                self.decided(slot.map_err(|why| self.wrong(why, now))?, 0)
+                self.decided(slot.map_err(|why| self.wrong(why, now))?)
             }
         };
         Ok(next.map(|slot| (is_learned, slot)))
@@ -269,15 +265,13 @@ impl Decider {
         let clock = Clock::telling(answer.now.saturating_mul(1_000));
         Ok(Some(Decided {
             answer: slot.map_err(|why| refused(why, now))?,
-            saved_by: 0,
             clock,
         }))
     }
 
-    fn decided<T>(&self, answer: T, saved_by: u64) -> Decided<T> {
+    fn decided<T>(&self, answer: T) -> Decided<T> {
         Decided {
             answer,
-            saved_by,
             clock: self.clock.clone(),
         }
     }
@@ -296,7 +290,6 @@ impl<T> Decided<T> {
     fn map<U>(self, of: impl FnOnce(T) -> U) -> Decided<U> {
         Decided {
             answer: of(self.answer),
-            saved_by: self.saved_by,
             clock: self.clock,
         }
     }

@@ -1,7 +1,8 @@
-//! The folder in which a limiter keeps its snapshot: one process at a time, one whole snapshot at any time.
+//! The folder in which a limiter keeps its snapshot, and the journals since: one process at a time, one whole snapshot at any time.
 //!
 //! A snapshot is written beside the one before it, synced, and takes its name; then the folder is synced. So there is always
-//! one that is whole, and one that is damaged was damaged by others. The files are for this user alone.
+//! one that is whole, and one that is damaged was damaged by others. Journals have numbers; those before the snapshot's are removed when that is on the disk.
+//! The files are for this user alone.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -16,6 +17,7 @@ use rustix::fs::OFlags;
 const SNAPSHOT: &str = "snapshot";
 const NEXT: &str = "snapshot.next";
 const LOCK: &str = "lock";
+const JOURNAL: &str = "journal.";
 
 /// Largest snapshot: more than the most counters take, but for large logs.
 const BYTES_MAX: u64 = 64 << 30;
@@ -39,7 +41,7 @@ pub enum Unusable {
     Locked,
     /// Somebody else could change or read what is in it.
     #[error("{0} in it is not a file of this user's own that nobody else can read or write")]
-    Foreign(&'static str),
+    Foreign(String),
 }
 
 impl Folder {
@@ -71,23 +73,62 @@ impl Folder {
     /// # Errors
     /// When it cannot be read.
     pub fn read(&self) -> Result<Option<Vec<u8>>, Unusable> {
-        let file = match own_file(&self.path, SNAPSHOT, false) {
-            Err(Unusable::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
+        match self.read_file(SNAPSHOT) {
+            Err(Unusable::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            bytes => bytes.map(Some),
+        }
+    }
+
+    /// The journals that there are, in the order of their numbers.
+    ///
+    /// # Errors
+    /// When one cannot be read.
+    pub fn read_journals(&self) -> Result<Vec<(u64, Vec<u8>)>, Unusable> {
+        let numbers = self.journals()?.into_iter();
+        let read = |number| Ok((number, self.read_file(&format!("{JOURNAL}{number}"))?));
+        numbers.map(read).collect()
+    }
+
+    fn read_file(&self, name: &str) -> Result<Vec<u8>, Unusable> {
+        let file = own_file(&self.path, name, false)?;
         if file.metadata()?.len() > BYTES_MAX {
-            return Err(io::Error::other("the snapshot is larger than 64 GiB").into());
+            return Err(io::Error::other(format!("{name} is larger than 64 GiB")).into());
         }
         let mut bytes = Vec::new();
         file.take(BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok(Some(bytes))
+        Ok(bytes)
     }
 
-    /// Puts a snapshot in the place of the one before; it is on the disk when this returns.
+    fn journals(&self) -> io::Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix(JOURNAL));
+            numbers.extend(number.and_then(|number| number.parse::<u64>().ok()));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Makes an empty journal of this number.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn begin_journal(&self, number: u64) -> io::Result<File> {
+        let file = OpenOptions::new()
+            .append(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(self.path.join(format!("{JOURNAL}{number}")))?;
+        self.folder.sync_all()?;
+        Ok(file)
+    }
+
+    /// Puts a snapshot in the place of the one before, and removes journals before this number; it is on the disk when this returns.
     ///
     /// # Errors
     /// When it is not: then the one before is still there, or this one.
-    pub fn write(&self, snapshot: &[u8]) -> io::Result<()> {
+    pub fn write(&self, snapshot: &[u8], journal: u64) -> io::Result<()> {
         if snapshot.len() as u64 > BYTES_MAX {
             let error = "the snapshot is larger than the 64 GiB that are read: lower --counters";
             return Err(io::Error::other(error));
@@ -105,12 +146,16 @@ impl Folder {
         file.write_all(snapshot)?;
         file.sync_data()?;
         fs::rename(&next, self.path.join(SNAPSHOT))?;
-        self.folder.sync_all()
+        self.folder.sync_all()?;
+        for older in self.journals()?.into_iter().filter(|it| *it < journal) {
+            fs::remove_file(self.path.join(format!("{JOURNAL}{older}")))?;
+        }
+        Ok(())
     }
 }
 
 /// A file of this user's own; no link is followed.
-fn own_file(folder: &Path, name: &'static str, is_made: bool) -> Result<File, Unusable> {
+fn own_file(folder: &Path, name: &str, is_made: bool) -> Result<File, Unusable> {
     let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
     let file = OpenOptions::new()
         .read(true)
@@ -125,7 +170,9 @@ fn own_file(folder: &Path, name: &'static str, is_made: bool) -> Result<File, Un
         && found.uid() == rustix::process::geteuid().as_raw()
         && found.mode() & 0o077 == 0
         && found.nlink() == 1;
-    is_own.then_some(file).ok_or(Unusable::Foreign(name))
+    is_own
+        .then_some(file)
+        .ok_or_else(|| Unusable::Foreign(name.to_owned()))
 }
 
 #[cfg(test)]
@@ -143,12 +190,19 @@ mod tests {
         let folder = Folder::open(&path).unwrap();
         assert_eq!(folder.read().unwrap(), None);
         for bytes in [&b"first"[..], b"the second"] {
-            folder.write(bytes).unwrap();
+            folder.write(bytes, 0).unwrap();
             assert_eq!(folder.read().unwrap().as_deref(), Some(bytes));
         }
+        for number in [9, 10, 11] {
+            let mut journal = folder.begin_journal(number).unwrap();
+            journal.write_all(b"since").unwrap();
+        }
+        assert!(folder.begin_journal(11).is_err());
         // What was left half written by a crash is in nobody's way.
         fs::write(path.join(NEXT), "half").unwrap();
-        folder.write(b"the third").unwrap();
+        folder.write(b"the third", 10).unwrap();
+        let journals = [10, 11].map(|number| (number, b"since".to_vec()));
+        assert_eq!(folder.read_journals().unwrap(), journals);
         assert_eq!(folder.read().unwrap().as_deref(), Some(&b"the third"[..]));
         let mode = fs::metadata(path.join(SNAPSHOT)).unwrap().permissions();
         assert_eq!(mode.mode() & 0o777, 0o600);
@@ -160,10 +214,10 @@ mod tests {
         let path = temporary.path();
         let folder = Folder::open(path).unwrap();
         assert!(matches!(Folder::open(path), Err(Unusable::Locked)));
-        folder.write(b"x").unwrap();
+        folder.write(b"x", 0).unwrap();
         let snapshot = path.join(SNAPSHOT);
         fs::set_permissions(&snapshot, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(matches!(folder.read(), Err(Unusable::Foreign(SNAPSHOT))));
+        assert!(matches!(folder.read(), Err(Unusable::Foreign(_))));
         fs::remove_file(&snapshot).unwrap();
         symlink("/etc/passwd", &snapshot).unwrap();
         assert!(folder.read().is_err());

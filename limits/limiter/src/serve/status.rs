@@ -61,8 +61,6 @@ struct Status {
     learned: usize,
     /// Seconds since the newest snapshot on the disk began; none where nothing is kept.
     snapshot_age_seconds: Option<f64>,
-    /// Whether every counter was charged at the start.
-    charged_at_start: bool,
     /// Version of the limits in force.
     limits_version: u64,
     /// What is wrong with a newer version of the file or the collection.
@@ -144,7 +142,6 @@ pub struct Sources {
     /// Who decides on calls.
     pub decider: Decider,
     /// Whether every counter was charged at the start.
-    pub is_charged: bool,
     /// Why the newest limits are not in force.
     pub refused: Box<dyn Fn() -> Option<String> + Send + Sync>,
     /// Whether it is being stopped.
@@ -302,7 +299,6 @@ impl StatusSource for LimiterStatus {
                 .saver
                 .as_ref()
                 .map(|saver| short(saver.age().as_secs_f64())),
-            charged_at_start: sources.is_charged,
             limits_version: survey.version,
             limits_refused: (sources.refused)(),
             limits_total: survey.limits.len(),

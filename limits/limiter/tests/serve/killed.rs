@@ -1,4 +1,4 @@
-//! Killed again and again under load: no quota is exceeded in any window, and no counter loses more than a second's worth.
+//! Killed again and again under load: no quota is exceeded in any window, and no counter loses anything.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,6 @@ const SECOND: u64 = 1_000_000_000;
 
 const CLIENTS: u64 = 8;
 
-/// A second's worth of the quota is a hundredth of it.
 const LIMITS: &str = "
 [limits.bucket]
 rules = [{ id = 'r', rate = '40/s', burst = 10 }]
@@ -32,8 +31,6 @@ rules = [{ id = 'r', rate = '15/3s', algorithm = 'sliding_log' }]
 [limits.quota]
 rules = [{ id = 'r', rate = '100000/30days', algorithm = 'fixed_window', aligned = 'first_call' }]
 ";
-
-const WORTH: u64 = 1_000;
 
 /// What reached clients: by limit and counter, when, and how many requests.
 type Gone = BTreeMap<(&'static str, u64), Vec<(u64, u64)>>;
@@ -98,7 +95,7 @@ async fn killed(times: u64, seed: u64) -> Result<()> {
             let used = limiter.used("quota", &counter.to_string()).await?;
             let least = used_before[counter] + granted[counter];
             // Granted too may be what each client did not hear of any more.
-            let most = least + WORTH + CLIENTS * 3;
+            let most = least + CLIENTS * 3;
             ensure!(
                 (least..=most).contains(&used),
                 "seed {seed}, round {round}: {used} used, {least} to {most} expected"
@@ -151,7 +148,7 @@ fn check(gone: &mut Gone, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_quota_is_exceeded_and_no_counter_loses_more_than_a_second() -> Result<()> {
+async fn no_quota_is_exceeded_and_no_counter_loses_anything() -> Result<()> {
     killed(4, 1).await
 }
 

@@ -26,7 +26,6 @@ pub(super) struct Kept {
     pub(super) sources: LimitSources,
     pub(super) clock: Clock,
     pub(super) saver: Option<Saver>,
-    pub(super) is_charged: bool,
 }
 
 /// Opens the state, restores what is in it, and saves a first snapshot.
@@ -42,6 +41,8 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
     let folder = path.map(Folder::open).transpose().with_context(named)?;
     let snapshot = folder.as_ref().map(Folder::read).transpose();
     let snapshot = snapshot.with_context(named)?.flatten();
+    let journals = folder.as_ref().map(Folder::read_journals).transpose();
+    let journals = journals.with_context(named)?.unwrap_or_default();
     let kept = snapshot.as_deref().map(Engine::kept_in).transpose();
     let kept = kept.context(UNUSABLE).with_context(named)?;
     let plan = at_start(
@@ -57,21 +58,20 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
         learned_max: config.learned_max,
-        is_saved: folder.is_some(),
         counting: Counting::of(sharing),
     };
-    let engine = Arc::new(Engine::new(options, &plan.rules.limits, clock.now()));
-    let is_charged = match (path, &snapshot) {
+    let engine = Arc::new(Engine::new(options, &plan.rules.limits));
+    match (path, &snapshot) {
         (None, _) => {
             tracing::warn!("nothing is kept: a restart gives every quota anew (--state)");
-            false
         }
         (Some(folder), None) => {
             tracing::info!(folder = %folder.display(), "no state yet: nothing was used");
-            false
         }
-        (Some(_), Some(bytes)) => restore(&engine, &clock, bytes).with_context(named)?,
-    };
+        (Some(_), Some(bytes)) => {
+            restore(&engine, &clock, bytes, &journals).with_context(named)?;
+        }
+    }
     let decider = Decider::new(Arc::clone(&engine), clock.clone(), sharing);
     let sources = LimitSources::new(
         plan,
@@ -80,10 +80,11 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
         clock.clone(),
         changes,
     );
-    let saver =
-        folder.map(|folder| Saver::new(Arc::clone(&engine), folder, clock.clone(), metrics));
+    let newest = journals.last().map_or(0, |(number, _)| *number);
+    let saver = folder
+        .map(|folder| Saver::new(Arc::clone(&engine), folder, newest, clock.clone(), metrics));
     if let Some(saver) = &saver
-        && !saver.save(false).await
+        && !saver.save().await
     {
         bail!("{}: a snapshot cannot be written there", named());
     }
@@ -93,13 +94,16 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
         sources,
         clock,
         saver,
-        is_charged,
     })
 }
 
-/// Restores a snapshot; true when its run was killed, so that every counter is charged.
-fn restore(engine: &Engine, clock: &Clock, bytes: &[u8]) -> anyhow::Result<bool> {
-    let restored = engine.restore(bytes, clock.now());
+fn restore(
+    engine: &Engine,
+    clock: &Clock,
+    snapshot: &[u8],
+    journals: &[(u64, Vec<u8>)],
+) -> anyhow::Result<()> {
+    let restored = engine.restore(snapshot, journals, clock.now());
     let restored = restored.with_context(|| match &restored {
         Err(RestoreFailed::NoRoom) => "raise --counters, or --counters-memory",
         _ => UNUSABLE,
@@ -111,15 +115,7 @@ fn restore(engine: &Engine, clock: &Clock, bytes: &[u8]) -> anyhow::Result<bool>
             "the previous run's clock was ahead of the system's: what was used counts as used now"
         );
     }
-    let (counters, dropped) = (restored.counters, restored.dropped);
-    if restored.is_clean {
-        tracing::info!(counters, dropped, "state is restored");
-    } else {
-        tracing::warn!(
-            counters,
-            dropped,
-            "the run before was killed: every counter is charged a second's worth"
-        );
-    }
-    Ok(!restored.is_clean)
+    let (counters, dropped, changes) = (restored.counters, restored.dropped, restored.changes);
+    tracing::info!(counters, dropped, changes, "state is restored");
+    Ok(())
 }

@@ -192,14 +192,14 @@ mod tests {
             rules = [{ id = 'all', rate = '10/s', burst = 100 }]
         ";
         let start = 1_700_000_000 * SECOND;
-        let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits, start);
+        let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits);
         let reserve = |by: &str| {
             let of = [Target {
                 limit: "a",
                 counter: by,
             }];
             let answered = engine.reserve_by(by, &of, 100, HORIZON, start);
-            answered.map(|it| (it.answer.at - start) / SECOND)
+            answered.map(|it| (it.at - start) / SECOND)
         };
         assert_eq!(reserve("one"), Ok(0));
         assert_eq!(reserve("one"), Ok(10));
@@ -213,7 +213,6 @@ mod tests {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
             learned_max: HORIZON,
-            is_saved: false,
             counting: Counting::Here,
         }
     }
@@ -230,11 +229,11 @@ mod tests {
             rules = [{ id = 'all', rate = '10/s', burst = 1 }]
         ";
         let start = 1_700_000_000 * SECOND;
-        let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits, start);
+        let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits);
         let reserve = |by: &str, limit: &str, now: u64| {
             let of = [Target { limit, counter: by }];
             let answered = engine.reserve_by(by, &of, 1, 2_880 * HORIZON, now);
-            answered.map(|it| it.answer.at)
+            answered.map(|it| it.at)
         };
         let taken = |by: &str, now: u64| {
             let taken = (0..1_000).map_while(|_| reserve(by, "a", now).ok());

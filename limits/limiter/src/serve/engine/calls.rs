@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use limits::{Decision, Demand, LimitId, RecordError, Recorded, Refusal};
 
 use super::{
-    Answered, Binding, Counts, Engine, Refused, Said, Slot, State, Target, ahead, unsaved::Counter,
+    Binding, Counter, Counts, Engine, Refused, Said, Slot, State, Target, ahead, journal::Change,
 };
 
 /// A call, with what it concerns looked up.
@@ -39,7 +39,7 @@ impl Engine {
         requests: u64,
         horizon: Duration,
         now: u64,
-    ) -> Result<Answered<Slot>, Refused> {
+    ) -> Result<Slot, Refused> {
         self.state().reserve(None, of, requests, horizon, now)
     }
 
@@ -55,7 +55,7 @@ impl Engine {
         requests: u64,
         horizon: Duration,
         now: u64,
-    ) -> Result<Answered<Slot>, Refused> {
+    ) -> Result<Slot, Refused> {
         self.state().reserve(Some(by), of, requests, horizon, now)
     }
 
@@ -69,13 +69,13 @@ impl Engine {
         requests: u64,
         at: Option<u64>,
         now: u64,
-    ) -> Result<Answered<(Recorded, Slot)>, Refused> {
+    ) -> Result<(Recorded, Slot), Refused> {
         let mut state = self.state();
         let state = &mut *state;
         let now = now.max(state.core.clock());
         let call = state.open_call(of, requests, now)?;
-        let counted = state.counted_from_calls(&call, now);
-        let recorded = state.core.record_all(&call.demands, at.unwrap_or(now), now);
+        let at = at.unwrap_or(now);
+        let recorded = state.core.record_all(&call.demands, at, now);
         let recorded = match recorded {
             Ok(recorded) => recorded,
             Err(RecordError::TooEarly) => {
@@ -84,12 +84,11 @@ impl Engine {
             }
             Err(RecordError::NoRoom) => return Err(Refused::NoRoom),
         };
-        let mut saved_by = 0;
         match recorded {
             Recorded::Counted => {
                 state.learned.take(&call.of, requests, now);
                 state.count(&call, |counts| counts.counted += 1);
-                saved_by = state.saved_by(&call, counted, true);
+                state.write_down(&call, Change::Counted { at }, now)?;
             }
             Recorded::TooOld => state.count(&call, |counts| counts.too_old += 1),
         }
@@ -98,8 +97,7 @@ impl Engine {
             requests: 1,
             of: call.of,
         };
-        let answer = (recorded, state.next(&one, now)?);
-        Ok(Answered { answer, saved_by })
+        Ok((recorded, state.next(&one, now)?))
     }
 
     /// Takes in what a partner's answer said of a counter; returns whether something was learned, and when one request could go.
@@ -136,6 +134,9 @@ impl State {
             counts.outbound_429 += u64::from(said.status == 429);
             counts.learned += u64::from(is_learned);
         });
+        if is_learned {
+            self.write_down(&call, Change::Heard(said), now)?;
+        }
         Ok((is_learned, call))
     }
 }
@@ -196,25 +197,25 @@ impl State {
         requests: u64,
         horizon: Duration,
         now: u64,
-    ) -> Result<Answered<Slot>, Refused> {
+    ) -> Result<Slot, Refused> {
         let now = now.max(self.core.clock());
         let call = self.open_call(of, requests, now)?;
         let horizon = by.map_or(horizon, |by| self.horizon(by, requests, horizon, now));
         let from = self.learned.from(&call.of, requests, now);
-        let counted = self.counted_from_calls(&call, now);
-        if self.is_stalled(now) && self.would_wait(&call, &counted, from, horizon, now) {
-            self.count(&call, |counts| counts.refused += 1);
-            return Err(Refused::NotSaved);
-        }
         let core = &mut self.core;
         let (at, rule) = match core.reserve_from(&call.demands, from, now, horizon) {
             Decision::Now => (now, None),
             Decision::At { at, rule } => (at, Some(rule)),
             Decision::Refused { rule, why } => {
                 self.count(&call, |counts| counts.refused += 1);
+                let mut rules = call.demands.iter().map(|it| self.core.limit(it.limit));
+                if rules.any(|limit| limit.count_refused) {
+                    self.write_down(&call, Change::Refused, now)?;
+                }
                 return Err(self.refused(&call, rule, why, horizon, now));
             }
         };
+        self.write_down(&call, Change::Reserved { at }, now)?;
         self.learned.take(&call.of, requests, at);
         self.count(&call, |counts| match rule {
             None => counts.now += 1,
@@ -223,14 +224,11 @@ impl State {
         if let Some(by) = by.filter(|_| at > now) {
             self.book(by, requests, at);
         }
-        let answer = Slot {
+        Ok(Slot {
             at,
             now,
             binding: rule.and_then(|rule| self.binding(rule, from == at)),
-        };
-        // What is to come has to be known after a crash.
-        let saved_by = self.saved_by(&call, counted, at <= now);
-        Ok(Answered { answer, saved_by })
+        })
     }
 
     /// So many were booked for a moment to come.
@@ -276,6 +274,9 @@ impl State {
     ) -> Result<Call, Refused> {
         if self.is_over {
             return Err(Refused::Stopping);
+        }
+        if self.journal.error().is_some() {
+            return Err(Refused::NotSaved);
         }
         self.call(of, requests, now)
     }
@@ -341,63 +342,6 @@ impl State {
                     binding: self.binding(rule, from == at),
                 })
             }
-        }
-    }
-
-    /// All counters of a call.
-    fn counters(&self, call: &Call) -> Vec<Counter> {
-        let whole = self.catalog.every_call().iter();
-        let whole = whole.map(|place| (*place, Arc::clone(&self.whole)));
-        call.of.iter().cloned().chain(whole).collect()
-    }
-
-    /// The counters of a call with a window that is counted from calls, and whether one would begin with this call if it went now.
-    fn counted_from_calls(&self, call: &Call, now: u64) -> Vec<(Counter, bool)> {
-        if self.unsaved.is_off() {
-            return Vec::new();
-        }
-        let counted = |demand: &Demand<Arc<str>>| {
-            let begins = self.core.begins(demand, now)?;
-            let (place, ..) = self.catalog.owner(demand.limit)?;
-            Some(((place, Arc::clone(&demand.key)), begins))
-        };
-        call.demands.iter().filter_map(counted).collect()
-    }
-
-    /// Whether a call could be answered only when it is saved.
-    fn would_wait(
-        &self,
-        call: &Call,
-        counted: &[(Counter, bool)],
-        from: u64,
-        horizon: Duration,
-        now: u64,
-    ) -> bool {
-        let Ok((at, _)) = self.core.peek_from(&call.demands, from, now) else {
-            return false;
-        };
-        if at > now {
-            return Duration::from_nanos(at - now) <= horizon;
-        }
-        let begins = counted.iter().any(|(_, begins)| *begins);
-        begins || !self.unsaved.fits(&self.counters(call), call.requests)
-    }
-
-    /// The snapshot that an answer has to wait for.
-    fn saved_by(&mut self, call: &Call, counted: Vec<(Counter, bool)>, is_now: bool) -> u64 {
-        let mut begins = false;
-        for (counter, of_this) in counted {
-            begins |= of_this;
-            // What is to come may begin a window as well.
-            if of_this || !is_now {
-                self.unsaved.hold(counter);
-            }
-        }
-        let of = self.counters(call);
-        if is_now && !begins && self.unsaved.may_answer(&of, call.requests) {
-            0
-        } else {
-            self.unsaved.saved_by()
         }
     }
 

@@ -27,8 +27,6 @@ pub(super) struct Named {
     pub(super) name: Arc<str>,
     pub(super) every_call: bool,
     pub(super) rules: Vec<Placed>,
-    /// Requests of one counter that may be lost with what was not saved; see [`worth`].
-    pub(super) worth: u64,
 }
 
 /// A rule, and where the core keeps it.
@@ -73,17 +71,6 @@ pub fn mistakes(rules: &Rules) -> Vec<String> {
     }
     mistakes.extend(unfit(rules));
     mistakes
-}
-
-/// A second's worth: how many requests of one counter may be answered before they are saved, and are charged after a crash. What the mean
-/// rate lets go in a second, or a hundredth of what may go at once if that is more; of several rules the least; at least one.
-pub(super) fn worth(limit: &NamedLimit) -> u64 {
-    let of_rule = |rule: &Rule| {
-        let algorithm = &rule.limit.algorithm;
-        let second = algorithm.mean_rate().requests_in(1_000_000_000);
-        second.max(algorithm.most_at_once() / 100).max(1)
-    };
-    limit.rules.iter().map(of_rule).min().unwrap_or(1)
 }
 
 impl Catalog {
@@ -154,7 +141,6 @@ impl Catalog {
     }
 
     /// Takes other limits into force. What a rule has used follows it by the names of its limit and its own; what is gone is forgotten.
-    /// A limit that is new here begins without a worth: nobody may be owed what no snapshot knows.
     pub(super) fn change(&mut self, core: &mut Core, new: &[NamedLimit], now: u64) {
         let mut known: BTreeMap<(Arc<str>, Arc<str>), Placed> = BTreeMap::new();
         let old = std::mem::take(&mut self.by_name);
@@ -211,7 +197,6 @@ impl Catalog {
                 name: Arc::clone(&name),
                 every_call: limit.every_call,
                 rules: rules.collect(),
-                worth: worth(limit),
             };
             self.places[place as usize] = Some(named);
             self.by_name.insert(name, place);
@@ -255,22 +240,6 @@ mod tests {
 
     fn rules(text: &str) -> Vec<NamedLimit> {
         Rules::parse(text).unwrap().limits
-    }
-
-    #[track_caller]
-    fn check_worth(rules_text: &str, expected: u64) {
-        let text = format!("[limits.a]\nrules = [{rules_text}]");
-        assert_eq!(worth(&rules(&text)[0]), expected, "{rules_text}");
-    }
-
-    #[test]
-    fn worth_is_a_second_or_a_hundredth_and_of_several_rules_the_least() {
-        check_worth("{ id = 'r', rate = '300/s' }", 300);
-        check_worth("{ id = 'r', rate = '10/s', burst = 5000 }", 50);
-        check_worth("{ id = 'r', rate = '10/day' }", 1);
-        let day = "{ id = 'd', rate = '50000/day', algorithm = 'fixed_window' }";
-        check_worth(day, 500);
-        check_worth(&format!("{{ id = 'r', rate = '300/s' }}, {day}"), 300);
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub(super) struct Made {
 }
 
 /// The limit in the file, and the rule, that a limit is made of.
-fn parts(name: &str) -> Option<(&str, CallRule)> {
+pub(super) fn parts(name: &str) -> Option<(&str, CallRule)> {
     let (base, rule) = name.rsplit_once(' ')?;
     let (requests, interval) = rule.strip_suffix('s')?.split_once('/')?;
     let rule = CallRule::new(interval.parse().ok()?, requests.parse().ok()?);

@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, ops::Range, time::Duration};
 
-use super::unsaved::Counter;
+use serde::{Deserialize, Serialize};
+
+use super::Counter;
 
 /// Most counters of which something is learned at once.
 pub(super) const LEARNED_MAX: usize = 100_000;
@@ -14,7 +16,7 @@ pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// What a partner's answer said.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// The status of its answer.
     pub status: u16,
@@ -274,18 +276,18 @@ impl Learned {
         self.of_limits.get(&place).copied().unwrap_or(0)
     }
 
-    /// Shows what was learned of so many counters from a place on, and returns the next place, if there is one.
-    pub(super) fn each(
-        &self,
-        from: usize,
-        counters: usize,
-        mut show: impl FnMut(&Counter, &Lesson),
-    ) -> Option<usize> {
-        let rest = self.held.get(from..)?;
-        for (counter, held) in rest.iter().take(counters).flatten() {
-            held.lessons.iter().for_each(|it| show(counter, it));
+    /// All that was learned.
+    pub(super) fn lessons(&self) -> impl Iterator<Item = (&Counter, &Lesson)> {
+        let held = self.held.iter().flatten();
+        held.flat_map(|(counter, held)| held.lessons.iter().map(move |it| (counter, it)))
+    }
+
+    /// Has everything end earlier by so much, as the clock is set back.
+    pub(super) fn set_back(&mut self, nanos: u64) {
+        let held = self.held.iter_mut().flatten();
+        for lesson in held.flat_map(|(_, held)| &mut held.lessons) {
+            lesson.until = lesson.until.saturating_sub(nanos);
         }
-        (rest.len() > counters).then_some(from + counters)
     }
 }
 
@@ -451,11 +453,8 @@ mod tests {
         // Their places are taken again.
         let counter = (1, Arc::from("again"));
         assert!(learned.hear(&counter, said, 100 * SECOND));
-        let (mut shown, mut from) = (Vec::new(), Some(0));
-        while let Some(place) = from {
-            from = learned.each(place, 1_000, |counter, _| shown.push(counter.clone()));
-        }
-        assert_eq!(shown, [counter]);
+        let shown: Vec<&Counter> = learned.lessons().map(|(it, _)| it).collect();
+        assert_eq!(shown, [&counter]);
         assert_eq!(learned.held.len(), 62_500);
     }
 }

@@ -10,7 +10,7 @@ use limits_sharing::exact::{Answer, Ask, Outcome, Question, Rule};
 
 use super::{
     Binding, Counting, Engine, Refused, Slot, State, Target, calls::Call, counting::CHECKED,
-    seen::Standing,
+    journal::Change, seen::Standing,
 };
 
 /// A call for a server to decide on.
@@ -239,8 +239,9 @@ impl State {
                 self.book(by, call.requests, at);
             }
             if let Counting::Part(_) = self.counting {
-                // Without room for it, the call would not go without the server.
+                // Without room for it, or when it cannot be written, the call would not go without the server.
                 self.core.record_all(&call.demands, now, now).ok();
+                self.write_down(call, Change::Counted { at: now }, now).ok();
             }
         }
         for (demand, left) in call.demands.iter().zip(&answer.left) {
@@ -279,10 +280,9 @@ mod tests {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
             learned_max: HOUR,
-            is_saved: false,
             counting: Counting::Elsewhere,
         };
-        Engine::new(options, &Rules::parse(text).unwrap().limits, START)
+        Engine::new(options, &Rules::parse(text).unwrap().limits)
     }
 
     fn reserve(engine: &Engine) -> Asking {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const MAGIC: &[u8; 8] = b"limiter\n";
 
 /// The version of the form, the states of counters included.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// What was read is not a snapshot, or not whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -29,8 +29,6 @@ pub enum Unreadable {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SavedLimit {
     pub(super) name: String,
-    /// What each of its counters is charged for after a crash.
-    pub(super) worth: u64,
     pub(super) rules: Vec<SavedRule>,
 }
 
@@ -38,7 +36,6 @@ pub(super) struct SavedLimit {
 pub(super) struct SavedRule {
     pub(super) name: String,
     pub(super) limit: Limit,
-    pub(super) unseen: Option<State>,
 }
 
 /// What was learned of a counter.
@@ -64,8 +61,8 @@ pub(super) struct SavedCounter {
 /// Before the counters.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Head {
-    /// Nothing was answered after it.
-    pub(super) is_clean: bool,
+    /// The number of the journal that goes on from it.
+    pub(super) journal: u64,
     /// The latest time that the limits were told.
     pub(super) clock: u64,
     /// Whatever says where the limits came from; empty when nothing does.
@@ -151,18 +148,15 @@ mod tests {
             requests: 1,
         };
         limits.reserve(&[demand], 17, Duration::ZERO);
-        limits.charge(limit, 1, 17);
         let head = Head {
-            is_clean: true,
+            journal: 3,
             clock: 17,
             sources: b"{}".to_vec(),
             limits: vec![SavedLimit {
                 name: "a".to_owned(),
-                worth: 5,
                 rules: vec![SavedRule {
                     name: "r".to_owned(),
                     limit: bucket,
-                    unseen: limits.unseen(limit).cloned(),
                 }],
             }],
             lessons: vec![SavedLesson {

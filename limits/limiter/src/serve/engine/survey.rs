@@ -93,21 +93,19 @@ impl Engine {
             }
             let is_same = state.version == survey.version;
             let mut taught = Vec::new();
-            state
-                .learned
-                .each(0, LESSONS_MAX, |(place, counter), lesson| {
-                    let index = places.get(*place as usize).copied().flatten();
-                    let limit = index.and_then(|index| survey.limits.get(index));
-                    let Lesson { until, left } = *lesson;
-                    if let Some(limit) = limit.filter(|_| is_same && until > now) {
-                        taught.push(Taught {
-                            left,
-                            until,
-                            limit: Arc::clone(&limit.name),
-                            counter: Arc::clone(counter),
-                        });
-                    }
-                });
+            for ((place, counter), lesson) in state.learned.lessons().take(LESSONS_MAX) {
+                let index = places.get(*place as usize).copied().flatten();
+                let limit = index.and_then(|index| survey.limits.get(index));
+                let Lesson { until, left } = *lesson;
+                if let Some(limit) = limit.filter(|_| is_same && until > now) {
+                    taught.push(Taught {
+                        left,
+                        until,
+                        limit: Arc::clone(&limit.name),
+                        counter: Arc::clone(counter),
+                    });
+                }
+            }
             survey.taught = taught;
             places
         };

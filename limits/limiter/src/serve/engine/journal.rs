@@ -1,0 +1,212 @@
+//! What happened since the newest snapshot: a record for each change, in a file before the change is answered.
+//!
+//! A record is its length, its CRC-32, and an [`Event`] in the form of postcard. What was written outlives the process, however it ends; where the machine
+//! fails, what was not synced is lost, and reading ends with the first record that is not whole.
+
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::{Refused, Said, State, Target, calls::Call, from_call};
+
+/// Bytes of a journal after which a snapshot takes its place, unless the one before it is larger.
+const BYTES_MIN: usize = 16 << 20;
+
+/// A change of what is used or learned.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Event<'a> {
+    /// The limits that the call names, each with a counter.
+    #[serde(borrow)]
+    of: Vec<(&'a str, &'a str)>,
+    requests: u64,
+    now: u64,
+    change: Change,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Change {
+    /// The requests go at this moment.
+    Reserved { at: u64 },
+    /// The requests were refused, which counts under some rule.
+    Refused,
+    /// The requests were made at this moment.
+    Counted { at: u64 },
+    /// A partner answered.
+    Heard(Said),
+}
+
+/// The journal that goes on.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    /// None while nothing is kept.
+    file: Option<File>,
+    bytes: usize,
+    bytes_max: usize,
+    /// Why it cannot be written any more.
+    error: Option<io::Error>,
+    /// Room for a record.
+    record: Vec<u8>,
+    /// Told when a snapshot should take the place of the journal.
+    pub(super) snapshot_wanted: Arc<Notify>,
+}
+
+impl Journal {
+    /// Goes on in this file, after a snapshot of so many bytes.
+    pub(super) fn begin(&mut self, file: File, snapshot_bytes: usize) {
+        self.file = Some(file);
+        self.bytes = 0;
+        self.bytes_max = BYTES_MIN.max(snapshot_bytes);
+        self.error = None;
+    }
+
+    pub(super) fn error(&self) -> Option<&io::Error> {
+        self.error.as_ref()
+    }
+
+    fn append(&mut self, event: &Event<'_>) {
+        let Some(file) = &mut self.file else { return };
+        let mut record = std::mem::take(&mut self.record);
+        record.clear();
+        record.extend([0; 8]);
+        let mut record = postcard::to_extend(event, record).expect("memory takes all");
+        let body = &record[8..];
+        let length = u32::try_from(body.len()).expect("names are bounded");
+        let checksum = crc32fast::hash(body);
+        record[..4].copy_from_slice(&length.to_le_bytes());
+        record[4..8].copy_from_slice(&checksum.to_le_bytes());
+        self.error = file.write_all(&record).err();
+        self.bytes += record.len();
+        self.record = record;
+        if self.error.is_some() || self.bytes > self.bytes_max {
+            self.snapshot_wanted.notify_one();
+        }
+    }
+}
+
+/// The events of a journal, up to the first that is not whole.
+pub(super) fn events(journal: &[u8]) -> impl Iterator<Item = Event<'_>> {
+    let mut rest = journal;
+    std::iter::from_fn(move || {
+        let (length, bytes) = rest.split_first_chunk()?;
+        let (checksum, bytes) = bytes.split_first_chunk()?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        let (body, bytes) = bytes.split_at_checked(length)?;
+        let is_whole = u32::from_le_bytes(*checksum) == crc32fast::hash(body);
+        rest = bytes;
+        postcard::from_bytes(body).ok().filter(|_| is_whole)
+    })
+}
+
+impl State {
+    /// Writes down what a call changed.
+    ///
+    /// # Errors
+    /// When it is not written: then the answer must not be given.
+    pub(super) fn write_down(
+        &mut self,
+        call: &Call,
+        change: Change,
+        now: u64,
+    ) -> Result<(), Refused> {
+        let of = call.of.iter().map(|(place, counter)| {
+            let limit = self.catalog.get(*place);
+            (&*limit.name, &**counter)
+        });
+        self.journal.append(&Event {
+            of: of.collect(),
+            requests: call.requests,
+            now,
+            change,
+        });
+        match self.journal.error() {
+            None => Ok(()),
+            Some(_) => Err(Refused::NotSaved),
+        }
+    }
+
+    /// Makes a change once more, in the state that it was made in. Of limits that are gone nothing is known any more.
+    pub(super) fn replay(&mut self, event: &Event<'_>) -> Result<(), Refused> {
+        let known = |limit: &str| {
+            let made = from_call::parts(limit);
+            self.catalog.place(limit).is_some()
+                || made.is_some_and(|(base, _)| self.is_from_call(base))
+        };
+        let targets = event.of.iter().filter(|(limit, _)| known(limit));
+        let targets: Vec<Target<'_>> = targets
+            .map(|(limit, counter)| Target { limit, counter })
+            .collect();
+        let Event { requests, now, .. } = *event;
+        let call = self.call(&targets, requests, now)?;
+        match event.change {
+            Change::Reserved { at } => {
+                let demands = &call.demands;
+                let decision = self.core.reserve_from(demands, at, now, Duration::MAX);
+                if decision.at(now).is_none() {
+                    // Under limits that have changed since it counts as made.
+                    let recorded = self.core.record_all(demands, now, now);
+                    recorded.map_err(|_| Refused::NoRoom)?;
+                }
+                self.learned.take(&call.of, requests, at);
+            }
+            Change::Refused => {
+                self.core.reserve(&call.demands, now, Duration::ZERO);
+            }
+            Change::Counted { at } => {
+                let recorded = self.core.record_all(&call.demands, at, now);
+                recorded.map_err(|_| Refused::NoRoom)?;
+                self.learned.take(&call.of, requests, now);
+            }
+            Change::Heard(said) => {
+                if let Some(of) = call.of.first() {
+                    self.learned.hear(of, said, now);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _};
+
+    use super::*;
+
+    #[test]
+    fn events_come_back_up_to_the_first_that_is_not_whole() {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut journal = Journal::default();
+        journal.begin(file.try_clone().unwrap(), 0);
+        let mut ends = vec![0];
+        for (now, limit) in [(1, "a"), (2, "ü"), (3, "")] {
+            journal.append(&Event {
+                of: vec![(limit, "k")],
+                requests: 1,
+                now,
+                change: Change::Reserved { at: now + 5 },
+            });
+            assert!(journal.error().is_none());
+            ends.push(journal.bytes);
+        }
+        let mut bytes = Vec::new();
+        file.rewind().unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        for cut in 0..=bytes.len() {
+            let whole = ends[1..].iter().filter(|end| **end <= cut).count();
+            let read: Vec<u64> = events(&bytes[..cut]).map(|event| event.now).collect();
+            assert_eq!(read, [1, 2, 3][..whole], "{cut}");
+        }
+        for changed in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[changed] ^= 4;
+            let whole = ends[1..].iter().filter(|end| **end <= changed).count();
+            assert_eq!(events(&other).count(), whole, "{changed}");
+        }
+    }
+}
