@@ -4,13 +4,11 @@
 
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use plotters::style::RGBColor;
 
 use super::{
     Environment, Plot, Report, Table,
     figure::{Cell, Grid},
-    grouped,
-    plot::{self, NARROW, PALETTE, WIDE},
+    grouped, plot,
 };
 
 const STYLE: &str = include_str!("page/style.css");
@@ -31,7 +29,6 @@ pub(super) fn html(report: &Report) -> Result<String> {
         .iter()
         .map(figure)
         .collect::<Result<Vec<_>>>()?;
-    let style = format!("{STYLE}{}", dark_lines());
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -41,13 +38,13 @@ pub(super) fn html(report: &Report) -> Result<String> {
                 meta name="color-scheme" content="light dark";
                 link rel="icon" href="data:,";
                 title { (report.title) " – bench " (report.scenario) }
-                style { (PreEscaped(style)) }
+                style { (PreEscaped(STYLE)) }
             }
             body {
                 h1 { (report.title) }
                 p.when {
                     "bench " (report.scenario) " · " (report.environment.started_at)
-                    " · " (seconds(report.seconds)) " · revision " (report.environment.revision)
+                    " · " (format!("{:.1} s", report.seconds)) " · revision " (report.environment.revision)
                 }
                 (verdict(report))
                 @if !report.findings.is_empty() {
@@ -127,15 +124,9 @@ fn long(text: &str) -> Option<&'static str> {
     (text.chars().count() > LINE_LETTERS).then_some("long")
 }
 
-/// A plot in both sizes, of which the style sheet shows the one that fits.
 fn figure(plot: &Plot) -> Result<Markup> {
-    let [wide, narrow] = [WIDE, NARROW].map(|form| plot::draw(plot, form));
-    let [wide, narrow] = [wide?, narrow?].map(|svg| PreEscaped(svg.replace(SVG_NAMESPACE, "")));
-    Ok(html! {
-        h2 { (plot.title) }
-        figure.wide role="img" aria-label=(plot.title) { (wide) }
-        figure.narrow role="img" aria-label=(plot.title) { (narrow) }
-    })
+    let svg = plot::draw(plot)?.replace(SVG_NAMESPACE, "");
+    Ok(html! { figure role="img" aria-label=(plot.title) { (PreEscaped(svg)) } })
 }
 
 fn environment(environment: &Environment) -> Markup {
@@ -188,22 +179,4 @@ fn command_line(command: &[String]) -> String {
         }
     };
     command.iter().map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-fn seconds(seconds: f64) -> String {
-    format!("{seconds:.1} s")
-}
-
-/// Lines change their colours where the page is dark.
-fn dark_lines() -> String {
-    let hex = |RGBColor(r, g, b): RGBColor| format!("#{r:02X}{g:02X}{b:02X}");
-    let mut style = "@media (prefers-color-scheme: dark) {\n".to_owned();
-    for (light, dark) in PALETTE {
-        let (light, dark) = (hex(light), hex(dark));
-        style.push_str(&format!(
-            "svg [stroke=\"{light}\"] {{ stroke: {dark} }} svg [fill=\"{light}\"] {{ fill: {dark} }}\n"
-        ));
-    }
-    style.push_str("}\n");
-    style
 }
