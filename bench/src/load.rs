@@ -33,15 +33,16 @@ use anyhow::Result;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::values::parse_share;
 pub use self::{
-    args::{DrawKind, LoadArgs, TrafficArgs},
+    args::{LoadArgs, TrafficArgs},
     generator::{Generator, Limit},
     history::{Fate, History},
     outcome::{Errors, Outcome},
     plan::Plan,
     recorder::Counts,
     second::Second,
-    values::{DspShares, parse_rate},
+    values::parse_rate,
 };
 use self::{outcome::Measured, second::Collector, threads::Threads};
 use crate::cpu::CpuTime;

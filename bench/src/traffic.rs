@@ -1,18 +1,11 @@
 //! The cookies a load consists of: random to look at, yet each a pure function of (seed, connection, number),
 //! so that a verifier makes the same ones again and compares them with a store.
 //!
-//! One cookie costs about seven multiplications-and-shifts and thirty table look-ups; no allocation. A Zipf draw adds a few
-//! powers; what that costs is said at [`Draw::Zipf`].
-
-mod draw;
+//! One cookie costs about seven multiplications-and-shifts and thirty table look-ups; no allocation.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
 use proto::wire::CookieRef;
-
-pub(crate) use self::draw::Chance;
-pub use self::draw::Draw;
-use self::draw::{Dsps, Population};
 
 /// Bytes of a user id: 20 hexadecimal digits.
 pub const USER_ID_BYTES: usize = 20;
@@ -99,13 +92,44 @@ impl SyntheticCookie {
     }
 }
 
+/// Something that happens with a fixed probability.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chance {
+    /// Draws below this are hits; up to 2^64.
+    hits_below: u128,
+}
+
+impl Chance {
+    /// That of `probability`, from 0 to 1.
+    pub(crate) fn new(probability: f64) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a float cast saturates, at 0 too"
+        )]
+        let hits_below = (probability.min(1.0) * 2_f64.powi(64)) as u128;
+        Self { hits_below }
+    }
+
+    /// True when it never happens.
+    pub(crate) fn is_never(&self) -> bool {
+        self.hits_below == 0
+    }
+
+    /// Whether it happens with this draw of all 64-bit words.
+    #[inline]
+    pub(crate) fn hits(&self, draw: u64) -> bool {
+        u128::from(draw) < self.hits_below
+    }
+}
+
 /// Makes the cookies of one seed.
 #[derive(Debug, Clone)]
 pub struct Traffic {
     seed: u64,
-    population: Option<Population>,
+    /// Distinct users; without them, each cookie has a new one.
+    users: Option<NonZeroU64>,
     fresh: Chance,
-    dsps: Dsps,
+    dsps: u32,
     /// How many DSPs have lower numbers than the first.
     dsps_before: u32,
 }
@@ -117,9 +141,9 @@ impl Traffic {
     pub fn new(seed: u64, users: Option<NonZeroU64>) -> Self {
         Self {
             seed,
-            population: users.map(Population::new),
+            users,
             fresh: Chance::new(1.0),
-            dsps: Dsps::Equal(DSPS),
+            dsps: DSPS,
             dsps_before: 0,
         }
     }
@@ -127,14 +151,7 @@ impl Traffic {
     /// The same with DSPs from 1 to `dsps`.
     #[must_use]
     pub fn with_dsps(mut self, dsps: NonZeroU32) -> Self {
-        self.dsps = Dsps::Equal(dsps.get());
-        self
-    }
-
-    /// The same with DSPs in these shares: the first is DSP 1's.
-    #[must_use]
-    pub fn with_dsp_shares(mut self, shares: &[NonZeroU32]) -> Self {
-        self.dsps = Dsps::weighted(shares);
+        self.dsps = dsps.get();
         self
     }
 
@@ -142,13 +159,6 @@ impl Traffic {
     #[must_use]
     pub fn with_first_dsp(mut self, first: NonZeroU32) -> Self {
         self.dsps_before = first.get() - 1;
-        self
-    }
-
-    /// The same with users drawn in this way; of no effect without a population.
-    #[must_use]
-    pub fn with_draw(mut self, draw: Draw) -> Self {
-        self.population = self.population.map(|population| population.drawn(draw));
         self
     }
 
@@ -178,11 +188,11 @@ impl Traffic {
         let stream = nth_word(self.seed, connection);
         let words = nth_word(stream, number);
         let [dsp_draw, length_draw] = halves(nth_word(words, 0));
-        let dsp_id = self.dsps_before + self.dsps.draw(dsp_draw);
+        let dsp_id = self.dsps_before + 1 + below(dsp_draw, self.dsps);
 
-        let user = match &self.population {
+        let user = match self.users {
             None => nth_word(words, 1),
-            Some(population) => nth_word(self.seed ^ POPULATION, population.draw(words)),
+            Some(users) => nth_word(self.seed ^ POPULATION, nth_word(words, 1) % users),
         };
         let mut user_id = [0; USER_ID_BYTES];
         let bytes = user
@@ -317,36 +327,13 @@ mod tests {
     }
 
     #[test]
-    fn zipf_draws_each_rank_in_its_proportion() {
-        for exponent in [0.8, 1.0, 1.3] {
-            let traffic = Traffic::new(5, users(1_000)).with_draw(Draw::Zipf(exponent));
-            let mut counts = HashMap::new();
-            let drawn = 200_000;
-            for cookie in draws(&traffic, drawn) {
-                *counts.entry(cookie.user_id().to_owned()).or_insert(0) += 1;
-            }
-            let weight = |rank: u32| f64::from(rank).powf(-exponent);
-            let total: f64 = (1..=1_000).map(weight).sum();
-            let mut counts: Vec<u64> = counts.into_values().collect();
-            counts.sort_unstable_by(|a, b| b.cmp(a));
-            assert!(counts.len() <= 1_000);
-            // The most frequent are so far apart that their order is that of their ranks.
-            for (rank, count) in (1..=5).zip(counts) {
-                check_count(count, drawn, weight(rank) / total);
-            }
-        }
-    }
-
-    #[test]
     fn population_is_the_same_on_every_connection() {
-        for draw in [Draw::Uniform, Draw::Zipf(1.0)] {
-            let traffic = Traffic::new(1, users(10)).with_draw(draw);
-            let on = |connection| -> HashSet<_> {
-                let cookies = (0..1_000).map(|number| traffic.cookie(connection, number));
-                cookies.map(|cookie| cookie.user_id).collect()
-            };
-            assert_eq!((on(0).len(), on(0)), (10, on(9)));
-        }
+        let traffic = Traffic::new(1, users(10));
+        let on = |connection| -> HashSet<_> {
+            let cookies = (0..1_000).map(|number| traffic.cookie(connection, number));
+            cookies.map(|cookie| cookie.user_id).collect()
+        };
+        assert_eq!((on(0).len(), on(0)), (10, on(9)));
     }
 
     #[test]
@@ -382,19 +369,15 @@ mod tests {
     }
 
     #[test]
-    fn dsps_are_drawn_in_their_shares() {
-        let shares = [50, 30, 19, 1].map(|share| NonZeroU32::new(share).unwrap());
-        let weighted = Traffic::new(3, None).with_dsp_shares(&shares);
-        let equal = Traffic::new(3, None).with_dsps(NonZeroU32::new(4).unwrap());
-        for (traffic, percent) in [(weighted, [50, 30, 19, 1]), (equal, [25; 4])] {
-            let mut counts = HashMap::new();
-            for cookie in draws(&traffic, 100_000) {
-                *counts.entry(cookie.dsp_id()).or_insert(0) += 1;
-            }
-            assert_eq!(counts.len(), 4);
-            for (dsp, percent) in (1..).zip(percent) {
-                check_count(counts[&dsp], 100_000, f64::from(percent) / 100.0);
-            }
+    fn each_dsp_is_as_frequent_as_any_other() {
+        let traffic = Traffic::new(3, None).with_dsps(NonZeroU32::new(4).unwrap());
+        let mut counts = HashMap::new();
+        for cookie in draws(&traffic, 100_000) {
+            *counts.entry(cookie.dsp_id()).or_insert(0) += 1;
+        }
+        assert_eq!(counts.len(), 4);
+        for dsp in 1..=4 {
+            check_count(counts[&dsp], 100_000, 0.25);
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::traffic::{SyntheticCookie, Traffic};
 
 /// How much later a request to another producer must have been sent to be certainly newer. A cookie's time is before its
 /// acceptance by at most three times the age of a chunk, whatever holds up the producer: 150 ms with the longest age that
-/// [`ClusterArgs`](crate::cluster::ClusterArgs) allows. The rest is for stores that keep milliseconds.
+/// a cluster's arguments allow. The rest is for stores that keep milliseconds.
 pub const PRODUCERS_APART: std::time::Duration = std::time::Duration::from_millis(160);
 
 /// What became of a request.

@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::Cluster,
-    load::{self, DrawKind, Fate, History, Limit, Plan},
+    load::{self, Fate, History, Limit, Plan, parse_share},
     report::Percentiles,
-    traffic::{Draw, Traffic},
+    traffic::Traffic,
     verify::{Requests, Sending, Source},
 };
 
@@ -31,32 +31,12 @@ pub struct DriveArgs {
     /// Draw the users from this many distinct ids.
     #[arg(long, default_value = USERS_DEFAULT)]
     pub users: NonZeroU64,
-    /// How users are drawn: each as often as any other, or few often and most seldom.
-    #[arg(long, value_enum, default_value_t = DrawKind::Uniform)]
-    pub draw: DrawKind,
-    /// With --draw zipf: the user of rank r comes in proportion to 1 / r to the power of this, 0 or more.
-    #[arg(long, default_value_t = 1.0, value_parser = parse_exponent)]
-    pub zipf_exponent: f64,
     /// Share of the requests that repeat a user and DSP, 0 to 1, whose buyer uid differs from the one before.
     #[arg(long, default_value_t = 0.1, value_parser = parse_share, value_name = "SHARE")]
     pub repeat_changed: f64,
     /// Seed of the cookies and of everything else that is drawn [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
-}
-
-fn parse_exponent(text: &str) -> Result<f64, String> {
-    let exponent = text.parse().ok();
-    exponent
-        .filter(|exponent: &f64| exponent.is_finite() && *exponent >= 0.0)
-        .ok_or_else(|| "not a number of 0 or more".to_owned())
-}
-
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok();
-    share
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| "not a number from 0 to 1".to_owned())
 }
 
 /// One constant load.
@@ -104,10 +84,6 @@ impl Drive {
     #[must_use]
     pub fn new(args: &DriveArgs, seed: u64, cluster: &Cluster) -> Self {
         let producers = cluster.producers.iter();
-        let draw = match args.draw {
-            DrawKind::Uniform => Draw::Uniform,
-            DrawKind::Zipf => Draw::Zipf(args.zipf_exponent),
-        };
         Self {
             urls: producers
                 .map(|producer| format!("http://{}/", producer.http))
@@ -116,9 +92,7 @@ impl Drive {
             connections: args
                 .connections
                 .max(NonZeroUsize::new(cluster.producers.len()).unwrap_or(NonZeroUsize::MIN)),
-            traffic: Traffic::new(seed, Some(args.users))
-                .with_draw(draw)
-                .with_repeats_changed(args.repeat_changed),
+            traffic: Traffic::new(seed, Some(args.users)).with_repeats_changed(args.repeat_changed),
             rate: NonZeroU64::MIN,
             lasts: Duration::ZERO,
             first_connection: 0,

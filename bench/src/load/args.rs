@@ -6,20 +6,19 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use http::Uri;
 
 use super::{
     plan::Plan,
-    values::{DspShares, parse_exponent, parse_rate, parse_share, parse_time},
+    values::{parse_rate, parse_share, parse_time},
 };
 use crate::{
     report::ReportArgs,
-    traffic::{DSPS, Draw, Traffic},
+    traffic::{DSPS, Traffic},
 };
 
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
-const ZIPF_EXPONENT_DEFAULT: f64 = 1.0;
 
 /// Sends sync requests to a producer's HTTP port and checks every answer.
 ///
@@ -72,22 +71,13 @@ pub struct TrafficArgs {
     /// Draw the users from this many distinct ids [default: a new user for every request].
     #[arg(long)]
     pub users: Option<NonZeroU64>,
-    /// How users are drawn: each as often as any other, or few often and most seldom.
-    #[arg(long, requires = "users", value_enum, default_value_t = DrawKind::Uniform)]
-    pub draw: DrawKind,
-    /// With --draw zipf: the user of rank r comes in proportion to 1 / r to the power of this [default: 1].
-    #[arg(long, requires = "users", value_parser = parse_exponent)]
-    pub zipf_exponent: Option<f64>,
     /// Share of the requests that repeat a user and DSP, 0 to 1, whose buyer uid differs from the one before. Buyers seldom
     /// change an id they have given, except where a browser forgets theirs.
     #[arg(long, requires = "users", default_value_t = 0.1, value_parser = parse_share, value_name = "SHARE")]
     pub repeat_changed: f64,
-    /// Number of DSPs, each as frequent as any other [default: 20].
-    #[arg(long, conflicts_with = "dsp_shares")]
-    pub dsps: Option<NonZeroU32>,
-    /// Shares of DSP 1, 2 and so on: 50:30:20.
-    #[arg(long, value_name = "SHARE:SHARE:…")]
-    pub dsp_shares: Option<DspShares>,
+    /// Number of DSPs, each as frequent as any other.
+    #[arg(long, default_value_t = NonZeroU32::new(DSPS).unwrap_or(NonZeroU32::MIN))]
+    pub dsps: NonZeroU32,
     /// Number of the first DSP: --dsps 1 --first-dsp 17 is DSP 17 alone.
     #[arg(long, default_value = "1", value_name = "NUMBER")]
     pub first_dsp: NonZeroU32,
@@ -97,47 +87,16 @@ pub struct TrafficArgs {
     pub first_connection: u64,
 }
 
-/// A way to draw users.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DrawKind {
-    /// Each as often as any other.
-    Uniform,
-    /// In proportion to a power of their rank.
-    Zipf,
-}
-
 impl TrafficArgs {
     fn traffic(&self) -> Traffic {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..));
-        let draw = match self.draw {
-            DrawKind::Uniform => Draw::Uniform,
-            DrawKind::Zipf => Draw::Zipf(self.zipf_exponent.unwrap_or(ZIPF_EXPONENT_DEFAULT)),
-        };
-        let traffic = match self.users {
-            None => Traffic::new(seed, None),
-            users => Traffic::new(seed, users)
-                .with_draw(draw)
-                .with_repeats_changed(self.repeat_changed),
-        };
-        let traffic = traffic.with_first_dsp(self.first_dsp);
-        match &self.dsp_shares {
-            Some(DspShares(shares)) => traffic.with_dsp_shares(shares),
-            None => traffic.with_dsps(self.equal_dsps()),
+        let traffic = Traffic::new(seed, self.users)
+            .with_dsps(self.dsps)
+            .with_first_dsp(self.first_dsp);
+        match self.users {
+            None => traffic,
+            Some(_) => traffic.with_repeats_changed(self.repeat_changed),
         }
-    }
-
-    fn equal_dsps(&self) -> NonZeroU32 {
-        let default = NonZeroU32::new(DSPS).expect("there are some by default");
-        self.dsps.unwrap_or(default)
-    }
-
-    /// Whether the last DSP has a number.
-    fn has_all_dsps(&self) -> bool {
-        let dsps = match &self.dsp_shares {
-            Some(DspShares(shares)) => u32::try_from(shares.len()).unwrap_or(u32::MAX),
-            None => self.equal_dsps().get(),
-        };
-        (self.first_dsp.get() - 1).checked_add(dsps).is_some()
     }
 }
 
@@ -167,12 +126,9 @@ impl LoadArgs {
     /// What arguments cannot say of each other by themselves.
     fn check(&self) -> Result<()> {
         let traffic = &self.traffic;
+        let dsps_before = traffic.first_dsp.get() - 1;
         ensure!(
-            traffic.zipf_exponent.is_none() || traffic.draw == DrawKind::Zipf,
-            "--zipf-exponent says nothing without --draw zipf"
-        );
-        ensure!(
-            traffic.has_all_dsps(),
+            dsps_before.checked_add(traffic.dsps.get()).is_some(),
             "with --first-dsp {}, not all DSPs have a number of 32 bits",
             traffic.first_dsp
         );
@@ -227,20 +183,14 @@ mod tests {
     fn flags_that_contradict_each_other_are_refused() {
         for flags in [
             "-l 0",
-            "--draw zipf",
-            "--zipf-exponent 1.1",
-            "--users 10 --zipf-exponent 1.1",
             "-c 1 --url http://a/ --url http://b/",
             "-d 0s",
             "-d 31days",
             "--repeat-changed 0.5",
             "--users 10 --repeat-changed 1.5",
-            "--users 10 --draw zipf --zipf-exponent -1",
-            "--dsps 5 --dsp-shares 1:2",
-            "--dsp-shares 1:0",
             "--first-dsp 0",
             "--first-dsp 4294967277",
-            "--first-dsp 4294967295 --dsp-shares 1:1",
+            "--first-dsp 4294967295 --dsps 2",
             "--malformed 2",
         ] {
             assert!(parse(flags).is_err(), "{flags}");
