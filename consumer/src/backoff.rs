@@ -1,4 +1,4 @@
-//! Growing, jittered delays between attempts: 50 ms to 2 s.
+//! Growing, jittered delays between attempts: 50 ms to 2 s, or as is said.
 
 use std::time::Duration;
 
@@ -10,26 +10,35 @@ pub const DELAY_MAX: Duration = Duration::from_secs(2);
 /// How long to wait before the next attempt. Reset it by progress, not by a mere connection.
 #[derive(Debug)]
 pub struct Backoff {
+    min: Duration,
     next: Duration,
+    max: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: DELAY_MIN }
+        Self::new(DELAY_MIN, DELAY_MAX)
     }
 }
 
 impl Backoff {
-    /// The delay to wait now; the following one is twice as long, up to [`DELAY_MAX`].
+    /// Delays that begin at `min` and grow to `max`.
+    #[must_use]
+    pub fn new(min: Duration, max: Duration) -> Self {
+        let next = min;
+        Self { min, next, max }
+    }
+
+    /// The delay to wait now; the following one is twice as long, up to the longest.
     pub fn delay(&mut self) -> Duration {
         let delay = self.next;
-        self.next = (delay * 2).min(DELAY_MAX);
+        self.next = (delay * 2).min(self.max);
         jittered(delay)
     }
 
     /// Starts from the shortest delay again.
     pub fn reset(&mut self) {
-        self.next = DELAY_MIN;
+        self.next = self.min;
     }
 }
 

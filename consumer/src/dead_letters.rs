@@ -36,9 +36,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of a reason; the rest is cut off.
 const REASON_BYTES_MAX: usize = 1024;
 
-/// About so many bytes are written at once.
-const BLOCK_BYTES: usize = 16 << 10;
-
 /// The users' ids are not for everybody.
 const MODE: u32 = 0o600;
 
@@ -176,40 +173,30 @@ impl Files {
     /// Blocks.
     fn append(&self, batch: &Batch, rejected: &[Rejected]) -> Appended {
         let time = Timestamp::now().to_string();
-        let (mut letters, mut in_block) = (0, 0);
-        let mut block = Vec::new();
+        let mut letters = 0;
         let mut write = || {
+            let mut file = open(&self.newest)?;
+            let mut bytes = file.metadata()?.len();
+            if bytes > 0 && !ends_with_newline(&mut file)? {
+                // What a full disk left of a dead letter.
+                file.write_all(b"\n")?;
+                bytes += 1;
+            }
             for rejected in rejected {
                 let line = line(batch, rejected, &time)?;
-                if in_block > 0 && block.len() + line.len() > BLOCK_BYTES {
-                    self.put(&block)?;
-                    letters += std::mem::take(&mut in_block);
-                    block.clear();
+                if bytes > 0 && bytes + line.len() as u64 > self.bytes_max {
+                    fs::rename(&self.newest, &self.older)?;
+                    file = open(&self.newest)?;
+                    bytes = 0;
                 }
-                block.extend(line);
-                in_block += 1;
+                file.write_all(&line)?;
+                bytes += line.len() as u64;
+                letters += 1;
             }
-            self.put(&block)?;
-            letters += in_block;
             Ok(())
         };
         let result = write();
         Appended { letters, result }
-    }
-
-    /// Appends whole lines, to a new file if they do not fit.
-    fn put(&self, lines: &[u8]) -> io::Result<()> {
-        let mut file = open(&self.newest)?;
-        let bytes = file.metadata()?.len();
-        if bytes > 0 && bytes + lines.len() as u64 + 1 > self.bytes_max {
-            drop(file);
-            fs::rename(&self.newest, &self.older)?;
-            file = open(&self.newest)?;
-        } else if bytes > 0 && !ends_with_newline(&mut file)? {
-            // What a full disk left of a dead letter.
-            file.write_all(b"\n")?;
-        }
-        file.write_all(lines)
     }
 }
 

@@ -7,7 +7,11 @@
 
 mod forget;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::{Zoned, tz::TimeZone};
 use tokio::{
@@ -117,7 +121,7 @@ struct Night {
 impl Night {
     async fn expiries(&self) {
         let window = self.schedule.expiry;
-        let (mut was_open, mut failing) = (None, Failing::default());
+        let (mut was_open, mut failing) = (None, BTreeSet::new());
         let mut other = None;
         while !self.stop.is_cancelled() {
             let now = self.now();
@@ -225,7 +229,7 @@ impl Night {
 
     async fn compactions(&self) {
         let window = self.schedule.compaction;
-        let (mut completed, mut failing) = (None, Failing::default());
+        let (mut completed, mut failing) = (None, BTreeSet::new());
         while !self.stop.is_cancelled() {
             let now = self.now();
             let open = window.is_open(&now);
@@ -362,36 +366,24 @@ impl Night {
         }
     }
 
-    /// Whether everything was done; counts and tells when it was not.
-    fn outcome(&self, what: &str, failing: &mut Failing, done: Result<bool, StoreError>) -> bool {
+    /// Whether everything was done; counts when it was not, and tells what changed.
+    fn outcome(
+        &self,
+        what: &'static str,
+        failing: &mut BTreeSet<&'static str>,
+        done: Result<bool, StoreError>,
+    ) -> bool {
         match &done {
-            Ok(_) => failing.recovered(what),
+            Ok(_) if failing.remove(what) => tracing::info!(what, "maintenance works again"),
+            Ok(_) => {}
             Err(error) => {
                 self.metrics.errors.inc();
-                failing.failed(what, error);
+                if failing.insert(what) {
+                    tracing::warn!(what, %error, "maintenance failed, trying again soon");
+                }
             }
         }
         done.unwrap_or(false)
-    }
-}
-
-/// What failed last time: only changes are told.
-#[derive(Debug, Default)]
-struct Failing(Vec<String>);
-
-impl Failing {
-    fn failed(&mut self, what: &str, error: &StoreError) {
-        if !self.0.iter().any(|failing| failing == what) {
-            self.0.push(what.to_owned());
-            tracing::warn!(what, %error, "maintenance failed, trying again soon");
-        }
-    }
-
-    fn recovered(&mut self, what: &str) {
-        if self.0.iter().any(|failing| failing == what) {
-            self.0.retain(|failing| failing != what);
-            tracing::info!(what, "maintenance works again");
-        }
     }
 }
 

@@ -51,6 +51,19 @@ pub struct Written {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Receipt(pub [u8; 12]);
 
+/// What a store has beside cookies, at the start.
+#[derive(Debug, Clone, Default)]
+pub struct Loaded {
+    /// The cursors of the newest batches, one a producer.
+    pub cursors: Vec<Cursor>,
+    /// The DSPs that have a slot, in any order.
+    pub slots: Vec<u32>,
+    /// The records of what this consumer will not get, in any order.
+    pub losses: Vec<Numbered>,
+    /// What is in the [retry queue](crate::aside), in the order of numbers. A store that takes the cookies of all DSPs has none.
+    pub aside: Vec<Entry>,
+}
+
 /// What the [retry queue](crate::aside) holds under one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
@@ -251,27 +264,11 @@ impl From<BuyerUids> for Found {
 
 /// A place for cookies that survives the process.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// The cursors of the newest batches, one a producer.
+    /// What it has beside cookies.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>>;
-
-    /// The records of what this consumer will not get, in any order.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
-    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
-    }
-
-    /// The DSPs that have a slot, in any order.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
-    fn load_slots(&self) -> Answer<'_, Vec<u32>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
-    }
+    fn load(&self) -> Answer<'_, Loaded>;
 
     /// Brings in the cookies of `batch`: bidders can read them now. They are durable, and with them the cursors, once
     /// the batch is [committed](Self::commit) as well.
@@ -313,14 +310,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Whether a DSP's cookies can be stored without making a slot for them first.
     fn has_slot(&self, _dsp_id: u32) -> bool {
         true
-    }
-
-    /// What is in the [retry queue](crate::aside), in the order of numbers. A store that takes the cookies of all DSPs has none.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
-    fn load_aside(&self) -> Answer<'_, Vec<Entry>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
     /// Puts entries into the retry queue; they are durable when it returns. After an error any of them may be there, and the

@@ -9,7 +9,6 @@
 
 pub mod buffer;
 pub mod discovery;
-mod gaps;
 mod opening;
 pub mod restarts;
 pub mod sequence;
@@ -41,7 +40,6 @@ use crate::{
     producers::{Advanced, Arrival, Listed, Opening, Producers, Stream},
 };
 use buffer::{BufferWriter, Item};
-use gaps::{Gaps, Say};
 use sequence::{Beginning, Position, Violation};
 
 /// How long it may take from the attempt to connect until `Hello`.
@@ -52,6 +50,9 @@ const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 
 /// How long after a stream was ended by a newer one that may turn out to be a sibling's.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Shortest time from one log line about a gap to the next; all gaps are counted and on record.
+const GAP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What all subscriptions of a process share.
 #[derive(Debug)]
@@ -85,7 +86,8 @@ pub struct Subscription {
     said: Said,
     /// The producer whose stream from here ended without a goodbye last.
     lost: Option<Arc<str>>,
-    gaps: Gaps,
+    /// When a gap was logged last.
+    gap_logged: Option<Instant>,
 }
 
 /// What the log says last of this address.
@@ -156,7 +158,7 @@ impl Subscription {
             backoff: Backoff::default(),
             said: Said::Nothing,
             lost: None,
-            gaps: Gaps::default(),
+            gap_logged: None,
         }
     }
 
@@ -202,8 +204,6 @@ impl Subscription {
     }
 
     fn say_down(&mut self, ended: &Ended) {
-        let say = self.gaps.end();
-        self.say_gaps(&self.origin, say);
         let (address, origin) = (self.address(), &self.origin);
         let why = ended.to_string();
         self.listed.down(&why);
@@ -289,10 +289,6 @@ impl Subscription {
         position: &mut Position,
         open: &mut Stream,
     ) -> Result<(), Ended> {
-        if !matches!(received, Received::Event(Event::Gap(_))) {
-            let say = self.gaps.other(Instant::now);
-            self.say_gaps(position.producer(), say);
-        }
         let violation = |violation| self.violation(violation);
         let mut arrival = None;
         let item = match received {
@@ -314,11 +310,10 @@ impl Subscription {
                 open.lost(lost);
                 let producer = &**position.producer();
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
-                let say = self.gaps.gap(lost, Instant::now());
-                if say == Some(Say::Begin) {
+                let logged = self.gap_logged.map(|at| at.elapsed());
+                if logged.is_none_or(|ago| ago >= GAP_LOG_INTERVAL) {
+                    self.gap_logged = Some(Instant::now());
                     tracing::warn!(producer, lost, first, last, reason = ?gap.reason(), "gap: cookies are lost");
-                } else {
-                    self.say_gaps(position.producer(), say);
                 }
                 let loss = Loss {
                     producer: producer.to_owned(),
@@ -341,7 +336,9 @@ impl Subscription {
             Received::Event(Event::Goodbye(goodbye)) => {
                 return self.part(&goodbye, position, open).await;
             }
-            Received::Event(Event::Hello(_)) => return Err(violation(Violation::SecondHello)),
+            Received::Event(Event::Hello(_)) => {
+                return Err(violation(Violation::new("hello came twice")));
+            }
             Received::Event(Event::Chunk(_)) | Received::Unknown => {
                 self.context.metrics.unknown_events.inc();
                 return Ok(());
@@ -403,17 +400,6 @@ impl Subscription {
 
     fn address(&self) -> SocketAddr {
         self.listed.address()
-    }
-
-    fn say_gaps(&self, producer: &str, say: Option<Say>) {
-        if let Some(Say::Sum { cookies, gaps }) = say {
-            tracing::warn!(
-                producer,
-                lost = cookies,
-                gaps,
-                "more gaps: cookies are lost"
-            );
-        }
     }
 
     fn violation(&self, violation: Violation) -> Ended {

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Aside, unpack};
 use crate::{
-    backoff::jittered,
+    backoff::Backoff,
     batch::Batch,
     dead_letters::DeadLetters,
     health::Health,
@@ -35,8 +35,10 @@ const TRIED_AT_ONCE: usize = 16;
 /// How often in a row one DSP is tried before others that wait have their turn: more may come as fast as it is written.
 const TRIES_IN_A_ROW: usize = 8;
 
-/// After the first failure, and at most.
-const DELAYS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// The delays from one try of a DSP to the next.
+fn backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(500), Duration::from_secs(30))
+}
 
 /// How often it is looked for DSPs that are due.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -60,7 +62,16 @@ pub struct Retries {
 #[derive(Debug)]
 struct Due {
     at: Instant,
-    delay: Duration,
+    backoff: Backoff,
+}
+
+impl Due {
+    fn at(at: Instant) -> Self {
+        Self {
+            at,
+            backoff: backoff(),
+        }
+    }
 }
 
 /// What came of trying a DSP.
@@ -105,11 +116,7 @@ impl Retries {
             dues.retain(|dsp_id, _| failing.contains(dsp_id));
             let is_idle = failing.is_empty() && tried.is_empty();
             for dsp_id in failing {
-                let at_once = Due {
-                    at: now,
-                    delay: Duration::ZERO,
-                };
-                dues.entry(dsp_id).or_insert(at_once);
+                dues.entry(dsp_id).or_insert_with(|| Due::at(now));
             }
             // Who has waited longest is first, so that no number of DSPs that fail holds up another for good.
             let due = dues.iter().filter(|(_, due)| due.at <= now);
@@ -140,9 +147,8 @@ impl Retries {
                         Ok(()) => drop(dues.remove(&dsp_id)),
                         Err(error) => {
                             self.health.dsp_fails(dsp_id, &error.to_string());
-                            let before = dues.get(&dsp_id).map_or(Duration::ZERO, |due| due.delay * 2);
-                            let delay = before.clamp(DELAYS.0, DELAYS.1);
-                            dues.insert(dsp_id, Due { at: Instant::now() + jittered(delay), delay });
+                            let due = dues.entry(dsp_id).or_insert_with(|| Due::at(now));
+                            due.at = Instant::now() + due.backoff.delay();
                         }
                     }
                 }
@@ -216,11 +222,10 @@ impl Retries {
     /// Removes entries whose cookies are written or dead letters. Only the removal is repeated: if its answer was lost, there
     /// is nothing left to read and write again.
     async fn remove(&self, dsp_id: u32, numbers: &[u64]) {
-        let mut delay = DELAYS.0;
+        let mut backoff = backoff();
         while let Err(error) = self.store.remove_aside(numbers).await {
             self.health.dsp_fails(dsp_id, &error.to_string());
-            sleep(jittered(delay)).await;
-            delay = (2 * delay).min(DELAYS.1);
+            sleep(backoff.delay()).await;
         }
         self.health.dsp_works(dsp_id);
     }

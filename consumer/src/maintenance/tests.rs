@@ -13,7 +13,7 @@ use crate::{
     clock::ManualClock,
     losses::Loss,
     metrics::register_producers,
-    store::{Answer, Expired, Found, Written},
+    store::{Answer, Expired, Found, Loaded, Written},
     subscription::buffer::{BufferReader, BufferWriter, Item, buffer},
 };
 
@@ -60,8 +60,8 @@ impl FakeStore {
 }
 
 impl Store for FakeStore {
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        done(Vec::new())
+    fn load(&self) -> Answer<'_, Loaded> {
+        done(Loaded::default())
     }
 
     fn write(&self, _: Arc<Batch>) -> Answer<'_, Written> {

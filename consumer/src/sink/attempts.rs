@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How long one attempt may take before the store is reported as failing; the attempt goes on.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Most reasons of one outage that are logged.
 const REASONS_MAX: usize = 8;
@@ -47,20 +47,19 @@ impl Attempts {
         }
     }
 
-    /// Repeats what the store cannot do now, after growing delays. An attempt that takes longer than `patience` is
-    /// reported.
+    /// Repeats what the store cannot do now, after growing delays. An attempt that takes longer than [`PATIENCE`]
+    /// is reported.
     ///
     /// # Errors
     /// When the store is broken, or told to stop.
     pub(super) async fn until_done<T>(
         &mut self,
-        patience: Duration,
         ask: impl for<'a> Fn(&'a dyn Store) -> Answer<'a, T>,
     ) -> Result<T, Failure> {
         let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
         let mut backoff = Backoff::default();
         loop {
-            let answer = self.unless_stopped(patience, ask(&*store)).await?;
+            let answer = self.unless_stopped(ask(&*store)).await?;
             self.note(answer.as_ref().err())?;
             if let Ok(done) = answer {
                 return Ok(done);
@@ -78,29 +77,24 @@ impl Attempts {
     /// When told to stop.
     pub(super) async fn unless_stopped<T>(
         &mut self,
-        patience: Duration,
         asked: impl Future<Output = T> + Unpin,
     ) -> Result<T, Failure> {
         let stop = self.stop.clone();
         tokio::select! {
             () = stop.cancelled() => Err(Failure::Stopped),
-            answer = self.patiently(patience, asked) => Ok(answer),
+            answer = self.patiently(asked) => Ok(answer),
         }
     }
 
     /// Reports the store as failing when it does not answer soon, and as in need of a restart when it seems to hang; and
     /// waits on.
-    pub(super) async fn patiently<T>(
-        &mut self,
-        patience: Duration,
-        mut asked: impl Future<Output = T> + Unpin,
-    ) -> T {
-        if let Ok(answer) = timeout(patience, &mut asked).await {
+    async fn patiently<T>(&mut self, mut asked: impl Future<Output = T> + Unpin) -> T {
+        if let Ok(answer) = timeout(PATIENCE, &mut asked).await {
             return answer;
         }
-        self.is_failing(format!("no answer for {patience:?}"));
+        self.is_failing(format!("no answer for {PATIENCE:?}"));
         if let Some(hangs_after) = self.store.hangs_after() {
-            if let Ok(answer) = timeout(hangs_after.saturating_sub(patience), &mut asked).await {
+            if let Ok(answer) = timeout(hangs_after.saturating_sub(PATIENCE), &mut asked).await {
                 return answer;
             }
             let why = format!(

@@ -26,20 +26,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Batches, Failure,
-    attempts::{Attempts, PATIENCE},
-    lock,
-};
+use super::{Batches, Failure, attempts::Attempts, lock};
 use crate::{
     aside::Aside,
-    batch::{Batch, Cursor},
+    batch::Batch,
     dead_letters::DeadLetters,
     health::Health,
     ledger::Settled,
-    losses::Numbered,
     metrics,
-    store::{Store, StoreError, Written},
+    store::{Loaded, Store, StoreError, Written},
     suppression::{self, Suppression},
 };
 
@@ -60,17 +55,6 @@ pub struct Writer {
     aside: Aside,
     stop: CancellationToken,
     attempts: Attempts,
-}
-
-/// What a store has beside cookies.
-#[derive(Debug)]
-pub struct Loaded {
-    /// Where it stands.
-    pub cursors: Vec<Cursor>,
-    /// Of which DSPs it has cookies, or soon will.
-    pub slots: Vec<u32>,
-    /// The records of losses that it keeps.
-    pub losses: Vec<Numbered>,
 }
 
 /// What the writer is doing.
@@ -143,27 +127,12 @@ impl Writer {
     /// # Errors
     /// When the store is broken, or at `stop`.
     pub async fn load(&mut self) -> Result<Loaded, Failure> {
-        let attempts = &mut self.attempts;
-        attempts.until_done(PATIENCE, |store| store.ping()).await?;
-        let cursors = attempts
-            .until_done(PATIENCE, |store| store.load_cursors())
-            .await?;
-        let aside = attempts
-            .until_done(PATIENCE, |store| store.load_aside())
-            .await?;
-        self.aside.load(&aside);
+        self.attempts.until_done(|store| store.ping()).await?;
+        let mut loaded = self.attempts.until_done(|store| store.load()).await?;
+        self.aside.load(&loaded.aside);
         // These get their slots soon.
-        let mut slots: Vec<u32> = self.aside.dsps().into_keys().collect();
-        let found = attempts.until_done(PATIENCE, |store| store.load_slots());
-        slots.extend(found.await?);
-        let losses = attempts
-            .until_done(PATIENCE, |store| store.load_losses())
-            .await?;
-        Ok(Loaded {
-            cursors,
-            slots,
-            losses,
-        })
+        loaded.slots.extend(self.aside.dsps().into_keys());
+        Ok(loaded)
     }
 
     /// Writes and commits batches until there are no more.
@@ -222,7 +191,7 @@ impl Writer {
                 },
             }
             let ping = self.store.ping();
-            let pinged = self.attempts.unless_stopped(PATIENCE, ping).await?;
+            let pinged = self.attempts.unless_stopped(ping).await?;
             self.attempts.note(pinged.as_ref().err())?;
         }
     }
@@ -237,7 +206,7 @@ impl Writer {
             Some(Ok(written)) => written,
             _ => {
                 self.attempts
-                    .until_done(PATIENCE, |store| store.write(Arc::clone(&batch)))
+                    .until_done(|store| store.write(Arc::clone(&batch)))
                     .await?
             }
         };
@@ -266,7 +235,7 @@ impl Writer {
     ) -> Result<State, Failure> {
         tokio::select! {
             biased;
-            committed = self.attempts.unless_stopped(PATIENCE, &mut commit) => {
+            committed = self.attempts.unless_stopped(&mut commit) => {
                 self.committed(previous, committed?).await?;
                 Ok(State::Idle)
             }
@@ -287,7 +256,7 @@ impl Writer {
     ) -> Result<State, Failure> {
         let write = self.store.write(Arc::clone(&next.batch));
         let both = async { tokio::join!(commit, write) }.boxed();
-        let (committed, attempt) = self.attempts.unless_stopped(PATIENCE, both).await?;
+        let (committed, attempt) = self.attempts.unless_stopped(both).await?;
         // After a failure nothing that was written since the last commit is certain.
         let is_durable = self.committed(previous, committed).await?;
         Ok(State::Writing {
@@ -316,7 +285,7 @@ impl Writer {
         let batch = Arc::clone(&previous.batch);
         let mut after = self
             .attempts
-            .until_done(PATIENCE, |store| {
+            .until_done(|store| {
                 let batch = Arc::clone(&batch);
                 async move {
                     let written = store.write(Arc::clone(&batch)).await?;
@@ -362,7 +331,7 @@ impl Writer {
         let (entries, no_room) = self.aside.pack(batch, &written.not_taken, has_slot);
         if !entries.is_empty() {
             self.attempts
-                .until_done(PATIENCE, |store| store.put_aside(Arc::clone(&entries)))
+                .until_done(|store| store.put_aside(Arc::clone(&entries)))
                 .await?;
             self.aside.put(&entries);
         }

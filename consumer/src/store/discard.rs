@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 
-use super::{Answer, Compacted, Compaction, Expired, Expiry, Found, Store, Written};
+use super::{Answer, Compacted, Compaction, Expired, Expiry, Found, Loaded, Store, Written};
 use crate::batch::{Batch, Cursor};
 
 /// Remembers cursors for the life of the process, and nothing else.
@@ -14,9 +14,13 @@ pub struct DiscardStore {
 }
 
 impl Store for DiscardStore {
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
+    fn load(&self) -> Answer<'_, Loaded> {
         let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
-        std::future::ready(Ok(cursors.clone())).boxed()
+        let loaded = Loaded {
+            cursors: cursors.clone(),
+            ..Loaded::default()
+        };
+        std::future::ready(Ok(loaded)).boxed()
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {

@@ -36,10 +36,11 @@ use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::unix_micros;
 use tokio::time::sleep;
 
-use super::{Answer, BuyerUids, Compacted, Compaction, Expired, Found, Store, StoreError, Written};
+use super::{
+    Answer, BuyerUids, Compacted, Compaction, Expired, Found, Loaded, Store, StoreError, Written,
+};
 use crate::{
-    batch::{Batch, BatchCookie, Cursor},
-    losses::Numbered,
+    batch::{Batch, BatchCookie},
     ttl::Ttls,
 };
 use expiry::Expiry;
@@ -175,16 +176,8 @@ impl EmbeddedStore {
 }
 
 impl Store for EmbeddedStore {
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        self.run(Inner::load_cursors)
-    }
-
-    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
-        self.run(Inner::load_losses)
-    }
-
-    fn load_slots(&self) -> Answer<'_, Vec<u32>> {
-        self.run(Inner::load_slots)
+    fn load(&self) -> Answer<'_, Loaded> {
+        self.run(Inner::load)
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
@@ -276,29 +269,20 @@ impl Inner {
         })
     }
 
-    fn load_cursors(&self) -> fjall::Result<Vec<Cursor>> {
-        let mut cursors = Vec::new();
+    fn load(&self) -> fjall::Result<Loaded> {
+        let mut loaded = Loaded::default();
         for pair in self.meta.prefix(CURSOR_PREFIX) {
             let (key, value) = pair.into_inner()?;
-            cursors.extend(decode_cursor(&key, &value));
+            loaded.cursors.extend(decode_cursor(&key, &value));
         }
-        Ok(cursors)
-    }
-
-    fn load_losses(&self) -> fjall::Result<Vec<Numbered>> {
-        let mut losses = Vec::new();
         for pair in self.meta.prefix(LOSS_PREFIX) {
-            losses.extend(serde_json::from_slice(&pair.value()?).ok());
+            let loss = serde_json::from_slice(&pair.value()?).ok();
+            loaded.losses.extend(loss);
         }
-        Ok(losses)
-    }
-
-    fn load_slots(&self) -> fjall::Result<Vec<u32>> {
-        let mut slots = Vec::new();
         for pair in self.meta.prefix(SLOT_PREFIX) {
-            slots.extend(dsp_of(&pair.key()?));
+            loaded.slots.extend(dsp_of(&pair.key()?));
         }
-        Ok(slots)
+        Ok(loaded)
     }
 
     fn write(&self, batch: &Batch) -> fjall::Result<Written> {

@@ -63,14 +63,10 @@ use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Answer, Compacted, Compaction, Entry, Expired, Expiry, Found, FullEntry, Receipt, Store,
+    Answer, Compacted, Compaction, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Store,
     StoreError, Written,
 };
-use crate::{
-    batch::{Batch, Cursor},
-    losses::Numbered,
-    ttl::Ttls,
-};
+use crate::{batch::Batch, ttl::Ttls};
 use breakers::Breakers;
 use connection::{Connection, in_time};
 pub use connection::{WriteConcern, check_uri};
@@ -269,16 +265,17 @@ fn number(value: &Bson) -> Option<u64> {
 }
 
 impl Store for MongodbStore {
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        self.inner.load_committed().boxed()
-    }
-
-    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
-        self.inner.read_losses().boxed()
-    }
-
-    fn load_slots(&self) -> Answer<'_, Vec<u32>> {
-        self.inner.read_slots().boxed()
+    fn load(&self) -> Answer<'_, Loaded> {
+        let inner = &self.inner;
+        async move {
+            Ok(Loaded {
+                cursors: inner.load_committed().await?,
+                slots: inner.read_slots().await?,
+                losses: inner.read_losses().await?,
+                aside: inner.read_aside_index().await?,
+            })
+        }
+        .boxed()
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
@@ -291,10 +288,6 @@ impl Store for MongodbStore {
 
     fn has_slot(&self, dsp_id: u32) -> bool {
         self.inner.has_slot(dsp_id)
-    }
-
-    fn load_aside(&self) -> Answer<'_, Vec<Entry>> {
-        self.inner.read_aside_index().boxed()
     }
 
     fn put_aside(&self, entries: Arc<[FullEntry]>) -> Answer<'_, ()> {

@@ -34,7 +34,7 @@ impl Subscription {
         let mut stream = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
             Received::Event(Event::Hello(hello)) => Ok((hello, stream)),
-            _ => Err(self.violation(Violation::NoHello)),
+            _ => Err(self.violation(Violation::new("the stream does not begin with hello"))),
         }
     }
 

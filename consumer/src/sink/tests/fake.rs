@@ -8,8 +8,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::store::{
-    Answer, Compacted, Compaction, Expired, Expiry, Found, FullEntry, Receipt, Rejected, Store,
-    StoreError, Written,
+    Answer, Compacted, Compaction, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Rejected,
+    Store, StoreError, Written,
 };
 
 /// Fails some times, then writes slowly.
@@ -50,8 +50,8 @@ impl FakeStore {
 }
 
 impl Store for FakeStore {
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
-        std::future::ready(Ok(Vec::new())).boxed()
+    fn load(&self) -> Answer<'_, Loaded> {
+        std::future::ready(Ok(Loaded::default())).boxed()
     }
 
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {

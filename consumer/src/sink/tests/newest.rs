@@ -139,7 +139,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
 /// Waits until the store stands at `sequence` of `producer`, or beyond.
 async fn until_stored(store: &EmbeddedStore, producer: &str, sequence: u64) {
     let stands_there = async || {
-        let cursors = store.load_cursors().await.unwrap();
+        let cursors = store.load().await.unwrap().cursors;
         let mut own = cursors
             .iter()
             .filter(|cursor| *cursor.producer == *producer);

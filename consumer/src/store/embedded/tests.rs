@@ -80,7 +80,7 @@ async fn data_and_cursors_and_newest_wins_survive_reopening() {
     store.write(Arc::clone(&written)).await.unwrap();
     drop(store);
     let store = open(&folder).await;
-    assert_eq!(store.load_cursors().await.unwrap(), written.cursors());
+    assert_eq!(store.load().await.unwrap().cursors, written.cursors());
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
     assert_eq!(late.stale, [0]);
     check(&store.lookup("u").await.unwrap().buyer_uids, &[(1, "kept")]);
@@ -229,9 +229,9 @@ async fn cursors_untouched_for_long_are_forgotten() {
     let store = open(&folder).await;
     write(&store, NOW, &[("u", 1, "x")]).await;
     assert!(store.forget_cursors(NOW).await.unwrap().is_empty());
-    assert_eq!(store.load_cursors().await.unwrap().len(), 1);
+    assert_eq!(store.load().await.unwrap().cursors.len(), 1);
     assert_eq!(store.forget_cursors(NOW + 1).await.unwrap(), ["p".into()]);
-    assert!(store.load_cursors().await.unwrap().is_empty());
+    assert!(store.load().await.unwrap().cursors.is_empty());
 }
 
 #[tokio::test]

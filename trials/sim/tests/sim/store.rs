@@ -14,7 +14,8 @@ use consumer::{
     batch::{Batch, BatchCookie, Cursor},
     losses::Numbered,
     store::{
-        Answer, Compacted, Compaction, Expired, Expiry, Found, Receipt, Store, StoreError, Written,
+        Answer, Compacted, Compaction, Expired, Expiry, Found, Loaded, Receipt, Store, StoreError,
+        Written,
     },
 };
 use tokio::time::sleep;
@@ -248,17 +249,15 @@ impl SimStore {
 }
 
 impl Store for SimStore {
-    fn load_cursors(&self) -> Answer<'_, Vec<Cursor>> {
+    fn load(&self) -> Answer<'_, Loaded> {
         Box::pin(async {
             self.work().await?;
-            Ok(self.disk().cursors.values().cloned().collect())
-        })
-    }
-
-    fn load_losses(&self) -> Answer<'_, Vec<Numbered>> {
-        Box::pin(async {
-            self.work().await?;
-            Ok(self.disk().losses.clone())
+            let disk = self.disk();
+            Ok(Loaded {
+                cursors: disk.cursors.values().cloned().collect(),
+                losses: disk.losses.clone(),
+                ..Loaded::default()
+            })
         })
     }
 
