@@ -1,7 +1,6 @@
 //! The gRPC server: HTTP/2 connections from the shared accept loop, which serve the streams, health checks and
 //! reflection.
 
-mod admission;
 mod call;
 mod call_budget;
 mod call_rates;
@@ -18,11 +17,11 @@ use runtime::{
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
-use self::{admission::Admission, call_rates::CallLimits, connection::Connection};
 pub(crate) use self::{
     call_budget::BYTES_MAX as CALLS_BYTES_MAX,
     connection::{CONNECTION_BYTES, SEND_BUFFER_BYTES, TLS_BYTES},
 };
+use self::{call_rates::CallLimits, connection::Connection};
 use crate::{security::AccessControl, streams::Streams};
 
 /// Longest request of health checks and reflection: it names a service or a symbol.
@@ -114,11 +113,7 @@ impl Server {
             let peer = stream.peer();
             let connection = Connection {
                 routes: self.routes.clone(),
-                admission: Admission {
-                    limits: self.limits.of_connection(peer),
-                    tokens: self.access.tokens.clone(),
-                    peer,
-                },
+                limits: self.limits.of_connection(peer, self.access.tokens.clone()),
                 activity: Arc::clone(&activity),
                 tasks: tasks.clone(),
                 stopping: stopping.clone(),

@@ -123,31 +123,18 @@ struct Half {
     taken: usize,
     /// The part of it held by calls that were told to end.
     ending: usize,
-    /// The standing calls that hold some, the oldest first.
-    holders: BTreeMap<u64, Held>,
+    /// The standing calls that hold some, and how much, the oldest first.
+    holders: BTreeMap<u64, (Holder, usize)>,
 }
 
-/// What one call holds of a half.
-#[derive(Debug)]
-struct Held {
-    holder: Holder,
-    bytes: usize,
-    /// What its address holds, if that is bounded.
-    address: Option<Arc<AddressBytes>>,
-}
-
-/// What the calls of one address hold of the requests' half, and the part of it held by calls that were told to end;
-/// changed only under the lock of the budget.
-#[derive(Debug, Default)]
-struct AddressBytes {
-    taken: AtomicUsize,
-    ending: AtomicUsize,
-}
-
+/// A call.
 #[derive(Debug, Clone)]
 struct Holder {
+    id: u64,
     since: Instant,
     end: CancellationToken,
+    /// The same for all calls of one address.
+    address: Arc<()>,
 }
 
 impl CallBudget {
@@ -177,29 +164,32 @@ impl CallBudget {
 #[derive(Debug, Clone)]
 pub(super) struct AddressShare {
     shared: Arc<Shared>,
-    address: Arc<AddressBytes>,
+    address: Arc<()>,
 }
 
 impl AddressShare {
     /// Charges a new call; `None` when there is no room.
     pub(super) fn open(&self, kind: CallKind, now: Instant) -> Option<Grant> {
         let mut state = self.shared.state();
-        let id = state.opened;
-        state.opened += 1;
         let holder = Holder {
+            id: state.opened,
             since: now,
             end: CancellationToken::new(),
+            address: Arc::clone(&self.address),
         };
+        state.opened += 1;
         let call_bytes = kind.call_bytes();
         let calls = &mut state.calls;
-        if !self.shared.take(calls, id, &holder, call_bytes, None, now) {
+        if !self
+            .shared
+            .take(calls, &holder, call_bytes, usize::MAX, now)
+        {
             return None;
         }
         self.shared.show(&state);
         drop(state);
         let grant = Grant {
-            share: self.clone(),
-            id,
+            shared: Arc::clone(&self.shared),
             holder,
             call_bytes,
             received: AtomicUsize::new(0),
@@ -212,8 +202,7 @@ impl AddressShare {
 /// What one call holds, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Grant {
-    share: AddressShare,
-    id: u64,
+    shared: Arc<Shared>,
     holder: Holder,
     call_bytes: usize,
     received: AtomicUsize,
@@ -238,13 +227,14 @@ impl Grant {
         if bytes == 0 {
             return true;
         }
-        let AddressShare { shared, address } = &self.share;
-        let mut state = shared.state();
-        let (requests, address) = (&mut state.requests, Some(address));
-        let is_there = shared.take(requests, self.id, &self.holder, bytes, address, now);
+        let mut state = self.shared.state();
+        let requests = &mut state.requests;
+        let is_there = self
+            .shared
+            .take(requests, &self.holder, bytes, SHARE_BYTES_MAX, now);
         if is_there {
             self.request_bytes.fetch_add(bytes, Ordering::Relaxed);
-            shared.show(&state);
+            self.shared.show(&state);
         }
         is_there
     }
@@ -252,13 +242,11 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let shared = &self.share.shared;
         let request_bytes = *self.request_bytes.get_mut();
-        let mut state = shared.state();
-        state.calls.give_back(self.id, self.call_bytes, None);
-        let address = Some(&self.share.address);
-        state.requests.give_back(self.id, request_bytes, address);
-        shared.show(&state);
+        let mut state = self.shared.state();
+        state.calls.give_back(self.holder.id, self.call_bytes);
+        state.requests.give_back(self.holder.id, request_bytes);
+        self.shared.show(&state);
     }
 }
 
@@ -272,33 +260,30 @@ impl Shared {
         self.bytes.set(bytes.expect("it is within the budget"));
     }
 
-    /// Takes `bytes` of `half` for `holder`; false when there is no room.
+    /// Takes `bytes` of `half`, of which one address may hold `share_max`, for `holder`; false when there is no room.
     fn take(
         &self,
         half: &mut Half,
-        id: u64,
         holder: &Holder,
         bytes: usize,
-        address: Option<&Arc<AddressBytes>>,
+        share_max: usize,
         now: Instant,
     ) -> bool {
         if bytes == 0 {
             return true;
         }
-        let has_share = || address.is_none_or(|it| it.standing() + bytes <= SHARE_BYTES_MAX);
         let hold_time = hold_time(half.taken - half.ending + bytes);
-        self.ended_early
-            .inc_by(half.end_older(hold_time, now, |_| true));
-        // Of its own address, no more calls than needed.
-        if let Some(asking) = address {
-            let is_wanted = |held: &Held| {
-                let is_own = |of: &Arc<AddressBytes>| Arc::ptr_eq(of, asking);
-                !has_share() && held.address.as_ref().is_some_and(is_own)
-            };
-            self.ended_early
-                .inc_by(half.end_older(HOLD_TIME_MIN, now, is_wanted));
+        while let Some(id) = half.oldest(hold_time, now, |_| true) {
+            self.end(half, id);
         }
-        let is_room = has_share()
+        // Of its own address, no more calls than needed.
+        let is_own = |held: &Holder| Arc::ptr_eq(&held.address, &holder.address);
+        while !half.has_share(holder, bytes, share_max)
+            && let Some(id) = half.oldest(HOLD_TIME_MIN, now, is_own)
+        {
+            self.end(half, id);
+        }
+        let is_room = half.has_share(holder, bytes, share_max)
             && half.taken - half.ending + bytes <= STANDING_BYTES_MAX
             && half.taken + bytes <= HALF_BYTES_MAX;
         if !is_room || holder.end.is_cancelled() {
@@ -306,64 +291,51 @@ impl Shared {
             return false;
         }
         half.taken += bytes;
-        if let Some(address) = address {
-            address.taken.fetch_add(bytes, Ordering::Relaxed);
-        }
-        let held = half.holders.entry(id).or_insert_with(|| Held {
-            holder: holder.clone(),
-            bytes: 0,
-            address: address.map(Arc::clone),
-        });
-        held.bytes += bytes;
+        let held = half.holders.entry(holder.id);
+        held.or_insert_with(|| (holder.clone(), 0)).1 += bytes;
         true
     }
-}
 
-impl AddressBytes {
-    /// What its standing calls hold.
-    fn standing(&self) -> usize {
-        self.taken.load(Ordering::Relaxed) - self.ending.load(Ordering::Relaxed)
+    /// Tells a call to end.
+    fn end(&self, half: &mut Half, id: u64) {
+        if let Some((holder, bytes)) = half.holders.remove(&id) {
+            half.ending += bytes;
+            self.ended_early
+                .inc_by(u64::from(!holder.end.is_cancelled()));
+            holder.end.cancel();
+        }
     }
 }
 
 impl Half {
-    /// Ends the calls that are as old as `hold_time` and wanted, the oldest first; returns how many were told for the
-    /// first time.
-    fn end_older(
-        &mut self,
-        hold_time: Duration,
-        now: Instant,
-        is_wanted: impl Fn(&Held) -> bool,
-    ) -> u64 {
-        let is_old = |held: &Held| now.saturating_duration_since(held.holder.since) >= hold_time;
-        let old = self.holders.iter().take_while(|(_, held)| is_old(held));
-        let old: Vec<_> = old.map(|(id, _)| *id).collect();
-        let mut ended = 0;
-        for id in old {
-            if !self.holders.get(&id).is_some_and(&is_wanted) {
-                continue;
-            }
-            let Some(held) = self.holders.remove(&id) else {
-                continue;
-            };
-            self.ending += held.bytes;
-            if let Some(address) = &held.address {
-                address.ending.fetch_add(held.bytes, Ordering::Relaxed);
-            }
-            ended += u64::from(!held.holder.end.is_cancelled());
-            held.holder.end.cancel();
-        }
-        ended
+    /// Whether the standing calls of an address may hold so many bytes more.
+    fn has_share(&self, of: &Holder, bytes: usize, share_max: usize) -> bool {
+        let own = self.holders.values();
+        let own = own.filter(|(held, _)| Arc::ptr_eq(&held.address, &of.address));
+        let held: usize = own.map(|(_, bytes)| bytes).sum();
+        held <= share_max.saturating_sub(bytes)
     }
 
-    fn give_back(&mut self, id: u64, bytes: usize, address: Option<&Arc<AddressBytes>>) {
-        let was_ending = self.holders.remove(&id).is_none();
+    /// The oldest call that is as old as `hold_time` and wanted.
+    fn oldest(
+        &self,
+        hold_time: Duration,
+        now: Instant,
+        is_wanted: impl Fn(&Holder) -> bool,
+    ) -> Option<u64> {
+        let is_old = |held: &Holder| now.saturating_duration_since(held.since) >= hold_time;
+        let mut old = self
+            .holders
+            .values()
+            .map(|(held, _)| held)
+            .take_while(|held| is_old(held));
+        old.find(|held| is_wanted(held)).map(|held| held.id)
+    }
+
+    fn give_back(&mut self, id: u64, bytes: usize) {
         self.taken -= bytes;
-        self.ending -= if was_ending { bytes } else { 0 };
-        if let Some(address) = address {
-            address.taken.fetch_sub(bytes, Ordering::Relaxed);
-            let ending = if was_ending { bytes } else { 0 };
-            address.ending.fetch_sub(ending, Ordering::Relaxed);
+        if self.holders.remove(&id).is_none() {
+            self.ending -= bytes;
         }
     }
 }

@@ -15,13 +15,17 @@ use std::{
 };
 
 use figures::producer;
+use http::Request;
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::{listen::addresses, metrics::Registry};
 use tokio::time::Instant;
 use tonic::Status;
 
 use super::call_budget::{AddressShare, CallBudget, CallKind, Grant};
-use crate::token_bucket::{Rate, TokenBucket};
+use crate::{
+    security::tokens::TokenCheck,
+    token_bucket::{Rate, TokenBucket},
+};
 
 /// Calls per second on one connection, and their burst.
 const CONNECTION: Rate = Rate::per_second(50, 200);
@@ -45,30 +49,25 @@ pub(super) const REFUSED_MAX: u32 = 1_000;
 
 /// One bucket for streaming calls, one for health checks and reflection.
 #[derive(Debug)]
-struct Buckets {
-    streams: Mutex<TokenBucket>,
-    others: Mutex<TokenBucket>,
-}
+struct Buckets(Mutex<[TokenBucket; 2]>);
 
 impl Buckets {
     fn full(streams: Rate, others: Rate) -> Self {
         let now = Instant::now();
-        Self {
-            streams: Mutex::new(TokenBucket::full(streams, now)),
-            others: Mutex::new(TokenBucket::full(others, now)),
-        }
+        let buckets = [streams, others].map(|rate| TokenBucket::full(rate, now));
+        Self(Mutex::new(buckets))
     }
 
     fn take(&self, kind: CallKind, now: Instant) -> bool {
-        let bucket = match kind {
-            CallKind::Stream => &self.streams,
-            CallKind::Health | CallKind::Other => &self.others,
-        };
-        locked(bucket).take(now)
+        let [streams, others] = &mut *locked(&self.0);
+        match kind {
+            CallKind::Stream => streams.take(now),
+            CallKind::Health | CallKind::Other => others.take(now),
+        }
     }
 
     fn are_full(&self, now: Instant) -> bool {
-        locked(&self.streams).is_full(now) && locked(&self.others).is_full(now)
+        locked(&self.0).iter().all(|bucket| bucket.is_full(now))
     }
 }
 
@@ -113,8 +112,12 @@ impl CallLimits {
         })
     }
 
-    /// The limits for a new connection from `peer`.
-    pub(super) fn of_connection(&self, peer: IpAddr) -> ConnectionLimits {
+    /// The limits for a new connection from `peer`, whose calls must bear one of the `tokens`, if there are any.
+    pub(super) fn of_connection(
+        &self,
+        peer: IpAddr,
+        tokens: Option<Arc<TokenCheck>>,
+    ) -> ConnectionLimits {
         let now = Instant::now();
         let mut addresses = locked(&self.addresses);
         if addresses.len() >= ADDRESSES_KEPT {
@@ -129,6 +132,8 @@ impl CallLimits {
                 })
             });
         ConnectionLimits {
+            peer,
+            tokens,
             calls: self.clone(),
             address: Arc::clone(address),
             own: TokenBucket::full(CONNECTION, now),
@@ -137,9 +142,11 @@ impl CallLimits {
     }
 }
 
-/// The limits of one connection.
+/// What every call of one connection must pass.
 #[derive(Debug)]
 pub(super) struct ConnectionLimits {
+    pub(super) peer: IpAddr,
+    tokens: Option<Arc<TokenCheck>>,
     calls: CallLimits,
     address: Arc<Address>,
     own: TokenBucket,
@@ -147,55 +154,42 @@ pub(super) struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Takes a token of this connection.
+    /// Admits a call and returns what it holds of the budget.
+    ///
+    /// It must be within the rate of its connection, have a token if tokens are required, and be within the rates of its
+    /// address and of all calls, and within the call budget. The order matters: a client without a token takes nothing
+    /// from clients that have one.
     ///
     /// # Errors
     /// The status to answer with.
-    pub(super) fn admit_own(&mut self, now: Instant) -> Result<(), Status> {
-        if self.own.take(now) {
-            return Ok(());
+    pub(super) fn admit<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
+        let admitted = self.check(request, now);
+        self.refused += u32::from(admitted.is_err());
+        admitted
+    }
+
+    fn check<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
+        let exhausted = |message| Err(Status::resource_exhausted(message));
+        if !self.own.take(now) {
+            self.calls.refused_connection.inc();
+            return exhausted("too many calls on this connection");
         }
-        self.refused += 1;
-        self.calls.refused_connection.inc();
-        Err(Status::resource_exhausted(
-            "too many calls on this connection",
-        ))
-    }
-
-    /// Takes a token of its address and one of all connections, for a call of this kind.
-    ///
-    /// # Errors
-    /// The status to answer with.
-    pub(super) fn admit_among_all(&mut self, kind: CallKind, now: Instant) -> Result<(), Status> {
-        let (refused, message) = if !self.address.buckets.take(kind, now) {
-            (
-                &self.calls.refused_address,
-                "too many calls of this address",
-            )
-        } else if !self.calls.all.take(kind, now) {
-            (&self.calls.refused_all, "too many calls")
-        } else {
-            return Ok(());
-        };
-        self.refused += 1;
-        refused.inc();
-        Err(Status::resource_exhausted(message))
-    }
-
-    /// Charges a call of this kind to the budget.
-    ///
-    /// # Errors
-    /// The status to answer with.
-    pub(super) fn admit_bytes(&mut self, kind: CallKind, now: Instant) -> Result<Grant, Status> {
-        self.address.share.open(kind, now).ok_or_else(|| {
-            self.refused += 1;
-            Status::resource_exhausted("all unfinished calls together hold too much")
-        })
-    }
-
-    /// Counts a call that was refused for another reason.
-    pub(super) fn refused(&mut self) {
-        self.refused += 1;
+        if let Some(tokens) = &self.tokens {
+            tokens.admit(request, self.peer)?;
+        }
+        let kind = CallKind::of(request.uri().path());
+        if !self.address.buckets.take(kind, now) {
+            self.calls.refused_address.inc();
+            return exhausted("too many calls of this address");
+        }
+        if !self.calls.all.take(kind, now) {
+            self.calls.refused_all.inc();
+            return exhausted("too many calls");
+        }
+        match self.address.share.open(kind, now) {
+            Some(grant) => Ok(grant),
+            None => exhausted("all unfinished calls together hold too much"),
+        }
     }
 
     /// Its address's share of the budget.
@@ -211,35 +205,69 @@ impl ConnectionLimits {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use tokio::time::Duration;
+    use tonic::Code;
 
     use super::*;
+    use crate::security::tokens::tests::token_check;
+
+    fn address(number: u32) -> IpAddr {
+        Ipv4Addr::from_bits(number).into()
+    }
+
+    fn call(kind: CallKind) -> Request<()> {
+        let path = match kind {
+            CallKind::Stream => "/cookiesync.v1.CookieStreamer/Subscribe",
+            CallKind::Health => "/grpc.health.v1.Health/Check",
+            CallKind::Other => "/",
+        };
+        Request::get(path).body(()).unwrap()
+    }
 
     #[test]
     fn one_connection_cannot_take_the_calls_of_all() {
         let calls = CallLimits::register(&Registry::new()).unwrap();
-        let mut greedy = calls.of_connection(address(1));
-        let now = Instant::now();
+        let mut greedy = calls.of_connection(address(1), None);
+        let (now, stream) = (Instant::now(), call(CallKind::Stream));
         let burst = CONNECTION.burst;
-        let admitted = (0..burst + REFUSED_MAX).filter(|_| greedy.admit_own(now).is_ok());
+        let admitted = (0..burst + REFUSED_MAX).filter(|_| greedy.admit(&stream, now).is_ok());
         assert_eq!(admitted.count(), burst as usize);
         assert!(greedy.is_abused());
-        let mut modest = calls.of_connection(address(1));
-        assert!(
-            modest.admit_own(now).is_ok() && modest.admit_among_all(CallKind::Stream, now).is_ok()
-        );
+        let mut modest = calls.of_connection(address(1), None);
+        assert!(modest.admit(&stream, now).is_ok());
         assert_eq!(calls.refused_connection.get(), u64::from(REFUSED_MAX));
         assert_eq!(calls.refused_all.get(), 0);
     }
 
-    fn address(number: u32) -> IpAddr {
-        std::net::Ipv4Addr::from_bits(number).into()
+    #[test]
+    fn calls_without_a_token_take_nothing_from_those_with_one() {
+        let limits = CallLimits::register(&Registry::new()).unwrap();
+        let tokens = Arc::new(token_check("the-only-good-token\n"));
+        // By then every bucket is full.
+        let now = Instant::now() + Duration::from_secs(1);
+        let of_a_connection = || limits.of_connection(address(1), Some(Arc::clone(&tokens)));
+        let refusal = |stranger: &mut ConnectionLimits| {
+            let refused = stranger.admit(&call(CallKind::Other), now);
+            refused.unwrap_err().code()
+        };
+        // All at one moment, and more calls than all connections together may make.
+        for _ in 0..100 {
+            let mut stranger = of_a_connection();
+            assert!((0..200).all(|_| refusal(&mut stranger) == Code::Unauthenticated));
+            assert_eq!(refusal(&mut stranger), Code::ResourceExhausted);
+        }
+        let mut known = call(CallKind::Other);
+        let token = "Bearer the-only-good-token".parse().unwrap();
+        known.headers_mut().insert("authorization", token);
+        assert!(of_a_connection().admit(&known, now).is_ok());
     }
 
     /// Whether a new connection of an address may make one more call.
     fn is_admitted(calls: &CallLimits, number: u32, kind: CallKind, now: Instant) -> bool {
-        let mut connection = calls.of_connection(address(number));
-        connection.admit_among_all(kind, now).is_ok()
+        let mut connection = calls.of_connection(address(number), None);
+        connection.admit(&call(kind), now).is_ok()
     }
 
     #[test]
@@ -279,10 +307,10 @@ mod tests {
     fn addresses_without_connection_and_with_full_buckets_are_forgotten() {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let later = Instant::now() + Duration::from_secs(3_600);
-        let connected = calls.of_connection(address(1));
+        let connected = calls.of_connection(address(1), None);
         assert!(is_admitted(&calls, 2, CallKind::Health, later));
         for number in 3..3 * u32::try_from(ADDRESSES_KEPT).unwrap() {
-            calls.of_connection(address(number));
+            calls.of_connection(address(number), None);
         }
         let addresses = locked(&calls.addresses);
         assert!(addresses.len() <= ADDRESSES_KEPT + 2, "{}", addresses.len());

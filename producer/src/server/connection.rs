@@ -14,8 +14,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::service::Routes;
 
 use super::{
-    admission::Admission,
     call::{self, CallContext},
+    call_rates::ConnectionLimits,
     pipe::Data,
 };
 use crate::streams::Peer;
@@ -69,7 +69,7 @@ const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 /// What a connection needs to answer calls.
 pub(super) struct Connection {
     pub(super) routes: Routes,
-    pub(super) admission: Admission,
+    pub(super) limits: ConnectionLimits,
     pub(super) activity: Arc<Activity>,
     /// Runs its calls; the drain waits for them.
     pub(super) tasks: TaskTracker,
@@ -125,7 +125,7 @@ impl Connection {
                     Some(call) => {
                         let (request, respond) = call?;
                         is_used |= self.accept(request, respond, &close);
-                        if self.admission.is_abused() && !is_ending {
+                        if self.limits.is_abused() && !is_ending {
                             is_ending = true;
                             connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                             end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
@@ -158,7 +158,7 @@ impl Connection {
         respond: server::SendResponse<Data>,
         close: &CancellationToken,
     ) -> bool {
-        let grant = match self.admission.admit(&request, Instant::now()) {
+        let grant = match self.limits.admit(&request, Instant::now()) {
             Ok(grant) => grant,
             Err(status) => {
                 call::refuse(respond, status);
@@ -168,12 +168,12 @@ impl Connection {
         let in_progress = self.activity.long_request();
         let context = CallContext {
             routes: self.routes.clone(),
-            share: self.admission.share(),
+            share: self.limits.share(),
             stopping: self.stopping.clone(),
             close: close.clone(),
         };
         let mut request = call::bare(request);
-        let network = addresses::network(self.admission.peer);
+        let network = addresses::network(self.limits.peer);
         request.extensions_mut().insert(Peer(network));
         let running = call::run(request, respond, context, grant, in_progress);
         self.tasks.spawn(running);

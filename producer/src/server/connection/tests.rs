@@ -14,13 +14,10 @@ fn connect() -> (JoinSet<()>, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
     let limits = CallLimits::register(&Registry::new()).unwrap();
     let peer = Ipv4Addr::LOCALHOST.into();
+    let tokens = Arc::new(token_check("the-only-good-token\n"));
     let connection = Connection {
         routes: Routes::default(),
-        admission: Admission {
-            limits: limits.of_connection(peer),
-            tokens: Some(Arc::new(token_check("the-only-good-token\n"))),
-            peer,
-        },
+        limits: limits.of_connection(peer, Some(tokens)),
         activity: Arc::default(),
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
