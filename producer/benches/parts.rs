@@ -13,7 +13,6 @@ use std::{
 
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
-    edge::request::IdLimits,
     log::{Burst, Config, Delivery, Log, Reader},
     shaping::{Shaping, contract},
 };
@@ -41,7 +40,7 @@ mod counted {
     use producer::{
         edge::{
             head,
-            request::{self, IdLimits, Scratch},
+            request::{self, Scratch},
         },
         log::{Burst, Delivery, Log, Reader},
         shaping::Shaping,
@@ -50,7 +49,7 @@ mod counted {
 
     /// Pipelined requests to cookies.
     #[inline(never)]
-    pub(super) fn request(mut input: &[u8], ids: &IdLimits) {
+    pub(super) fn request(mut input: &[u8]) {
         while !input.is_empty() {
             let mut room = head::headers();
             let (head, lines) = head::parse(input, &mut room)
@@ -58,7 +57,7 @@ mod counted {
                 .expect("it is whole");
             let mut scratch = Scratch::default();
             let cookies = head::cookies(lines);
-            let cookie = request::parse(head.query, cookies, ids, &mut scratch);
+            let cookie = request::parse(head.query, cookies, &mut scratch);
             black_box(cookie.expect("it has a cookie"));
             input = &input[head.length..];
         }
@@ -87,7 +86,7 @@ mod counted {
         together: usize,
     ) {
         for read in cookies.chunks(together) {
-            let now = shaping.moment(Instant::now());
+            let now = Instant::now();
             for cookie in read {
                 if burst.is_full() {
                     shaping.append(burst, now).expect("it is open");
@@ -234,10 +233,9 @@ fn request(bencher: Bencher<'_, '_>, lines: Lines) {
         .iter()
         .map(|synced| synced.request(lines))
         .collect::<String>();
-    let ids = IdLimits::default();
     bencher
         .counter(ItemsCount::new(ITEMS))
-        .bench_local(|| counted::request(requests.as_bytes(), &ids));
+        .bench_local(|| counted::request(requests.as_bytes()));
 }
 
 /// `together` is the number of requests in one read of a connection. The ring is full, so chunks are evicted.

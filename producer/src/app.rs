@@ -192,7 +192,7 @@ impl App {
         };
         let readiness = Arc::new(Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, &config, edge.clone(), on_http.clone()),
+            http: app.start_edge(ports.http, edge.clone(), on_http.clone()),
             grpc: app.start_streams(ports.grpc, &config, server, on_grpc.clone())?,
             shaping: app.shaping.clone(),
         });
@@ -220,16 +220,10 @@ impl App {
     fn start_edge(
         &self,
         listener: impl Listener,
-        config: &Config,
         metrics: edge::Metrics,
         connections: listen::Metrics,
     ) -> Accepting {
-        let edge = Edge::new(
-            self.log.clone(),
-            config.limits.ids(),
-            metrics,
-            self.draining.clone(),
-        );
+        let edge = Edge::new(self.log.clone(), metrics, self.draining.clone());
         let edge = edge.shaped(self.shaping.clone());
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());

@@ -24,7 +24,7 @@ use self::{
     connection::Connection,
     dsps::{KnownDsps, Tally},
     head::Head,
-    request::{IdLimits, Rejection, Scratch},
+    request::{Rejection, Scratch},
     response::Outcome,
 };
 use crate::{
@@ -36,7 +36,6 @@ use crate::{
 #[derive(Debug)]
 pub struct Edge {
     log: Log,
-    ids: IdLimits,
     metrics: Metrics,
     shaping: Option<Shaping>,
     /// Cancelled when clients should connect elsewhere: responses then close their connections.
@@ -47,10 +46,9 @@ impl Edge {
     /// An edge that appends to `log`, and that closes each connection with its next response once `leaving` is
     /// cancelled.
     #[must_use]
-    pub fn new(log: Log, ids: IdLimits, metrics: Metrics, leaving: CancellationToken) -> Self {
+    pub fn new(log: Log, metrics: Metrics, leaving: CancellationToken) -> Self {
         Self {
             log,
-            ids,
             metrics,
             shaping: None,
             leaving,
@@ -107,7 +105,7 @@ impl Edge {
         }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(lines);
-        let cookie = match request::parse(head.query, cookies, &self.ids, &mut scratch) {
+        let cookie = match request::parse(head.query, cookies, &mut scratch) {
             Ok(cookie) => cookie,
             Err(rejection) => {
                 tally.rejected(request::dsp_id(head.query), rejection);
@@ -135,7 +133,7 @@ impl Edge {
         let count = u64::from(burst.count());
         if count > 0 {
             match &self.shaping {
-                Some(shaping) => shaping.append(burst, shaping.moment(read_at))?,
+                Some(shaping) => shaping.append(burst, read_at)?,
                 None => self.log.append(burst)?,
             }
             self.metrics.accepted.inc_by(count);

@@ -52,7 +52,7 @@ use proto::v1::{Cursor, Tail};
 use runtime::metrics::Registry;
 
 pub use self::current::CurrentEpoch;
-pub(crate) use self::record::Fnv;
+pub(crate) use self::record::{fnv, fnv_after};
 use self::{
     current::Recording,
     file::{RecordFile, Unusable},
@@ -306,10 +306,7 @@ fn record_name(id: &str) -> String {
         })
         .take(SHOWN_BYTES_MAX)
         .collect();
-    format!(
-        "cookiesync-producer-{shown}-{:016x}",
-        record::fnv(id.as_bytes())
-    )
+    format!("cookiesync-producer-{shown}-{:016x}", fnv(id.as_bytes()))
 }
 
 /// Identifies this boot of the machine; `None` when the system does not say.

@@ -64,10 +64,6 @@ use crate::{
 /// How often a new version of the file is looked for, where nothing else is due.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A moment of the clock that limits go by: nanoseconds since the Unix epoch, as if nobody had set the system's clock since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(u64);
-
 /// The limits of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Shaping {
@@ -157,25 +153,27 @@ impl Shaping {
         shaping
     }
 
-    /// When this was, by the clock of limits.
-    #[must_use]
-    pub fn moment(&self, instant: Instant) -> Moment {
+    /// When this was, by the clock that limits go by: nanoseconds since the Unix epoch, as if nobody had set the system's clock
+    /// since the start.
+    fn nanos(&self, instant: Instant) -> u64 {
         let elapsed = instant.saturating_duration_since(self.shared.began);
         let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        Moment(self.shared.began_unix_nanos.saturating_add(elapsed))
+        self.shared.began_unix_nanos.saturating_add(elapsed)
     }
 
     fn now(&self) -> u64 {
-        self.moment(Instant::now()).0
+        self.nanos(Instant::now())
     }
 
-    /// Appends those cookies of a burst to the log that may go now, and empties it. What is held of the others is copied.
+    /// Appends those cookies of a burst that was read at `read_at` to the log that may go now, and empties it. What is held of
+    /// the others is copied.
     ///
     /// All under one lock: a later cookie of the same pair can be released by nobody before these are in the log.
     ///
     /// # Errors
     /// [`Closed`] when the log is; those that might go are then counted as released all the same.
-    pub fn append(&self, burst: &mut Burst, Moment(now): Moment) -> Result<(), Closed> {
+    pub fn append(&self, burst: &mut Burst, read_at: Instant) -> Result<(), Closed> {
+        let now = self.nanos(read_at);
         let mut state = self.state();
         self.look_at_shares(&mut state);
         let log = &self.shared.log;
@@ -255,7 +253,7 @@ impl Shaping {
             }
             state.shaper.change(&newest, now);
             state.rules = newest;
-            state.share_anew();
+            state.shares_change = 0;
             if let Some(leased) = &state.leased {
                 leased.ask_now();
             }
@@ -347,13 +345,6 @@ impl Shaping {
             .state
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    /// Shares are looked at again.
-    fn share_anew(&mut self) {
-        self.shares_change = 0;
     }
 }
 

@@ -181,21 +181,9 @@ impl Service<Request<Body>> for Streams {
 /// The memory of a subscriber besides the log and in-flight bytes: its queue, its metrics, and its stream.
 pub(crate) const SUBSCRIBER_BYTES: usize = 32 * 1024;
 
-/// Why no stream was opened.
-#[derive(Debug, thiserror::Error)]
-enum OpenError {
-    #[error(transparent)]
-    TooManySubscribers(#[from] TooManySubscribers),
-    #[error("cursor {cursor} is from the future: the newest sequence of this epoch is {newest}")]
-    CursorFromTheFuture { cursor: u64, newest: u64 },
-}
-
-impl From<OpenError> for Status {
-    fn from(error: OpenError) -> Self {
-        match error {
-            OpenError::TooManySubscribers(_) => Self::resource_exhausted(error.to_string()),
-            OpenError::CursorFromTheFuture { .. } => Self::invalid_argument(error.to_string()),
-        }
+impl From<TooManySubscribers> for Status {
+    fn from(error: TooManySubscribers) -> Self {
+        Self::resource_exhausted(error.to_string())
     }
 }
 

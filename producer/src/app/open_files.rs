@@ -16,22 +16,16 @@ pub(super) struct Affordable {
 }
 
 impl Affordable {
-    /// As many as configured, or, if there are too few `files`, a share of them in proportion to what is configured. A
-    /// port gets at least a quarter of what can be shared, if it wants as many.
-    pub(super) fn of(config: &Config, files: u64) -> Self {
-        Self::share(
-            config.limits.http_connections,
-            config.limits.grpc_connections,
-            files,
-        )
-    }
-
-    /// [`of`](Self::of) with the files that the system allows this process.
+    /// As many as configured, or, if the system allows this process too few files, a share of them.
     pub(super) fn now(config: &Config) -> Self {
         let files = runtime::raise_open_files();
-        let affordable = Self::of(config, files);
-        let Self { http, grpc } = affordable;
-        if http < config.limits.http_connections || grpc < config.limits.grpc_connections {
+        let (http, grpc) = (
+            config.limits.http_connections,
+            config.limits.grpc_connections,
+        );
+        let affordable = Self::share(http, grpc, files);
+        if affordable != (Self { http, grpc }) {
+            let Self { http, grpc } = affordable;
             tracing::warn!(
                 files,
                 http_connections = http,
@@ -42,6 +36,8 @@ impl Affordable {
         affordable
     }
 
+    /// A share of too few files is in proportion to what is configured. A port gets at least a quarter of what can be
+    /// shared, if it wants as many.
     fn share(http: usize, grpc: usize, files: u64) -> Self {
         let spare = files.saturating_sub(OTHER_FILES.min(files / 4));
         let spare = usize::try_from(spare).unwrap_or(usize::MAX);

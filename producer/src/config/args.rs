@@ -8,9 +8,7 @@ use std::{convert::Infallible, net::SocketAddr, ops::RangeInclusive, time::Durat
 use clap::Parser;
 use proto::{
     ids,
-    limits::{
-        BUYER_UID_BYTES_MAX, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, HEARTBEAT_MAX, USER_ID_BYTES_MAX,
-    },
+    limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, HEARTBEAT_MAX},
 };
 use runtime::{
     listen,
@@ -18,7 +16,7 @@ use runtime::{
 };
 
 use super::{dsps::DspsArgs, shaping::LimitsArgs};
-use crate::{edge::request::IdLimits, epoch_history::State, security::SecurityArgs};
+use crate::{epoch_history::State, security::SecurityArgs};
 
 /// Most connections that can be asked for: far beyond what one machine has.
 const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
@@ -194,26 +192,6 @@ pub struct Granted {
     )]
     pub in_flight_bytes: usize,
 
-    /// Longest user id accepted, in bytes
-    #[arg(
-        long,
-        value_name = "COUNT",
-        default_value = "64",
-        hide_short_help = true,
-        value_parser = count(1..=USER_ID_BYTES_MAX)
-    )]
-    pub user_id_bytes: usize,
-
-    /// Longest buyer uid accepted, in bytes after percent-decoding
-    #[arg(
-        long,
-        value_name = "COUNT",
-        default_value = "256",
-        hide_short_help = true,
-        value_parser = count(1..=BUYER_UID_BYTES_MAX)
-    )]
-    pub buyer_uid_bytes: usize,
-
     /// Most HTTP connections at once
     #[arg(
         long,
@@ -323,15 +301,6 @@ pub struct Stopping {
 }
 
 impl Granted {
-    /// Longest ids.
-    #[must_use]
-    pub fn ids(&self) -> IdLimits {
-        IdLimits {
-            user_id_bytes_max: self.user_id_bytes,
-            buyer_uid_bytes_max: self.buyer_uid_bytes,
-        }
-    }
-
     /// What the edge grants its clients.
     #[must_use]
     pub fn http(&self) -> listen::Limits {

@@ -47,7 +47,6 @@ fn all_mistakes_are_reported_at_once() {
         "--log-bytes=12 parsecs",
         "--chunk-bytes=2MiB",
         "--chunk-age=0s",
-        "--user-id-bytes=65",
         "--queue-cookies=-1",
         "--in-flight-bytes=63KiB",
         "--heartbeat=11s",

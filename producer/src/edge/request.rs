@@ -11,24 +11,6 @@ use proto::{
 /// The name of the HTTP cookie that holds the user id.
 const USER_COOKIE: &[u8] = b"uid";
 
-/// Longest ids this edge accepts, in bytes; never above those of [`proto::limits`].
-#[derive(Debug, Clone, Copy)]
-pub struct IdLimits {
-    /// For the user id.
-    pub user_id_bytes_max: usize,
-    /// For the buyer uid, after percent-decoding.
-    pub buyer_uid_bytes_max: usize,
-}
-
-impl Default for IdLimits {
-    fn default() -> Self {
-        Self {
-            user_id_bytes_max: USER_ID_BYTES_MAX,
-            buyer_uid_bytes_max: BUYER_UID_BYTES_MAX,
-        }
-    }
-}
-
 /// Room for percent-decoded values.
 #[derive(Debug)]
 pub struct Scratch {
@@ -115,18 +97,13 @@ rejections! {
 pub fn parse<'a>(
     query: &'a str,
     cookie_headers: impl Iterator<Item = &'a [u8]>,
-    limits: &IdLimits,
     scratch: &'a mut Scratch,
 ) -> Result<CookieRef<'a>, Rejection> {
     let (dsp_id, buyer_uid) = query_parameters(query)?;
     Ok(CookieRef {
         dsp_id: parse_dsp_id(dsp_id, &mut scratch.dsp_id)?,
-        buyer_uid: parse_buyer_uid(
-            buyer_uid,
-            limits.buyer_uid_bytes_max,
-            &mut scratch.buyer_uid,
-        )?,
-        user_id: parse_user_id(cookie_headers, limits.user_id_bytes_max)?,
+        buyer_uid: parse_buyer_uid(buyer_uid, &mut scratch.buyer_uid)?,
+        user_id: parse_user_id(cookie_headers)?,
         age_micros: 0,
     })
 }
@@ -194,18 +171,14 @@ fn parse_dsp_id(encoded: &str, scratch: &mut [u8]) -> Result<u32, Rejection> {
     Ok(dsp_id)
 }
 
-fn parse_buyer_uid<'a>(
-    encoded: &'a str,
-    bytes_max: usize,
-    scratch: &'a mut [u8],
-) -> Result<&'a str, Rejection> {
+fn parse_buyer_uid<'a>(encoded: &'a str, scratch: &'a mut [u8]) -> Result<&'a str, Rejection> {
     let buyer_uid = match percent_decode(encoded, scratch) {
         Decoded::AsItIs => encoded,
         Decoded::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| Rejection::BuyerNotUtf8)?,
         Decoded::Malformed => return Err(Rejection::BuyerEncoding),
         Decoded::TooLong => return Err(Rejection::BuyerTooLong),
     };
-    match ids::check_buyer_uid(buyer_uid, bytes_max) {
+    match ids::check_buyer_uid(buyer_uid, BUYER_UID_BYTES_MAX) {
         Ok(()) => Ok(buyer_uid),
         Err(Illegal::Empty) => Err(Rejection::BuyerEmpty),
         Err(Illegal::TooLong) => Err(Rejection::BuyerTooLong),
@@ -213,10 +186,7 @@ fn parse_buyer_uid<'a>(
     }
 }
 
-fn parse_user_id<'a>(
-    headers: impl Iterator<Item = &'a [u8]>,
-    bytes_max: usize,
-) -> Result<&'a str, Rejection> {
+fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str, Rejection> {
     let user_id = headers
         .flat_map(|header| header.split(|&byte| byte == b';'))
         .find_map(|pair| {
@@ -224,7 +194,7 @@ fn parse_user_id<'a>(
             pair.strip_prefix(USER_COOKIE)?.strip_prefix(b"=")
         })
         .ok_or(Rejection::UserMissing)?;
-    ids::check_user_cookie(user_id, bytes_max).map_err(|illegal| match illegal {
+    ids::check_user_cookie(user_id, USER_ID_BYTES_MAX).map_err(|illegal| match illegal {
         Illegal::Empty => Rejection::UserEmpty,
         Illegal::TooLong => Rejection::UserTooLong,
         Illegal::Character => Rejection::UserInvalid,
@@ -289,7 +259,7 @@ mod tests {
     fn check(query: &str, cookies: &[&str], expected: Result<(&str, u32, &str), Rejection>) {
         let mut scratch = Scratch::default();
         let headers = cookies.iter().map(|header| header.as_bytes());
-        let parsed = parse(query, headers, &IdLimits::default(), &mut scratch);
+        let parsed = parse(query, headers, &mut scratch);
         let parsed = parsed.map(|cookie| (cookie.user_id, cookie.dsp_id, cookie.buyer_uid));
         assert_eq!(parsed, expected, "{query} {cookies:?}");
     }

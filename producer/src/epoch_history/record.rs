@@ -139,34 +139,15 @@ fn checksum(index: usize, bytes: &[u8]) -> u64 {
 }
 
 /// FNV-1a in 64 bits: detects what was torn or overwritten, not what was forged.
-pub(super) fn fnv(bytes: &[u8]) -> u64 {
-    let mut sum = Fnv::default();
-    sum.add(bytes);
-    sum.value()
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+    fnv_after(0xcbf2_9ce4_8422_2325, bytes)
 }
 
-/// The same, of bytes that come one after the other.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    /// Adds bytes.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-    }
-
-    /// The sum of what was added.
-    pub(crate) fn value(self) -> u64 {
-        self.0
-    }
+/// The same, of bytes that follow others with this sum.
+pub(crate) fn fnv_after(sum: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(sum, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
 //! The metrics of limits: read of all rooms at once, so that every scrape adds up.
 
-use figures::producer::{
-    SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
-    SHAPING_DROPPED, SHAPING_JITTER, SHAPING_OLDEST, SHAPING_OVER, SHAPING_PARKED,
-    SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED, SHAPING_VERSION,
-    SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
+use figures::{
+    Figure,
+    producer::{
+        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY,
+        SHAPING_DIED, SHAPING_DROPPED, SHAPING_JITTER, SHAPING_OLDEST, SHAPING_OVER,
+        SHAPING_PARKED, SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED,
+        SHAPING_SPOOLED, SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE,
+        SHARING_STATE, SHARING_SUM,
+    },
 };
 use prometheus::proto::MetricFamily;
 use runtime::metrics::{Registry, family, histograms};
@@ -17,46 +21,50 @@ use super::{
 };
 use crate::metrics::as_f64;
 
+/// A metric with one series for each limit, and how it is read.
+type Row = (Figure, fn(&Summary) -> f64);
+
+const ROWS: &[Row] = &[
+    (SHAPING_ACCEPTED, |it| as_f64(it.figures.accepted)),
+    (SHAPING_COALESCED, |it| as_f64(it.figures.coalesced)),
+    (SHAPING_SPOOLED, |it| as_f64(it.figures.spooled)),
+    (SHAPING_WAITING, |it| as_f64(it.holding.waiting)),
+    (SHAPING_DEAD, |it| as_f64(it.holding.dead)),
+    (SHAPING_PARKED, |it| as_f64(it.holding.parked)),
+    (SHAPING_BYTES, |it| as_f64(it.holding.bytes)),
+    (SHAPING_OLDEST, |it| seconds(it.holding.oldest_nanos)),
+    (SHAPING_REVIVED, |it| as_f64(it.figures.revived)),
+    (SHAPING_JITTER, |it| it.figures.delays.jitter_nanos / 1e9),
+];
+
 /// Registers them; without limits they have no values.
 ///
 /// # Errors
 /// When a metric of these names is registered already.
 pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometheus::Result<()> {
-    let figures = [
-        SHAPING_ACCEPTED,
+    let figures = ROWS.iter().map(|(figure, _)| *figure).chain([
         SHAPING_RELEASED,
-        SHAPING_COALESCED,
         SHAPING_DROPPED,
-        SHAPING_SPOOLED,
-        SHAPING_WAITING,
-        SHAPING_DEAD,
-        SHAPING_PARKED,
-        SHAPING_BYTES,
-        SHAPING_OLDEST,
         SHAPING_OVER,
         SHAPING_DIED,
-        SHAPING_REVIVED,
         SHAPING_DELAY,
-        SHAPING_JITTER,
         SHAPING_VERSION,
         SHAPING_REFUSED_VERSION,
         SHARING_SHARE,
         SHARING_SUM,
         SHARING_STATE,
         SHARING_MISSED,
-    ];
+    ]);
     registry.read(figures, move || families(shaping.as_ref()))
 }
 
 fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
     let summaries = shaping.map(Shaping::summaries).unwrap_or_default();
-    let by_limit = |figure, value: fn(&Summary) -> f64| {
+    let by_limit = ROWS.iter().map(|(figure, value)| {
         let samples = summaries.iter();
-        family(
-            figure,
-            samples.map(|(limit, it)| ([limit.as_str()], value(it))),
-        )
-    };
+        let samples = samples.map(|(limit, it)| ([limit.as_str()], value(it)));
+        family(*figure, samples)
+    });
     let released = summaries.iter().flat_map(|(limit, it)| {
         let of = |when, count| ([limit.as_str(), when], as_f64(count));
         [
@@ -101,29 +109,20 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         sharing::STATES.map(is)
     });
     let missed = sharing.iter().map(|it| ([], as_f64(it.missed)));
-    vec![
+    let others = [
         family(SHARING_SHARE, share),
         family(SHARING_SUM, sum),
         family(SHARING_STATE, states),
         family::<[&str; 0]>(SHARING_MISSED, missed),
-        by_limit(SHAPING_ACCEPTED, |it| as_f64(it.figures.accepted)),
         family(SHAPING_RELEASED, released),
-        by_limit(SHAPING_COALESCED, |it| as_f64(it.figures.coalesced)),
         family(SHAPING_DROPPED, dropped),
-        by_limit(SHAPING_SPOOLED, |it| as_f64(it.figures.spooled)),
-        by_limit(SHAPING_WAITING, |it| as_f64(it.holding.waiting)),
-        by_limit(SHAPING_DEAD, |it| as_f64(it.holding.dead)),
-        by_limit(SHAPING_PARKED, |it| as_f64(it.holding.parked)),
-        by_limit(SHAPING_BYTES, |it| as_f64(it.holding.bytes)),
-        by_limit(SHAPING_OLDEST, |it| seconds(it.holding.oldest_nanos)),
         family(SHAPING_OVER, over),
         family(SHAPING_DIED, died),
-        by_limit(SHAPING_REVIVED, |it| as_f64(it.figures.revived)),
         histograms(SHAPING_DELAY, delays),
-        by_limit(SHAPING_JITTER, |it| it.figures.delays.jitter_nanos / 1e9),
         of_all(SHAPING_VERSION, |it| as_f64(it.version())),
         of_all(SHAPING_REFUSED_VERSION, |it| {
             f64::from(u8::from(it.refused().is_some()))
         }),
-    ]
+    ];
+    by_limit.chain(others).collect()
 }

@@ -95,7 +95,7 @@ impl Shaping {
         if let Some(leased) = &mut state.leased {
             leased.set_plan(plan);
         }
-        state.share_anew();
+        state.shares_change = 0;
         self.look_at_shares(&mut state);
         drop(state);
         self.shared.woken.notify_one();

@@ -6,23 +6,23 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
+    io::{self, BufWriter, ErrorKind, Seek as _, SeekFrom, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use proto::{
     ids,
-    limits::{CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX},
+    limits::CHUNK_BYTES_MAX,
     wire::{self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received},
 };
 use runtime::file_lock::FileLock;
 use rustix::fs::OFlags;
 
 use super::held::Held;
-use crate::epoch_history::Fnv;
+use crate::epoch_history::{fnv, fnv_after};
 
 const MAGIC: &[u8] = b"cookiesync limits spool 1\n";
 
@@ -34,15 +34,6 @@ const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
 pub(crate) struct Spool {
     path: PathBuf,
     _lock: Arc<FileLock>,
-}
-
-/// Why nothing was read.
-#[derive(Debug, thiserror::Error)]
-enum Unreadable {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("it is damaged, or no such file")]
-    Damaged,
 }
 
 impl Spool {
@@ -90,15 +81,15 @@ impl Spool {
         let path = self.path.display();
         match read(&self.path, make) {
             Ok(all) => Some(all),
-            Err(Unreadable::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(Unreadable::Io(error)) => {
-                tracing::error!(%path, %error, "what waited when the run before stopped cannot be read: move the file elsewhere, as the end of this run replaces it");
-                None
-            }
-            Err(why @ Unreadable::Damaged) => {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(why) if why.kind() == ErrorKind::InvalidData => {
                 let aside = beside(&self.path, ".damaged");
                 let moved = fs::rename(&self.path, &aside);
                 tracing::error!(%path, %why, aside = %aside.display(), ?moved, "what waited when the run before stopped cannot be read");
+                None
+            }
+            Err(error) => {
+                tracing::error!(%path, %error, "what waited when the run before stopped cannot be read: move the file elsewhere, as the end of this run replaces it");
                 None
             }
         }
@@ -132,7 +123,7 @@ fn write(path: &Path, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, create(path)?);
     // What it says is not known before all is written.
     file.write_all(&[0; HEADER_BYTES])?;
-    let (mut sum, mut first) = (Fnv::default(), 1);
+    let (mut sum, mut first) = (fnv(&[]), 1);
     let mut rest = held;
     while !rest.is_empty() {
         let mut buffer = vec![0; HEADROOM_BYTES];
@@ -152,7 +143,7 @@ fn write(path: &Path, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
             accepted_unix_micros: now_unix_micros,
         };
         let at = wire::seal(&mut buffer, &header);
-        sum.add(&buffer[at..]);
+        sum = fnv_after(sum, &buffer[at..]);
         file.write_all(&buffer[at..])?;
         first += u64::from(count);
         rest = &rest[count as usize..];
@@ -161,70 +152,50 @@ fn write(path: &Path, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
     file.seek(SeekFrom::Start(0))?;
     file.write_all(MAGIC)?;
     file.write_all(&(held.len() as u64).to_le_bytes())?;
-    file.write_all(&sum.value().to_le_bytes())?;
+    file.write_all(&sum.to_le_bytes())?;
     file.sync_all()
 }
 
-fn read<T>(
-    path: &Path,
-    mut make: impl FnMut(CookieRef<'_>, u64) -> T,
-) -> Result<Vec<T>, Unreadable> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(Unreadable::Damaged);
+/// Reads the whole file at once. What is damaged is [`InvalidData`](ErrorKind::InvalidData).
+fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Result<Vec<T>> {
+    let damaged = || io::Error::new(ErrorKind::InvalidData, "it is damaged, or no such file");
+    if !fs::metadata(path)?.is_file() {
+        return Err(damaged());
     }
-    let mut file = BufReader::with_capacity(1 << 20, file);
-    let mut header = [0; HEADER_BYTES];
-    read_exact(&mut file, &mut header)?;
-    if !header.starts_with(MAGIC) {
-        return Err(Unreadable::Damaged);
+    let mut rest = Bytes::from(fs::read(path)?);
+    if rest.len() < HEADER_BYTES || !rest.starts_with(MAGIC) {
+        return Err(damaged());
     }
-    let number = |at: usize| {
-        let bytes = &header[MAGIC.len() + at..][..8];
-        u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
-    };
-    let (count, expected) = (number(0), number(8));
-    let (mut all, mut sum) = (Vec::new(), Fnv::default());
-    while (all.len() as u64) < count {
-        let mut prefix = [0; FRAME_PREFIX_BYTES];
-        read_exact(&mut file, &mut prefix)?;
-        let length = u32::from_be_bytes(prefix[1..].try_into().expect("four bytes"));
-        if length as usize > MESSAGE_BYTES_MAX {
-            return Err(Unreadable::Damaged);
+    rest.advance(MAGIC.len());
+    let (count, sum) = (rest.get_u64_le(), rest.get_u64_le());
+    if sum != fnv(&rest) {
+        return Err(damaged());
+    }
+    let mut all = Vec::new();
+    while rest.len() >= FRAME_PREFIX_BYTES {
+        let mut prefix = rest.split_to(FRAME_PREFIX_BYTES);
+        prefix.advance(1);
+        let length = prefix.get_u32() as usize;
+        if length > rest.len() {
+            return Err(damaged());
         }
-        let mut message = vec![0; length as usize];
-        read_exact(&mut file, &mut message)?;
-        sum.add(&prefix);
-        sum.add(&message);
-        let Ok(Received::Chunk(chunk)) = Received::decode(Bytes::from(message)) else {
-            return Err(Unreadable::Damaged);
+        let Ok(Received::Chunk(chunk)) = Received::decode(rest.split_to(length)) else {
+            return Err(damaged());
         };
         for cookie in chunk.cookies() {
-            let cookie = cookie.map_err(|_| Unreadable::Damaged)?;
+            let cookie = cookie.map_err(|_| damaged())?;
             let is_legal = ids::is_user_id(cookie.user_id.as_bytes())
                 && ids::is_dsp_id(cookie.dsp_id)
                 && ids::is_buyer_uid_of_stream(cookie.buyer_uid);
             if !is_legal {
-                return Err(Unreadable::Damaged);
+                return Err(damaged());
             }
             let sent = chunk.header().accepted_unix_micros;
             all.push(make(cookie, cookie.accepted_unix_micros(sent)));
         }
     }
-    let is_at_end = file.read(&mut [0])? == 0;
-    if is_at_end && all.len() as u64 == count && sum.value() == expected {
-        Ok(all)
-    } else {
-        Err(Unreadable::Damaged)
-    }
-}
-
-/// A file that ends too soon is damaged.
-fn read_exact(file: &mut impl io::Read, bytes: &mut [u8]) -> Result<(), Unreadable> {
-    file.read_exact(bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => Unreadable::Damaged,
-        _ => error.into(),
-    })
+    let is_whole = rest.is_empty() && all.len() as u64 == count;
+    is_whole.then_some(all).ok_or_else(damaged)
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {

@@ -32,15 +32,13 @@ impl Shaping {
 
     /// In one line, for `/readyz`.
     pub(crate) fn state_in_words(&self) -> String {
-        let shares = self.sharing().map(|it| format!("; {}", it.in_words()));
-        self.version_in_words() + &shares.unwrap_or_default()
-    }
-
-    fn version_in_words(&self) -> String {
-        let version = self.version();
-        match self.refused() {
-            Some(why) => format!("version {version} is in force, the newest is refused: {why}"),
-            None => format!("version {version} is in force"),
+        let mut words = format!("version {} is in force", self.version());
+        if let Some(why) = self.refused() {
+            words += &format!(", the newest is refused: {why}");
         }
+        if let Some(sharing) = self.sharing() {
+            words += &format!("; {}", sharing.in_words());
+        }
+        words
     }
 }

@@ -116,7 +116,7 @@ impl Scene {
             buyer_uid: "b",
             age_micros: 0,
         });
-        let now = shaping.moment(std::time::Instant::now());
+        let now = std::time::Instant::now();
         shaping.append(&mut burst, now).unwrap();
     }
 

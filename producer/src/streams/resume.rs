@@ -5,8 +5,10 @@ use proto::{
     v1::{Cursor, ResumeOutcome, StartPosition, SubscribeRequest},
 };
 
+use tonic::Status;
+
 use super::{
-    Inner, OpenError,
+    Inner,
     subscribers::{self, Remembered},
 };
 use crate::log::{Sequence, Span};
@@ -43,7 +45,7 @@ pub(super) fn choose(
     request: &SubscribeRequest,
     span: Span,
     remembered: Option<Remembered>,
-) -> Result<Start, OpenError> {
+) -> Result<Start, Status> {
     if let Some(cursor) = own_cursor(request, &streams.config.producer_id) {
         return at_cursor(cursor, streams.log.epoch(), span);
     }
@@ -82,7 +84,7 @@ pub(super) fn by_name(
     }
 }
 
-fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError> {
+fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, Status> {
     if cursor.epoch != epoch {
         return Ok(Start {
             first: 1,
@@ -91,10 +93,11 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, OpenError
         });
     }
     if cursor.sequence >= span.next {
-        return Err(OpenError::CursorFromTheFuture {
-            cursor: cursor.sequence,
-            newest: span.next - 1,
-        });
+        return Err(Status::invalid_argument(format!(
+            "cursor {} is from the future: the newest sequence of this epoch is {}",
+            cursor.sequence,
+            span.next - 1
+        )));
     }
     let first = cursor.sequence + 1;
     Ok(Start {

@@ -6,7 +6,7 @@ use proto::v1::{Hello, ResumeOutcome, SubscribeRequest, Tail};
 use tonic::Status;
 
 use super::{
-    Inner, OpenError,
+    Inner,
     body::{Form, StreamBody},
     request::check_name,
     resume::{choose, own_cursor},
@@ -30,7 +30,7 @@ pub(super) fn open(
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
-            Ok::<_, OpenError>(chosen.of_reader(request.window_bytes, request.understands_age))
+            Ok::<_, Status>(chosen.of_reader(request.window_bytes, request.understands_age))
         })?;
     let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use producer::edge::{
     head::{self, HEAD_BYTES_MAX, Head, Refusal},
-    request::{self, IdLimits, Scratch},
+    request::{self, Scratch},
 };
 use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
@@ -26,8 +26,7 @@ pub fn request(bytes: &[u8]) {
         assert!(head.length > 0 && head.length <= HEAD_BYTES_MAX);
         assert!(!head.path.contains('?'), "a path has no query");
         let mut scratch = Scratch::default();
-        let (limits, cookies) = (IdLimits::default(), head::cookies(lines));
-        match request::parse(head.query, cookies, &limits, &mut scratch) {
+        match request::parse(head.query, head::cookies(lines), &mut scratch) {
             Ok(cookie) => check_cookie(&cookie),
             Err(rejection) => assert!(rejection.reason().ends_with('\n')),
         }
@@ -69,12 +68,7 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     let header = format!("a=b; uid={}", cookie.user_id);
     let mut scratch = Scratch::default();
     let headers = [&b"uidx"[..], header.as_bytes()];
-    let again = request::parse(
-        &query,
-        headers.into_iter(),
-        &IdLimits::default(),
-        &mut scratch,
-    );
+    let again = request::parse(&query, headers.into_iter(), &mut scratch);
     assert_eq!(again, Ok(*cookie));
 
     let mut buffer = vec![0; wire::HEADROOM_BYTES];

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    edge::{Metrics, dsps::Shown, request::IdLimits},
+    edge::{Metrics, dsps::Shown},
     log::{self, Log},
 };
 
@@ -34,7 +34,7 @@ fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), C
         refuses_others: false,
     };
     let metrics = Metrics::register(&Registry::new(), &shown).unwrap();
-    let edge = Edge::new(log, IdLimits::default(), metrics, leaving);
+    let edge = Edge::new(log, metrics, leaving);
     let (near, far) = duplex(1 << 20);
     let served = TaskTracker::new().spawn(async move {
         let stopping = CancellationToken::new();

@@ -63,7 +63,7 @@ impl Producer {
             buyer_uid: "b",
             age_micros: 0,
         });
-        let now = self.shaping.moment(Instant::now());
+        let now = Instant::now();
         self.shaping.append(&mut burst, now).unwrap();
         assert!(burst.is_empty());
     }

@@ -102,9 +102,7 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
             buyer_uid: "b",
             age_micros: 0,
         });
-        shaping
-            .append(&mut burst, shaping.moment(Instant::now()))
-            .unwrap();
+        shaping.append(&mut burst, Instant::now()).unwrap();
     };
     until("who is busy has nearly all", || {
         (0..20).for_each(|_| offer(&busy));

@@ -38,14 +38,14 @@ async fn all_mistakes_are_reported_at_once() -> Result<()> {
         "--log-bytes=12 parsecs",
         "--queue-cookies=-1",
     ];
-    let environment = [("PRODUCER_USER_ID_BYTES", "65")];
+    let environment = [("PRODUCER_CHUNK_BYTES", "65B")];
     let ended = run_to_end(&programs.producer, &producer, &environment).await?;
     let said = [
         "--http",
         "--chunk-age",
         "--log-bytes",
         "--queue-cookies",
-        "--user-id-bytes",
+        "--chunk-bytes",
     ];
     check(&ended, 2, &said)?;
 
