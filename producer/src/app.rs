@@ -223,8 +223,8 @@ impl App {
         metrics: edge::Metrics,
         connections: listen::Metrics,
     ) -> Accepting {
-        let edge = Edge::new(self.log.clone(), metrics, self.draining.clone());
-        let edge = edge.shaped(self.shaping.clone());
+        let (log, shaping) = (self.log.clone(), self.shaping.clone());
+        let edge = Edge::new(log, shaping, metrics, self.draining.clone());
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
         Accepting {

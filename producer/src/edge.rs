@@ -43,22 +43,21 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// An edge that appends to `log`, and that closes each connection with its next response once `leaving` is
-    /// cancelled.
+    /// An edge that appends to `log`, under limits if there are any, and that closes each connection with its next response
+    /// once `leaving` is cancelled.
     #[must_use]
-    pub fn new(log: Log, metrics: Metrics, leaving: CancellationToken) -> Self {
+    pub fn new(
+        log: Log,
+        shaping: Option<Shaping>,
+        metrics: Metrics,
+        leaving: CancellationToken,
+    ) -> Self {
         Self {
             log,
             metrics,
-            shaping: None,
+            shaping,
             leaving,
         }
-    }
-
-    /// The same, with cookies under limits.
-    #[must_use]
-    pub fn shaped(self, shaping: Option<Shaping>) -> Self {
-        Self { shaping, ..self }
     }
 
     /// Accepts connections until the stage stops; each then answers the requests that it has read.

@@ -258,11 +258,13 @@ impl Dsps {
         let thread = thread_number();
         let requests = tally.dsps.iter().zip(&tally.outcomes);
         for (&dsp_id, &outcome) in requests.take(tally.len) {
-            if known.0.is_open() && dsp_id != NONE && !known.0.counting.contains_key(&dsp_id) {
+            let mut series = known.0.counting.get(&dsp_id);
+            if series.is_none() && dsp_id != NONE && known.0.is_open() {
                 shared.enter(dsp_id);
                 self.refresh(known);
+                series = known.0.counting.get(&dsp_id);
             }
-            let series = match known.0.counting.get(&dsp_id) {
+            let series = match series {
                 Some(series) => series,
                 None if dsp_id == NONE => &shared.none,
                 None => &shared.other,

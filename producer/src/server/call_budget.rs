@@ -16,7 +16,8 @@
 //! hold for the other half: of 1,000 health checks a second 200 fit, of reflection calls 12. At that rate, from many
 //! addresses, they keep one another out, and requests beyond a small size; small requests for streams they do not.
 //!
-//! Cost: one lock when a call begins, one when it ends, and one for each frame of a large request.
+//! Cost: one lock when a call begins, one when it ends, and one for each frame of a large request; under it a walk over the
+//! unfinished calls.
 
 use std::{
     collections::BTreeMap,

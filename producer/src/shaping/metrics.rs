@@ -17,7 +17,7 @@ use super::{
     Shaping,
     figures::{DeadReason, Dropped, seconds},
     shaper::Summary,
-    sharing,
+    sharing::ShareState,
 };
 use crate::metrics::as_f64;
 
@@ -105,8 +105,7 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
     let share = shares().map(|(limit, share, _)| ([limit.as_str()], *share));
     let sum = shares().map(|(limit, _, sum)| ([limit.as_str()], *sum));
     let states = sharing.iter().flat_map(|it| {
-        let is = |state| ([state], f64::from(u8::from(state == it.state)));
-        sharing::STATES.map(is)
+        ShareState::ALL.map(|(state, name)| ([name], f64::from(u8::from(state == it.state))))
     });
     let missed = sharing.iter().map(|it| ([], as_f64(it.missed)));
     let others = [

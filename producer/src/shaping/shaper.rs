@@ -49,8 +49,6 @@ pub(crate) struct Shaper {
     others: Option<usize>,
     /// What rooms that are gone counted under limits that others are still under, and under rules of theirs.
     past: BTreeMap<String, Figures>,
-    /// Whether a room is closing.
-    has_closing: bool,
     /// The latest moment that was told.
     latest: u64,
     /// Rooms that may hold cookies of DSPs whose room is another one now, by their keys.
@@ -60,7 +58,6 @@ pub(crate) struct Shaper {
     lines: u64,
     /// What was taken out and has no fate yet, by the limits' names.
     leaving: BTreeMap<String, u64>,
-    held: usize,
     /// When something is due; at the latest.
     due: u64,
 }
@@ -96,13 +93,11 @@ impl Shaper {
             by_dsp: HashMap::default(),
             others: None,
             past: BTreeMap::new(),
-            has_closing: false,
             latest: now,
             strays: HashMap::default(),
             busy: Vec::new(),
             lines: 0,
             leaving: BTreeMap::new(),
-            held: 0,
             due: 0,
         };
         shaper.change(rules, now);
@@ -133,7 +128,6 @@ impl Shaper {
             return Offered::Release;
         };
         let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
-        let before = room.len();
         let limits = &mut self.limits;
         let offered = match room.terms.handling.mode {
             Mode::Police => room.police(limits, cookie, now),
@@ -145,10 +139,6 @@ impl Shaper {
         };
         if offered != Offered::Release {
             room.figures.accepted += 1;
-        }
-        let after = room.len();
-        if after != before {
-            self.held = self.held + after - before;
         }
         if offered == Offered::Held {
             self.due = self.due.min(room.due().unwrap_or(u64::MAX));
@@ -166,9 +156,7 @@ impl Shaper {
             return Some(held);
         };
         let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
-        let before = room.len();
         room.take_back(held, now, self.lines);
-        self.held = self.held + room.len() - before;
         if !std::mem::replace(is_busy, true) {
             self.busy.push(place);
         }
@@ -229,7 +217,6 @@ impl Shaper {
         }
         let busy = || self.busy.iter().map(|index| &self.rooms[*index]);
         self.lines = busy().filter(|place| place.room.has_line()).count() as u64;
-        self.held = busy().map(|place| place.room.len()).sum();
         let due = |place: &NamedRoom| match place.shapes() {
             true => place.room.due(),
             false => Some(0),
@@ -254,12 +241,12 @@ impl Shaper {
             let past = self.past.entry(limit).or_default();
             past.note(fate, count);
         }
-        self.held = 0;
     }
 
-    /// How many cookies are held, at most.
-    pub(super) fn held(&self) -> usize {
-        self.held
+    /// How many cookies are held.
+    pub(super) fn held(&self) -> u64 {
+        let rooms = self.rooms.iter().map(|place| place.room.len() as u64);
+        rooms.chain(self.leaving.values().copied()).sum()
     }
 
     /// What was counted, by the limits' names.

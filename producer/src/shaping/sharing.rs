@@ -4,6 +4,7 @@ mod leased;
 
 use std::sync::Arc;
 
+pub(super) use limits_sharing::member::State as ShareState;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::leased::{Leased, leased};
@@ -14,8 +15,8 @@ use super::{Shaping, State};
 pub(crate) struct Standing {
     /// Where the server is.
     pub(crate) server: String,
-    /// One of [`STATES`].
-    pub(crate) state: &'static str,
+    /// What its shares are.
+    pub(crate) state: ShareState,
     /// How many questions were not answered, or not in time.
     pub(crate) missed: u64,
     /// Why the last one was not.
@@ -26,20 +27,16 @@ pub(crate) struct Standing {
     pub(crate) shares: Vec<(String, f64, f64)>,
 }
 
-/// What states are called: a lease; one that ran out; the safe share; its floor, which is nothing unless it is known how many
-/// share; nothing.
-pub(crate) const STATES: [&str; 5] = ["ok", "expired", "safe", "floor", "refused"];
-
 impl Standing {
     /// In one line.
     pub(crate) fn in_words(&self) -> String {
         let server = &self.server;
         let state = match self.state {
-            "ok" => "on lease",
-            "expired" => "the lease has run out",
-            "safe" => "the safe share, as for a while nobody answered",
-            "floor" => "none from the server yet",
-            _ => "refused by the server",
+            ShareState::Ok => "on lease",
+            ShareState::Expired => "the lease has run out",
+            ShareState::Safe => "the safe share, as for a while nobody answered",
+            ShareState::Floor => "none from the server yet",
+            ShareState::Refused => "refused by the server",
         };
         let group = match self.group {
             Some((count, true)) => format!(", {count} share them, the server learns who is there"),

@@ -14,10 +14,10 @@ impl Shaping {
         self.state().shaper.summaries(now)
     }
 
-    /// How many cookies are held, at most.
+    /// How many cookies are held.
     #[must_use]
     pub fn held(&self) -> u64 {
-        self.state().shaper.held() as u64
+        self.state().shaper.held()
     }
 
     /// Which version of the file is in force, from 1.

@@ -25,7 +25,7 @@ use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio_util::sync::CancellationToken;
 
-use self::{account::Account, retention::Limits};
+use self::account::Account;
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::QueueInFlight;
@@ -79,8 +79,6 @@ pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 #[error("too many subscribers")]
 pub struct TooManySubscribers;
 
-type Queues = HashMap<(Call, String), Arc<Queue>>;
-
 /// All queues of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Subscribers {
@@ -90,9 +88,15 @@ pub struct Subscribers {
 #[derive(Debug)]
 struct Shared {
     queues: Mutex<Queues>,
-    limits: Mutex<Limits>,
     log_gate: Arc<Mutex<LogGate>>,
-    names_shown: Mutex<TokenBucket>,
+}
+
+#[derive(Debug)]
+struct Queues {
+    by_name: HashMap<(Call, String), Arc<Queue>>,
+    retention: Duration,
+    subscribers_max: usize,
+    names_shown: TokenBucket,
 }
 
 #[derive(Debug)]
@@ -177,13 +181,13 @@ impl Subscribers {
         };
         Self {
             shared: Arc::new(Shared {
-                queues: Mutex::default(),
-                limits: Mutex::new(Limits {
+                queues: Mutex::new(Queues {
+                    by_name: HashMap::new(),
                     retention,
                     subscribers_max,
+                    names_shown: TokenBucket::full(names_shown, Instant::now().into()),
                 }),
                 log_gate: Arc::new(Mutex::new(LogGate::new(LINES_MAX, LINES_INTERVAL))),
-                names_shown: Mutex::new(TokenBucket::full(names_shown, Instant::now().into())),
             }),
         }
     }
@@ -204,9 +208,9 @@ impl Subscribers {
     ) -> Result<Lease, E> {
         let mut queues = self.queues();
         let now = Instant::now();
-        self.forget_expired(&mut queues, now);
+        queues.forget_expired(now);
         let key = (call, name.to_owned());
-        let known = queues.get(&key).map(Arc::clone);
+        let known = queues.by_name.get(&key).map(Arc::clone);
         let began = start(known.as_ref().map(|queue| queue.remembered()))?;
         let superseded = CancellationToken::new();
         let connection = Connection::Streaming {
@@ -218,16 +222,14 @@ impl Subscribers {
                 queue
             }
             None => {
-                self.make_room(&mut queues, network)?;
-                let names_shown = self.shared.names_shown.lock();
-                let mut names_shown = names_shown.unwrap_or_else(PoisonError::into_inner);
+                queues.make_room(network)?;
                 let queue = Arc::new(Queue::new(
-                    (network, names_shown.take(now.into())),
+                    (network, queues.names_shown.take(now.into())),
                     QueueInFlight::new(call, name),
                     connection,
                     began,
                 ));
-                queues.insert(key, Arc::clone(&queue));
+                queues.by_name.insert(key, Arc::clone(&queue));
                 queue
             }
         };
@@ -243,6 +245,7 @@ impl Subscribers {
     pub fn snapshot(&self) -> Vec<Snapshot> {
         let mut all: Vec<_> = self
             .queues()
+            .by_name
             .iter()
             .map(|((call, name), queue)| queue.snapshot(*call, name))
             .collect();
@@ -252,7 +255,7 @@ impl Subscribers {
 
     /// Begins a new interval for the greatest lags, at a scrape; the log's next sealed sequence is at least `next`.
     pub fn end_interval(&self, next: Sequence) {
-        for queue in self.queues().values() {
+        for queue in self.queues().by_name.values() {
             let mut state = queue.state();
             let lag = next.saturating_sub(state.account.position());
             state.lag.end(lag);

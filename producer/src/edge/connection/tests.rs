@@ -34,7 +34,7 @@ fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), C
         refuses_others: false,
     };
     let metrics = Metrics::register(&Registry::new(), &shown).unwrap();
-    let edge = Edge::new(log, metrics, leaving);
+    let edge = Edge::new(log, None, metrics, leaving);
     let (near, far) = duplex(1 << 20);
     let served = TaskTracker::new().spawn(async move {
         let stopping = CancellationToken::new();

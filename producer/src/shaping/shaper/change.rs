@@ -38,7 +38,6 @@ impl Shaper {
                 self.others = Some(self.room_of(rules, limit, EVERYBODY, &known, now));
             }
         }
-        self.has_closing = self.rooms.iter().any(|place| place.is_closing);
         self.find_strays();
         self.forget_past();
         self.replan(now);
@@ -198,7 +197,7 @@ impl Shaper {
     /// Forgets rooms that are closing and empty. What was counted of them is kept while their limit has another room.
     pub(super) fn retire(&mut self) {
         let is_over = |place: &NamedRoom| place.is_closing && place.room.len() == 0;
-        if !self.has_closing || !self.rooms.iter().any(is_over) {
+        if !self.rooms.iter().any(is_over) {
             return;
         }
         let (gone, kept) = std::mem::take(&mut self.rooms)
@@ -210,7 +209,6 @@ impl Shaper {
             past.add(&place.room.figures);
         }
         self.rooms = kept;
-        self.has_closing = self.rooms.iter().any(|place| place.is_closing);
         self.by_dsp.clear();
         self.others = None;
         self.busy.clear();

@@ -9,7 +9,7 @@ use limits::rules::Sharing;
 use limits_sharing::{
     contracts::lease_config,
     lease::{Health, Lease, User},
-    member::{Plan, State},
+    member::Plan,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -86,11 +86,9 @@ impl Leased {
             (limit.to_owned(), ratio(plan.share(limit, now)), ratio(sum))
         };
         let Health { missed, error, .. } = self.lease.health();
-        let is_called = |(state, _): &&(State, &'static str)| *state == plan.state(now);
-        let (_, state) = State::ALL.iter().find(is_called).expect("all are there");
         Standing {
             server: self.lease.config().server.to_string(),
-            state,
+            state: plan.state(now),
             missed,
             error,
             group: plan.group(),

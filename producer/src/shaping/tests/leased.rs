@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     log::{Burst, Config, Log},
-    shaping::{Shaping, contract::File},
+    shaping::{Shaping, contract::File, sharing::ShareState},
 };
 
 /// Killed when dropped.
@@ -61,7 +61,7 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn share(shaping: &Shaping) -> (f64, &'static str) {
+fn share(shaping: &Shaping) -> (f64, ShareState) {
     let standing = shaping.sharing().expect("it is shared");
     let (limit, share, sum) = &standing.shares[0];
     assert_eq!(limit, "seventeen");
@@ -87,7 +87,7 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     for shaping in [&busy, &idle] {
-        assert_eq!(share(shaping), (0.0, "floor"));
+        assert_eq!(share(shaping), (0.0, ShareState::Floor));
         tasks.spawn(shaping.clone().run(stop.clone()));
         tasks.spawn(shaping.clone().share(stop.clone()));
     }
@@ -123,7 +123,9 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     .await;
     drop(first);
     until("each has its safe share", || {
-        [&busy, &idle].iter().all(|it| share(it) == (0.5, "safe"))
+        [&busy, &idle]
+            .iter()
+            .all(|it| share(it) == (0.5, ShareState::Safe))
     })
     .await;
     assert!(
@@ -133,10 +135,13 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     );
     let _again = server(port);
     until("and a lease again", || {
-        [&busy, &idle].iter().all(|it| share(it).1 == "ok") && share(&busy).0 + share(&idle).0 > 0.9
+        [&busy, &idle]
+            .iter()
+            .all(|it| share(it).1 == ShareState::Ok)
+            && share(&busy).0 + share(&idle).0 > 0.9
     })
     .await;
     stop.cancel();
     while tasks.join_next().await.is_some() {}
-    assert_eq!(share(&busy), (0.0, "refused"));
+    assert_eq!(share(&busy), (0.0, ShareState::Refused));
 }
