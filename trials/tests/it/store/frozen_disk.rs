@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use bench::{admin, tools::skip};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, PATIENCE, Producer, embedded, wait_until};
+use crate::harness::{Consumer, PATIENCE, Producer, embedded, wait_said, wait_until};
 
 /// A file system in a file; gone with the test.
 struct Disk(PathBuf);
@@ -38,23 +38,33 @@ impl Disk {
         Ok(Some(Self(disk)))
     }
 
-    fn freeze(&self, how: &str) -> Result<()> {
+    /// Writes to it hang until the result is dropped, and so do the ends of processes that write.
+    fn freeze(&self) -> Result<Frozen<'_>> {
         let place = self.0.display().to_string();
         ensure!(
-            succeeds("fsfreeze", &[how, &place])?,
-            "fsfreeze {how} fails"
+            succeeds("fsfreeze", &["--freeze", &place])?,
+            "fsfreeze fails"
         );
-        Ok(())
+        Ok(Frozen(self))
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // It may be frozen still.
         let place = self.0.display().to_string();
-        let thawed = succeeds("fsfreeze", &["--unfreeze", &place]).is_ok();
-        if !thawed || !succeeds("umount", &["-l", &place]).unwrap_or(false) {
+        if !succeeds("umount", &["-l", &place]).unwrap_or(false) {
             eprintln!("cannot unmount {place}");
+        }
+    }
+}
+
+struct Frozen<'a>(&'a Disk);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let place = self.0.0.display().to_string();
+        if !succeeds("fsfreeze", &["--unfreeze", &place]).unwrap_or(false) {
+            eprintln!("cannot unfreeze {place}");
         }
     }
 }
@@ -70,7 +80,8 @@ async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothi
     let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
     producer.accept_load(41, 1_000).await?;
     consumer.wait_settled(1_000).await?;
-    disk.freeze("--freeze")?;
+    // Thawed before the consumer is killed, also when the test fails: its end would wait for the disk.
+    let frozen = disk.freeze()?;
     producer.accept_load(42, 1_000).await?;
     consumer.wait_not_ready("store: no answer for 5s").await?;
     assert_eq!(admin::get(&consumer.admin, "/healthz").await?.status, 200);
@@ -83,10 +94,9 @@ async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothi
     consumer
         .wait_not_ready("store: no answer for 30s: ")
         .await?;
-    let words = consumer.process.last_lines(5);
-    ensure!(words.contains("the store hangs, waiting on"), "{words}");
+    wait_said(&consumer.process, "the store hangs, waiting on").await?;
 
-    disk.freeze("--unfreeze")?;
+    drop(frozen);
     consumer.wait_ready().await?;
     assert_eq!(admin::get(&consumer.admin, "/healthz").await?.body, "ok\n");
     consumer.wait_settled(2_000).await?;

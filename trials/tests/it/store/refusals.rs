@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, PATIENCE, Producer, request, wait_until};
+use crate::harness::{Consumer, PATIENCE, Producer, request, wait_said, wait_until};
 
 async fn refused(consumer: &Consumer) -> Result<u64> {
     let metrics = consumer.metrics().await?;
@@ -292,7 +292,5 @@ async fn dead_letters_stay_within_their_bound_and_hold_up_nothing_when_they_cann
     let metrics = consumer.metrics().await?;
     let failed = [("outcome", "failed")];
     assert_eq!(metrics.count(names::DEAD_LETTERS, &failed), 1);
-    let log = consumer.process.last_lines(usize::MAX);
-    ensure!(log.contains("refused cookies cannot be set aside"), "{log}");
-    Ok(())
+    wait_said(&consumer.process, "refused cookies cannot be set aside").await
 }

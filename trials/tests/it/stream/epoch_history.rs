@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cut::CutConnection,
     harness::{
-        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until,
+        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_said,
+        wait_until,
     },
 };
 
@@ -355,8 +356,7 @@ async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
 async fn producer_without_a_record_works_and_says_so() -> Result<()> {
     let nowhere = ["--state", "/nonexistent/folder"];
     let mut pair = Pair::start(&nowhere).await?;
-    let words = pair.producer.process.last_lines(100);
-    ensure!(words.contains("no epoch history is kept"), "{words}");
+    wait_said(&pair.producer.process, "no epoch history is kept").await?;
     let recorded = async |producer: &Producer| {
         let metrics = producer.metrics().await?;
         anyhow::Ok(metrics.count("producer_progress_recorded", &[]))
@@ -376,11 +376,7 @@ async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
     let flags = ["--id", "p", "--state", &state];
     let first = Producer::start(&folder, &flags).await?;
     let second = Producer::start_at(&folder, &Addresses::free()?, &flags).await?;
-    let words = second.process.last_lines(100);
-    ensure!(
-        words.contains("another process of this name keeps it"),
-        "{words}"
-    );
+    wait_said(&second.process, "another process of this name keeps it").await?;
     let recorded = "producer_progress_recorded";
     assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
     assert_eq!(second.metrics().await?.count(recorded, &[]), 0);
