@@ -93,11 +93,6 @@ pub const WAITING: Figure = Figure::gauge(
     "limiter_waiting",
     "Reservations whose answer is held until their slot.",
 );
-pub const WAITING_REFUSED: Figure = Figure::counter(
-    "limiter_waiting_refused_total",
-    "Reservations refused because too many waited: of all, of their token, or of their counter.",
-)
-.by(&["of"]);
 pub const TOKEN_REFUSALS: Figure = Figure::counter(
     "limiter_token_refusals_total",
     "Requests refused: without a token, with a wrong one, or with one that does not open the limit.",

@@ -1,8 +1,7 @@
 //! `limiter serve`: one server tells many processes when their next call to a partner may go.
 //!
 //! - [`engine`] is the limiter itself, without a network, a disk or a clock; whatever asks goes through it.
-//! - [`service`] asks it for clients, of [`port`] by way of [`http`]; [`tokens`] says which of them may, [`waiting`] bounds
-//!   who waits.
+//! - [`service`] asks it for clients, of [`port`] by way of [`http`]; [`tokens`] says which of them may.
 //! - [`limit_sources`] says which limits there are: of [`limits_file`] and of a collection.
 //! - [`sharing`] has a server decide, where several limiters share their limits.
 //! - [`saver`] brings what was used into the folder of [`state`] each second.
@@ -26,7 +25,6 @@ pub mod sharing;
 pub mod state;
 pub mod status;
 pub mod tokens;
-pub mod waiting;
 
 use std::{ffi::OsString, process::ExitCode};
 

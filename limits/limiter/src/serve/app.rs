@@ -45,7 +45,6 @@ use super::{
     service::Service,
     sharing::Decider,
     status::{self, LimiterStatus},
-    waiting::Waiting,
 };
 
 /// How often it is looked for a new version of the file and at the system's clock, and idle counters are forgotten.
@@ -71,14 +70,12 @@ pub struct App {
 /// The settings in effect that a reload may change; clones share them.
 #[derive(Debug, Clone)]
 pub struct RuntimeConfig {
-    waiting: Waiting,
     drain_timeout: watch::Sender<Duration>,
 }
 
 impl RuntimeConfig {
     /// Takes into use what of `config` may change.
     pub fn apply(&self, config: &Config) {
-        self.waiting.bound(config.waiting);
         self.drain_timeout
             .send_replace(config.running.drain_timeout);
     }
@@ -105,7 +102,6 @@ impl App {
             services: listen::Stage::default(),
             draining: CancellationToken::new(),
             runtime_config: RuntimeConfig {
-                waiting: Waiting::new(config.waiting),
                 drain_timeout: watch::Sender::new(config.running.drain_timeout),
             },
             config_reloads: reread::Metrics::register(&registry, "limiter").context("metrics")?,
@@ -136,7 +132,6 @@ impl App {
             tokens: config.tokens.clone(),
             fields: config.fields,
             sources: kept.sources.clone(),
-            waiting: self.runtime_config.waiting.clone(),
             metrics: metrics::Serving::register(registry).context("metrics")?,
         };
         let (most, per_address) = config.connections;
@@ -165,7 +160,6 @@ impl App {
         registry: &Registry,
     ) -> anyhow::Result<()> {
         let survey = Arc::new(Mutex::new(Arc::new(kept.engine.limits_now())));
-        let waiting = self.runtime_config.waiting.clone();
         let (file, sources) = (config.limits.clone(), kept.sources.clone());
         let refused = move || {
             let file = file.as_ref().and_then(|file| file.refused());
@@ -176,7 +170,6 @@ impl App {
             sources: kept.sources.clone(),
             survey: Arc::clone(&survey),
             counters_max: config.counters,
-            waiting: waiting.clone(),
             is_refused: Box::new({
                 let refused = refused.clone();
                 move || refused().is_some()
@@ -192,7 +185,6 @@ impl App {
             limits: kept.sources.clone(),
             clock: kept.clock.clone(),
             name: self.address.to_string(),
-            waiting,
             saver: kept.saver.clone(),
             decider: kept.decider.clone(),
             refused: Box::new(refused),

@@ -13,7 +13,7 @@ use runtime::{
     settings::{self, Common, Mistakes, Settings},
 };
 
-pub use self::args::{Args, Running, Waiting};
+pub use self::args::{Args, Running};
 use super::{limits_file, tokens};
 
 /// The checked settings.
@@ -39,8 +39,6 @@ pub struct Config {
     pub counters_memory: usize,
     /// The longest that anything learned holds.
     pub learned_max: Duration,
-    /// How many may wait.
-    pub waiting: Waiting,
     /// How it is watched and stopped.
     pub running: Running,
     /// What every process has.
@@ -103,7 +101,6 @@ impl Settings for Args {
             counters: limiting.counters,
             counters_memory: limiting.counters_memory,
             learned_max: limiting.learned_max,
-            waiting: self.waiting,
             running: self.running,
             common: self.common.check(mistakes),
         }

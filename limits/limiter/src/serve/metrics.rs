@@ -10,7 +10,6 @@ use figures::limiter::{
     INCREMENTS, LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS,
     QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_BYTES,
     SNAPSHOT_SECONDS, SNAPSHOTS, STATE_AGE, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
-    WAITING_REFUSED,
 };
 use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
@@ -24,7 +23,6 @@ use super::{
     problem::{KINDS, Problem},
     saver::Saver,
     sharing::Decider,
-    waiting::{Full, Waiting},
 };
 
 /// What is asked.
@@ -59,7 +57,8 @@ pub struct Serving {
     /// As [`KINDS`] are.
     problems: [IntCounter; KINDS.len()],
     pub(super) seconds: Latency,
-    waiting_refused: [IntCounter; 3],
+    /// Reservations whose answer is held until their slot.
+    pub(super) waiting: IntGauge,
     pub(super) token_refusals: IntCounterVec,
 }
 
@@ -79,7 +78,6 @@ pub(super) struct Overview {
     /// The newest look at all counters.
     pub(super) survey: Arc<Mutex<Arc<Survey>>>,
     pub(super) counters_max: usize,
-    pub(super) waiting: Waiting,
     pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
     pub(super) saver: Option<Saver>,
     pub(super) decider: Decider,
@@ -94,7 +92,6 @@ impl Serving {
     pub fn register(registry: &Registry) -> Result<Self> {
         let requests: IntCounterVec = registry.add(REQUESTS)?;
         let problems: IntCounterVec = registry.add(PROBLEMS)?;
-        let waiting: IntCounterVec = registry.add(WAITING_REFUSED)?;
         let token_refusals: IntCounterVec = registry.add(TOKEN_REFUSALS)?;
         for reason in ["missing", "wrong", "limit"] {
             token_refusals.with_label_values(&[reason]);
@@ -104,7 +101,7 @@ impl Serving {
             requests: CALLS.map(of_call),
             problems: KINDS.map(|kind| problems.with_label_values(&[kind.name])),
             seconds: registry.add(REQUEST_SECONDS)?,
-            waiting_refused: Full::ALL.map(|(_, label)| waiting.with_label_values(&[label])),
+            waiting: registry.add(WAITING)?,
             token_refusals,
         })
     }
@@ -121,10 +118,6 @@ impl Serving {
                 count.inc();
             }
         }
-    }
-
-    pub(super) fn full(&self, full: Full) {
-        self.waiting_refused[full as usize].inc();
     }
 }
 
@@ -172,7 +165,6 @@ impl Overview {
             COLLECTION_AGE,
             VERSION,
             VERSION_REFUSED,
-            WAITING,
             STATE_AGE,
             CLOCK_BEHIND,
             SHARED_DECISIONS,
@@ -258,7 +250,6 @@ impl Overview {
             ),
             one(VERSION, Some(as_f64(now.version))),
             one(VERSION_REFUSED, truth((self.is_refused)())),
-            one(WAITING, Some(as_f64(self.waiting.count() as u64))),
             one(
                 STATE_AGE,
                 self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),

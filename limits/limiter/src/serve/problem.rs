@@ -148,13 +148,6 @@ pub const NO_ROOM: Kind = kind(
     "There are as many counters as there may be",
     "Counters that are not used make room by themselves; --counters says how many there may be.",
 );
-/// Too many wait.
-pub const TOO_MANY_WAIT: Kind = kind(
-    "too-many-waiting",
-    503,
-    "Too many reservations wait for their slot",
-    "Nothing was taken. Reserve without `wait`, and wait for `at` on your side.",
-);
 /// It cannot be written.
 pub const NOT_SAVED: Kind = kind(
     "not-saved",
@@ -179,7 +172,7 @@ pub const STOPPING: Kind = kind(
 );
 
 /// All kinds.
-pub const KINDS: [Kind; 20] = [
+pub const KINDS: [Kind; 19] = [
     QUOTA_EXCEEDED,
     UNKNOWN_LIMIT,
     NOT_FOUND,
@@ -196,7 +189,6 @@ pub const KINDS: [Kind; 20] = [
     FORBIDDEN,
     MISDIRECTED,
     NO_ROOM,
-    TOO_MANY_WAIT,
     NOT_SAVED,
     SERVER_LOST,
     STOPPING,

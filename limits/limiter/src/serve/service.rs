@@ -1,6 +1,6 @@
 //! Decides, waits and answers; [`http`](super::http) reads what is asked and writes what is answered.
 //!
-//! A call that waits holds its connection, and gives it back by going away; its slot stays taken.
+//! A call that waits holds its connection, and gives it back by going away; its slot stays taken. So as many may wait as there may be connections.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Body as _, Incoming};
+use prometheus::IntGauge;
 use runtime::{
     caller::{is_called_by_a_loopback_name, is_of_another_site},
     rate_limit::Fields,
@@ -26,7 +27,6 @@ use super::{
     problem::{self, Problem},
     sharing::{Decided, Decider},
     tokens::{self, Holder},
-    waiting::Waiting,
 };
 
 /// Largest body of a request.
@@ -52,8 +52,6 @@ pub struct Service {
     pub fields: Fields,
     /// Where the limits come from.
     pub sources: LimitSources,
-    /// Those who wait.
-    pub waiting: Waiting,
     /// What is counted.
     pub metrics: metrics::Serving,
 }
@@ -143,23 +141,14 @@ impl Service {
                 horizon,
                 is_held,
             } => {
-                let permit = if *is_held {
-                    let names = asked.of.iter().map(|it| Arc::from(it.to_string()));
-                    let permit = self.waiting.enter(&caller.holder.name, names.collect());
-                    Some(permit.map_err(|full| {
-                        self.metrics.full(full);
-                        Problem::new(problem::TOO_MANY_WAIT, "")
-                    })?)
-                } else {
-                    None
-                };
                 let by = &caller.holder.name;
                 let reserved = self.decider.reserve(by, &targets, *requests, *horizon);
                 let Decided {
                     answer: slot,
                     clock,
                 } = reserved.await?;
-                if permit.is_some() && slot.at > clock.now() {
+                if *is_held && slot.at > clock.now() {
+                    let _waits = Waits::begin(&self.metrics.waiting);
                     wait(&slot, &clock, stop).await;
                     return Ok(answered(slot, true, &clock));
                 }
@@ -209,6 +198,22 @@ fn answered(slot: Slot, has_effect: bool, clock: &Clock) -> Answer {
     Answer {
         slot: Slot { now, ..slot },
         has_effect,
+    }
+}
+
+/// Counts one who waits, also one who goes away.
+struct Waits<'a>(&'a IntGauge);
+
+impl<'a> Waits<'a> {
+    fn begin(waiting: &'a IntGauge) -> Self {
+        waiting.inc();
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 

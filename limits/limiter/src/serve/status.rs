@@ -26,7 +26,6 @@ use super::{
     limit_sources::{LimitSources, Plan},
     saver::Saver,
     sharing::Decider,
-    waiting::Waiting,
 };
 
 /// The page.
@@ -136,7 +135,6 @@ pub struct Sources {
     /// Where it listens.
     pub name: String,
     /// Those who wait.
-    pub waiting: Waiting,
     /// What keeps snapshots, if something does.
     pub saver: Option<Saver>,
     /// Who decides on calls.
@@ -270,7 +268,6 @@ impl StatusSource for LimiterStatus {
             .retain(|name, _| survey.limits.iter().any(|it| it.name == *name));
         self.decisions_per_second.push(decisions_per_second);
         let sources = &self.sources;
-        let waiting_for = sources.waiting.longest(20).into_iter();
         self.newest = Some(Status {
             head: Head::now(
                 "limiter",
@@ -285,13 +282,8 @@ impl StatusSource for LimiterStatus {
                 sources.draining.is_cancelled(),
             ),
             decisions_per_second,
-            waiting: sources.waiting.count(),
-            waiting_for: waiting_for
-                .map(|(counter, count)| WaitingFor {
-                    counter: counter.to_string(),
-                    count,
-                })
-                .collect(),
+            waiting: 0,
+            waiting_for: Vec::new(),
             counters: survey.counters,
             counters_max: sources.engine.options().counters_max,
             learned: survey.learned,

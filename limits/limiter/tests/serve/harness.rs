@@ -111,6 +111,12 @@ impl Limiter {
     }
 }
 
+/// How many answers are held until their slot.
+pub(crate) async fn waiting(limiter: &Limiter) -> Result<u64> {
+    let samples = launcher::admin::metrics(&limiter.admin).await?;
+    Ok(samples.count("limiter_waiting", &[]))
+}
+
 /// The JSON of an answer with this status.
 #[track_caller]
 pub(crate) fn body(answer: &Answer, status: u16) -> Value {

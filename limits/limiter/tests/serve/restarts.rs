@@ -5,7 +5,7 @@ use std::{fs, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use tokio::{task::JoinSet, time::sleep};
 
-use crate::harness::{Limiter, PATIENCE, body, nanos};
+use crate::harness::{Limiter, PATIENCE, body, nanos, waiting};
 
 const QUOTA: &str = "[limits.a]\nrules = [{ id = 'r', rate = '1000/30days', algorithm = 'fixed_window', aligned = 'first_call' }]";
 
@@ -77,16 +77,16 @@ async fn who_waits_is_answered_when_the_limiter_stops_and_keeps_the_slot() -> Re
         &client.post("/v1/limits/a/k/reserve", &[], "{}").await?,
         200,
     );
-    let mut waiting = JoinSet::new();
-    waiting.spawn(async move {
+    let mut held = JoinSet::new();
+    held.spawn(async move {
         let wait = "{\"wait\": true}";
         client.post("/v1/limits/a/k/reserve", &[], wait).await
     });
-    while limiter.status().await?["waiting"] != 1 {
+    while waiting(&limiter).await? != 1 {
         sleep(Duration::from_millis(20)).await;
     }
     limiter.stop().await?;
-    let answered = waiting.join_next().await.context("nobody waits")?;
+    let answered = held.join_next().await.context("nobody waits")?;
     let answer = body(&answered??, 200);
     ensure!(nanos(&answer["at"]) > nanos(&answer["now"]), "{answer}");
     limiter.start_again().await?;

@@ -34,8 +34,6 @@ pub struct Args {
     #[command(flatten)]
     pub(super) limiting: LimitingArgs,
     #[command(flatten)]
-    pub(super) waiting: Waiting,
-    #[command(flatten)]
     pub(super) running: Running,
     #[command(flatten)]
     pub(super) common: CommonArgs,
@@ -161,43 +159,6 @@ pub(super) struct LimitingArgs {
         value_parser = time(Duration::from_secs(1)..=TIME_MAX)
     )]
     pub(super) learned_max: Duration,
-}
-
-/// How many may wait for their slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "How many may wait for their slot")]
-pub struct Waiting {
-    /// Most reservations whose answer is held until their slot
-    #[arg(
-        long,
-        group = RELOADED,
-        value_name = "COUNT",
-        default_value = "10000",
-        value_parser = count(0..=1_000_000)
-    )]
-    pub waiting: usize,
-
-    /// Most of them of one token
-    #[arg(
-        long,
-        group = RELOADED,
-        value_name = "COUNT",
-        default_value = "5000",
-        hide_short_help = true,
-        value_parser = count(0..=1_000_000)
-    )]
-    pub waiting_per_token: usize,
-
-    /// Most of them of one counter
-    #[arg(
-        long,
-        group = RELOADED,
-        value_name = "COUNT",
-        default_value = "1000",
-        hide_short_help = true,
-        value_parser = count(0..=1_000_000)
-    )]
-    pub waiting_per_counter: usize,
 }
 
 /// How it is watched and stopped.
