@@ -53,9 +53,6 @@ pub use self::{
     survey::{LimitSurvey, Row, Survey, Taught},
 };
 
-/// Counters whose lessons are looked at under the lock at once, for what is over.
-const LESSONS_LOOKED_AT: usize = 4_096;
-
 /// What an engine is made with.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -282,7 +279,7 @@ impl Engine {
     /// others.
     pub fn tidy(&self, now: u64) {
         let mut state = self.state();
-        state.learned.pass(LESSONS_LOOKED_AT, now);
+        state.learned.pass(now);
         state.ahead.pass(now, |_| true);
         state.core.forget_idle(1_024, now);
     }

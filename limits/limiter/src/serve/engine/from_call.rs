@@ -13,13 +13,16 @@ use limits::{
     step_of,
 };
 
-use super::{LESSONS_LOOKED_AT, Refused, State, Target};
+use super::{Refused, State, Target};
 
 /// Maximum number of rules that calls of one limit may say.
 const RULES_MAX: usize = 64;
 
 /// How long the limit of a rule stays at least, in nanoseconds: a caller of ever new rules must not make all limits anew with each call.
 const KEPT_NANOS: u64 = 600 * 1_000_000_000;
+
+/// Counters that are looked at at once, for those that are idle.
+const IDLE_LOOKED_AT: usize = 4_096;
 
 /// The longest interval, in seconds: 31 days.
 const INTERVAL_MAX: u64 = 31 * 86_400;
@@ -166,8 +169,8 @@ impl State {
 
     /// Drops the limits made of this one of which no counter is kept, once those are forgotten that are idle.
     fn drop_unused(&mut self, base: &str, now: u64) {
-        self.core.forget_idle(LESSONS_LOOKED_AT, now);
-        self.learned.pass(LESSONS_LOOKED_AT, now);
+        self.core.forget_idle(IDLE_LOOKED_AT, now);
+        self.learned.pass(now);
         let (core, catalog, learned) = (&self.core, &self.catalog, &self.learned);
         let is_kept = |place| {
             let mut rules = catalog.get(place).rules.iter();

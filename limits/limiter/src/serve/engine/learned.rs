@@ -1,6 +1,6 @@
 //! What partners' answers taught: not before a moment, or so many until then. Only ever less than the limits allow, and for a while.
 
-use std::{collections::HashMap, ops::Range, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,9 @@ pub(super) const LEARNED_MAX: usize = 100_000;
 
 /// How long a partner that refuses without saying until when is left alone: this, and twice as long each further time in a row.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// How often it is looked for what is over: of the most counters this takes some milliseconds, under the lock.
+const PASS_INTERVAL: u64 = 10_000_000_000;
 
 /// The longest such pause.
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -80,13 +83,9 @@ impl Held {
 /// those that come first.
 #[derive(Debug)]
 pub(super) struct Learned {
-    /// The place of each counter in `held`.
-    of: HashMap<Counter, u32, foldhash::fast::RandomState>,
-    /// Counters keep their places, so that they can be looked at in parts.
-    held: Vec<Option<(Counter, Held)>>,
-    free: Vec<u32>,
-    /// Where the next look for what is over begins.
-    looked_until: usize,
+    of: HashMap<Counter, Held, foldhash::fast::RandomState>,
+    /// When it was looked for what is over.
+    passed_at: u64,
     /// How many of them each limit has, by its place.
     of_limits: HashMap<u32, usize>,
     /// How many limits there are.
@@ -98,9 +97,7 @@ impl Learned {
     pub(super) fn new(longest: Duration) -> Self {
         Self {
             of: HashMap::default(),
-            held: Vec::new(),
-            free: Vec::new(),
-            looked_until: 0,
+            passed_at: 0,
             of_limits: HashMap::new(),
             limits: 0,
             longest: nanos(longest),
@@ -110,7 +107,7 @@ impl Learned {
     /// Takes in what an answer said; false when there is no room for it, and when it said nothing of use.
     pub(super) fn hear(&mut self, counter: &Counter, said: Said, now: u64) -> bool {
         let mut refusals = 0;
-        if let Some(held) = self.get_mut(counter) {
+        if let Some(held) = self.of.get_mut(counter) {
             // The row ends with an answer that is not a refusal.
             if !matches!(said.status, 429 | 503) {
                 held.refusals = 0;
@@ -149,18 +146,6 @@ impl Learned {
         }
     }
 
-    fn get(&self, counter: &Counter) -> Option<&Held> {
-        let place = *self.of.get(counter)?;
-        let (_, held) = self.held[place as usize].as_ref()?;
-        Some(held)
-    }
-
-    fn get_mut(&mut self, counter: &Counter) -> Option<&mut Held> {
-        let place = *self.of.get(counter)?;
-        let (_, held) = self.held[place as usize].as_mut()?;
-        Some(held)
-    }
-
     /// What is learned of a counter, from now on; `None` when there is no room for it.
     fn held(&mut self, counter: &Counter) -> Option<&mut Held> {
         if !self.of.contains_key(counter) {
@@ -170,14 +155,8 @@ impl Learned {
                 return None;
             }
             *of_limit += 1;
-            let place = self.free.pop().unwrap_or_else(|| {
-                self.held.push(None);
-                u32::try_from(self.held.len() - 1).expect("a bounded number")
-            });
-            self.held[place as usize] = Some((counter.clone(), Held::default()));
-            self.of.insert(counter.clone(), place);
         }
-        self.get_mut(counter)
+        Some(self.of.entry(counter.clone()).or_default())
     }
 
     /// The moment before which so many may not go.
@@ -185,7 +164,7 @@ impl Learned {
         if self.of.is_empty() {
             return 0;
         }
-        let held = of.iter().filter_map(|counter| self.get(counter));
+        let held = of.iter().filter_map(|counter| self.of.get(counter));
         let lessons = held.flat_map(|held| &held.lessons);
         let forbid = lessons.filter(|it| it.until > now && it.left < requests);
         forbid.map(|it| it.until).max().unwrap_or(0)
@@ -193,7 +172,7 @@ impl Learned {
 
     /// The fewest requests that partners' answers leave, and until when.
     pub(super) fn left(&self, of: &[Counter], now: u64) -> Option<(u64, u64)> {
-        let held = of.iter().filter_map(|counter| self.get(counter));
+        let held = of.iter().filter_map(|counter| self.of.get(counter));
         let lessons = held.flat_map(|held| &held.lessons);
         let holding = lessons.filter(|it| it.until > now);
         let least = holding.min_by_key(|it| (it.left, u64::MAX - it.until))?;
@@ -206,7 +185,7 @@ impl Learned {
             return;
         }
         for counter in of {
-            let lessons = self.get_mut(counter).map(|held| &mut held.lessons);
+            let lessons = self.of.get_mut(counter).map(|held| &mut held.lessons);
             for lesson in lessons.into_iter().flatten().filter(|it| it.until > at) {
                 lesson.left = lesson.left.saturating_sub(requests);
             }
@@ -216,7 +195,7 @@ impl Learned {
     /// The same while it is asked whether they may go at all; returns the ends of the lessons that it is taken from, each of which has to
     /// leave so many.
     pub(super) fn hold(&mut self, of: &[Counter], requests: u64, at: u64) -> Vec<u64> {
-        let held = of.iter().filter_map(|counter| self.get(counter));
+        let held = of.iter().filter_map(|counter| self.of.get(counter));
         let lessons = held.flat_map(|held| &held.lessons);
         let untils = lessons.filter(|it| it.until > at).map(|it| it.until);
         let untils = untils.collect();
@@ -227,7 +206,7 @@ impl Learned {
     /// So many that were held do not go, of the lessons with these ends.
     pub(super) fn let_go(&mut self, of: &[Counter], requests: u64, untils: &[u64]) {
         for counter in of.iter().filter(|_| !untils.is_empty()) {
-            let lessons = self.get_mut(counter).map(|held| &mut held.lessons);
+            let lessons = self.of.get_mut(counter).map(|held| &mut held.lessons);
             for lesson in lessons.into_iter().flatten() {
                 if untils.contains(&lesson.until) {
                     lesson.left = lesson.left.saturating_add(requests);
@@ -236,34 +215,29 @@ impl Learned {
         }
     }
 
-    /// Forgets what is over, of so many counters at a time.
-    pub(super) fn pass(&mut self, looked_at: usize, now: u64) {
-        let from = self.looked_until;
-        let until = (from + looked_at).min(self.held.len());
-        self.looked_until = if until < self.held.len() { until } else { 0 };
-        self.keep(from..until, |_, held| held.is_kept(now));
+    /// Forgets what is over, once in a while.
+    pub(super) fn pass(&mut self, now: u64) {
+        if now.saturating_sub(self.passed_at) >= PASS_INTERVAL {
+            self.passed_at = now;
+            self.keep(|_, held| held.is_kept(now));
+        }
     }
 
     /// Forgets what was learned of places; there are so many limits now.
     pub(super) fn change(&mut self, limits: usize, is_gone: impl Fn(u32) -> bool) {
         self.limits = limits;
-        self.keep(0..self.held.len(), |place, _| !is_gone(place));
+        self.keep(|place, _| !is_gone(place));
     }
 
-    fn keep(&mut self, places: Range<usize>, is_kept: impl Fn(u32, &Held) -> bool) {
-        for place in places {
-            let known = &mut self.held[place];
-            let is_gone = |(counter, held): &mut (Counter, Held)| !is_kept(counter.0, held);
-            let Some((counter, _)) = known.take_if(is_gone) else {
-                continue;
-            };
-            self.of.remove(&counter);
-            self.free
-                .push(u32::try_from(place).expect("a bounded number"));
-            if let Some(of_limit) = self.of_limits.get_mut(&counter.0) {
+    fn keep(&mut self, is_kept: impl Fn(u32, &Held) -> bool) {
+        let of_limits = &mut self.of_limits;
+        self.of.retain(|(place, _), held| {
+            let is_kept = is_kept(*place, held);
+            if !is_kept && let Some(of_limit) = of_limits.get_mut(place) {
                 *of_limit -= 1;
             }
-        }
+            is_kept
+        });
     }
 
     /// Of how many counters something is learned.
@@ -278,14 +252,13 @@ impl Learned {
 
     /// All that was learned.
     pub(super) fn lessons(&self) -> impl Iterator<Item = (&Counter, &Lesson)> {
-        let held = self.held.iter().flatten();
+        let held = self.of.iter();
         held.flat_map(|(counter, held)| held.lessons.iter().map(move |it| (counter, it)))
     }
 
     /// Has everything end earlier by so much, as the clock is set back.
     pub(super) fn set_back(&mut self, nanos: u64) {
-        let held = self.held.iter_mut().flatten();
-        for lesson in held.flat_map(|(_, held)| &mut held.lessons) {
+        for lesson in self.of.values_mut().flat_map(|held| &mut held.lessons) {
             lesson.until = lesson.until.saturating_sub(nanos);
         }
     }
@@ -334,7 +307,7 @@ mod tests {
         // No answer closes a counter for longer than is set.
         assert!(learned.hear(&of[0], left(0, 1_000_000), 20 * SECOND));
         assert_eq!(learned.from(&of, 1, 20 * SECOND), 120 * SECOND);
-        learned.pass(1, 120 * SECOND);
+        learned.pass(120 * SECOND);
         assert_eq!(learned.counters(), 0);
     }
 
@@ -403,7 +376,7 @@ mod tests {
         for wait in 1..100 {
             learned.hear(&of[0], left(1_000 + wait, 100 * wait), SECOND);
         }
-        assert_eq!(learned.get(&of[0]).unwrap().lessons.len(), LESSONS_MAX);
+        assert_eq!(learned.of[&of[0]].lessons.len(), LESSONS_MAX);
         assert_eq!(learned.from(&of, 4, SECOND), 21 * SECOND);
         assert_eq!(learned.from(&of, 11, SECOND), 3_501 * SECOND);
     }
@@ -445,16 +418,15 @@ mod tests {
             (learned.counters_of(0), learned.counters_of(1)),
             (0, 12_500)
         );
-        // A part at a time, and round again.
-        learned.pass(60_000, 100 * SECOND);
-        assert_eq!(learned.counters(), 2_500);
-        learned.pass(60_000, 100 * SECOND);
+        // Once in a while.
+        learned.pass(PASS_INTERVAL);
+        assert_eq!(learned.counters(), 12_500);
+        learned.pass(100 * SECOND);
         assert_eq!((learned.counters(), learned.counters_of(1)), (0, 0));
         // Their places are taken again.
         let counter = (1, Arc::from("again"));
         assert!(learned.hear(&counter, said, 100 * SECOND));
         let shown: Vec<&Counter> = learned.lessons().map(|(it, _)| it).collect();
         assert_eq!(shown, [&counter]);
-        assert_eq!(learned.held.len(), 62_500);
     }
 }
