@@ -5,7 +5,6 @@
 //! rate is driven as an open loop, then its backlog is waited for; in the end producers and consumers are stopped in
 //! order, and all stores are read whole ([`crate::verify`]).
 
-mod delivery;
 mod drive;
 mod measure;
 mod outcome;
@@ -33,7 +32,7 @@ pub use self::{
     outcome::Outcome,
     progress::Progress,
     running::{Cut, Drove, Explain, Meanwhile, Running, Settled, TurnEvent, Verification},
-    sizing::{Delivery, Sizing},
+    sizing::Sizing,
     step::{NodeCounts, ProcessUse, Quantiles, Step},
     values::parse_time,
 };
@@ -73,10 +72,6 @@ pub struct E2eArgs {
     /// What is sent.
     #[command(flatten)]
     pub drive: DriveArgs,
-    /// Further subscribers of every producer with which the cost of a delivery is measured in the end, for the sizing
-    /// table; 0 leaves that out.
-    #[arg(long, default_value_t = 20)]
-    pub subscribers: usize,
     /// Where the report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -92,8 +87,7 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
     let mut running = Running::start(&args.cluster, stop).await?;
     let mut ladder = Ladder::new(args, &running, args.cluster.flush_interval()?);
     ladder.climb(&mut running, stop).await;
-    let delivery = ladder.delivery(&mut running, stop).await;
-    let mut outcome = ladder.finish(&mut running, delivery, stop).await;
+    let mut outcome = ladder.finish(&mut running, stop).await;
     let (problems, observer) = running.remove().await;
     outcome.faults.extend(problems);
     leave(folder, || report::report(&outcome, observer.observations()))?;
@@ -208,31 +202,7 @@ impl<'a> Ladder<'a> {
         (drove, settled)
     }
 
-    /// What a delivery costs, for the sizing table.
-    async fn delivery(
-        &mut self,
-        running: &mut Running,
-        stop: &CancellationToken,
-    ) -> Option<Delivery> {
-        let sustained = self.steps.iter().filter(|step| step.is_sustained);
-        let rate = sustained.map(|step| step.rate).max()?;
-        if self.args.subscribers == 0 || self.is_over(running, stop) {
-            return None;
-        }
-        let measured =
-            delivery::measure(running, &self.drive, rate, self.args.subscribers, stop).await;
-        self.sources.extend(measured.sources);
-        self.left = measured.left;
-        self.findings.extend(measured.problem);
-        measured.delivery
-    }
-
-    async fn finish(
-        mut self,
-        running: &mut Running,
-        delivery: Option<Delivery>,
-        stop: &CancellationToken,
-    ) -> Outcome {
+    async fn finish(mut self, running: &mut Running, stop: &CancellationToken) -> Outcome {
         let interrupted = stop.is_cancelled();
         running.progress.begin("stopping", None);
         let mut faults = running.stop().await;
@@ -257,7 +227,7 @@ impl<'a> Ladder<'a> {
             cores: self.cores,
             seconds: Instant::now().duration_since(running.started).as_secs_f64(),
             interrupted,
-            sizing: Sizing::of(&self.steps, self.args.cluster.consumers.get(), delivery),
+            sizing: Sizing::of(&self.steps, self.args.cluster.consumers.get()),
             steps: self.steps,
             verification,
             findings: Vec::new(),
@@ -267,7 +237,7 @@ impl<'a> Ladder<'a> {
         outcome.findings.append(&mut self.findings);
         outcome
             .findings
-            .extend(outcome.sizing.iter().flat_map(Sizing::findings));
+            .extend(outcome.sizing.iter().map(Sizing::finding));
         outcome
     }
 }

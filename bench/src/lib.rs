@@ -4,9 +4,9 @@
 //! returns an outcome that can be printed or compared:
 //!
 //! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
-//! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing;
+//! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing, and says what each further one
+//!   costs;
 //! - [`e2e`] drives everything together through a ladder of rates and verifies every store;
-//! - [`fanout`] says what each further subscriber costs;
 //! - [`compare`] puts two reports side by side and says what changed beyond noise.
 //!
 //! The rest is what they, and what only developers run (`trials`), need: the cookies of a load made again from its seed
@@ -18,7 +18,6 @@ pub mod cluster;
 pub mod compare;
 pub mod cpu;
 pub mod e2e;
-pub mod fanout;
 pub mod load;
 pub mod memory;
 pub mod observe;
@@ -84,9 +83,8 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Load(Box<load::LoadArgs>),
-    Subscribe(subscribe::SubscribeArgs),
+    Subscribe(Box<subscribe::SubscribeArgs>),
     E2e(Box<e2e::E2eArgs>),
-    Fanout(fanout::FanoutArgs),
     Compare(compare::CompareArgs),
 }
 
@@ -116,6 +114,12 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let report = load::run(&args.plan()?, &stop).await?.report();
             finish(args.report.json, &report, folder)
         }
+        Command::Subscribe(args) if !args.fan_out.fan_out.is_empty() => {
+            let folder = args.report.prepare("fan-out")?;
+            let say = |line: &str| eprintln!("{line}");
+            let report = subscribe::run_fan_out(&args, &stop, say).await?;
+            finish(args.report.json, &report, folder)
+        }
         Command::Subscribe(args) => {
             let folder = args.report.prepare("subscribe")?;
             let opened = || eprintln!("subscribed {} streams", args.streams);
@@ -125,13 +129,6 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
             print(args.report.json, &outcome, e2e::Outcome::summary)?;
-            Ok(outcome.is_faultless())
-        }
-        Command::Fanout(args) => {
-            let folder = args.report.prepare("fanout")?;
-            let outcome = fanout::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.report.json, &outcome, fanout::Outcome::summary)?;
-            leave(folder, || outcome.report())?;
             Ok(outcome.is_faultless())
         }
         Command::Compare(args) => {

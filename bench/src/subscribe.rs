@@ -1,8 +1,10 @@
-//! `bench subscribe`: many independent readers in one process, each checking that it misses nothing unsaid.
+//! `bench subscribe`: many independent readers in one process, each checking that it misses nothing unsaid; and what each further one
+//! costs a producer (`--fan-out`).
 //!
 //! Each stream has a connection, a task and counters of its own; they meet only when it ends. Every chunk is
 //! walked cookie by cookie; the clock is read once a chunk.
 
+mod fan_out;
 mod report;
 mod security;
 mod stream;
@@ -22,8 +24,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::security::SecurityArgs;
 use self::stream::{Stream, Tally};
+pub use self::{
+    fan_out::{FanOutArgs, run as run_fan_out},
+    security::SecurityArgs,
+};
 use crate::{
     cpu::CpuTime,
     report::{Percentiles, ReportArgs, micros_histogram},
@@ -70,6 +75,9 @@ pub struct SubscribeArgs {
     /// How it is reached by TLS, and with a token.
     #[command(flatten)]
     pub security: SecurityArgs,
+    /// What streams cost a producer.
+    #[command(flatten)]
+    pub fan_out: FanOutArgs,
     /// Where the report goes.
     #[command(flatten)]
     pub report: ReportArgs,

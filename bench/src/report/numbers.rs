@@ -4,8 +4,6 @@ use hdrhistogram::Histogram;
 use launcher::numbers::duration;
 use serde::Serialize;
 
-use super::Report;
-
 /// A histogram of microseconds, exact to three digits.
 #[must_use]
 pub fn micros_histogram() -> Histogram<u64> {
@@ -37,19 +35,6 @@ impl Percentiles {
             p99: histogram.value_at_quantile(0.99),
             p999: histogram.value_at_quantile(0.999),
             max: histogram.max(),
-        })
-    }
-
-    /// Those that a report has in milliseconds as [figures](super::Figure) with these names behind `prefix`.
-    pub(crate) fn read(report: &Report, prefix: &str) -> Option<Self> {
-        #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
-        let micros = |name: &str| Some((report.value(&format!("{prefix}{name}"))? * 1e3) as u64);
-        Some(Self {
-            p50: micros("p50")?,
-            p90: micros("p90")?,
-            p99: micros("p99")?,
-            p999: micros("p99.9")?,
-            max: micros("max")?,
         })
     }
 

@@ -7,7 +7,7 @@ mod demo;
 mod documented;
 pub(crate) mod e2e;
 mod examples;
-mod fanout;
+mod fan_out;
 mod instead;
 mod load;
 mod metrics;

@@ -273,6 +273,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
         once: false,
         read_rate: None,
         security: subscribe::SecurityArgs::default(),
+        fan_out: subscribe::FanOutArgs::default(),
         report: ReportArgs::default(),
     };
     let stop = CancellationToken::new();

@@ -152,8 +152,6 @@ async fn climbs_and_verifies(store: &str) -> Result<()> {
         "2",
         "--store",
         store,
-        "--subscribers",
-        "2",
         "--users",
         "50",
     ];
@@ -216,8 +214,6 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
         "it-",
         "--expiry",
         "index",
-        "--subscribers",
-        "0",
     ];
     let run = Run::bench(&args).await?;
     let changed = tamper(&client).await;

@@ -1,0 +1,131 @@
+//! `bench subscribe --fan-out` accounts for every cookie, reports, and leaves no process behind.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use bench::{
+    programs::{BIN_DIR_VARIABLE, Process},
+    report::Report,
+};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::harness::{PATIENCE, bench, bin_dir, children, machine, run_to_end, wait_until};
+
+async fn accounts_for_every_cookie(call: &str) -> Result<()> {
+    let _machine = machine().await;
+    let parent = TempDir::new()?;
+    let folder = parent.path().join("report");
+    let report = format!("--report={}", folder.display());
+    let call_flag = format!("--call={call}");
+    let args = [
+        "subscribe",
+        "--fan-out=1,2",
+        "-l",
+        "2000",
+        "-d",
+        "1s",
+        "--json",
+        &call_flag,
+        &report,
+    ];
+    let bin_dir = bin_dir().await?.display().to_string();
+    let ended = run_to_end(bench().await?, &args, &[(BIN_DIR_VARIABLE, &bin_dir)]).await?;
+    ensure!(ended.code == Some(0), "{:?}: {}", ended.code, ended.words);
+    for name in ["report.json", "report.html", "deliveries.svg", "cpu.svg"] {
+        ensure!(fs::metadata(folder.join(name))?.len() > 0, "{name}");
+    }
+    let report = Report::read(&folder)?;
+    assert_eq!(report.scenario, "fan-out");
+    assert_eq!(report.faults, Vec::<String>::new());
+    let printed = ended.words.lines().find(|line| line.starts_with('{'));
+    let printed: Report = serde_json::from_str(printed.context("no JSON")?)?;
+    assert_eq!(printed.tables, report.tables);
+    assert!(report.findings[0].starts_with("Each further stream"));
+    for (name, streams) in [("1 stream", 1.0), ("2 streams", 2.0)] {
+        let value = |figure: &str| report.value(&format!("{name}: {figure}"));
+        let appended = value("appended").context("no step")?;
+        // What a busy machine makes late is not sent.
+        assert!((1.0..=2_000.0).contains(&appended), "{appended}");
+        assert_eq!(value("requests sent"), Some(appended));
+        let (delivered, lost) = (value("delivered"), value("lost"));
+        let settled = delivered
+            .zip(lost)
+            .map(|(delivered, lost)| delivered + lost);
+        assert_eq!(settled, Some(appended * streams));
+        assert!(value("accepted") > Some(0.0));
+        assert!(value("deliveries") > Some(0.0));
+        assert!(value("producer CPU per cookie") > Some(0.0));
+        assert!(value("load CPU per request") > Some(0.0));
+        assert!(value("memory") > Some(1.0));
+        assert_eq!(value("delivery p99").is_some(), call == "subscribe");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn fan_out_of_subscribe_accounts_for_every_cookie() -> Result<()> {
+    accounts_for_every_cookie("subscribe").await
+}
+
+#[tokio::test]
+async fn fan_out_of_get_cookies_accounts_for_every_cookie() -> Result<()> {
+    accounts_for_every_cookie("get-cookies").await
+}
+
+#[tokio::test]
+async fn fan_outs_that_make_no_sense_are_refused() -> Result<()> {
+    for (flags, word) in [
+        (vec!["--fan-out=1,2,1"], "1 twice"),
+        (vec!["--fan-out=1,10001"], "10000"),
+        (vec!["--fan-out=1", "--rate=99999999999999"], "whole number"),
+        (vec!["--fan-out=1", "--streams=2"], "--streams"),
+        (vec!["--rate=1"], "--fan-out"),
+    ] {
+        let args = [&["subscribe", "--no-report"], flags.as_slice()].concat();
+        let ended = run_to_end(bench().await?, &args, &[]).await?;
+        ensure!(ended.code != Some(0), "{flags:?}: {}", ended.words);
+        ensure!(ended.words.contains(word), "{flags:?}: {}", ended.words);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn interrupted_fan_out_ends_its_processes_and_reports() -> Result<()> {
+    let parent = TempDir::new()?;
+    let folder = parent.path().join("report");
+    let bin_dir = bin_dir().await?.display().to_string();
+    // The variable for the child only: through `env`, which becomes it.
+    let args = [
+        format!("{BIN_DIR_VARIABLE}={bin_dir}"),
+        bench().await?.display().to_string(),
+        "subscribe".to_owned(),
+        "--fan-out=1".to_owned(),
+        "--rate=100".to_owned(),
+        "--duration=10m".to_owned(),
+        format!("--report={}", folder.display()),
+    ];
+    let log = parent.path().join("log");
+    let mut fan_out = Process::start("bench", Path::new("/usr/bin/env"), &args, &log)?;
+    let id = fan_out.id();
+    let started = wait_until(PATIENCE, "producer, readers and load run", async || {
+        Ok(children(id)?.len() == 3)
+    });
+    started.await?;
+    let started = children(id)?;
+    fan_out.signal(Signal::INT)?;
+    let status = fan_out.wait(PATIENCE).await?;
+    ensure!(
+        status.code() == Some(0),
+        "{status}: {}",
+        fan_out.last_lines(20)
+    );
+    for child in started {
+        let is_there = Path::new(&format!("/proc/{child}")).exists();
+        ensure!(!is_there, "{child} still runs");
+    }
+    let report = Report::read(&folder)?;
+    assert_eq!(report.findings, ["The run was ended before its time."]);
+    assert!(report.tables.is_empty());
+    Ok(())
+}
