@@ -19,10 +19,9 @@ use runtime::{
     connect::{Network, Tcp, credentials::stays_here},
     listen::{self, Listener},
     metrics::Registry,
-    ready::Part,
+    ready::{self, Part},
     reload,
     settings::reread,
-    status::{StatusHub, page::Page},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -37,7 +36,6 @@ use crate::{
     maintenance,
     metrics::{Metrics, register_producers},
     sink::{Failure, Pipeline, Stops},
-    status::{self, ConsumerStatus},
     store::Store,
     subscription::{self, discovery},
 };
@@ -121,27 +119,11 @@ impl App {
         let health = Arc::clone(&app.health);
         let producers = health.producers().clone();
         register_producers(&registry, producers.clone()).context("metrics")?;
-        let sources = status::Sources::of(
-            &config,
-            app.runtime_config.night.subscribe(),
-            &metrics,
-            &health,
-            &app.stop_reading,
-        );
-        let hub = StatusHub::register(
-            &registry,
-            "consumer",
-            Page::new(&status::PAGE),
-            Box::new(ConsumerStatus::new(sources)),
-            app.stop_services.clone(),
-        )?;
-        app.services.spawn(hub.clone().run());
         let pages = Arc::new(Pages {
             losses: producers.losses().clone(),
             store: Arc::clone(&app.store),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
-            hub,
             config_reloads: app.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
         });
@@ -284,24 +266,20 @@ struct Pages {
     store: Arc<dyn Store>,
     health: Arc<Health>,
     draining: CancellationToken,
-    hub: StatusHub,
     config_reloads: reread::Metrics,
     debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
-        let mut parts = status::parts(&self.health, &self.draining);
+        let mut parts = vec![ready::drain(self.draining.is_cancelled())];
+        parts.extend(self.health.parts());
         parts.push(self.config_reloads.part());
         parts
     }
 
     fn needs_restart(&self) -> Option<String> {
         self.health.needs_restart()
-    }
-
-    fn status(&self) -> &StatusHub {
-        &self.hub
     }
 
     fn debug_endpoints(&self) -> bool {

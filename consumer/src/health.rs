@@ -1,5 +1,5 @@
-//! Whether this process can do its work, whether only a restart can help, and how its producers are: what `/readyz`,
-//! `/healthz` and the status page tell.
+//! Whether this process can do its work, whether only a restart can help, and how its producers are: what `/readyz` and
+//! `/healthz` tell.
 
 use std::{
     collections::BTreeMap,
@@ -41,6 +41,9 @@ impl Default for Health {
 
 /// Most DSPs that are named as failing.
 const DSPS_NAMED_MAX: usize = 5;
+
+/// Maximum number of addresses that are named as disconnected.
+const ADDRESSES_NAMED_MAX: usize = 5;
 
 impl Health {
     /// Notes that the store works.
@@ -120,6 +123,19 @@ impl Health {
         format!("set aside: {}{more}", named.join(", "))
     }
 
+    /// The addresses without a stream, and why they have none.
+    fn disconnected_in_words(&self) -> String {
+        let snapshot = self.producers.snapshot();
+        let away = snapshot.addresses.iter().filter(|it| !it.is_connected);
+        let named = away.take(ADDRESSES_NAMED_MAX).filter_map(|it| {
+            let producer = it.producer.as_ref();
+            let producer = producer.map(|id| format!(" ({id})")).unwrap_or_default();
+            let why = it.why_not.as_ref()?;
+            Some(format!("; {}{producer}: {why}", it.address))
+        });
+        named.collect()
+    }
+
     fn dsps(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
         self.failing_dsps
             .lock()
@@ -143,8 +159,14 @@ impl Health {
         };
         let producers = match self.producers.connected_of_listed() {
             (0, 0) => Err("no producer is connected: no address is known".to_owned()),
-            (0, all) => Err(format!("no producer is connected: 0 of {all}")),
-            (some, all) => Ok(format!("{some} of {all} connected")),
+            (0, all) => Err(format!(
+                "no producer is connected: 0 of {all}{}",
+                self.disconnected_in_words()
+            )),
+            (some, all) => Ok(format!(
+                "{some} of {all} connected{}",
+                self.disconnected_in_words()
+            )),
         };
         vec![
             Part::new("store", store),

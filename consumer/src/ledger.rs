@@ -29,7 +29,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use figures::{Figure, consumer, sums::LEDGER};
 use prometheus::{Result, proto::MetricFamily};
 use runtime::metrics::{Registry, family};
-use serde::Serialize;
 
 use crate::batch::Counts;
 
@@ -76,8 +75,8 @@ pub struct Retried {
     pub unreadable: u64,
 }
 
-/// The figures at one moment, under the names that `/status.json` has for them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+/// The figures at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Cookies received.
     pub received: u64,
@@ -92,7 +91,6 @@ pub struct Figures {
     /// Cookies that are not what the contract says.
     pub malformed: u64,
     /// Cookies that the store refused forever, which become dead letters.
-    #[serde(rename = "dead_lettered")]
     pub rejected: u64,
     /// Cookies that a process before this one had set aside.
     pub found: u64,
@@ -101,7 +99,6 @@ pub struct Figures {
     /// Cookies that were set aside and could not be read any more.
     pub unreadable: u64,
     /// Cookies of DSPs that have no slot in the store.
-    #[serde(rename = "no_place")]
     pub refused: u64,
     /// Cookies whose time to live was over when they came.
     pub expired: u64,

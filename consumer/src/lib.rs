@@ -19,7 +19,7 @@
 //! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
 //!   *store* stands. A batch written twice changes nothing.
 //! - [`ledger`] knows what became of every cookie received; at any time it adds up.
-//! - [`health`] knows what works; [`status`] shows it, and everything else, once a second.
+//! - [`health`] knows what works.
 //! - [`maintenance`] lets stores expire and compact inside nightly windows, by a [`clock`] that tests set; [`lookup`]
 //!   answers what is stored.
 //!
@@ -57,6 +57,5 @@ pub mod health;
 pub mod ledger;
 pub mod losses;
 pub mod metrics;
-pub mod status;
 
 pub use config::Config;

@@ -209,30 +209,6 @@ impl HttpClient {
         }
     }
 
-    /// The data of the next server-sent event of the answer whose head was read last; `None` when there is no more.
-    ///
-    /// # Errors
-    /// When the stream breaks off.
-    pub async fn event(&mut self) -> Result<Option<String>> {
-        loop {
-            let text = String::from_utf8_lossy(&self.received);
-            let event = text.split_once("\n\n").map(|(event, _)| event.to_owned());
-            if let Some(event) = event {
-                let (_, data) = event
-                    .split_once("data: ")
-                    .context("an event without data")?;
-                let end = self.received.windows(2).position(|two| two == b"\n\n");
-                self.received.drain(..end.context("it was there")? + 2);
-                return Ok(Some(data.to_owned()));
-            }
-            // The end of a body that was sent in chunks.
-            if text.ends_with("\r\n0\r\n\r\n") {
-                return Ok(None);
-            }
-            ensure!(self.receive().await? > 0, "the stream broke off");
-        }
-    }
-
     /// Waits until the server has ended the connection, after nothing more than was read.
     ///
     /// # Errors

@@ -16,7 +16,6 @@ use runtime::{
     ready::Part,
     reload,
     settings::reread,
-    status::{StatusHub, page::Page},
 };
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -33,7 +32,6 @@ use crate::{
     readiness::{Accepting, Readiness},
     server::Server,
     shaping::{self, Shaping},
-    status::{self, ProducerStatus},
     streams::{
         self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
     },
@@ -163,7 +161,7 @@ impl App {
                 rewind_bytes: config.keeping.rewind_bytes,
                 epoch_history,
             },
-            in_flight.clone(),
+            in_flight,
             Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
@@ -190,30 +188,15 @@ impl App {
             health: server.health(),
             registry: registry.clone(),
         };
-        let readiness = Arc::new(Readiness {
+        let readiness = Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, edge.clone(), on_http.clone()),
-            grpc: app.start_streams(ports.grpc, &config, server, on_grpc.clone())?,
+            http: app.start_edge(ports.http, edge, on_http),
+            grpc: app.start_streams(ports.grpc, &config, server, on_grpc)?,
             shaping: app.shaping.clone(),
-        });
+        };
         app.streams.tasks.spawn(timers(app.log.clone()));
         app.start_shaping();
-        let status = ProducerStatus::new(status::Sources {
-            name: producer_id,
-            log: app.log.clone(),
-            log_bytes_max: config.keeping.log_bytes,
-            subscribers: app.subscribers.clone(),
-            edge,
-            connections: [
-                ("http", on_http),
-                ("grpc", on_grpc),
-                ("admin", on_admin.clone()),
-            ],
-            in_flight,
-            shaping: app.shaping.clone(),
-            readiness: Arc::clone(&readiness),
-        });
-        app.start_admin(ports.admin, on_admin, &config, readiness, status)?;
+        app.start_admin(ports.admin, on_admin, &config, readiness);
         Ok(app)
     }
 
@@ -278,24 +261,17 @@ impl App {
         listener: impl Listener,
         connections: listen::Metrics,
         config: &Config,
-        readiness: Arc<Readiness>,
-        status: ProducerStatus,
-    ) -> anyhow::Result<()> {
-        let registry = &self.registry;
+        readiness: Readiness,
+    ) {
         let stage = &self.admin;
-        let (page, stop) = (Page::new(&status::PAGE), stage.stop.clone());
-        let hub = StatusHub::register(registry, "producer", page, Box::new(status), stop)?;
-        stage.tasks.spawn(hub.clone().run());
         let pages = Arc::new(AdminPages {
             readiness,
-            hub,
             config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
         });
-        let registry = registry.clone();
+        let registry = self.registry.clone();
         let serving = admin::serve(listener, registry, connections, pages, stage.clone());
         stage.tasks.spawn(serving);
-        Ok(())
     }
 
     /// Where it listens, with the port that the system chose if 0 was configured.
@@ -366,8 +342,7 @@ fn default_id(grpc: SocketAddr) -> String {
 }
 
 struct AdminPages {
-    readiness: Arc<Readiness>,
-    hub: StatusHub,
+    readiness: Readiness,
     config_reloads: reread::Metrics,
     debug_endpoints: bool,
 }
@@ -377,10 +352,6 @@ impl Pages for AdminPages {
         let mut parts = self.readiness.parts();
         parts.push(self.config_reloads.part());
         parts
-    }
-
-    fn status(&self) -> &StatusHub {
-        &self.hub
     }
 
     fn debug_endpoints(&self) -> bool {

@@ -18,7 +18,6 @@ use runtime::listen::{self, Listener, LiveLimits, Stage};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::connection::CONNECTION_BYTES;
-pub(crate) use self::metrics::ACCEPTED;
 pub use self::metrics::Metrics;
 use self::{
     connection::Connection,

@@ -53,9 +53,7 @@ use self::{
     room::Offered,
     shaper::{Shaper, TURN_COOKIES_MAX},
 };
-pub(crate) use self::{
-    figures::Dropped, metrics::register, shaper::Summary, sharing::Standing, spool::Spool,
-};
+pub(crate) use self::{figures::Dropped, metrics::register, shaper::Summary, spool::Spool};
 use crate::{
     config::LimitsConfig,
     log::{Burst, Closed, Log},

@@ -9,26 +9,17 @@
 //!   by a loopback name. Elsewhere the port is open to anyone who reaches it, and a name proves nothing.
 
 use std::{
-    convert::Infallible,
-    future::Future,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
+    convert::Infallible, future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration,
 };
 
 use super::{
-    answer::{Answer, Body, content, text},
+    answer::{Answer, content, text},
     caller, debug,
-    listen::{self, InProgress, Limits, Listener, Stage},
+    listen::{self, Limits, Listener, Stage},
     metrics::Registry,
     ready::{self, Part},
-    status::StatusHub,
 };
-use bytes::Bytes;
-use http::{HeaderValue, Method, Request, StatusCode, header};
-use http_body::{Frame, SizeHint};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use prometheus::{Encoder, TextEncoder};
@@ -46,6 +37,18 @@ const LIMITS: Limits = Limits {
 /// Most bytes of answers that a connection keeps for a client that does not read.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 
+const PAGE: &str = include_str!("admin/page.html");
+const STYLE: &str = include_str!("admin/page.css");
+const SCRIPT: &str = include_str!("admin/page.js");
+
+/// What the status page may do: run its own script and ask its own port.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The query of a look at `/metrics` that is not a scrape: the status page makes one a second, which would end the intervals of
+/// peaks for everybody who scrapes.
+const KEEP_PEAKS: &str = "keep-peaks";
+
 /// What a process puts behind its admin port.
 pub trait Pages: Send + Sync + 'static {
     /// The parts that must work for the process to do its work.
@@ -55,9 +58,6 @@ pub trait Pages: Send + Sync + 'static {
     fn needs_restart(&self) -> Option<String> {
         None
     }
-
-    /// What `/`, `/status.json` and `/status/events` show.
-    fn status(&self) -> &StatusHub;
 
     /// Whether `/log-filter` and `/debug/profile` are there, which change the process or cost it time.
     fn debug_endpoints(&self) -> bool {
@@ -71,7 +71,7 @@ pub trait Pages: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>>;
 }
 
-/// Serves the admin port until the stage stops, which also ends the streams of events.
+/// Serves the admin port until the stage stops.
 pub async fn serve(
     listener: impl Listener,
     registry: Registry,
@@ -93,10 +93,8 @@ pub async fn serve(
                 let (port, in_progress) = (Arc::clone(&port), activity.long_request());
                 async move {
                     let answer = port.answer(request).await;
-                    Ok::<_, Infallible>(answer.map(|body| Held {
-                        body,
-                        _in_progress: in_progress,
-                    }))
+                    drop(in_progress);
+                    Ok::<_, Infallible>(answer)
                 }
             });
             let connection = http1::Builder::new()
@@ -122,32 +120,6 @@ pub async fn serve(
 pub fn say_if_open(address: SocketAddr) {
     if !address.ip().is_loopback() {
         tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
-    }
-}
-
-/// A body whose request is in progress until all of it was handed over, or nobody wants it any more.
-struct Held {
-    body: Body,
-    _in_progress: InProgress,
-}
-
-impl http_body::Body for Held {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -185,15 +157,15 @@ impl Port {
             return answer;
         }
         match request.uri().path() {
-            "/" => self.pages.status().page(),
-            "/status.json" => self.pages.status().json(),
-            "/status/events" => self.pages.status().events(&request),
+            "/" => static_file("text/html", PAGE),
+            "/page.css" => static_file("text/css", STYLE),
+            "/page.js" => static_file("text/javascript", SCRIPT),
             "/healthz" => match self.pages.needs_restart() {
                 None => text(StatusCode::OK, "ok\n"),
                 Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
             },
             "/readyz" => ready::answer(&self.pages.parts()),
-            "/metrics" => self.metrics(),
+            "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
             path => match self.pages.page(path).await {
                 Some(answer) => answer,
                 None => text(StatusCode::NOT_FOUND, "not found\n"),
@@ -201,12 +173,35 @@ impl Port {
         }
     }
 
-    fn metrics(&self) -> Answer {
+    fn metrics(&self, ends_interval: bool) -> Answer {
         let mut body = Vec::new();
         let encoder = TextEncoder::new();
-        match encoder.encode(&self.registry.scrape(), &mut body) {
+        let families = if ends_interval {
+            self.registry.scrape()
+        } else {
+            self.registry.look()
+        };
+        match encoder.encode(&families, &mut body) {
             Ok(()) => content(StatusCode::OK, encoder.format_type(), body),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
         }
     }
+}
+
+/// A file of the status page.
+fn static_file(content_type: &str, file: &'static str) -> Answer {
+    let content_type = format!("{content_type}; charset=utf-8");
+    let mut answer = content(StatusCode::OK, &content_type, file);
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
+    ] {
+        let value = HeaderValue::from_static(value);
+        answer.headers_mut().insert(name, value);
+    }
+    answer
 }

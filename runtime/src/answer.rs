@@ -1,16 +1,11 @@
 //! What the admin port answers with.
 
-use std::convert::Infallible;
-
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
-
-/// What an answer says, at once or bit by bit.
-pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+use http_body_util::Full;
 
 /// An answer of the admin port.
-pub type Answer = Response<Body>;
+pub type Answer = Response<Full<Bytes>>;
 
 /// An answer in plain text.
 #[must_use]
@@ -27,13 +22,7 @@ pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
 /// An answer that no cache keeps, no frame shows, and that is taken for nothing but what it says it is.
 #[must_use]
 pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Answer {
-    streamed(status, content_type, Full::new(body.into()).boxed_unsync())
-}
-
-/// Like [`content`], with a body that comes bit by bit.
-#[must_use]
-pub fn streamed(status: StatusCode, content_type: &str, body: Body) -> Answer {
-    let mut answer = Response::new(body);
+    let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
     if let Ok(content_type) = HeaderValue::from_str(content_type) {

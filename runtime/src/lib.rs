@@ -16,7 +16,6 @@ pub mod ready;
 pub mod reload;
 pub mod settings;
 pub mod signals;
-pub mod status;
 pub mod tls;
 pub mod token;
 

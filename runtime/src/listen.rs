@@ -121,7 +121,6 @@ const SHORT_IDLE_MIN: Duration = Duration::from_secs(1);
 pub struct Metrics {
     connections: IntGauge,
     accepted: IntCounter,
-    cut: IntCounterVec,
     refused: IntCounter,
     refused_address: IntCounter,
     cut_slow_request: IntCounter,
@@ -159,26 +158,7 @@ impl Metrics {
             cut_idle: cut.with_label_values(&["idle"]),
             cut_slow_reader: cut.with_label_values(&["slow_reader"]),
             cut_drained: cut.with_label_values(&["drained"]),
-            cut,
         })
-    }
-
-    /// Connections that are open.
-    #[must_use]
-    pub fn open(&self) -> &IntGauge {
-        &self.connections
-    }
-
-    /// Connections accepted.
-    #[must_use]
-    pub fn accepted(&self) -> &IntCounter {
-        &self.accepted
-    }
-
-    /// Connections cut off, by reason.
-    #[must_use]
-    pub fn cut_off(&self) -> &IntCounterVec {
-        &self.cut
     }
 
     fn cut(&self, cut: Cut) {

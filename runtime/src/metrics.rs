@@ -152,11 +152,18 @@ impl Registry {
         self.registry.gather()
     }
 
+    /// What a scrape returns, without ending the intervals of peaks.
+    #[must_use]
+    pub fn look(&self) -> Vec<MetricFamily> {
+        let mut families = self.registry.gather();
+        families.extend(self.for_scrapes.gather());
+        families
+    }
+
     /// All that has a value, for somebody who comes back for what there is then.
     #[must_use]
     pub fn scrape(&self) -> Vec<MetricFamily> {
-        let mut families = self.registry.gather();
-        families.extend(self.for_scrapes.gather());
+        let families = self.look();
         for act in &*locked(&self.at_scrapes) {
             act();
         }

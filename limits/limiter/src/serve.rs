@@ -5,7 +5,7 @@
 //! - [`limit_sources`] says which limits there are: of [`limits_file`] and of a collection.
 //! - [`sharing`] has a server decide, where several limiters share their limits.
 //! - [`saver`] brings what was used into the folder of [`state`] each second.
-//! - [`status`] and [`metrics`] show it. Only [`app`] knows all parts, and only [`config`] reads the environment.
+//! - [`metrics`] shows it. Only [`app`] knows all parts, and only [`config`] reads the environment.
 
 pub mod app;
 mod ask;
@@ -23,7 +23,6 @@ pub mod saver;
 pub mod service;
 pub mod sharing;
 pub mod state;
-pub mod status;
 pub mod tokens;
 
 use std::{ffi::OsString, process::ExitCode};

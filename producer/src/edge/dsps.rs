@@ -274,15 +274,6 @@ impl Dsps {
         tally.len = 0;
     }
 
-    /// What came of each DSP: its name, requests accepted, requests rejected.
-    pub(crate) fn requests(&self) -> Vec<(String, u64, u64)> {
-        let each = self.sums().into_iter().map(|(dsp, outcomes)| {
-            let (accepted, rejected) = (outcomes[ACCEPTED], &outcomes[ACCEPTED + 1..]);
-            (dsp, accepted, rejected.iter().sum())
-        });
-        each.collect()
-    }
-
     /// Accepted cookies of every DSP, and the rejections that occurred.
     fn family(&self) -> MetricFamily {
         let sums = self.sums();

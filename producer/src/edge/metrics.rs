@@ -11,13 +11,11 @@ use super::{
 };
 
 /// The outcome of a request whose cookie is in the log.
-pub(crate) const ACCEPTED: &str = "accepted";
+const ACCEPTED: &str = "accepted";
 
 /// The handles of all metrics of the edge, resolved once; clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// By outcome.
-    pub(crate) requests: IntCounterVec,
     /// Requests that were accepted; counted when their cookies are in the log.
     pub(super) accepted: IntCounter,
     rejected: Vec<IntCounter>,
@@ -26,9 +24,9 @@ pub struct Metrics {
     head_too_large: IntCounter,
     malformed: IntCounter,
     /// From read to answered.
-    pub(crate) seconds: Latency,
+    pub(super) seconds: Latency,
     /// The same outcomes for each DSP.
-    pub(crate) dsps: Dsps,
+    pub(super) dsps: Dsps,
 }
 
 impl Metrics {
@@ -51,7 +49,6 @@ impl Metrics {
             malformed: outcome("malformed"),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
             dsps: Dsps::register(registry, shown)?,
-            requests,
         })
     }
 

@@ -21,7 +21,7 @@ use std::sync::{
 
 use figures::producer;
 use prometheus::IntGauge;
-use runtime::{metrics::Registry, status::counted::whole};
+use runtime::metrics::Registry;
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -114,13 +114,9 @@ impl StreamBudget {
     }
 
     /// Bytes that all streams have in flight.
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.total()
-    }
-
-    /// The budget.
-    pub(crate) fn bytes_max(&self) -> u64 {
-        self.shared.bytes_max
     }
 
     /// Counts for a new stream of `queue`.
@@ -223,7 +219,7 @@ impl Shared {
     }
 
     fn total(&self) -> u64 {
-        whole(&self.bytes)
+        u64::try_from(self.bytes.get()).unwrap_or(0)
     }
 
     fn millis(&self) -> u64 {

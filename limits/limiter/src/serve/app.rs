@@ -5,13 +5,7 @@
 
 mod opening;
 
-use std::{
-    future::Future,
-    net::SocketAddr,
-    pin::Pin,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use runtime::{
@@ -19,10 +13,9 @@ use runtime::{
     answer::Answer,
     listen,
     metrics::{Registry, register_process},
-    ready::Part,
+    ready::{self, Part},
     reload,
     settings::reread,
-    status::{StatusHub, page::Page},
 };
 use tokio::{
     net::TcpListener,
@@ -38,17 +31,25 @@ use super::limit_sources::collection::Follower;
 use super::{
     clock::Clock,
     config::Config,
-    engine::Engine,
+    engine::{Engine, Survey},
     metrics,
     port::{self, Port},
     saver::Saver,
     service::Service,
     sharing::Decider,
-    status::{self, LimiterStatus},
 };
 
 /// How often it is looked for a new version of the file and at the system's clock, and idle counters are forgotten.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How often it is looked at how much of each limit is in use.
+const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The part of a quota, in thousandths, from which on `/readyz` names the counter that has used it.
+const QUOTA_NAMED_PERMILLE: u64 = 800;
+
+/// Maximum number of counters that `/readyz` names.
+const QUOTAS_NAMED_MAX: usize = 5;
 
 /// The last part of the drain, in which the admin port still answers.
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
@@ -159,7 +160,18 @@ impl App {
         kept: &Kept,
         registry: &Registry,
     ) -> anyhow::Result<()> {
-        let survey = Arc::new(Mutex::new(Arc::new(kept.engine.limits_now())));
+        let (newest, survey) = watch::channel(Arc::new(kept.engine.limits_now()));
+        let (engine, clock) = (Arc::clone(&kept.engine), kept.clock.clone());
+        let stop = self.services.stop.clone();
+        self.services.tasks.spawn(async move {
+            while stop
+                .run_until_cancelled(sleep(SURVEY_INTERVAL))
+                .await
+                .is_some()
+            {
+                newest.send_replace(Arc::new(engine.survey(clock.now())));
+            }
+        });
         let (file, sources) = (config.limits.clone(), kept.sources.clone());
         let refused = move || {
             let file = file.as_ref().and_then(|file| file.refused());
@@ -168,7 +180,7 @@ impl App {
         metrics::Overview {
             engine: Arc::clone(&kept.engine),
             sources: kept.sources.clone(),
-            survey: Arc::clone(&survey),
+            survey: survey.clone(),
             counters_max: config.counters,
             is_refused: Box::new({
                 let refused = refused.clone();
@@ -180,27 +192,9 @@ impl App {
         }
         .register(registry)
         .context("metrics")?;
-        let sources = status::Sources {
-            engine: Arc::clone(&kept.engine),
-            limits: kept.sources.clone(),
-            clock: kept.clock.clone(),
-            name: self.address.to_string(),
-            saver: kept.saver.clone(),
-            decider: kept.decider.clone(),
-            refused: Box::new(refused),
-            draining: self.draining.clone(),
-            survey,
-        };
-        let hub = StatusHub::register(
-            registry,
-            "limiter",
-            Page::new(&status::PAGE),
-            Box::new(LimiterStatus::new(sources)),
-            self.services.stop.clone(),
-        )?;
-        self.services.tasks.spawn(hub.clone().run());
         let pages = Pages {
-            hub,
+            survey,
+            refused: Box::new(refused),
             saver: kept.saver.clone(),
             decider: kept.decider.clone(),
             clock: kept.clock.clone(),
@@ -319,7 +313,9 @@ impl App {
 
 /// The limiter's pages on the admin port.
 struct Pages {
-    hub: StatusHub,
+    survey: watch::Receiver<Arc<Survey>>,
+    /// Why the newest limits are not in force.
+    refused: Box<dyn Fn() -> Option<String> + Send + Sync>,
     saver: Option<Saver>,
     decider: Decider,
     clock: Clock,
@@ -330,14 +326,19 @@ struct Pages {
 
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
-        let saver = self.saver.as_ref();
-        let mut parts = status::parts(&self.draining, saver, &self.decider, &self.clock);
+        let kept = || Ok("nothing is kept over a restart".to_owned());
+        let state = self.saver.as_ref().map_or_else(kept, Saver::state);
+        let limits = limits_in_words(&self.survey.borrow(), (self.refused)());
+        let mut parts = vec![
+            ready::drain(self.draining.is_cancelled()),
+            Part::new("state", state),
+            Part::new("clock", Ok(self.clock.state())),
+            Part::new("limits", Ok(limits)),
+        ];
+        let sharing = self.decider.state();
+        parts.extend(sharing.map(|state| Part::new("sharing", state)));
         parts.push(self.config_reloads.part());
         parts
-    }
-
-    fn status(&self) -> &StatusHub {
-        &self.hub
     }
 
     fn debug_endpoints(&self) -> bool {
@@ -350,4 +351,23 @@ impl admin::Pages for Pages {
     ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
         Box::pin(async { None })
     }
+}
+
+/// Which limits are in force, and which quotas are nearly used.
+fn limits_in_words(survey: &Survey, refused: Option<String>) -> String {
+    let mut words = format!("version {} is in force", survey.version);
+    if let Some(why) = refused {
+        words.push_str(&format!(", the newest is refused: {why}"));
+    }
+    let quotas = survey.limits.iter().filter_map(|limit| {
+        let fullest = limit.quota.as_ref()?;
+        (fullest.used_permille >= QUOTA_NAMED_PERMILLE).then_some((&limit.name, fullest))
+    });
+    for (limit, fullest) in quotas.take(QUOTAS_NAMED_MAX) {
+        let (percent, counter) = (fullest.used_permille / 10, &fullest.counter);
+        words.push_str(&format!(
+            "; counter {counter:?} of {limit} has used {percent} % of its quota"
+        ));
+    }
+    words
 }

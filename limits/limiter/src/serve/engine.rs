@@ -50,7 +50,7 @@ pub use self::{
     remote::Asking,
     saving::{RestoreFailed, Restored},
     snapshot::Unreadable,
-    survey::{LimitSurvey, Row, Survey, Taught},
+    survey::{FullestCounter, LimitSurvey, Survey},
 };
 
 /// What an engine is made with.

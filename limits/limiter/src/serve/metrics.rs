@@ -1,9 +1,6 @@
 //! Every metric of a limiter that serves.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use figures::limiter::{
     CLOCK_BEHIND, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS,
@@ -14,6 +11,7 @@ use figures::limiter::{
 use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
 use runtime::metrics::{Latency, Registry, family};
+use tokio::sync::watch;
 
 use super::{
     ask::Call,
@@ -76,7 +74,7 @@ pub(super) struct Overview {
     pub(super) engine: Arc<Engine>,
     pub(super) sources: LimitSources,
     /// The newest look at all counters.
-    pub(super) survey: Arc<Mutex<Arc<Survey>>>,
+    pub(super) survey: watch::Receiver<Arc<Survey>>,
     pub(super) counters_max: usize,
     pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
     pub(super) saver: Option<Saver>,
@@ -183,10 +181,7 @@ impl Overview {
     }
 
     fn families(&self) -> Vec<MetricFamily> {
-        let survey = {
-            let survey = self.survey.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(&survey)
-        };
+        let survey = Arc::clone(&self.survey.borrow());
         let now = self.engine.limits_now();
         let sharing = self.decider.standing();
         let limits = &now.limits;
@@ -236,7 +231,7 @@ impl Overview {
             family(
                 QUOTA_USED,
                 survey.limits.iter().filter_map(|it| {
-                    let used = as_f64(it.quota_permille?) / 1e3;
+                    let used = as_f64(it.quota.as_ref()?.used_permille) / 1e3;
                     Some(([&*it.name], used))
                 }),
             ),

@@ -70,19 +70,14 @@ async fn follows(mongod: &mut Mongod) -> Result<()> {
         .insert_one(doc! { "_id": "wrong", "rules": [] })
         .await?;
     set(&collection, "c", "4/s").await?;
-    loop {
-        let status = limiter.status().await?;
-        let why = status["limits_refused"].as_str().unwrap_or_default();
-        if why.contains("collection: limits.wrong: needs rules") {
-            break;
-        }
-        sleep(Duration::from_millis(20)).await;
-    }
+    limiter
+        .wait_said("collection: limits.wrong: needs rules")
+        .await?;
     collection.delete_one(doc! { "_id": "wrong" }).await?;
     until(&mut limiter, "c", is("collection", "4/s")).await?;
-    while !limiter.status().await?["limits_refused"].is_null() {
-        sleep(Duration::from_millis(20)).await;
-    }
+    limiter
+        .wait_metric("limiter_limits_version_refused", 0)
+        .await?;
 
     // Without the server the last version stays, also over a restart.
     mongod.kill()?;

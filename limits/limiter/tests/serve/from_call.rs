@@ -84,11 +84,11 @@ async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> 
     refused(&mut client, &other, 422).await?;
     // Other limits of the file change nothing of it.
     let more = format!("{LIMITS}[limits.b]\nrules = [{{ id = 'r', rate = '1/s' }}]");
-    let before = limiter.status().await?["limits_version"].clone();
+    let before = limiter.metric("limiter_limits_version").await?;
     fs::write(limiter.file("limits.toml"), more)?;
-    while limiter.status().await?["limits_version"] == before {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    limiter
+        .wait_metric("limiter_limits_version", before + 1)
+        .await?;
     ensure!(delay(&mut client, "one", day).await? > 80_000);
     limiter.stop().await
 }

@@ -88,33 +88,43 @@ impl Limiter {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// What the status page shows; the first sample is taken soon after the start.
-    pub(crate) async fn status(&self) -> Result<Value> {
-        loop {
-            let answer = launcher::admin::get(&self.admin, "/status.json").await?;
-            let status: Value = serde_json::from_str(&answer.body)?;
-            if status.get("process").is_some() {
-                return Ok(status);
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    /// Waits until `/metrics` has this value of a figure without labels.
+    pub(crate) async fn wait_metric(&self, name: &str, value: u64) -> Result<()> {
+        while self.metric(name).await? != value {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        Ok(())
     }
 
-    /// How many requests of a counter are used under a limit of one rule.
-    pub(crate) async fn used(&self, limit: &str, counter: &str) -> Result<u64> {
-        let status = self.status().await?;
-        let rows = status["fullest"].as_array().context("no rows")?;
-        let row = rows
-            .iter()
-            .find(|row| row["limit"] == limit && row["counter"] == counter);
-        Ok(row.and_then(|row| row["used"].as_u64()).unwrap_or(0))
+    /// The value of a figure without labels.
+    pub(crate) async fn metric(&self, name: &str) -> Result<u64> {
+        let samples = launcher::admin::metrics(&self.admin).await?;
+        Ok(samples.count(name, &[]))
     }
-}
 
-/// How many answers are held until their slot.
-pub(crate) async fn waiting(limiter: &Limiter) -> Result<u64> {
-    let samples = launcher::admin::metrics(&limiter.admin).await?;
-    Ok(samples.count("limiter_waiting", &[]))
+    /// What `/readyz` says.
+    pub(crate) async fn readiness(&self) -> Result<String> {
+        Ok(launcher::admin::get(&self.admin, "/readyz").await?.body)
+    }
+
+    /// Waits until `/readyz` says so.
+    pub(crate) async fn wait_said(&self, words: &str) -> Result<()> {
+        while !self.readiness().await?.contains(words) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// How many requests may still go of a counter.
+    pub(crate) async fn remaining(&self, limit: &str, counter: &str) -> Result<u64> {
+        let path = format!("/v1/limits/{limit}/{counter}/delay");
+        let answer = self.client().await?.get(&path, &[]).await?;
+        let field = answer.head.split("x-ratelimit-remaining: ").nth(1);
+        let field = field
+            .and_then(|it| it.split('\r').next())
+            .context("no field")?;
+        Ok(field.parse()?)
+    }
 }
 
 /// The JSON of an answer with this status.

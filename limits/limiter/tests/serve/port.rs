@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use launcher::http::Answer;
 use tempfile::TempDir;
 
-use crate::harness::{Limiter, body, nanos, waiting};
+use crate::harness::{Limiter, body, nanos};
 
 const LIMITS: &str = "
 [limits.a]
@@ -262,14 +262,10 @@ async fn outsiders_meet_bounds() -> Result<()> {
     let mut waiter = limiter.client().await?;
     let wait = "POST /v1/limits/b/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"wait\": true}";
     waiter.send(wait.as_bytes()).await?;
-    while waiting(&limiter).await? != 1 {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    limiter.wait_metric("limiter_waiting", 1).await?;
     // Who goes away does not give the slot back.
     drop(waiter);
-    while waiting(&limiter).await? != 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    limiter.wait_metric("limiter_waiting", 0).await?;
     let next = body(&client.get("/v1/limits/b/k/delay", &[]).await?, 200);
     ensure!(next["wait"].as_f64() > Some(25.0), "{next}");
     // No room for more counters than there may be.

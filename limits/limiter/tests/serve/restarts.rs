@@ -1,11 +1,11 @@
 //! What outlives a limiter, and what becomes of those who wait when it is stopped.
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::task::JoinSet;
 
-use crate::harness::{Limiter, PATIENCE, body, nanos, waiting};
+use crate::harness::{Limiter, PATIENCE, body, nanos};
 
 const QUOTA: &str = "[limits.a]\nrules = [{ id = 'r', rate = '1000/30days', algorithm = 'fixed_window', aligned = 'first_call' }]";
 
@@ -25,24 +25,14 @@ async fn orderly_restart_costs_nothing() -> Result<()> {
     for _ in 0..2 {
         limiter.stop().await?;
         limiter.start_again().await?;
-        ensure!(limiter.used("a", "k").await? == 25);
-        let taught = &limiter.status().await?["taught"];
-        ensure!(
-            taught[0]["counter"] == "other" && taught[0]["left"] == 0,
-            "{taught}"
-        );
-        let lasts = taught[0]["seconds"].as_f64();
-        ensure!(
-            lasts.is_some_and(|it| it > 0.0 && it <= 3_000.0),
-            "{taught}"
-        );
+        ensure!(limiter.remaining("a", "k").await? == 1_000 - 25);
+        let mut client = limiter.client().await?;
+        let next = client.get("/v1/limits/a/other/delay", &[]).await?;
+        let next = body(&next, 200);
+        assert_eq!(next["binding"], "learned");
+        let wait = next["wait"].as_f64();
+        ensure!(wait.is_some_and(|it| it > 0.0 && it <= 3_000.0), "{next}");
     }
-    let next = limiter
-        .client()
-        .await?
-        .get("/v1/limits/a/other/delay", &[])
-        .await?;
-    assert_eq!(body(&next, 200)["binding"], "learned");
     Ok(())
 }
 
@@ -82,9 +72,7 @@ async fn who_waits_is_answered_when_the_limiter_stops_and_keeps_the_slot() -> Re
         let wait = "{\"wait\": true}";
         client.post("/v1/limits/a/k/reserve", &[], wait).await
     });
-    while waiting(&limiter).await? != 1 {
-        sleep(Duration::from_millis(20)).await;
-    }
+    limiter.wait_metric("limiter_waiting", 1).await?;
     limiter.stop().await?;
     let answered = held.join_next().await.context("nobody waits")?;
     let answer = body(&answered??, 200);
@@ -111,16 +99,13 @@ async fn file_is_followed_and_a_bad_version_is_refused_whole() -> Result<()> {
         (&*more, 2, false),
     ] {
         fs::write(&file, text)?;
-        loop {
-            let status = limiter.status().await?;
-            if status["limits_version"] == version
-                && status["limits_refused"].is_string() == refused
-            {
-                break;
-            }
-            limiter.process.check()?;
-            sleep(Duration::from_millis(20)).await;
-        }
+        let rejected = u64::from(refused);
+        limiter
+            .wait_metric("limiter_limits_version_refused", rejected)
+            .await?;
+        limiter
+            .wait_metric("limiter_limits_version", version)
+            .await?;
         body(&client.get("/v1/limits/a/k/delay", &[]).await?, 200);
         let status = if refused { 404 } else { 200 };
         body(&client.get("/v1/limits/b/k/delay", &[]).await?, status);

@@ -140,10 +140,10 @@ async fn two_limiters_share_one_quota_over_a_restart_and_a_kill() -> Result<()> 
             .post("/v1/limits/quota/k/increment", &[], &early)
             .await?;
         body(&early, 422);
-        // The page is of a moment ago.
-        while limiter.used("quota", "k").await? < QUOTA {
-            sleep(Duration::from_millis(20)).await;
-        }
+        // The survey is of a moment ago.
+        limiter
+            .wait_said("counter \\\"k\\\" of quota has used 100 %")
+            .await?;
         assert_eq!(
             decided(limiter, "part").await? + decided(limiter, "nobody").await?,
             0
@@ -306,12 +306,11 @@ async fn without_the_server_and_without_parts_nothing_goes() -> Result<()> {
 
 /// Has the file of a limiter say this, and waits until that is in force.
 async fn change(limiter: &Limiter, limits: &str) -> Result<()> {
-    let before = limiter.status().await?["limits_version"].clone();
+    let before = limiter.metric("limiter_limits_version").await?;
     fs::write(limiter.file("limits.toml"), limits)?;
-    while limiter.status().await?["limits_version"] == before {
-        sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
+    limiter
+        .wait_metric("limiter_limits_version", before + 1)
+        .await
 }
 
 #[tokio::test]
@@ -355,16 +354,7 @@ async fn limits_change_while_it_runs_and_what_a_server_cannot_decide_is_refused(
         (limits.replace("'exact'", "'local'"), "restart the limiter"),
     ] {
         fs::write(limiters[1].file("limits.toml"), text)?;
-        loop {
-            let status = limiters[1].status().await?;
-            if status["limits_refused"]
-                .as_str()
-                .is_some_and(|it| it.contains(why))
-            {
-                break;
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
+        limiters[1].wait_said(why).await?;
     }
     Ok(())
 }

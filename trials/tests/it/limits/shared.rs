@@ -20,7 +20,6 @@ use bench::{
     tools::redis_server_or_skip,
 };
 use rustix::process::Signal;
-use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
     net::TcpStream,
@@ -186,9 +185,7 @@ impl World {
     async fn until_shared(&self) -> Result<()> {
         wait_until(PATIENCE, "all four are known", async || {
             for producer in &self.producers {
-                let answer = admin::get(&producer.admin, "/status.json").await?;
-                let status: Value = serde_json::from_str(&answer.body)?;
-                let words = status["limits"]["sharing"].as_str().unwrap_or_default();
+                let words = admin::get(&producer.admin, "/readyz").await?.body;
                 if !words.contains("4 share them") || words.contains("learns") {
                     return Ok(false);
                 }

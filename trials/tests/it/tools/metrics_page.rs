@@ -320,6 +320,7 @@ fn texts() -> Result<Vec<PathBuf>> {
         "ARCHITECTURE.md",
         "SECURITY.md",
         "docker-compose.yml",
+        "runtime/src/admin/page.js",
     ]
     .map(|name| root().join(name));
     found.extend(more);

@@ -33,8 +33,6 @@ pub(super) struct Named {
 #[derive(Debug, Clone)]
 pub(super) struct Placed {
     pub(super) name: Arc<str>,
-    /// What it lets go, in words.
-    pub(super) words: Arc<str>,
     pub(super) rule: Rule,
     pub(super) id: LimitId,
 }
@@ -188,7 +186,6 @@ impl Catalog {
                 self.owners[id.index()] = Some((place, index));
                 Placed {
                     name: Arc::from(&*rule.id),
-                    words: Arc::from(rule.limit.algorithm.to_string()),
                     rule: rule.clone(),
                     id,
                 }

@@ -241,11 +241,12 @@ impl Learned {
     }
 
     /// Of how many counters something is learned.
+    #[cfg(test)]
     pub(super) fn counters(&self) -> usize {
         self.of.len()
     }
 
-    /// The same of one limit.
+    /// Of how many counters of one limit something is learned.
     pub(super) fn counters_of(&self, place: u32) -> usize {
         self.of_limits.get(&place).copied().unwrap_or(0)
     }

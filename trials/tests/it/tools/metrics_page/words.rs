@@ -55,7 +55,6 @@ pub(super) const GROUPS: &[Group] = &[
     group("TLS handshakes", "runtime/src/tls/server.rs", ""),
     group("Certificates and tokens", "runtime/src/reload.rs", ""),
     group("Settings", "runtime/src/settings/reread.rs", ""),
-    group("Status page", "runtime/src/status.rs", ""),
     group("Process", "runtime/src/metrics.rs", ""),
 ];
 
