@@ -47,9 +47,10 @@ struct Shared {
 
 #[derive(Debug)]
 struct Progress {
-    /// The number of the newest journal.
+    /// The number of the newest journal that was tried.
     number: u64,
-    journal: Option<File>,
+    /// The one that goes on, with its number.
+    journal: Option<(u64, File)>,
     is_failing: bool,
 }
 
@@ -167,7 +168,6 @@ impl Saver {
 impl Shared {
     fn save(&self, progress: &mut Progress) -> io::Result<()> {
         let began = std::time::Instant::now();
-        // A number is tried once.
         progress.number += 1;
         let number = progress.number;
         if let Some(error) = self.engine.journal_error().filter(|_| !progress.is_failing) {
@@ -176,8 +176,9 @@ impl Shared {
                 "cannot write the journal: nothing is granted until a snapshot is made"
             );
         }
-        let saved = self.folder.begin_journal(number).and_then(|journal| {
-            progress.journal = Some(journal.try_clone()?);
+        let live = progress.journal.as_ref().map_or(0, |(live, _)| *live);
+        let saved = self.folder.begin_journal(number, live).and_then(|journal| {
+            progress.journal = Some((number, journal.try_clone()?));
             let snapshot = self.engine.snapshot(number, journal);
             self.folder.write(&snapshot, number)?;
             Ok(snapshot.len())
@@ -190,6 +191,7 @@ impl Shared {
     }
 
     fn sync(&self, progress: &mut Progress) -> io::Result<()> {
-        progress.journal.as_ref().map_or(Ok(()), File::sync_data)
+        let journal = progress.journal.as_ref();
+        journal.map_or(Ok(()), |(_, file)| file.sync_data())
     }
 }

@@ -99,6 +99,10 @@ impl Folder {
         Ok(bytes)
     }
 
+    fn journal(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{JOURNAL}{number}"))
+    }
+
     fn journals(&self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&self.path)? {
@@ -110,16 +114,22 @@ impl Folder {
         Ok(numbers)
     }
 
-    /// Makes an empty journal of this number.
+    /// Makes an empty journal of this number. Others that are empty, but the `live` one, are of snapshots that could not be written, and are removed.
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn begin_journal(&self, number: u64) -> io::Result<File> {
+    pub fn begin_journal(&self, number: u64, live: u64) -> io::Result<File> {
+        let others = self.journals()?.into_iter().filter(|it| *it != live);
+        for path in others.map(|number| self.journal(number)) {
+            if fs::metadata(&path)?.len() == 0 {
+                fs::remove_file(path)?;
+            }
+        }
         let file = OpenOptions::new()
             .append(true)
             .create_new(true)
             .mode(0o600)
-            .open(self.path.join(format!("{JOURNAL}{number}")))?;
+            .open(self.journal(number))?;
         self.folder.sync_all()?;
         Ok(file)
     }
@@ -148,7 +158,7 @@ impl Folder {
         fs::rename(&next, self.path.join(SNAPSHOT))?;
         self.folder.sync_all()?;
         for older in self.journals()?.into_iter().filter(|it| *it < journal) {
-            fs::remove_file(self.path.join(format!("{JOURNAL}{older}")))?;
+            fs::remove_file(self.journal(older))?;
         }
         Ok(())
     }
@@ -193,11 +203,14 @@ mod tests {
             folder.write(bytes, 0).unwrap();
             assert_eq!(folder.read().unwrap().as_deref(), Some(bytes));
         }
-        for number in [9, 10, 11] {
-            let mut journal = folder.begin_journal(number).unwrap();
-            journal.write_all(b"since").unwrap();
+        for number in [7, 8, 9, 10, 11] {
+            let mut journal = folder.begin_journal(number, 7).unwrap();
+            let since: &[u8] = if number < 9 { b"" } else { b"since" };
+            journal.write_all(since).unwrap();
         }
-        assert!(folder.begin_journal(11).is_err());
+        let there = folder.journals().unwrap();
+        assert_eq!(there, [7, 9, 10, 11]);
+        assert!(folder.begin_journal(11, 0).is_err());
         // What was left half written by a crash is in nobody's way.
         fs::write(path.join(NEXT), "half").unwrap();
         folder.write(b"the third", 10).unwrap();
