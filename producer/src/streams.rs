@@ -154,7 +154,8 @@ impl Service<Request<Body>> for Streams {
         Box::pin(async move {
             Ok(match streams.open(request).await {
                 Ok(body) => {
-                    let (in_flight, superseded) = (body.in_flight(), body.superseded());
+                    let (in_flight, superseded) =
+                        (Arc::clone(&body.in_flight), body.superseded.clone());
                     let mut response = Response::new(Body::new(body));
                     response.extensions_mut().insert(in_flight);
                     response.extensions_mut().insert(superseded);

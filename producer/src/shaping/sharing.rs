@@ -90,7 +90,7 @@ impl Shaping {
     pub(super) fn set_plan(&self, plan: &Arc<limits_sharing::member::Plan>) {
         let mut state = self.state();
         if let Some(leased) = &mut state.leased {
-            leased.set_plan(plan);
+            leased.plan = Arc::clone(plan);
         }
         state.shares_change = 0;
         self.look_at_shares(&mut state);

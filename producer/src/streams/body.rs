@@ -65,7 +65,7 @@ impl Session {
         let step = loop {
             let delivery = tokio::select! {
                 biased;
-                () = self.lease.supersession().cancelled() => {
+                () = self.lease.superseded.cancelled() => {
                     break Step::End(superseded());
                 }
                 delivery = self.reader.next() => delivery,
@@ -119,8 +119,9 @@ fn event_message(delivery: &Delivery) -> Bytes {
 /// The response body of one stream.
 pub(super) struct StreamBody {
     state: State,
-    in_flight: Arc<InFlight>,
-    superseded: Superseded,
+    /// Counts its in-flight bytes.
+    pub(super) in_flight: Arc<InFlight>,
+    pub(super) superseded: Superseded,
     /// Reused for every delivery, to save an allocation.
     step: ReusableBoxFuture<'static, (Session, Step)>,
 }
@@ -142,19 +143,9 @@ impl StreamBody {
         Self {
             state,
             in_flight: Arc::clone(&session.in_flight),
-            superseded: Superseded(session.lease.supersession().clone()),
+            superseded: Superseded(session.lease.superseded.clone()),
             step: ReusableBoxFuture::new(session.step()),
         }
-    }
-
-    /// Counts its in-flight bytes.
-    pub(super) fn in_flight(&self) -> Arc<InFlight> {
-        Arc::clone(&self.in_flight)
-    }
-
-    /// Cancelled when another stream has taken its queue.
-    pub(super) fn superseded(&self) -> Superseded {
-        self.superseded.clone()
     }
 }
 

@@ -27,8 +27,8 @@ pub(in crate::shaping) fn leased(sharing: Option<&Sharing>, member: &str) -> Opt
 /// A lease, and what is in force of it.
 #[derive(Debug)]
 pub(in crate::shaping) struct Leased {
-    lease: Lease,
-    plan: Arc<Plan>,
+    pub(in crate::shaping) lease: Lease,
+    pub(in crate::shaping) plan: Arc<Plan>,
 }
 
 impl Leased {
@@ -64,15 +64,6 @@ impl Leased {
             since: Instant::now(),
         };
         self.lease.clone().run(user, stop)
-    }
-
-    /// Has it ask at once: there are other limits.
-    pub(in crate::shaping) fn ask_now(&self) {
-        self.lease.ask_now();
-    }
-
-    pub(in crate::shaping) fn set_plan(&mut self, plan: &Arc<Plan>) {
-        self.plan = Arc::clone(plan);
     }
 
     pub(in crate::shaping) fn standing<'a>(

@@ -14,7 +14,8 @@ use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::QueueInFlight}
 #[derive(Debug)]
 pub struct Lease {
     pub(super) queue: Arc<Queue>,
-    pub(super) superseded: CancellationToken,
+    /// Cancelled when another stream of the same name has taken the queue.
+    pub(in crate::streams) superseded: CancellationToken,
     pub(super) log_gate: Arc<Mutex<LogGate>>,
 }
 
@@ -27,12 +28,6 @@ impl Lease {
             tracing::info!(lines, "lines about subscribers were left out");
         }
         admitted.is_some()
-    }
-
-    /// Cancelled when another stream of the same name has taken the queue.
-    #[must_use]
-    pub fn supersession(&self) -> &CancellationToken {
-        &self.superseded
     }
 
     /// Counts the in-flight bytes of the queue's streams.
