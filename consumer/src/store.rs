@@ -253,15 +253,6 @@ pub struct Found {
     pub why: Option<String>,
 }
 
-impl From<BuyerUids> for Found {
-    fn from(buyer_uids: BuyerUids) -> Self {
-        Self {
-            buyer_uids,
-            ..Self::default()
-        }
-    }
-}
-
 /// A place for cookies that survives the process.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// What it has beside cookies.

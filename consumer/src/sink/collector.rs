@@ -1,11 +1,10 @@
 //! From the buffer to batches.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::BTreeSet,
     sync::{Arc, Mutex},
 };
 
-use proto::wire::ChunkRef;
 use runtime::unix_micros;
 use tokio::{
     sync::watch,
@@ -40,8 +39,6 @@ pub struct Collector {
     metrics: metrics::Sink,
     /// What is left in the buffer is left out when this is cancelled.
     fast_drain: CancellationToken,
-    /// Producers whose clock is ahead, as far as it was said.
-    ahead: HashSet<Arc<str>>,
     /// What producers' clocks are held against.
     steady: SteadyClock,
     /// By which cookies have expired.
@@ -105,7 +102,6 @@ impl Collector {
             suppression,
             metrics,
             fast_drain,
-            ahead: HashSet::new(),
             steady: SteadyClock::new(unix_micros(), Instant::now()),
             earlier: EarlierClock::new(unix_micros(), Instant::now()),
             slots,
@@ -168,7 +164,10 @@ impl Collector {
             Item::Chunk(producer, chunk) => {
                 let (now, at) = (unix_micros(), Instant::now());
                 let latest = self.steady.now(now, at).saturating_add(AHEAD_MICROS_MAX);
-                self.check_clock(&producer, &chunk, latest);
+                let header = chunk.header();
+                if header.accepted_unix_micros > latest {
+                    self.metrics.clock_clamped.inc_by(header.count.into());
+                }
                 let mut suppression = lock(&self.suppression);
                 suppression.set_now(now);
                 let mut gate = Gate {
@@ -213,25 +212,6 @@ impl Collector {
         let (taken, max) = self.slots.taken();
         self.metrics.dsp_slots.set(gauge_value(taken as u64));
         self.metrics.dsp_slots_max.set(gauge_value(max as u64));
-    }
-
-    /// Counts and says that a producer's clock is ahead: its cookies would win against all others until then.
-    fn check_clock(&mut self, producer: &Arc<str>, chunk: &ChunkRef, latest: u64) {
-        let header = chunk.header();
-        if header.accepted_unix_micros > latest {
-            self.metrics.clock_clamped.inc_by(u64::from(header.count));
-            if self.ahead.insert(Arc::clone(producer)) {
-                tracing::warn!(
-                    producer = &**producer,
-                    "producer's clock is more than five minutes ahead of ours: its times are cut down to that"
-                );
-            }
-        } else if !self.ahead.is_empty() && self.ahead.remove(producer) {
-            tracing::info!(
-                producer = &**producer,
-                "producer's clock agrees with ours again"
-            );
-        }
     }
 
     /// Empties the buffer, and counts and says how much is left out.

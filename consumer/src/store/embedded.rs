@@ -36,9 +36,7 @@ use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::unix_micros;
 use tokio::time::sleep;
 
-use super::{
-    Answer, BuyerUids, Compacted, Compaction, Expired, Found, Loaded, Store, StoreError, Written,
-};
+use super::{Answer, Compacted, Compaction, Expired, Found, Loaded, Store, StoreError, Written};
 use crate::{
     batch::{Batch, BatchCookie},
     ttl::Ttls,
@@ -187,7 +185,7 @@ impl Store for EmbeddedStore {
 
     fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
         let user_id = user_id.to_owned();
-        self.run(move |inner| inner.lookup(&user_id).map(Found::from))
+        self.run(move |inner| inner.lookup(&user_id))
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -331,9 +329,9 @@ impl Inner {
         Ok(stored.is_some_and(|stored| !newest::replaces(accepted, stored)))
     }
 
-    fn lookup(&self, user_id: &str) -> fjall::Result<BuyerUids> {
+    fn lookup(&self, user_id: &str) -> fjall::Result<Found> {
         let now = (self.tuning.now_unix_micros)();
-        let mut buyer_uids = BuyerUids::new();
+        let mut found = Found::default();
         for pair in self.cookies.prefix(user_prefix(user_id)) {
             let (key, value) = pair.into_inner()?;
             let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
@@ -344,9 +342,10 @@ impl Inner {
             if accepted < self.ttls.expired_before(dsp_id, now) {
                 continue;
             }
-            buyer_uids.insert(dsp_id, String::from_utf8_lossy(buyer_uid).into_owned());
+            let buyer_uid = String::from_utf8_lossy(buyer_uid).into_owned();
+            found.buyer_uids.insert(dsp_id, buyer_uid);
         }
-        Ok(buyer_uids)
+        Ok(found)
     }
 
     fn forget_cursors(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {

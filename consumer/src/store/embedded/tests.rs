@@ -40,7 +40,7 @@ async fn write(store: &EmbeddedStore, at: u64, cookies: &[(&str, u32, &str)]) ->
 }
 
 #[track_caller]
-fn check(found: &BuyerUids, expected: &[(u32, &str)]) {
+fn check(found: &crate::store::BuyerUids, expected: &[(u32, &str)]) {
     let found: Vec<_> = found.iter().map(|(dsp, uid)| (*dsp, &**uid)).collect();
     assert_eq!(found, expected);
 }

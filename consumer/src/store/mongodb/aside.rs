@@ -9,14 +9,11 @@ use std::future::IntoFuture;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use mongodb::{
-    Collection,
-    bson::{Binary, Bson, Document, doc, spec::BinarySubtype},
-};
+use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 
 use super::{
     Inner,
-    connection::{Connection, in_time, write},
+    connection::{in_time, write},
 };
 use crate::store::{Entry, FullEntry, StoreError};
 
@@ -28,7 +25,7 @@ const INSERT_BYTES: u64 = 8 << 20;
 impl Inner {
     /// The entries of this consumer, by number.
     pub(super) async fn read_aside_index(&self) -> Result<Vec<Entry>, StoreError> {
-        let aside = self.aside(self.connection().await?);
+        let aside = self.own_collection(COLLECTION).await?;
         let found = aside.find(self.own_ids("n")).sort(doc! { "_id": 1 });
         let found = found.projection(doc! { "chunks": 0 }).into_future();
         // Of many entries no more than a page of documents is in memory at a time.
@@ -68,10 +65,7 @@ impl Inner {
 
     /// The chunks of the entries that are there.
     pub(super) async fn read_aside(&self, numbers: &[u64]) -> Result<Vec<Bytes>, StoreError> {
-        let aside = self.aside(self.connection().await?);
-        let found = aside.find(self.of_numbers(numbers)).sort(doc! { "_id": 1 });
-        let found = found.into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        let found = self.find_own(COLLECTION, self.of_numbers(numbers)).await?;
         let chunks = found
             .into_iter()
             .flat_map(|mut entry| match entry.remove("chunks") {
@@ -86,18 +80,14 @@ impl Inner {
     }
 
     pub(super) async fn delete_aside(&self, numbers: &[u64]) -> Result<(), StoreError> {
-        let aside = self.aside(self.connection().await?);
-        in_time(aside.delete_many(self.of_numbers(numbers)).into_future()).await?;
-        Ok(())
+        self.delete_own(COLLECTION, self.of_numbers(numbers)).await
     }
 
     /// Deletes the entries of other consumers that were queued before this, in microseconds since the Unix epoch.
     pub(super) async fn delete_aside_of_others(&self, before: u64) -> Result<(), StoreError> {
-        let aside = self.aside(self.connection().await?);
         let old =
             doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": number(before) } };
-        in_time(aside.delete_many(old).into_future()).await?;
-        Ok(())
+        self.delete_own(COLLECTION, old).await
     }
 
     fn encode(&self, FullEntry { entry, chunks }: &FullEntry) -> Document {
@@ -121,10 +111,6 @@ impl Inner {
     fn of_numbers(&self, numbers: &[u64]) -> Document {
         let ids: Vec<Document> = numbers.iter().map(|number| self.id(*number)).collect();
         doc! { "_id": { "$in": ids } }
-    }
-
-    fn aside(&self, connection: &Connection) -> Collection<Document> {
-        self.own_database(connection).collection(COLLECTION)
     }
 }
 

@@ -19,9 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::TryStreamExt;
 use mongodb::{
-    Collection, Database,
+    Database,
     bson::{Bson, DateTime, Document, doc},
     error::Error,
 };
@@ -119,9 +118,7 @@ impl Inner {
         compaction: &Compaction<'_>,
         failed: &mut Option<StoreError>,
     ) -> Result<Vec<(u32, Option<Last>)>, StoreError> {
-        let records = self.records(connection);
-        let records = records.find(doc! {}).into_future();
-        let records: Vec<Document> = in_time(async { records.await?.try_collect().await }).await?;
+        let records = self.find_own(RECORDS, doc! {}).await?;
         let records: HashMap<&str, Last> = records.iter().filter_map(decode).collect();
         // One that is said to be later than now was recorded by a clock that was ahead.
         let now = compaction.clock.now().as_millisecond();
@@ -141,10 +138,6 @@ impl Inner {
         }
         found.sort_by_key(|(_, last)| last.map(|last| last.at_millis));
         Ok(found)
-    }
-
-    fn records(&self, connection: &Connection) -> Collection<Document> {
-        self.own_database(connection).collection(RECORDS)
     }
 
     /// Whether a collection is being compacted, by whomever.
@@ -279,7 +272,7 @@ impl One<'_> {
             "reusable": int(done.reusable_bytes),
             "freed": int(done.freed_bytes),
         };
-        let records = self.store.records(self.connection);
+        let records = self.store.own_collection(RECORDS).await?;
         let replace = records
             .replace_one(doc! { "_id": &self.namespace }, record)
             .upsert(true);

@@ -231,20 +231,15 @@ impl Inner {
         }
     }
 
-    pub(super) async fn read_cursors(&self) -> Result<Vec<Cursor>, StoreError> {
-        let connection = self.connection().await?;
-        let cursors = self.cursors(connection);
-        let found = cursors.find(self.own_ids("p")).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+    async fn read_cursors(&self) -> Result<Vec<Cursor>, StoreError> {
+        let found = self.find_own(COLLECTION, self.own_ids("p")).await?;
         Ok(found.iter().filter_map(decode_cursor).collect())
     }
 
     pub(super) async fn delete_cursors(&self, before: u64) -> Result<Vec<Arc<str>>, StoreError> {
-        let cursors = self.cursors(self.connection().await?);
         let mut old = self.own_ids("p");
         old.insert("at", doc! { "$lt": date(before) });
-        let found = cursors.find(old.clone()).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        let found = self.find_own(COLLECTION, old.clone()).await?;
         // First, so that no commit misses them. One that is committed meanwhile is not old any more.
         let is_left = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
         lock(&self.committed).0.retain(is_left);
@@ -255,16 +250,45 @@ impl Inner {
         let gone = date(gone);
         self.delete_losses(gone).await?;
         let gone = doc! { "at": { "$lt": gone } };
-        in_time(cursors.delete_many(gone).into_future()).await?;
+        self.delete_own(COLLECTION, gone).await?;
         if !found.is_empty() {
-            in_time(cursors.delete_many(old).into_future()).await?;
+            self.delete_own(COLLECTION, old).await?;
         }
         let producers = found.iter().filter_map(decode_cursor);
         Ok(producers.map(|cursor| cursor.producer).collect())
     }
 
-    fn cursors(&self, connection: &Connection) -> Collection<Document> {
-        self.own_database(connection).collection(COLLECTION)
+    /// Finds documents of a collection that does not hold cookies, in the order of their ids.
+    pub(super) async fn find_own(
+        &self,
+        collection: &str,
+        filter: Document,
+    ) -> Result<Vec<Document>, StoreError> {
+        let collection = self.own_collection(collection).await?;
+        let found = collection
+            .find(filter)
+            .sort(doc! { "_id": 1 })
+            .into_future();
+        in_time(async { found.await?.try_collect().await }).await
+    }
+
+    /// Deletes documents of a collection that does not hold cookies.
+    pub(super) async fn delete_own(
+        &self,
+        collection: &str,
+        filter: Document,
+    ) -> Result<(), StoreError> {
+        let collection = self.own_collection(collection).await?;
+        in_time(collection.delete_many(filter).into_future()).await?;
+        Ok(())
+    }
+
+    pub(super) async fn own_collection(
+        &self,
+        collection: &str,
+    ) -> Result<Collection<Document>, StoreError> {
+        let connection = self.connection().await?;
+        Ok(self.own_database(connection).collection(collection))
     }
 
     /// Where the consumer keeps what is not cookies.

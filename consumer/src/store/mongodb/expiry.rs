@@ -81,13 +81,13 @@ impl Inner {
     /// Brings expiry into the state of the window, whichever way cookies expire.
     pub(super) async fn run_expiry(&self, expiry: &Expiry<'_>) -> Result<Expired, StoreError> {
         let connection = self.connection().await?;
-        let records = self.read_records(connection).await?;
+        let records = self.read_records().await?;
         let mut expired = self.set_indexes(connection, expiry, &records).await?;
         if self.options.expiry == ExpiryMode::Sweep && expiry.open {
             let swept = self.sweep(expiry, records, &mut expired.failed).await?;
             let (complete, any) = swept;
             if any && self.other_owner().await?.is_none() {
-                let records = self.read_records(connection).await?;
+                let records = self.read_records().await?;
                 let failed = expired.failed.take();
                 expired = self.set_indexes(connection, expiry, &records).await?;
                 expired.failed = failed.or(expired.failed);
@@ -154,7 +154,7 @@ impl Inner {
             let done = self.of_one(looked, failed).await?;
             expired.complete &= done != Some(false);
             if done == Some(true) && swept.is_some() && matches!(wanted, Wanted::After(_)) {
-                self.forget_record(connection, &namespace).await?;
+                self.forget_record(&namespace).await?;
             }
         }
         Ok(expired)

@@ -1,17 +1,11 @@
 //! What the consumer will not get, on record: database `cookiesync`, collection `losses`,
 //! `{_id: {c: <consumer>, n: <place>}, record: <JSON>, at: <date noted>}`.
 
-use std::future::IntoFuture;
-
-use futures_util::TryStreamExt;
-use mongodb::{
-    Collection,
-    bson::{Bson, DateTime, Document, doc},
-};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::{
     Inner,
-    connection::{Connection, in_time, write},
+    connection::{Connection, write},
     date,
 };
 use crate::{losses::Numbered, store::StoreError};
@@ -20,10 +14,7 @@ const COLLECTION: &str = "losses";
 
 impl Inner {
     pub(super) async fn read_losses(&self) -> Result<Vec<Numbered>, StoreError> {
-        let connection = self.connection().await?;
-        let losses = self.losses(connection);
-        let found = losses.find(self.own_ids("n")).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+        let found = self.find_own(COLLECTION, self.own_ids("n")).await?;
         let records = found.iter().filter_map(|it| it.get_str("record").ok());
         Ok(records
             .filter_map(|record| serde_json::from_str(record).ok())
@@ -57,14 +48,8 @@ impl Inner {
 
     /// Deletes the records of other consumers that were noted before this: its own are bounded.
     pub(super) async fn delete_losses(&self, before: DateTime) -> Result<(), StoreError> {
-        let losses = self.losses(self.connection().await?);
         let old = doc! { "_id.c": { "$ne": &self.options.name }, "at": { "$lt": before } };
-        in_time(losses.delete_many(old).into_future()).await?;
-        Ok(())
-    }
-
-    fn losses(&self, connection: &Connection) -> Collection<Document> {
-        self.own_database(connection).collection(COLLECTION)
+        self.delete_own(COLLECTION, old).await
     }
 
     /// The range of all ids of this consumer whose second part is `key`.

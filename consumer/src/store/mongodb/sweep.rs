@@ -19,10 +19,9 @@ mod record;
 
 use std::{collections::BTreeMap, future::IntoFuture, time::Duration};
 
-use futures_util::TryStreamExt;
 use mongodb::{
-    ClientSession, Collection, Database,
-    bson::{Bson, Document, doc},
+    ClientSession, Database,
+    bson::{Bson, doc},
 };
 use tokio::time::{Instant, sleep};
 
@@ -93,29 +92,18 @@ struct Documents<'a> {
 }
 
 impl Inner {
-    pub(super) async fn read_records(
-        &self,
-        connection: &Connection,
-    ) -> Result<Records, StoreError> {
-        let records = self.sweep_records(connection);
-        let found = records.find(doc! {}).into_future();
-        let found: Vec<Document> = in_time(async { found.await?.try_collect().await }).await?;
+    pub(super) async fn read_records(&self) -> Result<Records, StoreError> {
+        let found = self.find_own(RECORDS, doc! {}).await?;
         Ok(found.iter().filter_map(Record::decode).collect())
     }
 
     /// Notes that a collection is not swept any more.
-    pub(super) async fn forget_record(
-        &self,
-        connection: &Connection,
-        namespace: &str,
-    ) -> Result<(), StoreError> {
-        let records = self.sweep_records(connection);
-        let gone = records.delete_one(doc! { "_id": namespace });
-        in_time(gone.into_future()).await.map(|_| ())
+    pub(super) async fn forget_record(&self, namespace: &str) -> Result<(), StoreError> {
+        self.delete_own(RECORDS, doc! { "_id": namespace }).await
     }
 
-    async fn note(&self, connection: &Connection, due: &Due) -> Result<(), StoreError> {
-        let records = self.sweep_records(connection);
+    async fn note(&self, due: &Due) -> Result<(), StoreError> {
+        let records = self.own_collection(RECORDS).await?;
         let noted = records
             .replace_one(
                 doc! { "_id": &due.namespace },
@@ -123,10 +111,6 @@ impl Inner {
             )
             .upsert(true);
         in_time(noted.into_future()).await.map(|_| ())
-    }
-
-    fn sweep_records(&self, connection: &Connection) -> Collection<Document> {
-        self.own_database(connection).collection(RECORDS)
     }
 
     /// Sweeps what has not had its turn; whether all has, and whether any was swept. What fails for one DSP is noted in `failed`.
@@ -236,7 +220,7 @@ impl Sweep<'_> {
         let ttls = &self.store.options.ttls;
         let before = ttls.expired_before(due.dsp_id, self.clock);
         due.record.begin(self.expiry.now);
-        self.store.note(self.connection, &due).await?;
+        self.store.note(&due).await?;
         let mut pass = Pass::new(self.expiry.now, due.documents);
         let mut documents = Documents {
             database: &due.database,
@@ -265,7 +249,7 @@ impl Sweep<'_> {
             }
             if is_complete {
                 due.record.end(due.ttl);
-                self.store.note(self.connection, &due).await?;
+                self.store.note(&due).await?;
             }
             took.all = began.elapsed();
             took.commit = self.store.commit_times.newest();
