@@ -1,10 +1,8 @@
 //! CPU time of a process, as the system accounts it.
 
-use std::{fs, process, time::Duration};
+use std::{process, time::Duration};
 
-use serde::{Deserialize, Serialize};
-
-use crate::stat::Stat;
+use procfs::process::{Process, Stat};
 
 /// CPU time that a process has used, in its own code and in the kernel on its behalf.
 ///
@@ -17,28 +15,19 @@ pub struct CpuTime {
     pub system: Duration,
 }
 
-/// [`CpuTime`] in a report.
-#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
-pub struct CpuSeconds {
-    /// In its own code.
-    pub user: f64,
-    /// In the kernel.
-    pub system: f64,
-}
-
-impl CpuSeconds {
-    /// Both together.
-    #[must_use]
-    pub fn total(&self) -> f64 {
-        self.user + self.system
-    }
+/// What Linux tells of a process: its name (`comm`) and its parent (`ppid`) among others; `None` when it has ended.
+#[must_use]
+pub fn stat(process_id: u32) -> Option<Stat> {
+    Process::new(process_id.cast_signed()).ok()?.stat().ok()
 }
 
 impl From<Stat> for CpuTime {
     fn from(stat: Stat) -> Self {
+        let nanos_per_tick = 1_000_000_000 / procfs::ticks_per_second();
+        let time = |ticks: u64| Duration::from_nanos(ticks * nanos_per_tick);
         Self {
-            user: stat.user,
-            system: stat.system,
+            user: time(stat.utime),
+            system: time(stat.stime),
         }
     }
 }
@@ -53,17 +42,18 @@ impl CpuTime {
     /// What another process has used; `None` when it has ended or `/proc` does not tell.
     #[must_use]
     pub fn of(process_id: u32) -> Option<Self> {
-        Stat::of(process_id).map(Self::from)
+        stat(process_id).map(Self::from)
     }
 
     /// What those threads of this process have used whose name is one of `names`. A thread that has ended counts no
     /// more.
     #[must_use]
     pub fn of_threads(names: &[&str]) -> Self {
-        let threads = fs::read_dir("/proc/self/task").into_iter().flatten();
-        threads
-            .filter_map(|thread| Stat::below(&thread.ok()?.path()))
-            .filter(|stat| names.contains(&stat.name.as_str()))
+        let threads = Process::myself().and_then(|process| process.tasks());
+        let stats = threads.into_iter().flatten();
+        stats
+            .filter_map(|thread| thread.ok()?.stat().ok())
+            .filter(|stat| names.contains(&stat.comm.as_str()))
             .fold(Self::default(), |sum, of_one| sum.plus(&of_one.into()))
     }
 
@@ -89,15 +79,6 @@ impl CpuTime {
     #[must_use]
     pub fn total(&self) -> Duration {
         self.user + self.system
-    }
-
-    /// For a report.
-    #[must_use]
-    pub fn seconds(&self) -> CpuSeconds {
-        CpuSeconds {
-            user: self.user.as_secs_f64(),
-            system: self.system.as_secs_f64(),
-        }
     }
 }
 

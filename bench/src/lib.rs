@@ -23,7 +23,6 @@ pub mod memory;
 pub mod observe;
 pub mod program;
 pub mod report;
-pub mod stat;
 pub mod subscribe;
 pub mod traffic;
 pub mod verify;

@@ -22,7 +22,7 @@ pub(super) struct Recorder {
     finished: Vec<Part>,
 }
 
-/// One thread's part of one second.
+/// One thread's part of one second, or the sum of several.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     /// Which second, from 0.
@@ -32,8 +32,10 @@ pub(super) struct Part {
     pub(super) counts: Counts,
     /// Requests without an answer at its end.
     pub(super) outstanding: u64,
-    /// What the thread used of a processor in it, and in how much of it: not after the end of the sending.
-    pub(super) thread_time: Option<(ThreadTime, Duration)>,
+    /// What the thread used of a processor in it.
+    pub(super) thread_time: ThreadTime,
+    /// In how much of it: not after the end of the sending.
+    pub(super) measured: Duration,
     pub(super) times: Times,
 }
 
@@ -109,8 +111,10 @@ impl Recorder {
         part.outstanding = self.outstanding;
         if let Some(before) = self.thread_time {
             self.thread_time = ThreadTime::now();
-            let used = self.thread_time.map(|now| now.since(&before));
-            part.thread_time = used.map(|used| (used, part.length));
+            if let Some(now) = self.thread_time {
+                part.thread_time = now.since(&before);
+                part.measured = part.length;
+            }
         }
         self.began_nanos = at_nanos;
         self.finished.push(part);
@@ -121,8 +125,8 @@ impl Recorder {
     pub(super) fn end_sending(&mut self, now_nanos: u64) {
         self.roll(now_nanos);
         if let Some((now, before)) = ThreadTime::now().zip(self.thread_time.take()) {
-            let length = Duration::from_nanos(now_nanos - self.began_nanos);
-            self.current.thread_time = Some((now.since(&before), length));
+            self.current.thread_time = now.since(&before);
+            self.current.measured = Duration::from_nanos(now_nanos - self.began_nanos);
         }
     }
 
@@ -178,15 +182,26 @@ impl Recorder {
 }
 
 impl Part {
-    fn new(second: u64) -> Self {
+    pub(super) fn new(second: u64) -> Self {
         Self {
             second,
             length: Duration::ZERO,
             counts: Counts::default(),
             outstanding: 0,
-            thread_time: None,
+            thread_time: ThreadTime::default(),
+            measured: Duration::ZERO,
             times: Times::default(),
         }
+    }
+
+    /// Adds the same second of another thread.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.length = self.length.max(other.length);
+        self.counts.add(&other.counts);
+        self.outstanding += other.outstanding;
+        self.thread_time = self.thread_time.plus(&other.thread_time);
+        self.measured += other.measured;
+        self.times.add(&other.times);
     }
 }
 
@@ -287,10 +302,8 @@ mod tests {
         }
         recorder.end_sending(1_250_000_000);
         let parts = recorder.finish(3_500_000_000);
-        let lengths = parts
-            .iter()
-            .map(|part| part.thread_time.map(|(_, of)| of.as_millis()));
+        let lengths = parts.iter().map(|part| part.measured.as_millis());
         let lengths: Vec<_> = lengths.collect();
-        assert_eq!(lengths, [Some(1_000), Some(250), None, None]);
+        assert_eq!(lengths, [1_000, 250, 0, 0]);
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Collector<'a> {
     plan: &'a Plan,
     /// For each thread, the first second it has not handed in.
     next: Vec<u64>,
-    open: BTreeMap<u64, Sum>,
+    open: BTreeMap<u64, Part>,
     pub(super) seconds: Vec<Second>,
     pub(super) times: Times,
     /// What each thread used, and in how much time; none where the system does not tell.
@@ -57,6 +57,22 @@ pub(super) struct Collector<'a> {
 }
 
 impl Second {
+    fn of(sum: &Part, intended: Option<u64>) -> Self {
+        let shares = (!sum.measured.is_zero()).then(|| sum.thread_time.shares(sum.measured));
+        Self {
+            second: sum.second,
+            length: sum.length.as_secs_f64(),
+            intended,
+            counts: sum.counts,
+            outstanding: sum.outstanding,
+            latency_micros: Percentiles::of(&sum.times.latency),
+            send_delay_micros: Percentiles::of(&sum.times.send_delay),
+            generator_delay_micros: Percentiles::of(&sum.times.generator_delay),
+            generator_running: shares.map(|(running, _)| running),
+            generator_waiting: shares.map(|(_, waiting)| waiting),
+        }
+    }
+
     /// Answers were awaited, and none came.
     pub(super) fn is_silent(&self) -> bool {
         let Counts {
@@ -67,17 +83,6 @@ impl Second {
         } = self.counts;
         self.outstanding > 0 && accepted + refused_as_expected + errors == 0
     }
-}
-
-#[derive(Default)]
-struct Sum {
-    length: Duration,
-    counts: Counts,
-    outstanding: u64,
-    times: Times,
-    thread_time: ThreadTime,
-    /// How long that was, over all threads.
-    measured: Duration,
 }
 
 impl<'a> Collector<'a> {
@@ -97,12 +102,11 @@ impl<'a> Collector<'a> {
         match from {
             FromThread::Part { thread, part } => {
                 self.next[thread] = part.second + 1;
-                if let Some((time, of)) = part.thread_time {
-                    let (sum, length) = &mut self.threads[thread];
-                    *sum = sum.plus(&time);
-                    *length += of;
-                }
-                self.open.entry(part.second).or_default().add(&part);
+                let (sum, length) = &mut self.threads[thread];
+                *sum = sum.plus(&part.thread_time);
+                *length += part.measured;
+                let sum = self.open.entry(part.second);
+                sum.or_insert_with(|| Part::new(part.second)).add(&part);
             }
             FromThread::Ended { thread } => self.next[thread] = u64::MAX,
         }
@@ -110,40 +114,11 @@ impl<'a> Collector<'a> {
         while let Some(entry) = self.open.first_entry()
             && *entry.key() < complete
         {
-            let (second, sum) = entry.remove_entry();
+            let sum = entry.remove();
             self.times.add(&sum.times);
-            let second = sum.second(second, self.plan.intended_within(second));
+            let second = Second::of(&sum, self.plan.intended_within(sum.second));
             observe(&second);
             self.seconds.push(second);
-        }
-    }
-}
-
-impl Sum {
-    fn add(&mut self, part: &Part) {
-        self.length = self.length.max(part.length);
-        self.counts.add(&part.counts);
-        self.outstanding += part.outstanding;
-        self.times.add(&part.times);
-        if let Some((time, of)) = part.thread_time {
-            self.thread_time = self.thread_time.plus(&time);
-            self.measured += of;
-        }
-    }
-
-    fn second(&self, second: u64, intended: Option<u64>) -> Second {
-        let shares = (!self.measured.is_zero()).then(|| self.thread_time.shares(self.measured));
-        Second {
-            second,
-            length: self.length.as_secs_f64(),
-            intended,
-            counts: self.counts,
-            outstanding: self.outstanding,
-            latency_micros: Percentiles::of(&self.times.latency),
-            send_delay_micros: Percentiles::of(&self.times.send_delay),
-            generator_delay_micros: Percentiles::of(&self.times.generator_delay),
-            generator_running: shares.map(|(running, _)| running),
-            generator_waiting: shares.map(|(_, waiting)| waiting),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use anyhow::{Context as _, Result};
-use bench::{cpu::CpuTime, stat::Stat};
+use bench::cpu::{self, CpuTime};
 use consumer::store::mongodb::COOKIES;
 use mongodb::{
     Client,
@@ -37,7 +37,7 @@ impl Server {
         let status = status.context("cannot use the MongoDB of --store")?;
         let id = status.get_i64("pid").ok();
         let id = id.and_then(|id| u32::try_from(id).ok());
-        let is_mongod = |id: &u32| Stat::of(*id).is_some_and(|stat| stat.name == "mongod");
+        let is_mongod = |id: &u32| cpu::stat(*id).is_some_and(|stat| stat.comm == "mongod");
         Ok(Self {
             uri: uri.to_owned(),
             client,

@@ -18,8 +18,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 pub(crate) use bench::producer::Addresses;
 use bench::{
+    cpu,
     programs::{Process, Programs},
-    stat::Stat,
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -168,7 +168,7 @@ pub(crate) fn children(parent: u32) -> Result<BTreeSet<u32>> {
         let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        if Stat::of(id).is_some_and(|stat| stat.parent == parent) {
+        if cpu::stat(id).is_some_and(|stat| u32::try_from(stat.ppid) == Ok(parent)) {
             children.insert(id);
         }
     }

@@ -7,7 +7,6 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use bench::report::{Axis, Plot, Report, ReportArgs, Row, Series, unit::RATE};
-use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::harness::{Ended, bench, run_to_end};
@@ -126,37 +125,5 @@ async fn what_cannot_be_compared_is_refused() -> Result<()> {
         ensure!(ended.code != Some(0), "{args:?}: {}", ended.words);
         ensure!(ended.words.contains(word), "{args:?}: {}", ended.words);
     }
-    Ok(())
-}
-
-#[tokio::test]
-async fn store_leaves_its_report_in_the_folder_it_was_given() -> Result<()> {
-    let parent = TempDir::new()?;
-    let folder = parent.path().join("report");
-    let report = format!("--report={}", folder.display());
-    let args = [
-        "store",
-        "--store=none",
-        "--cookies=4000",
-        "--slice=1000",
-        "--json",
-        &report,
-    ];
-    let ended = run_bench(&args).await?;
-    ensure!(ended.code == Some(0), "{}", ended.words);
-    let report = Report::read(&folder)?;
-    let of_ways = &report.tables[0].rows[0].figures;
-    let rate = of_ways.iter().find(|figure| figure.name == "rate");
-    let samples = &rate.context("no rate")?.samples;
-    assert_eq!(samples.len(), 4, "one for each slice");
-    assert_eq!(report.outcome["cookies"], Value::from(4_000));
-    ensure!(folder.join("rate.svg").is_file());
-
-    let again = run_bench(&args).await?;
-    ensure!(
-        again.code == Some(1) && again.words.contains("--report"),
-        "{}",
-        again.words
-    );
     Ok(())
 }
