@@ -1,4 +1,4 @@
-//! `cargo demo`: the real programs together on one machine, one sync on its way through them, and a live line; and
+//! `cargo demo`: the real programs together on one machine, one sync on its way through them; and
 //! `cargo demo limits`: what a limit does with more than it lets through.
 //!
 //! It is what a newcomer builds first, so it links little: producer and consumer are processes, built beside it, and so is
@@ -6,7 +6,6 @@
 
 mod args;
 mod limits;
-mod live;
 mod running;
 mod show;
 

@@ -4,12 +4,11 @@ use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Result, bail};
 use launcher::admin;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     args::{Args, Places, reachable},
-    live::Live,
     running::{Prepared, Running},
 };
 
@@ -19,6 +18,9 @@ const BUYER_UID: &str = "buyer-17-knows-alice";
 
 const STORED_PATIENCE: Duration = Duration::from_secs(10);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How often it looks whether all processes still run.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// As long as a load can be.
 const LOAD_DURATION: &str = "30d";
@@ -53,31 +55,16 @@ async fn show(running: &mut Running, args: &Args, prepared: &Prepared) -> Result
         println!("{HOW_TO_MEASURE}");
     }
     if let Some(rate) = args.load {
-        println!("sending {rate} requests a second; Ctrl-C stops everything\n");
+        println!(
+            "sending {rate} requests a second, which both pages show; Ctrl-C stops everything"
+        );
         start_load(running, rate, places, prepared)?;
     } else {
         println!("running until Ctrl-C; `--load 20000` adds load");
     }
-    let mut live = Live::new(
-        running.producer_admin.clone(),
-        running.consumer_admin.clone(),
-    );
-    let mut ticks = interval(Duration::from_secs(1));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        sleep(CHECK_INTERVAL).await;
         running.check()?;
-        if args.load.is_none() {
-            continue;
-        }
-        match live.line().await {
-            Ok(Some(line)) => println!("{line}"),
-            Ok(None) => {}
-            Err(error) => {
-                running.check()?;
-                eprintln!("no figures: {error:#}");
-            }
-        }
     }
 }
 
