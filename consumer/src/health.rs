@@ -131,7 +131,10 @@ impl Health {
             let producer = it.producer.as_ref();
             let producer = producer.map(|id| format!(" ({id})")).unwrap_or_default();
             let why = it.why_not.as_ref()?;
-            Some(format!("; {}{producer}: {why}", it.address))
+            Some(format!(
+                "; {} of {}{producer}: {why}",
+                it.address, it.origin
+            ))
         });
         named.collect()
     }

@@ -178,10 +178,7 @@ impl Listed {
         let Cursor {
             producer, epoch, ..
         } = opening.at;
-        let seen = self
-            .producers
-            .table()
-            .opened(self.key, opening, Instant::now());
+        let seen = self.producers.table().opened(self.key, opening);
         self.producers.shared.streams_changed.notify_waiters();
         let stream = Stream {
             producers: self.producers.clone(),
@@ -207,12 +204,7 @@ impl Stream {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
         let now = Instant::now();
         let mut table = self.producers.table();
-        table.advanced(self.key, cursor, arrival, had_advanced, now)
-    }
-
-    /// Notes that the producer is alive.
-    pub fn heard(&self) {
-        self.producers.table().heard(self.key, Instant::now());
+        table.advanced(cursor, arrival, had_advanced, now)
     }
 
     /// Notes cookies that will not come; returns how many there are of the epoch by now.

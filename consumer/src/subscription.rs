@@ -330,7 +330,6 @@ impl Subscription {
             }
             Received::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;
-                open.heard();
                 return Ok(());
             }
             Received::Event(Event::Goodbye(goodbye)) => {

@@ -64,14 +64,3 @@ pub fn unix_micros() -> u64 {
             micros.saturating_add(elapsed.subsec_micros().into())
         })
 }
-
-/// Seconds since the Unix epoch by the system's clock; 0 before 1970.
-#[must_use]
-pub fn unix_seconds() -> f64 {
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "exact to the microsecond for 280 years"
-    )]
-    let micros = unix_micros() as f64;
-    micros / 1e6
-}

@@ -1,6 +1,6 @@
 //! The table of producers at one moment, for those who show it.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use crate::batch::Cursor;
 
@@ -29,10 +29,6 @@ pub struct AddressFigures {
     pub is_connected: bool,
     /// Why not, if an attempt failed.
     pub why_not: Option<Arc<str>>,
-    /// How old the newest cookies were when they came.
-    pub age: Option<Duration>,
-    /// How long ago anything came.
-    pub silent: Option<Duration>,
 }
 
 /// A producer.

@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::Arc,
-    time::Duration,
 };
 
 use proto::limits::CURSORS_MAX;
@@ -37,8 +36,6 @@ struct Address {
     producer: Option<Arc<str>>,
     is_connected: bool,
     why_not: Option<Arc<str>>,
-    age: Option<Duration>,
-    heard: Option<Instant>,
 }
 
 /// One listing of an address.
@@ -88,8 +85,6 @@ impl Table {
             producer: None,
             is_connected: false,
             why_not: None,
-            age: None,
-            heard: None,
         };
         self.addresses.insert(address, new);
         Key { address, listing }
@@ -111,18 +106,12 @@ impl Table {
     }
 
     /// A stream begins. Returns what this process saw of the epoch before, if that is to be reported by who opened it.
-    pub(super) fn opened(
-        &mut self,
-        key: Key,
-        opening: Opening<'_>,
-        now: Instant,
-    ) -> Option<Watched> {
+    pub(super) fn opened(&mut self, key: Key, opening: Opening<'_>) -> Option<Watched> {
         let id = &opening.at.producer;
         if let Some(address) = self.address(key) {
             address.producer = Some(Arc::clone(id));
             address.is_connected = true;
             address.why_not = None;
-            address.heard = Some(now);
         }
         let producer = self.producer(id);
         let seen = producer.opened(opening.at, opening.newest, opening.before);
@@ -144,29 +133,17 @@ impl Table {
     /// A stream came as far as `cursor`, by cookies if there is an arrival; `had_advanced` before.
     pub(super) fn advanced(
         &mut self,
-        key: Key,
         cursor: &Cursor,
         arrival: Option<Arrival>,
         had_advanced: bool,
         now: Instant,
     ) -> Advanced {
-        if let Some(address) = self.address(key) {
-            address.age = arrival.map(Arrival::age).or(address.age);
-            address.heard = Some(now);
-        }
         let change = self.next_change();
         let producer = self.producer(&cursor.producer);
         if let Some(arrival) = arrival {
             producer.arrived(arrival, now);
         }
         producer.advanced(cursor, change, had_advanced)
-    }
-
-    /// Something came that moved nothing.
-    pub(super) fn heard(&mut self, key: Key, now: Instant) {
-        if let Some(address) = self.address(key) {
-            address.heard = Some(now);
-        }
     }
 
     /// Cookies of an epoch will not come; returns how many of it by now.
@@ -215,8 +192,6 @@ impl Table {
             producer: it.producer.clone(),
             is_connected: it.is_connected,
             why_not: it.why_not.clone(),
-            age: it.age,
-            silent: it.heard.map(|heard| now.saturating_duration_since(heard)),
         });
         let is_other = |(id, producer): &(&Arc<str>, &Producer)| {
             producer.is_durable() && !read.contains(&***id)

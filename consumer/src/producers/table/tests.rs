@@ -51,20 +51,15 @@ impl Setting {
             newest: at.sequence,
             before,
         };
-        self.table.opened(key, opening, self.now)
+        self.table.opened(key, opening)
     }
 
-    fn advance(&mut self, key: Key, cursor: &Cursor, had_advanced: bool) -> Advanced {
-        self.table
-            .advanced(key, cursor, None, had_advanced, self.now)
+    fn advance(&mut self, cursor: &Cursor, had_advanced: bool) -> Advanced {
+        self.table.advanced(cursor, None, had_advanced, self.now)
     }
 
     fn close(&mut self, key: Key, id: &str) {
         self.table.closed(key, id);
-    }
-
-    fn pass(&mut self, time: Duration) {
-        self.now += time;
     }
 
     fn figures(&self, id: &str) -> Option<ProducerFigures> {
@@ -79,9 +74,9 @@ impl Setting {
 #[test]
 fn newest_position_of_any_stream_counts() {
     let mut it = Setting::new(vec![cursor("p", 1, 5), cursor("q", 1, 1)]);
-    let [older, newer] = [(); 2].map(|()| it.open(HERE, &cursor("p", 1, 5)));
-    it.advance(newer, &cursor("p", 1, 9), false);
-    let behind = it.advance(older, &cursor("p", 1, 7), false);
+    let [_older, _newer] = [(); 2].map(|()| it.open(HERE, &cursor("p", 1, 5)));
+    it.advance(&cursor("p", 1, 9), false);
+    let behind = it.advance(&cursor("p", 1, 7), false);
     assert_eq!(behind, Advanced::Alone);
     assert_eq!(
         it.table.cursors(),
@@ -94,15 +89,15 @@ fn newest_position_of_any_stream_counts() {
 fn producers_that_share_an_id_are_found_and_a_restart_is_none() {
     let mut it = Setting::new(Vec::new());
     let in_epoch = |epoch| cursor("p", epoch, 1);
-    let [first, second] = [1, 2].map(|epoch| it.open(HERE, &in_epoch(epoch)));
+    let [first, _second] = [1, 2].map(|epoch| it.open(HERE, &in_epoch(epoch)));
     let alone = Advanced::Alone;
-    assert_eq!(it.advance(first, &in_epoch(1), false), alone);
-    assert_eq!(it.advance(second, &in_epoch(2), false), alone, "a restart");
+    assert_eq!(it.advance(&in_epoch(1), false), alone);
+    assert_eq!(it.advance(&in_epoch(2), false), alone, "a restart");
     let found = |is_news| Advanced::Duplicate { is_news };
-    assert_eq!(it.advance(first, &in_epoch(1), true), found(true));
-    assert_eq!(it.advance(second, &in_epoch(2), true), found(false));
+    assert_eq!(it.advance(&in_epoch(1), true), found(true));
+    assert_eq!(it.advance(&in_epoch(2), true), found(false));
     it.close(first, "p");
-    assert_eq!(it.advance(second, &in_epoch(2), true), alone);
+    assert_eq!(it.advance(&in_epoch(2), true), alone);
 }
 
 #[test]
@@ -163,11 +158,11 @@ fn lag_is_what_is_known_and_not_durable() {
         newest: 500,
         before: None,
     };
-    it.table.opened(key, opening, it.now);
+    it.table.opened(key, opening);
     assert_eq!(it.lag(), Some(400));
     it.table.committed(&[cursor("p", 1, 300)]);
     assert_eq!(it.lag(), Some(200));
-    it.advance(key, &cursor("p", 1, 600), false);
+    it.advance(&cursor("p", 1, 600), false);
     assert_eq!(it.lag(), Some(300));
     it.table.committed(&[cursor("p", 1, 600)]);
     assert_eq!(it.lag(), Some(0));
@@ -176,8 +171,8 @@ fn lag_is_what_is_known_and_not_durable() {
 #[test]
 fn lag_in_a_new_epoch_does_not_count_from_the_cursor_of_the_old() {
     let mut it = Setting::new(vec![cursor("p", 1, 1_000)]);
-    let key = it.open(HERE, &cursor("p", 2, 0));
-    it.advance(key, &cursor("p", 2, 50), false);
+    it.open(HERE, &cursor("p", 2, 0));
+    it.advance(&cursor("p", 2, 50), false);
     assert_eq!(it.lag(), Some(50));
     it.table.committed(&[cursor("p", 2, 20)]);
     assert_eq!(it.lag(), Some(30));
@@ -223,11 +218,8 @@ fn address_shows_its_last_stream() {
         received_unix_micros: 1_012_000,
     };
     let (now, cookies) = (it.now, cursor("p", 7, 50));
-    it.table.advanced(key, &cookies, Some(arrival), false, now);
-    it.advance(key, &cursor("p", 7, 60), true);
-    it.pass(Duration::from_secs(1));
-    it.table.heard(key, it.now);
-    it.pass(Duration::from_secs(3));
+    it.table.advanced(&cookies, Some(arrival), false, now);
+    it.advance(&cursor("p", 7, 60), true);
     it.close(key, "p");
     let expected = AddressFigures {
         address: key.address,
@@ -235,8 +227,6 @@ fn address_shows_its_last_stream() {
         producer: Some("p".into()),
         is_connected: false,
         why_not: None,
-        age: Some(Duration::from_millis(12)),
-        silent: Some(Duration::from_secs(3)),
     };
     assert_eq!(shown(&it), expected);
     assert_eq!(it.table.connected_of_listed(), (0, 1));

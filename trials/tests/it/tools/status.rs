@@ -92,7 +92,10 @@ async fn not_ready_is_explained_part_by_part() -> Result<()> {
     let producers = &said["parts"][4];
     assert_eq!(producers["part"], "producers", "{said}");
     let state = producers["state"].as_str().unwrap_or_default();
-    ensure!(state.contains("0 of 1; 127.0.0.1:1: "), "{said}");
+    ensure!(
+        state.contains("0 of 1; 127.0.0.1:1 of http://127.0.0.1:1"),
+        "{said}"
+    );
     Ok(())
 }
 
