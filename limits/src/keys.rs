@@ -26,7 +26,7 @@ const FEW: usize = 1_024;
 pub(crate) struct NoRoom;
 
 #[derive(Debug)]
-pub(crate) struct Keys<K, S> {
+pub(crate) struct Keys<K> {
     /// Places of entries, by limit and key. With a seed of its own: keys may be chosen by strangers.
     table: HashTable<u32>,
     pub(crate) entries: Vec<Entry<K>>,
@@ -41,7 +41,7 @@ pub(crate) struct Keys<K, S> {
     /// What states have beside themselves, and most of that.
     bytes: usize,
     bytes_max: usize,
-    hasher: S,
+    hasher: foldhash::fast::RandomState,
     /// Where the next idle entries are looked for.
     hand: usize,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Entry<K> {
     pub(crate) state: State,
 }
 
-impl<K: Hash + Eq, S: BuildHasher + Default> Keys<K, S> {
+impl<K: Hash + Eq> Keys<K> {
     pub(crate) fn new(max: usize, bytes_max: usize) -> Self {
         Self {
             table: HashTable::new(),
@@ -74,13 +74,11 @@ impl<K: Hash + Eq, S: BuildHasher + Default> Keys<K, S> {
             beyond: 0,
             bytes: 0,
             bytes_max,
-            hasher: S::default(),
+            hasher: foldhash::fast::RandomState::default(),
             hand: 0,
         }
     }
-}
 
-impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
     /// One more limit, whose keys take so much beside their places.
     pub(crate) fn add_limit(&mut self, bytes_each: usize) {
         let keys = 0;

@@ -7,7 +7,7 @@ mod recording;
 mod replanning;
 mod saving;
 
-use std::{borrow::Cow, hash::BuildHasher, time::Duration};
+use std::{borrow::Cow, hash::Hash, time::Duration};
 
 use self::concerns::{Concern, Concerns};
 use crate::{
@@ -50,14 +50,14 @@ impl Rule {
 /// one that was never seen, makes room for others. Half of the places belong to all limits alike, and the others to those who come first:
 /// the keys of one limit do not take all the room of another.
 #[derive(Debug)]
-pub struct Limits<K, S = foldhash::fast::RandomState> {
+pub struct Limits<K> {
     rules: Vec<Rule>,
-    keys: Keys<K, S>,
+    keys: Keys<K>,
     /// The latest time that was told.
     clock: u64,
 }
 
-impl<K: std::hash::Hash + Eq + Clone> Limits<K> {
+impl<K: Hash + Eq + Clone> Limits<K> {
     /// No limits yet, and room for so many keys.
     #[must_use]
     pub fn new(keys_max: usize) -> Self {
@@ -73,9 +73,7 @@ impl<K: std::hash::Hash + Eq + Clone> Limits<K> {
             clock: 0,
         }
     }
-}
 
-impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
     /// Adds a limit.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Limits get other numbers while calls wait.
 
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 
 use super::Limits;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     rate::RateError,
 };
 
-impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+impl<K: Hash + Eq + Clone> Limits<K> {
     /// Gives a limit other numbers at `now`, or another algorithm. What its keys have used follows as `carry` says. Calls that wait keep their moments; see
     /// [`replan`](Self::replan).
     ///

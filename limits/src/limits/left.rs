@@ -1,11 +1,11 @@
 //! What a limit leaves to a key.
 
-use std::hash::BuildHasher;
+use std::hash::Hash;
 
 use super::{Limits, State};
 use crate::decision::{Left, LimitId};
 
-impl<K: std::hash::Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+impl<K: Hash + Eq + Clone> Limits<K> {
     /// How many requests a limit would let go at once for a key, and when one more.
     ///
     /// # Panics

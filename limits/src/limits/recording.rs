@@ -1,6 +1,6 @@
 //! Calls that were made without having been asked for here.
 
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 
 use super::{Limits, concerns::Concern};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     decision::{Demand, RecordError, Recorded},
 };
 
-impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+impl<K: Hash + Eq + Clone> Limits<K> {
     /// Counts calls that were made at `at` without having been asked for here: all of their limits count them, or none. A step window
     /// counts them when they were made, all others as made now. What was made so long ago that it does not matter to a limit any more
     /// has no effect on that one; and a time that is ahead by no more than a step of any of the limits is now. Calls

@@ -1,15 +1,11 @@
 //! Calls that wait are planned anew.
 
-use std::{
-    collections::BTreeMap,
-    hash::{BuildHasher, Hash},
-    time::Duration,
-};
+use std::{collections::BTreeMap, hash::Hash, time::Duration};
 
 use super::{DEMANDS_MAX, Limits};
 use crate::decision::{Decision, Demand, LimitId};
 
-impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+impl<K: Hash + Eq + Clone> Limits<K> {
     /// Takes calls back that wait, and gives those that still want to go new moments in their order, as after a change of a
     /// limit. `waiting` has *all* calls that wait in the limits concerned, of all their keys, in the order of
     /// their moments; for each of them `keep` says whether it still wants to go, and `planned` is told what becomes of it.

@@ -1,6 +1,6 @@
 //! What outlives a process: saving the states of keys, and restoring them.
 
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 
 use super::{Limits, Rule};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     meter::{Carry, Meter, State},
 };
 
-impl<K: Hash + Eq + Clone, S: BuildHasher> Limits<K, S> {
+impl<K: Hash + Eq + Clone> Limits<K> {
     /// Tells `each` of the keys in a part of the table: the limit, the key, and its state. Idle keys are left out: they are as
     /// those that were never seen. Looks at so many places from `from` on, beginning with 0, and returns where the next part begins; `None`
     /// at the end. Keys may come and go between two parts: one that is then missed was idle or not there after the first part began.
@@ -116,7 +116,7 @@ impl Rule {
     }
 }
 
-impl<K: Hash + Eq, S: BuildHasher> Keys<K, S> {
+impl<K: Hash + Eq> Keys<K> {
     fn between(&self, from: usize, end: usize) -> impl Iterator<Item = (LimitId, &K, &State)> {
         let end = end.min(self.entries.len());
         let part = self.entries.get(from..end).unwrap_or_default().iter();

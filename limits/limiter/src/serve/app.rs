@@ -246,7 +246,7 @@ impl App {
                     in_force = Arc::clone(&newest);
                     let sources = sources.clone();
                     // What may take long holds up no call.
-                    let taken = spawn_blocking(move || sources.file(&newest.document)).await;
+                    let taken = spawn_blocking(move || sources.file(&newest)).await;
                     if taken.is_err() {
                         return;
                     }

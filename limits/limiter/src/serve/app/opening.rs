@@ -45,11 +45,7 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
     let journals = journals.with_context(named)?.unwrap_or_default();
     let kept = snapshot.as_deref().map(Engine::kept_in).transpose();
     let kept = kept.context(UNUSABLE).with_context(named)?;
-    let plan = at_start(
-        file.document.clone(),
-        &kept.unwrap_or_default(),
-        has_collection,
-    );
+    let plan = at_start((*file).clone(), &kept.unwrap_or_default(), has_collection);
     let plan = plan.map_err(|mistakes| anyhow!("--limits: {}", mistakes.0.join("; ")))?;
 
     let clock = Clock::start();
