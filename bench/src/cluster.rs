@@ -95,17 +95,14 @@ impl Folder {
 }
 
 impl Cluster {
-    /// Starts all processes; `say` gets a line for each step that takes long. Dropping the future ends what it has
-    /// started. No store has been written to before [`wait_connected`](Self::wait_connected).
+    /// Starts all processes. Dropping the future ends what it has started. No store has been written to before [`wait_connected`](Self::wait_connected).
     ///
     /// # Errors
     /// When something is not to be found or does not start.
-    pub async fn start(args: &ClusterArgs, mut say: impl FnMut(&str)) -> Result<Self> {
-        say("looking for the programs");
+    pub async fn start(args: &ClusterArgs) -> Result<Self> {
         let programs = tokio::task::spawn_blocking(Programs::find).await??;
         let folder = Folder::new(args.keep)?;
         let network = if args.own_network {
-            say("making a network for each node");
             let made = Network::create(args.consumers.get());
             Some(made.context("no network of its own for each node")?)
         } else {
@@ -114,10 +111,8 @@ impl Cluster {
         let host = network.as_ref().map(Network::host);
         let mut backends = Vec::new();
         for number in 1..=args.consumers.get() {
-            say(&format!("preparing the store of node {number}"));
             backends.push(StoreBackend::prepare(args, number, &folder.path, host).await?);
         }
-        say("starting producers and consumers");
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
             let started = start_producer(args, number, &programs, &folder, host);

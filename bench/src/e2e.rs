@@ -8,7 +8,6 @@
 mod drive;
 mod measure;
 mod outcome;
-mod progress;
 mod report;
 mod running;
 mod sizing;
@@ -30,7 +29,6 @@ use self::measure::Measured;
 pub use self::{
     drive::{Drive, DriveArgs, Driven},
     outcome::Outcome,
-    progress::Progress,
     running::{Cut, Drove, Explain, Meanwhile, Running, Settled, TurnEvent, Verification},
     sizing::Sizing,
     step::{NodeCounts, ProcessUse, Quantiles, Step},
@@ -129,7 +127,7 @@ impl<'a> Ladder<'a> {
 
     async fn climb(&mut self, running: &mut Running, stop: &CancellationToken) {
         let rate = self.args.rates.first().copied().unwrap_or(NonZeroU64::MIN);
-        running.progress.begin("warming up", Some(WARM_UP));
+        eprintln!("warming up");
         let (mut drove, settled) = self.drive(running, rate, WARM_UP, stop).await;
         self.sources.append(&mut drove.driven.sources);
         self.left = settled.left;
@@ -138,7 +136,7 @@ impl<'a> Ladder<'a> {
                 break;
             }
             let what = format!("step {} of {}: {rate}/s", index + 1, self.args.rates.len());
-            running.progress.begin(&what, Some(self.args.step));
+            eprintln!("{what}");
             self.step(running, *rate, stop).await;
         }
         if self.left > 0 && !stop.is_cancelled() {
@@ -147,7 +145,6 @@ impl<'a> Ladder<'a> {
                 grouped(self.left)
             ));
         }
-        running.progress.end();
     }
 
     /// Whether nothing more is to be sent.
@@ -179,7 +176,7 @@ impl<'a> Ladder<'a> {
             let first = ended.split([';', '\n']).next().unwrap_or_default();
             step.why = Some(format!("a process ended: {first}"));
         }
-        running.progress.line(&step.line());
+        eprintln!("{}", step.line());
         self.steps.push(step);
     }
 
@@ -204,7 +201,7 @@ impl<'a> Ladder<'a> {
 
     async fn finish(mut self, running: &mut Running, stop: &CancellationToken) -> Outcome {
         let interrupted = stop.is_cancelled();
-        running.progress.begin("stopping", None);
+        eprintln!("stopping");
         let mut faults = running.stop().await;
         let has_store = self.args.cluster.store != StoreChoice::Nothing;
         let verification = if self.left > 0 && !(faults.is_empty() && has_store) {
@@ -222,7 +219,7 @@ impl<'a> Ladder<'a> {
             consumers: self.args.cluster.consumers.get(),
             producers: self.args.cluster.producers.get(),
             store: self.args.cluster.store.name(),
-            expiry: self.args.cluster.expiry_in_force().map(|it| it.to_string()),
+            expiry: self.args.cluster.expiry().map(str::to_owned),
             seed: self.seed,
             cores: self.cores,
             seconds: Instant::now().duration_since(running.started).as_secs_f64(),

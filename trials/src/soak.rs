@@ -109,7 +109,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         humantime::format_duration(args.lasts),
         plan.len()
     );
-    running.progress.begin(&what, Some(args.lasts));
+    eprintln!("{what}");
 
     let mut injector = Injector::new(plan);
     let drive = Drive {
@@ -126,7 +126,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let settled = settle(&mut running, stop).await;
 
     let reported = reported(&running).await;
-    running.progress.begin("stopping", None);
+    eprintln!("stopping");
     let mut faults = std::mem::take(&mut injector.faults);
     let stopped = running.stop().await;
     let is_orderly = stopped.is_empty();
@@ -229,7 +229,7 @@ async fn make_whole(running: &mut Running, injector: &mut Injector, began: Insta
 
 /// Waits until nothing moves any more. Counts do not tell, since those of killed processes are lost.
 async fn settle(running: &mut Running, stop: &CancellationToken) -> Settled {
-    running.progress.begin("waiting for the stores", None);
+    eprintln!("waiting for the stores");
     let mut settled = running.settle(stop, is_quiet).await;
     if settled.left == 0 {
         sleep(QUIET).await;

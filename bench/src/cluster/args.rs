@@ -4,7 +4,6 @@ use std::{convert::Infallible, num::NonZeroUsize, str::FromStr, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use consumer::store::mongodb::ExpiryMode;
 
 use crate::programs::given;
 
@@ -38,12 +37,6 @@ pub struct ClusterArgs {
     /// the end.
     #[arg(long, value_name = "PREFIX", default_value = "bench-e2e-")]
     pub mongodb_prefix: String,
-    /// How consumers expire cookies in MongoDB: index or sweep.
-    #[arg(long, value_name = "MODE", default_value_t)]
-    pub expiry: ExpiryMode,
-    /// When consumers delete expired cookies: hours like 01:00-03:00, never or always.
-    #[arg(long, value_name = "WINDOW", default_value = "never")]
-    pub expiry_window: String,
     /// Further argument for every producer; repeatable: --producer-arg=--log-bytes=4GiB.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub producer_arg: Vec<String>,
@@ -68,11 +61,6 @@ impl ClusterArgs {
             bail!(
                 "--consumer-arg=--mongodb-prefix is the bench's own: with --store mongodb://… there is --mongodb-prefix"
             );
-        }
-        for flag in ["--expiry", "--expiry-window"] {
-            if given(&self.consumer_arg, flag).is_some() {
-                bail!("--consumer-arg={flag}: the bench has {flag} itself");
-            }
         }
         if self.own_network && matches!(self.store, StoreChoice::Existing(_)) {
             bail!("--own-network: a MongoDB that runs already cannot be reached from there");
@@ -99,11 +87,10 @@ impl ClusterArgs {
             .with_context(|| format!("--consumer-arg=--flush-interval={text}"))
     }
 
-    /// How cookies expire, if any store is a MongoDB.
+    /// How consumers expire cookies, if they are told.
     #[must_use]
-    pub fn expiry_in_force(&self) -> Option<ExpiryMode> {
-        let has_mongodb = !matches!(self.store, StoreChoice::Embedded | StoreChoice::Nothing);
-        has_mongodb.then_some(self.expiry)
+    pub fn expiry(&self) -> Option<&str> {
+        given(&self.consumer_arg, "--expiry")
     }
 
     pub(super) fn flush_interval_text(&self) -> &str {
@@ -192,25 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn expiry_concerns_mongodb_alone() {
-        let expiry = |flags: &str| parse(flags).expiry_in_force();
-        assert_eq!(expiry(""), Some(ExpiryMode::default()));
-        let index = "--expiry index --store";
-        for store in ["mongodb", "mixed", "mongodb://127.0.0.1"] {
-            assert_eq!(expiry(&format!("{index} {store}")), Some(ExpiryMode::Index));
-        }
-        for store in ["embedded", "none"] {
-            assert_eq!(expiry(&format!("{index} {store}")), None);
-        }
-    }
-
-    #[test]
     fn what_cannot_be_verified_is_refused() {
         for (flags, is_good) in [
             ("--consumer-arg=--mongodb-prefix=x-", false),
-            ("--consumer-arg=--expiry=sweep", false),
-            ("--consumer-arg=--expiry-window=always", false),
-            ("--expiry sweep --expiry-window always", true),
             ("--own-network", true),
             ("--own-network --store mongodb://127.0.0.1", false),
             ("--producer-arg=--chunk-age=1s", true),

@@ -35,7 +35,7 @@ pub(super) struct Start<'a> {
 }
 
 impl Node {
-    /// Compaction is left out, and so is expiry unless it is asked for: a run at night would be another.
+    /// Compaction and expiry are left out unless they are asked for: a run at night would be another.
     pub(super) fn start(start: &Start<'_>, backend: StoreBackend) -> Result<Self> {
         let name = format!("node-{}", start.number);
         let mut admin = free_address()?;
@@ -49,10 +49,12 @@ impl Node {
             ("--admin", &admin),
             ("--dead-letters", &letters.display().to_string()),
             ("--drain-timeout", DRAIN_TIMEOUT),
-            ("--expiry", &start.args.expiry.to_string()),
-            ("--expiry-window", &start.args.expiry_window),
-            ("--compaction-window", "never"),
         ]);
+        for window in ["--expiry-window", "--compaction-window"] {
+            if given(&start.args.consumer_arg, window).is_none() {
+                flags.extend([window, "never"].map(str::to_owned));
+            }
+        }
         if given(&start.args.consumer_arg, "--flush-interval").is_none() {
             let interval = start.args.flush_interval_text();
             flags.extend(["--flush-interval", interval].map(str::to_owned));

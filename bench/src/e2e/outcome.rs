@@ -14,7 +14,7 @@ pub struct Outcome {
     pub producers: usize,
     /// What the stores are.
     pub store: &'static str,
-    /// How cookies expire: `index` or `sweep`; `null` without a MongoDB.
+    /// How cookies expire, where consumers were told: `index` or `sweep`.
     pub expiry: Option<String>,
     /// Makes the same cookies again.
     pub seed: u64,

@@ -10,15 +10,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    drive::{Drive, Driven},
-    progress::Progress,
-};
+use super::drive::{Drive, Driven};
 use crate::{
     cluster::{Cluster, ClusterArgs, Node, Removed, StoreBackend},
-    observe::{Observation, Observer, Role},
-    report::{grouped, rate},
-    scrape::Buckets,
+    observe::{Observation, Observer},
     verify::{self, Check, Sent, Source, Verdict},
 };
 
@@ -44,8 +39,6 @@ pub struct Running {
     pub cluster: Cluster,
     /// What was seen of them so far.
     pub observer: Observer,
-    /// What a person sees meanwhile.
-    pub progress: Progress,
     /// When everything had started.
     pub started: Instant,
     /// Why nothing more can be driven: a process has ended by itself, or a load could not begin.
@@ -111,27 +104,23 @@ impl Running {
     /// # Errors
     /// When something does not start, or `stop` comes first.
     pub async fn start(args: &ClusterArgs, stop: &CancellationToken) -> Result<Self> {
-        let mut progress = Progress::new();
-        progress.begin("starting", None);
+        eprintln!("starting");
         let started = tokio::select! {
-            started = Cluster::start(args, |line| progress.at(Duration::ZERO, line.to_owned())) => started,
+            started = Cluster::start(args) => started,
             () = stop.cancelled() => bail!("stopped before everything had started"),
         };
         let mut cluster = started?;
-        progress.at(Duration::ZERO, "waiting for the consumers".to_owned());
         let connected = tokio::select! {
             connected = cluster.wait_connected() => connected,
             () = stop.cancelled() => Err(anyhow!("stopped before everything had started")),
         };
         if let Err(error) = connected {
-            progress.end();
             tell(cluster.remove().await);
             return Err(error);
         }
         let mut running = Self {
             cluster,
             observer: Observer::default(),
-            progress,
             started: Instant::now(),
             ended: None,
         };
@@ -167,10 +156,7 @@ impl Running {
             let checked = tokio::select! {
                 Some(ended) = load.join_next() => break ended.map_err(Into::into).flatten(),
                 _ = looks.tick() => {
-                    let last = self.last().clone();
-                    let now = self.look().await;
-                    backlog_max = backlog_max.max(now.backlog());
-                    self.progress.at(began.elapsed(), live(&last, &now));
+                    backlog_max = backlog_max.max(self.look().await.backlog());
                     if meanwhile.is_none() { self.cluster.check() } else { Ok(()) }
                 }
                 _ = turns.tick(), if meanwhile.is_some() && self.ended.is_none() => {
@@ -237,15 +223,10 @@ impl Running {
                 self.look().await;
                 meanwhile.seen();
             }
-            Some(TurnEvent::Line(line)) => self.progress.line(&line),
+            Some(TurnEvent::Line(line)) => eprintln!("{line}"),
             None => {}
         }
         Ok(())
-    }
-
-    fn last(&self) -> &Observation {
-        let last = self.observer.observations().last();
-        last.expect("the start looks once")
     }
 
     /// Waits until `is_settled`, as long as the backlog shrinks now and then.
@@ -290,8 +271,6 @@ impl Running {
                     left: backlog.max(1),
                 };
             }
-            self.progress
-                .at(began.elapsed(), format!("{} wait", grouped(backlog)));
             last = now;
         }
     }
@@ -312,7 +291,7 @@ impl Running {
             stop.clone()
         };
         let began = Instant::now();
-        self.progress.begin("verifying", None);
+        eprintln!("verifying");
         let mut verification = Verification {
             balanced: self.observer.balanced(),
             ..Verification::default()
@@ -322,15 +301,10 @@ impl Running {
                 verification.requests = sent.len() as u64;
                 for (index, node) in self.cluster.nodes.iter_mut().enumerate() {
                     let may_be_lost = |source: &Source, number| explain(index, source, number);
-                    let progress = &self.progress;
-                    let say = |name: &str, documents: u64| {
-                        let line = format!("{name}: {} documents", grouped(documents));
-                        progress.at(began.elapsed(), line);
-                    };
                     let name = node.name.clone();
                     let check = Check::new(&name, &sent, &may_be_lost, forgets_repeats(index));
                     let verdict = tokio::select! {
-                        verdict = verify_node(node, check, say) => verdict,
+                        verdict = verify_node(node, check) => verdict,
                         () = stop.cancelled() => Err(anyhow!("interrupted")),
                     };
                     match verdict {
@@ -347,27 +321,19 @@ impl Running {
             Err(error) => verification.failed.push(error.to_string()),
         }
         verification.seconds = began.elapsed().as_secs_f64();
-        self.progress.end();
         verification
     }
 }
 
 /// `None` when there is no store.
-async fn verify_node(
-    node: &mut Node,
-    check: Check<'_>,
-    say: impl Fn(&str, u64),
-) -> Result<Option<Verdict>> {
+async fn verify_node(node: &mut Node, check: Check<'_>) -> Result<Option<Verdict>> {
     if let Some(process) = node.backend.process() {
         process.check()?;
     }
-    let progress = |documents| say(&node.name, documents);
     let verdict = match &node.backend {
-        StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check, progress).await,
-        StoreBackend::Existing { uri, prefix } => {
-            verify::mongodb(uri, prefix, check, progress).await
-        }
-        StoreBackend::Embedded(folder) => verify::embedded(folder, check, progress).await,
+        StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check).await,
+        StoreBackend::Existing { uri, prefix } => verify::mongodb(uri, prefix, check).await,
+        StoreBackend::Embedded(folder) => verify::embedded(folder, check).await,
         StoreBackend::Nothing => return Ok(None),
     };
     verdict.context("cannot be read").map(Some)
@@ -412,22 +378,4 @@ pub enum TurnEvent {
     Look,
     /// Something was done.
     Line(String),
-}
-
-fn live(before: &Observation, now: &Observation) -> String {
-    let settled = now.settled_per_second(before).min_by(f64::total_cmp);
-    let buckets = |at: &Observation| {
-        let nodes = at.of(Role::Consumer);
-        nodes.fold(Buckets::default(), |sum, seen| {
-            sum.plus(&seen.counts.consumer.stored_seconds)
-        })
-    };
-    let p99 = buckets(now).since(&buckets(before)).quantile(0.99);
-    format!(
-        "accepted {}  stored {}  waiting {}  p99 to stored {}",
-        rate(now.accepted_per_second(before)),
-        rate(settled.unwrap_or(0.0)),
-        grouped(now.backlog()),
-        p99.map_or_else(|| "-".to_owned(), |p99| format!("{:.0} ms", p99 * 1e3))
-    )
 }

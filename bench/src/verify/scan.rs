@@ -24,19 +24,12 @@ const PARTS_AHEAD: usize = 2;
 /// Longer than any run: expiry has no part in this.
 const TTL: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Checks all databases of `uri` that are named `prefix` and a DSP's number; `progress` gets the
-/// documents read so far.
+/// Checks all databases of `uri` that are named `prefix` and a DSP's number.
 ///
 /// # Errors
 /// When it cannot be read, or a document has not the form that is promised.
-pub async fn mongodb(
-    uri: &str,
-    prefix: &str,
-    mut check: Check<'_>,
-    mut progress: impl FnMut(u64),
-) -> Result<Verdict> {
+pub async fn mongodb(uri: &str, prefix: &str, mut check: Check<'_>) -> Result<Verdict> {
     let client = Client::with_uri_str(uri).await?;
-    let mut documents = 0;
     for name in client.list_database_names().await? {
         let Some(dsp_id) = name
             .strip_prefix(prefix)
@@ -54,10 +47,6 @@ pub async fn mongodb(
             let buyer_uid = document.get_str("b").with_context(form)?;
             document.get_datetime("t").with_context(form)?;
             check.take(user_id.as_bytes(), dsp_id, buyer_uid.as_bytes());
-            documents += 1;
-            if documents % u64::from(DOCUMENTS_AT_ONCE) == 0 {
-                progress(documents);
-            }
         }
     }
     Ok(check.finish())
@@ -66,15 +55,11 @@ pub async fn mongodb(
 /// A cookie's user id, DSP and buyer uid.
 type Owned = (Vec<u8>, u32, Vec<u8>);
 
-/// Checks the embedded store in `folder`, which nobody uses; `progress` gets the cookies read so far.
+/// Checks the embedded store in `folder`, which nobody uses.
 ///
 /// # Errors
 /// When it cannot be opened or read.
-pub async fn embedded(
-    folder: &Path,
-    mut check: Check<'_>,
-    mut progress: impl FnMut(u64),
-) -> Result<Verdict> {
+pub async fn embedded(folder: &Path, mut check: Check<'_>) -> Result<Verdict> {
     let ttls = Ttls::new(TTL, std::collections::BTreeMap::new());
     let store = EmbeddedStore::open(folder.to_owned(), ttls).await?;
     // Reading blocks, and ends when nobody listens any more.
@@ -96,13 +81,10 @@ pub async fn embedded(
         drop(part_tx.blocking_send(part));
         anyhow::Ok(())
     });
-    let mut cookies = 0;
     while let Some(part) = parts.recv().await {
-        cookies += part.len() as u64;
         for (user_id, dsp_id, buyer_uid) in part {
             check.take(&user_id, dsp_id, &buyer_uid);
         }
-        progress(cookies);
     }
     reading.await??;
     Ok(check.finish())

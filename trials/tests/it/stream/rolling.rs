@@ -208,7 +208,7 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
     let sent = Sent::new(outcome.histories.into_iter().map(source).collect())?;
     for store in &stores {
         let check = Check::new("a store", &sent, NOTHING_LOST, false);
-        let verdict = verify_embedded(store, check, |_| ()).await?;
+        let verdict = verify_embedded(store, check).await?;
         ensure!(verdict.is_faultless(), "{}", verdict.line());
         ensure!(verdict.right >= outcome.accepted, "{}", verdict.line());
     }

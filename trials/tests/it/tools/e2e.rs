@@ -212,8 +212,7 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
         &uri,
         "--mongodb-prefix",
         "it-",
-        "--expiry",
-        "index",
+        "--consumer-arg=--expiry=index",
     ];
     let run = Run::bench(&args).await?;
     let changed = tamper(&client).await;
