@@ -178,7 +178,6 @@ impl Producer {
         ProducerFigures {
             is_read,
             streams: self.streams,
-            received: self.received.clone(),
             durable: self.durable,
             lag_cookies: self.lag(),
             skew_micros: self.skew.least(now),

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
-use crate::batch::Cursor;
-
 /// So many producers are shown, if there are, but for those that are read, of which all are.
 pub const PRODUCERS_SHOWN: usize = 256;
 
@@ -38,8 +36,6 @@ pub struct ProducerFigures {
     pub is_read: bool,
     /// Streams that are open.
     pub streams: usize,
-    /// How far it was received, or declared lost.
-    pub received: Option<Cursor>,
     /// How far it is durable: epoch and sequence.
     pub durable: Option<(u64, u64)>,
     /// Cookies that it is known to have and that are not durable here.
@@ -54,14 +50,5 @@ impl Snapshot {
     #[must_use]
     pub fn producer(&self, id: &str) -> Option<&ProducerFigures> {
         self.producers.get(id)
-    }
-}
-
-impl ProducerFigures {
-    /// The newest sequence of this epoch that is durable here, if any is.
-    #[must_use]
-    pub fn durable_in(&self, epoch: u64) -> Option<u64> {
-        let durable = self.durable.filter(|(durable, _)| *durable == epoch);
-        durable.map(|(_, sequence)| sequence)
     }
 }
