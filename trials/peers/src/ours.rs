@@ -36,9 +36,7 @@ pub(crate) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Se
         name: "producer".to_owned(),
         addresses: Addresses::free()?,
         folder,
-        flags: vec![
-            format!("--queue-cookies={keep}"),
-        ],
+        flags: vec![format!("--queue-cookies={keep}")],
     };
     let mut producer = launch.start()?;
     producer.wait_ready(READY_PATIENCE).await?;
