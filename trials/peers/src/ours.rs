@@ -76,7 +76,9 @@ impl LoadReport {
         let rows = self.tables.iter().flat_map(|table| &table.rows);
         let mut figures = rows.flat_map(|row| &row.figures);
         let value = figures.find(|figure| figure.name == name);
-        value.and_then(|figure| figure.value).unwrap_or(0.0) as u64
+        #[expect(clippy::cast_possible_truncation, reason = "it is a count")]
+        let count = value.and_then(|figure| figure.value).unwrap_or(0.0) as u64;
+        count
     }
 }
 
