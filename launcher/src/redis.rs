@@ -1,6 +1,6 @@
 //! A real Redis or Valkey server on a loopback port of its own, which keeps nothing on disk.
 
-use std::{net::SocketAddr, path::Path, process::Command, time::Duration};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::Result;
 
@@ -49,15 +49,4 @@ impl Redis {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
-}
-
-/// What a server says of its version: `7.0.15`; `None` when it is not one.
-#[must_use]
-pub fn version(program: &Path) -> Option<String> {
-    let said = Command::new(program).arg("--version").output().ok()?;
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    let version = said
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("v="))?;
-    Some(version.to_owned())
 }
