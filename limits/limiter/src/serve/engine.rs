@@ -6,7 +6,7 @@
 //!
 //! # What outlives the process
 //!
-//! A [snapshot](Engine::snapshot), and a [journal] of the changes since: each is written before it is answered, in order, so a limiter that was killed
+//! A [snapshot](Engine::snapshot), and a journal of the changes since: each is written before it is answered, in order, so a limiter that was killed
 //! goes on exactly where it was. The system keeps what was written; a machine that fails loses what was not synced. A limiter that cannot write grants
 //! nothing until a snapshot has been made.
 
