@@ -4,6 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use super::request::Rejection;
 
+/// The last second that a `date` header can say, at the end of the year 9999.
+const DATES_END: Duration = Duration::from_secs(253_402_300_799);
+
 /// How one request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -67,8 +70,9 @@ pub struct Responses {
 }
 
 impl Responses {
-    /// Sets the date of the responses that follow.
+    /// Sets the date of the responses that follow; a clock beyond the year 9999 counts as its end.
     pub fn set_time(&mut self, now: SystemTime) {
+        let now = now.min(SystemTime::UNIX_EPOCH + DATES_END);
         let since_epoch = now
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
@@ -157,6 +161,14 @@ mod tests {
         check(Outcome::MethodNotAllowed, true, false, &allow);
         let with_body = format!("{allow}use GET or HEAD\n");
         check(Outcome::MethodNotAllowed, false, false, &with_body);
+    }
+
+    #[test]
+    fn clock_beyond_the_year_9999_is_answered() {
+        let mut responses = Responses::default();
+        responses.set_time(SystemTime::UNIX_EPOCH + DATES_END + Duration::from_secs(1));
+        let end = "date: Fri, 31 Dec 9999 23:59:59 GMT\r\n";
+        assert_eq!(responses.date, end);
     }
 
     #[test]
