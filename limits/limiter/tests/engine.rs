@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    num::NonZero,
     os::unix::fs::FileExt as _,
     sync::{Arc, Mutex},
     time::Duration,
@@ -16,6 +17,7 @@ use limits::{
     Algorithm, Aligned, Recorded,
     rules::{NamedLimit, Rules},
 };
+use limits_sharing::exact::{Answer, Outcome, Question};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_700_000_000 * SECOND;
@@ -554,6 +556,74 @@ fn refused_calls_that_count_are_known_after_a_kill() {
     assert_eq!(next.at, START + 13 * SECOND);
     let (other, _) = disk.start(OPTIONS, text, now);
     assert_eq!(other.delay(&[of("a", "k")], 1, now), Ok(next));
+}
+
+/// What a server is asked, and what it answers.
+fn let_go(engine: &Engine, counter: &str, now: u64) -> Duration {
+    let question = Question::Reserve { horizon: HOUR };
+    let asking = engine.asking(None, &[of("a", counter)], 1, question, now);
+    let asking = asking.unwrap_or_else(|why| panic!("{why:?}"));
+    let pause = asking.pause;
+    if !pause.is_zero() {
+        engine.unanswered(&asking, false);
+        return pause;
+    }
+    let answer = Answer {
+        outcome: Outcome::Now,
+        at: now / 1_000,
+        now: now / 1_000,
+        binding: None,
+        retry_after: 0,
+        left: Vec::new(),
+    };
+    engine.answered(&asking, &answer, now).expect("it may go");
+    pause
+}
+
+#[test]
+fn what_a_server_lets_go_is_taken_from_what_partners_leave_after_a_kill() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s' }]";
+    for counting in [Counting::Elsewhere, Counting::Part(NonZero::<u64>::MIN)] {
+        let options = Options {
+            counting,
+            ..OPTIONS
+        };
+        let engine = Engine::new(options, &limits(text));
+        let disk = Disk::of(&engine);
+        let said = Said {
+            status: 200,
+            left: Some((2, HOUR)),
+            ..Said::default()
+        };
+        assert!(engine.hear(of("a", "k"), said, START).unwrap());
+        assert_eq!(let_go(&engine, "k", START), Duration::ZERO);
+        assert_eq!(let_go(&engine, "k", START), Duration::ZERO);
+        let (other, _) = disk.start(options, text, START);
+        for engine in [engine, other] {
+            assert_eq!(let_go(&engine, "k", START), HOUR, "{counting:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_server_lets_go_and_has_no_room_here_does_not_hinder_the_next_start() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '2/h', burst = 2 }]";
+    let options = Options {
+        counters_max: 1,
+        counting: Counting::Part(NonZero::<u64>::MIN),
+        ..OPTIONS
+    };
+    let engine = Engine::new(options, &limits(text));
+    let disk = Disk::of(&engine);
+    for counter in ["k", "more"] {
+        let_go(&engine, counter, START);
+    }
+    let (other, _) = disk.start(options, text, START);
+    for engine in [engine, other] {
+        let used = ["k", "more"].map(|counter| engine.reserve(&[of("a", counter)], 1, HOUR, START));
+        assert_eq!(used[0].as_ref().map(|slot| slot.at), Ok(START));
+        assert_eq!(used[1], Err(Refused::NoRoom));
+    }
 }
 
 #[test]

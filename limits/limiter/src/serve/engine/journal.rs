@@ -39,6 +39,8 @@ pub(super) enum Change {
     Counted { at: u64 },
     /// A partner answered.
     Heard(Said),
+    /// A server let the requests go at this moment; whether they count here as well.
+    LetGo { at: u64, is_counted: bool },
 }
 
 /// The journal that goes on.
@@ -166,6 +168,13 @@ impl State {
                 if let Some(of) = call.of.first() {
                     self.learned.hear(of, said, now);
                 }
+            }
+            Change::LetGo { at, is_counted } => {
+                if is_counted {
+                    let recorded = self.core.record_all(&call.demands, now, now);
+                    recorded.map_err(|_| Refused::NoRoom)?;
+                }
+                self.learned.take(&call.of, requests, at);
             }
         }
         Ok(())

@@ -238,10 +238,12 @@ impl State {
             if let Some(by) = asking.by.as_deref().filter(|_| at > now) {
                 self.book(by, call.requests, at);
             }
-            if let Counting::Part(_) = self.counting {
-                // Without room for it, or when it cannot be written, the call would not go without the server.
-                self.core.record_all(&call.demands, now, now).ok();
-                self.write_down(call, Change::Counted { at: now }, now).ok();
+            // Without room for it, or when it cannot be written, the call would not go without the server.
+            let is_counted = matches!(self.counting, Counting::Part(_))
+                && self.core.record_all(&call.demands, now, now).is_ok();
+            if is_counted || self.learned.left(&call.of, now).is_some() {
+                let change = Change::LetGo { at, is_counted };
+                self.write_down(call, change, now).ok();
             }
         }
         for (demand, left) in call.demands.iter().zip(&answer.left) {
