@@ -558,6 +558,26 @@ fn refused_calls_that_count_are_known_after_a_kill() {
     assert_eq!(other.delay(&[of("a", "k")], 1, now), Ok(next));
 }
 
+#[test]
+fn refused_call_that_counts_under_one_rule_takes_nothing_of_the_others_after_a_kill() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '9/10s', algorithm = 'sliding_log', count_refused = true }, { id = 's', rate = '1/h' }]";
+    let engine = fresh(text);
+    let disk = Disk::of(&engine);
+    let said = Said {
+        status: 429,
+        retry_after: Some(Duration::from_secs(5)),
+        ..Said::default()
+    };
+    assert!(engine.hear(of("a", "k"), said, START).unwrap());
+    let refused = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START);
+    assert!(matches!(refused, Err(Refused::OverHorizon(_))));
+    let (other, _) = disk.start(OPTIONS, text, START);
+    for engine in [engine, other] {
+        let next = engine.delay(&[of("a", "k")], 1, START).unwrap();
+        assert_eq!(next.at, START + 5 * SECOND);
+    }
+}
+
 /// What a server is asked, and what it answers.
 fn let_go(engine: &Engine, counter: &str, now: u64) -> Duration {
     let question = Question::Reserve { horizon: HOUR };

@@ -209,7 +209,8 @@ impl State {
             Decision::Refused { rule, why } => {
                 self.count(&call, |counts| counts.refused += 1);
                 let mut rules = call.demands.iter().map(|it| self.core.limit(it.limit));
-                if rules.any(|limit| limit.count_refused) {
+                let is_counted = why != Refusal::NoRoom;
+                if is_counted && rules.any(|limit| limit.count_refused) {
                     self.write_down(&call, Change::Refused, now)?;
                 }
                 return Err(self.refused(&call, rule, why, horizon, now));

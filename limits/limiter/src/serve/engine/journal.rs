@@ -157,7 +157,10 @@ impl State {
                 self.learned.take(&call.of, requests, at);
             }
             Change::Refused => {
-                self.core.reserve(&call.demands, now, Duration::ZERO);
+                // It was refused whatever the limits said, also by what a partner left.
+                let later = now.saturating_add(1);
+                let demands = &call.demands;
+                self.core.reserve_from(demands, later, now, Duration::ZERO);
             }
             Change::Counted { at } => {
                 let recorded = self.core.record_all(&call.demands, at, now);
