@@ -72,16 +72,19 @@ impl Disk {
     #[track_caller]
     fn start(&self, options: Options, text: &str, now: u64) -> (Engine, u64) {
         let engine = Engine::new(options, &limits(text));
+        let restored = engine.restore(&self.snapshot, &self.journals(), now);
+        let clock = restored.expect("a good snapshot").clock;
+        (engine, now.max(clock))
+    }
+
+    fn journals(&self) -> Vec<(u64, Vec<u8>)> {
         let journals = self.journals.iter().map(|(number, file)| {
             let length = file.metadata().expect("a file").len();
             let mut bytes = vec![0; usize::try_from(length).expect("a small file")];
             file.read_exact_at(&mut bytes, 0).expect("its bytes");
             (*number, bytes)
         });
-        let journals: Vec<_> = journals.collect();
-        let restored = engine.restore(&self.snapshot, &journals, now);
-        let clock = restored.expect("a good snapshot").clock;
-        (engine, now.max(clock))
+        journals.collect()
     }
 }
 
@@ -749,6 +752,28 @@ fn limits_change_while_snapshots_are_made_and_debt_follows() {
         }
     });
     assert!(engine.version() == 41);
+}
+
+#[test]
+fn what_is_granted_under_other_limits_is_known_after_a_kill() {
+    let [before, after] = [BOOKED, SEVERAL].map(limits);
+    let engine = Engine::new(OPTIONS, &before);
+    engine.keep(Arc::from(*b"before"));
+    let mut disk = Disk::of(&engine);
+    let kept = |disk: &Disk| Engine::kept_in(&disk.snapshot, &disk.journals());
+    assert_eq!(kept(&disk).as_deref(), Ok(&b"before"[..]));
+    engine.change_and_keep(&after, Arc::from(*b"after"), START);
+    // The snapshot that follows is not on the disk yet.
+    let _lost = disk.begin(&engine);
+    assert_eq!(slot(&engine, &[of("b", "k")], START).at, START);
+    assert_eq!(kept(&disk).as_deref(), Ok(&b"after"[..]));
+    let (other, _) = disk.start(OPTIONS, SEVERAL, START);
+    for engine in [engine, other] {
+        assert_eq!(
+            slot(&engine, &[of("b", "k")], START).at,
+            START + 10 * SECOND
+        );
+    }
 }
 
 const BOOKED: &str = "

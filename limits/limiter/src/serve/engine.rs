@@ -234,11 +234,13 @@ impl Engine {
         self.snapshot_wanted.notify_one();
     }
 
-    /// The same, and [keeps](Self::keep) other sources with them: no snapshot has the one without the other.
+    /// The same, and [keeps](Self::keep) other sources with them: nothing is restored of the one without the other.
     pub fn change_and_keep(&self, limits: &[NamedLimit], sources: Arc<[u8]>, now: u64) {
         let mut state = self.state();
         state.change(limits, now);
         state.sources = sources;
+        // Before anything is granted under them: a start that did not know them would drop it.
+        state.write_sources(now);
         self.snapshot_wanted.notify_one();
     }
 

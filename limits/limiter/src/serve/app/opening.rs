@@ -43,7 +43,8 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
     let snapshot = snapshot.with_context(named)?.flatten();
     let journals = folder.as_ref().map(Folder::read_journals).transpose();
     let journals = journals.with_context(named)?.unwrap_or_default();
-    let kept = snapshot.as_deref().map(Engine::kept_in).transpose();
+    let kept = snapshot.as_deref();
+    let kept = kept.map(|it| Engine::kept_in(it, &journals)).transpose();
     let kept = kept.context(UNUSABLE).with_context(named)?;
     let plan = at_start((*file).clone(), &kept.unwrap_or_default(), has_collection);
     let plan = plan.map_err(|mistakes| anyhow!("--limits: {}", mistakes.0.join("; ")))?;

@@ -26,11 +26,11 @@ pub(super) struct Event<'a> {
     of: Vec<(&'a str, &'a str)>,
     requests: u64,
     now: u64,
-    change: Change,
+    change: Change<'a>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Change {
+pub(super) enum Change<'a> {
     /// The requests go at this moment.
     Reserved { at: u64 },
     /// The requests were refused, which counts under some rule.
@@ -41,6 +41,18 @@ pub(super) enum Change {
     Heard(Said),
     /// A server let the requests go at this moment; whether they count here as well.
     LetGo { at: u64, is_counted: bool },
+    /// Other limits are in force; where they came from.
+    Sources(&'a [u8]),
+}
+
+impl<'a> Event<'a> {
+    /// Where the limits came from that are in force from then on.
+    pub(super) fn sources(&self) -> Option<&'a [u8]> {
+        match self.change {
+            Change::Sources(sources) => Some(sources),
+            _ => None,
+        }
+    }
 }
 
 /// The journal that goes on.
@@ -91,8 +103,14 @@ impl Journal {
     }
 }
 
+/// The events since a snapshot whose journal has this number.
+pub(super) fn since(number: u64, journals: &[(u64, Vec<u8>)]) -> impl Iterator<Item = Event<'_>> {
+    let later = journals.iter().filter(move |(it, _)| *it >= number);
+    later.flat_map(|(_, bytes)| events(bytes))
+}
+
 /// The events of a journal, up to the first that is not whole.
-pub(super) fn events(journal: &[u8]) -> impl Iterator<Item = Event<'_>> {
+fn events(journal: &[u8]) -> impl Iterator<Item = Event<'_>> {
     let mut rest = journal;
     std::iter::from_fn(move || {
         let (length, bytes) = rest.split_first_chunk()?;
@@ -113,7 +131,7 @@ impl State {
     pub(super) fn write_down(
         &mut self,
         call: &Call,
-        change: Change,
+        change: Change<'_>,
         now: u64,
     ) -> Result<(), Refused> {
         let of = call.of.iter().map(|(place, counter)| {
@@ -130,6 +148,16 @@ impl State {
             None => Ok(()),
             Some(_) => Err(Refused::NotSaved),
         }
+    }
+
+    /// Writes down where the limits in force come from.
+    pub(super) fn write_sources(&mut self, now: u64) {
+        self.journal.append(&Event {
+            of: Vec::new(),
+            requests: 0,
+            now,
+            change: Change::Sources(&self.sources),
+        });
     }
 
     /// Makes a change once more, in the state that it was made in. Of limits that are gone nothing is known any more.
@@ -179,6 +207,8 @@ impl State {
                 }
                 self.learned.take(&call.of, requests, at);
             }
+            // The start began with the newest.
+            Change::Sources(_) => {}
         }
         Ok(())
     }

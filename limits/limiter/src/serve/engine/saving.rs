@@ -90,12 +90,15 @@ impl Engine {
         self.state().sources = sources;
     }
 
-    /// The sources that a snapshot has, as they were [kept](Self::keep); empty of one that has none.
+    /// The newest sources that a snapshot and the journals have, as they were [kept](Self::keep); empty where there are none.
     ///
     /// # Errors
-    /// When it cannot be read.
-    pub fn kept_in(snapshot: &[u8]) -> Result<Arc<[u8]>, Unreadable> {
-        Ok(Reader::begin(snapshot)?.0.sources.into())
+    /// When the snapshot cannot be read.
+    pub fn kept_in(snapshot: &[u8], journals: &[(u64, Vec<u8>)]) -> Result<Arc<[u8]>, Unreadable> {
+        let (head, _) = Reader::begin(snapshot)?;
+        let later = journal::since(head.journal, journals);
+        let newest = later.filter_map(|event| event.sources()).last();
+        Ok(newest.map_or_else(|| head.sources.into(), Arc::from))
     }
 
     /// Restores a snapshot and the journals, each with its number, into limits of which nothing has been used. Where their clock is ahead of `now` by
@@ -151,10 +154,7 @@ impl Engine {
                 state.learned.put(&(place, counter), known, head.clock);
             }
         }
-        let journals = journals
-            .iter()
-            .filter(|(number, _)| *number >= head.journal);
-        for event in journals.flat_map(|(_, bytes)| journal::events(bytes)) {
+        for event in journal::since(head.journal, journals) {
             match state.replay(&event) {
                 Ok(()) => restored.changes += 1,
                 Err(Refused::NoRoom) => return Err(RestoreFailed::NoRoom),
