@@ -26,11 +26,16 @@ impl LogGate {
 
     /// Whether a line is written now; if so, returns how many were left out since the last one.
     pub(crate) fn admit(&mut self, now: Instant) -> Option<u64> {
+        self.admit_if(now, || true)
+    }
+
+    /// The same for a line that is written only if `others` admit it too; they are asked only if this gate admits it.
+    pub(crate) fn admit_if(&mut self, now: Instant, others: impl FnOnce() -> bool) -> Option<u64> {
         if self.began.is_none_or(|began| now - began >= self.interval) {
             self.began = Some(now);
             self.lines = 0;
         }
-        if self.lines == self.lines_max {
+        if self.lines == self.lines_max || !others() {
             self.left_out += 1;
             return None;
         }
@@ -56,5 +61,14 @@ mod tests {
         ] {
             assert_eq!([(); 4].map(|()| gate.admit(at)), admitted);
         }
+    }
+
+    #[test]
+    fn line_that_another_gate_does_not_admit_uses_up_no_place_and_is_counted() {
+        let mut gate = LogGate::new(1, Duration::from_secs(10));
+        let now = Instant::now();
+        assert_eq!(gate.admit_if(now, || false), None);
+        assert_eq!(gate.admit_if(now, || true), Some(1));
+        assert_eq!(gate.admit_if(now, || panic!("asked in vain")), None);
     }
 }

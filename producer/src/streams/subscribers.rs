@@ -25,7 +25,7 @@ use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio_util::sync::CancellationToken;
 
-use self::account::Account;
+use self::{account::Account, lease::LogGates};
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::QueueInFlight;
@@ -61,9 +61,9 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
 const NAMES_SHOWN: u32 = 1_024;
 const NAME_SHOWN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// At most this many lines of all subscribers together are logged in one interval: several times as many as there are
-/// consumers, so that all that come back after a restart are logged, and a client that opens streams again and again
-/// cannot fill a disk.
+/// At most this many lines of all subscribers together are logged in one interval, and as many of losses: several times
+/// as many as there are consumers, so that all that come back after a restart are logged, and a client that opens
+/// streams again and again cannot fill a disk.
 const LINES_MAX: u32 = 500;
 const LINES_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -88,7 +88,7 @@ pub struct Subscribers {
 #[derive(Debug)]
 struct Shared {
     queues: Mutex<Queues>,
-    log_gate: Arc<Mutex<LogGate>>,
+    log_gates: Arc<LogGates>,
 }
 
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Subscribers {
                     subscribers_max,
                     names_shown: TokenBucket::full(names_shown, Instant::now().into()),
                 }),
-                log_gate: Arc::new(Mutex::new(LogGate::new(LINES_MAX, LINES_INTERVAL))),
+                log_gates: Arc::new(LogGates::new(LINES_MAX, LINES_INTERVAL)),
             }),
         }
     }
@@ -236,7 +236,7 @@ impl Subscribers {
         Ok(Lease {
             queue,
             superseded,
-            log_gate: Arc::clone(&self.shared.log_gate),
+            log_gates: Arc::clone(&self.shared.log_gates),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio_util::sync::CancellationToken;
@@ -10,20 +10,42 @@ use tokio_util::sync::CancellationToken;
 use super::{Connection, Queue};
 use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::QueueInFlight};
 
+/// What is logged of all subscribers together. Losses have a gate of their own, so that a client that only opens and closes
+/// streams does not keep them out of the log.
+#[derive(Debug)]
+pub(super) struct LogGates {
+    streams: Mutex<LogGate>,
+    losses: Mutex<LogGate>,
+}
+
+impl LogGates {
+    pub(super) fn new(lines_max: u32, interval: Duration) -> Self {
+        let gate = || Mutex::new(LogGate::new(lines_max, interval));
+        Self {
+            streams: gate(),
+            losses: gate(),
+        }
+    }
+}
+
+fn admit(gate: &Mutex<LogGate>, now: Instant) -> Option<u64> {
+    let mut gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
+    gate.admit(now)
+}
+
 /// The right to stream one queue; dropping it starts the queue's retention.
 #[derive(Debug)]
 pub struct Lease {
     pub(super) queue: Arc<Queue>,
     /// Cancelled when another stream of the same name has taken the queue.
     pub(in crate::streams) superseded: CancellationToken,
-    pub(super) log_gate: Arc<Mutex<LogGate>>,
+    pub(super) log_gates: Arc<LogGates>,
 }
 
 impl Lease {
-    /// Whether one more line about a subscriber may be logged; says how many could not be before.
+    /// Whether one more line about a stream that begins or ends may be logged; says how many could not be before.
     pub(in crate::streams) fn may_log(&self) -> bool {
-        let mut gate = self.log_gate.lock().unwrap_or_else(PoisonError::into_inner);
-        let admitted = gate.admit(Instant::now());
+        let admitted = admit(&self.log_gates.streams, Instant::now());
         if let Some(lines) = admitted.filter(|left_out| *left_out > 0) {
             tracing::info!(lines, "lines about subscribers were left out");
         }
@@ -52,9 +74,11 @@ impl Lease {
                 reason,
             } => {
                 state.account.lose(first, last, reason);
-                let left_out = state.loss_log.admit(Instant::now());
+                let now = Instant::now();
+                let all = || admit(&self.log_gates.losses, now).is_some();
+                let left_out = state.loss_log.admit_if(now, all);
                 drop(state);
-                if let Some(more_gaps) = left_out.filter(|_| self.may_log()) {
+                if let Some(more_gaps) = left_out {
                     let (subscriber, call) = self.queue.in_flight.name();
                     tracing::warn!(
                         subscriber,
