@@ -263,9 +263,6 @@ impl Shaper {
             let summary = summaries.entry(place.name.clone()).or_default();
             summary.figures.add(&place.room.figures);
             summary.holding.add(&place.room.holding(now));
-            if !place.is_closing {
-                summary.mode = Some(place.room.terms.handling.mode);
-            }
         }
         for (limit, count) in &self.leaving {
             summaries.entry(limit.clone()).or_default().holding.waiting += count;

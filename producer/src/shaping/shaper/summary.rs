@@ -1,7 +1,5 @@
 //! What was counted of a limit, over all of its rooms.
 
-use limits::rules::Mode;
-
 use crate::shaping::figures::{Figures, Holding};
 
 /// What was counted of a limit, and what is held.
@@ -11,6 +9,4 @@ pub(crate) struct Summary {
     pub(crate) figures: Figures,
     /// The same.
     pub(crate) holding: Holding,
-    /// What the file says of it; none when the file does not name it any more.
-    pub(crate) mode: Option<Mode>,
 }
