@@ -143,6 +143,7 @@ const PROGRAMS = {
       { title: "Limits", by: ["limit"], of: "producer_limits_accepted_cookies_total", columns: [
         ["in", perSecond("producer_limits_accepted_cookies_total"), rate],
         ["over", perSecond("producer_limits_over_cookies_total"), rate],
+        ["over, in all", now("producer_limits_over_cookies_total"), short],
         ["out", perSecond("producer_limits_released_cookies_total"), rate],
         ["waiting", now("producer_limits_waiting_cookies"), short],
         ["oldest", now("producer_limits_oldest_seconds"), time],
