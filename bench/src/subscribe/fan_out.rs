@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
+use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -165,12 +166,14 @@ impl Step {
         programs: &Programs,
         folder: &Path,
     ) -> Result<Self> {
+        // In memory, as the record of a producer must be, and removed with the folder.
+        let records = TempDir::new_in("/dev/shm").context("no folder in memory")?;
         let launch = Launch {
             program: &programs.producer,
             name: "producer".to_owned(),
             addresses: Addresses::free()?,
             folder,
-            flags: Vec::new(),
+            flags: vec![format!("--state={}", records.path().display())],
         };
         let mut producer = launch.start()?;
         producer.wait_ready(READY_PATIENCE).await?;

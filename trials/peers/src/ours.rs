@@ -29,14 +29,14 @@ const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the load may take beyond its duration.
 const LOAD_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Starts a producer with its defaults and a queue of `keep` cookies for each subscriber.
+/// Starts a producer with its defaults, no record of its epochs and a queue of `keep` cookies for each subscriber.
 pub(crate) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Server> {
     let launch = Launch {
         program,
         name: "producer".to_owned(),
         addresses: Addresses::free()?,
         folder,
-        flags: vec![format!("--queue-cookies={keep}")],
+        flags: vec![format!("--queue-cookies={keep}"), "--state=none".to_owned()],
     };
     let mut producer = launch.start()?;
     producer.wait_ready(READY_PATIENCE).await?;
