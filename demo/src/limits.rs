@@ -166,7 +166,13 @@ async fn show(
             );
             end = Some(Instant::now() + horizon);
         }
-        let look = Look::at(&running.producer_admin).await?;
+        let look = match Look::at(&running.producer_admin).await {
+            Ok(look) => look,
+            Err(error) => {
+                println!("no figures: {error:#}");
+                continue;
+            }
+        };
         if look.is_refused {
             bail!("the producer refuses its file of limits: see its log");
         }
