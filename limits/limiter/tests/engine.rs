@@ -509,6 +509,7 @@ fn killed_limiter_goes_on_exactly_where_it_was_and_exceeds_no_quota() {
                         };
                         engine.feedback(of[0], said, now).unwrap();
                     }
+                    4 => engine.tidy(now),
                     _ => {
                         let horizon = Duration::from_millis(random.u64(..3_000));
                         let Ok(slot) = engine.reserve(&of, requests, horizon, now) else {
@@ -647,6 +648,67 @@ fn what_a_server_lets_go_and_has_no_room_here_does_not_hinder_the_next_start() {
         assert_eq!(used[0].as_ref().map(|slot| slot.at), Ok(START));
         assert_eq!(used[1], Err(Refused::NoRoom));
     }
+}
+
+/// As a limiter does all the time.
+fn tidy(engine: &Engine, from: u64, to: u64) {
+    (from..=to)
+        .step_by(200_000_000)
+        .for_each(|now| engine.tidy(now));
+}
+
+#[test]
+fn counters_that_idle_ones_made_room_for_are_known_after_a_kill() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '2/h', burst = 2 }]";
+    let engine = fresh(text);
+    let disk = Disk::of(&engine);
+    let take = |counter: u32, requests, now| {
+        let slot = engine.reserve(&[of("a", &counter.to_string())], requests, HOUR, now);
+        assert_eq!(slot.map(|slot| slot.at), Ok(now));
+    };
+    let short = 7_000..7_010;
+    for counter in 0..10_000 {
+        let requests = if short.contains(&counter) { 1 } else { 2 };
+        take(counter, requests, START);
+    }
+    // Half an hour later those of one request are idle.
+    let now = START + 1_802 * SECOND;
+    tidy(&engine, now - 2 * SECOND, now);
+    for counter in 10_000..10_010 {
+        take(counter, 2, now);
+    }
+    let (other, _) = disk.start(OPTIONS, text, now);
+    for counter in (0..10_010).filter(|it| !short.contains(it)) {
+        let next = other.delay(&[of("a", &counter.to_string())], 2, now);
+        assert!(next.unwrap().at > now, "{counter}");
+    }
+}
+
+#[test]
+fn lessons_that_old_ones_made_room_for_are_known_after_a_kill() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]";
+    let engine = fresh(text);
+    let disk = Disk::of(&engine);
+    let hear = |counter: u32, seconds, now| {
+        let said = Said {
+            status: 503,
+            retry_after: Some(Duration::from_secs(seconds)),
+            ..Said::default()
+        };
+        engine
+            .hear(of("a", &counter.to_string()), said, now)
+            .unwrap()
+    };
+    for counter in 0..50_000 {
+        assert!(hear(counter, 1, START));
+    }
+    let now = START + 15 * SECOND;
+    assert!(!hear(60_000, 100, now));
+    engine.tidy(now);
+    assert!(hear(60_000, 100, now));
+    let (other, _) = disk.start(OPTIONS, text, now);
+    let next = other.delay(&[of("a", "60000")], 1, now).unwrap();
+    assert_eq!(next.at, now + 100 * SECOND);
 }
 
 #[test]

@@ -53,6 +53,9 @@ pub use self::{
     survey::{FullestCounter, LimitSurvey, Survey},
 };
 
+/// Counters that are looked at each time, for those that are idle.
+const IDLE_LOOKED_AT: usize = 1_024;
+
 /// What an engine is made with.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -280,10 +283,7 @@ impl Engine {
     /// Forgets what is over: what was learned, and some counters that are idle. They make room by themselves; this only gives memory back to
     /// others.
     pub fn tidy(&self, now: u64) {
-        let mut state = self.state();
-        state.learned.pass(now);
-        state.ahead.pass(now, |_| true);
-        state.core.forget_idle(1_024, now);
+        self.state().tidy(IDLE_LOOKED_AT, now);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -292,6 +292,12 @@ impl Engine {
 }
 
 impl State {
+    fn tidy(&mut self, looked_at: usize, now: u64) {
+        self.learned.pass(now);
+        self.ahead.pass(now, |_| true);
+        self.core.forget_idle(looked_at, now);
+    }
+
     fn change(&mut self, limits: &[NamedLimit], now: u64) {
         self.limits = limits.to_vec();
         self.of_calls.retain(|made| from_call::is_of(limits, made));

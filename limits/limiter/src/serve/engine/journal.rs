@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use limits::{Decision, Refusal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -25,7 +26,7 @@ pub(super) struct Event<'a> {
     #[serde(borrow)]
     of: Vec<(&'a str, &'a str)>,
     requests: u64,
-    now: u64,
+    pub(super) now: u64,
     change: Change<'a>,
 }
 
@@ -176,11 +177,20 @@ impl State {
         match event.change {
             Change::Reserved { at } => {
                 let demands = &call.demands;
-                let decision = self.core.reserve_from(demands, at, now, Duration::MAX);
-                if decision.at(now).is_none() {
-                    // Under limits that have changed since it counts as made.
-                    let recorded = self.core.record_all(demands, now, now);
-                    recorded.map_err(|_| Refused::NoRoom)?;
+                // Where a rule has it later, as limits have changed or a stepped bucket forgot when its steps began, the others do not follow it.
+                let next = self.core.peek_from(demands, at, now);
+                let is_same = next.is_ok_and(|(next, _)| next == at);
+                let together = if is_same { demands.len().max(1) } else { 1 };
+                for demands in demands.chunks(together) {
+                    let decision = self.core.reserve_from(demands, at, now, Duration::MAX);
+                    if let Decision::Refused { why, .. } = decision {
+                        if why == Refusal::NoRoom {
+                            return Err(Refused::NoRoom);
+                        }
+                        // Under limits that have changed since it counts as made.
+                        let recorded = self.core.record_all(demands, now, now);
+                        recorded.map_err(|_| Refused::NoRoom)?;
+                    }
                 }
                 self.learned.take(&call.of, requests, at);
             }
@@ -196,7 +206,11 @@ impl State {
                 self.learned.take(&call.of, requests, now);
             }
             Change::Heard(said) => {
-                if let Some(of) = call.of.first() {
+                if let Some(of) = call.of.first()
+                    && !self.learned.hear(of, said, now)
+                {
+                    // There was room for it.
+                    self.learned.forget(now);
                     self.learned.hear(of, said, now);
                 }
             }

@@ -218,6 +218,13 @@ impl Learned {
     /// Forgets what is over, once in a while.
     pub(super) fn pass(&mut self, now: u64) {
         if now.saturating_sub(self.passed_at) >= PASS_INTERVAL {
+            self.forget(now);
+        }
+    }
+
+    /// Forgets what is over.
+    pub(super) fn forget(&mut self, now: u64) {
+        if now > self.passed_at {
             self.passed_at = now;
             self.keep(|_, held| held.is_kept(now));
         }

@@ -6,13 +6,16 @@ use limits::{Demand, LimitId, RestoreError};
 
 use super::{
     super::clock::AHEAD_MAX,
-    Engine, Refused, State,
+    Engine, IDLE_LOOKED_AT, Refused, State,
     catalog::{Core, Named},
     counting::CHECKED,
     journal,
     learned::Lesson,
     snapshot::{Head, Reader, SavedLesson, SavedLimit, SavedRule, Unreadable, Writer},
 };
+
+/// How often a limiter looks for counters that are idle, in nanoseconds.
+const TIDY_INTERVAL: u64 = 200_000_000;
 
 /// What came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,8 +157,24 @@ impl Engine {
                 state.learned.put(&(place, counter), known, head.clock);
             }
         }
+        let (mut tidied_at, mut cleared_at) = (head.clock, 0);
         for event in journal::since(head.journal, journals) {
-            match state.replay(&event) {
+            // What makes room all the time while a limiter runs.
+            let now = event.now;
+            let times = now.saturating_sub(tidied_at) / TIDY_INTERVAL;
+            if times > 0 {
+                tidied_at = now;
+                let times = usize::try_from(times).unwrap_or(usize::MAX);
+                state.tidy(IDLE_LOOKED_AT.saturating_mul(times), now);
+            }
+            let mut done = state.replay(&event);
+            if done.is_err() && now > cleared_at {
+                cleared_at = now;
+                state.core.forget_idle(usize::MAX, now);
+                state.learned.forget(now);
+                done = state.replay(&event);
+            }
+            match done {
                 Ok(()) => restored.changes += 1,
                 Err(Refused::NoRoom) => return Err(RestoreFailed::NoRoom),
                 // It was under limits that are gone.
