@@ -712,6 +712,28 @@ fn lessons_that_old_ones_made_room_for_are_known_after_a_kill() {
 }
 
 #[test]
+fn rules_of_calls_that_came_in_the_place_of_others_are_known_after_a_kill() {
+    let engine = fresh(OF_CALLS);
+    let known = [1, 2].map(|it| (it * 100..it * 100 + 64).map(|it| of_call(it, 1)));
+    let [asked, used] = known.map(Iterator::collect::<Vec<_>>);
+    for limit in &asked {
+        assert!(engine.delay(&[of(limit, "k")], 1, START).is_ok());
+    }
+    let now = START + 601 * SECOND;
+    engine.tidy(now);
+    let disk = Disk::of(&engine);
+    for limit in &used {
+        engine.increment(&[of(limit, limit)], 1, None, now).unwrap();
+    }
+    let (other, _) = disk.start(OPTIONS, OF_CALLS, now);
+    for limit in &used {
+        let next = [&engine, &other].map(|it| it.delay(&[of(limit, limit)], 1, now));
+        assert!(next[0].as_ref().is_ok_and(|slot| slot.at > now));
+        assert_eq!(next[0], next[1]);
+    }
+}
+
+#[test]
 fn limiter_that_cannot_write_grants_nothing_until_a_snapshot_is_made() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/h', burst = 2 }]";
     let engine = fresh(text);

@@ -197,13 +197,18 @@ impl State {
         limits.any(|limit| limit.from_call && limit.name == name)
     }
 
-    /// Makes the limit of a snapshot again, if it is one that a call made.
-    pub(super) fn make_again(&mut self, name: &str, now: u64) {
+    /// Makes the limit of a snapshot again, if it is one that a call made. It may have been there for long.
+    pub(super) fn make_again(&mut self, name: &str) {
         if let Some((base, rule)) = parts(name)
             && self.has_room(base)
             && self.of_calls.iter().all(|made| made.limit.name != name)
         {
-            self.make(base, rule, now);
+            self.make(base, rule, 0);
         }
+    }
+
+    /// Limits that calls made stay no longer than they are in use.
+    pub(super) fn let_rules_be_replaced(&mut self) {
+        self.of_calls.iter_mut().for_each(|made| made.at = 0);
     }
 }

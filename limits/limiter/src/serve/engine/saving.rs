@@ -126,7 +126,7 @@ impl Engine {
             ahead: Duration::ZERO,
         };
         for limit in &head.limits {
-            state.make_again(&limit.name, head.clock);
+            state.make_again(&limit.name);
         }
         if !state.of_calls.is_empty() {
             state.apply(head.clock);
@@ -172,6 +172,7 @@ impl Engine {
                 cleared_at = now;
                 state.core.forget_idle(usize::MAX, now);
                 state.learned.forget(now);
+                state.let_rules_be_replaced();
                 done = state.replay(&event);
             }
             match done {
