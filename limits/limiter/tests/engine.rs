@@ -734,6 +734,14 @@ fn rules_of_calls_that_came_in_the_place_of_others_are_known_after_a_kill() {
 }
 
 #[test]
+fn clock_comes_back_where_nothing_was_used() {
+    let engine = fresh(SEVERAL);
+    engine.tidy(START + SECOND);
+    let (_, now) = Disk::of(&engine).start(OPTIONS, SEVERAL, START);
+    assert_eq!(now, START + SECOND);
+}
+
+#[test]
 fn limiter_that_cannot_write_grants_nothing_until_a_snapshot_is_made() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/h', burst = 2 }]";
     let engine = fresh(text);

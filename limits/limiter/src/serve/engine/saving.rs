@@ -161,6 +161,7 @@ impl Engine {
         for event in journal::since(head.journal, journals) {
             // What makes room all the time while a limiter runs.
             let now = event.now;
+            restored.clock = restored.clock.max(now);
             let times = now.saturating_sub(tidied_at) / TIDY_INTERVAL;
             if times > 0 {
                 tidied_at = now;
@@ -182,7 +183,7 @@ impl Engine {
                 Err(_) => {}
             }
         }
-        restored.clock = state.core.clock();
+        restored.clock = restored.clock.max(state.core.clock());
         let ahead = restored.clock.saturating_sub(now);
         if Duration::from_nanos(ahead) > AHEAD_MAX {
             let fresh =
