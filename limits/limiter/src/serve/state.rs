@@ -148,19 +148,27 @@ impl Folder {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&next)?;
-        file.write_all(snapshot)?;
-        file.sync_data()?;
-        fs::rename(&next, self.path.join(SNAPSHOT))?;
+        if let Err(error) = self.put(snapshot, &next) {
+            // It may be what fills the disk. The next one removes it too.
+            fs::remove_file(&next).ok();
+            return Err(error);
+        }
         self.folder.sync_all()?;
         for older in self.journals()?.into_iter().filter(|it| *it < journal) {
             fs::remove_file(self.journal(older))?;
         }
         Ok(())
+    }
+
+    fn put(&self, snapshot: &[u8], next: &Path) -> io::Result<()> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(next)?;
+        file.write_all(snapshot)?;
+        file.sync_data()?;
+        fs::rename(next, self.path.join(SNAPSHOT))
     }
 }
 
@@ -219,6 +227,12 @@ mod tests {
         assert_eq!(folder.read().unwrap().as_deref(), Some(&b"the third"[..]));
         let mode = fs::metadata(path.join(SNAPSHOT)).unwrap().permissions();
         assert_eq!(mode.mode() & 0o777, 0o600);
+        // One that cannot be written leaves nothing behind.
+        fs::remove_file(path.join(SNAPSHOT)).unwrap();
+        fs::create_dir(path.join(SNAPSHOT)).unwrap();
+        assert!(folder.write(b"the fourth", 12).is_err());
+        assert!(!path.join(NEXT).exists());
+        assert_eq!(folder.journals().unwrap(), [10, 11]);
     }
 
     #[test]
