@@ -868,6 +868,31 @@ fn what_is_granted_under_other_limits_is_known_after_a_kill() {
     }
 }
 
+#[test]
+fn journal_that_is_damaged_is_told_and_one_that_is_cut_is_not() {
+    let engine = fresh(SEVERAL);
+    let disk = Disk::of(&engine);
+    for _ in 0..3 {
+        slot(&engine, &[of("a", "k")], START);
+    }
+    let [(number, bytes)] = &disk.journals()[..] else {
+        panic!("one journal");
+    };
+    let length = bytes.len() / 3;
+    let restore = |bytes: Vec<u8>| {
+        let restored = fresh(SEVERAL).restore(&disk.snapshot, &[(*number, bytes)], START);
+        let restored = restored.expect("a good snapshot");
+        (restored.changes, restored.damaged)
+    };
+    assert_eq!(restore(bytes.clone()), (3, 0));
+    for cut in 1..length {
+        assert_eq!(restore(bytes[..bytes.len() - cut].to_vec()), (2, 0));
+    }
+    let mut damaged = bytes.clone();
+    damaged[length + 9] ^= 1;
+    assert_eq!(restore(damaged), (1, 2 * length));
+}
+
 const BOOKED: &str = "
 [limits.slow]
 rules = [{ id = 'r', rate = '1/h' }]

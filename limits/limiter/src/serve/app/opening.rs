@@ -112,6 +112,12 @@ fn restore(
             "the previous run's clock was ahead of the system's: what was used counts as used now"
         );
     }
+    if restored.damaged > 0 {
+        tracing::warn!(
+            bytes = restored.damaged,
+            "a journal is damaged: what it says from there on is not known any more"
+        );
+    }
     let (counters, dropped, changes) = (restored.counters, restored.dropped, restored.changes);
     tracing::info!(counters, dropped, changes, "state is restored");
     Ok(())

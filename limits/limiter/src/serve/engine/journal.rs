@@ -110,18 +110,46 @@ pub(super) fn since(number: u64, journals: &[(u64, Vec<u8>)]) -> impl Iterator<I
     later.flat_map(|(_, bytes)| events(bytes))
 }
 
+/// The bytes of the journals since that snapshot which are not read, as the first of them are damaged. A last record that is cut, as when the process was
+/// killed meanwhile, is none of them.
+pub(super) fn damaged(number: u64, journals: &[(u64, Vec<u8>)]) -> usize {
+    let later = journals.iter().filter(|(it, _)| *it >= number);
+    let rests = later.map(|(_, bytes)| {
+        let mut events = events(bytes);
+        events.by_ref().for_each(drop);
+        events.0
+    });
+    let damaged = rests.filter(|rest| split(rest).is_some());
+    damaged.map(<[u8]>::len).sum()
+}
+
 /// The events of a journal, up to the first that is not whole.
-fn events(journal: &[u8]) -> impl Iterator<Item = Event<'_>> {
-    let mut rest = journal;
-    std::iter::from_fn(move || {
-        let (length, bytes) = rest.split_first_chunk()?;
-        let (checksum, bytes) = bytes.split_first_chunk()?;
-        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
-        let (body, bytes) = bytes.split_at_checked(length)?;
-        let is_whole = u32::from_le_bytes(*checksum) == crc32fast::hash(body);
-        rest = bytes;
-        postcard::from_bytes(body).ok().filter(|_| is_whole)
-    })
+fn events(journal: &[u8]) -> Events<'_> {
+    Events(journal)
+}
+
+/// What is not read yet.
+struct Events<'a>(&'a [u8]);
+
+impl<'a> Iterator for Events<'a> {
+    type Item = Event<'a>;
+
+    fn next(&mut self) -> Option<Event<'a>> {
+        let (checksum, body, rest) = split(self.0)?;
+        let event = postcard::from_bytes(body).ok();
+        let event = event.filter(|_| checksum == crc32fast::hash(body))?;
+        self.0 = rest;
+        Some(event)
+    }
+}
+
+/// The first record, its checksum apart, and what follows; `None` where it is cut.
+fn split(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
+    let (length, bytes) = bytes.split_first_chunk()?;
+    let (checksum, bytes) = bytes.split_first_chunk()?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+    let (body, rest) = bytes.split_at_checked(length)?;
+    Some((u32::from_le_bytes(*checksum), body, rest))
 }
 
 impl State {

@@ -26,6 +26,8 @@ pub struct Restored {
     pub dropped: usize,
     /// Changes of the journals.
     pub changes: usize,
+    /// Bytes of the journals that are not read, as they are damaged.
+    pub damaged: usize,
     /// The time that nothing is told before.
     pub clock: u64,
     /// How far the clock of the run before was ahead, if it was too far to be kept; else zero.
@@ -122,6 +124,7 @@ impl Engine {
             counters: 0,
             dropped: 0,
             changes: 0,
+            damaged: journal::damaged(head.journal, journals),
             clock: head.clock,
             ahead: Duration::ZERO,
         };
