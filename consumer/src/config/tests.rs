@@ -172,10 +172,26 @@ fn connection_string_that_needs_what_was_left_out_is_refused_with_how_to_get_it(
 
 #[test]
 fn option_of_a_connection_string_that_cannot_work_is_refused_with_what_to_write_instead() {
+    let long = "a".repeat(129);
+    let long = format!("appName={long}");
     for (option, named, instead) in [
         ("w=0", "w=0 ", "write majority"),
         ("W=00", "w=0 ", "write majority"),
         ("w=0&journal=true", "w=0 ", "write majority"),
+        ("w=51", "w=51 ", "1 to 50"),
+        ("w=", "w= ", "write majority"),
+        ("maxPoolSize=0", "maxPoolSize=0 ", "1 or more"),
+        ("maxpoolsize=%30", "maxPoolSize=0 ", "1 or more"),
+        ("maxConnecting=0", "maxConnecting=0 ", "1 or more"),
+        (
+            "heartbeatFrequencyMS=499",
+            "heartbeatFrequencyMS=499 ",
+            "500 or more",
+        ),
+        ("socketTimeoutMS=1", "socketTimeoutMS=1 ", "leave it out"),
+        ("loadBalanced=true", "loadBalanced=true ", "leave it out"),
+        ("readConcernLevel=lokal", "readConcernLevel=lokal ", "local"),
+        (&long, &long, "128 bytes"),
         (
             "readPreference=secondary&maxStalenessSeconds=1",
             "staleness",
@@ -205,6 +221,7 @@ fn option_of_a_connection_string_that_cannot_work_is_refused_with_what_to_write_
         "readConcernLevel=majority",
         "readConcernLevel=linearizable",
         "loadBalanced=false",
+        &long[..long.len() - 1],
     ] {
         let loaded = load(&[&format!("--store=mongodb://host/?{option}")]);
         assert!(loaded.is_ok(), "{option}: {loaded:?}");

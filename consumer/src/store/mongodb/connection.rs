@@ -12,8 +12,8 @@ use mongodb::{
     bson::{Document, doc},
     error::{Error, ErrorKind},
     options::{
-        Acknowledgment, ClientOptions, ConnectionString, HostInfo, ReadPreference,
-        SelectionCriteria, ServerAddress,
+        Acknowledgment, ClientOptions, ConnectionString, HostInfo, ReadConcernLevel,
+        ReadPreference, SelectionCriteria, ServerAddress,
     },
 };
 use tokio::time::timeout;
@@ -30,6 +30,12 @@ const CONNECTIONS_MAX: u32 = 100;
 
 /// How long a command may take before it counts as failed; it is then repeated, which changes nothing.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The driver takes no shorter heartbeat.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(500);
+
+/// The server takes no longer name.
+const APP_NAME_BYTES_MAX: usize = 128;
 
 /// Clones share their connections.
 #[derive(Clone)]
@@ -82,10 +88,7 @@ pub fn check_uri(uri: &str) -> Result<(), String> {
             });
         }
     };
-    let concern = parsed.write_concern.as_ref();
-    if concern.is_some_and(|concern| concern.w == Some(Acknowledgment::Nodes(0))) {
-        return Err("w=0 leaves it unknown what is stored: write majority, or 1 to 50".to_owned());
-    }
+    check_options(&parsed)?;
     // The driver checks the rest when it resolves the hosts: those of an SRV record need a network.
     if let HostInfo::DnsRecord(_) = parsed.host_info {
         parsed.host_info = HostInfo::HostIdentifiers(vec![ServerAddress::default()]);
@@ -100,6 +103,57 @@ fn explained(error: Error) -> String {
         ErrorKind::InvalidArgument { message, .. } => message,
         kind => kind.to_string(),
     }
+}
+
+/// Refuses options that the driver or the server would refuse only later, or that keep it unknown what is stored.
+fn check_options(uri: &ConnectionString) -> Result<(), String> {
+    let w = uri
+        .write_concern
+        .as_ref()
+        .and_then(|it| match it.w.as_ref()? {
+            Acknowledgment::Nodes(nodes @ (0 | 51..)) => Some(nodes.to_string()),
+            Acknowledgment::Custom(tag) if tag.is_empty() => Some(String::new()),
+            _ => None,
+        });
+    let level = uri.read_concern.as_ref().and_then(|it| match &it.level {
+        ReadConcernLevel::Custom(level) => Some(level.clone()),
+        _ => None,
+    });
+    let zero = |count: Option<u32>| count.filter(|it| *it == 0).map(|_| "0".to_owned());
+    let millis = |time: Duration| time.as_millis().to_string();
+    let heartbeat = uri.heartbeat_frequency.filter(|it| *it < HEARTBEAT_MIN);
+    let app_name = uri.app_name.clone();
+    let app_name = app_name.filter(|it| it.len() > APP_NAME_BYTES_MAX);
+    #[expect(deprecated, reason = "it is refused")]
+    let socket_timeout = uri.socket_timeout.map(millis);
+    let balanced = uri.load_balanced.filter(|it| *it);
+    for (option, value, instead) in [
+        ("w", w, "write majority, or 1 to 50, or leave it out"),
+        ("maxPoolSize", zero(uri.max_pool_size), "write 1 or more"),
+        ("maxConnecting", zero(uri.max_connecting), "write 1 or more"),
+        (
+            "heartbeatFrequencyMS",
+            heartbeat.map(millis),
+            "write 500 or more",
+        ),
+        ("readConcernLevel", level, "write local or majority"),
+        ("appName", app_name, "write 128 bytes or less"),
+        (
+            "socketTimeoutMS",
+            socket_timeout,
+            "leave it out, since every command has a deadline",
+        ),
+        (
+            "loadBalanced",
+            balanced.map(|it| it.to_string()),
+            "leave it out, and name the mongod or the replica set of this node",
+        ),
+    ] {
+        if let Some(value) = value {
+            return Err(format!("{option}={value} cannot be used: {instead}"));
+        }
+    }
+    Ok(())
 }
 
 /// What a connection string asks for that only the feature `full` brings: the libraries for it take a fifteenth of a first build.
@@ -181,14 +235,16 @@ pub(super) async fn run(
     answer.map_err(|error| failure(&error))
 }
 
-/// Runs a command that writes what is not cookies, `what` in words. A document that is to be inserted may be there already.
+/// Runs a command that writes what is not cookies, `what` in words. A document to insert may be there already.
 pub(super) async fn write(
     database: &Database,
     command: Document,
     what: &str,
 ) -> Result<(), StoreError> {
+    let is_insert = command.contains_key("insert");
     let answer = run(database.run_command(command)).await?;
-    match write_errors(&answer)?.find(|error| !error.is_duplicate_id) {
+    // An update that another one got ahead of has changed nothing.
+    match write_errors(&answer)?.find(|error| !(is_insert && error.is_duplicate_id)) {
         None => Ok(()),
         Some(WriteError { code, message, .. }) => Err(StoreError::Unavailable(format!(
             "{what} refused with code {code}: {message}"

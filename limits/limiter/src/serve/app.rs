@@ -5,7 +5,9 @@
 
 mod opening;
 
-use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future, net::SocketAddr, panic::resume_unwind, pin::Pin, sync::Arc, time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use runtime::{
@@ -246,9 +248,8 @@ impl App {
                     in_force = Arc::clone(&newest);
                     let sources = sources.clone();
                     // What may take long holds up no call.
-                    let taken = spawn_blocking(move || sources.file(&newest)).await;
-                    if taken.is_err() {
-                        return;
+                    if let Err(ended) = spawn_blocking(move || sources.file(&newest)).await {
+                        resume_unwind(ended.into_panic());
                     }
                 }
                 clock.follow(&clock_steps);

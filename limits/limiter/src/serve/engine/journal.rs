@@ -96,9 +96,10 @@ impl Journal {
         record[..4].copy_from_slice(&length.to_le_bytes());
         record[4..8].copy_from_slice(&checksum.to_le_bytes());
         self.error = file.write_all(&record).err();
+        let was_full = self.bytes > self.bytes_max;
         self.bytes += record.len();
         self.record = record;
-        if self.error.is_some() || self.bytes > self.bytes_max {
+        if self.error.is_some() || (!was_full && self.bytes > self.bytes_max) {
             self.snapshot_wanted.notify_one();
         }
     }

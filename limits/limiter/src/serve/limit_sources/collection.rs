@@ -3,7 +3,7 @@
 //! Each document is a limit: its `_id` is the name, all else its terms. Nothing but this reads the collection, and it
 //! writes nothing. A server that does not answer changes nothing; what was read last stays in force.
 
-use std::time::Duration;
+use std::{panic::resume_unwind, time::Duration};
 
 use anyhow::Context as _;
 use futures_util::TryStreamExt as _;
@@ -68,14 +68,10 @@ impl Follower {
     }
 
     async fn follow(&self) {
-        let collection = self.connect().await;
+        let mut connected = None;
         let mut is_lost = false;
         loop {
-            let read = match &collection {
-                Ok(collection) => read(collection).await,
-                Err(error) => Err(Failed::Server(in_words(error))),
-            };
-            let read = match read {
+            let read = match self.read(&mut connected).await {
                 Ok(named) => Ok(named),
                 Err(Failed::Content(why)) => Err(why),
                 Err(Failed::Server(why)) => {
@@ -92,16 +88,28 @@ impl Follower {
             };
             let sources = self.sources.clone();
             // What may take long holds up no call.
-            if spawn_blocking(move || sources.collection(read))
-                .await
-                .is_err()
-            {
-                return;
+            if let Err(ended) = spawn_blocking(move || sources.collection(read)).await {
+                resume_unwind(ended.into_panic());
             }
             if std::mem::replace(&mut is_lost, false) {
                 tracing::info!(collection = ?self.of, "the collection of limits can be read again");
             }
             sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Reads the collection, over the connection that is made the first time.
+    async fn read(
+        &self,
+        connected: &mut Option<Collection<RawDocumentBuf>>,
+    ) -> Result<Named, Failed> {
+        if connected.is_none() {
+            let made = self.connect().await;
+            *connected = Some(made.map_err(|error| Failed::Server(in_words(&error)))?);
+        }
+        match connected {
+            Some(collection) => read(collection).await,
+            None => unreachable!("it was made"),
         }
     }
 
