@@ -27,6 +27,7 @@
 
 mod aside;
 mod breakers;
+mod bson;
 mod collection;
 pub mod command;
 mod compaction;
@@ -241,12 +242,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn date(micros: u64) -> DateTime {
-    DateTime::from_millis(millis(micros))
-}
-
-/// A time as MongoDB keeps it.
-fn millis(micros: u64) -> i64 {
-    i64::try_from(micros / 1000).expect("a thousandth of 2^64 has room")
+    DateTime::from_millis(bson::millis(micros))
 }
 
 /// A count, in whatever type the server gives it.

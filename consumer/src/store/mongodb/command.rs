@@ -10,9 +10,12 @@
 
 use std::collections::BTreeMap;
 
-use mongodb::bson::{RawArrayBuf, RawDocumentBuf, cstr, rawdoc};
+use mongodb::bson::RawDocumentBuf;
 
-use super::{COOKIES, WriteConcern, date};
+use super::{
+    COOKIES, WriteConcern,
+    bson::{ARRAY, Bson, DOCUMENT},
+};
 use crate::batch::{Batch, BatchCookie};
 
 /// Most cookies of one command: more made none cheaper, and with so few even a slow server often gives a sign.
@@ -20,6 +23,9 @@ const COOKIES_MAX: usize = 1_000;
 
 /// The same of a [`Kind::Upsert`]: one that another unique index refuses takes the server some milliseconds.
 const UPSERTS_MAX: usize = 100;
+
+/// Bytes of head and end of a command.
+const HEAD_BYTES: usize = 256;
 
 /// The indices of a batch's cookies by DSP, ordered by user within each: neighbours in a collection's index are then
 /// written together. Costs a sort.
@@ -56,6 +62,17 @@ pub enum Kind {
 const REPLACE_GROUP: usize = 48;
 
 impl Kind {
+    /// Most bytes of one cookie in a command beside its strings; those of its user id count as often as
+    /// [`Self::user_ids`] says.
+    fn overhead(self) -> usize {
+        match self {
+            Self::Look => 16,
+            Self::Insert => 48,
+            Self::Replace => 72,
+            Self::Upsert => 160,
+        }
+    }
+
     /// Most cookies of one command.
     pub(super) fn cookies_max(self) -> usize {
         if self == Self::Upsert {
@@ -65,7 +82,23 @@ impl Kind {
         }
     }
 
+    fn user_ids(self) -> usize {
+        if self == Self::Replace { 2 } else { 1 }
+    }
+
+    fn bytes(self, cookie: &BatchCookie<'_>) -> usize {
+        let buyer_uid = if self == Self::Look {
+            0
+        } else {
+            cookie.buyer_uid.len()
+        };
+        cookie.user_id.len() * self.user_ids() + buyer_uid + self.overhead()
+    }
+
     /// The command for the cookies at these indices of `batch`.
+    ///
+    /// # Panics
+    /// When they are too many for one command.
     #[must_use]
     pub fn encode(
         self,
@@ -74,88 +107,228 @@ impl Kind {
         concern: Option<&WriteConcern>,
     ) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
-        let mut command = match self {
-            Self::Look => return look(cookies),
-            Self::Insert => {
-                let documents: RawArrayBuf = cookies.map(|cookie| document(&cookie)).collect();
-                rawdoc! { "insert": COOKIES, "ordered": false, "documents": documents }
+        let bytes: usize = cookies.clone().map(|cookie| self.bytes(&cookie)).sum();
+        let groups = indices.len() / REPLACE_GROUP + 1;
+        let mut bson = Bson::with_capacity(bytes + groups * GROUP_BYTES + HEAD_BYTES);
+        let command = bson.begin();
+        bson.string(self.name(), COOKIES.as_bytes());
+        if self == Self::Look {
+            look(&mut bson, cookies);
+        } else {
+            head(&mut bson, concern);
+            let items = bson.begin_field(
+                ARRAY,
+                if self == Self::Insert {
+                    "documents"
+                } else {
+                    "updates"
+                },
+            );
+            match self {
+                Self::Insert => cookies
+                    .enumerate()
+                    .for_each(|(at, cookie)| insert(&mut bson, at, &cookie)),
+                Self::Upsert => cookies
+                    .enumerate()
+                    .for_each(|(at, cookie)| upsert(&mut bson, at, &cookie)),
+                Self::Replace | Self::Look => {
+                    for (at, group) in indices.chunks(REPLACE_GROUP).enumerate() {
+                        replace(&mut bson, at, batch, group);
+                    }
+                }
             }
-            Self::Upsert => update(cookies.map(|cookie| upsert(&cookie)).collect()),
-            Self::Replace => {
-                let groups = indices.chunks(REPLACE_GROUP);
-                update(groups.map(|group| replace(batch, group)).collect())
-            }
-        };
-        if let Some(concern) = concern {
-            let concern = match concern {
-                WriteConcern::Nodes(nodes) => rawdoc! { "w": *nodes },
-                WriteConcern::Tag(tag) => rawdoc! { "w": &**tag },
-            };
-            command.append(cstr!("writeConcern"), concern);
+            bson.end(items);
         }
-        command
+        bson.finish(command)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Look => "find",
+            Self::Replace | Self::Upsert => "update",
+        }
     }
 }
 
-fn update(updates: RawArrayBuf) -> RawDocumentBuf {
-    rawdoc! { "update": COOKIES, "ordered": false, "updates": updates }
+/// Bytes of an operation of a [`Kind::Replace`] beside those of its cookies.
+const GROUP_BYTES: usize = 384;
+
+fn head(bson: &mut Bson, concern: Option<&WriteConcern>) {
+    bson.boolean("ordered", false);
+    let Some(concern) = concern else { return };
+    let field = bson.begin_field(DOCUMENT, "writeConcern");
+    match concern {
+        WriteConcern::Nodes(nodes) => bson.int("w", *nodes),
+        WriteConcern::Tag(tag) => bson.string("w", tag.as_bytes()),
+    }
+    bson.end(field);
 }
 
 /// `{_id: …, b: …, t: …}`
-fn document(cookie: &BatchCookie<'_>) -> RawDocumentBuf {
-    let mut document = RawDocumentBuf::new();
-    document.append(cstr!("_id"), text(cookie.user_id));
-    document.append(cstr!("b"), text(cookie.buyer_uid));
-    document.append(cstr!("t"), date(cookie.accepted_unix_micros));
-    document
+fn insert(bson: &mut Bson, at: usize, cookie: &BatchCookie<'_>) {
+    let document = bson.begin_field(DOCUMENT, at);
+    bson.string("_id", cookie.user_id);
+    value(bson, cookie);
+    bson.end(document);
 }
 
-fn upsert(cookie: &BatchCookie<'_>) -> RawDocumentBuf {
-    let time = date(cookie.accepted_unix_micros);
-    rawdoc! {
-        "q": { "_id": text(cookie.user_id), "t": { "$lte": time } },
-        "u": { "$set": { "b": text(cookie.buyer_uid), "t": time } },
-        "upsert": true,
+/// `{q: {_id: …, t: {$lte: …}}, u: {$set: {b: …, t: …}}, upsert: true}`
+fn upsert(bson: &mut Bson, at: usize, cookie: &BatchCookie<'_>) {
+    let item = bson.begin_field(DOCUMENT, at);
+    let query = bson.begin_field(DOCUMENT, "q");
+    bson.string("_id", cookie.user_id);
+    let not_newer = bson.begin_field(DOCUMENT, "t");
+    bson.date("$lte", cookie.accepted_unix_micros);
+    bson.end(not_newer);
+    bson.end(query);
+    let change = bson.begin_field(DOCUMENT, "u");
+    let set = bson.begin_field(DOCUMENT, "$set");
+    value(bson, cookie);
+    bson.end(set);
+    bson.end(change);
+    bson.boolean("upsert", true);
+    bson.end(item);
+}
+
+fn value(bson: &mut Bson, cookie: &BatchCookie<'_>) {
+    bson.string("b", cookie.buyer_uid);
+    bson.date("t", cookie.accepted_unix_micros);
+}
+
+/// `filter: {_id: {$in: […]}}, projection: {t: 1}`, all in one answer: it is smaller than an insert of the same.
+fn look<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<'a>>) {
+    let count = i32::try_from(cookies.len()).expect("commands are split");
+    let filter = bson.begin_field(DOCUMENT, "filter");
+    among(bson, cookies);
+    bson.end(filter);
+    let projection = bson.begin_field(DOCUMENT, "projection");
+    bson.int("t", 1);
+    bson.end(projection);
+    bson.int("batchSize", count);
+    bson.boolean("singleBatch", true);
+}
+
+/// `_id: {$in: […]}`
+fn among<'a>(bson: &mut Bson, cookies: impl Iterator<Item = BatchCookie<'a>>) {
+    let id = bson.begin_field(DOCUMENT, "_id");
+    let users = bson.begin_field(ARRAY, "$in");
+    for (at, cookie) in cookies.enumerate() {
+        bson.string(at, cookie.user_id);
     }
+    bson.end(users);
+    bson.end(id);
 }
 
-/// All in one answer: it is smaller than an insert of the same.
-fn look<'a>(cookies: impl ExactSizeIterator<Item = BatchCookie<'a>>) -> RawDocumentBuf {
-    let count = i64::try_from(cookies.len()).expect("commands are split");
-    let users: RawArrayBuf = cookies.map(|cookie| text(cookie.user_id)).collect();
-    rawdoc! {
-        "find": COOKIES,
-        "filter": { "_id": { "$in": users } },
-        "projection": { "t": 1 },
-        "batchSize": count,
-        "singleBatch": true,
-    }
+/// One operation for many users:
+///
+/// ```json
+/// {q: {_id: {$in: [users]}}, multi: true, u: [{$replaceWith: {$let: {
+///     vars: {i: {$indexOfArray: [{$literal: [users]}, "$_id"]}},
+///     in: {$let: {vars: {t: {$arrayElemAt: [{$literal: [times]}, "$$i"]}},
+///         in: {$cond: [{$lte: ["$t", "$$t"]},
+///             {_id: "$_id", b: {$arrayElemAt: [{$literal: [buyer uids]}, "$$i"]}, t: "$$t"},
+///             "$$ROOT"]}}}}}}]}
+/// ```
+fn replace(bson: &mut Bson, at: usize, batch: &Batch, group: &[u32]) {
+    let cookies = || {
+        group
+            .iter()
+            .map(|index| batch.cookie(*index as usize))
+            .enumerate()
+    };
+    let item = bson.begin_field(DOCUMENT, at);
+    let query = bson.begin_field(DOCUMENT, "q");
+    among(bson, cookies().map(|(_, cookie)| cookie));
+    bson.end(query);
+    bson.boolean("multi", true);
+    let pipeline = bson.begin_field(ARRAY, "u");
+    let stage = bson.begin_field(DOCUMENT, 0);
+    let replacement = bson.begin_field(DOCUMENT, "$replaceWith");
+    let_in(
+        bson,
+        "i",
+        |bson| {
+            let place = bson.begin_field(ARRAY, "$indexOfArray");
+            literal(bson, |bson| {
+                cookies().for_each(|(at, cookie)| bson.string(at, cookie.user_id))
+            });
+            bson.string(1, b"$_id");
+            bson.end(place);
+        },
+        |bson| {
+            let_in(
+                bson,
+                "t",
+                |bson| {
+                    element(bson, |bson| {
+                        cookies()
+                            .for_each(|(at, cookie)| bson.date(at, cookie.accepted_unix_micros));
+                    });
+                },
+                |bson| {
+                    let cond = bson.begin_field(ARRAY, "$cond");
+                    let test = bson.begin_field(DOCUMENT, 0);
+                    let not_newer = bson.begin_field(ARRAY, "$lte");
+                    bson.string(0, b"$t");
+                    bson.string(1, b"$$t");
+                    bson.end(not_newer);
+                    bson.end(test);
+                    let document = bson.begin_field(DOCUMENT, 1);
+                    bson.string("_id", b"$_id");
+                    let buyer_uid = bson.begin_field(DOCUMENT, "b");
+                    element(bson, |bson| {
+                        cookies().for_each(|(at, cookie)| bson.string(at, cookie.buyer_uid))
+                    });
+                    bson.end(buyer_uid);
+                    bson.string("t", b"$$t");
+                    bson.end(document);
+                    bson.string(2, b"$$ROOT");
+                    bson.end(cond);
+                },
+            );
+        },
+    );
+    bson.end(replacement);
+    bson.end(stage);
+    bson.end(pipeline);
+    bson.end(item);
 }
 
-/// One operation for many users. Nothing in a `$literal` is taken for a field or a variable.
-fn replace(batch: &Batch, group: &[u32]) -> RawDocumentBuf {
-    let cookies = || group.iter().map(|index| batch.cookie(*index as usize));
-    let users: RawArrayBuf = cookies().map(|cookie| text(cookie.user_id)).collect();
-    let buyer_uids: RawArrayBuf = cookies().map(|cookie| text(cookie.buyer_uid)).collect();
-    let times = cookies().map(|cookie| date(cookie.accepted_unix_micros));
-    let times: RawArrayBuf = times.collect();
-    let place = rawdoc! { "$indexOfArray": [{ "$literal": users.clone() }, "$_id"] };
-    let element = |of: RawArrayBuf| rawdoc! { "$arrayElemAt": [{ "$literal": of }, "$$i"] };
-    let replaced = rawdoc! { "$cond": [
-        { "$lte": ["$t", "$$t"] },
-        { "_id": "$_id", "b": element(buyer_uids), "t": "$$t" },
-        "$$ROOT",
-    ] };
-    let with_time = rawdoc! { "$let": { "vars": { "t": element(times) }, "in": replaced } };
-    rawdoc! {
-        "q": { "_id": { "$in": users } },
-        "multi": true,
-        "u": [{ "$replaceWith": { "$let": { "vars": { "i": place }, "in": with_time } } }],
-    }
+/// `$let: {vars: {<name>: {…}}, in: {…}}`
+fn let_in(
+    bson: &mut Bson,
+    name: &str,
+    value: impl FnOnce(&mut Bson),
+    body: impl FnOnce(&mut Bson),
+) {
+    let field = bson.begin_field(DOCUMENT, "$let");
+    let vars = bson.begin_field(DOCUMENT, "vars");
+    let var = bson.begin_field(DOCUMENT, name);
+    value(bson);
+    bson.end(var);
+    bson.end(vars);
+    let result = bson.begin_field(DOCUMENT, "in");
+    body(bson);
+    bson.end(result);
+    bson.end(field);
 }
 
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("a batch holds checked cookies")
+/// `$arrayElemAt: [{$literal: […]}, "$$i"]`
+fn element(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
+    let field = bson.begin_field(ARRAY, "$arrayElemAt");
+    literal(bson, items);
+    bson.string(1, b"$$i");
+    bson.end(field);
+}
+
+/// `0: {$literal: […]}`: nothing in it is taken for a field or a variable.
+fn literal(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
+    let field = bson.begin_field(DOCUMENT, 0);
+    let array = bson.begin_field(ARRAY, "$literal");
+    items(bson);
+    bson.end(array);
+    bson.end(field);
 }
 
 #[cfg(test)]

@@ -26,10 +26,11 @@ use tokio::time::Instant;
 
 use super::{
     COOKIES, Inner,
+    bson::millis,
     command::{self, Kind},
     connection::{Connection, run},
     insert_strategy::InsertStrategy,
-    lock, millis, number,
+    lock, number,
     retry_policy::{Failure, WriteError, write_errors},
 };
 use crate::{

@@ -2,7 +2,7 @@ use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 
 use proto::newest;
 
-use super::{super::millis, *};
+use super::{super::bson::millis, *};
 use crate::batch::tests::{batch, chunk};
 
 /// A batch of so many cookies, all of DSP 7 and of one time.
@@ -62,7 +62,7 @@ fn upsert_is_the_bson_that_the_driver_would_write() {
 fn look_is_the_bson_that_the_driver_would_write() {
     let command = doc! {
         "find": "cookies", "filter": { "_id": { "$in": users(0..11) } }, "projection": { "t": 1 },
-        "batchSize": 11_i64, "singleBatch": true,
+        "batchSize": 11, "singleBatch": true,
     };
     check(Kind::Look, 11, Some(&WriteConcern::Nodes(1)), &command);
 }
@@ -94,6 +94,18 @@ fn replace_is_one_operation_for_each_group_of_users() {
         "update": "cookies", "ordered": false, "updates": [update(0..48), update(48..50)],
     };
     check(Kind::Replace, 50, None, &command);
+}
+
+#[test]
+fn no_command_is_larger_than_was_counted() {
+    let batch = cookies(50_000);
+    let indices: Vec<u32> = (0..50_000).collect();
+    let concern = WriteConcern::Nodes(1);
+    for kind in [Kind::Insert, Kind::Look, Kind::Replace, Kind::Upsert] {
+        let raw = kind.encode(&batch, &indices, Some(&concern));
+        let counted: usize = batch.cookies().map(|cookie| kind.bytes(&cookie)).sum();
+        assert!(raw.as_bytes().len() <= counted + HEAD_BYTES, "{kind:?}");
+    }
 }
 
 #[test]

@@ -1,0 +1,109 @@
+//! A writer of BSON, front to back into one buffer. Pure.
+
+use mongodb::bson::RawDocumentBuf;
+
+const STRING: u8 = 0x02;
+pub(super) const DOCUMENT: u8 = 0x03;
+pub(super) const ARRAY: u8 = 0x04;
+const BOOLEAN: u8 = 0x08;
+const DATE: u8 = 0x09;
+const INT: u8 = 0x10;
+
+/// Begun documents are ended by their place; a document's length is filled in at its end.
+pub(super) struct Bson(Vec<u8>);
+
+/// The key of an element: a name, or a place in an array.
+pub(super) trait Key {
+    fn put(self, buffer: &mut Vec<u8>);
+}
+
+impl Key for &str {
+    fn put(self, buffer: &mut Vec<u8>) {
+        debug_assert!(!self.contains('\0'), "keys end at a zero byte");
+        buffer.extend_from_slice(self.as_bytes());
+    }
+}
+
+impl Key for usize {
+    fn put(self, buffer: &mut Vec<u8>) {
+        let at = buffer.len();
+        let mut rest = self;
+        loop {
+            let digit = u8::try_from(rest % 10).expect("a digit");
+            buffer.push(b'0' + digit);
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        buffer[at..].reverse();
+    }
+}
+
+impl Bson {
+    pub(super) fn with_capacity(bytes: usize) -> Self {
+        Self(Vec::with_capacity(bytes))
+    }
+
+    /// Begins a document; returns where.
+    pub(super) fn begin(&mut self) -> usize {
+        let at = self.0.len();
+        self.0.extend_from_slice(&[0; 4]);
+        at
+    }
+
+    /// Begins a document or array inside another.
+    pub(super) fn begin_field(&mut self, kind: u8, key: impl Key) -> usize {
+        self.key(kind, key);
+        self.begin()
+    }
+
+    /// Ends the document that was begun at `at`.
+    pub(super) fn end(&mut self, at: usize) {
+        self.0.push(0);
+        let length = i32::try_from(self.0.len() - at).expect("commands are split below 16 MiB");
+        self.0[at..at + 4].copy_from_slice(&length.to_le_bytes());
+    }
+
+    /// Ends the outermost document.
+    pub(super) fn finish(mut self, command: usize) -> RawDocumentBuf {
+        self.end(command);
+        RawDocumentBuf::from_bytes(self.0).expect("length and end are as BSON wants them")
+    }
+
+    /// `value` must be UTF-8, as every string of a batch is.
+    pub(super) fn string(&mut self, key: impl Key, value: &[u8]) {
+        self.key(STRING, key);
+        let length = i32::try_from(value.len() + 1).expect("strings are short");
+        self.0.extend_from_slice(&length.to_le_bytes());
+        self.0.extend_from_slice(value);
+        self.0.push(0);
+    }
+
+    /// MongoDB's dates have milliseconds.
+    pub(super) fn date(&mut self, key: impl Key, unix_micros: u64) {
+        self.key(DATE, key);
+        self.0.extend_from_slice(&millis(unix_micros).to_le_bytes());
+    }
+
+    pub(super) fn boolean(&mut self, key: impl Key, value: bool) {
+        self.key(BOOLEAN, key);
+        self.0.push(u8::from(value));
+    }
+
+    pub(super) fn int(&mut self, key: impl Key, value: i32) {
+        self.key(INT, key);
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn key(&mut self, kind: u8, key: impl Key) {
+        self.0.push(kind);
+        key.put(&mut self.0);
+        self.0.push(0);
+    }
+}
+
+/// A time as MongoDB keeps it.
+pub(super) fn millis(unix_micros: u64) -> i64 {
+    i64::try_from(unix_micros / 1000).expect("a thousandth of 2^64 has room")
+}
