@@ -13,6 +13,7 @@
 mod ahead;
 mod calls;
 mod catalog;
+mod changes;
 mod counting;
 mod from_call;
 mod journal;
