@@ -11,7 +11,7 @@
 //!
 //! With 50 million documents, without an index on `t` and out of the box with a cache of 4 GiB, a new user takes 19 µs of CPU of
 //! mongod 6.0.5 instead of the 37 of larger pages, and a refresh 72 instead of 147. What each setting does, and that small pages cost
-//! 30 % more disk when newly filled, is told by docs/mongodb.md.
+//! 30 % more disk when newly filled, is told by docs/mongodb-measurements.md.
 //!
 //! Collections that are there already keep what they have: MongoDB takes such settings only when it makes a collection.
 
