@@ -105,7 +105,7 @@ async fn both_sides_prove_who_they_are() {
 
 #[tokio::test]
 async fn rights_of_the_docs_are_enough() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/limits.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/shared-limits.md");
     let page = fs::read_to_string(page).unwrap();
     let (_, line) = page.split_once("redis-cli ACL SETUSER ").unwrap();
     let (line, _) = line.split_once("\n```").unwrap();
