@@ -69,11 +69,8 @@ fn compare(a: &Report, b: &Report, noise_percent: f64) -> Report {
     let title = format!("Two runs of bench {} compared", a.scenario);
     let mut report = Report::new("compare", &title);
     let label = |name: &str, report: &Report| {
-        let environment = &report.environment;
-        format!(
-            "{name} is {} ({}, revision {})",
-            report.title, environment.started_at, environment.revision
-        )
+        let ended_at = &report.environment.ended_at;
+        format!("{name} is {} ({ended_at})", report.title)
     };
     report.findings = vec![label("A", a), label("B", b), tally(&changes)];
     let warnings = warnings::of(&a.environment, &b.environment);
@@ -138,7 +135,6 @@ fn overlaid(a: &[Plot], b: &[Plot]) -> Vec<Plot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Axis;
 
     #[test]
     fn faults_are_the_same_whatever_their_numbers() {
@@ -157,7 +153,7 @@ mod tests {
     fn same_plots_are_laid_over_each_other() {
         let plot = |name: &str, series: &[&str]| {
             let series = series.iter().map(|name| Series::new(name, [(1.0, 1.0)]));
-            Plot::over_time(name, name, Axis::linear(""), series.collect())
+            Plot::over_time(name, name, "", series.collect())
         };
         let a = [plot("rate", &["in", "out"]), plot("memory", &["all"])];
         let b = [plot("cpu", &["all"]), plot("rate", &["out", "new"])];

@@ -102,65 +102,36 @@ pub struct Plot {
     pub name: String,
     /// Heading.
     pub title: String,
-    /// Horizontal axis.
-    pub x: Axis,
-    /// Vertical axis.
-    pub y: Axis,
+    /// What the horizontal axis shows, with the unit: `seconds since the start`.
+    pub x: String,
+    /// The same of the vertical axis.
+    pub y: String,
+    /// Whether the vertical axis is logarithmic; values of zero or below are then left out.
+    pub logarithmic: bool,
     /// The lines.
     pub series: Vec<Series>,
 }
 
 impl Plot {
-    /// A plot whose file gets this name.
+    /// A plot over the seconds since the start, whose file gets this name.
     #[must_use]
-    pub fn new(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Self {
+    pub fn over_time(name: &str, title: &str, y: &str, series: Vec<Series>) -> Self {
         Self {
             name: name.to_owned(),
             title: title.to_owned(),
-            x,
-            y,
-            series,
-        }
-    }
-
-    /// The same over the seconds since the start.
-    #[must_use]
-    pub fn over_time(name: &str, title: &str, y: Axis, series: Vec<Series>) -> Self {
-        Self::new(
-            name,
-            title,
-            Axis::linear("seconds since the start"),
-            y,
-            series,
-        )
-    }
-}
-
-/// An axis of a [`Plot`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Axis {
-    /// What it shows, with the unit: `seconds since the start`.
-    pub label: String,
-    /// Logarithmic, for values above zero; others are left out.
-    pub logarithmic: bool,
-}
-
-impl Axis {
-    /// An axis in equal steps.
-    #[must_use]
-    pub fn linear(label: &str) -> Self {
-        Self {
-            label: label.to_owned(),
+            x: "seconds since the start".to_owned(),
+            y: y.to_owned(),
             logarithmic: false,
+            series,
         }
     }
 
-    /// A logarithmic axis.
+    /// The same with a logarithmic vertical axis.
     #[must_use]
-    pub fn logarithmic(label: &str) -> Self {
+    pub fn logarithmic(self) -> Self {
         Self {
-            label: label.to_owned(),
             logarithmic: true,
+            ..self
         }
     }
 }

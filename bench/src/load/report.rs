@@ -9,9 +9,9 @@ use super::{
     second::Second,
 };
 use crate::report::{
-    Axis, Figure, Plot, Report, Row, Series, grouped, lines, micros_each, per_second, rate,
+    Figure, Plot, Report, Row, grouped, lines, micros_each, per_second, rate,
     samples,
-    unit::{COUNT, CPU, MILLIS, PERCENT, RATE},
+    unit::{COUNT, CPU, MILLIS, RATE},
 };
 
 const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
@@ -235,13 +235,11 @@ fn second(second: &Second) -> Row {
         RATE.of("errors", rate(second.counts.errors)),
         COUNT.of("at the end of each second", second.outstanding),
         MILLIS.of("p99, the generator's own", own_delay),
-        PERCENT.of("running", second.generator_running),
-        PERCENT.of("waiting for a processor", second.generator_waiting),
     ];
     Row::new("", measures)
         .and(MILLIS.percentiles("latency ", second.latency_micros, &shown, &[]))
         .and(MILLIS.percentiles("send delay ", second.send_delay_micros, &shown, &[]))
-        .at("", second.second as f64 + second.length)
+        .at(second.second as f64 + second.length)
 }
 
 fn is_whole(second: &Second) -> bool {
@@ -254,63 +252,12 @@ fn plots(outcome: &Outcome, seconds: &[Row]) -> Vec<Plot> {
         0 => &rates[..3],
         _ => &rates[..],
     };
-    let over_time = |name: &str, title: &str, y: Axis, names: &[&str]| {
-        Plot::over_time(name, title, y, lines(seconds, names))
-    };
+    let latency = ["latency p50", "latency p99", "latency p99.9", "latency max"];
+    let title = "Latency of the answers of each second";
     let mut plots = vec![
-        over_time("rate", "Rate", Axis::linear("requests a second"), rates),
-        over_time(
-            "latency",
-            "Latency of the answers of each second",
-            Axis::logarithmic("milliseconds"),
-            &["latency p50", "latency p99", "latency p99.9", "latency max"],
-        ),
-        by_percentile(outcome),
-        over_time(
-            "send-delay",
-            "How late requests left",
-            Axis::logarithmic("milliseconds"),
-            &[
-                "send delay p50",
-                "send delay p99",
-                "send delay p99.9",
-                "send delay max",
-                "p99, the generator's own",
-            ],
-        ),
-        over_time(
-            "outstanding",
-            "Requests without an answer",
-            Axis::linear("requests"),
-            &["at the end of each second"],
-        ),
-        over_time(
-            "generator",
-            "Threads of the generator, mean",
-            Axis::linear("percent of the time"),
-            &["running", "waiting for a processor"],
-        ),
+        Plot::over_time("rate", "Rate", "requests a second", lines(seconds, rates)),
+        Plot::over_time("latency", title, "milliseconds", lines(seconds, &latency)).logarithmic(),
     ];
     plots.retain(|plot| !plot.series.is_empty());
     plots
-}
-
-/// Latency against one in so many requests, as HDR histograms are usually drawn: 1,000 is the 99.9th percentile.
-fn by_percentile(outcome: &Outcome) -> Plot {
-    /// Points for each halving of what is above: enough for a smooth line.
-    const TICKS_PER_HALF: u32 = 5;
-    let total = outcome.latency.len() as f64;
-    let values = outcome.latency.iter_quantiles(TICKS_PER_HALF);
-    let points = values.map(|value| {
-        let above: f64 = 1.0 - value.quantile_iterated_to();
-        let one_in = above.recip().clamp(1.0, total.max(1.0));
-        (one_in, value.value_iterated_to() as f64 / 1e3)
-    });
-    Plot::new(
-        "latency-by-percentile",
-        "Latency by percentile",
-        Axis::logarithmic("one in so many requests took this or longer (100: p99; 1 000: p99.9)"),
-        Axis::logarithmic("milliseconds"),
-        vec![Series::new("latency", points)],
-    )
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Observation, Role, Seen};
 use crate::{
-    report::{Axis, Plot, Series},
+    report::{Plot, Series},
     scrape::Buckets,
 };
 
@@ -59,32 +59,26 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
             now.processes[at].memory.resident_bytes as f64 / f64::from(1 << 20)
         })
     });
+    let rate = std::iter::once(accepted).chain(stored).collect();
+    let latency = received.into_iter().chain(to_stored).collect();
+    let plot = Plot::over_time;
     vec![
-        Plot::over_time(
-            "rate",
-            "Accepted and settled",
-            Axis::linear("cookies a second"),
-            std::iter::once(accepted).chain(stored).collect(),
-        ),
-        Plot::over_time(
+        plot("rate", "Accepted and settled", "cookies a second", rate),
+        plot(
             "backlog",
             "Accepted and not stored",
-            Axis::linear("cookies"),
+            "cookies",
             waiting.collect(),
         ),
-        Plot::over_time(
+        plot(
             "latency",
             "From accepted at the edge, over all nodes",
-            Axis::logarithmic("ms"),
-            received.into_iter().chain(to_stored).collect(),
-        ),
-        Plot::over_time("cpu", "CPU", Axis::linear("cores"), cpu.collect()),
-        Plot::over_time(
-            "memory",
-            "Memory",
-            Axis::linear("MiB resident"),
-            memory.collect(),
-        ),
+            "ms",
+            latency,
+        )
+        .logarithmic(),
+        plot("cpu", "CPU", "cores", cpu.collect()),
+        plot("memory", "Memory", "MiB resident", memory.collect()),
     ]
 }
 

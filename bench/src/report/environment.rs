@@ -1,18 +1,14 @@
 //! Where, when and with what a report was made.
 
-use std::{env, fs, sync::OnceLock, thread};
+use std::{env, fs, thread};
 
 use jiff::Timestamp;
 use launcher::programs::found;
+use procfs::{CpuInfo, Current as _};
 use runtime::PROFILE;
 use serde::{Deserialize, Serialize};
 
 use crate::memory;
-
-/// When this run began its work.
-static STARTED_AT: OnceLock<Timestamp> = OnceLock::new();
-
-const UNKNOWN: &str = "unknown";
 
 /// The profile of what ships.
 const SHIPS: &str = "dist";
@@ -20,14 +16,12 @@ const SHIPS: &str = "dist";
 /// What one needs to know to repeat a run, or to doubt it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
-    /// When the run began, in UTC: RFC 3339.
-    pub started_at: String,
+    /// When the run ended, in UTC: RFC 3339.
+    pub ended_at: String,
     /// The command line.
     pub command: Vec<String>,
     /// This program's version.
     pub version: String,
-    /// The git revision it was built from, with `-dirty` for changes that were not committed; `unknown` where there was none.
-    pub revision: String,
     /// The profile this program was built with: `dist`, or one whose figures say little of what ships.
     pub profile: String,
     /// Processor model.
@@ -44,16 +38,14 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of this process, which began its run when it took the report's folder, and of the programs of ours that it found.
+    /// That of this process, whose run ends now, and of the programs of ours that it found.
     #[must_use]
     pub fn of_this_run() -> Self {
-        let started_at = STARTED_AT.get_or_init(Timestamp::now);
         let command = env::args_os().map(|word| redacted(&word.to_string_lossy()));
         Self {
-            started_at: started_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            ended_at: Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             command: command.collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            revision: env!("BENCH_REVISION").to_owned(),
             profile: PROFILE.to_owned(),
             cpu: cpu(),
             cores: thread::available_parallelism().map_or(1, usize::from),
@@ -91,11 +83,6 @@ impl Environment {
     }
 }
 
-/// Notes that the run begins now, unless it has begun.
-pub(super) fn begin() {
-    STARTED_AT.get_or_init(Timestamp::now);
-}
-
 /// A word of the command line without what may be secret: users and passwords of addresses, and the options of a
 /// MongoDB's, among which passwords of keys and session tokens can be.
 fn redacted(word: &str) -> String {
@@ -115,47 +102,19 @@ fn redacted(word: &str) -> String {
 }
 
 fn cpu() -> String {
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = value_of(&info, "model name", ':').unwrap_or(UNKNOWN);
-    format!("{model} ({})", env::consts::ARCH)
+    let info = CpuInfo::current().ok();
+    let model = info.as_ref().and_then(|info| info.model_name(0));
+    format!("{} ({})", model.unwrap_or("unknown"), env::consts::ARCH)
 }
 
 fn system() -> String {
-    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
-    let release = read("/etc/os-release");
-    let name = value_of(&release, "PRETTY_NAME", '=').unwrap_or(env::consts::OS);
-    let kernel = read("/proc/sys/kernel/osrelease");
-    format!("{}, kernel {}", name.trim_matches('"'), kernel.trim())
-}
-
-/// The value of the first line `name … separator … value`.
-fn value_of<'a>(text: &'a str, name: &str, separator: char) -> Option<&'a str> {
-    text.lines().find_map(|line| {
-        let (found, value) = line.split_once(separator)?;
-        (found.trim() == name).then(|| value.trim())
-    })
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{}, kernel {}", env::consts::OS, kernel.trim())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn change_of_any_package_of_the_programs_makes_the_revision_anew() {
-        let sources: Vec<_> = env!("BENCH_SOURCES").split(' ').collect();
-        let workspace = include_str!("../../../Cargo.toml");
-        let packages = workspace.lines().filter_map(|line| {
-            let (_, path) = line.split_once("path = \"")?;
-            // The root's package has its sources in proto/.
-            Some(path.split(['/', '"']).next()?.replace('.', "proto"))
-        });
-        let packages: std::collections::BTreeSet<_> = packages.collect();
-        assert!(packages.contains("runtime"), "{packages:?}");
-        for package in packages {
-            let folder = format!("../{package}");
-            assert!(sources.contains(&&*folder), "{package} is not watched");
-        }
-    }
 
     #[test]
     fn secrets_do_not_get_into_a_report() {
@@ -182,8 +141,7 @@ mod tests {
         let environment = Environment::of_this_run();
         assert!(environment.cores > 0);
         assert!(environment.memory_bytes > 1 << 20);
-        assert!(environment.started_at.ends_with('Z'), "{environment:?}");
-        assert!(!environment.revision.is_empty());
+        assert!(environment.ended_at.ends_with('Z'), "{environment:?}");
         let is_unoptimized = environment.profile == "dev";
         assert_eq!(is_unoptimized, cfg!(debug_assertions));
     }
@@ -206,12 +164,5 @@ mod tests {
             warning.starts_with("producer is a release build: "),
             "{warning}"
         );
-    }
-
-    #[test]
-    fn values_are_found_by_name() {
-        let text = "model\t: 1\nmodel name\t: A: B\n";
-        assert_eq!(value_of(text, "model name", ':'), Some("A: B"));
-        assert_eq!(value_of(text, "flags", ':'), None);
     }
 }

@@ -40,10 +40,7 @@ pub struct Row {
     pub name: String,
     /// Its figures.
     pub figures: Vec<Figure>,
-    /// The line of a plot that it is a point of.
-    #[serde(skip)]
-    line: String,
-    /// Its place on that line.
+    /// Its place on the lines of a plot.
     #[serde(skip)]
     x: f64,
 }
@@ -181,14 +178,10 @@ impl Row {
         self
     }
 
-    /// The same as a point of the line of this name, at `x`.
+    /// The same as a point of lines, at `x`.
     #[must_use]
-    pub fn at(self, line: impl Into<String>, x: f64) -> Self {
-        Self {
-            line: line.into(),
-            x,
-            ..self
-        }
+    pub fn at(self, x: f64) -> Self {
+        Self { x, ..self }
     }
 
     fn value(&self, name: &str) -> Option<f64> {
@@ -202,31 +195,13 @@ pub fn samples(rows: &[Row], name: &str) -> impl Iterator<Item = f64> {
 }
 
 /// The figures of these names as lines through the points of their rows; those without any value are left out.
-///
-/// A line is called after its rows, or its figure, or both where that tells lines apart.
 #[must_use]
 pub fn lines(rows: &[Row], names: &[&str]) -> Vec<Series> {
-    let mut of_rows: Vec<&str> = Vec::new();
-    for row in rows {
-        if !of_rows.contains(&row.line.as_str()) {
-            of_rows.push(&row.line);
-        }
-    }
-    let all = names
-        .iter()
-        .flat_map(|name| of_rows.iter().map(move |line| (*name, *line)));
-    let series = all.map(|(name, line)| {
-        let of_it = rows.iter().filter(|row| row.line == line);
-        let mut points: Vec<_> = of_it
-            .map(|row| (row.x, row.value(name).unwrap_or(f64::NAN)))
-            .collect();
+    let series = names.iter().map(|name| {
+        let point = |row: &Row| (row.x, row.value(name).unwrap_or(f64::NAN));
+        let mut points: Vec<_> = rows.iter().map(point).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let name = match (line, names.len()) {
-            ("", _) => name.to_owned(),
-            (_, 1) => line.to_owned(),
-            _ => format!("{line}, {name}"),
-        };
-        Series { name, points }
+        Series::new(name, points)
     });
     series
         .filter(|series| series.points.iter().any(|(_, y)| y.is_finite()))
@@ -264,70 +239,6 @@ impl Report {
     }
 }
 
-/// A table as a reader sees it.
-pub(super) struct Grid {
-    pub(super) headings: Vec<String>,
-    pub(super) lines: Vec<Vec<Cell>>,
-}
-
-/// A cell of a [`Grid`].
-pub(super) struct Cell {
-    pub(super) text: String,
-    pub(super) is_number: bool,
-}
-
-impl Cell {
-    fn words(text: &str) -> Self {
-        Self {
-            text: text.to_owned(),
-            is_number: false,
-        }
-    }
-}
-
-impl From<&Figure> for Cell {
-    fn from(figure: &Figure) -> Self {
-        Self {
-            text: figure.text.clone(),
-            is_number: figure.value.is_some(),
-        }
-    }
-}
-
-impl Table {
-    /// A line for each row, without figures that no row has; of a single row, a line for each figure.
-    pub(super) fn grid(&self) -> Grid {
-        if let [row] = self.rows.as_slice() {
-            let figures = row.figures.iter().filter(|it| !it.text.is_empty());
-            return Grid {
-                headings: vec![String::new(), row.name.clone()],
-                lines: figures
-                    .map(|it| vec![Cell::words(&it.name), it.into()])
-                    .collect(),
-            };
-        }
-        let rows = || self.rows.iter();
-        let has_names = rows().any(|row| !row.name.is_empty());
-        let first = rows().next().map_or(&[][..], |row| &row.figures);
-        let is_shown = |at: &usize| rows().any(|row| !row.figures[*at].text.is_empty());
-        let shown: Vec<_> = (0..first.len()).filter(is_shown).collect();
-        let names = shown.iter().map(|at| first[*at].name.clone());
-        let line = |row: &Row| {
-            let name = has_names.then(|| Cell::words(&row.name));
-            let cells = shown.iter().map(|at| (&row.figures[*at]).into());
-            name.into_iter().chain(cells).collect()
-        };
-        Grid {
-            headings: has_names
-                .then(String::new)
-                .into_iter()
-                .chain(names)
-                .collect(),
-            lines: rows().map(line).collect(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{
@@ -335,7 +246,7 @@ mod tests {
         *,
     };
 
-    fn step(line: &str, x: f64, accepted: Option<f64>, micros: f64) -> Row {
+    fn step(x: f64, accepted: Option<f64>, micros: f64) -> Row {
         let figures = [
             RATE.of("accepted", accepted).higher().sampled([1.0, 2.0]),
             CPU.of("CPU per cookie", micros),
@@ -344,23 +255,22 @@ mod tests {
         let delivery = MILLIS.of("delivery p99", 1_500_u64).lower();
         Row::new(format!("×{x}"), figures)
             .and([delivery.sampled([0.5, f64::NAN])])
-            .at(line, x)
+            .at(x)
     }
 
     #[track_caller]
-    fn check(table: &Table, headings: &[&str], lines: &[&[&str]]) {
-        let grid = table.grid();
-        assert_eq!(grid.headings, headings);
-        let text = |line: &Vec<Cell>| line.iter().map(|it| it.text.clone()).collect::<Vec<_>>();
-        assert_eq!(grid.lines.iter().map(text).collect::<Vec<_>>(), lines);
+    fn check(table: &Table, lines: &[&str]) {
+        let text = table.text();
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(text.lines().map(words).collect::<Vec<_>>(), lines);
     }
 
     #[test]
     fn rows_are_a_table_and_figures() {
         let mut report = Report::new("fanout", "Rows");
         let rows = [
-            step("a", 2.0, Some(12_345.0), 1.5),
-            step("a", 1.0, None, 0.5),
+            step(2.0, Some(12_345.0), 1.5),
+            step(1.0, None, 0.5),
         ];
         report.add("Steps", "", rows);
         report.add("Nothing", "", []);
@@ -369,10 +279,12 @@ mod tests {
         };
         check(
             table,
-            &["", "accepted", "CPU per cookie", "delivery p99"],
             &[
-                &["×2", "12 345/s", "1.500 µs", "1.50 ms"],
-                &["×1", "", "0.500 µs", "1.50 ms"],
+                "accepted CPU delivery",
+                "per p99",
+                "cookie",
+                "×2 12 345/s 1.500 µs 1.50 ms",
+                "×1 0.500 µs 1.50 ms",
             ],
         );
         assert_eq!(report.value("×2: delivery p99"), Some(1.5));
@@ -386,27 +298,18 @@ mod tests {
         let memory = MEBIBYTES.of("memory", 3_u64 << 20).lower();
         let facts = [COUNT.of("unsent", None::<u64>).lower(), memory];
         report.add("Facts", "", [Row::new("", facts)]);
-        check(&report.tables[0], &["", ""], &[&["memory", "3.0 MiB"]]);
+        check(&report.tables[0], &["memory 3.0 MiB"]);
         assert_eq!(report.value("memory"), Some(3.0));
     }
 
     #[test]
     fn lines_go_through_the_rows_in_the_order_of_x() {
         let rows = [
-            step("a", 2.0, Some(20.0), 1.0),
-            step("a", 1.0, Some(10.0), 2.0),
-            step("b", 1.0, None, 3.0),
+            step(2.0, Some(20.0), 1.0),
+            step(1.0, Some(10.0), 2.0),
         ];
-        let one = lines(&rows, &["accepted"]);
-        assert_eq!(one, [Series::new("a", [(1.0, 10.0), (2.0, 20.0)])]);
-        let names: Vec<_> = lines(&rows, &["accepted", "CPU per cookie"])
-            .into_iter()
-            .map(|series| series.name)
-            .collect();
-        assert_eq!(
-            names,
-            ["a, accepted", "a, CPU per cookie", "b, CPU per cookie"]
-        );
+        let one = lines(&rows, &["accepted", "unsent"]);
+        assert_eq!(one, [Series::new("accepted", [(1.0, 10.0), (2.0, 20.0)])]);
         assert_eq!(lines(&rows[..1], &["delivery p99"])[0].points, [(2.0, 1.5)]);
         assert!(samples(&rows, "accepted").eq([20.0, 10.0]));
     }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 
-use super::{Report, ReportArgs, environment, page, plot};
+use super::{Report, ReportArgs, page, plot};
 
 const DEFAULT_PARENT: &str = "bench-reports";
 
@@ -27,7 +27,6 @@ impl ReportArgs {
     /// # Errors
     /// When the folder cannot be created or holds something.
     pub fn prepare(&self, scenario: &str) -> Result<Option<ReportFolder>> {
-        environment::begin();
         if self.no_report {
             return Ok(None);
         }

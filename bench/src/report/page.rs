@@ -5,16 +5,9 @@
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{
-    Environment, Plot, Report, Table,
-    figure::{Cell, Grid},
-    grouped, plot,
-};
+use super::{Environment, Figure, Plot, Report, Row, Table, grouped, plot};
 
 const STYLE: &str = include_str!("page/style.css");
-
-/// A longer text in a table may take several lines of about this length: what fits beside a name on a telephone.
-const LINE_LETTERS: usize = 30;
 
 /// Needed in a file of its own, not inside a page.
 const SVG_NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
@@ -43,8 +36,8 @@ pub(super) fn html(report: &Report) -> Result<String> {
             body {
                 h1 { (report.title) }
                 p.when {
-                    "bench " (report.scenario) " · " (report.environment.started_at)
-                    " · " (format!("{:.1} s", report.seconds)) " · revision " (report.environment.revision)
+                    "bench " (report.scenario) " · " (report.environment.ended_at)
+                    " · " (format!("{:.1} s", report.seconds))
                 }
                 (verdict(report))
                 @if !report.findings.is_empty() {
@@ -94,34 +87,11 @@ fn verdict(report: &Report) -> Markup {
 }
 
 fn table_of(table: &Table) -> Markup {
-    let Grid { headings, lines } = table.grid();
     html! {
         h2 { (table.title) }
         @if !table.note.is_empty() { p.note { (table.note) } }
-        div.scroll tabindex="0" {
-            table {
-                @if headings.iter().any(|heading| !heading.is_empty()) {
-                    thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
-                }
-                tbody {
-                    @for line in lines {
-                        tr { @for cell in line { td class=[class(&cell)] { (cell.text) } } }
-                    }
-                }
-            }
-        }
+        pre tabindex="0" { (table.text()) }
     }
-}
-
-fn class(cell: &Cell) -> Option<&'static str> {
-    cell.is_number
-        .then_some("number")
-        .or_else(|| long(&cell.text))
-}
-
-/// The class of a text that may take several lines.
-fn long(text: &str) -> Option<&'static str> {
-    (text.chars().count() > LINE_LETTERS).then_some("long")
 }
 
 fn figure(plot: &Plot) -> Result<Markup> {
@@ -131,10 +101,9 @@ fn figure(plot: &Plot) -> Result<Markup> {
 
 fn environment(environment: &Environment) -> Markup {
     let Environment {
-        started_at,
+        ended_at,
         command,
         version,
-        revision,
         profile,
         cpu,
         cores,
@@ -142,41 +111,24 @@ fn environment(environment: &Environment) -> Markup {
         system,
         programs,
     } = environment;
-    let mut facts = vec![
-        ("started".to_owned(), started_at.clone()),
-        (
-            "bench".to_owned(),
-            format!("{version}, revision {revision}, profile {profile}"),
-        ),
-        ("processor".to_owned(), format!("{cpu}, {cores} usable")),
-        (
-            "memory".to_owned(),
-            format!("{} MiB", grouped(memory_bytes >> 20)),
-        ),
-        ("system".to_owned(), system.clone()),
+    let memory = format!("{} MiB", grouped(memory_bytes >> 20));
+    let facts = [
+        ("ended", ended_at.clone()),
+        ("bench", format!("{version}, profile {profile}")),
+        ("processor", format!("{cpu}, {cores} usable")),
+        ("memory", memory),
+        ("system", system.clone()),
     ];
-    facts.extend(programs.iter().cloned());
+    let facts = facts.map(|(name, value)| Figure::words(name, value));
+    let programs = programs.iter();
+    let programs = programs.map(|(name, version)| Figure::words(name, version));
     html! {
-        h2 { "Where it was measured" }
-        div.scroll {
-            table { tbody { @for (name, value) in facts {
-                tr { th scope="row" { (name) } td class=[long(&value)] { (value) } }
-            } } }
-        }
+        (table_of(&Table {
+            title: "Where it was measured".to_owned(),
+            note: String::new(),
+            rows: vec![Row::new("", facts).and(programs)],
+        }))
         h2 { "How to repeat it" }
-        pre { code { (command_line(command)) } }
+        pre { code { (command.join(" ")) } }
     }
-}
-
-/// As one would type it.
-fn command_line(command: &[String]) -> String {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:,=@%+".contains(letter);
-    let quoted = |word: &String| {
-        if !word.is_empty() && word.chars().all(is_plain) {
-            word.clone()
-        } else {
-            format!("'{}'", word.replace('\'', r"'\''"))
-        }
-    };
-    command.iter().map(quoted).collect::<Vec<_>>().join(" ")
 }

@@ -1,6 +1,8 @@
 //! Draws a [`Plot`] as SVG.
 
-use anyhow::{Context, Result, anyhow, ensure};
+use std::ops::Range;
+
+use anyhow::{Context, Result, anyhow};
 use plotters::{
     coord::{
         Shift,
@@ -12,7 +14,7 @@ use plotters::{
     },
 };
 
-use super::{Axis, Plot, Series};
+use super::{Plot, Series};
 
 /// Colours that can be told apart with any eyes, after Okabe and Ito.
 const PALETTE: [RGBColor; 7] = [
@@ -45,20 +47,15 @@ const DOTS_MAX: usize = 50;
 /// All plots as files: name and SVG.
 ///
 /// # Errors
-/// When one cannot be drawn, or two have the same name.
+/// When one cannot be drawn.
 pub(super) fn files(plots: &[Plot]) -> Result<Vec<(String, String)>> {
-    let mut files: Vec<(String, String)> = Vec::with_capacity(plots.len());
-    for plot in plots {
-        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
+    let file = |plot: &Plot| {
+        // It may be of a report that somebody else has written.
         let name = plot.name.replace(|letter| !is_plain(letter), "-");
-        let name = format!("{name}.svg");
-        ensure!(
-            files.iter().all(|(other, _)| *other != name),
-            "two plots have the name {name}"
-        );
-        files.push((name, draw(plot)?));
-    }
-    Ok(files)
+        Ok((format!("{name}.svg"), draw(plot)?))
+    };
+    plots.iter().map(file).collect()
 }
 
 /// The plot as SVG.
@@ -68,20 +65,17 @@ pub(super) fn files(plots: &[Plot]) -> Result<Vec<(String, String)>> {
 pub(super) fn draw(plot: &Plot) -> Result<String> {
     let points = plot.series.iter().flat_map(|series| &series.points);
     let shown = || points.clone().filter(|point| is_shown(plot, **point));
-    let x = range(&plot.x, shown().map(|point| point.0));
-    let mut y = range(&plot.y, shown().map(|point| point.1));
-    if !plot.y.logarithmic {
-        // Heights can be compared.
-        y = y.start.min(0.0)..y.end;
-    }
+    let x = range(false, shown().map(|point| point.0));
+    let mut y = range(plot.logarithmic, shown().map(|point| point.1));
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        match (plot.x.logarithmic, plot.y.logarithmic) {
-            (false, false) => draw_on(plot, &area, x, y),
-            (false, true) => draw_on(plot, &area, x, y.log_scale()),
-            (true, false) => draw_on(plot, &area, x.log_scale(), y),
-            (true, true) => draw_on(plot, &area, x.log_scale(), y.log_scale()),
+        if plot.logarithmic {
+            draw_on(plot, &area, x, y.log_scale())
+        } else {
+            // Heights can be compared.
+            y.start = y.start.min(0.0);
+            draw_on(plot, &area, x, y)
         }
         .with_context(|| format!("cannot draw the plot {}", plot.name))?;
     }
@@ -89,14 +83,12 @@ pub(super) fn draw(plot: &Plot) -> Result<String> {
 }
 
 fn is_shown(plot: &Plot, (x, y): (f64, f64)) -> bool {
-    let is_shown = |axis: &Axis, value: f64| {
-        value.abs() <= VALUE_MAX && (!axis.logarithmic || value >= VALUE_MIN)
-    };
-    is_shown(&plot.x, x) && is_shown(&plot.y, y)
+    let is_shown = |value: f64| value.abs() <= VALUE_MAX;
+    is_shown(x) && is_shown(y) && (!plot.logarithmic || y >= VALUE_MIN)
 }
 
 /// From the least to the greatest value.
-fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
+fn range(is_logarithmic: bool, values: impl Iterator<Item = f64>) -> Range<f64> {
     let range = values.fold(None, |range: Option<(f64, f64)>, value| {
         let (low, high) = range.unwrap_or((value, value));
         Some((low.min(value), high.max(value)))
@@ -104,15 +96,18 @@ fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> std::ops::Range<f64>
     match range {
         None => 1.0..2.0,
         Some((low, high)) if low < high => low..high,
-        Some((value, _)) if axis.logarithmic => value / 2.0..value * 2.0,
+        Some((value, _)) if is_logarithmic => value / 2.0..value * 2.0,
         Some((value, _)) => value - 1.0..value + 1.0,
     }
 }
 
-fn draw_on<X, Y>(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>, x: X, y: Y) -> Result<()>
+fn draw_on<Y>(
+    plot: &Plot,
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    x: Range<f64>,
+    y: Y,
+) -> Result<()>
 where
-    X: AsRangedCoord<Value = f64>,
-    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
@@ -129,8 +124,8 @@ where
         .configure_mesh()
         .light_line_style(WHITE)
         .bold_line_style(GRAY)
-        .x_desc(&plot.x.label)
-        .y_desc(&plot.y.label)
+        .x_desc(&plot.x)
+        .y_desc(&plot.y)
         .label_style((FONT, TEXT_SIZE))
         .x_label_formatter(&|value| si(*value))
         .y_label_formatter(&|value| si(*value))

@@ -2,10 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, presets::NOTHING};
 
-use super::{
-    Report, Table,
-    figure::{self, Grid},
-};
+use super::{Figure, Report, Table};
 
 impl Report {
     /// The summary for a person.
@@ -24,26 +21,42 @@ impl Report {
 }
 
 impl Table {
-    /// Headings, each word on a line of its own, and rows.
-    fn text(&self) -> String {
-        let Grid { headings, lines } = self.grid();
+    /// Headings, each word on a line of its own, and rows without the figures that no row has; of a single row, a line for
+    /// each figure.
+    pub(super) fn text(&self) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(NOTHING);
-        if headings.iter().any(|heading| !heading.is_empty()) {
-            table.set_header(headings.iter().map(|heading| heading.replace(' ', "\n")));
+        if let [row] = self.rows.as_slice() {
+            if !row.name.is_empty() {
+                table.set_header(["", &row.name]);
+            }
+            for figure in row.figures.iter().filter(|it| !it.text.is_empty()) {
+                table.add_row([Cell::new(&figure.name), cell(figure)]);
+            }
+            return table.trim_fmt();
         }
-        for line in lines {
-            table.add_row(line.iter().map(cell));
+        let rows = || self.rows.iter();
+        let has_names = rows().any(|row| !row.name.is_empty());
+        let columns = rows().next().map_or(0, |row| row.figures.len());
+        let is_shown = |at: &usize| rows().any(|row| !row.figures[*at].text.is_empty());
+        let shown: Vec<_> = (0..columns).filter(is_shown).collect();
+        for row in rows() {
+            let figures = || shown.iter().map(|at| &row.figures[*at]);
+            if table.header().is_none() {
+                let headings = figures().map(|figure| figure.name.replace(' ', "\n"));
+                table.set_header(has_names.then(String::new).into_iter().chain(headings));
+            }
+            let name = has_names.then(|| Cell::new(&row.name));
+            table.add_row(name.into_iter().chain(figures().map(cell)));
         }
         table.trim_fmt()
     }
 }
 
-fn cell(cell: &figure::Cell) -> Cell {
-    Cell::new(&cell.text).set_alignment(if cell.is_number {
-        CellAlignment::Right
-    } else {
-        CellAlignment::Left
+fn cell(figure: &Figure) -> Cell {
+    Cell::new(&figure.text).set_alignment(match figure.value {
+        Some(_) => CellAlignment::Right,
+        None => CellAlignment::Left,
     })
 }
 

@@ -25,8 +25,6 @@ pub const COUNT: Unit = unit("", 1.0, |count| grouped(to_u64(count)));
 pub const RATE: Unit = unit("/s", 1.0, rate);
 /// Raw: microseconds; compared and drawn in milliseconds.
 pub const MILLIS: Unit = unit("ms", 1e-3, |micros| duration(to_u64(micros)));
-/// Raw: a share, 0 to 1.
-pub const PERCENT: Unit = unit("%", 100.0, |share| format!("{:.0} %", 100.0 * share));
 /// Raw: microseconds of CPU time.
 pub const CPU: Unit = unit(CPU_MICROS, 1.0, |micros| format!("{micros:.3} µs"));
 /// A number that is not a count, such as of processors in use.

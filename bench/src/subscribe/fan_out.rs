@@ -28,7 +28,7 @@ use crate::{
     producer::{Addresses, Launch, Producer},
     programs::{Process, Programs},
     report::{
-        Axis, Figure, Plot, Report, Row, counted, grouped, lines, micros_each,
+        Figure, Plot, Report, Row, counted, grouped, lines, micros_each,
         unit::{COUNT, CPU, MEBIBYTES},
     },
     scrape::names,
@@ -106,7 +106,7 @@ pub async fn run(
                     .faults
                     .extend(faults.iter().map(|fault| format!("{name}: {fault}")));
                 points.push((number.get() as f64, step.cpu_micros()));
-                rows.push(step.row(name).at(args.call.name(), number.get() as f64));
+                rows.push(step.row(name).at(number.get() as f64));
             }
             // What the steps before found is not lost with it.
             Err(error) => {
@@ -123,20 +123,11 @@ pub async fn run(
              all steps)."
         ));
     }
-    let plot = |name, title, y, figure| {
-        let x = Axis::logarithmic("streams");
-        Plot::new(name, title, x, Axis::linear(y), lines(&rows, &[figure]))
-    };
-    let all = "cookies a second, all streams";
-    report.plots = vec![
-        plot("deliveries", "Deliveries", all, "deliveries"),
-        plot(
-            "cpu",
-            "CPU of the producer",
-            "µs a cookie",
-            "producer CPU per cookie",
-        ),
-    ];
+    let cpu = lines(&rows, &["producer CPU per cookie"]);
+    report.plots = vec![Plot {
+        x: "streams".to_owned(),
+        ..Plot::over_time("cpu", "CPU of the producer", "µs a cookie", cpu)
+    }];
     let note = "Delivery is from the edge to the reader, where the call tells; what is lost of get-cookies is what is missing of \
                 accepted × streams.";
     report.add("Steps", note, rows);

@@ -2,7 +2,7 @@
 
 use super::{Extremes, Outcome};
 use crate::report::{
-    Axis, Figure, Plot, Report, Row, Series, duration, grouped, micros_each, per_second, rate,
+    Figure, Plot, Report, Row, Series, duration, grouped, micros_each, per_second, rate,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -21,7 +21,7 @@ impl Outcome {
         report.plots = vec![Plot::over_time(
             "rate",
             "Cookies received",
-            Axis::linear("cookies a second, all streams"),
+            "cookies a second, all streams",
             vec![Series::new("received", points)],
         )];
         report

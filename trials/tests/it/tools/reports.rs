@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::report::{Axis, Plot, Report, ReportArgs, Row, Series, unit::RATE};
+use bench::report::{Plot, Report, ReportArgs, Row, Series, unit::RATE};
 use tempfile::TempDir;
 
 use crate::harness::{Ended, bench, run_to_end};
@@ -36,16 +36,9 @@ fn write(
     let figure = RATE.of("rate", rate).higher();
     let figure = figure.sampled([rate, rate + 1.0, rate - 1.0]);
     report.add("Figures", "", [Row::new("", [figure])]);
-    report.plots = vec![Plot {
-        name: "rate".to_owned(),
-        title: "Rate".to_owned(),
-        x: Axis::linear("seconds"),
-        y: Axis::linear("cookies a second"),
-        series: vec![Series {
-            name: "rate".to_owned(),
-            points: vec![(0.0, rate), (1.0, rate)],
-        }],
-    }];
+    let line = Series::new("rate", [(0.0, rate), (1.0, rate)]);
+    let plot = Plot::over_time("rate", "Rate", "cookies a second", vec![line]);
+    report.plots = vec![plot];
     let folder = args.prepare(scenario)?.context("no folder")?;
     folder.write(&report)?;
     Ok(path)
