@@ -12,7 +12,6 @@ mod report;
 mod running;
 mod sizing;
 mod step;
-mod values;
 mod verdict;
 
 use std::{
@@ -27,23 +26,26 @@ use tokio_util::sync::CancellationToken;
 
 use self::measure::Measured;
 pub use self::{
-    drive::{Drive, DriveArgs, Driven},
+    drive::{DriveArgs, Driven},
     outcome::Outcome,
     running::{Cut, Drove, Explain, Meanwhile, Running, Settled, TurnEvent, Verification},
     sizing::Sizing,
     step::{NodeCounts, ProcessUse, Quantiles, Step},
-    values::parse_time,
 };
 pub use crate::report::counted;
 use crate::{
     cluster::{ClusterArgs, StoreChoice},
-    load,
+    load::Plan,
     report::{ReportArgs, grouped, leave},
+    values::{parse_rate, parse_time},
     verify::Source,
 };
 
 /// How long the first rate is sent before the ladder, for what is made once: MongoDB's databases, processes' buffers.
 const WARM_UP: Duration = Duration::from_secs(1);
+
+/// Shorter loads say nothing of a rate: the first second fills what is empty, and two halves are compared.
+const STEP_MIN: Duration = Duration::from_secs(3);
 
 /// Drives the whole system, on this machine, through a ladder of rates, and verifies every store in the end.
 ///
@@ -57,12 +59,12 @@ pub struct E2eArgs {
     #[arg(
         long,
         value_delimiter = ',',
-        value_parser = load::parse_rate,
+        value_parser = parse_rate,
         default_value = "10000,20000,50000,120000,200000"
     )]
     pub rates: Vec<NonZeroU64>,
     /// How long each rate lasts, 3 s or longer.
-    #[arg(long, value_parser = values::parse_step, default_value = "15s")]
+    #[arg(long, value_parser = |text: &str| parse_time(text, STEP_MIN), default_value = "15s")]
     pub step: Duration,
     /// What is started.
     #[command(flatten)]
@@ -83,7 +85,20 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
     args.cluster.check()?;
     let folder = args.report.prepare("e2e")?;
     let mut running = Running::start(&args.cluster, stop).await?;
-    let mut ladder = Ladder::new(args, &running, args.cluster.flush_interval()?);
+    let seed = args
+        .drive
+        .seed
+        .unwrap_or_else(|| u64::from(fastrand::u32(..)));
+    let mut ladder = Ladder {
+        args,
+        plan: args.drive.plan(seed, &running.cluster)?,
+        cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        flush_interval: args.cluster.flush_interval()?,
+        steps: Vec::new(),
+        sources: Vec::new(),
+        findings: Vec::new(),
+        left: 0,
+    };
     ladder.climb(&mut running, stop).await;
     let mut outcome = ladder.finish(&mut running, stop).await;
     let (problems, observer) = running.remove().await;
@@ -95,8 +110,8 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
 /// What is known so far.
 struct Ladder<'a> {
     args: &'a E2eArgs,
-    drive: Drive,
-    seed: u64,
+    /// With the first connection of the next load, since each has connections of its own in the traffic.
+    plan: Plan,
     cores: usize,
     flush_interval: Duration,
     steps: Vec<Step>,
@@ -106,25 +121,7 @@ struct Ladder<'a> {
     left: u64,
 }
 
-impl<'a> Ladder<'a> {
-    fn new(args: &'a E2eArgs, running: &Running, flush_interval: Duration) -> Self {
-        let seed = args
-            .drive
-            .seed
-            .unwrap_or_else(|| u64::from(fastrand::u32(..)));
-        Self {
-            args,
-            drive: Drive::new(&args.drive, seed, &running.cluster),
-            seed,
-            cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
-            flush_interval,
-            steps: Vec::new(),
-            sources: Vec::new(),
-            findings: Vec::new(),
-            left: 0,
-        }
-    }
-
+impl Ladder<'_> {
     async fn climb(&mut self, running: &mut Running, stop: &CancellationToken) {
         let rate = self.args.rates.first().copied().unwrap_or(NonZeroU64::MIN);
         eprintln!("warming up");
@@ -188,13 +185,13 @@ impl<'a> Ladder<'a> {
         lasts: Duration,
         stop: &CancellationToken,
     ) -> (Drove, Settled) {
-        let drive = Drive {
-            rate,
-            lasts,
-            ..self.drive.clone()
+        let plan = Plan {
+            rate: Some(rate),
+            duration: Some(lasts),
+            ..self.plan.clone()
         };
-        self.drive.first_connection += self.drive.connections.get() as u64;
-        let drove = running.drive(drive, stop, None).await;
+        self.plan.first_connection += self.plan.connections.get() as u64;
+        let drove = running.drive(plan, stop, None).await;
         let settled = running.settle(stop, |_, now| now.backlog() == 0).await;
         (drove, settled)
     }
@@ -220,7 +217,7 @@ impl<'a> Ladder<'a> {
             producers: self.args.cluster.producers.get(),
             store: self.args.cluster.store.name(),
             expiry: self.args.cluster.expiry().map(str::to_owned),
-            seed: self.seed,
+            seed: self.plan.traffic.seed(),
             cores: self.cores,
             seconds: Instant::now().duration_since(running.started).as_secs_f64(),
             interrupted,

@@ -25,6 +25,7 @@ pub mod program;
 pub mod report;
 pub mod subscribe;
 pub mod traffic;
+pub mod values;
 pub mod verify;
 
 pub use launcher::{

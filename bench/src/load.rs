@@ -4,7 +4,7 @@
 //! while they run. With a schedule it is an open loop: requests have intended times and leave at them whether or not
 //! answers came, and latency counts from those times, so a server that stalls cannot hide it.
 //!
-//! The way of a request: `plan` gives each connection its `task`, which makes the request; `schedule` says when it leaves;
+//! The way of a request: `plan` gives each connection its task, which makes the request; `schedule` says when it leaves;
 //! `session` and `connection` send it and check its answer; `recorder` counts within the thread (`threads`), `second`
 //! over all of them; `outcome` and `report` tell of it, and `generator` whether to believe it.
 
@@ -21,31 +21,26 @@ mod response;
 mod schedule;
 mod second;
 mod session;
-mod tally;
-mod task;
 mod thread_time;
 mod threads;
-mod values;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::values::parse_share;
 pub use self::{
     args::{LoadArgs, TrafficArgs},
     generator::{Generator, Limit},
-    history::{Fate, History},
-    outcome::{Errors, Outcome},
+    history::History,
+    outcome::Outcome,
     plan::Plan,
     recorder::Counts,
     second::Second,
-    values::parse_rate,
 };
-use self::{outcome::Measured, second::Collector, threads::Threads};
-use crate::cpu::CpuTime;
+use self::{recorder::Part, second::Collector, threads::Threads};
+use crate::{cpu::CpuTime, report::Percentiles};
 
 /// How long a load with a rate may take beyond its end to send what is late.
 const LATE_PATIENCE: Duration = Duration::from_millis(500);
@@ -71,21 +66,20 @@ pub async fn run_observed(
     stop: &CancellationToken,
     mut observe: impl FnMut(&Second),
 ) -> Result<Outcome> {
-    let tasks = plan.tasks().await?;
-    let threads = plan.threads.min(plan.connections).get();
     let ending = stop.child_token();
-    let mut running = Threads::spawn(threads, tasks, &ending);
-    running.open(stop).await?;
-
+    let streams = tokio::select! {
+        streams = threads::open(plan) => streams?,
+        () = stop.cancelled() => bail!("stopped before the connections were open"),
+    };
     let cpu_before = CpuTime::of_this_process();
     let started = Instant::now();
-    running.start(started);
+    let mut running = Threads::spawn(plan, streams, started, &ending);
     let deadline = match plan.duration {
         Some(end) if plan.rate.is_some() => end + LATE_PATIENCE,
         end => end.unwrap_or(Duration::MAX),
     };
     let mut timer = std::pin::pin!(sleep(deadline));
-    let mut collector = Collector::new(threads, plan);
+    let mut collector = Collector::new(plan);
     let mut interrupted = false;
     let mut silent = 0;
     let last_due = plan.last_due().unwrap_or_default().as_secs();
@@ -99,27 +93,49 @@ pub async fn run_observed(
     loop {
         tokio::select! {
             part = running.parts.recv() => match part {
-                Some(part) => collector.take(part, &mut observe),
+                Some((thread, part)) => collector.take(thread, &part, &mut observe),
                 None => break,
             },
             () = timer.as_mut(), if !ending.is_cancelled() => ending.cancel(),
             () = stop.cancelled(), if !interrupted => interrupted = true,
         }
     }
-    let mut connections = Vec::with_capacity(plan.connections.get());
+    let (mut threads, mut histories) = (Vec::new(), Vec::new());
     while let Some(ended) = running.join_next().await {
-        connections.extend(ended?);
+        let (shares, of_thread) = ended?;
+        threads.extend(shares);
+        histories.extend(of_thread);
     }
-    let elapsed = started.elapsed();
+    histories.sort_by_key(History::connection);
     let cpu = CpuTime::of_this_process().since(&cpu_before);
-    connections.sort_by_key(|(_, history)| history.connection());
-    let measured = Measured {
-        started,
-        elapsed,
+    let Part {
+        counts,
+        times,
+        last_answer_nanos,
+        ..
+    } = collector.total;
+    let mut lasted = Duration::from_nanos(last_answer_nanos);
+    if counts.unanswered + counts.unsent > 0 {
+        let elapsed = started.elapsed();
+        lasted = lasted.max(plan.last_due().map_or(elapsed, |due| due.min(elapsed)));
+    }
+    let send_delay = Percentiles::of(&times.send_delay);
+    let is_behind = counts.unsent > 0 || send_delay.as_ref().is_some_and(Generator::is_late);
+    let delay = Percentiles::of(&times.generator_delay);
+    Ok(Outcome {
+        connections: plan.connections.get(),
+        pipeline: plan.pipeline_max(),
+        rate: plan.rate,
+        seed: plan.traffic.seed(),
+        seconds: lasted.as_secs_f64(),
         interrupted,
+        counts,
+        latency_micros: Percentiles::of(&times.latency),
+        send_delay_micros: send_delay,
+        generator: Generator::assess(delay, is_behind, &threads),
         cpu,
-        collector,
-        connections,
-    };
-    Ok(measured.outcome(plan))
+        by_second: collector.seconds,
+        latency: times.latency,
+        histories,
+    })
 }

@@ -110,11 +110,6 @@ impl Chance {
         Self { hits_below }
     }
 
-    /// True when it never happens.
-    pub(crate) fn is_never(&self) -> bool {
-        self.hits_below == 0
-    }
-
     /// Whether it happens with this draw of all 64-bit words.
     #[inline]
     pub(crate) fn hits(&self, draw: u64) -> bool {

@@ -32,13 +32,15 @@ pub const PRODUCERS_APART: std::time::Duration = std::time::Duration::from_milli
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sending {
+pub enum Fate {
     /// Answered with 200.
     Accepted,
-    /// Sent, and no answer came.
+    /// Answered otherwise.
+    Refused,
+    /// Sent, and no answer came, or none that can be read.
     Unknown,
-    /// Refused, or not sent.
-    Not,
+    /// Never sent.
+    NotSent,
 }
 
 /// The requests of one connection, by number.
@@ -46,10 +48,10 @@ pub trait Requests: Send + Sync {
     /// How many were sent.
     fn sent(&self) -> u64;
     /// What became of one.
-    fn fate(&self, number: u64) -> Sending;
-    /// A time before which it did not leave.
+    fn fate(&self, number: u64) -> Fate;
+    /// A time before which it did not leave, not long before; the end of the load when it never did.
     fn sent_after(&self, number: u64) -> Instant;
-    /// A time by which its answer was here.
+    /// A time by which its answer was here, not long after; the end of the load when none came.
     fn answered_before(&self, number: u64) -> Instant;
 }
 
@@ -120,7 +122,7 @@ impl Sent {
             let sent = u32::try_from(source.requests.sent())
                 .context("too many requests on a connection to verify")?;
             for number in 0..sent {
-                if source.requests.fate(number.into()) == Sending::Not {
+                if let Fate::Refused | Fate::NotSent = source.requests.fate(number.into()) {
                     continue;
                 }
                 let cookie = source.traffic.cookie(source.connection, number.into());
@@ -184,7 +186,7 @@ impl Sent {
             .cookie(source.connection, request.number.into())
     }
 
-    fn fate(&self, request: &Request) -> Sending {
+    fn fate(&self, request: &Request) -> Fate {
         self.source(request).requests.fate(request.number.into())
     }
 }

@@ -17,11 +17,12 @@ use anyhow::{Result, bail};
 use bench::{
     admin,
     cluster::{ClusterArgs, StoreChoice, memory_of_machine, netns},
-    e2e::{Drive, DriveArgs, Driven, Running, Settled, Verification, parse_time},
-    load,
+    e2e::{DriveArgs, Driven, Running, Settled, Verification},
+    load::Plan,
     observe::{Observation, Role},
     report::{ReportArgs, grouped, leave},
     tools::skip,
+    values::{parse_rate, parse_time},
     verify::Lost,
 };
 use clap::Args;
@@ -32,6 +33,9 @@ use tokio_util::sync::CancellationToken;
 
 use self::{allowed::AllowedLosses, inject::Injector, plan::Scene, reported::Moment};
 pub use self::{args::FaultArgs, inject::Event, outcome::Outcome, plan::Kind};
+
+/// Shorter loads measure nothing, and faults closer together would all be left out.
+const TIME_MIN: Duration = Duration::from_secs(1);
 
 /// How long nothing may move until all is taken to be stored: more than a chunk waits, and a batch.
 const QUIET: Duration = Duration::from_secs(1);
@@ -51,10 +55,10 @@ const REQUEST_BYTES: u128 = 16;
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
     /// How long to send.
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, default_value = "10m")]
+    #[arg(long = "for", value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "10m")]
     pub lasts: Duration,
     /// Requests a second.
-    #[arg(short = 'l', long, value_parser = load::parse_rate, default_value = "20000")]
+    #[arg(short = 'l', long, value_parser = parse_rate, default_value = "20000")]
     pub rate: NonZeroU64,
     /// What is started.
     #[command(flatten)]
@@ -112,12 +116,12 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     eprintln!("{what}");
 
     let mut injector = Injector::new(plan);
-    let drive = Drive {
-        rate: args.rate,
-        lasts: args.lasts,
-        ..Drive::new(&args.drive, seed, &running.cluster)
+    let plan = Plan {
+        rate: Some(args.rate),
+        duration: Some(args.lasts),
+        ..args.drive.plan(seed, &running.cluster)?
     };
-    let mut drove = running.drive(drive, stop, Some(&mut injector)).await;
+    let mut drove = running.drive(plan, stop, Some(&mut injector)).await;
     let interrupted = stop.is_cancelled();
     let began = drove.before.at;
     if let Err(error) = make_whole(&mut running, &mut injector, began).await {

@@ -1,22 +1,19 @@
 //! The one place that knows the load: how it is asked for, and what it says of itself afterwards.
 
-use std::{
-    num::{NonZeroU64, NonZeroUsize},
-    time::Duration,
-};
+use std::num::{NonZeroU64, NonZeroUsize};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use http::Uri;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::Cluster,
-    load::{self, Fate, History, Limit, Plan, parse_share},
+    load::{self, Counts, History, Limit, Plan},
     report::Percentiles,
     traffic::Traffic,
-    verify::{Requests, Sending, Source},
+    values::parse_share,
+    verify::Source,
 };
 
 /// Users among whom syncs are drawn: with 20 DSPs twenty million pairs.
@@ -39,38 +36,13 @@ pub struct DriveArgs {
     pub seed: Option<u64>,
 }
 
-/// One constant load.
-#[derive(Debug, Clone)]
-pub struct Drive {
-    /// Where requests go: the edges of the producers.
-    pub urls: Vec<String>,
-    /// Connections, spread over the producers.
-    pub connections: NonZeroUsize,
-    /// What is sent.
-    pub traffic: Traffic,
-    /// Requests a second.
-    pub rate: NonZeroU64,
-    /// How long they are sent.
-    pub lasts: Duration,
-    /// Of the connections, in the traffic: each load of a run has its own.
-    pub first_connection: u64,
-}
-
 /// What a load saw.
 #[derive(Default)]
 pub struct Driven {
     /// How long it lasted.
     pub seconds: f64,
-    /// Requests that left.
-    pub sent: u64,
-    /// Requests answered with 200.
-    pub accepted: u64,
-    /// Answered otherwise, or with what is not an answer.
-    pub refused: u64,
-    /// Without an answer: what became of them is unknown.
-    pub unanswered: u64,
-    /// What should have left and did not.
-    pub unsent: u64,
+    /// What became of its requests.
+    pub counts: Counts,
     /// From the intended time to the answer, in microseconds.
     pub latency: Option<Percentiles>,
     /// Why the generator was the limit, if it was.
@@ -79,78 +51,48 @@ pub struct Driven {
     pub sources: Vec<Source>,
 }
 
-impl Drive {
-    /// A load of what `args` and `seed` say on all producers of `cluster`; the caller sets its rate and how long it lasts.
-    #[must_use]
-    pub fn new(args: &DriveArgs, seed: u64, cluster: &Cluster) -> Self {
+impl DriveArgs {
+    /// A load with this seed on all producers of `cluster`; the caller sets its rate and how long it lasts.
+    ///
+    /// # Errors
+    /// When an address of the cluster is not a URL.
+    pub fn plan(&self, seed: u64, cluster: &Cluster) -> Result<Plan> {
+        let traffic = Traffic::new(seed, Some(self.users));
         let producers = cluster.producers.iter();
-        Self {
-            urls: producers
-                .map(|producer| format!("http://{}/", producer.http))
-                .collect(),
-            // Fewer would leave out a producer.
-            connections: args
+        let urls = producers.map(|producer| format!("http://{}/", producer.http).parse());
+        let urls: Result<Vec<Uri>, _> = urls.collect();
+        // Fewer would leave out a producer.
+        let connections_min = NonZeroUsize::new(cluster.producers.len());
+        Ok(Plan {
+            urls: urls.context("an address of ours is not a URL")?,
+            connections: self
                 .connections
-                .max(NonZeroUsize::new(cluster.producers.len()).unwrap_or(NonZeroUsize::MIN)),
-            traffic: Traffic::new(seed, Some(args.users)).with_repeats_changed(args.repeat_changed),
-            rate: NonZeroU64::MIN,
-            lasts: Duration::ZERO,
-            first_connection: 0,
-        }
-    }
-
-    /// Drives to the end, or until `stop`.
-    pub(super) async fn run(self, stop: CancellationToken) -> Result<Driven> {
-        let mut plan = Plan::new(Uri::default(), self.traffic.clone());
-        let urls = self.urls.iter().map(|url| url.parse());
-        plan.urls = urls
-            .collect::<Result<_, _>>()
-            .context("an address of ours is not a URL")?;
-        plan.connections = self.connections;
-        plan.duration = Some(self.lasts);
-        plan.rate = Some(self.rate);
-        plan.first_connection = self.first_connection;
-        let outcome = load::run(&plan, &stop).await?;
-        let first = self.first_connection;
-        let source = |history: History| {
-            let index = usize::try_from(history.connection() - first).unwrap_or(0);
-            Source {
-                traffic: self.traffic.clone(),
-                connection: history.connection(),
-                producer: index % self.urls.len(),
-                requests: Box::new(history),
-            }
-        };
-        Ok(Driven {
-            seconds: outcome.seconds,
-            sent: outcome.sent,
-            accepted: outcome.accepted,
-            refused: outcome.errors.total - outcome.errors.unanswered,
-            unanswered: outcome.errors.unanswered,
-            unsent: outcome.unsent,
-            latency: outcome.latency_micros,
-            limit: (outcome.generator.limited_by == Limit::Generator)
-                .then_some(outcome.generator.why),
-            sources: outcome.histories.into_iter().map(source).collect(),
+                .max(connections_min.unwrap_or(NonZeroUsize::MIN)),
+            ..Plan::new(
+                Uri::default(),
+                traffic.with_repeats_changed(self.repeat_changed),
+            )
         })
     }
 }
 
-impl Requests for History {
-    fn sent(&self) -> u64 {
-        self.sent()
-    }
-    fn fate(&self, number: u64) -> Sending {
-        match self.fate(number) {
-            Fate::Accepted => Sending::Accepted,
-            Fate::Unknown => Sending::Unknown,
-            Fate::Refused | Fate::NotSent => Sending::Not,
+/// Drives to the end, or until `stop`.
+pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<Driven> {
+    let outcome = load::run(&plan, &stop).await?;
+    let source = |history: History| {
+        let index = history.connection() - plan.first_connection;
+        Source {
+            traffic: plan.traffic.clone(),
+            connection: history.connection(),
+            producer: usize::try_from(index).unwrap_or(0) % plan.urls.len(),
+            requests: Box::new(history),
         }
-    }
-    fn sent_after(&self, number: u64) -> Instant {
-        self.sent_after(number)
-    }
-    fn answered_before(&self, number: u64) -> Instant {
-        self.answered_before(number)
-    }
+    };
+    Ok(Driven {
+        seconds: outcome.seconds,
+        counts: outcome.counts,
+        latency: outcome.latency_micros,
+        limit: (outcome.generator.limited_by == Limit::Generator).then_some(outcome.generator.why),
+        sources: outcome.histories.into_iter().map(source).collect(),
+    })
 }

@@ -36,6 +36,7 @@ impl Measured<'_> {
             backlog_max,
             cut,
         } = self.drove;
+        let counts = &driven.counts;
         let seconds = driven.seconds.max(f64::MIN_POSITIVE);
         let flush = quantiles(&self.histogram(|counts| &counts.flush_seconds));
         let delivered = sum(self.end, Role::Producer, |seen| {
@@ -56,12 +57,12 @@ impl Measured<'_> {
         let mut step = Step {
             rate: self.rate,
             seconds,
-            offered: offered(self.rate, self.lasts, driven.sent + driven.unsent),
-            sent: driven.sent,
-            accepted: driven.accepted,
-            refused: driven.refused,
-            unanswered: driven.unanswered,
-            accepted_per_second: per_second(driven.accepted, seconds),
+            offered: offered(self.rate, self.lasts, counts.sent + counts.unsent),
+            sent: counts.sent,
+            accepted: counts.accepted,
+            refused: counts.errors() - counts.unanswered,
+            unanswered: counts.unanswered,
+            accepted_per_second: per_second(counts.accepted, seconds),
             edge_micros: driven.latency,
             received: quantiles(&self.histogram(|counts| &counts.received_seconds)),
             stored: quantiles(&self.histogram(|counts| &counts.stored_seconds)),
@@ -174,7 +175,7 @@ impl Measured<'_> {
                 cores,
                 cpu_micros_per_cookie: micros_each(
                     now.cpu.since(&then.cpu).total().as_secs_f64(),
-                    self.drove.driven.accepted,
+                    self.drove.driven.counts.accepted,
                 ),
                 resident_bytes: now.memory.resident_bytes,
                 peak_bytes: now.memory.peak_bytes,

@@ -10,9 +10,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::drive::{Drive, Driven};
+use super::drive::{self, Driven};
 use crate::{
     cluster::{Cluster, ClusterArgs, Node, Removed, StoreBackend},
+    load::Plan,
     observe::{Observation, Observer},
     verify::{self, Check, Sent, Source, Verdict},
 };
@@ -138,7 +139,7 @@ impl Running {
     /// itself ends it, unless `meanwhile` is there to know better.
     pub async fn drive(
         &mut self,
-        drive: Drive,
+        plan: Plan,
         stop: &CancellationToken,
         mut meanwhile: Option<&mut dyn Meanwhile>,
     ) -> Drove {
@@ -146,7 +147,7 @@ impl Running {
         let (began, mut backlog_max) = (Instant::now(), 0);
         let load_stop = stop.child_token();
         let mut load = JoinSet::new();
-        load.spawn(drive.run(load_stop.clone()));
+        load.spawn(drive::drive(plan, load_stop.clone()));
         let mut looks = interval(LOOK_INTERVAL);
         let mut turns = interval(MEANWHILE_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

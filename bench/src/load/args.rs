@@ -9,15 +9,14 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use http::Uri;
 
-use super::{
-    plan::Plan,
-    values::{parse_rate, parse_share, parse_time},
-};
+use super::plan::Plan;
 use crate::{
     report::ReportArgs,
     traffic::{DSPS, Traffic},
+    values::{parse_rate, parse_share, parse_time},
 };
 
+const DURATION_MIN: Duration = Duration::from_millis(1);
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 
 /// Sends sync requests to a producer's HTTP port and checks every answer.
@@ -37,7 +36,7 @@ pub struct LoadArgs {
     #[arg(short, long)]
     pub pipeline: Option<NonZeroUsize>,
     /// How long to send, at most 30 days [default: 10 s; with a count until it is reached, or until no answer came for 30 s].
-    #[arg(short, long, value_parser = parse_time)]
+    #[arg(short, long, value_parser = |text: &str| parse_time(text, DURATION_MIN))]
     pub duration: Option<Duration>,
     /// How many requests to send, over all connections.
     #[arg(short, long)]
@@ -53,9 +52,6 @@ pub struct LoadArgs {
     /// Which cookies.
     #[command(flatten)]
     pub traffic: TrafficArgs,
-    /// Share of the requests, 0 to 1, that break one of the edge's rules and must be refused with 4xx.
-    #[arg(long, default_value_t = 0.0, value_parser = parse_share, value_name = "SHARE")]
-    pub malformed: f64,
     /// Where its report goes.
     #[command(flatten)]
     pub report: ReportArgs,
@@ -81,10 +77,6 @@ pub struct TrafficArgs {
     /// Number of the first DSP: --dsps 1 --first-dsp 17 is DSP 17 alone.
     #[arg(long, default_value = "1", value_name = "NUMBER")]
     pub first_dsp: NonZeroU32,
-    /// Number of the first connection. What connections send depends on the seed and their number, so processes with the
-    /// same seed and other numbers send other cookies of the same users.
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
-    pub first_connection: u64,
 }
 
 impl TrafficArgs {
@@ -117,8 +109,7 @@ impl LoadArgs {
             rate: self.rate,
             threads: self.threads.unwrap_or_else(Plan::default_threads),
             traffic: self.traffic.traffic(),
-            first_connection: self.traffic.first_connection,
-            malformed: self.malformed,
+            first_connection: 0,
             keeps_history: false,
         })
     }
@@ -191,7 +182,6 @@ mod tests {
             "--first-dsp 0",
             "--first-dsp 4294967277",
             "--first-dsp 4294967295 --dsps 2",
-            "--malformed 2",
         ] {
             assert!(parse(flags).is_err(), "{flags}");
         }

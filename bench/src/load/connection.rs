@@ -7,18 +7,10 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{
-    history::History,
-    recorder::Recorder,
-    session::{Broken, Session},
-    tally::Tally,
-    task::Task,
-};
+use super::{history::History, plan::Task, recorder::Recorder, session::Session};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
-/// How long a lost connection is tried again before its remaining requests are given up.
-pub(super) const RECONNECT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A connection, or what is left of it between two streams.
 pub(super) struct Connection {
@@ -54,48 +46,30 @@ impl Connection {
     pub(super) async fn run(&mut self) {
         let mut timer = Box::pin(sleep_until(self.session.started()));
         loop {
-            let Some(stream) = &mut self.stream else {
-                if self.reconnect().await {
-                    continue;
+            if let Some(stream) = &mut self.stream {
+                if let Ok(()) = self.session.exchange(stream, timer.as_mut()).await {
+                    return;
                 }
+                self.stream = None;
+                self.session.give_up_outstanding();
+            }
+            if self.session.has_sent_all() {
                 return;
-            };
-            match self.session.exchange(stream, timer.as_mut()).await {
-                Ok(()) => return,
-                Err(Broken) => {
-                    self.stream = None;
-                    self.session.give_up_outstanding();
-                }
+            }
+            sleep(RECONNECT_PAUSE).await;
+            if let Ok(stream) = connect(self.session.address()).await {
+                self.stream = Some(stream);
+                self.session.reconnected();
             }
         }
     }
 
     /// Waits for the answers that are outstanding after [`run`](Self::run) was dropped, within `patience`.
-    pub(super) async fn finish(mut self, patience: Duration) -> (Tally, History) {
+    pub(super) async fn finish(mut self, patience: Duration) -> History {
         self.session.send_no_more();
         if self.session.has_outstanding() && timeout(patience, self.run()).await.is_err() {
             self.session.give_up_outstanding();
         }
         self.session.end()
-    }
-
-    /// True when there is a new connection; false when there is nothing left to do with one.
-    async fn reconnect(&mut self) -> bool {
-        if self.session.has_sent_all() {
-            return false;
-        }
-        let deadline = Instant::now() + RECONNECT_PATIENCE;
-        loop {
-            sleep(RECONNECT_PAUSE).await;
-            if let Ok(stream) = connect(self.session.address()).await {
-                self.stream = Some(stream);
-                self.session.reconnected();
-                return true;
-            }
-            if Instant::now() >= deadline {
-                self.session.give_up();
-                return false;
-            }
-        }
     }
 }

@@ -6,9 +6,7 @@
 //! fault when requests found no place: a generator without a pause takes answers late, so that its own slowness
 //! fills the pipelines.
 
-use std::time::Duration;
-
-use super::thread_time::ThreadTime;
+use super::thread_time::Shares;
 use crate::report::{Percentiles, duration};
 
 /// Late is what leaves so long after it could have: more than a timer's millisecond and a turn of the processor
@@ -51,16 +49,10 @@ pub enum Limit {
 }
 
 impl Generator {
-    /// The verdict on a load: on its delays, on whether requests were late or did not leave at all (`is_behind`), and on each
-    /// thread's use of a processor in so much time.
-    pub(super) fn assess(
-        delay: Option<Percentiles>,
-        is_behind: bool,
-        threads: &[(ThreadTime, Duration)],
-    ) -> Self {
-        let known = threads.iter().filter(|(_, of)| !of.is_zero());
-        let shares = known.map(|(time, of)| time.shares(*of));
-        let busiest = shares.max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
+    /// The verdict on a load: on its delays, on whether requests were late or did not leave at all (`is_behind`), and on the
+    /// threads' use of a processor, as far as that is known.
+    pub(super) fn assess(delay: Option<Percentiles>, is_behind: bool, threads: &[Shares]) -> Self {
+        let busiest = threads.iter().max_by(|a, b| a.busy().total_cmp(&b.busy()));
         let by_threads = busiest.map_or(Limit::Unknown, Limit::of);
         let is_late = delay.as_ref().is_some_and(Self::is_late);
         let limited_by = match &delay {
@@ -69,10 +61,10 @@ impl Generator {
             _ => by_threads,
         };
         let threads = match busiest {
-            Some((running, waiting)) => format!(
+            Some(busiest) => format!(
                 "its busiest thread ran for {:.0} % of the time and waited for a processor for {:.0} %",
-                running * 100.0,
-                waiting * 100.0
+                busiest.running * 100.0,
+                busiest.waiting * 100.0
             ),
             None => {
                 "how long its threads ran is unknown, since this system does not tell".to_owned()
@@ -127,12 +119,11 @@ impl Limit {
         }
     }
 
-    /// What a thread was held up by that ran, and waited for a processor, for these shares of the time.
-    fn of((running, waiting): (f64, f64)) -> Self {
-        let busy = running + waiting;
-        if waiting > CROWDED_SHARE && busy >= HELD_UP_SHARE {
+    /// What a thread was held up by.
+    fn of(thread: &Shares) -> Self {
+        if thread.waiting > CROWDED_SHARE && thread.busy() >= HELD_UP_SHARE {
             Self::Processors
-        } else if waiting <= CROWDED_SHARE && busy >= BUSY_SHARE {
+        } else if thread.waiting <= CROWDED_SHARE && thread.busy() >= BUSY_SHARE {
             Self::Generator
         } else {
             Self::None
@@ -140,13 +131,19 @@ impl Limit {
     }
 }
 
+impl Shares {
+    fn busy(&self) -> f64 {
+        self.running + self.waiting
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn thread(running: u64, waiting: u64) -> (ThreadTime, Duration) {
-        let [running, waiting] = [running, waiting].map(Duration::from_millis);
-        (ThreadTime { running, waiting }, Duration::from_secs(1))
+    fn thread(running: u16, waiting: u16) -> Shares {
+        let [running, waiting] = [running, waiting].map(|millis| f64::from(millis) / 1e3);
+        Shares { running, waiting }
     }
 
     fn delay(p99: u64) -> Option<Percentiles> {
@@ -163,7 +160,7 @@ mod tests {
     fn check(
         delay: Option<Percentiles>,
         is_behind: bool,
-        threads: &[(ThreadTime, Duration)],
+        threads: &[Shares],
         limited_by: Limit,
         words: &str,
     ) {
@@ -224,7 +221,6 @@ mod tests {
         check(&[thread(380, 590)], Limit::Processors, "processors");
         check(&[thread(150, 800)], Limit::Processors, "80 %");
         check(&[thread(150, 300)], Limit::None, "had time left");
-        let untold = (ThreadTime::default(), Duration::ZERO);
-        check(&[untold], Limit::Unknown, "unknown");
+        check(&[], Limit::Unknown, "unknown");
     }
 }

@@ -1,27 +1,16 @@
 //! What became of each request of one connection, and when: little enough to keep for all of them.
 //!
 //! Answers come in the order of the requests, so most is said by two counts; what was not accepted are ranges of numbers,
-//! and times are kept for groups of what happened within 10 ms: 32 bytes for each such group, and 16 for each range.
+//! and times are kept for groups of what happened within 10 ms: 32 bytes for each such group, and 24 for each range.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::verify::{Fate, Requests};
+
 /// Width of a group.
 const GROUP_NANOS: u64 = 10_000_000;
-
-/// What became of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// Answered with 200.
-    Accepted,
-    /// Answered otherwise.
-    Refused,
-    /// Sent, and no answer came, or none that can be read.
-    Unknown,
-    /// Never sent.
-    NotSent,
-}
 
 /// The requests of one connection.
 #[derive(Debug, Clone)]
@@ -51,7 +40,7 @@ struct Group {
 #[derive(Debug, Clone, Copy)]
 struct Exception {
     from: u64,
-    count: u32,
+    count: u64,
     fate: Fate,
 }
 
@@ -117,32 +106,14 @@ impl History {
         group
     }
 
-    fn except(&mut self, mut count: u64, fate: Fate) {
-        let mut from = self.settled;
-        while count > 0 {
-            let part = u32::try_from(count).unwrap_or(u32::MAX);
-            match self.exceptions.last_mut() {
-                Some(last)
-                    if last.fate == fate
-                        && last.from + u64::from(last.count) == from
-                        && last.count.checked_add(part).is_some() =>
-                {
-                    last.count += part;
-                }
-                _ => self.exceptions.push(Exception {
-                    from,
-                    count: part,
-                    fate,
-                }),
+    fn except(&mut self, count: u64, fate: Fate) {
+        let from = self.settled;
+        match self.exceptions.last_mut() {
+            Some(last) if last.fate == fate && last.from + last.count == from => {
+                last.count += count;
             }
-            from += u64::from(part);
-            count -= u64::from(part);
+            _ => self.exceptions.push(Exception { from, count, fate }),
         }
-    }
-
-    /// True when it tells of each request.
-    pub(super) fn keeps_all(&self) -> bool {
-        self.keeps_all
     }
 
     /// Its stream: the first argument of [`Traffic::cookie`](crate::traffic::Traffic::cookie).
@@ -151,15 +122,17 @@ impl History {
         self.connection
     }
 
-    /// Numbers from 0 to below this were sent.
-    #[must_use]
-    pub fn sent(&self) -> u64 {
+    fn at(&self, nanos: u64) -> Instant {
+        self.started + Duration::from_nanos(nanos)
+    }
+}
+
+impl Requests for History {
+    fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// What became of request `number`.
-    #[must_use]
-    pub fn fate(&self, number: u64) -> Fate {
+    fn fate(&self, number: u64) -> Fate {
         if number >= self.sent {
             return Fate::NotSent;
         }
@@ -170,17 +143,12 @@ impl History {
             .exceptions
             .partition_point(|exception| exception.from <= number);
         match next.checked_sub(1).map(|index| self.exceptions[index]) {
-            Some(exception) if number - exception.from < u64::from(exception.count) => {
-                exception.fate
-            }
+            Some(exception) if number - exception.from < exception.count => exception.fate,
             _ => Fate::Accepted,
         }
     }
 
-    /// A time before which request `number` did not leave, at most 10 ms earlier than it did. For one that was never sent,
-    /// the end of the load.
-    #[must_use]
-    pub fn sent_after(&self, number: u64) -> Instant {
+    fn sent_after(&self, number: u64) -> Instant {
         if number >= self.sent {
             return self.at(self.ended_nanos);
         }
@@ -191,10 +159,7 @@ impl History {
         self.at(group.map_or(0, |group| group.began_nanos))
     }
 
-    /// A time by which the answer to request `number` was here, at most 10 ms later than it came; the end of the load when
-    /// none came.
-    #[must_use]
-    pub fn answered_before(&self, number: u64) -> Instant {
+    fn answered_before(&self, number: u64) -> Instant {
         if matches!(self.fate(number), Fate::Unknown | Fate::NotSent) {
             return self.at(self.ended_nanos);
         }
@@ -206,10 +171,6 @@ impl History {
             .get(first)
             .map(|group| group.began_nanos + u64::from(group.lasted_nanos));
         self.at(ended.unwrap_or(self.ended_nanos))
-    }
-
-    fn at(&self, nanos: u64) -> Instant {
-        self.started + Duration::from_nanos(nanos)
     }
 }
 

@@ -15,9 +15,8 @@ use super::{
     recorder::nanos,
     request::Template,
     schedule::{self, Schedule},
-    task::Task,
 };
-use crate::traffic::{Chance, Traffic};
+use crate::traffic::Traffic;
 
 /// Requests without an answer over all connections with a rate, and at least on each, unless told otherwise. So the sender
 /// goes on beside a server that stands still for 5 s at 200,000 requests a second, and needs at most 32 MiB for it,
@@ -49,11 +48,38 @@ pub struct Plan {
     /// The traffic's stream of the first connection: another for each load, and two loads of one seed send other cookies
     /// of the same users.
     pub first_connection: u64,
-    /// Share of the requests, 0 to 1, that break a rule and must be refused.
-    pub malformed: f64,
-    /// Keep the fate and the time of each request, for [`Outcome::histories`](super::Outcome::histories): 32 bytes for each 10 ms
-    /// on each connection.
+    /// Keep the fate and the time of each request in [`Outcome::histories`](super::Outcome::histories): 32 bytes for each 10 ms
+    /// on each connection. Without it, they tell only how many were sent.
     pub keeps_history: bool,
+}
+
+/// What one connection is to do.
+#[derive(Debug, Clone)]
+pub(super) struct Task {
+    /// Its stream among all of the traffic.
+    pub(super) connection: u64,
+    pub(super) address: SocketAddr,
+    pub(super) template: Arc<Template>,
+    pub(super) traffic: Traffic,
+    /// Most requests without an answer.
+    pub(super) pipeline: u64,
+    /// When requests leave; without one, as soon as the pipeline allows.
+    pub(super) schedule: Option<Schedule>,
+    /// How many requests to send; `u64::MAX` for no end.
+    pub(super) requests: u64,
+    /// Only their number ends it, and no time.
+    pub(super) is_counted: bool,
+    /// The fate of each request is kept, not only their number.
+    pub(super) keeps_history: bool,
+}
+
+impl Task {
+    /// Appends request `number`.
+    #[inline]
+    pub(super) fn put(&self, buffer: &mut Vec<u8>, number: u64) {
+        let cookie = self.traffic.cookie(self.connection, number);
+        self.template.put(buffer, &cookie);
+    }
 }
 
 impl Plan {
@@ -77,7 +103,6 @@ impl Plan {
             threads: Self::default_threads(),
             traffic,
             first_connection: 0,
-            malformed: 0.0,
             keeps_history: true,
         }
     }
@@ -89,6 +114,11 @@ impl Plan {
             rate: Some(requests_per_second),
             ..self
         }
+    }
+
+    /// Threads that have a connection.
+    pub(super) fn threads_used(&self) -> usize {
+        self.threads.min(self.connections).get()
     }
 
     /// The most requests without an answer on each connection.
@@ -152,7 +182,6 @@ impl Plan {
             address: *address,
             template: Arc::clone(template),
             traffic: self.traffic.clone(),
-            malformed: Chance::new(self.malformed),
             pipeline: self.pipeline_max() as u64,
             schedule: self.rate.map(|rate| Schedule {
                 rate,
@@ -163,6 +192,7 @@ impl Plan {
                 u64::MAX => u64::MAX,
                 total => total / connections + u64::from(index < total % connections),
             },
+            is_counted: self.ends_by_count(),
             keeps_history: self.keeps_history,
         };
         let tasks = (0..connections).zip(targets.iter().cycle());

@@ -2,12 +2,11 @@
 //!
 //! A second is handed on as soon as it is over; so a histogram holds one second, and the whole is their sum.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use hdrhistogram::Histogram;
 use tokio::time::Instant;
 
-use super::thread_time::ThreadTime;
 use crate::report::micros_histogram;
 
 const SECOND_NANOS: u64 = 1_000_000_000;
@@ -18,7 +17,6 @@ pub(super) struct Recorder {
     current: Part,
     began_nanos: u64,
     outstanding: u64,
-    thread_time: Option<ThreadTime>,
     finished: Vec<Part>,
 }
 
@@ -29,27 +27,33 @@ pub(super) struct Part {
     pub(super) second: u64,
     /// How much of it there was.
     pub(super) length: Duration,
+    /// The thread hands in no more.
+    pub(super) is_last: bool,
     pub(super) counts: Counts,
     /// Requests without an answer at its end.
     pub(super) outstanding: u64,
-    /// What the thread used of a processor in it.
-    pub(super) thread_time: ThreadTime,
-    /// In how much of it: not after the end of the sending.
-    pub(super) measured: Duration,
+    /// When the last answer came, in nanoseconds since the start of the load.
+    pub(super) last_answer_nanos: u64,
     pub(super) times: Times,
 }
 
-/// Counts of the requests of a second.
-#[derive(Debug, Clone, Copy, Default)]
+/// Counts of the requests of a load, or of a second of it.
+#[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// Requests sent.
     pub sent: u64,
-    /// Answers with 200.
+    /// Requests answered with 200.
     pub accepted: u64,
-    /// Malformed requests that were refused.
-    pub refused_as_expected: u64,
-    /// Wrong answers, and requests that were given up.
-    pub errors: u64,
+    /// Requests answered with another status.
+    pub refused: BTreeMap<u16, u64>,
+    /// Requests whose connection ended, or whose answer did not come in time.
+    pub unanswered: u64,
+    /// Answers that are not HTTP, or that nobody asked for.
+    pub malformed: u64,
+    /// Requests that should have left, and did not.
+    pub unsent: u64,
+    /// Connections opened again.
+    pub reconnects: u64,
 }
 
 /// Histograms of microseconds.
@@ -64,14 +68,13 @@ pub(super) struct Times {
 }
 
 impl Recorder {
-    /// A recorder that begins at `started`, in the thread that will use it.
+    /// A recorder that begins at `started`.
     pub(super) fn new(started: Instant) -> Self {
         Self {
             started,
             current: Part::new(0),
             began_nanos: 0,
             outstanding: 0,
-            thread_time: ThreadTime::now(),
             finished: Vec::new(),
         }
     }
@@ -90,12 +93,11 @@ impl Recorder {
         }
     }
 
-    /// Ends everything.
+    /// Ends everything; there is at least one part.
     pub(super) fn finish(mut self, now_nanos: u64) -> Vec<Part> {
         self.roll(now_nanos);
-        if now_nanos > self.began_nanos {
-            self.end_part(now_nanos);
-        }
+        self.current.is_last = true;
+        self.end_part(now_nanos);
         self.finished
     }
 
@@ -109,25 +111,13 @@ impl Recorder {
         let mut part = std::mem::replace(&mut self.current, next);
         part.length = Duration::from_nanos(at_nanos - self.began_nanos);
         part.outstanding = self.outstanding;
-        if let Some(before) = self.thread_time {
-            self.thread_time = ThreadTime::now();
-            if let Some(now) = self.thread_time {
-                part.thread_time = now.since(&before);
-                part.measured = part.length;
-            }
-        }
         self.began_nanos = at_nanos;
         self.finished.push(part);
     }
 
-    /// Notes that from now on answers are waited for and nothing is sent: what the thread does no longer tells whether it
-    /// could have sent more.
-    pub(super) fn end_sending(&mut self, now_nanos: u64) {
-        self.roll(now_nanos);
-        if let Some((now, before)) = ThreadTime::now().zip(self.thread_time.take()) {
-            self.current.thread_time = now.since(&before);
-            self.current.measured = Duration::from_nanos(now_nanos - self.began_nanos);
-        }
+    /// What is counted in the present second but for requests and their answers.
+    pub(super) fn counts(&mut self) -> &mut Counts {
+        &mut self.current.counts
     }
 
     /// Notes that requests were sent, all at once.
@@ -146,38 +136,31 @@ impl Recorder {
         record(&mut times.generator_delay, micros(possible_nanos), 1);
     }
 
-    /// Notes answers with 200 to requests whose latency counts from `at_nanos`.
+    /// Notes answers with this status to requests whose latency counts from `at_nanos`. How long it took to refuse one does not
+    /// count.
     #[inline]
-    pub(super) fn accepted(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
+    pub(super) fn answered(&mut self, status: u16, now_nanos: u64, at_nanos: u64, requests: u64) {
         self.outstanding -= requests;
-        self.current.counts.accepted += requests;
-        let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
-        record(&mut self.current.times.latency, micros, requests);
-    }
-
-    /// Notes answers that refuse what is malformed.
-    pub(super) fn refused_as_expected(&mut self, requests: u64) {
-        self.outstanding -= requests;
-        self.current.counts.refused_as_expected += requests;
+        self.current.last_answer_nanos = now_nanos;
+        if status == 200 {
+            self.current.counts.accepted += requests;
+            self.took(now_nanos, at_nanos, requests);
+        } else {
+            *self.current.counts.refused.entry(status).or_default() += requests;
+        }
     }
 
     /// Notes requests that are given up. How long they were waited for is the least that their answer would have taken:
     /// without it, a server that forgets the slow ones would seem quick.
     pub(super) fn lost(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
-        self.refused(requests);
+        self.outstanding -= requests;
+        self.current.counts.unanswered += requests;
+        self.took(now_nanos, at_nanos, requests);
+    }
+
+    fn took(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
         let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
         record(&mut self.current.times.latency, micros, requests);
-    }
-
-    /// Notes requests that were answered wrongly.
-    pub(super) fn refused(&mut self, requests: u64) {
-        self.outstanding -= requests;
-        self.current.counts.errors += requests;
-    }
-
-    /// Notes answers that nobody asked for.
-    pub(super) fn unasked(&mut self, answers: u64) {
-        self.current.counts.errors += answers;
     }
 }
 
@@ -186,55 +169,53 @@ impl Part {
         Self {
             second,
             length: Duration::ZERO,
+            is_last: false,
             counts: Counts::default(),
             outstanding: 0,
-            thread_time: ThreadTime::default(),
-            measured: Duration::ZERO,
-            times: Times::default(),
+            last_answer_nanos: 0,
+            times: Times {
+                latency: micros_histogram(),
+                send_delay: micros_histogram(),
+                generator_delay: micros_histogram(),
+            },
         }
     }
 
-    /// Adds the same second of another thread.
+    /// Adds the same second of another thread, or a later one.
     pub(super) fn add(&mut self, other: &Self) {
         self.length = self.length.max(other.length);
         self.counts.add(&other.counts);
         self.outstanding += other.outstanding;
-        self.thread_time = self.thread_time.plus(&other.thread_time);
-        self.measured += other.measured;
-        self.times.add(&other.times);
-    }
-}
-
-impl Counts {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.sent += other.sent;
-        self.accepted += other.accepted;
-        self.refused_as_expected += other.refused_as_expected;
-        self.errors += other.errors;
-    }
-}
-
-impl Default for Times {
-    fn default() -> Self {
-        let [latency, send_delay, generator_delay] = std::array::from_fn(|_| micros_histogram());
-        Self {
-            latency,
-            send_delay,
-            generator_delay,
+        self.last_answer_nanos = self.last_answer_nanos.max(other.last_answer_nanos);
+        let (times, more) = (&mut self.times, &other.times);
+        for (into, from) in [
+            (&mut times.latency, &more.latency),
+            (&mut times.send_delay, &more.send_delay),
+            (&mut times.generator_delay, &more.generator_delay),
+        ] {
+            into.add(from).expect("the histogram grows to any value");
         }
     }
 }
 
-impl Times {
-    pub(super) fn add(&mut self, other: &Self) {
-        merge(&mut self.latency, &other.latency);
-        merge(&mut self.send_delay, &other.send_delay);
-        merge(&mut self.generator_delay, &other.generator_delay);
+impl Counts {
+    /// Wrong answers, and requests without one.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.refused.values().sum::<u64>() + self.unanswered + self.malformed
     }
-}
 
-pub(super) fn merge(into: &mut Histogram<u64>, from: &Histogram<u64>) {
-    into.add(from).expect("the histogram grows to any value");
+    fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.accepted += other.accepted;
+        for (status, count) in &other.refused {
+            *self.refused.entry(*status).or_default() += count;
+        }
+        self.unanswered += other.unanswered;
+        self.malformed += other.malformed;
+        self.unsent += other.unsent;
+        self.reconnects += other.reconnects;
+    }
 }
 
 fn record(histogram: &mut Histogram<u64>, micros: u64, count: u64) {
@@ -255,12 +236,12 @@ mod tests {
     fn each_event_is_in_its_second() {
         let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
-        recorder.accepted(400_000_000, 100_000_000, 1);
+        recorder.answered(200, 400_000_000, 100_000_000, 1);
         recorder.roll(999_999_999);
         assert!(recorder.take_finished().is_empty());
         // A stall over more than a second.
         recorder.roll(2_300_000_000);
-        recorder.accepted(2_300_000_000, 100_000_000, 2);
+        recorder.answered(200, 2_300_000_000, 100_000_000, 2);
         let first = recorder.take_finished();
         let rest = recorder.finish(2_500_000_000);
         let parts: Vec<_> = first
@@ -285,25 +266,12 @@ mod tests {
     fn what_is_lost_took_at_least_as_long_as_it_was_waited_for() {
         let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
-        recorder.accepted(300_000_000, 200_000_000, 1);
+        recorder.answered(200, 300_000_000, 200_000_000, 1);
         recorder.lost(900_000_000, 100_000_000, 2);
         let parts = recorder.finish(950_000_000);
         let latency = &parts[0].times.latency;
         assert_eq!(latency.len(), 3);
         assert!(latency.max().abs_diff(800_000) < 1_000);
-        assert_eq!((parts[0].counts.errors, parts[0].outstanding), (2, 0));
-    }
-
-    #[test]
-    fn waiting_for_the_last_answers_is_not_time_to_send_in() {
-        let mut recorder = Recorder::new(Instant::now());
-        if recorder.thread_time.is_none() {
-            return;
-        }
-        recorder.end_sending(1_250_000_000);
-        let parts = recorder.finish(3_500_000_000);
-        let lengths = parts.iter().map(|part| part.measured.as_millis());
-        let lengths: Vec<_> = lengths.collect();
-        assert_eq!(lengths, [1_000, 250, 0, 0]);
+        assert_eq!((parts[0].counts.errors(), parts[0].outstanding), (2, 0));
     }
 }

@@ -2,15 +2,9 @@
 
 use std::time::Duration;
 
-use super::{
-    connection::RECONNECT_PATIENCE,
-    generator::{Generator, Limit},
-    outcome::{Errors, Outcome},
-    second::Second,
-};
+use super::{generator::Limit, outcome::Outcome, recorder::Counts, second::Second};
 use crate::report::{
-    Figure, Plot, Report, Row, grouped, lines, micros_each, per_second, rate,
-    samples,
+    Figure, Plot, Report, Row, grouped, lines, micros_each, per_second, rate, samples,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -67,16 +61,16 @@ impl Outcome {
 fn findings(outcome: &Outcome) -> Vec<String> {
     let mut findings = vec![format!(
         "{} requests were accepted within {:.1} s: {}.",
-        grouped(outcome.accepted),
+        grouped(outcome.counts.accepted),
         outcome.seconds,
-        rate(per_second(outcome.accepted, outcome.seconds))
+        rate(per_second(outcome.counts.accepted, outcome.seconds))
     )];
     if let Some(latency) = &outcome.latency_micros {
         let from = match outcome.rate {
             Some(_) => "from the time when a request should have left",
             None => "from sending",
         };
-        let note = latency_note(outcome);
+        let note = latency_note(&outcome.counts);
         findings.push(format!("Latency, {from}: {}{note}.", latency.line()));
         if outcome.rate.is_some() && latency.p50 < TIMER_SHOWS_BELOW_MICROS {
             findings.push(
@@ -87,19 +81,6 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     }
     let why = &outcome.generator.why;
     findings.push(format!("{why}."));
-    let late = late_seconds(&outcome.by_second);
-    if late > 0 {
-        findings.push(format!(
-            "In {late} of {} seconds the generator was late by itself; their latencies tell of it too.",
-            outcome.by_second.len()
-        ));
-    }
-    if outcome.refused_as_expected > 0 {
-        findings.push(format!(
-            "{} malformed requests were refused, as they should be.",
-            grouped(outcome.refused_as_expected)
-        ));
-    }
     if outcome.interrupted {
         findings.push("The load was stopped before its end.".to_owned());
     }
@@ -108,59 +89,36 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     findings
 }
 
-/// Seconds in which the generator was late by itself, of those that tell.
-fn late_seconds(seconds: &[Second]) -> usize {
-    let delays = seconds
-        .iter()
-        .filter_map(|second| second.generator_delay_micros.as_ref());
-    delays.filter(|delay| Generator::is_late(delay)).count()
-}
-
 fn faults(outcome: &Outcome) -> Vec<String> {
+    let counts = &outcome.counts;
     let mut faults = Vec::new();
-    if outcome.errors.total > 0 {
-        faults.push(format!("Errors: {}.", of_kinds(&outcome.errors)));
+    if counts.errors() > 0 {
+        faults.push(format!("Errors: {}.", errors_by_kind(counts)));
     }
-    if outcome.given_up > 0 {
+    if counts.unsent > 0 && !outcome.interrupted {
+        let why = match outcome.generator.limited_by {
+            Limit::Generator => "the generator was the limit",
+            Limit::Processors => "the processors were the limit",
+            Limit::None | Limit::Unknown => "the answers came too slowly for this rate",
+        };
         faults.push(format!(
-            "{} connections were given up after {} without a way to open them again.",
-            outcome.given_up,
-            humantime::format_duration(RECONNECT_PATIENCE)
-        ));
-    }
-    if outcome.unsent > 0 && !outcome.interrupted {
-        faults.push(format!(
-            "{} requests were due and not sent, and no latency tells of them: {}.",
-            grouped(outcome.unsent),
-            why_unsent(outcome)
+            "{} requests were due and not sent, and no latency tells of them: {why}.",
+            grouped(counts.unsent),
         ));
     }
     faults
 }
 
-fn why_unsent(outcome: &Outcome) -> &'static str {
-    if outcome.given_up > 0 {
-        return "connections were given up";
-    }
-    match outcome.generator.limited_by {
-        Limit::Generator => "the generator was the limit",
-        Limit::Processors => "the processors were the limit",
-        Limit::None | Limit::Unknown => "the answers came too slowly for this rate",
-    }
-}
-
 /// What the latency says of requests that were not accepted, if there are such.
-fn latency_note(outcome: &Outcome) -> String {
-    let errors = &outcome.errors;
+fn latency_note(counts: &Counts) -> String {
     let mut notes = Vec::new();
-    let unanswered = errors.unanswered + errors.malformed;
-    if unanswered > 0 {
+    if counts.unanswered > 0 {
         notes.push(format!(
             "at least, since {} without an answer count until they were given up",
-            grouped(unanswered)
+            grouped(counts.unanswered)
         ));
     }
-    let refused = outcome.refused_as_expected + errors.status.values().sum::<u64>();
+    let refused = counts.refused.values().sum();
     if refused > 0 {
         notes.push(format!("without {} refused", grouped(refused)));
     }
@@ -170,38 +128,36 @@ fn latency_note(outcome: &Outcome) -> String {
     format!(" ({})", notes.join("; "))
 }
 
-fn of_kinds(errors: &Errors) -> String {
-    let statuses = errors.status.iter();
+fn errors_by_kind(counts: &Counts) -> String {
+    let statuses = counts.refused.iter();
     let statuses = statuses.map(|(status, count)| (format!("status {status}"), *count));
     let others = [
-        ("malformed and accepted", errors.accepted_malformed),
-        ("no HTTP", errors.malformed),
-        ("unanswered", errors.unanswered),
+        ("no HTTP", counts.malformed),
+        ("unanswered", counts.unanswered),
     ];
     let others = others.map(|(kind, count)| (kind.to_owned(), count));
     let kinds = statuses.chain(others).filter(|(_, count)| *count > 0);
-    let kinds = kinds.map(|(kind, count)| format!("{kind}: {}", grouped(count)));
-    let kinds: Vec<_> = kinds.collect();
-    format!("{} ({})", grouped(errors.total), kinds.join(", "))
+    let kinds: Vec<_> = kinds
+        .map(|(kind, count)| format!("{kind}: {}", grouped(count)))
+        .collect();
+    format!("{} ({})", grouped(counts.errors()), kinds.join(", "))
 }
 
 /// The whole run in figures.
 fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
-    let (sent, cpu) = (outcome.sent, &outcome.cpu);
-    let unsent = outcome.rate.map(|_| outcome.unsent);
-    let cpu_each = |time: Duration| micros_each(time.as_secs_f64(), sent);
+    let (counts, cpu) = (&outcome.counts, &outcome.cpu);
+    let unsent = outcome.rate.map(|_| counts.unsent);
+    let cpu_each = |time: Duration| micros_each(time.as_secs_f64(), counts.sent);
     vec![
-        COUNT.of("requests sent", sent),
-        COUNT.of("requests accepted", outcome.accepted),
-        RATE.of("accepted", per_second(outcome.accepted, outcome.seconds))
+        COUNT.of("requests sent", counts.sent),
+        COUNT.of("requests accepted", counts.accepted),
+        RATE.of("accepted", per_second(counts.accepted, outcome.seconds))
             .higher()
             .sampled(samples(whole, "accepted")),
-        COUNT.of("refused as they should be", outcome.refused_as_expected),
-        COUNT.of("errors", outcome.errors.total).lower(),
-        COUNT.of("unanswered", outcome.errors.unanswered),
+        COUNT.of("errors", counts.errors()).lower(),
+        COUNT.of("unanswered", counts.unanswered),
         COUNT.of("unsent", unsent).lower(),
-        COUNT.of("reconnects", outcome.reconnects),
-        COUNT.of("connections given up", outcome.given_up),
+        COUNT.of("reconnects", counts.reconnects),
         Figure::words("limited by", outcome.generator.limited_by.name()),
         CPU.of("generator CPU per request", cpu_each(cpu.total()))
             .lower(),
@@ -226,19 +182,15 @@ fn times(outcome: &Outcome) -> Vec<Row> {
 /// One second, as points of the lines over time.
 fn second(second: &Second) -> Row {
     let rate = |count: u64| is_whole(second).then_some(count as f64 / second.length);
-    let own_delay = second.generator_delay_micros.map(|times| times.p99);
     let shown = ["p50", "p99", "p99.9", "max"];
     let measures = [
         RATE.of("intended", second.intended.and_then(rate)),
         RATE.of("sent", rate(second.counts.sent)),
         RATE.of("accepted", rate(second.counts.accepted)),
-        RATE.of("errors", rate(second.counts.errors)),
-        COUNT.of("at the end of each second", second.outstanding),
-        MILLIS.of("p99, the generator's own", own_delay),
+        RATE.of("errors", rate(second.counts.errors())),
     ];
     Row::new("", measures)
         .and(MILLIS.percentiles("latency ", second.latency_micros, &shown, &[]))
-        .and(MILLIS.percentiles("send delay ", second.send_delay_micros, &shown, &[]))
         .at(second.second as f64 + second.length)
 }
 
@@ -248,7 +200,7 @@ fn is_whole(second: &Second) -> bool {
 
 fn plots(outcome: &Outcome, seconds: &[Row]) -> Vec<Plot> {
     let rates = ["intended", "sent", "accepted", "errors"];
-    let rates = match outcome.errors.total {
+    let rates = match outcome.counts.errors() {
         0 => &rates[..3],
         _ => &rates[..],
     };

@@ -51,11 +51,11 @@ impl Template {
         (&self.host, self.port)
     }
 
-    /// Appends the request that carries `cookie`, for this DSP.
+    /// Appends the request that carries `cookie`.
     #[inline]
-    pub(super) fn put(&self, buffer: &mut Vec<u8>, dsp_id: u32, cookie: &SyntheticCookie) {
+    pub(super) fn put(&self, buffer: &mut Vec<u8>, cookie: &SyntheticCookie) {
         buffer.extend_from_slice(&self.before_dsp_id);
-        put_decimal(buffer, dsp_id);
+        put_decimal(buffer, cookie.dsp_id());
         buffer.extend_from_slice(b"&b=");
         buffer.extend_from_slice(cookie.buyer_uid_bytes());
         buffer.extend_from_slice(&self.before_user_id);
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(template.host_and_port(), host);
         let cookie = Traffic::new(1, None).cookie(0, 0);
         let mut request = Vec::new();
-        template.put(&mut request, cookie.dsp_id(), &cookie);
+        template.put(&mut request, &cookie);
         let authority = url.trim_start_matches("http://").split(['/', '?']).next();
         let expected = format!(
             "GET {start}d={}&b={} HTTP/1.1\r\nHost: {}\r\nCookie: uid={}\r\n\r\n",

@@ -5,9 +5,6 @@ use std::num::NonZeroU64;
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// Highest rate: one request for each nanosecond.
-pub(super) const RATE_MAX: u64 = 1_000_000_000;
-
 /// How many requests should leave before `nanos` after the start: the number of the first that leaves then or later.
 pub(super) fn requests_before(rate: NonZeroU64, nanos: u64) -> u64 {
     let Some(last) = nanos.checked_sub(1) else {
@@ -58,6 +55,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::values::RATE_MAX;
 
     fn schedule(rate: u64, connection: u64) -> Schedule {
         Schedule {

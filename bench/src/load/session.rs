@@ -22,12 +22,12 @@ use tokio::{
 };
 
 use super::{
-    history::{Fate, History},
+    history::History,
+    plan::Task,
     recorder::Recorder,
     response::{self, Malformed},
-    tally::{Tally, Verdict},
-    task::Task,
 };
+use crate::verify::Fate;
 
 const RECEIVE_BYTES: usize = 16 * 1024;
 
@@ -63,12 +63,12 @@ pub(super) struct Session {
     /// The last whole 200 after which the connection stays, for comparison.
     last_accepted: Vec<u8>,
     bursts: VecDeque<Burst>,
+    sent: u64,
     outstanding: u64,
     /// Requests are kept back by the pipeline or the socket.
     is_held: bool,
     /// Since when they are not.
     free_nanos: u64,
-    tally: Tally,
     history: History,
     recorder: Rc<RefCell<Recorder>>,
 }
@@ -84,10 +84,10 @@ impl Session {
             received: 0,
             last_accepted: Vec::new(),
             bursts: VecDeque::new(),
+            sent: 0,
             outstanding: 0,
             is_held: false,
             free_nanos: 0,
-            tally: Tally::default(),
             history: History::new(task.connection, started, task.keeps_history),
             recorder,
             task,
@@ -107,12 +107,12 @@ impl Session {
     }
 
     pub(super) fn has_sent_all(&self) -> bool {
-        self.tally.sent == self.task.requests
+        self.sent == self.task.requests
     }
 
     /// Goes on over a new stream. Nobody could have sent before it was there.
     pub(super) fn reconnected(&mut self) {
-        self.tally.reconnects += 1;
+        self.recorder.borrow_mut().counts().reconnects += 1;
         self.is_held = false;
         self.free_nanos = self.now_nanos();
     }
@@ -192,35 +192,28 @@ impl Session {
 
     /// Makes what is sent all there is, and counts what should have left by now.
     pub(super) fn send_no_more(&mut self) {
-        let due = self.due_by_now().min(self.task.requests);
-        self.tally.unsent += due.saturating_sub(self.tally.sent);
-        self.task.requests = self.tally.sent;
-    }
-
-    /// Makes what is sent all there is, since the connection cannot be opened again: nothing else of what was planned
-    /// will leave. Of a plan without end, what should have left by now counts.
-    pub(super) fn give_up(&mut self) {
-        let planned = match self.task.requests {
-            u64::MAX => self.due_by_now(),
-            requests => requests,
+        let due = match &self.task.schedule {
+            Some(schedule) => schedule.due_by(self.now_nanos()),
+            None if self.task.is_counted => self.task.requests,
+            None => 0,
         };
-        self.tally.is_given_up = true;
-        self.tally.unsent += planned.saturating_sub(self.tally.sent);
-        self.task.requests = self.tally.sent;
-    }
-
-    /// How many should have left by now; 0 without a schedule.
-    fn due_by_now(&self) -> u64 {
-        let schedule = self.task.schedule.as_ref();
-        schedule.map_or(0, |schedule| schedule.due_by(self.now_nanos()))
+        let unsent = due.min(self.task.requests).saturating_sub(self.sent);
+        self.recorder.borrow_mut().counts().unsent += unsent;
+        self.task.requests = self.sent;
     }
 
     /// Counts what is outstanding as unanswered; the connection is lost.
     pub(super) fn give_up_outstanding(&mut self) {
         let now = self.now_nanos();
-        self.tally.unanswered += self.outstanding;
-        self.lose(self.outstanding, now);
-        self.bursts.clear();
+        {
+            let mut recorder = self.recorder.borrow_mut();
+            recorder.roll(now);
+            for burst in self.bursts.drain(..) {
+                recorder.lost(now, burst.at_nanos, burst.requests);
+            }
+        }
+        self.history.settle(self.outstanding, Fate::Unknown, now);
+        self.outstanding = 0;
         self.outgoing.clear();
         self.written = 0;
         self.parsed = 0;
@@ -229,10 +222,10 @@ impl Session {
     }
 
     /// What there is to tell of it.
-    pub(super) fn end(mut self) -> (Tally, History) {
+    pub(super) fn end(mut self) -> History {
         let now = self.now_nanos();
         self.history.end(now);
-        (self.tally, self.history)
+        self.history
     }
 
     fn now_nanos(&self) -> u64 {
@@ -255,7 +248,7 @@ impl Session {
             self.is_held = true;
             return None;
         }
-        let room = room.min(self.task.requests - self.tally.sent);
+        let room = room.min(self.task.requests - self.sent);
         if room == 0 {
             return None;
         }
@@ -281,7 +274,7 @@ impl Session {
                 break;
             }
             let schedule = self.task.schedule.as_ref();
-            let intended = schedule.map_or(now, |of| of.intended_nanos(self.tally.sent));
+            let intended = schedule.map_or(now, |of| of.intended_nanos(self.sent));
             if intended > now {
                 next = Some(intended);
                 break;
@@ -299,8 +292,8 @@ impl Session {
 
     fn put(&mut self, at_nanos: u64, requests: u64) {
         for _ in 0..requests {
-            self.task.put(&mut self.outgoing, self.tally.sent);
-            self.tally.sent += 1;
+            self.task.put(&mut self.outgoing, self.sent);
+            self.sent += 1;
         }
         self.bursts.push_back(Burst { at_nanos, requests });
     }
@@ -329,9 +322,8 @@ impl Session {
                 Ok(Some(answer)) => answer,
                 Ok(None) => break,
                 Err(Malformed) => {
-                    self.accept(accepted, now)?;
-                    self.tally.malformed += 1;
-                    self.lose(self.outstanding.min(1), now);
+                    self.settle(accepted, 200, now)?;
+                    self.recorder.borrow_mut().counts().malformed += 1;
                     return Err(Broken);
                 }
             };
@@ -343,70 +335,34 @@ impl Session {
                     self.last_accepted.extend_from_slice(&bytes[..answer.bytes]);
                 }
             } else {
-                self.accept(accepted, now)?;
+                self.settle(accepted, 200, now)?;
                 accepted = 0;
-                let is_expected = (400..500).contains(&answer.status) && self.is_next_malformed();
-                let verdict = if is_expected {
-                    Verdict::RefusedAsExpected
-                } else {
-                    Verdict::Refused(answer.status)
-                };
-                self.settle(1, verdict, now)?;
+                self.settle(1, answer.status, now)?;
             }
             self.parsed += answer.bytes;
             if answer.closes {
-                self.accept(accepted, now)?;
+                self.settle(accepted, 200, now)?;
                 return Err(Broken);
             }
         }
-        self.accept(accepted, now)?;
+        self.settle(accepted, 200, now)?;
         self.release(now);
         self.make_room();
         Ok(())
     }
 
-    /// True when the next answer should refuse its request.
-    fn is_next_malformed(&self) -> bool {
-        self.outstanding > 0 && self.task.is_malformed(self.tally.sent - self.outstanding)
-    }
-
-    /// Takes answers with 200.
-    fn accept(&mut self, count: u64, now_nanos: u64) -> Result<(), Broken> {
-        if count == 0 {
-            return Ok(());
-        }
-        if self.task.malformed.is_never() {
-            return self.settle(count, Verdict::Accepted, now_nanos);
-        }
-        for _ in 0..count {
-            let verdict = if self.is_next_malformed() {
-                Verdict::AcceptedMalformed
-            } else {
-                Verdict::Accepted
-            };
-            self.settle(1, verdict, now_nanos)?;
-        }
-        Ok(())
-    }
-
-    /// Takes the oldest `count` requests off the outstanding ones.
-    fn settle(&mut self, count: u64, verdict: Verdict, now_nanos: u64) -> Result<(), Broken> {
-        let recorder = Rc::clone(&self.recorder);
-        let mut recorder = recorder.borrow_mut();
+    /// Takes the oldest `count` requests off the outstanding ones, which were answered with this status.
+    fn settle(&mut self, count: u64, status: u16, now_nanos: u64) -> Result<(), Broken> {
+        let mut recorder = self.recorder.borrow_mut();
         let mut left = count;
         while left > 0 {
             let Some(burst) = self.bursts.front_mut() else {
                 // Answers that nobody asked for.
-                self.tally.malformed += left;
-                recorder.unasked(left);
+                recorder.counts().malformed += left;
                 break;
             };
-            let (at, requests) = (burst.at_nanos, burst.requests.min(left));
-            match verdict {
-                Verdict::Accepted => recorder.accepted(now_nanos, at, requests),
-                Verdict::RefusedAsExpected => recorder.refused_as_expected(requests),
-                Verdict::AcceptedMalformed | Verdict::Refused(_) => recorder.refused(requests),
-            }
+            let requests = burst.requests.min(left);
+            recorder.answered(status, now_nanos, burst.at_nanos, requests);
             burst.requests -= requests;
             left -= requests;
             self.outstanding -= requests;
@@ -414,35 +370,12 @@ impl Session {
                 self.bursts.pop_front();
             }
         }
-        self.tally.last_answer_at = Some(self.started + Duration::from_nanos(now_nanos));
-        let settled = count - left;
-        self.tally.count(verdict, settled);
-        let fate = match verdict {
-            Verdict::Accepted | Verdict::AcceptedMalformed => Fate::Accepted,
-            Verdict::Refused(_) | Verdict::RefusedAsExpected => Fate::Refused,
+        let fate = match status {
+            200 => Fate::Accepted,
+            _ => Fate::Refused,
         };
-        self.history.settle(settled, fate, now_nanos);
+        self.history.settle(count - left, fate, now_nanos);
         if left > 0 { Err(Broken) } else { Ok(()) }
-    }
-
-    /// Takes the oldest `count` requests off the outstanding ones, without an answer.
-    fn lose(&mut self, count: u64, now_nanos: u64) {
-        let mut recorder = self.recorder.borrow_mut();
-        recorder.roll(now_nanos);
-        let mut left = count;
-        while let Some(burst) = self.bursts.front_mut()
-            && left > 0
-        {
-            let requests = burst.requests.min(left);
-            recorder.lost(now_nanos, burst.at_nanos, requests);
-            burst.requests -= requests;
-            left -= requests;
-            if burst.requests == 0 {
-                self.bursts.pop_front();
-            }
-        }
-        self.outstanding -= count;
-        self.history.settle(count, Fate::Unknown, now_nanos);
     }
 
     fn make_room(&mut self) {

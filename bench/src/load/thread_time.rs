@@ -1,69 +1,59 @@
-//! How long a thread ran, and waited for a processor, as Linux counts it.
+//! How much of a time a thread ran, and waited for a processor, as Linux counts it.
 
-use std::{fs, time::Duration};
+use std::time::Instant;
 
-/// How long a thread has run, and has waited for a processor.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct ThreadTime {
-    pub(super) running: Duration,
-    pub(super) waiting: Duration,
+use procfs::process::Process;
+
+/// From when on a thread is watched, and the nanoseconds for which it had run and waited by then.
+pub(super) struct ThreadTime(Instant, [u64; 2]);
+
+/// The shares of a time for which a thread ran, and waited for a processor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Shares {
+    pub(super) running: f64,
+    pub(super) waiting: f64,
 }
 
 impl ThreadTime {
     /// That of the calling thread; `None` where `/proc` does not tell.
     pub(super) fn now() -> Option<Self> {
-        Self::parse(&fs::read_to_string("/proc/thread-self/schedstat").ok()?)
+        let thread = Process::new_with_root("/proc/thread-self".into()).ok()?;
+        let told = thread.schedstat().ok()?;
+        Some(Self(
+            Instant::now(),
+            [told.sum_exec_runtime, told.run_delay],
+        ))
     }
 
-    /// The line holds nanoseconds running, nanoseconds waiting, and a count of turns.
-    fn parse(schedstat: &str) -> Option<Self> {
-        let mut fields = schedstat.split_ascii_whitespace();
-        let mut next = || Some(Duration::from_nanos(fields.next()?.parse().ok()?));
-        Some(Self {
-            running: next()?,
-            waiting: next()?,
+    /// What the same thread did from then until now; `None` where that is unknown.
+    pub(super) fn shares(&self) -> Option<Shares> {
+        let now = Self::now()?;
+        let nanos = (now.0 - self.0).as_nanos().max(1) as f64;
+        let share = |which: usize| now.1[which].saturating_sub(self.1[which]) as f64 / nanos;
+        Some(Shares {
+            running: share(0),
+            waiting: share(1),
         })
-    }
-
-    pub(super) fn since(&self, earlier: &Self) -> Self {
-        Self {
-            running: self.running.saturating_sub(earlier.running),
-            waiting: self.waiting.saturating_sub(earlier.waiting),
-        }
-    }
-
-    pub(super) fn plus(&self, other: &Self) -> Self {
-        Self {
-            running: self.running + other.running,
-            waiting: self.waiting + other.waiting,
-        }
-    }
-
-    /// The shares of `of` that were spent running and waiting.
-    pub(super) fn shares(&self, of: Duration) -> (f64, f64) {
-        let share = |part: Duration| part.as_secs_f64() / of.as_secs_f64().max(f64::MIN_POSITIVE);
-        (share(self.running), share(self.waiting))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn busy_thread_is_seen_running() {
-        assert_eq!(
-            ThreadTime::parse("5 7 1\n"),
-            Some(ThreadTime {
-                running: Duration::from_nanos(5),
-                waiting: Duration::from_nanos(7)
-            })
-        );
         // Not every system tells.
         let Some(before) = ThreadTime::now() else {
             return;
         };
-        while ThreadTime::now().unwrap().since(&before).running < Duration::from_millis(20) {
+        let ran = || {
+            let nanos = before.0.elapsed().as_nanos() as f64;
+            before.shares().unwrap().running * nanos
+        };
+        while ran() < Duration::from_millis(20).as_nanos() as f64 {
             std::hint::black_box(());
         }
     }

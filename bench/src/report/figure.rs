@@ -268,10 +268,7 @@ mod tests {
     #[test]
     fn rows_are_a_table_and_figures() {
         let mut report = Report::new("fanout", "Rows");
-        let rows = [
-            step(2.0, Some(12_345.0), 1.5),
-            step(1.0, None, 0.5),
-        ];
+        let rows = [step(2.0, Some(12_345.0), 1.5), step(1.0, None, 0.5)];
         report.add("Steps", "", rows);
         report.add("Nothing", "", []);
         let [table] = report.tables.as_slice() else {
@@ -304,10 +301,7 @@ mod tests {
 
     #[test]
     fn lines_go_through_the_rows_in_the_order_of_x() {
-        let rows = [
-            step(2.0, Some(20.0), 1.0),
-            step(1.0, Some(10.0), 2.0),
-        ];
+        let rows = [step(2.0, Some(20.0), 1.0), step(1.0, Some(10.0), 2.0)];
         let one = lines(&rows, &["accepted", "unsent"]);
         assert_eq!(one, [Series::new("accepted", [(1.0, 10.0), (2.0, 20.0)])]);
         assert_eq!(lines(&rows[..1], &["delivery p99"])[0].points, [(2.0, 1.5)]);

@@ -54,11 +54,7 @@ fn full() -> Report {
     report.plots = vec![
         plot("many", false, many.collect()),
         plot("broken", false, vec![series(HOSTILE, broken)]),
-        plot(
-            "steps",
-            true,
-            vec![series("rate", steps.into_iter())],
-        ),
+        plot("steps", true, vec![series("rate", steps.into_iter())]),
     ];
     report
 }

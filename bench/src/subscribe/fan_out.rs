@@ -23,7 +23,6 @@ use super::SubscribeArgs;
 use crate::{
     admin,
     cpu::CpuTime,
-    load::parse_rate,
     memory::Memory,
     producer::{Addresses, Launch, Producer},
     programs::{Process, Programs},
@@ -32,6 +31,7 @@ use crate::{
         unit::{COUNT, CPU, MEBIBYTES},
     },
     scrape::names,
+    values::parse_rate,
 };
 
 const DURATION_DEFAULT: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ pub struct FanOutArgs {
         long,
         value_name = "N,…",
         value_delimiter = ',',
-        conflicts_with_all = ["producer", "streams", "requests", "name", "start", "once", "read_rate"]
+        conflicts_with_all = ["producer", "streams", "requests", "name", "once", "read_rate"]
     )]
     pub fan_out: Vec<NonZeroUsize>,
     /// Requests a second of the load with --fan-out; without it, as many as are answered.
@@ -168,14 +168,13 @@ impl Step {
         };
         let mut producer = launch.start()?;
         producer.wait_ready(READY_PATIENCE).await?;
-        let mut flags = vec![
+        let flags = vec![
             "subscribe".to_owned(),
             format!("--producer=http://{}", producer.grpc),
             format!("--streams={streams}"),
             format!("--call={}", args.call.name()),
             "--once".to_owned(),
         ];
-        flags.extend(args.decode.then(|| "--decode".to_owned()));
         let mut readers = start("the readers", flags, folder)?;
         wait_open(&mut readers).await?;
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{Lost, PRODUCERS_APART, Request, Sending, Sent, Source};
+use super::{Fate, Lost, PRODUCERS_APART, Request, Sent, Source};
 
 /// Faults of a kind that are told in full.
 const EXAMPLES_MAX: usize = 5;
@@ -112,7 +112,7 @@ impl Newest {
     /// True when nothing that was added is certainly newer than this.
     fn admits(&self, sent: &Sent, request: &Request) -> bool {
         let source = sent.source(request);
-        if sent.fate(request) == Sending::Accepted
+        if sent.fate(request) == Fate::Accepted
             && self
                 .numbers
                 .get(&request.source)
@@ -181,7 +181,7 @@ impl<'a> Check<'a> {
             let accepted: Vec<_> = pair
                 .iter()
                 .map(|(request, _)| *request)
-                .filter(|request| sent.fate(request) == Sending::Accepted)
+                .filter(|request| sent.fate(request) == Fate::Accepted)
                 .collect();
             let (mut required, mut all) = (Newest::default(), Newest::default());
             for request in &accepted {
@@ -273,7 +273,7 @@ impl<'a> Check<'a> {
         let sent = self.sent;
         let accepted = || {
             let requests = sent.requests[group.clone()].iter();
-            requests.filter(|request| sent.fate(request) == Sending::Accepted)
+            requests.filter(|request| sent.fate(request) == Fate::Accepted)
         };
         let Some(first) = accepted().next() else {
             return;

@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 use super::*;
 
 /// Requests with times of their own.
-struct Model(Vec<(Sending, Instant, Instant)>);
+struct Model(Vec<(Fate, Instant, Instant)>);
 
 impl Requests for Model {
     fn sent(&self) -> u64 {
         self.0.len() as u64
     }
-    fn fate(&self, number: u64) -> Sending {
+    fn fate(&self, number: u64) -> Fate {
         self.at(number).0
     }
     fn sent_after(&self, number: u64) -> Instant {
@@ -23,13 +23,13 @@ impl Requests for Model {
 }
 
 impl Model {
-    fn at(&self, number: u64) -> (Sending, Instant, Instant) {
+    fn at(&self, number: u64) -> (Fate, Instant, Instant) {
         self.0[usize::try_from(number).unwrap()]
     }
 }
 
 /// Its producer, and for each request its fate and when it was sent and answered, in ms.
-type Connection<'a> = (usize, &'a [(Sending, u64, u64)]);
+type Connection<'a> = (usize, &'a [(Fate, u64, u64)]);
 
 type Stored = BTreeMap<(String, u32), String>;
 
@@ -110,7 +110,7 @@ fn expect(verdict: &Verdict, expected: [u64; 5]) {
     assert_eq!(verdict.is_faultless(), expected[..4] == [0; 4]);
 }
 
-const OK: Sending = Sending::Accepted;
+const OK: Fate = Fate::Accepted;
 
 /// Many users, one request each at its own time.
 fn many() -> (Run, Stored) {
@@ -202,7 +202,7 @@ fn between_producers_a_margin_counts() {
 
 #[test]
 fn request_without_an_answer_may_be_stored_and_need_not() {
-    let unknown = Sending::Unknown;
+    let unknown = Fate::Unknown;
     check_newest(&[(0, &[(OK, 0, 1), (unknown, 2, 900)])], &[(0, 0), (0, 1)]);
     // It may have been accepted as late as its answer was waited for.
     check_newest(
@@ -211,7 +211,7 @@ fn request_without_an_answer_may_be_stored_and_need_not() {
     );
     let run = Run::new(1, &[(0, &[(unknown, 0, 5)])]);
     expect(&run.check(&Stored::new(), NOTHING_LOST), [0; 5]);
-    let run = Run::new(1, &[(0, &[(Sending::Not, 0, 5)])]);
+    let run = Run::new(1, &[(0, &[(Fate::Refused, 0, 5)])]);
     assert!(run.sent.is_empty());
 }
 

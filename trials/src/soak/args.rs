@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use bench::e2e::parse_time;
+use bench::values::parse_time;
 use clap::{Args, ValueEnum as _};
 
-use super::Kind;
+use super::{Kind, TIME_MIN};
 
 /// Which faults strike, and how often.
 #[derive(Debug, Clone, Args)]
@@ -26,20 +26,20 @@ pub struct FaultArgs {
     #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
     pub faults: Vec<(Kind, Option<Duration>)>,
     /// Mean time between two faults of a kind that is named without one.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "30s")]
     pub fault_every: Duration,
     /// All kinds of faults that the stores and this machine allow; producers are restarted in order a quarter as often, since
     /// nothing else may strike around that.
     #[arg(long)]
     pub all_faults: bool,
     /// The longest cut.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "60s")]
     pub cut_longest: Duration,
 }
 
 fn parse_fault(text: &str) -> Result<(Kind, Option<Duration>), String> {
     let (name, every) = match text.split_once('=') {
-        Some((name, every)) => (name, Some(parse_time(every)?)),
+        Some((name, every)) => (name, Some(parse_time(every, TIME_MIN)?)),
         None => (text, None),
     };
     Ok((Kind::from_str(name, false)?, every))

@@ -88,6 +88,7 @@ pub(super) struct Run<'a> {
 impl Outcome {
     pub(super) fn new(run: Run<'_>) -> Self {
         let driven = run.driven;
+        let counts = &driven.counts;
         let last = run.observations.last().unwrap_or(run.before);
         let nodes = |of: fn(&ConsumerCounts) -> u64| -> Vec<u64> {
             last.of(Role::Consumer)
@@ -102,12 +103,12 @@ impl Outcome {
             rate: run.args.rate.get(),
             seconds: driven.seconds,
             interrupted: run.interrupted,
-            sent: driven.sent,
-            accepted: driven.accepted,
-            refused: driven.refused,
-            unanswered: driven.unanswered,
-            unsent: driven.unsent,
-            accepted_per_second: per_second(driven.accepted, driven.seconds),
+            sent: counts.sent,
+            accepted: counts.accepted,
+            refused: counts.errors() - counts.unanswered,
+            unanswered: counts.unanswered,
+            unsent: counts.unsent,
+            accepted_per_second: per_second(counts.accepted, driven.seconds),
             edge_micros: driven.latency,
             backlog_max: run
                 .observations

@@ -80,7 +80,7 @@ async fn send(plan: &load::Plan) -> Result<u64> {
     if !outcome.is_faultless() {
         println!("{}", outcome.summary());
     }
-    Ok(outcome.accepted)
+    Ok(outcome.counts.accepted)
 }
 
 /// A figure of a limit, of all its other labels together.

@@ -1,7 +1,7 @@
 //! What is lost when processes end, or begin in another order: nothing.
 
 use anyhow::Result;
-use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic};
+use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic, verify::Requests as _};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -186,11 +186,14 @@ async fn what_was_sent_without_pause_by_many_connections_is_all_there() -> Resul
         ..producer.load(9)?
     };
     let outcome = load::run(&plan, &CancellationToken::new()).await?;
-    assert_eq!((outcome.accepted, outcome.errors.total), (8_000, 0));
+    assert_eq!(
+        (outcome.counts.accepted, outcome.counts.errors()),
+        (8_000, 0)
+    );
     consumer.wait_settled(8_000).await?;
-    for (connection, &sent) in (0..).zip(&outcome.sent_by_connection) {
-        let known = (0..sent).map(|number| {
-            let cookie = plan.traffic.cookie(connection, number);
+    for history in &outcome.histories {
+        let known = (0..history.sent()).map(|number| {
+            let cookie = plan.traffic.cookie(history.connection(), number);
             let buyer_uids = [(cookie.dsp_id(), cookie.buyer_uid().to_owned())];
             (cookie.user_id().to_owned(), buyer_uids.into())
         });

@@ -49,11 +49,11 @@ async fn beside_a_good_client(
     abused?;
     let outcome = outcome?;
     ensure!(
-        outcome.is_faultless() && outcome.reconnects == 0,
+        outcome.is_faultless() && outcome.counts.reconnects == 0,
         "{}",
         outcome.summary()
     );
-    assert_eq!(producer.appended().await?, outcome.accepted);
+    assert_eq!(producer.appended().await?, outcome.counts.accepted);
     Ok(())
 }
 

@@ -179,7 +179,7 @@ fn launch<'a>(
 pub(crate) async fn accept_all(plan: &load::Plan) -> Result<load::Outcome> {
     let outcome = load::run(plan, &CancellationToken::new()).await?;
     ensure!(
-        outcome.is_faultless() && Some(outcome.accepted) == plan.requests,
+        outcome.is_faultless() && Some(outcome.counts.accepted) == plan.requests,
         "{}",
         outcome.summary()
     );

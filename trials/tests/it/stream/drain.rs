@@ -100,7 +100,7 @@ async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<(
 
     // One connection: what was accepted is the first of what was sent. The last answers may be lost on the way.
     ensure!(
-        (outcome.accepted..=outcome.sent).contains(&last),
+        (outcome.counts.accepted..=outcome.counts.sent).contains(&last),
         "{last} were delivered:\n{}",
         outcome.summary()
     );

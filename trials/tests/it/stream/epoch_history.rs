@@ -213,7 +213,10 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
     let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
     let words = consumer.process.last_lines(100);
     // Accepted is what was answered; the producer may have had any part of what was sent.
-    let (least, most) = (outcome.accepted - received, outcome.sent - received);
+    let (least, most) = (
+        outcome.counts.accepted - received,
+        outcome.counts.sent - received,
+    );
     ensure!(
         least >= 1_000,
         "nothing to be checked: {}",

@@ -9,11 +9,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bench::{
     http::HttpClient,
-    load::{self, Fate, History},
+    load::{self, History},
     programs::{Process, free_address},
     scrape::names,
     tools::installed_or_skip,
-    verify::{Check, MayBeLost, Requests, Sending, Sent, Source, embedded as verify_embedded},
+    verify::{Check, Fate, MayBeLost, Requests, Sent, Source, embedded as verify_embedded},
 };
 use tempfile::TempDir;
 use tokio::{net::TcpStream, time::Instant};
@@ -41,11 +41,10 @@ impl Requests for MayBe {
     fn sent(&self) -> u64 {
         self.0.sent()
     }
-    fn fate(&self, number: u64) -> Sending {
+    fn fate(&self, number: u64) -> Fate {
         match self.0.fate(number) {
-            Fate::Accepted => Sending::Accepted,
-            Fate::Refused | Fate::Unknown => Sending::Unknown,
-            Fate::NotSent => Sending::Not,
+            Fate::Refused => Fate::Unknown,
+            fate => fate,
         }
     }
     fn sent_after(&self, number: u64) -> Instant {
@@ -191,10 +190,10 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
     let outcome = outcome?;
     haproxy.check()?;
     eprintln!("{}", outcome.summary());
-    ensure!(outcome.errors.total == 0, "{}", outcome.summary());
+    ensure!(outcome.counts.errors() == 0, "{}", outcome.summary());
 
     for consumer in &mut consumers {
-        wait_received(consumer, outcome.accepted).await?;
+        wait_received(consumer, outcome.counts.accepted).await?;
         expect_proof(consumer).await?;
         let status = consumer.process.stop(DRAIN_PATIENCE).await?;
         expect_exit(&consumer.process, status, 0)?;
@@ -210,7 +209,11 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
         let check = Check::new("a store", &sent, NOTHING_LOST, false);
         let verdict = verify_embedded(store, check).await?;
         ensure!(verdict.is_faultless(), "{}", verdict.line());
-        ensure!(verdict.right >= outcome.accepted, "{}", verdict.line());
+        ensure!(
+            verdict.right >= outcome.counts.accepted,
+            "{}",
+            verdict.line()
+        );
     }
     Ok(())
 }

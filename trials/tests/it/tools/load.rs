@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::{Result, ensure};
 use bench::{
-    load::{self, Fate, Plan},
+    load::{self, Plan},
     traffic::Traffic,
+    verify::{Fate, Requests as _},
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -63,7 +64,10 @@ async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result
     let (outcome, stalled) = tokio::join!(load::run_observed(&plan, &stop, observe), stall);
     let (outcome, stalled) = (outcome?, stalled?);
     assert!(outcome.is_faultless(), "{}", outcome.summary());
-    assert_eq!((outcome.accepted, outcome.unsent), (5 * RATE, 0));
+    assert_eq!(
+        (outcome.counts.accepted, outcome.counts.unsent),
+        (5 * RATE, 0)
+    );
 
     let latency = outcome.latency_micros.unwrap();
     assert!(latency.p999 >= 500_000, "{}", latency.line());
@@ -131,52 +135,16 @@ impl FakeEdge {
 }
 
 #[tokio::test]
-async fn malformed_requests_are_refused_and_only_they_may_be() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let plan = Plan {
-        connections: 3.try_into()?,
-        pipeline: Some(8.try_into()?),
-        requests: Some(3_000),
-        malformed: 0.3,
-        ..producer.load(2)?
-    };
-    let outcome = load::run(&plan, &CancellationToken::new()).await?;
-    assert!(outcome.is_faultless(), "{}", outcome.summary());
-    assert_eq!(outcome.accepted + outcome.refused_as_expected, 3_000);
-    assert!((800..1_000).contains(&outcome.refused_as_expected));
-    assert_eq!(producer.appended().await?, outcome.accepted);
-    let fates = |fate: Fate| {
-        let of_one = |history: &load::History| {
-            let numbers = 0..history.sent();
-            numbers
-                .filter(|&number| history.fate(number) == fate)
-                .count() as u64
-        };
-        outcome.histories.iter().map(of_one).sum::<u64>()
-    };
-    assert_eq!(fates(Fate::Accepted), outcome.accepted);
-    assert_eq!(fates(Fate::Refused), outcome.refused_as_expected);
-
-    let lenient = FakeEdge::start(ACCEPTED).await?;
-    let plan = Plan {
-        malformed: 0.5,
-        ..lenient.plan.clone()
-    };
-    let outcome = load::run(&plan, &CancellationToken::new()).await?;
-    let wrong = outcome.errors.accepted_malformed;
-    assert!((70..130).contains(&wrong), "{}", outcome.summary());
-    assert_eq!(
-        (outcome.errors.total, outcome.accepted),
-        (wrong, 200 - wrong)
-    );
-
+async fn refused_requests_are_errors_and_their_fate_is_known() -> Result<()> {
     let strict = FakeEdge::start("HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n").await?;
     let outcome = load::run(&strict.plan, &CancellationToken::new()).await?;
     assert_eq!(
-        (outcome.errors.total, outcome.errors.status[&400]),
+        (outcome.counts.errors(), outcome.counts.refused[&400]),
         (200, 200)
     );
+    let history = &outcome.histories[0];
+    assert_eq!(history.sent(), 200);
+    assert!((0..200).all(|number| history.fate(number) == Fate::Refused));
     Ok(())
 }
 
@@ -189,7 +157,11 @@ async fn what_a_bound_keeps_back_counts_against_the_run() -> Result<()> {
         ..silent.plan.clone().rate(per_second(100))
     };
     let outcome = in_time("it ends", load::run(&plan, &CancellationToken::new())).await??;
-    let counts = (outcome.sent, outcome.errors.unanswered, outcome.unsent);
+    let counts = (
+        outcome.counts.sent,
+        outcome.counts.unanswered,
+        outcome.counts.unsent,
+    );
     assert_eq!(counts, (1, 1, 29), "{}", outcome.summary());
     assert!(!outcome.is_faultless());
     // To its end by the plan, not by the patience; and what got no answer took at least so long.
@@ -232,7 +204,11 @@ async fn outage_is_in_the_latency_and_not_the_generators_fault() -> Result<()> {
         ended = edge => return ended,
     };
     assert_eq!(
-        (outcome.sent, outcome.unsent, outcome.reconnects),
+        (
+            outcome.counts.sent,
+            outcome.counts.unsent,
+            outcome.counts.reconnects
+        ),
         (600, 0, 1),
         "{}",
         outcome.summary()
@@ -255,7 +231,7 @@ async fn each_answer_that_closes_closes_its_connection() -> Result<()> {
         ..edge.plan.clone()
     };
     let outcome = accept_all(&plan).await?;
-    assert_eq!(outcome.reconnects, 3);
+    assert_eq!(outcome.counts.reconnects, 3);
     Ok(())
 }
 
@@ -269,8 +245,7 @@ async fn answers_of_any_kind_take_time() -> Result<()> {
     };
     let outcome = load::run(&plan, &CancellationToken::new()).await?;
     assert!(outcome.seconds >= 0.45, "{}", outcome.summary());
-    assert_eq!(outcome.sent_by_connection, [50]);
-    assert!(outcome.histories.is_empty());
+    assert_eq!(outcome.histories[0].sent(), 50);
     Ok(())
 }
 
