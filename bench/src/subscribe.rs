@@ -16,7 +16,6 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use proto::v1::StartPosition;
 use tokio::{
     sync::mpsc,
     task::JoinSet,
@@ -24,15 +23,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::stream::{Stream, Tally};
+use self::stream::Stream;
 pub use self::{
     fan_out::{FanOutArgs, run as run_fan_out},
     security::SecurityArgs,
+    stream::Tally,
 };
-use crate::{
-    cpu::CpuTime,
-    report::{Percentiles, ReportArgs, micros_histogram},
-};
+use crate::{cpu::CpuTime, report::ReportArgs};
 
 /// Opens named streams from a producer and checks what arrives.
 ///
@@ -53,18 +50,12 @@ pub struct SubscribeArgs {
     /// End each stream once it has this many cookies, received or declared lost.
     #[arg(short, long)]
     pub requests: Option<u64>,
-    /// Decode each cookie, as a consumer does, instead of only walking over it.
-    #[arg(long)]
-    pub decode: bool,
     /// The call to use.
     #[arg(long, value_enum, default_value_t = Call::Subscribe)]
     pub call: Call,
     /// Prefix of the streams' names; streams are NAME-1, NAME-2, … [default: bench- and the process id].
     #[arg(long)]
     pub name: Option<String>,
-    /// Where a stream begins whose name the producer does not know.
-    #[arg(long, value_enum, default_value_t = Start::Newest)]
-    pub start: Start,
     /// End each stream when the producer ends it, instead of opening it again.
     #[arg(long)]
     pub once: bool,
@@ -104,85 +95,25 @@ impl Call {
     }
 }
 
-/// Where a stream begins whose name the producer does not know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Start {
-    /// With what arrives from now on.
-    Newest,
-    /// With the oldest the producer holds.
-    Oldest,
-}
-
-impl From<Start> for StartPosition {
-    fn from(start: Start) -> Self {
-        match start {
-            Start::Newest => Self::Newest,
-            Start::Oldest => Self::Oldest,
-        }
-    }
-}
-
 /// What all streams saw.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Outcome {
     /// The producer's gRPC address.
     pub producer: String,
     /// Number of streams.
     pub streams: usize,
+    /// Whether the call has sequences, so that lost cookies are known.
+    pub knows_lost: bool,
     /// Cookies that each stream was to get.
     pub asked_of_each: Option<u64>,
-    /// From the first cookie to the last, over all streams.
-    pub seconds: f64,
-    /// Cookies received, over all streams.
-    pub received: u64,
-    /// Cookies declared missing by gaps; `None` for a call without sequences.
-    pub lost: Option<u64>,
-    /// Gaps told.
-    pub gaps: u64,
-    /// Broken promises: sequences out of order, counts that do not agree, messages that cannot be read.
-    pub violations: u64,
-    /// The first of them, in words.
-    pub first_violation: Option<String>,
-    /// Bytes of all messages.
-    pub bytes: u64,
-    /// How often a stream was ended by an error.
-    pub broken: u64,
-    /// The first of these errors.
-    pub first_broken: Option<String>,
-    /// Streams opened again after they ended.
-    pub reconnects: u64,
-    /// Streams that met a new epoch of the producer; what its old epoch still held is unknown.
-    pub new_epochs: u64,
-    /// Streams that were ended in an orderly way by a draining producer.
-    pub goodbyes: u64,
-    /// Cookies received in each second since they began to open, over all streams.
-    pub received_by_second: Vec<u64>,
-    /// `received` by the stream that got least and the one that got most.
-    pub received_per_stream: Extremes,
-    /// `lost` by the stream that lost least and the one that lost most.
-    pub lost_per_stream: Option<Extremes>,
-    /// From the edge's acceptance of a chunk's first cookie to its arrival here, weighted by cookies.
-    pub delivery_micros: Option<Percentiles>,
+    /// The sum of all streams.
+    pub total: Tally,
+    /// Cookies received by the stream that got least and the one that got most.
+    pub received_per_stream: [u64; 2],
+    /// Cookies lost by the stream that lost least and the one that lost most.
+    pub lost_per_stream: [u64; 2],
     /// CPU time of this process.
     pub cpu: CpuTime,
-}
-
-/// Smallest and largest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extremes {
-    /// Smallest.
-    pub min: u64,
-    /// Largest.
-    pub max: u64,
-}
-
-impl Extremes {
-    fn of(values: impl Iterator<Item = u64> + Clone) -> Self {
-        Self {
-            min: values.clone().min().unwrap_or(0),
-            max: values.max().unwrap_or(0),
-        }
-    }
 }
 
 /// Runs all streams to their end, or until `stop`; calls `opened` once all are open.
@@ -231,73 +162,34 @@ pub async fn run(
         }
     }
     let cpu = CpuTime::of_this_process().since(&cpu_before);
-    Ok(summarize(args, &tallies, cpu))
-}
-
-fn summarize(args: &SubscribeArgs, tallies: &[Tally], cpu: CpuTime) -> Outcome {
-    let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum::<u64>();
-    let mut delivery = micros_histogram();
-    for tally in tallies {
-        delivery
-            .add(&tally.delivery_micros)
-            .expect("the histogram grows to any value");
-    }
-    let first = tallies.iter().filter_map(|tally| tally.first_at).min();
-    let last = tallies.iter().filter_map(|tally| tally.last_at).max();
-    let seconds = first
-        .zip(last)
-        .map_or(Duration::ZERO, |(first, last): (Instant, Instant)| {
-            last - first
-        })
-        .as_secs_f64();
-    let knows_lost = args.call == Call::Subscribe;
-    Outcome {
+    let extremes = |of: fn(&Tally) -> u64| {
+        let counts = || tallies.iter().map(of);
+        [counts().min(), counts().max()].map(Option::unwrap_or_default)
+    };
+    let mut outcome = Outcome {
         producer: args.producer.clone(),
-        streams: args.streams.get(),
+        streams,
+        knows_lost: args.call == Call::Subscribe,
         asked_of_each: args.requests,
-        seconds,
-        received: sum(|tally| tally.received),
-        lost: knows_lost.then(|| sum(|tally| tally.lost)),
-        gaps: sum(|tally| tally.gaps),
-        violations: sum(|tally| tally.violations),
-        first_violation: tallies
-            .iter()
-            .find_map(|tally| tally.first_violation.clone()),
-        bytes: sum(|tally| tally.bytes),
-        broken: sum(|tally| tally.broken),
-        first_broken: tallies.iter().find_map(|tally| tally.first_broken.clone()),
-        reconnects: sum(|tally| tally.reconnects),
-        new_epochs: sum(|tally| tally.new_epochs),
-        goodbyes: sum(|tally| tally.goodbyes),
-        received_by_second: by_second(tallies),
-        received_per_stream: Extremes::of(tallies.iter().map(|tally| tally.received)),
-        lost_per_stream: knows_lost.then(|| Extremes::of(tallies.iter().map(|tally| tally.lost))),
-        delivery_micros: Percentiles::of(&delivery),
+        total: Tally::default(),
+        received_per_stream: extremes(|tally| tally.received),
+        lost_per_stream: extremes(|tally| tally.lost),
         cpu,
-    }
-}
-
-fn by_second(tallies: &[Tally]) -> Vec<u64> {
-    let seconds = tallies.iter().map(|tally| tally.by_second.len()).max();
-    let mut sums = vec![0; seconds.unwrap_or(0)];
-    for tally in tallies {
-        for (sum, count) in sums.iter_mut().zip(&tally.by_second) {
-            *sum += count;
-        }
-    }
-    sums
+    };
+    tallies.iter().for_each(|tally| outcome.total.add(tally));
+    Ok(outcome)
 }
 
 impl Outcome {
     /// True when no stream broke the producer's promise, and each got what was asked for.
     #[must_use]
     pub fn is_faultless(&self) -> bool {
-        self.violations == 0 && !self.has_too_few()
+        self.total.violations == 0 && !self.has_too_few()
     }
 
     /// A stream got less than what was asked for.
     fn has_too_few(&self) -> bool {
         self.asked_of_each
-            .is_some_and(|count| self.received_per_stream.min < count)
+            .is_some_and(|count| self.received_per_stream[0] < count)
     }
 }

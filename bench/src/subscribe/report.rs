@@ -1,8 +1,9 @@
 //! The report of `bench subscribe`.
 
-use super::{Extremes, Outcome};
+use super::Outcome;
 use crate::report::{
-    Figure, Plot, Report, Row, Series, duration, grouped, micros_each, per_second, rate,
+    Figure, Percentiles, Plot, Report, Row, Series, duration, grouped, micros_each, per_second,
+    rate,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -12,18 +13,15 @@ impl Outcome {
     pub fn report(&self) -> Report {
         let title = format!("{} streams from {}", self.streams, self.producer);
         let mut report = Report::new("subscribe", &title);
-        report.seconds = self.seconds;
+        report.seconds = self.total.seconds();
         report.findings = findings(self);
         report.faults = faults(self);
         report.add("Streams", "", [Row::new("", facts(self))]);
-        let seconds = self.received_by_second.iter().enumerate();
+        let seconds = self.total.by_second.iter().enumerate();
         let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
-        report.plots = vec![Plot::over_time(
-            "rate",
-            "Cookies received",
-            "cookies a second, all streams",
-            vec![Series::new("received", points)],
-        )];
+        let series = vec![Series::new("received", points)];
+        let all = "cookies a second, all streams";
+        report.plots = vec![Plot::over_time("rate", "Cookies received", all, series)];
         report
     }
 
@@ -34,44 +32,45 @@ impl Outcome {
     }
 
     fn cpu_micros_per_cookie(&self) -> f64 {
-        micros_each(self.cpu.total().as_secs_f64(), self.received)
+        micros_each(self.cpu.total().as_secs_f64(), self.total.received)
     }
 }
 
 fn faults(outcome: &Outcome) -> Vec<String> {
-    let violation = outcome.first_violation.as_ref().map(|first| {
-        let count = grouped(outcome.violations);
+    let violation = outcome.total.first_violation.as_ref().map(|first| {
+        let count = grouped(outcome.total.violations);
         format!("The producer broke its promise {count} times; first: {first}.")
     });
     let missed = outcome.asked_of_each.filter(|_| outcome.has_too_few());
     let missed = missed.map(|count| {
-        let (least, count) = (grouped(outcome.received_per_stream.min), grouped(count));
+        let (least, count) = (grouped(outcome.received_per_stream[0]), grouped(count));
         format!("A stream got {least} cookies instead of {count}.")
     });
     violation.into_iter().chain(missed).collect()
 }
 
 fn findings(outcome: &Outcome) -> Vec<String> {
+    let total = &outcome.total;
     let mut findings = vec![format!(
         "{} cookies were received in {:.1} s, {} over all streams.",
-        grouped(outcome.received),
-        outcome.seconds,
-        rate(per_second(outcome.received, outcome.seconds))
+        grouped(total.received),
+        total.seconds(),
+        rate(per_second(total.received, total.seconds()))
     )];
     findings.push(lost_finding(outcome));
-    if outcome.new_epochs > 0 {
+    if total.new_epochs > 0 {
         findings.push(format!(
             "The producer had a new epoch {} times; what its old epoch still held is unknown.",
-            grouped(outcome.new_epochs)
+            grouped(total.new_epochs)
         ));
     }
-    if let Some(error) = &outcome.first_broken {
-        let broken = grouped(outcome.broken);
+    if let Some(error) = &total.first_broken {
+        let broken = grouped(total.broken);
         findings.push(format!(
             "Streams were ended by an error {broken} times; first: {error}."
         ));
     }
-    if let Some(delivery) = &outcome.delivery_micros {
+    if let Some(delivery) = Percentiles::of(&total.delivery_micros) {
         findings.push(format!(
             "From the edge to here, half took up to {}, 99 % up to {}.",
             duration(delivery.p50),
@@ -87,49 +86,49 @@ fn findings(outcome: &Outcome) -> Vec<String> {
 
 /// What is known of cookies that did not arrive.
 fn lost_finding(outcome: &Outcome) -> String {
-    let is_whole = outcome.violations + outcome.new_epochs + outcome.broken == 0;
-    match outcome.lost {
-        None => "Whether cookies were lost is unknown: this call has no sequences.".to_owned(),
-        Some(0) if outcome.received_per_stream.min == 0 => {
+    let total = &outcome.total;
+    let is_whole = total.violations + total.new_epochs + total.broken == 0;
+    match total.lost {
+        _ if !outcome.knows_lost => {
+            "Whether cookies were lost is unknown: this call has no sequences.".to_owned()
+        }
+        0 if outcome.received_per_stream[0] == 0 => {
             "Whether cookies were lost is unknown where none was received.".to_owned()
         }
-        Some(0) if is_whole => "None was lost: every sequence arrived.".to_owned(),
-        Some(0) => "None was declared lost; that every sequence arrived is not certain.".to_owned(),
-        Some(lost) => {
-            let (lost, gaps) = (grouped(lost), grouped(outcome.gaps));
+        0 if is_whole => "None was lost: every sequence arrived.".to_owned(),
+        0 => "None was declared lost; that every sequence arrived is not certain.".to_owned(),
+        lost => {
+            let (lost, gaps) = (grouped(lost), grouped(total.gaps));
             format!("{lost} were declared lost, in {gaps} gaps.")
         }
     }
 }
 
 fn facts(outcome: &Outcome) -> Vec<Figure> {
-    let min = |of: Option<Extremes>| of.map(|it| it.min);
-    let max = |of: Option<Extremes>| of.map(|it| it.max);
-    let (received, lost) = (Some(outcome.received_per_stream), outcome.lost_per_stream);
+    let total = &outcome.total;
+    let known = |lost: u64| outcome.knows_lost.then_some(lost);
+    let rate = per_second(total.received, total.seconds());
     let mut facts = vec![
-        COUNT.of("cookies received", outcome.received),
-        COUNT.of("received by a stream, min", min(received)),
-        COUNT.of("received by a stream, max", max(received)),
-        RATE.of(
-            "received a second",
-            per_second(outcome.received, outcome.seconds),
-        )
-        .higher()
-        .sampled(whole_seconds(&outcome.received_by_second)),
-        COUNT.of("lost", outcome.lost).lower(),
-        COUNT.of("lost by a stream, min", min(lost)),
-        COUNT.of("lost by a stream, max", max(lost)),
-        COUNT.of("gaps", outcome.gaps),
-        COUNT.of("violations", outcome.violations).lower(),
-        COUNT.of("bytes", outcome.bytes),
-        COUNT.of("ends by an error", outcome.broken),
-        COUNT.of("streams opened again", outcome.reconnects),
-        COUNT.of("epochs of the producer met later", outcome.new_epochs),
-        COUNT.of("orderly ends", outcome.goodbyes),
+        COUNT.of("cookies received", total.received),
+        COUNT.of("received by a stream, min", outcome.received_per_stream[0]),
+        COUNT.of("received by a stream, max", outcome.received_per_stream[1]),
+        RATE.of("received a second", rate)
+            .higher()
+            .sampled(whole_seconds(&total.by_second)),
+        COUNT.of("lost", known(total.lost)).lower(),
+        COUNT.of("lost by a stream, min", known(outcome.lost_per_stream[0])),
+        COUNT.of("lost by a stream, max", known(outcome.lost_per_stream[1])),
+        COUNT.of("gaps", total.gaps),
+        COUNT.of("violations", total.violations).lower(),
+        COUNT.of("bytes", total.bytes),
+        COUNT.of("ends by an error", total.broken),
+        COUNT.of("streams opened again", total.reconnects),
+        COUNT.of("epochs of the producer met later", total.new_epochs),
+        COUNT.of("orderly ends", total.goodbyes),
         CPU.of("reader CPU per cookie", outcome.cpu_micros_per_cookie())
             .lower(),
     ];
-    let delivery = outcome.delivery_micros;
+    let delivery = Percentiles::of(&total.delivery_micros);
     let shown = ["p50", "p90", "p99", "p99.9", "max"];
     let compared = ["p50", "p99", "p99.9"];
     facts.extend(MILLIS.percentiles("delivery ", delivery, &shown, &compared));
@@ -148,7 +147,10 @@ fn whole_seconds(by_second: &[u64]) -> Vec<f64> {
 mod tests {
     use clap::Parser;
 
-    use super::{super::SubscribeArgs, *};
+    use super::{
+        super::{SubscribeArgs, Tally},
+        *,
+    };
     use crate::cpu::CpuTime;
 
     /// The arguments as on the command line.
@@ -165,20 +167,27 @@ mod tests {
     #[test]
     fn all_has_arrived_only_where_nothing_speaks_against_it() {
         const WHOLE: &str = "None was lost: every sequence arrived.";
-        let mut whole = super::super::summarize(&args(&[]).unwrap(), &[], CpuTime::default());
-        assert_ne!(lost_finding(&whole), WHOLE, "nothing was received");
-        whole.received_per_stream = Extremes { min: 1, max: 9 };
-        assert_eq!(lost_finding(&whole), WHOLE);
+        let whole = || Outcome {
+            producer: String::new(),
+            streams: 1,
+            knows_lost: true,
+            asked_of_each: None,
+            total: Tally::default(),
+            received_per_stream: [1, 9],
+            lost_per_stream: [0, 0],
+            cpu: CpuTime::default(),
+        };
+        assert_eq!(lost_finding(&whole()), WHOLE);
         let against: [fn(&mut Outcome); 6] = [
-            |outcome| outcome.received_per_stream.min = 0,
-            |outcome| outcome.new_epochs = 1,
-            |outcome| outcome.broken = 1,
-            |outcome| outcome.violations = 1,
-            |outcome| outcome.lost = Some(1),
-            |outcome| outcome.lost = None,
+            |outcome| outcome.received_per_stream[0] = 0,
+            |outcome| outcome.total.new_epochs = 1,
+            |outcome| outcome.total.broken = 1,
+            |outcome| outcome.total.violations = 1,
+            |outcome| outcome.total.lost = 1,
+            |outcome| outcome.knows_lost = false,
         ];
         for change in against {
-            let mut outcome = whole.clone();
+            let mut outcome = whole();
             change(&mut outcome);
             assert_ne!(lost_finding(&outcome), WHOLE, "{outcome:?}");
         }

@@ -266,10 +266,8 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
         streams: NonZeroUsize::new(5).context("five")?,
         duration: None,
         requests: Some(COOKIES),
-        decode: true,
         call: subscribe::Call::Subscribe,
         name: Some("reading".to_owned()),
-        start: subscribe::Start::Newest,
         once: false,
         read_rate: None,
         security: subscribe::SecurityArgs::default(),
@@ -300,7 +298,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
     sent?;
     let read = read??;
     assert!(read.is_faultless(), "{}", read.summary());
-    assert_eq!((read.received, read.lost), (5 * COOKIES, Some(0)));
+    assert_eq!((read.total.received, read.total.lost), (5 * COOKIES, 0));
 
     let [delivered, lost, lag] = figures(&producer, "still").await?;
     assert_eq!(delivered + lost + lag, COOKIES);
