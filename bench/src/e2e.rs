@@ -10,7 +10,6 @@ mod measure;
 mod outcome;
 mod report;
 mod running;
-mod sizing;
 mod step;
 mod verdict;
 
@@ -29,7 +28,6 @@ pub use self::{
     drive::{DriveArgs, Driven},
     outcome::Outcome,
     running::{Cut, Drove, Explain, Meanwhile, Running, Settled, TurnEvent, Verification},
-    sizing::Sizing,
     step::{NodeCounts, ProcessUse, Quantiles, Step},
 };
 pub use crate::report::counted;
@@ -221,7 +219,6 @@ impl Ladder<'_> {
             cores: self.cores,
             seconds: Instant::now().duration_since(running.started).as_secs_f64(),
             interrupted,
-            sizing: Sizing::of(&self.steps, self.args.cluster.consumers.get()),
             steps: self.steps,
             verification,
             findings: Vec::new(),
@@ -229,9 +226,7 @@ impl Ladder<'_> {
         };
         outcome.findings = verdict::findings(&outcome);
         outcome.findings.append(&mut self.findings);
-        outcome
-            .findings
-            .extend(outcome.sizing.iter().map(Sizing::finding));
+        outcome.findings.extend(verdict::cost(&outcome));
         outcome
     }
 }

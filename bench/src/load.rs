@@ -40,7 +40,7 @@ pub use self::{
     second::Second,
 };
 use self::{recorder::Part, second::Collector, threads::Threads};
-use crate::{cpu::CpuTime, report::Percentiles};
+use crate::cpu::CpuTime;
 
 /// How long a load with a rate may take beyond its end to send what is late.
 const LATE_PATIENCE: Duration = Duration::from_millis(500);
@@ -119,9 +119,9 @@ pub async fn run_observed(
         let elapsed = started.elapsed();
         lasted = lasted.max(plan.last_due().map_or(elapsed, |due| due.min(elapsed)));
     }
-    let send_delay = Percentiles::of(&times.send_delay);
+    let send_delay = times.send_delay.percentiles();
     let is_behind = counts.unsent > 0 || send_delay.as_ref().is_some_and(Generator::is_late);
-    let delay = Percentiles::of(&times.generator_delay);
+    let delay = times.generator_delay.percentiles();
     Ok(Outcome {
         connections: plan.connections.get(),
         pipeline: plan.pipeline_max(),
@@ -130,12 +130,11 @@ pub async fn run_observed(
         seconds: lasted.as_secs_f64(),
         interrupted,
         counts,
-        latency_micros: Percentiles::of(&times.latency),
+        latency_micros: times.latency.percentiles(),
         send_delay_micros: send_delay,
         generator: Generator::assess(delay, is_behind, &threads),
         cpu,
         by_second: collector.seconds,
-        latency: times.latency,
         histories,
     })
 }

@@ -14,11 +14,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
-pub use self::{
-    counts::{ConsumerCounts, Counts, ProducerCounts},
-    fates::Fates,
-    plots::plots,
-};
+pub use self::{counts::Counts, fates::Fates, plots::plots};
 use crate::{
     cpu::CpuTime, http::HttpClient, ledger, memory::Memory, report::per_second, scrape::Samples,
 };
@@ -215,7 +211,7 @@ impl Observation {
     #[must_use]
     pub fn accepted(&self) -> u64 {
         self.of(Role::Producer)
-            .map(|seen| seen.counts.producer.appended)
+            .map(|seen| seen.counts.appended)
             .sum()
     }
 
@@ -225,7 +221,7 @@ impl Observation {
         let accepted = self.accepted();
         self.of(Role::Consumer)
             .map(|seen| {
-                let counts = &seen.counts.consumer;
+                let counts = &seen.counts;
                 accepted.saturating_sub(counts.fates.settled() + counts.lost)
             })
             .collect()
@@ -240,17 +236,13 @@ impl Observation {
     /// Cookies in the logs of all producers, a second since `earlier`.
     #[must_use]
     pub fn accepted_per_second(&self, earlier: &Self) -> f64 {
-        self.per_second(earlier, Role::Producer, |seen| {
-            seen.counts.producer.appended
-        })
-        .sum()
+        self.per_second(earlier, Role::Producer, |seen| seen.counts.appended)
+            .sum()
     }
 
     /// Of each node: cookies whose fate became known, a second since `earlier`.
     pub fn settled_per_second(&self, earlier: &Self) -> impl Iterator<Item = f64> {
-        self.per_second(earlier, Role::Consumer, |seen| {
-            seen.counts.consumer.fates.settled()
-        })
+        self.per_second(earlier, Role::Consumer, |seen| seen.counts.fates.settled())
     }
 
     fn per_second(

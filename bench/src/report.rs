@@ -22,7 +22,7 @@ pub use self::{
     environment::Environment,
     figure::{Better, Figure, Number, Row, Table, lines, samples},
     folder::{ReportFolder, leave},
-    numbers::{Percentiles, counted, micros_each, micros_histogram},
+    numbers::{Micros, Percentiles, counted, micros_each},
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
 

@@ -92,38 +92,14 @@ impl SyntheticCookie {
     }
 }
 
-/// Something that happens with a fixed probability.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Chance {
-    /// Draws below this are hits; up to 2^64.
-    hits_below: u128,
-}
-
-impl Chance {
-    /// That of `probability`, from 0 to 1.
-    pub(crate) fn new(probability: f64) -> Self {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a float cast saturates, at 0 too"
-        )]
-        let hits_below = (probability.min(1.0) * 2_f64.powi(64)) as u128;
-        Self { hits_below }
-    }
-
-    /// Whether it happens with this draw of all 64-bit words.
-    #[inline]
-    pub(crate) fn hits(&self, draw: u64) -> bool {
-        u128::from(draw) < self.hits_below
-    }
-}
-
 /// Makes the cookies of one seed.
 #[derive(Debug, Clone)]
 pub struct Traffic {
     seed: u64,
     /// Distinct users; without them, each cookie has a new one.
     users: Option<NonZeroU64>,
-    fresh: Chance,
+    /// Buyer uids are fresh that have draws below this, of all 64-bit words; up to 2^64.
+    fresh_below: u128,
     dsps: u32,
     /// How many DSPs have lower numbers than the first.
     dsps_before: u32,
@@ -137,7 +113,7 @@ impl Traffic {
         Self {
             seed,
             users,
-            fresh: Chance::new(1.0),
+            fresh_below: 1 << 64,
             dsps: DSPS,
             dsps_before: 0,
         }
@@ -164,7 +140,13 @@ impl Traffic {
     /// p. Two in a row are equal only when neither is fresh, so p = 1 − √(1 − `changed`).
     #[must_use]
     pub fn with_repeats_changed(mut self, changed: f64) -> Self {
-        self.fresh = Chance::new(1.0 - (1.0 - changed.clamp(0.0, 1.0)).sqrt());
+        let fresh = 1.0 - (1.0 - changed.clamp(0.0, 1.0)).sqrt();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a float cast saturates, at 0 too"
+        )]
+        let fresh_below = (fresh * 2_f64.powi(64)) as u128;
+        self.fresh_below = fresh_below;
         self
     }
 
@@ -198,7 +180,7 @@ impl Traffic {
             pair.copy_from_slice(&HEX_PAIRS[usize::from(byte)]);
         }
 
-        if self.fresh.hits(nth_word(words ^ FRESHNESS, 0)) {
+        if u128::from(nth_word(words ^ FRESHNESS, 0)) < self.fresh_below {
             return SyntheticCookie::new(user_id, dsp_id, words, length_draw);
         }
         let lasting = nth_word(user ^ LASTING, u64::from(dsp_id));

@@ -245,17 +245,14 @@ async fn settle(running: &mut Running, stop: &CancellationToken) -> Settled {
 }
 
 fn is_quiet(before: &Observation, now: &Observation) -> bool {
-    let lag: u64 = now
-        .of(Role::Producer)
-        .map(|seen| seen.run.producer.lag)
-        .sum();
+    let lag: u64 = now.of(Role::Producer).map(|seen| seen.run.lag).sum();
     let settled = |at: &Observation| -> u64 {
         at.of(Role::Consumer)
-            .map(|seen| seen.run.consumer.fates.settled())
+            .map(|seen| seen.run.fates.settled())
             .sum()
     };
     let is_empty = now.of(Role::Consumer).all(|seen| {
-        let counts = &seen.run.consumer;
+        let counts = &seen.run;
         counts.buffer_bytes == 0 && counts.fates.received == counts.fates.settled()
     });
     lag == 0 && is_empty && settled(before) == settled(now)

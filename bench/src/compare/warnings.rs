@@ -2,72 +2,52 @@
 
 use crate::report::Environment;
 
-/// Flags that change nothing about what is measured, and whether a value follows.
-const HARMLESS: [(&str, bool); 3] = [
-    ("--report", true),
-    ("--no-report", false),
-    ("--json", false),
-];
-
 /// In sentences; empty when nothing does.
 pub(super) fn of(a: &Environment, b: &Environment) -> Vec<String> {
     let mut warnings = Vec::new();
     let mut differ = |what: &str, a: &str, b: &str| {
         if a != b {
-            warnings.push(format!("{what}: A has {a}, B has {b}"));
+            warnings.push(format!("different {what}: A has {a}, B has {b}"));
         }
     };
-    differ("different arguments", &arguments(a), &arguments(b));
-    differ("different processors", &a.cpu, &b.cpu);
+    differ("arguments", &arguments(a), &arguments(b));
+    differ("processors", &a.cpu, &b.cpu);
     differ(
-        "different numbers of cores",
+        "numbers of cores",
         &a.cores.to_string(),
         &b.cores.to_string(),
     );
     let mebibytes = |environment: &Environment| format!("{} MiB", environment.memory_bytes >> 20);
-    differ("different memory", &mebibytes(a), &mebibytes(b));
-    differ("different systems", &a.system, &b.system);
-    differ("different programs", &programs(a), &programs(b));
+    differ("memory", &mebibytes(a), &mebibytes(b));
+    differ("systems", &a.system, &b.system);
+    differ("programs", &programs(a), &programs(b));
     // Both are of the same.
     warnings.extend(a.profile_warning());
     warnings
 }
 
-/// The command line without the program and what does not matter.
+/// The command line without the program and what says where its report goes.
 fn arguments(environment: &Environment) -> String {
     let mut kept = Vec::new();
     let mut words = environment.command.iter().skip(1);
     while let Some(word) = words.next() {
-        let (name, value) = word
-            .split_once('=')
-            .map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
-        match HARMLESS.iter().find(|(harmless, _)| *harmless == name) {
-            Some((_, true)) if value.is_none() => {
-                words.next();
-            }
-            Some(_) => {}
-            None => kept.push(word.as_str()),
+        match word.as_str() {
+            "--report" => drop(words.next()),
+            "--json" | "--no-report" => {}
+            word if word.starts_with("--report=") => {}
+            word => kept.push(word),
         }
     }
-    if kept.is_empty() {
-        "none".to_owned()
-    } else {
-        kept.join(" ")
-    }
+    kept.join(" ")
 }
 
 fn programs(environment: &Environment) -> String {
-    let mut named: Vec<_> = environment
-        .programs
-        .iter()
+    let named = environment.programs.iter();
+    let mut named: Vec<_> = named
         .map(|(name, version)| format!("{name} {version}"))
         .collect();
     named.sort();
-    if named.is_empty() {
-        "none".to_owned()
-    } else {
-        named.join(", ")
-    }
+    named.join(", ")
 }
 
 #[cfg(test)]

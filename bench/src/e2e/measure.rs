@@ -8,7 +8,7 @@ use super::{
     verdict,
 };
 use crate::{
-    observe::{ConsumerCounts, Observation, Role, Seen},
+    observe::{Counts, Observation, Role, Seen},
     report::{micros_each, per_second},
     scrape::Buckets,
 };
@@ -31,7 +31,7 @@ impl Measured<'_> {
     pub(super) fn step(&self) -> Step {
         let Drove {
             driven,
-            before,
+            before: _,
             after,
             backlog_max,
             cut,
@@ -39,21 +39,17 @@ impl Measured<'_> {
         let counts = &driven.counts;
         let seconds = driven.seconds.max(f64::MIN_POSITIVE);
         let flush = quantiles(&self.histogram(|counts| &counts.flush_seconds));
-        let delivered = sum(self.end, Role::Producer, |seen| {
-            seen.counts.producer.delivered
-        }) - sum(before, Role::Producer, |seen| {
-            seen.counts.producer.delivered
-        });
-        let bytes = sum(self.end, Role::Producer, |seen| {
-            seen.counts.producer.sent_bytes
-        }) - sum(before, Role::Producer, |seen| {
-            seen.counts.producer.sent_bytes
-        });
+        let [delivered, bytes, batches, batched] = [
+            self.counted(|counts| counts.delivered),
+            self.counted(|counts| counts.sent_bytes),
+            self.counted(|counts| counts.batches),
+            self.counted(|counts| counts.batched),
+        ];
+        let mean = |sum: u64, count: u64| sum as f64 / count.max(1) as f64;
         let full = |seen: &Seen| {
-            let counts = &seen.counts.consumer;
+            let counts = &seen.counts;
             counts.buffer_bytes as f64 / counts.buffer_limit_bytes.max(1) as f64
         };
-        let (batches, batched) = self.batches();
         let mut step = Step {
             rate: self.rate,
             seconds,
@@ -70,25 +66,17 @@ impl Measured<'_> {
             flush_and_interval_p99: flush
                 .p99
                 .map(|flush| flush + self.flush_interval.as_secs_f64()),
-            batch_cookies: if batches > 0 {
-                batched as f64 / batches as f64
-            } else {
-                0.0
-            },
+            batch_cookies: mean(batched, batches),
             backlog: after.backlog(),
             backlog_max: *backlog_max,
-            backlog_in_producers: sum(after, Role::Producer, |seen| seen.counts.producer.lag),
+            backlog_in_producers: sum(after, |counts| counts.lag),
             buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
             settled: self.settled,
             stored_per_second: self.stored_per_second(),
             second_half: self.second_half(flush.p50.unwrap_or(0.0)),
             nodes: self.nodes(),
             processes: self.processes(),
-            bytes_per_delivery: if delivered > 0 {
-                bytes as f64 / delivered as f64
-            } else {
-                0.0
-            },
+            bytes_per_delivery: mean(bytes, delivered),
             cut: *cut,
             is_sustained: false,
             why: None,
@@ -101,12 +89,10 @@ impl Measured<'_> {
     }
 
     /// What all nodes have observed since the begin.
-    fn histogram(&self, of: impl Fn(&ConsumerCounts) -> &Buckets) -> Buckets {
+    fn histogram(&self, of: impl Fn(&Counts) -> &Buckets) -> Buckets {
         let all = |at: &Observation| {
             let nodes = at.of(Role::Consumer);
-            nodes.fold(Buckets::default(), |sum, seen| {
-                sum.plus(of(&seen.counts.consumer))
-            })
+            nodes.fold(Buckets::default(), |sum, seen| sum.plus(of(&seen.counts)))
         };
         all(self.end).since(&all(&self.drove.before))
     }
@@ -138,13 +124,9 @@ impl Measured<'_> {
         }
     }
 
-    /// Batches and their cookies, on all nodes.
-    fn batches(&self) -> (u64, u64) {
-        let all = |of: fn(&ConsumerCounts) -> u64| {
-            let at = |at| sum(at, Role::Consumer, |seen| of(&seen.counts.consumer));
-            at(self.end).saturating_sub(at(&self.drove.before))
-        };
-        (all(|counts| counts.batches), all(|counts| counts.batched))
+    /// What all processes have counted since the begin.
+    fn counted(&self, of: fn(&Counts) -> u64) -> u64 {
+        sum(self.end, of).saturating_sub(sum(&self.drove.before, of))
     }
 
     fn nodes(&self) -> Vec<NodeCounts> {
@@ -154,7 +136,7 @@ impl Measured<'_> {
             .zip(self.drove.before.of(Role::Consumer));
         pairs
             .map(|(now, then)| {
-                let (name, now, then) = (&now.name, &now.counts.consumer, &then.counts.consumer);
+                let (name, now, then) = (&now.name, &now.counts, &then.counts);
                 NodeCounts {
                     name: name.clone(),
                     fates: now.fates.with(&then.fates, |now, then| now - then),
@@ -211,8 +193,8 @@ fn offered(rate: u64, lasts: Duration, due: u64) -> u64 {
     u64::try_from(whole).unwrap_or(u64::MAX).min(due.max(1))
 }
 
-fn sum(at: &Observation, role: Role, of: impl Fn(&Seen) -> u64) -> u64 {
-    at.of(role).map(of).sum()
+fn sum(at: &Observation, of: fn(&Counts) -> u64) -> u64 {
+    at.processes.iter().map(|seen| of(&seen.counts)).sum()
 }
 
 fn quantiles(buckets: &Buckets) -> Quantiles {

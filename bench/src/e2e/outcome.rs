@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{running::Verification, sizing::Sizing, step::Step};
+use super::{running::Verification, step::Step};
 use crate::report::grouped;
 
 /// What was measured, and what was found to be wrong.
@@ -26,8 +26,6 @@ pub struct Outcome {
     pub interrupted: bool,
     /// The ladder.
     pub steps: Vec<Step>,
-    /// What follows for other sizes; `null` when nothing was measured.
-    pub sizing: Option<Sizing>,
     /// Whether every accepted cookie is in every store.
     pub verification: Verification,
     /// What the run says, in sentences.

@@ -5,7 +5,7 @@ use super::{
     step::{NodeCounts, ProcessUse, Step},
 };
 use crate::{
-    observe::{Fates, Observation, plots},
+    observe::{Observation, plots},
     report::{
         Figure, Report, Row, counted,
         unit::{BYTES, COUNT, CPU, DECIMAL, MEBIBYTES, MILLIS, RATE, SECONDS},
@@ -56,9 +56,6 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
     let used = |step| parts(step, &step.processes, |it| &it.name, process);
     let used: Vec<_> = steps().flat_map(used).collect();
     report.add("Processes", PROCESSES, used);
-    if let Some(sizing) = &outcome.sizing {
-        sizing.add_to(&mut report);
-    }
     let counts = |step| parts(step, &step.nodes, |it| &it.name, node);
     let counts: Vec<_> = steps().flat_map(counts).collect();
     report.add("What became of the cookies", NODES, counts);
@@ -166,6 +163,14 @@ fn process(used: &ProcessUse) -> Vec<Figure> {
 const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed.";
 
 fn node(node: &NodeCounts) -> Vec<Figure> {
-    let fates = Fates::measures(Some(&node.fates)).into_iter();
-    fates.chain([COUNT.of("lost", node.lost)]).collect()
+    let fates = &node.fates;
+    vec![
+        COUNT.of("received", fates.received),
+        COUNT.of("written", fates.written),
+        COUNT.of("superseded", fates.superseded),
+        COUNT.of("suppressed", fates.suppressed),
+        COUNT.of("stale", fates.stale),
+        COUNT.of("failed", fates.failed),
+        COUNT.of("lost", node.lost),
+    ]
 }

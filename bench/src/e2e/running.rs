@@ -237,6 +237,10 @@ impl Running {
         is_settled: impl Fn(&Observation, &Observation) -> bool,
     ) -> Settled {
         let began = Instant::now();
+        let settled = |left| Settled {
+            seconds: began.elapsed().as_secs_f64(),
+            left,
+        };
         let (mut best, mut best_at) = (u64::MAX, began);
         let mut last = self.look().await;
         loop {
@@ -247,16 +251,10 @@ impl Running {
                 self.end(&error);
             }
             if self.ended.is_some() {
-                return Settled {
-                    seconds: began.elapsed().as_secs_f64(),
-                    left: backlog,
-                };
+                return settled(backlog);
             }
             if is_settled(&last, &now) {
-                return Settled {
-                    seconds: began.elapsed().as_secs_f64(),
-                    left: 0,
-                };
+                return settled(0);
             }
             if backlog < best {
                 (best, best_at) = (backlog, Instant::now());
@@ -267,10 +265,7 @@ impl Running {
                 SETTLE_MAX
             };
             if best_at.elapsed() > SETTLE_PATIENCE || began.elapsed() > most {
-                return Settled {
-                    seconds: began.elapsed().as_secs_f64(),
-                    left: backlog.max(1),
-                };
+                return settled(backlog.max(1));
             }
             last = now;
         }

@@ -147,6 +147,24 @@ pub(super) fn findings(outcome: &Outcome) -> Vec<String> {
     findings
 }
 
+/// What a cookie cost at the highest rate that was sustained, or else at the first: what other rates need is computed from that.
+pub(super) fn cost(outcome: &Outcome) -> Option<String> {
+    let steps = || outcome.steps.iter().filter(|step| step.cut.is_none());
+    let sustained = steps().filter(|step| step.is_sustained);
+    let step = sustained.max_by_key(|step| step.rate).or(steps().next())?;
+    let each_node = |role| step.cpu_micros(role) / outcome.consumers as f64;
+    Some(format!(
+        "at {} a cookie costs {:.2} µs of producer with {}; {:.2} µs of consumer and {:.2} µs of mongod on each node; and {:.1} \
+         bytes to each node",
+        rate(step.rate as f64),
+        step.cpu_micros("producer"),
+        counted(outcome.consumers, "node"),
+        each_node("consumer"),
+        each_node("mongod"),
+        step.bytes_per_delivery,
+    ))
+}
+
 fn what_became(step: &Step) -> String {
     let (lost, failed) = step.lost_and_failed();
     let mut words = if lost + failed == 0 {

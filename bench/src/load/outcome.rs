@@ -2,8 +2,6 @@
 
 use std::num::NonZeroU64;
 
-use hdrhistogram::Histogram;
-
 use super::{generator::Generator, history::History, recorder::Counts, second::Second};
 use crate::{cpu::CpuTime, report::Percentiles};
 
@@ -36,8 +34,6 @@ pub struct Outcome {
     pub cpu: CpuTime,
     /// Second by second.
     pub by_second: Vec<Second>,
-    /// Latencies, all of them.
-    pub latency: Histogram<u64>,
     /// What became of each request, by connection.
     pub histories: Vec<History>,
 }

@@ -4,10 +4,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use hdrhistogram::Histogram;
 use tokio::time::Instant;
 
-use crate::report::micros_histogram;
+use crate::report::Micros;
 
 const SECOND_NANOS: u64 = 1_000_000_000;
 
@@ -21,7 +20,7 @@ pub(super) struct Recorder {
 }
 
 /// One thread's part of one second, or the sum of several.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Part {
     /// Which second, from 0.
     pub(super) second: u64,
@@ -56,15 +55,15 @@ pub struct Counts {
     pub reconnects: u64,
 }
 
-/// Histograms of microseconds.
-#[derive(Debug, Clone)]
+/// Histograms.
+#[derive(Debug, Clone, Default)]
 pub(super) struct Times {
     /// Until the answer 200, or until a request was given up.
-    pub(super) latency: Histogram<u64>,
+    pub(super) latency: Micros,
     /// From the intended time to sending.
-    pub(super) send_delay: Histogram<u64>,
+    pub(super) send_delay: Micros,
     /// The part of it that is the generator's own: since the request had its time and its place.
-    pub(super) generator_delay: Histogram<u64>,
+    pub(super) generator_delay: Micros,
 }
 
 impl Recorder {
@@ -132,8 +131,8 @@ impl Recorder {
     pub(super) fn late(&mut self, now_nanos: u64, intended_nanos: u64, possible_nanos: u64) {
         let times = &mut self.current.times;
         let micros = |since: u64| now_nanos.saturating_sub(since) / 1_000;
-        record(&mut times.send_delay, micros(intended_nanos), 1);
-        record(&mut times.generator_delay, micros(possible_nanos), 1);
+        times.send_delay.record(micros(intended_nanos), 1);
+        times.generator_delay.record(micros(possible_nanos), 1);
     }
 
     /// Notes answers with this status to requests whose latency counts from `at_nanos`. How long it took to refuse one does not
@@ -160,7 +159,7 @@ impl Recorder {
 
     fn took(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
         let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
-        record(&mut self.current.times.latency, micros, requests);
+        self.current.times.latency.record(micros, requests);
     }
 }
 
@@ -168,16 +167,7 @@ impl Part {
     pub(super) fn new(second: u64) -> Self {
         Self {
             second,
-            length: Duration::ZERO,
-            is_last: false,
-            counts: Counts::default(),
-            outstanding: 0,
-            last_answer_nanos: 0,
-            times: Times {
-                latency: micros_histogram(),
-                send_delay: micros_histogram(),
-                generator_delay: micros_histogram(),
-            },
+            ..Self::default()
         }
     }
 
@@ -188,13 +178,9 @@ impl Part {
         self.outstanding += other.outstanding;
         self.last_answer_nanos = self.last_answer_nanos.max(other.last_answer_nanos);
         let (times, more) = (&mut self.times, &other.times);
-        for (into, from) in [
-            (&mut times.latency, &more.latency),
-            (&mut times.send_delay, &more.send_delay),
-            (&mut times.generator_delay, &more.generator_delay),
-        ] {
-            into.add(from).expect("the histogram grows to any value");
-        }
+        times.latency.add(&more.latency);
+        times.send_delay.add(&more.send_delay);
+        times.generator_delay.add(&more.generator_delay);
     }
 }
 
@@ -216,12 +202,6 @@ impl Counts {
         self.unsent += other.unsent;
         self.reconnects += other.reconnects;
     }
-}
-
-fn record(histogram: &mut Histogram<u64>, micros: u64, count: u64) {
-    histogram
-        .record_n(micros, count)
-        .expect("the histogram grows to any value");
 }
 
 pub(super) fn nanos(duration: Duration) -> u64 {
@@ -258,7 +238,7 @@ mod tests {
             (2, 500, (0, 2, 0)),
         ];
         assert_eq!(parts, expected);
-        let latency = rest[0].times.latency.max();
+        let latency = rest[0].times.latency.percentiles().unwrap().max;
         assert!(latency.abs_diff(2_200_000) < 3_000, "{latency}");
     }
 
@@ -270,8 +250,9 @@ mod tests {
         recorder.lost(900_000_000, 100_000_000, 2);
         let parts = recorder.finish(950_000_000);
         let latency = &parts[0].times.latency;
-        assert_eq!(latency.len(), 3);
-        assert!(latency.max().abs_diff(800_000) < 1_000);
+        let latency = latency.percentiles().unwrap();
+        assert!(latency.p50.abs_diff(800_000) < 1_000);
+        assert!(latency.max.abs_diff(800_000) < 1_000);
         assert_eq!((parts[0].counts.errors(), parts[0].outstanding), (2, 0));
     }
 }

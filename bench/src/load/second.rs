@@ -76,7 +76,7 @@ impl<'a> Collector<'a> {
                 intended: self.plan.intended_within(sum.second),
                 counts: sum.counts,
                 outstanding: sum.outstanding,
-                latency_micros: Percentiles::of(&sum.times.latency),
+                latency_micros: sum.times.latency.percentiles(),
             };
             observe(&second);
             self.seconds.push(second);

@@ -3,21 +3,12 @@
 use super::Fates;
 use crate::scrape::{Buckets, Samples, names};
 
-/// What a process counted; the part of the other kind of process is zero.
+/// What a process counted; what the other kind of process counts is zero.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
-    /// What a producer counted.
-    pub producer: ProducerCounts,
-    /// What a consumer counted.
-    pub consumer: ConsumerCounts,
-}
-
-/// What a producer counted.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ProducerCounts {
-    /// When the process started, in seconds since the Unix epoch; 0 when it has not answered yet.
+    /// When a producer started, in seconds since the Unix epoch; 0 when it has not answered yet.
     pub started: u64,
-    /// Cookies in the log since its start.
+    /// Cookies in a producer's log since its start.
     pub appended: u64,
     /// Cookies handed to streams, each once for each subscriber.
     pub delivered: u64,
@@ -25,12 +16,7 @@ pub struct ProducerCounts {
     pub sent_bytes: u64,
     /// Cookies that streams have not taken yet, of all subscribers.
     pub lag: u64,
-}
-
-/// What a consumer counted.
-#[derive(Debug, Clone, Default)]
-pub struct ConsumerCounts {
-    /// What became of the cookies received.
+    /// What became of the cookies that a consumer received.
     pub fates: Fates,
     /// Cookies that will not come.
     pub lost: u64,
@@ -54,23 +40,6 @@ pub struct ConsumerCounts {
 
 impl Counts {
     pub(super) fn read(samples: &Samples) -> Self {
-        Self {
-            producer: ProducerCounts::read(samples),
-            consumer: ConsumerCounts::read(samples),
-        }
-    }
-
-    /// The sum with what a `later` run counted; what is not a counter is the later one's.
-    pub(super) fn plus(&self, later: &Self) -> Self {
-        Self {
-            producer: self.producer.plus(&later.producer),
-            consumer: self.consumer.plus(&later.consumer),
-        }
-    }
-}
-
-impl ProducerCounts {
-    fn read(samples: &Samples) -> Self {
         let count = |name| samples.count(name, &[]);
         Self {
             started: count(names::STARTED),
@@ -78,24 +47,6 @@ impl ProducerCounts {
             delivered: count(names::DELIVERED),
             sent_bytes: count(names::SENT_BYTES),
             lag: count(names::LAG),
-        }
-    }
-
-    fn plus(&self, later: &Self) -> Self {
-        Self {
-            started: later.started,
-            appended: self.appended + later.appended,
-            delivered: self.delivered + later.delivered,
-            sent_bytes: self.sent_bytes + later.sent_bytes,
-            lag: later.lag,
-        }
-    }
-}
-
-impl ConsumerCounts {
-    fn read(samples: &Samples) -> Self {
-        let count = |name| samples.count(name, &[]);
-        Self {
             fates: Fates::read(samples),
             lost: count(names::LOST),
             unknown_tails: count(names::UNKNOWN_TAILS),
@@ -109,18 +60,21 @@ impl ConsumerCounts {
         }
     }
 
-    fn plus(&self, later: &Self) -> Self {
+    /// The sum with what a `later` run counted; what is not a counter is the later one's.
+    pub(super) fn plus(&self, later: &Self) -> Self {
         Self {
+            appended: self.appended + later.appended,
+            delivered: self.delivered + later.delivered,
+            sent_bytes: self.sent_bytes + later.sent_bytes,
             fates: self.fates.with(&later.fates, |a, b| a + b),
             lost: self.lost + later.lost,
             unknown_tails: self.unknown_tails + later.unknown_tails,
-            buffer_bytes: later.buffer_bytes,
-            buffer_limit_bytes: later.buffer_limit_bytes,
             received_seconds: self.received_seconds.plus(&later.received_seconds),
             stored_seconds: self.stored_seconds.plus(&later.stored_seconds),
             flush_seconds: self.flush_seconds.plus(&later.flush_seconds),
             batches: self.batches + later.batches,
             batched: self.batched + later.batched,
+            ..later.clone()
         }
     }
 }

@@ -2,10 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{
-    report::{Figure, unit::COUNT},
-    scrape::{Samples, names},
-};
+use crate::scrape::{Samples, names};
 
 /// Cookies received, and those that have each fate: terms of `figures::sums::LEDGER`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -53,18 +50,5 @@ impl Fates {
             stale: with(self.stale, others.stale),
             failed: with(self.failed, others.failed),
         }
-    }
-
-    /// Columns of a report; empty ones where nothing was counted.
-    pub(crate) fn measures(fates: Option<&Self>) -> [Figure; 6] {
-        let count = |name, of: fn(&Self) -> u64| COUNT.of(name, fates.map(of));
-        [
-            count("received", |it| it.received),
-            count("written", |it| it.written),
-            count("superseded", |it| it.superseded),
-            count("suppressed", |it| it.suppressed),
-            count("stale", |it| it.stale),
-            count("failed", |it| it.failed),
-        ]
     }
 }

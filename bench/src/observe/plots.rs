@@ -45,12 +45,12 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     let quantiles = [(0.5, "p50"), (0.99, "p99")];
     let received = quantiles.map(|(quantile, name)| {
         lines.latency(&format!("received, {name}"), quantile, |seen| {
-            &seen.counts.consumer.received_seconds
+            &seen.counts.received_seconds
         })
     });
     let to_stored = quantiles.map(|(quantile, name)| {
         lines.latency(&format!("stored, {name}"), quantile, |seen| {
-            &seen.counts.consumer.stored_seconds
+            &seen.counts.stored_seconds
         })
     });
     let cpu = processes().map(|(at, seen)| lines.cores(&seen.name, at));

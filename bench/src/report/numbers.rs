@@ -5,9 +5,40 @@ use launcher::numbers::duration;
 use serde::Serialize;
 
 /// A histogram of microseconds, exact to three digits.
-#[must_use]
-pub fn micros_histogram() -> Histogram<u64> {
-    Histogram::new(3).expect("three digits are within the crate's range")
+#[derive(Debug, Clone)]
+pub struct Micros(Histogram<u64>);
+
+impl Default for Micros {
+    fn default() -> Self {
+        Self(Histogram::new(3).expect("three digits are within the crate's range"))
+    }
+}
+
+impl Micros {
+    /// Counts so many times this.
+    #[inline]
+    pub fn record(&mut self, micros: u64, count: u64) {
+        let recorded = self.0.record_n(micros, count);
+        recorded.expect("the histogram grows to any value");
+    }
+
+    /// Adds all that another has counted.
+    pub fn add(&mut self, other: &Self) {
+        let added = self.0.add(&other.0);
+        added.expect("the histogram grows to any value");
+    }
+
+    /// The percentiles; `None` when it is empty.
+    #[must_use]
+    pub fn percentiles(&self) -> Option<Percentiles> {
+        (!self.0.is_empty()).then(|| Percentiles {
+            p50: self.0.value_at_quantile(0.5),
+            p90: self.0.value_at_quantile(0.9),
+            p99: self.0.value_at_quantile(0.99),
+            p999: self.0.value_at_quantile(0.999),
+            max: self.0.max(),
+        })
+    }
 }
 
 /// Percentiles of a duration, in microseconds.
@@ -26,18 +57,6 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// The percentiles of a histogram of microseconds; `None` when it is empty.
-    #[must_use]
-    pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
-        (!histogram.is_empty()).then(|| Self {
-            p50: histogram.value_at_quantile(0.5),
-            p90: histogram.value_at_quantile(0.9),
-            p99: histogram.value_at_quantile(0.99),
-            p999: histogram.value_at_quantile(0.999),
-            max: histogram.max(),
-        })
-    }
-
     /// The percentile of this name: `p99.9`, or `max`.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<u64> {

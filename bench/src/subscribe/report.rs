@@ -2,8 +2,7 @@
 
 use super::Outcome;
 use crate::report::{
-    Figure, Percentiles, Plot, Report, Row, Series, duration, grouped, micros_each, per_second,
-    rate,
+    Figure, Plot, Report, Row, Series, duration, grouped, micros_each, per_second, rate,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -70,7 +69,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
             "Streams were ended by an error {broken} times; first: {error}."
         ));
     }
-    if let Some(delivery) = Percentiles::of(&total.delivery_micros) {
+    if let Some(delivery) = total.delivery_micros.percentiles() {
         findings.push(format!(
             "From the edge to here, half took up to {}, 99 % up to {}.",
             duration(delivery.p50),
@@ -128,7 +127,7 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
         CPU.of("reader CPU per cookie", outcome.cpu_micros_per_cookie())
             .lower(),
     ];
-    let delivery = Percentiles::of(&total.delivery_micros);
+    let delivery = total.delivery_micros.percentiles();
     let shown = ["p50", "p90", "p99", "p99.9", "max"];
     let compared = ["p50", "p99", "p99.9"];
     facts.extend(MILLIS.percentiles("delivery ", delivery, &shown, &compared));

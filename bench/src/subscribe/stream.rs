@@ -3,7 +3,6 @@
 use std::{hint::black_box, time::Duration};
 
 use bytes::Bytes;
-use hdrhistogram::Histogram;
 use proto::{
     client,
     v1::{
@@ -28,7 +27,7 @@ use tonic::{
 };
 
 use super::{Call, SubscribeArgs, security};
-use crate::report::micros_histogram;
+use crate::report::Micros;
 
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,7 +39,7 @@ const SLOW_FRAME_BYTES: u32 = 16_384;
 const MESSAGES_PER_CLOCK: u64 = 16;
 
 /// What a stream saw, or several.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tally {
     /// Cookies received.
     pub received: u64,
@@ -69,28 +68,7 @@ pub struct Tally {
     /// When the first cookie and the last one came.
     pub between: Option<(Instant, Instant)>,
     /// From the edge's acceptance of a chunk's first cookie to its arrival here, weighted by cookies.
-    pub delivery_micros: Histogram<u64>,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            received: 0,
-            by_second: vec![0],
-            lost: 0,
-            gaps: 0,
-            violations: 0,
-            first_violation: None,
-            bytes: 0,
-            broken: 0,
-            first_broken: None,
-            reconnects: 0,
-            new_epochs: 0,
-            goodbyes: 0,
-            between: None,
-            delivery_micros: micros_histogram(),
-        }
-    }
+    pub delivery_micros: Micros,
 }
 
 impl Tally {
@@ -125,9 +103,7 @@ impl Tally {
             (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
             (a, b) => a.or(b),
         };
-        self.delivery_micros
-            .add(&other.delivery_micros)
-            .expect("the histogram grows to any value");
+        self.delivery_micros.add(&other.delivery_micros);
     }
 }
 
@@ -351,10 +327,8 @@ impl Stream {
         }
         self.follows(header.epoch, header.first_sequence, header.last_sequence());
         self.received(u64::from(header.count));
-        self.tally
-            .delivery_micros
-            .record_n(micros, u64::from(header.count))
-            .expect("the histogram grows to any value");
+        let delivery = &mut self.tally.delivery_micros;
+        delivery.record(micros, u64::from(header.count));
     }
 
     fn rare_event(&mut self, event: Event) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bench::{
     e2e::counted,
-    observe::{ConsumerCounts, Observation, Role},
+    observe::{Counts, Observation, Role},
     report::{Percentiles, grouped, per_second, rate},
     verify::Verdict,
 };
@@ -90,9 +90,9 @@ impl Outcome {
         let driven = run.driven;
         let counts = &driven.counts;
         let last = run.observations.last().unwrap_or(run.before);
-        let nodes = |of: fn(&ConsumerCounts) -> u64| -> Vec<u64> {
+        let nodes = |of: fn(&Counts) -> u64| -> Vec<u64> {
             last.of(Role::Consumer)
-                .map(|seen| of(&seen.counts.consumer))
+                .map(|seen| of(&seen.counts))
                 .collect()
         };
         let mut outcome = Self {

@@ -133,7 +133,7 @@ impl ReportedLoss {
         observations.iter().filter_map(|at| {
             let mut producers = at.of(Role::Producer);
             let seen = producers.find(|seen| seen.name == self.producer)?;
-            let epoch = &seen.run.producer;
+            let epoch = &seen.run;
             let is_it = epoch.started.abs_diff(self.epoch / 1_000_000) <= START_SECONDS;
             is_it.then_some((at.at, epoch.appended))
         })

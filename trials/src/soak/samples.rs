@@ -54,7 +54,7 @@ pub(super) fn page(losses: &[Loss]) -> Page {
 /// A look at the producer `p`, whose run began at this second and has accepted so many.
 pub(super) fn look(at: Instant, started: u64, appended: u64) -> Observation {
     let mut run = Counts::default();
-    (run.producer.started, run.producer.appended) = (started, appended);
+    (run.started, run.appended) = (started, appended);
     let seen = Seen {
         role: Role::Producer,
         name: "p".to_owned(),
