@@ -9,11 +9,7 @@ mod backend;
 pub mod netns;
 mod node;
 
-use std::{
-    net::Ipv4Addr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{net::Ipv4Addr, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
@@ -55,41 +51,27 @@ pub struct Cluster {
     folder: Folder,
 }
 
-/// What became of the folder and the databases.
-#[derive(Debug, Default)]
-pub struct Removed {
-    /// What is still there because it was to be kept.
-    pub kept: Vec<String>,
-    /// What could not be removed, and why.
-    pub problems: Vec<String>,
-}
-
+/// Where the stores and the logs of all processes are; removed when dropped, unless it is kept.
 #[derive(Debug)]
 struct Folder {
-    temporary: Option<TempDir>,
-    path: PathBuf,
+    stores: TempDir,
     /// In memory, as the records of producers must be.
     records: TempDir,
+    is_kept: bool,
 }
 
 impl Folder {
-    fn new(keep: bool) -> Result<Self> {
-        let made = tempfile::Builder::new()
+    fn new(is_kept: bool) -> Result<Self> {
+        let stores = tempfile::Builder::new()
             .prefix("cookiesync-bench-")
+            .disable_cleanup(is_kept)
             .tempdir()
             .context("cannot make a folder for the stores; TMPDIR names another place")?;
-        let path = made.path().to_owned();
         let records = TempDir::new_in("/dev/shm").context("no folder in memory")?;
-        let temporary = if keep {
-            let _kept = made.keep();
-            None
-        } else {
-            Some(made)
-        };
         Ok(Self {
-            temporary,
-            path,
+            stores,
             records,
+            is_kept,
         })
     }
 }
@@ -111,7 +93,7 @@ impl Cluster {
         let host = network.as_ref().map(Network::host);
         let mut backends = Vec::new();
         for number in 1..=args.consumers.get() {
-            backends.push(StoreBackend::prepare(args, number, &folder.path, host).await?);
+            backends.push(StoreBackend::prepare(args, number, folder.stores.path(), host).await?);
         }
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
@@ -128,7 +110,7 @@ impl Cluster {
                 number,
                 producers: &producers,
                 programs: &programs,
-                folder: &folder.path,
+                folder: folder.stores.path(),
                 network: network
                     .as_ref()
                     .and_then(|network| network.nodes().get(number - 1)),
@@ -161,7 +143,7 @@ impl Cluster {
     /// Where the stores and the logs of all processes are.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.folder.path
+        self.folder.stores.path()
     }
 
     /// Waits until every consumer is ready and reads from every producer.
@@ -262,38 +244,28 @@ impl Cluster {
         faults
     }
 
-    /// Ends everything and removes what was made: the folder and the databases, unless they are to be kept.
-    pub async fn remove(self) -> Removed {
-        let mut removed = Removed::default();
-        let is_kept = self.folder.temporary.is_none();
+    /// Ends everything, and removes the folder and the databases unless they are to be kept. Says what is kept; returns what
+    /// could not be removed.
+    pub async fn remove(self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let is_kept = self.folder.is_kept;
         drop(self.producers);
-        for Node {
-            name,
-            process,
-            backend,
-            ..
-        } in self.nodes
-        {
-            drop(process);
-            if is_kept {
-                removed.kept.extend(backend.databases());
-            }
-            if let Err(error) = backend.remove(is_kept, STOP_PATIENCE).await {
-                removed.problems.push(format!("{name}: {error:#}"));
+        for node in self.nodes {
+            drop(node.process);
+            if let Err(error) = node.backend.remove(is_kept, STOP_PATIENCE).await {
+                problems.push(format!("{}: {error:#}", node.name));
             }
         }
-        match self.folder.temporary {
-            None => removed.kept.push(self.folder.path.display().to_string()),
-            Some(temporary) => {
-                if let Err(error) = temporary.close() {
-                    let path = self.folder.path.display();
-                    removed
-                        .problems
-                        .push(format!("cannot remove {path}: {error}"));
-                }
-            }
+        let path = self.folder.stores.path().to_owned();
+        if is_kept {
+            eprintln!("kept      {}", path.display());
+        } else if let Err(error) = self.folder.stores.close() {
+            problems.push(format!("cannot remove {}: {error}", path.display()));
         }
-        removed
+        for problem in &problems {
+            eprintln!("left      {problem}");
+        }
+        problems
     }
 }
 
@@ -339,7 +311,7 @@ fn start_producer(
         program: &programs.producer,
         name,
         addresses,
-        folder: &folder.path,
+        folder: folder.stores.path(),
         flags,
     };
     launch.start()

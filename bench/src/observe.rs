@@ -12,18 +12,25 @@ mod plots;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
 pub use self::{counts::Counts, fates::Fates, plots::plots};
 use crate::{
-    cpu::CpuTime, http::HttpClient, ledger, memory::Memory, report::per_second, scrape::Samples,
+    cpu::CpuTime,
+    http::HttpClient,
+    ledger,
+    memory::Memory,
+    report::per_second,
+    scrape::{Buckets, Samples},
 };
 
 /// Less than the time between two looks.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(700);
 
 /// What a process is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Takes requests.
     Producer,
@@ -256,6 +263,12 @@ impl Observation {
             let counted = count(now).saturating_sub(count(before));
             per_second(counted, (now.at - before.at).as_secs_f64())
         })
+    }
+
+    /// What all nodes have in this histogram.
+    pub(crate) fn histogram(&self, of: fn(&Counts) -> &Buckets) -> Buckets {
+        let nodes = self.of(Role::Consumer);
+        nodes.fold(Buckets::default(), |sum, seen| sum.plus(of(&seen.counts)))
     }
 
     /// Share of one core that each process has used since `earlier`.

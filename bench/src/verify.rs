@@ -95,9 +95,6 @@ pub struct Sent {
     sources: Vec<Source>,
     /// By hash, then by source and number.
     requests: Vec<Request>,
-    /// Where the requests begin whose hash has these first bits.
-    starts: Vec<usize>,
-    bits: u32,
     hasher: RandomState,
 }
 
@@ -134,20 +131,9 @@ impl Sent {
             }
         }
         requests.sort_unstable();
-        // About eight requests for each start.
-        let bits = (requests.len() / 8).max(2).ilog2();
-        let mut starts = Vec::with_capacity((1 << bits) + 1);
-        for (at, request) in requests.iter().enumerate() {
-            while starts.len() <= first_bits(request.hash, bits) {
-                starts.push(at);
-            }
-        }
-        starts.resize((1 << bits) + 1, requests.len());
         Ok(Self {
             sources,
             requests,
-            starts,
-            bits,
             hasher,
         })
     }
@@ -167,12 +153,9 @@ impl Sent {
     /// Where the requests of a pair are in `requests`.
     fn group(&self, user_id: &[u8], dsp_id: u32) -> std::ops::Range<usize> {
         let hash = hash(&self.hasher, user_id, dsp_id);
-        let first = first_bits(hash, self.bits);
-        let (from, to) = (self.starts[first], self.starts[first + 1]);
-        let near = &self.requests[from..to];
-        let start = near.partition_point(|request| request.hash < hash);
-        let end = near.partition_point(|request| request.hash <= hash);
-        from + start..from + end
+        let start = self.requests.partition_point(|request| request.hash < hash);
+        let same = self.requests[start..].iter();
+        start..start + same.take_while(|request| request.hash == hash).count()
     }
 
     fn source(&self, request: &Request) -> &Source {
@@ -196,10 +179,6 @@ fn hash(hasher: &RandomState, user_id: &[u8], dsp_id: u32) -> u64 {
     state.write(user_id);
     state.write_u32(dsp_id);
     state.finish()
-}
-
-fn first_bits(hash: u64, bits: u32) -> usize {
-    usize::try_from(hash >> (64 - bits)).expect("a few bits fit")
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub consumer_arg: Vec<String>,
     /// Run each consumer in a network namespace of its own (needs root, ip and nft).
-    #[arg(long)]
+    #[arg(skip)]
     pub own_network: bool,
     /// Keep the folder with the stores and the logs of all processes; TMPDIR says where it is made.
     #[arg(long)]

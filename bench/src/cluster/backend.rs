@@ -101,21 +101,16 @@ impl StoreBackend {
         }
     }
 
-    /// Databases of ours in a MongoDB that is not.
-    pub(super) fn databases(&self) -> Option<String> {
-        match self {
-            Self::Existing { prefix, .. } => Some(format!("the databases {prefix}*")),
-            _ => None,
-        }
-    }
-
     /// Ends it, in order when its data are to be kept, and drops databases that are ours.
     pub(super) async fn remove(self, is_kept: bool, patience: Duration) -> Result<()> {
         match self {
             Self::Mongod(mut mongod) if is_kept => {
                 mongod.process().stop(patience).await?;
             }
-            Self::Existing { uri, prefix } if !is_kept => {
+            Self::Existing { prefix, .. } if is_kept => {
+                eprintln!("kept      the databases {prefix}*")
+            }
+            Self::Existing { uri, prefix } => {
                 let dropped = drop_databases(&uri, &prefix).await;
                 dropped.with_context(|| format!("cannot drop the databases {prefix}*"))?;
             }

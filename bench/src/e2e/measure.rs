@@ -38,7 +38,7 @@ impl Measured<'_> {
         } = self.drove;
         let counts = &driven.counts;
         let seconds = driven.seconds.max(f64::MIN_POSITIVE);
-        let flush = quantiles(&self.histogram(|counts| &counts.flush_seconds));
+        let flush = self.quantiles(|counts| &counts.flush_seconds);
         let [delivered, bytes, batches, batched] = [
             self.counted(|counts| counts.delivered),
             self.counted(|counts| counts.sent_bytes),
@@ -60,19 +60,15 @@ impl Measured<'_> {
             unanswered: counts.unanswered,
             accepted_per_second: per_second(counts.accepted, seconds),
             edge_micros: driven.latency,
-            received: quantiles(&self.histogram(|counts| &counts.received_seconds)),
-            stored: quantiles(&self.histogram(|counts| &counts.stored_seconds)),
+            received: self.quantiles(|counts| &counts.received_seconds),
+            stored: self.quantiles(|counts| &counts.stored_seconds),
             flush,
-            flush_and_interval_p99: flush
-                .p99
-                .map(|flush| flush + self.flush_interval.as_secs_f64()),
             batch_cookies: mean(batched, batches),
             backlog: after.backlog(),
             backlog_max: *backlog_max,
             backlog_in_producers: sum(after, |counts| counts.lag),
             buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
             settled: self.settled,
-            stored_per_second: self.stored_per_second(),
             second_half: self.second_half(flush.p50.unwrap_or(0.0)),
             nodes: self.nodes(),
             processes: self.processes(),
@@ -89,23 +85,13 @@ impl Measured<'_> {
     }
 
     /// What all nodes have observed since the begin.
-    fn histogram(&self, of: impl Fn(&Counts) -> &Buckets) -> Buckets {
-        let all = |at: &Observation| {
-            let nodes = at.of(Role::Consumer);
-            nodes.fold(Buckets::default(), |sum, seen| sum.plus(of(&seen.counts)))
-        };
-        all(self.end).since(&all(&self.drove.before))
-    }
-
-    fn stored_per_second(&self) -> f64 {
-        // From the second look on: in the first second the first cookies are still on their way.
-        let (before, after) = (&self.drove.before, &self.drove.after);
-        let before = self
-            .seen
-            .get(1)
-            .filter(|second| second.at < after.at)
-            .unwrap_or(before);
-        stored_per_second(before, after)
+    fn quantiles(&self, of: fn(&Counts) -> &Buckets) -> Quantiles {
+        let buckets = self.end.histogram(of);
+        let buckets = buckets.since(&self.drove.before.histogram(of));
+        Quantiles {
+            p50: buckets.quantile(0.5),
+            p99: buckets.quantile(0.99),
+        }
     }
 
     fn second_half(&self, flush_seconds: f64) -> SecondHalf {
@@ -118,7 +104,11 @@ impl Measured<'_> {
             .unwrap_or(before);
         SecondHalf {
             accepted_per_second: after.accepted_per_second(then),
-            stored_per_second: stored_per_second(then, after),
+            // Of the slowest node.
+            stored_per_second: after
+                .settled_per_second(then)
+                .min_by(f64::total_cmp)
+                .unwrap_or(0.0),
             backlog_growth: after.backlog().saturating_sub(then.backlog()),
             backlog_wave: self.rate as f64 * (self.flush_interval.as_secs_f64() + flush_seconds),
         }
@@ -153,7 +143,7 @@ impl Measured<'_> {
         pairs
             .map(|((now, then), cores)| ProcessUse {
                 name: now.name.clone(),
-                role: role_name(now.role),
+                role: now.role,
                 cores,
                 cpu_micros_per_cookie: micros_each(
                     now.cpu.since(&then.cpu).total().as_secs_f64(),
@@ -166,25 +156,17 @@ impl Measured<'_> {
     }
 
     fn accepted_each_second(&self) -> Vec<f64> {
-        let within =
-            |at: &&Observation| at.at >= self.drove.before.at && at.at <= self.drove.after.at;
+        let (before, after) = (&self.drove.before, &self.drove.after);
+        let within = |at: &&Observation| (before.at..=after.at).contains(&at.at);
         let seen: Vec<_> = self.seen.iter().filter(within).collect();
-        let pairs = seen.windows(2).map(|pair| {
-            let seconds = (pair[1].at - pair[0].at).as_secs_f64();
-            (seconds, pair[1].accepted_per_second(pair[0]))
-        });
         // What is left of the last second says little.
-        pairs
-            .filter(|(seconds, _)| *seconds > 0.5)
-            .map(|(_, rate)| rate)
+        let seconds = seen
+            .windows(2)
+            .filter(|pair| pair[1].at - pair[0].at > Duration::from_millis(500));
+        seconds
+            .map(|pair| pair[1].accepted_per_second(pair[0]))
             .collect()
     }
-}
-
-/// Of the slowest node.
-fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
-    let nodes = after.settled_per_second(before);
-    nodes.min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
 /// What the rate comes to in a step; when it was ended early, what should have left by then.
@@ -195,21 +177,4 @@ fn offered(rate: u64, lasts: Duration, due: u64) -> u64 {
 
 fn sum(at: &Observation, of: fn(&Counts) -> u64) -> u64 {
     at.processes.iter().map(|seen| of(&seen.counts)).sum()
-}
-
-fn quantiles(buckets: &Buckets) -> Quantiles {
-    Quantiles {
-        p50: buckets.quantile(0.5),
-        p99: buckets.quantile(0.99),
-        p999: buckets.quantile(0.999),
-    }
-}
-
-fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Producer => "producer",
-        Role::Consumer => "consumer",
-        Role::Mongod => "mongod",
-        Role::Generator => "generator",
-    }
 }

@@ -12,9 +12,6 @@ use crate::{
     },
 };
 
-/// Whose CPU time is compared.
-const ROLES: [&str; 4] = ["producer", "consumer", "mongod", "generator"];
-
 impl Outcome {
     /// The summary for a person.
     #[must_use]
@@ -51,7 +48,6 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
     let of_steps = |row: fn(&Step) -> Row| outcome.steps.iter().map(row).collect::<Vec<_>>();
     report.add("Steps", STEPS, of_steps(step));
     report.add("Latency", LATENCY, of_steps(latency));
-    report.add("Cost", COST, of_steps(cost));
     let steps = || outcome.steps.iter();
     let used = |step| parts(step, &step.processes, |it| &it.name, process);
     let used: Vec<_> = steps().flat_map(used).collect();
@@ -83,8 +79,8 @@ fn parts<T>(
 }
 
 const STEPS: &str = "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and \
-    at most. Sustained: at least 99 % accepted, at most one second's worth waiting at the end, and in the second half stored \
-    as fast as accepted.";
+    at most. Stored: by the slowest node, in the second half. Bytes are those handed to streams. Sustained: at least 99 % \
+    accepted, at most one second's worth waiting at the end, and in the second half stored as fast as accepted.";
 
 fn step(step: &Step) -> Row {
     let (lost, failed) = step.lost_and_failed();
@@ -95,19 +91,23 @@ fn step(step: &Step) -> Row {
         RATE.of("accepted", step.accepted_per_second)
             .higher()
             .sampled(samples),
-        RATE.of("stored", step.stored_per_second).higher(),
+        RATE.of("stored", step.second_half.stored_per_second)
+            .higher(),
         COUNT.of("backlog at the end", step.backlog).lower(),
         COUNT.of("largest backlog", step.backlog_max),
         SECONDS.of("stored after", step.settled.seconds),
         COUNT.of("lost", lost),
         COUNT.of("failed", failed),
+        COUNT.of("mean batch", step.batch_cookies),
+        BYTES
+            .of("bytes a delivery", step.bytes_per_delivery)
+            .lower(),
         Figure::words("sustained", step.verdict("yes", "no")),
     ])
 }
 
 const LATENCY: &str = "Edge: from the intended time of a request to its answer. The others are the consumers' own \
-    histograms, over all nodes, interpolated within their buckets; flush + interval is what a cookie waits at worst that \
-    misses a batch.";
+    histograms, over all nodes, interpolated within their buckets.";
 
 fn latency(step: &Step) -> Row {
     let millis =
@@ -128,24 +128,7 @@ fn latency(step: &Step) -> Row {
             millis("accepted to stored, p99", stored.p99).lower(),
             millis("flush, p50", flush.p50),
             millis("flush, p99", flush.p99).lower(),
-            millis("flush + interval, p99", step.flush_and_interval_p99),
         ])
-}
-
-const COST: &str = "CPU of all processes of a kind for each accepted cookie; bytes handed to streams for each delivery; \
-    the mean batch.";
-
-fn cost(step: &Step) -> Row {
-    let cpu = ROLES.map(|role| {
-        let micros = Some(step.cpu_micros(role)).filter(|micros| *micros > 0.0);
-        CPU.of(&format!("{role} CPU per cookie"), micros).lower()
-    });
-    step.row(cpu).and([
-        BYTES
-            .of("bytes a delivery", step.bytes_per_delivery)
-            .lower(),
-        COUNT.of("batch", step.batch_cookies),
-    ])
 }
 
 const PROCESSES: &str = "Cores while requests came; CPU for each accepted cookie until all of them were stored, the kernel's \
@@ -154,7 +137,7 @@ const PROCESSES: &str = "Cores while requests came; CPU for each accepted cookie
 fn process(used: &ProcessUse) -> Vec<Figure> {
     vec![
         DECIMAL.of("cores", used.cores),
-        CPU.of("CPU per cookie", used.cpu_micros_per_cookie),
+        CPU.of("CPU per cookie", used.cpu_micros_per_cookie).lower(),
         MEBIBYTES.of("resident", used.resident_bytes),
         MEBIBYTES.of("peak", used.peak_bytes),
     ]

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::drive::{self, Driven};
 use crate::{
-    cluster::{Cluster, ClusterArgs, Node, Removed, StoreBackend},
+    cluster::{Cluster, ClusterArgs, Node, StoreBackend},
     load::Plan,
     observe::{Observation, Observer},
     verify::{self, Check, Sent, Source, Verdict},
@@ -116,7 +116,7 @@ impl Running {
             () = stop.cancelled() => Err(anyhow!("stopped before everything had started")),
         };
         if let Err(error) = connected {
-            tell(cluster.remove().await);
+            cluster.remove().await;
             return Err(error);
         }
         let mut running = Self {
@@ -209,9 +209,9 @@ impl Running {
         ended.chain(others).cloned().chain(unbalanced).collect()
     }
 
-    /// Removes what was made, and says what is kept; what could not be removed.
+    /// Removes what was made; what could not be removed, and what was seen.
     pub async fn remove(self) -> (Vec<String>, Observer) {
-        (tell(self.cluster.remove().await), self.observer)
+        (self.cluster.remove().await, self.observer)
     }
 
     /// Gives `meanwhile` its turn.
@@ -333,17 +333,6 @@ async fn verify_node(node: &mut Node, check: Check<'_>) -> Result<Option<Verdict
         StoreBackend::Nothing => return Ok(None),
     };
     verdict.context("cannot be read").map(Some)
-}
-
-/// Says what is kept; returns what could not be removed.
-fn tell(removed: Removed) -> Vec<String> {
-    for kept in removed.kept {
-        eprintln!("kept      {kept}");
-    }
-    for problem in &removed.problems {
-        eprintln!("left      {problem}");
-    }
-    removed.problems
 }
 
 impl Verification {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::running::{Cut, Settled};
 use crate::{
-    observe::Fates,
+    observe::{Fates, Role},
     report::{Percentiles, duration, grouped, rate},
 };
 
@@ -35,8 +35,6 @@ pub struct Step {
     pub stored: Quantiles,
     /// How long a batch takes to become durable.
     pub flush: Quantiles,
-    /// What a cookie waits at worst that comes right after a batch was begun: the flush interval and the time of a flush, seconds.
-    pub flush_and_interval_p99: Option<f64>,
     /// Mean cookies of a batch.
     pub batch_cookies: f64,
     /// Cookies that were accepted and not yet stored on the slowest node, when the last request was answered.
@@ -49,8 +47,6 @@ pub struct Step {
     pub buffer_full: f64,
     /// How the backlog went away.
     pub settled: Settled,
-    /// Rate at which the slowest node stored while requests came.
-    pub stored_per_second: f64,
     /// Whether it was still keeping up towards the end.
     pub second_half: SecondHalf,
     /// What became of the cookies, node by node.
@@ -91,8 +87,6 @@ pub struct Quantiles {
     pub p50: Option<f64>,
     /// 99th percentile.
     pub p99: Option<f64>,
-    /// 99.9th percentile.
-    pub p999: Option<f64>,
 }
 
 /// What became of the cookies on one node.
@@ -112,8 +106,8 @@ pub struct NodeCounts {
 pub struct ProcessUse {
     /// The process.
     pub name: String,
-    /// What it is: `producer`, `consumer`, `mongod`, `generator`.
-    pub role: &'static str,
+    /// What it is.
+    pub role: Role,
     /// Cores while requests came.
     pub cores: f64,
     /// CPU time for each accepted cookie, until all were stored.
@@ -142,18 +136,18 @@ impl Quantiles {
 impl Step {
     /// CPU time of all processes with this role, for each accepted cookie.
     #[must_use]
-    pub fn cpu_micros(&self, role: &str) -> f64 {
+    pub fn cpu_micros(&self, role: Role) -> f64 {
         self.of(role)
             .fold(0.0, |sum, used| sum + used.cpu_micros_per_cookie)
     }
 
     /// Cores of all processes with this role.
     #[must_use]
-    pub fn cores(&self, role: &str) -> f64 {
+    pub fn cores(&self, role: Role) -> f64 {
         self.of(role).fold(0.0, |sum, used| sum + used.cores)
     }
 
-    fn of(&self, role: &str) -> impl Iterator<Item = &ProcessUse> {
+    fn of(&self, role: Role) -> impl Iterator<Item = &ProcessUse> {
         self.processes.iter().filter(move |used| used.role == role)
     }
 
@@ -181,7 +175,7 @@ impl Step {
             "{:>11}: accepted {:>11}, stored {:>11}, {} waiting at the end ({:.1} s to store); to stored {}; {}",
             rate(self.rate as f64),
             rate(self.accepted_per_second),
-            rate(self.stored_per_second),
+            rate(self.second_half.stored_per_second),
             grouped(self.backlog),
             self.settled.seconds,
             self.stored.line(),

@@ -1,7 +1,10 @@
 //! Whether a rate was sustained, and if not, where it stops and why: pure.
 
 use super::{outcome::Outcome, running::Cut, step::Step};
-use crate::report::{counted, grouped, rate};
+use crate::{
+    observe::Role,
+    report::{counted, grouped, rate},
+};
 
 /// Share of the offered requests that must be accepted in time.
 const ACCEPTED_SHARE: f64 = 0.99;
@@ -21,11 +24,11 @@ const ALL_CORES: f64 = 0.9;
 const BUFFER_FULL: f64 = 0.5;
 
 /// Roles in the order of the data, and what they are called.
-const ROLES: [(&str, &str); 4] = [
-    ("generator", "the generator"),
-    ("producer", "producers"),
-    ("consumer", "consumers"),
-    ("mongod", "mongod"),
+const ROLES: [(Role, &str); 4] = [
+    (Role::Generator, "the generator"),
+    (Role::Producer, "producers"),
+    (Role::Consumer, "consumers"),
+    (Role::Mongod, "mongod"),
 ];
 
 /// `None` when accepted and stored kept up with the rate.
@@ -77,7 +80,7 @@ fn accepting(step: &Step) -> String {
 }
 
 fn storing(step: &Step) -> String {
-    let stored = rate(step.stored_per_second);
+    let stored = rate(step.second_half.stored_per_second);
     if step.buffer_full >= BUFFER_FULL {
         format!("the stores take {stored}: consumers wait for them with full buffers")
     } else if step.backlog_in_producers > step.backlog / 2 {
@@ -157,10 +160,10 @@ pub(super) fn cost(outcome: &Outcome) -> Option<String> {
         "at {} a cookie costs {:.2} µs of producer with {}; {:.2} µs of consumer and {:.2} µs of mongod on each node; and {:.1} \
          bytes to each node",
         rate(step.rate as f64),
-        step.cpu_micros("producer"),
+        step.cpu_micros(Role::Producer),
         counted(outcome.consumers, "node"),
-        each_node("consumer"),
-        each_node("mongod"),
+        each_node(Role::Consumer),
+        each_node(Role::Mongod),
         step.bytes_per_delivery,
     ))
 }
@@ -197,15 +200,19 @@ mod tests {
     };
 
     fn step() -> Step {
-        let used = |role, cores| ProcessUse {
-            name: role,
-            role: "",
+        let used = |(role, cores)| ProcessUse {
+            name: String::new(),
+            role,
             cores,
             cpu_micros_per_cookie: 1.0,
             resident_bytes: 0,
             peak_bytes: 0,
         };
-        let processes = [("producer", 0.3), ("consumer", 0.2), ("mongod", 1.3)];
+        let processes = [
+            (Role::Producer, 0.3),
+            (Role::Consumer, 0.2),
+            (Role::Mongod, 1.3),
+        ];
         Step {
             rate: 1_000,
             seconds: 10.0,
@@ -219,7 +226,6 @@ mod tests {
             received: Quantiles::default(),
             stored: Quantiles::default(),
             flush: Quantiles::default(),
-            flush_and_interval_p99: None,
             batch_cookies: 1.0,
             backlog: 900,
             backlog_max: 900,
@@ -229,7 +235,6 @@ mod tests {
                 seconds: 4.1,
                 left: 0,
             },
-            stored_per_second: 990.0,
             second_half: SecondHalf {
                 accepted_per_second: 1_000.0,
                 stored_per_second: 1_000.0,
@@ -238,13 +243,7 @@ mod tests {
             },
             cut: None,
             nodes: Vec::new(),
-            processes: processes
-                .into_iter()
-                .map(|(role, cores)| ProcessUse {
-                    role,
-                    ..used(role.to_owned(), cores)
-                })
-                .collect(),
+            processes: processes.into_iter().map(used).collect(),
             bytes_per_delivery: 60.0,
             is_sustained: false,
             why: None,
@@ -299,7 +298,10 @@ mod tests {
     fn what_limits_is_named() {
         let behind = Step {
             backlog: 3_000,
-            stored_per_second: 700.0,
+            second_half: SecondHalf {
+                stored_per_second: 700.0,
+                ..step().second_half
+            },
             ..step()
         };
         let full = Step {

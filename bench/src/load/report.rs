@@ -1,7 +1,5 @@
 //! The report of a load: rates and percentiles over time, latency by percentile, and what follows from them.
 
-use std::time::Duration;
-
 use super::{generator::Limit, outcome::Outcome, recorder::Counts, second::Second};
 use crate::report::{
     Figure, Plot, Report, Row, grouped, lines, micros_each, per_second, rate, samples,
@@ -59,12 +57,7 @@ impl Outcome {
 }
 
 fn findings(outcome: &Outcome) -> Vec<String> {
-    let mut findings = vec![format!(
-        "{} requests were accepted within {:.1} s: {}.",
-        grouped(outcome.counts.accepted),
-        outcome.seconds,
-        rate(per_second(outcome.counts.accepted, outcome.seconds))
-    )];
+    let mut findings = Vec::new();
     if let Some(latency) = &outcome.latency_micros {
         let from = match outcome.rate {
             Some(_) => "from the time when a request should have left",
@@ -147,7 +140,7 @@ fn errors_by_kind(counts: &Counts) -> String {
 fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
     let (counts, cpu) = (&outcome.counts, &outcome.cpu);
     let unsent = outcome.rate.map(|_| counts.unsent);
-    let cpu_each = |time: Duration| micros_each(time.as_secs_f64(), counts.sent);
+    let cpu_each = micros_each(cpu.total().as_secs_f64(), counts.sent);
     vec![
         COUNT.of("requests sent", counts.sent),
         COUNT.of("requests accepted", counts.accepted),
@@ -159,9 +152,7 @@ fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
         COUNT.of("unsent", unsent).lower(),
         COUNT.of("reconnects", counts.reconnects),
         Figure::words("limited by", outcome.generator.limited_by.name()),
-        CPU.of("generator CPU per request", cpu_each(cpu.total()))
-            .lower(),
-        CPU.of("of it outside the kernel", cpu_each(cpu.user)),
+        CPU.of("generator CPU per request", cpu_each).lower(),
     ]
 }
 

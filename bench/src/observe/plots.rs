@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Observation, Role, Seen};
+use super::{Counts, Observation, Role, Seen};
 use crate::{
     report::{Plot, Series},
     scrape::Buckets,
@@ -16,119 +16,75 @@ const APART_MIN: Duration = Duration::from_millis(900);
 /// Rates, backlog, latency, CPU and memory over the time since `start`.
 #[must_use]
 pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
-    let Some(first) = observations.first() else {
+    let pairs = apart(observations);
+    let Some((first, _)) = pairs.first() else {
         return Vec::new();
     };
-    let lines = Lines {
-        observations,
-        start,
+    let line = |name: &str, value: &dyn Fn(&Observation, &Observation) -> f64| {
+        let seconds = |at: &Observation| at.at.saturating_duration_since(start).as_secs_f64();
+        let points = pairs
+            .iter()
+            .map(|(before, now)| (seconds(now), value(before, now)));
+        Series::new(name, points)
     };
-    let processes = || first.processes.iter().enumerate();
-    let nodes = || processes().filter(|(_, seen)| seen.role == Role::Consumer);
-
-    let accepted = lines.since("accepted", |before, now| now.accepted_per_second(before));
-    let stored = nodes().map(|(at, seen)| {
-        let name = format!("settled by {}", seen.name);
-        let node = at - first.of(Role::Producer).count();
-        lines.since(&name, move |before, now| {
-            let mut nodes = now.settled_per_second(before);
-            nodes.nth(node).unwrap_or(0.0)
-        })
-    });
-    let waiting = nodes().map(|(at, seen)| {
-        let name = format!("not stored by {}", seen.name);
-        let node = at - first.of(Role::Producer).count();
-        lines.level(&name, move |now| {
+    let mut rate = vec![line("accepted", &|before, now| {
+        now.accepted_per_second(before)
+    })];
+    let mut backlog = Vec::new();
+    for (node, seen) in first.of(Role::Consumer).enumerate() {
+        let name = &seen.name;
+        rate.push(line(&format!("settled by {name}"), &|before, now| {
+            now.settled_per_second(before).nth(node).unwrap_or(0.0)
+        }));
+        backlog.push(line(&format!("not stored by {name}"), &|_, now| {
             now.waiting().get(node).copied().unwrap_or(0) as f64
-        })
-    });
-    let quantiles = [(0.5, "p50"), (0.99, "p99")];
-    let received = quantiles.map(|(quantile, name)| {
-        lines.latency(&format!("received, {name}"), quantile, |seen| {
-            &seen.counts.received_seconds
-        })
-    });
-    let to_stored = quantiles.map(|(quantile, name)| {
-        lines.latency(&format!("stored, {name}"), quantile, |seen| {
-            &seen.counts.stored_seconds
-        })
-    });
-    let cpu = processes().map(|(at, seen)| lines.cores(&seen.name, at));
-    let memory = processes().map(|(at, seen)| {
-        lines.level(&seen.name, move |now| {
+        }));
+    }
+    let histograms: [(_, fn(&Counts) -> &Buckets); 2] = [
+        ("received", |counts| &counts.received_seconds),
+        ("stored", |counts| &counts.stored_seconds),
+    ];
+    let mut latency = Vec::new();
+    for (what, of) in histograms {
+        for (quantile, name) in [(0.5, "p50"), (0.99, "p99")] {
+            latency.push(line(&format!("{what}, {name}"), &|before, now| {
+                let seconds = now.histogram(of).since(&before.histogram(of));
+                let seconds = seconds.quantile(quantile);
+                seconds.map_or(f64::NAN, |seconds| seconds * 1e3)
+            }));
+        }
+    }
+    let (mut cpu, mut memory) = (Vec::new(), Vec::new());
+    for (at, Seen { name, .. }) in first.processes.iter().enumerate() {
+        cpu.push(line(name, &|before, now| now.cores_since(before)[at]));
+        memory.push(line(name, &|_, now| {
             now.processes[at].memory.resident_bytes as f64 / f64::from(1 << 20)
-        })
-    });
-    let rate = std::iter::once(accepted).chain(stored).collect();
-    let latency = received.into_iter().chain(to_stored).collect();
+        }));
+    }
     let plot = Plot::over_time;
+    let title = "From accepted at the edge, over all nodes";
     vec![
         plot("rate", "Accepted and settled", "cookies a second", rate),
-        plot(
-            "backlog",
-            "Accepted and not stored",
-            "cookies",
-            waiting.collect(),
-        ),
-        plot(
-            "latency",
-            "From accepted at the edge, over all nodes",
-            "ms",
-            latency,
-        )
-        .logarithmic(),
-        plot("cpu", "CPU", "cores", cpu.collect()),
-        plot("memory", "Memory", "MiB resident", memory.collect()),
+        plot("backlog", "Accepted and not stored", "cookies", backlog),
+        plot("latency", title, "ms", latency).logarithmic(),
+        plot("cpu", "CPU", "cores", cpu),
+        plot("memory", "Memory", "MiB resident", memory),
     ]
 }
 
-struct Lines<'a> {
-    observations: &'a [Observation],
-    start: Instant,
-}
-
-impl Lines<'_> {
-    fn level(&self, name: &str, value: impl Fn(&Observation) -> f64) -> Series {
-        let points = self
-            .observations
-            .iter()
-            .map(|now| (self.x(now), value(now)));
-        Series::new(name, points)
-    }
-
-    /// Between looks that are far enough apart.
-    fn since(&self, name: &str, value: impl Fn(&Observation, &Observation) -> f64) -> Series {
-        let mut points = Vec::new();
-        let mut before = self.observations.first();
-        for now in self.observations {
-            if let Some(last) = before
-                && now.at - last.at >= APART_MIN
-            {
-                points.push((self.x(now), value(last, now)));
-                before = Some(now);
-            }
+/// Looks that are far enough apart, each with the one before.
+fn apart(observations: &[Observation]) -> Vec<(&Observation, &Observation)> {
+    let mut pairs = Vec::new();
+    let mut before = observations.first();
+    for now in observations {
+        if let Some(last) = before
+            && now.at - last.at >= APART_MIN
+        {
+            pairs.push((last, now));
+            before = Some(now);
         }
-        Series::new(name, points)
     }
-
-    fn cores(&self, name: &str, at: usize) -> Series {
-        self.since(name, |before, now| now.cores_since(before)[at])
-    }
-
-    fn latency(&self, name: &str, quantile: f64, of: impl Fn(&Seen) -> &Buckets) -> Series {
-        self.since(name, |before, now| {
-            let sum = |at: &Observation| {
-                let all = at.of(Role::Consumer).map(&of);
-                all.fold(Buckets::default(), |sum, more| sum.plus(more))
-            };
-            let seconds = sum(now).since(&sum(before)).quantile(quantile);
-            seconds.map_or(f64::NAN, |seconds| seconds * 1e3)
-        })
-    }
-
-    fn x(&self, at: &Observation) -> f64 {
-        at.at.saturating_duration_since(self.start).as_secs_f64()
-    }
+    pairs
 }
 
 #[cfg(test)]
@@ -142,12 +98,10 @@ mod tests {
             at: start + Duration::from_millis(millis),
             processes: Vec::new(),
         });
-        let lines = Lines {
-            observations: &looks,
-            start,
-        };
-        let apart = lines.since("apart", |before, now| (now.at - before.at).as_secs_f64());
-        let seconds = apart.points.iter().map(|(_, apart)| *apart);
+        let apart = apart(&looks);
+        let seconds = apart
+            .iter()
+            .map(|(before, now)| (now.at - before.at).as_secs_f64());
         assert_eq!(seconds.collect::<Vec<_>>(), [1.0, 1.05, 1.0]);
     }
 }

@@ -74,12 +74,6 @@ impl Number for u64 {
     }
 }
 
-impl Number for usize {
-    fn number(self) -> Option<f64> {
-        Some(self as f64)
-    }
-}
-
 impl<N: Number> Number for Option<N> {
     fn number(self) -> Option<f64> {
         self.and_then(N::number)

@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use crate::report::{
-    Figure, Plot, Report, Row, Series, duration, grouped, micros_each, per_second, rate,
+    Figure, Plot, Report, Row, Series, grouped, micros_each, per_second,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -29,10 +29,6 @@ impl Outcome {
     pub fn summary(&self) -> String {
         self.report().summary()
     }
-
-    fn cpu_micros_per_cookie(&self) -> f64 {
-        micros_each(self.cpu.total().as_secs_f64(), self.total.received)
-    }
 }
 
 fn faults(outcome: &Outcome) -> Vec<String> {
@@ -50,13 +46,7 @@ fn faults(outcome: &Outcome) -> Vec<String> {
 
 fn findings(outcome: &Outcome) -> Vec<String> {
     let total = &outcome.total;
-    let mut findings = vec![format!(
-        "{} cookies were received in {:.1} s, {} over all streams.",
-        grouped(total.received),
-        total.seconds(),
-        rate(per_second(total.received, total.seconds()))
-    )];
-    findings.push(lost_finding(outcome));
+    let mut findings = vec![lost_finding(outcome)];
     if total.new_epochs > 0 {
         findings.push(format!(
             "The producer had a new epoch {} times; what its old epoch still held is unknown.",
@@ -69,17 +59,6 @@ fn findings(outcome: &Outcome) -> Vec<String> {
             "Streams were ended by an error {broken} times; first: {error}."
         ));
     }
-    if let Some(delivery) = total.delivery_micros.percentiles() {
-        findings.push(format!(
-            "From the edge to here, half took up to {}, 99 % up to {}.",
-            duration(delivery.p50),
-            duration(delivery.p99)
-        ));
-    }
-    findings.push(format!(
-        "Reading cost {:.3} µs of CPU a cookie.",
-        outcome.cpu_micros_per_cookie()
-    ));
     findings
 }
 
@@ -107,6 +86,7 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
     let total = &outcome.total;
     let known = |lost: u64| outcome.knows_lost.then_some(lost);
     let rate = per_second(total.received, total.seconds());
+    let cpu_each = micros_each(outcome.cpu.total().as_secs_f64(), total.received);
     let mut facts = vec![
         COUNT.of("cookies received", total.received),
         COUNT.of("received by a stream, min", outcome.received_per_stream[0]),
@@ -124,8 +104,7 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
         COUNT.of("streams opened again", total.reconnects),
         COUNT.of("epochs of the producer met later", total.new_epochs),
         COUNT.of("orderly ends", total.goodbyes),
-        CPU.of("reader CPU per cookie", outcome.cpu_micros_per_cookie())
-            .lower(),
+        CPU.of("reader CPU per cookie", cpu_each).lower(),
     ];
     let delivery = total.delivery_micros.percentiles();
     let shown = ["p50", "p90", "p99", "p99.9", "max"];

@@ -1,6 +1,6 @@
 //! Whether a store has what it should: pure.
 
-use std::{collections::HashMap, ops::Range};
+use std::collections::HashMap;
 
 use serde::Serialize;
 use tokio::time::Instant;
@@ -158,7 +158,9 @@ impl<'a> Check<'a> {
     pub fn take(&mut self, user_id: &[u8], dsp_id: u32, buyer_uid: &[u8]) {
         self.verdict.stored += 1;
         let group = self.sent.group(user_id, dsp_id);
-        self.found_at(group.start, !group.is_empty());
+        if !group.is_empty() {
+            self.found[group.start / 64] |= 1 << (group.start % 64);
+        }
         let sent = self.sent;
         let pair: Vec<_> = sent.requests[group]
             .iter()
@@ -238,12 +240,6 @@ impl<'a> Check<'a> {
         self.example(example);
     }
 
-    fn found_at(&mut self, at: usize, is_there: bool) {
-        if is_there {
-            self.found[at / 64] |= 1 << (at % 64);
-        }
-    }
-
     fn example(&mut self, example: String) {
         if self.verdict.examples.len() < EXAMPLES_MAX {
             self.verdict.examples.push(example);
@@ -253,26 +249,21 @@ impl<'a> Check<'a> {
     /// Looks for what is missing, after the whole store was taken.
     #[must_use]
     pub fn finish(mut self) -> Verdict {
-        let mut from = 0;
         let sent = self.sent;
-        while from < sent.requests.len() {
-            let hash = sent.requests[from].hash;
-            let same = sent.requests[from..]
-                .iter()
-                .take_while(|request| request.hash == hash);
-            let group = from..from + same.count();
+        let mut from = 0;
+        for same in sent.requests.chunk_by(|a, b| a.hash == b.hash) {
             if self.found[from / 64] >> (from % 64) & 1 == 0 {
-                self.not_found(group.clone());
+                self.not_found(same);
             }
-            from = group.end;
+            from += same.len();
         }
         self.verdict
     }
 
-    fn not_found(&mut self, group: Range<usize>) {
+    fn not_found(&mut self, group: &[Request]) {
         let sent = self.sent;
         let accepted = || {
-            let requests = sent.requests[group.clone()].iter();
+            let requests = group.iter();
             requests.filter(|request| sent.fate(request) == Fate::Accepted)
         };
         let Some(first) = accepted().next() else {
