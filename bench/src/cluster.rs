@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use self::netns::{Namespace, Network};
 pub use self::{
     args::{ClusterArgs, StoreChoice},
-    backend::{StoreBackend, memory_of_machine},
+    backend::StoreBackend,
     node::Node,
 };
 use crate::{
@@ -48,32 +48,11 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
     /// After all that runs in it.
     network: Option<Network>,
-    folder: Folder,
-}
-
-/// Where the stores and the logs of all processes are; removed when dropped, unless it is kept.
-#[derive(Debug)]
-struct Folder {
-    stores: TempDir,
-    /// In memory, as the records of producers must be.
-    records: TempDir,
+    /// With the stores and the logs of all processes; removed when dropped, unless it is kept.
+    folder: TempDir,
     is_kept: bool,
-}
-
-impl Folder {
-    fn new(is_kept: bool) -> Result<Self> {
-        let stores = tempfile::Builder::new()
-            .prefix("cookiesync-bench-")
-            .disable_cleanup(is_kept)
-            .tempdir()
-            .context("cannot make a folder for the stores; TMPDIR names another place")?;
-        let records = TempDir::new_in("/dev/shm").context("no folder in memory")?;
-        Ok(Self {
-            stores,
-            records,
-            is_kept,
-        })
-    }
+    /// In memory, as the records of producers must be.
+    _records: TempDir,
 }
 
 impl Cluster {
@@ -83,7 +62,12 @@ impl Cluster {
     /// When something is not to be found or does not start.
     pub async fn start(args: &ClusterArgs) -> Result<Self> {
         let programs = tokio::task::spawn_blocking(Programs::find).await??;
-        let folder = Folder::new(args.keep)?;
+        let folder = tempfile::Builder::new()
+            .prefix("cookiesync-bench-")
+            .disable_cleanup(args.keep)
+            .tempdir()
+            .context("cannot make a folder for the stores; TMPDIR names another place")?;
+        let records = TempDir::new_in("/dev/shm").context("no folder in memory")?;
         let network = if args.own_network {
             let made = Network::create(args.consumers.get());
             Some(made.context("no network of its own for each node")?)
@@ -93,11 +77,17 @@ impl Cluster {
         let host = network.as_ref().map(Network::host);
         let mut backends = Vec::new();
         for number in 1..=args.consumers.get() {
-            backends.push(StoreBackend::prepare(args, number, folder.stores.path(), host).await?);
+            backends.push(StoreBackend::prepare(args, number, folder.path(), host).await?);
         }
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
-            let started = start_producer(args, number, &programs, &folder, host);
+            let started = start_producer(
+                args,
+                number,
+                &programs,
+                [folder.path(), records.path()],
+                host,
+            );
             producers.push(started?);
         }
         for producer in &mut producers {
@@ -110,7 +100,7 @@ impl Cluster {
                 number,
                 producers: &producers,
                 programs: &programs,
-                folder: folder.stores.path(),
+                folder: folder.path(),
                 network: network
                     .as_ref()
                     .and_then(|network| network.nodes().get(number - 1)),
@@ -122,6 +112,8 @@ impl Cluster {
             nodes,
             network,
             folder,
+            is_kept: args.keep,
+            _records: records,
         })
     }
 
@@ -143,7 +135,7 @@ impl Cluster {
     /// Where the stores and the logs of all processes are.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        self.folder.stores.path()
+        self.folder.path()
     }
 
     /// Waits until every consumer is ready and reads from every producer.
@@ -248,7 +240,7 @@ impl Cluster {
     /// could not be removed.
     pub async fn remove(self) -> Vec<String> {
         let mut problems = Vec::new();
-        let is_kept = self.folder.is_kept;
+        let is_kept = self.is_kept;
         drop(self.producers);
         for node in self.nodes {
             drop(node.process);
@@ -256,10 +248,10 @@ impl Cluster {
                 problems.push(format!("{}: {error:#}", node.name));
             }
         }
-        let path = self.folder.stores.path().to_owned();
+        let path = self.folder.path().to_owned();
         if is_kept {
             eprintln!("kept      {}", path.display());
-        } else if let Err(error) = self.folder.stores.close() {
+        } else if let Err(error) = self.folder.close() {
             problems.push(format!("cannot remove {}: {error}", path.display()));
         }
         for problem in &problems {
@@ -291,7 +283,7 @@ fn start_producer(
     args: &ClusterArgs,
     number: usize,
     programs: &Programs,
-    folder: &Folder,
+    [folder, records]: [&Path; 2],
     host: Option<Ipv4Addr>,
 ) -> Result<Producer> {
     let name = format!("producer-{number}");
@@ -303,7 +295,7 @@ fn start_producer(
     }
     let mut flags = flags([
         ("--id", &name),
-        ("--state", &folder.records.path().display().to_string()),
+        ("--state", &records.display().to_string()),
         ("--drain-timeout", DRAIN_TIMEOUT),
     ]);
     flags.extend(args.producer_arg.iter().cloned());
@@ -311,7 +303,7 @@ fn start_producer(
         program: &programs.producer,
         name,
         addresses,
-        folder: folder.stores.path(),
+        folder,
         flags,
     };
     launch.start()

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use self::significance::{Change, Verdict};
-use crate::report::{Plot, Report, ReportArgs, Series};
+use crate::report::{Report, ReportArgs};
 
 /// Compares two reports of the same scenario: A, the earlier, and B.
 ///
@@ -87,7 +87,6 @@ fn compare(a: &Report, b: &Report, noise_percent: f64) -> Report {
     );
     let rows: Vec<_> = changes.iter().map(Change::row).collect();
     report.add("Figures", &note, rows);
-    report.plots = overlaid(&a.plots, &b.plots);
     report
 }
 
@@ -108,30 +107,6 @@ fn kind(fault: &str) -> String {
         .collect()
 }
 
-/// Plots that both have, each line of A followed by the same of B.
-fn overlaid(a: &[Plot], b: &[Plot]) -> Vec<Plot> {
-    let pairs = a.iter().filter_map(|plot| {
-        let other = b.iter().find(|other| other.name == plot.name)?;
-        Some((plot, other))
-    });
-    pairs
-        .map(|(of_a, of_b)| {
-            let named = |of: &str, series: &Series| Series {
-                name: format!("{of}: {}", series.name),
-                points: series.points.clone(),
-            };
-            let of_both = of_a.series.iter().flat_map(|series| {
-                let same = of_b.series.iter().find(|other| other.name == series.name);
-                [Some(named("A", series)), same.map(|same| named("B", same))]
-            });
-            Plot {
-                series: of_both.flatten().collect(),
-                ..of_a.clone()
-            }
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,23 +122,5 @@ mod tests {
         let b = report(&["Errors: 3, 12 %; first: no answer.", "12 were not sent."]);
         assert_eq!(compare(&a, &b, 20.0).faults, ["In B: 12 were not sent."]);
         assert_eq!(compare(&b, &a, 20.0).faults, Vec::<String>::new());
-    }
-
-    #[test]
-    fn same_plots_are_laid_over_each_other() {
-        let plot = |name: &str, series: &[&str]| {
-            let series = series.iter().map(|name| Series::new(name, [(1.0, 1.0)]));
-            Plot::over_time(name, name, "", series.collect())
-        };
-        let a = [plot("rate", &["in", "out"]), plot("memory", &["all"])];
-        let b = [plot("cpu", &["all"]), plot("rate", &["out", "new"])];
-        let plots = overlaid(&a, &b);
-        assert_eq!(plots.len(), 1);
-        let names: Vec<_> = plots[0]
-            .series
-            .iter()
-            .map(|series| series.name.as_str())
-            .collect();
-        assert_eq!(names, ["A: in", "A: out", "B: out"]);
     }
 }

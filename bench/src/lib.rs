@@ -116,8 +116,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         }
         Command::Subscribe(args) if !args.fan_out.fan_out.is_empty() => {
             let folder = args.report.prepare("fan-out")?;
-            let say = |line: &str| eprintln!("{line}");
-            let report = subscribe::run_fan_out(&args, &stop, say).await?;
+            let report = subscribe::run_fan_out(&args, &stop).await?;
             finish(args.report.json, &report, folder)
         }
         Command::Subscribe(args) => {

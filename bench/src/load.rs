@@ -40,7 +40,7 @@ pub use self::{
     second::Second,
 };
 use self::{recorder::Part, second::Collector, threads::Threads};
-use crate::cpu::CpuTime;
+use crate::cpu;
 
 /// How long a load with a rate may take beyond its end to send what is late.
 const LATE_PATIENCE: Duration = Duration::from_millis(500);
@@ -71,7 +71,7 @@ pub async fn run_observed(
         streams = threads::open(plan) => streams?,
         () = stop.cancelled() => bail!("stopped before the connections were open"),
     };
-    let cpu_before = CpuTime::of_this_process();
+    let cpu_before = cpu::of_this_process();
     let started = Instant::now();
     let mut running = Threads::spawn(plan, streams, started, &ending);
     let deadline = match plan.duration {
@@ -107,7 +107,7 @@ pub async fn run_observed(
         histories.extend(of_thread);
     }
     histories.sort_by_key(History::connection);
-    let cpu = CpuTime::of_this_process().since(&cpu_before);
+    let cpu = cpu::of_this_process().saturating_sub(cpu_before);
     let Part {
         counts,
         times,

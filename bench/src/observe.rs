@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 
 pub use self::{counts::Counts, fates::Fates, plots::plots};
 use crate::{
-    cpu::CpuTime,
+    cpu,
     http::HttpClient,
     ledger,
     memory::Memory,
@@ -74,7 +74,7 @@ pub struct Seen {
     /// When.
     pub at: Instant,
     /// CPU time of all its runs.
-    pub cpu: CpuTime,
+    pub cpu: Duration,
     /// Its memory.
     pub memory: Memory,
     /// What all its runs counted.
@@ -96,7 +96,7 @@ struct Watched {
     process_id: u32,
     client: Option<HttpClient>,
     /// The sums of the runs before this one.
-    cpu_before: CpuTime,
+    cpu_before: Duration,
     counts_before: Counts,
     seen: Seen,
     /// How many scrapes had a ledger that balances, and the first that had not.
@@ -150,13 +150,13 @@ impl Watched {
         Self {
             process_id: target.process_id,
             client: None,
-            cpu_before: CpuTime::default(),
+            cpu_before: Duration::ZERO,
             counts_before: Counts::default(),
             seen: Seen {
                 role: target.role,
                 name: target.name.clone(),
                 at: Instant::now(),
-                cpu: CpuTime::default(),
+                cpu: Duration::ZERO,
                 memory: Memory::default(),
                 counts: Counts::default(),
                 run: Counts::default(),
@@ -191,8 +191,8 @@ impl Watched {
             self.seen.counts = self.counts_before.plus(&self.seen.run);
         }
         self.seen.at = Instant::now();
-        if let Some(cpu) = CpuTime::of(self.process_id) {
-            self.seen.cpu = self.cpu_before.plus(&cpu);
+        if let Some(cpu) = cpu::of(self.process_id) {
+            self.seen.cpu = self.cpu_before + cpu;
         }
         if let Some(memory) = Memory::of(self.process_id) {
             self.seen.memory = memory;
@@ -278,7 +278,7 @@ impl Observation {
         pairs
             .map(|(now, before)| {
                 let seconds = (now.at - before.at).as_secs_f64();
-                let used = now.cpu.since(&before.cpu).total().as_secs_f64();
+                let used = now.cpu.saturating_sub(before.cpu).as_secs_f64();
                 if seconds > 0.0 { used / seconds } else { 0.0 }
             })
             .collect()

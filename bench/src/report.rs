@@ -6,7 +6,6 @@
 mod environment;
 mod figure;
 mod folder;
-mod gap;
 mod numbers;
 mod page;
 mod plot;
@@ -58,7 +57,8 @@ pub struct Report {
     pub seconds: f64,
     /// Tables of all figures, in the order in which they are read.
     pub tables: Vec<Table>,
-    /// Plots, likewise; they carry all series.
+    /// Plots, likewise; they carry all series, and are not read back.
+    #[serde(skip_deserializing)]
     pub plots: Vec<Plot>,
     /// The scenario's own outcome, where `--json` prints that.
     #[serde(default)]
@@ -82,24 +82,20 @@ impl Report {
         }
     }
 
-    /// The same with the scenario's own outcome; a fault when that cannot be written as JSON.
+    /// The same with the scenario's own outcome.
+    ///
+    /// # Panics
+    /// When that has a map whose keys are not text.
     #[must_use]
     pub fn with_outcome(mut self, outcome: &impl Serialize) -> Self {
-        match serde_json::to_value(outcome) {
-            Ok(outcome) => self.outcome = outcome,
-            Err(error) => self
-                .faults
-                .push(format!("The outcome is not in this report: {error}.")),
-        }
+        self.outcome = serde_json::to_value(outcome).expect("its keys are text");
         self
     }
 }
 
 /// A plot of lines.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plot {
-    /// The name of its file, without ending: `latency`.
-    pub name: String,
     /// Heading.
     pub title: String,
     /// What the horizontal axis shows, with the unit: `seconds since the start`.
@@ -113,11 +109,10 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// A plot over the seconds since the start, whose file gets this name.
+    /// A plot over the seconds since the start.
     #[must_use]
-    pub fn over_time(name: &str, title: &str, y: &str, series: Vec<Series>) -> Self {
+    pub fn over_time(title: &str, y: &str, series: Vec<Series>) -> Self {
         Self {
-            name: name.to_owned(),
             title: title.to_owned(),
             x: "seconds since the start".to_owned(),
             y: y.to_owned(),
@@ -137,12 +132,11 @@ impl Plot {
 }
 
 /// One line of a [`Plot`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Series {
     /// As it stands in the legend.
     pub name: String,
     /// Points, by rising x. A value that is not finite interrupts the line; in JSON it is `null`.
-    #[serde(deserialize_with = "gap::points")]
     pub points: Vec<(f64, f64)>,
 }
 

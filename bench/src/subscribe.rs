@@ -29,7 +29,7 @@ pub use self::{
     security::SecurityArgs,
     stream::Tally,
 };
-use crate::{cpu::CpuTime, report::ReportArgs};
+use crate::{cpu, report::ReportArgs};
 
 /// Opens named streams from a producer and checks what arrives.
 ///
@@ -113,7 +113,7 @@ pub struct Outcome {
     /// Cookies lost by the stream that lost least and the one that lost most.
     pub lost_per_stream: [u64; 2],
     /// CPU time of this process.
-    pub cpu: CpuTime,
+    pub cpu: Duration,
 }
 
 /// Runs all streams to their end, or until `stop`; calls `opened` once all are open.
@@ -149,7 +149,7 @@ pub async fn run(
     }
     opened();
 
-    let cpu_before = CpuTime::of_this_process();
+    let cpu_before = cpu::of_this_process();
     let mut timer = std::pin::pin!(sleep(args.duration.unwrap_or(Duration::MAX)));
     let mut tallies = Vec::with_capacity(streams);
     loop {
@@ -161,7 +161,7 @@ pub async fn run(
             () = timer.as_mut(), if !stop.is_cancelled() => stop.cancel(),
         }
     }
-    let cpu = CpuTime::of_this_process().since(&cpu_before);
+    let cpu = cpu::of_this_process().saturating_sub(cpu_before);
     let extremes = |of: fn(&Tally) -> u64| {
         let counts = || tallies.iter().map(of);
         [counts().min(), counts().max()].map(Option::unwrap_or_default)

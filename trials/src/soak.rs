@@ -16,9 +16,10 @@ use std::{num::NonZeroU64, time::Duration};
 use anyhow::{Result, bail};
 use bench::{
     admin,
-    cluster::{ClusterArgs, StoreChoice, memory_of_machine, netns},
+    cluster::{ClusterArgs, StoreChoice, netns},
     e2e::{DriveArgs, Driven, Running, Settled, Verification},
     load::Plan,
+    memory,
     observe::{Observation, Role},
     report::{ReportArgs, grouped, leave},
     tools::skip,
@@ -88,7 +89,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let mut cluster = args.cluster.clone();
     cluster.own_network |= kinds.iter().any(|(kind, _)| kind.cuts().is_some());
     cluster.check()?;
-    args.check_memory(memory_of_machine())?;
+    args.check_memory(memory::of_machine())?;
     let folder = args.report.prepare("soak")?;
     let seed = args
         .drive

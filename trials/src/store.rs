@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bench::{
-    cpu::CpuTime,
+    cpu,
     report::{grouped, rate},
 };
 use clap::Args;
@@ -399,8 +399,8 @@ impl Way {
         let taken = Taken {
             cookies,
             time: began.elapsed(),
-            client: self.client_cpu().since(&client_before).total(),
-            mongod: mongod.map(|(now, before)| now.since(&before).total()),
+            client: self.client_cpu().saturating_sub(client_before),
+            mongod: mongod.map(|(now, before)| now.saturating_sub(before)),
         };
         self.taken.add(&taken);
         if let (Some(bidder), Some(looking)) = (&mut self.bidder, looking) {
@@ -409,10 +409,10 @@ impl Way {
         Ok(taken)
     }
 
-    fn client_cpu(&self) -> CpuTime {
+    fn client_cpu(&self) -> Duration {
         match &self.writer {
-            Writer::Consumed(_) => CpuTime::of_threads(&consumed::THREADS),
-            Writer::Bare(bare) => CpuTime::of_threads(&[bare.name()]),
+            Writer::Consumed(_) => cpu::of_threads(&consumed::THREADS),
+            Writer::Bare(bare) => cpu::of_threads(&[bare.name()]),
         }
     }
 

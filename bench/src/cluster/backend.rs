@@ -28,9 +28,6 @@ const RECOMMENDED: [(&str, &str); 2] = [
 /// Bounds of mongod's cache in bytes: the smallest that WiredTiger is comfortable with, and what docs/mongodb.md recommends.
 const CACHE_BYTES: (u64, u64) = (512 << 20, 8 << 30);
 
-/// The memory that is taken for granted where `/proc` does not tell.
-const MEMORY_BYTES: u64 = 4 << 30;
-
 /// Where one node's cookies are stored.
 #[derive(Debug)]
 pub enum StoreBackend {
@@ -143,14 +140,8 @@ fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec
 /// A quarter of the machine for all mongods together: they share it with everything else, and write through the
 /// system's cache as well.
 fn cache_gibibytes(consumers: usize) -> f64 {
-    let share = memory_of_machine() / 4 / consumers as u64;
+    let share = memory::of_machine() / 4 / consumers as u64;
     share.clamp(CACHE_BYTES.0, CACHE_BYTES.1) as f64 / f64::from(1 << 30)
-}
-
-/// The machine's memory in bytes.
-#[must_use]
-pub fn memory_of_machine() -> u64 {
-    memory::of_machine().unwrap_or(MEMORY_BYTES)
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ impl Measured<'_> {
                 role: now.role,
                 cores,
                 cpu_micros_per_cookie: micros_each(
-                    now.cpu.since(&then.cpu).total().as_secs_f64(),
+                    now.cpu.saturating_sub(then.cpu).as_secs_f64(),
                     self.drove.driven.counts.accepted,
                 ),
                 resident_bytes: now.memory.resident_bytes,

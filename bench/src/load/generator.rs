@@ -36,7 +36,7 @@ pub struct Generator {
 /// What kept a load from being higher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// Nothing on this side: the schedule was kept, or the generator waited for answers.
+    /// Nothing on this side that is known: the schedule was kept, or the generator waited for answers.
     None,
     /// The generator: with a schedule, more than 1 % of the requests left more than 10 ms after they could have; or a thread
     /// had no pause, and requests left late, or there is no schedule.
@@ -44,8 +44,6 @@ pub enum Limit {
     /// The processors: a thread waited for one for more than 20 % of the time and had little time left, and requests left
     /// late, or there is no schedule. The generator shares them with what it measures.
     Processors,
-    /// The system does not tell how long threads ran.
-    Unknown,
 }
 
 impl Generator {
@@ -53,7 +51,7 @@ impl Generator {
     /// threads' use of a processor, as far as that is known.
     pub(super) fn assess(delay: Option<Percentiles>, is_behind: bool, threads: &[Shares]) -> Self {
         let busiest = threads.iter().max_by(|a, b| a.busy().total_cmp(&b.busy()));
-        let by_threads = busiest.map_or(Limit::Unknown, Limit::of);
+        let by_threads = busiest.map_or(Limit::None, Limit::of);
         let is_late = delay.as_ref().is_some_and(Self::is_late);
         let limited_by = match &delay {
             Some(_) if is_late => Limit::Generator,
@@ -75,7 +73,7 @@ impl Generator {
             Limit::Processors => {
                 "send from another machine, or from fewer threads than there are processors left"
             }
-            Limit::None | Limit::Unknown => "something held the whole process up",
+            Limit::None => "something held the whole process up",
         };
         let why = match (limited_by, &delay) {
             (_, Some(delay)) if is_late => format!(
@@ -86,9 +84,7 @@ impl Generator {
             (Limit::Processors, _) => format!(
                 "the processors were the limit, which the generator shares with what it measures: {threads}; {advice}"
             ),
-            (Limit::Unknown, _) => {
-                format!("whether the generator was the limit is unknown: {threads}")
-            }
+            (Limit::None, None) if busiest.is_none() => threads,
             (Limit::None, Some(delay)) => format!(
                 "the generator kept up: 99 % of the requests left within {} of when they could; {threads}",
                 duration(delay.p99)
@@ -110,12 +106,12 @@ impl Generator {
 
 impl Limit {
     /// In a table.
-    pub(super) fn name(self) -> &'static str {
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::None => "nothing here",
             Self::Generator => "generator",
             Self::Processors => "processors",
-            Self::Unknown => "unknown",
         }
     }
 
@@ -206,7 +202,7 @@ mod tests {
         behind(&[thread(960, 20)], Limit::Generator, "was the limit");
         behind(&[thread(380, 590)], Limit::Processors, "shares");
         behind(&[thread(300, 10)], Limit::None, "kept up");
-        behind(&[], Limit::Unknown, "unknown");
+        behind(&[], Limit::None, "unknown");
     }
 
     #[test]
@@ -221,6 +217,6 @@ mod tests {
         check(&[thread(380, 590)], Limit::Processors, "processors");
         check(&[thread(150, 800)], Limit::Processors, "80 %");
         check(&[thread(150, 300)], Limit::None, "had time left");
-        check(&[], Limit::Unknown, "unknown");
+        check(&[], Limit::None, "unknown");
     }
 }

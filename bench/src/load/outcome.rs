@@ -1,9 +1,9 @@
 //! What a load saw.
 
-use std::num::NonZeroU64;
+use std::{num::NonZeroU64, time::Duration};
 
 use super::{generator::Generator, history::History, recorder::Counts, second::Second};
-use crate::{cpu::CpuTime, report::Percentiles};
+use crate::report::Percentiles;
 
 /// What a load saw.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub struct Outcome {
     /// Whether the generator was the limit.
     pub generator: Generator,
     /// CPU time of this process.
-    pub cpu: CpuTime,
+    pub cpu: Duration,
     /// Second by second.
     pub by_second: Vec<Second>,
     /// What became of each request, by connection.

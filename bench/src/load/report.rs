@@ -11,9 +11,6 @@ const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
 /// Percentiles of the latency that are compared with those of other runs.
 const COMPARED: [&str; 3] = ["p50", "p99", "p99.9"];
 
-/// Where half of the latencies are below this, a good part of them can be the millisecond of the generator's timer.
-const TIMER_SHOWS_BELOW_MICROS: u64 = 2_000;
-
 /// A part of a second shorter than this says nothing about a rate.
 const WHOLE_SECOND: f64 = 0.999;
 
@@ -49,7 +46,7 @@ impl Outcome {
     }
 
     /// True when every request was answered as it should be, and, unless the load was stopped before its end, all left
-    /// that should have, and no connection was given up.
+    /// that should have.
     #[must_use]
     pub fn is_faultless(&self) -> bool {
         faults(self).is_empty()
@@ -65,12 +62,6 @@ fn findings(outcome: &Outcome) -> Vec<String> {
         };
         let note = latency_note(&outcome.counts);
         findings.push(format!("Latency, {from}: {}{note}.", latency.line()));
-        if outcome.rate.is_some() && latency.p50 < TIMER_SHOWS_BELOW_MICROS {
-            findings.push(
-                "Up to 1 ms of each latency is the generator's timer: see how late requests left."
-                    .to_owned(),
-            );
-        }
     }
     let why = &outcome.generator.why;
     findings.push(format!("{why}."));
@@ -92,7 +83,7 @@ fn faults(outcome: &Outcome) -> Vec<String> {
         let why = match outcome.generator.limited_by {
             Limit::Generator => "the generator was the limit",
             Limit::Processors => "the processors were the limit",
-            Limit::None | Limit::Unknown => "the answers came too slowly for this rate",
+            Limit::None => "the answers came too slowly for this rate",
         };
         faults.push(format!(
             "{} requests were due and not sent, and no latency tells of them: {why}.",
@@ -138,9 +129,9 @@ fn errors_by_kind(counts: &Counts) -> String {
 
 /// The whole run in figures.
 fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
-    let (counts, cpu) = (&outcome.counts, &outcome.cpu);
+    let counts = &outcome.counts;
     let unsent = outcome.rate.map(|_| counts.unsent);
-    let cpu_each = micros_each(cpu.total().as_secs_f64(), counts.sent);
+    let cpu_each = micros_each(outcome.cpu.as_secs_f64(), counts.sent);
     vec![
         COUNT.of("requests sent", counts.sent),
         COUNT.of("requests accepted", counts.accepted),
@@ -198,8 +189,8 @@ fn plots(outcome: &Outcome, seconds: &[Row]) -> Vec<Plot> {
     let latency = ["latency p50", "latency p99", "latency p99.9", "latency max"];
     let title = "Latency of the answers of each second";
     let mut plots = vec![
-        Plot::over_time("rate", "Rate", "requests a second", lines(seconds, rates)),
-        Plot::over_time("latency", title, "milliseconds", lines(seconds, &latency)).logarithmic(),
+        Plot::over_time("Rate", "requests a second", lines(seconds, rates)),
+        Plot::over_time(title, "milliseconds", lines(seconds, &latency)).logarithmic(),
     ];
     plots.retain(|plot| !plot.series.is_empty());
     plots

@@ -64,11 +64,11 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     let plot = Plot::over_time;
     let title = "From accepted at the edge, over all nodes";
     vec![
-        plot("rate", "Accepted and settled", "cookies a second", rate),
-        plot("backlog", "Accepted and not stored", "cookies", backlog),
-        plot("latency", title, "ms", latency).logarithmic(),
-        plot("cpu", "CPU", "cores", cpu),
-        plot("memory", "Memory", "MiB resident", memory),
+        plot("Accepted and settled", "cookies a second", rate),
+        plot("Accepted and not stored", "cookies", backlog),
+        plot(title, "ms", latency).logarithmic(),
+        plot("CPU", "cores", cpu),
+        plot("Memory", "MiB resident", memory),
     ]
 }
 

@@ -49,7 +49,7 @@ impl Environment {
             profile: PROFILE.to_owned(),
             cpu: cpu(),
             cores: thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: memory::of_machine().unwrap_or(0),
+            memory_bytes: memory::of_machine(),
             system: system(),
             programs: found(),
         }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 
-use super::{Report, ReportArgs, page, plot};
+use super::{Report, ReportArgs, page};
 
 const DEFAULT_PARENT: &str = "bench-reports";
 
@@ -54,18 +54,14 @@ impl ReportFolder {
         &self.path
     }
 
-    /// Writes the report: as JSON, as a page that needs nothing else, and each plot as a file of its own.
+    /// Writes the report: as JSON, and as a page that needs nothing else.
     ///
     /// # Errors
     /// When a file cannot be written.
     pub fn write(&self, report: &Report) -> Result<()> {
         // First, since what was measured is in it even when a plot cannot be drawn.
         self.put(JSON, serde_json::to_vec_pretty(report)?)?;
-        self.put(PAGE, page::html(report)?.into_bytes())?;
-        for (name, drawing) in plot::files(&report.plots)? {
-            self.put(&name, drawing.into_bytes())?;
-        }
-        Ok(())
+        self.put(PAGE, page::html(report)?.into_bytes())
     }
 
     /// Where the page is.

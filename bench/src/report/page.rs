@@ -9,9 +9,6 @@ use super::{Environment, Figure, Plot, Report, Row, Table, grouped, plot};
 
 const STYLE: &str = include_str!("page/style.css");
 
-/// Needed in a file of its own, not inside a page.
-const SVG_NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
-
 /// The whole page.
 ///
 /// # Errors
@@ -95,32 +92,29 @@ fn table_of(table: &Table) -> Markup {
 }
 
 fn figure(plot: &Plot) -> Result<Markup> {
-    let svg = plot::draw(plot)?.replace(SVG_NAMESPACE, "");
+    let svg = plot::draw(plot)?;
     Ok(html! { figure role="img" aria-label=(plot.title) { (PreEscaped(svg)) } })
 }
 
 fn environment(environment: &Environment) -> Markup {
-    let Environment {
-        ended_at,
-        command,
-        version,
-        profile,
-        cpu,
-        cores,
-        memory_bytes,
-        system,
-        programs,
-    } = environment;
-    let memory = format!("{} MiB", grouped(memory_bytes >> 20));
     let facts = [
-        ("ended", ended_at.clone()),
-        ("bench", format!("{version}, profile {profile}")),
-        ("processor", format!("{cpu}, {cores} usable")),
-        ("memory", memory),
-        ("system", system.clone()),
+        ("ended", environment.ended_at.clone()),
+        (
+            "bench",
+            format!("{}, profile {}", environment.version, environment.profile),
+        ),
+        (
+            "processor",
+            format!("{}, {} usable", environment.cpu, environment.cores),
+        ),
+        (
+            "memory",
+            format!("{} MiB", grouped(environment.memory_bytes >> 20)),
+        ),
+        ("system", environment.system.clone()),
     ];
     let facts = facts.map(|(name, value)| Figure::words(name, value));
-    let programs = programs.iter();
+    let programs = environment.programs.iter();
     let programs = programs.map(|(name, version)| Figure::words(name, version));
     html! {
         (table_of(&Table {
@@ -129,6 +123,6 @@ fn environment(environment: &Environment) -> Markup {
             rows: vec![Row::new("", facts).and(programs)],
         }))
         h2 { "How to repeat it" }
-        pre { code { (command.join(" ")) } }
+        pre { code { (environment.command.join(" ")) } }
     }
 }

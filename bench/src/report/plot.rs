@@ -44,20 +44,6 @@ const VALUE_MIN: f64 = 1e-9;
 /// A line with at most so many points has a dot at each.
 const DOTS_MAX: usize = 50;
 
-/// All plots as files: name and SVG.
-///
-/// # Errors
-/// When one cannot be drawn.
-pub(super) fn files(plots: &[Plot]) -> Result<Vec<(String, String)>> {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
-    let file = |plot: &Plot| {
-        // It may be of a report that somebody else has written.
-        let name = plot.name.replace(|letter| !is_plain(letter), "-");
-        Ok((format!("{name}.svg"), draw(plot)?))
-    };
-    plots.iter().map(file).collect()
-}
-
 /// The plot as SVG.
 ///
 /// # Errors
@@ -77,7 +63,7 @@ pub(super) fn draw(plot: &Plot) -> Result<String> {
             y.start = y.start.min(0.0);
             draw_on(plot, &area, x, y)
         }
-        .with_context(|| format!("cannot draw the plot {}", plot.name))?;
+        .with_context(|| format!("cannot draw the plot {}", plot.title))?;
     }
     Ok(svg)
 }

@@ -21,7 +21,7 @@ fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
 fn plot(name: &str, logarithmic: bool, series: Vec<Series>) -> Plot {
     Plot {
         logarithmic,
-        ..Plot::over_time(name, &format!("Plot {name}"), "latency, ms", series)
+        ..Plot::over_time(name, "latency, ms", series)
     }
 }
 
@@ -70,27 +70,18 @@ fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
     let folder = folder.ok_or("no folder")?;
     let report = full();
     folder.write(&report)?;
-    for name in [
-        "report.json",
-        "report.html",
-        "many.svg",
-        "broken.svg",
-        "steps.svg",
-    ] {
+    for name in ["report.json", "report.html"] {
         assert!(fs::metadata(folder.path().join(name))?.len() > 0, "{name}");
     }
     for path in [folder.path().to_owned(), folder.path().join("report.json")] {
         let read = Report::read(&path)?;
         assert_eq!(read.environment, report.environment);
         assert_eq!(read.tables, report.tables);
-        assert_eq!(read.plots[2], report.plots[2]);
         assert_eq!(read.tables[0].rows[1].figures[1].samples, [1.0]);
         assert_eq!(
             read.value("second: a number with a long heading"),
             Some(1_000.0)
         );
-        let is_gap = |plot: &Plot| plot.series[0].points[5].1.is_nan();
-        assert!(is_gap(&read.plots[1]) && !is_gap(&read.plots[0]));
     }
     assert!(args.prepare("load").is_err(), "the folder is taken");
     assert!(Report::read(parent.path()).is_err(), "there is none");
@@ -100,6 +91,8 @@ fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
 #[test]
 fn page_needs_nothing_else() -> TestResult {
     let page = page::html(&full())?;
+    // The name of the format is no address that is fetched.
+    let page = page.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
     for word in [
         "http:",
         "https:",
@@ -122,10 +115,8 @@ fn page_needs_nothing_else() -> TestResult {
 #[test]
 fn strings_are_text_wherever_they_stand() -> TestResult {
     let report = full();
-    let mut drawings: Vec<_> = plot::files(&report.plots)?
-        .into_iter()
-        .map(|file| file.1)
-        .collect();
+    let drawings = report.plots.iter().map(plot::draw);
+    let mut drawings: Vec<_> = drawings.collect::<Result<_, _>>()?;
     drawings.push(page::html(&report)?);
     for drawing in &drawings {
         assert!(!drawing.contains("<script"), "{drawing}");
@@ -179,13 +170,6 @@ fn plots_of_little_or_strange_data_are_drawn() -> TestResult {
 }
 
 #[test]
-fn file_of_a_plot_stays_in_the_folder() -> TestResult {
-    let files = plot::files(&[plot("../a/b", false, Vec::new())])?;
-    assert_eq!(files[0].0, "---a-b.svg");
-    Ok(())
-}
-
-#[test]
 fn findings_and_faults_are_sentences() -> TestResult {
     let mut report = Report::new("load", "Sentences");
     let written = [
@@ -210,20 +194,4 @@ fn findings_and_faults_are_sentences() -> TestResult {
         assert!(page.contains(&format!("<li>{sentence}</li>")), "{sentence}");
     }
     Ok(())
-}
-
-#[test]
-fn outcome_that_is_no_json_is_a_fault() {
-    let report = || Report::new("load", "Outcome");
-    let good = report().with_outcome(&[1, 2]);
-    assert_eq!(
-        (good.outcome, good.faults.len()),
-        (serde_json::json!([1, 2]), 0)
-    );
-    let keys = std::collections::BTreeMap::from([((1, 2), 3)]);
-    let bad = report().with_outcome(&keys);
-    assert_eq!(
-        (bad.outcome, bad.faults.len()),
-        (serde_json::Value::Null, 1)
-    );
 }

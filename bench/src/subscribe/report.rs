@@ -20,7 +20,7 @@ impl Outcome {
         let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
         let series = vec![Series::new("received", points)];
         let all = "cookies a second, all streams";
-        report.plots = vec![Plot::over_time("rate", "Cookies received", all, series)];
+        report.plots = vec![Plot::over_time("Cookies received", all, series)];
         report
     }
 
@@ -86,7 +86,7 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
     let total = &outcome.total;
     let known = |lost: u64| outcome.knows_lost.then_some(lost);
     let rate = per_second(total.received, total.seconds());
-    let cpu_each = micros_each(outcome.cpu.total().as_secs_f64(), total.received);
+    let cpu_each = micros_each(outcome.cpu.as_secs_f64(), total.received);
     let mut facts = vec![
         COUNT.of("cookies received", total.received),
         COUNT.of("received by a stream, min", outcome.received_per_stream[0]),
@@ -114,7 +114,7 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
 }
 
 /// Seconds in which the streams were open all the time: between the first and the last in which something came.
-fn whole_seconds(by_second: &[u64]) -> Vec<f64> {
+pub(super) fn whole_seconds(by_second: &[u64]) -> Vec<f64> {
     let first = by_second.iter().position(|count| *count > 0).unwrap_or(0) + 1;
     let last = by_second.iter().rposition(|count| *count > 0).unwrap_or(0);
     let whole = by_second.get(first..last).unwrap_or_default();
@@ -129,7 +129,6 @@ mod tests {
         super::{SubscribeArgs, Tally},
         *,
     };
-    use crate::cpu::CpuTime;
 
     /// The arguments as on the command line.
     #[derive(Parser)]
@@ -153,7 +152,7 @@ mod tests {
             total: Tally::default(),
             received_per_stream: [1, 9],
             lost_per_stream: [0, 0],
-            cpu: CpuTime::default(),
+            cpu: std::time::Duration::ZERO,
         };
         assert_eq!(lost_finding(&whole()), WHOLE);
         let against: [fn(&mut Outcome); 6] = [

@@ -1,7 +1,8 @@
 //! What the checks are tested with: records of a consumer, and looks at a producer.
 
+use std::time::Duration;
+
 use bench::{
-    cpu::CpuTime,
     memory::Memory,
     observe::{Counts, Observation, Role, Seen},
 };
@@ -59,7 +60,7 @@ pub(super) fn look(at: Instant, started: u64, appended: u64) -> Observation {
         role: Role::Producer,
         name: "p".to_owned(),
         at,
-        cpu: CpuTime::default(),
+        cpu: Duration::ZERO,
         memory: Memory::default(),
         counts: run.clone(),
         run,

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use anyhow::{Context as _, Result};
-use bench::cpu::{self, CpuTime};
+use bench::cpu;
 use consumer::store::mongodb::COOKIES;
 use mongodb::{
     Client,
@@ -59,8 +59,8 @@ impl Server {
     }
 
     /// What `mongod` has used; `None` when it does not run on this machine.
-    pub(super) fn cpu(&self) -> Option<CpuTime> {
-        self.process_id.and_then(CpuTime::of)
+    pub(super) fn cpu(&self) -> Option<Duration> {
+        self.process_id.and_then(cpu::of)
     }
 
     /// Drops the databases of this run and of earlier ones, and no others.
