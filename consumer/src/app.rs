@@ -31,9 +31,7 @@ use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
     health::Health,
-    lookup,
-    losses::{self, Losses},
-    maintenance,
+    lookup, maintenance,
     metrics::{Metrics, register_producers},
     sink::{Failure, Pipeline, Stops},
     store::Store,
@@ -120,7 +118,6 @@ impl App {
         let producers = health.producers().clone();
         register_producers(&registry, producers.clone()).context("metrics")?;
         let pages = Arc::new(Pages {
-            losses: producers.losses().clone(),
             store: Arc::clone(&app.store),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
@@ -210,7 +207,6 @@ impl App {
                 night,
                 Clock::System,
                 producers.clone(),
-                buffer.reporter(),
                 metrics.clone(),
                 stop_services,
             );
@@ -262,7 +258,6 @@ fn say_plain_tokens(config: &Config) {
 
 /// The consumer's own pages on the admin port.
 struct Pages {
-    losses: Losses,
     store: Arc<dyn Store>,
     health: Arc<Health>,
     draining: CancellationToken,
@@ -290,11 +285,6 @@ impl admin::Pages for Pages {
         &'a self,
         path: &'a str,
     ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
-        Box::pin(async move {
-            match losses::page(&self.losses, path) {
-                Some(answer) => Some(answer),
-                None => lookup::page(&*self.store, path).await,
-            }
-        })
+        Box::pin(lookup::page(&*self.store, path))
     }
 }

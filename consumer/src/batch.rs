@@ -22,8 +22,6 @@ use proto::{
     wire::{ChunkRef, CookieRef},
 };
 
-use crate::losses::{Numbered, OF_BATCH_MAX};
-
 /// A cookie of a batch. Its ids were checked: they are legal in a stream, as [`proto::ids`] says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchCookie<'a> {
@@ -50,7 +48,6 @@ pub struct Batch {
     cursors: Vec<Cursor>,
     goodbyes: Vec<Cursor>,
     slots: Vec<u32>,
-    losses: Vec<Numbered>,
     held: BTreeSet<u32>,
     /// Of each chunk, its time and its good cookies.
     released: Vec<(u64, u32)>,
@@ -107,7 +104,6 @@ impl Batch {
             cursors: Vec::new(),
             goodbyes: Vec::new(),
             slots: Vec::new(),
-            losses: Vec::new(),
             held: BTreeSet::new(),
             released: Vec::new(),
             cookies_max,
@@ -139,15 +135,13 @@ impl Batch {
     /// Whether it wants no more chunks. A chunk that is pushed all the same is taken whole.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.entries.len() >= self.cookies_max
-            || self.bytes >= self.bytes_max
-            || self.losses.len() >= OF_BATCH_MAX
+        self.entries.len() >= self.cookies_max || self.bytes >= self.bytes_max
     }
 
-    /// Whether there is nothing to make durable: neither a cookie, nor a cursor, nor a record of a loss.
+    /// Whether there is nothing to make durable: neither a cookie nor a cursor.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.cursors.is_empty() && self.losses.is_empty()
+        self.entries.is_empty() && self.cursors.is_empty()
     }
 
     /// The number of cookies to be written.
@@ -253,21 +247,6 @@ impl Batch {
     /// Takes the DSPs that got a slot.
     pub fn set_slots(&mut self, slots: Vec<u32>) {
         self.slots = slots;
-    }
-
-    /// What will not come. To be committed with the cursors, or before them.
-    #[must_use]
-    pub fn losses(&self) -> &[Numbered] {
-        &self.losses
-    }
-
-    /// Notes what will not come; a record that has grown takes the place of what it was.
-    pub fn lose(&mut self, record: Numbered) {
-        let mut same = self.losses.iter_mut();
-        match same.find(|it| it.number == record.number) {
-            Some(same) => *same = record,
-            None => self.losses.push(record),
-        }
     }
 
     /// The ends of producers' epochs that were reached with everything before them, also of those that have begun another

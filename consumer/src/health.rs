@@ -208,7 +208,7 @@ mod tests {
         let unknown = ("cursors", "not loaded yet");
         check(&health, &[("store", "not opened yet"), unknown, nobody]);
         health.store_works();
-        health.producers().loaded(Vec::new(), Vec::new());
+        health.producers().loaded(Vec::new());
         let [one, other] = [1, 2].map(|port| {
             let address = SocketAddr::from(([127, 0, 0, 1], port));
             health.producers().listed(address, "http://producers:7676")

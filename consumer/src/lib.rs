@@ -55,7 +55,6 @@ pub mod lookup;
 pub mod backoff;
 pub mod health;
 pub mod ledger;
-pub mod losses;
 pub mod metrics;
 
 pub use config::Config;

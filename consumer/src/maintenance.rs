@@ -26,7 +26,6 @@ use crate::{
     metrics::{self, Metrics},
     producers::Producers,
     store::{Compacted, CompactedCollection, Compaction, Expiry, Store, StoreError, Swept},
-    subscription::buffer::LossReporter,
     ttl::before,
 };
 
@@ -73,7 +72,6 @@ pub async fn run(
     mut schedule: watch::Receiver<Schedule>,
     clock: Clock,
     producers: Producers,
-    losses: LossReporter,
     metrics: Metrics,
     stop: CancellationToken,
 ) {
@@ -84,7 +82,6 @@ pub async fn run(
             schedule: schedule.borrow_and_update().clone(),
             clock: clock.clone(),
             producers: producers.clone(),
-            losses: losses.clone(),
             metrics: metrics.maintenance.clone(),
             subscription: metrics.subscription.clone(),
             stop: stop.clone(),
@@ -112,7 +109,6 @@ struct Night {
     schedule: Schedule,
     clock: Clock,
     producers: Producers,
-    losses: LossReporter,
     metrics: metrics::Maintenance,
     subscription: metrics::Subscription,
     stop: CancellationToken,

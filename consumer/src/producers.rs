@@ -32,17 +32,11 @@ pub use self::{
     snapshot::{AddressFigures, PRODUCERS_SHOWN, ProducerFigures, Snapshot},
     table::Opening,
 };
-use crate::{
-    batch::Cursor,
-    losses::{Losses, Numbered},
-};
+use crate::batch::Cursor;
 
 /// All producers of one process; clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Producers {
-    shared: Arc<Shared>,
-    losses: Losses,
-}
+pub struct Producers(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -69,22 +63,15 @@ pub struct Stream {
 }
 
 impl Producers {
-    /// Begins where the store stands, and with the records of losses that it has. Returns the number of the next record.
-    pub fn loaded(&self, cursors: Vec<Cursor>, losses: Vec<Numbered>) -> u64 {
+    /// Begins where the store stands.
+    pub fn loaded(&self, cursors: Vec<Cursor>) {
         self.table().loaded(cursors);
-        self.losses.load(losses)
     }
 
     /// Whether it is known where the store stands.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.table().is_loaded()
-    }
-
-    /// What this node will not get of them, on durable record.
-    #[must_use]
-    pub fn losses(&self) -> &Losses {
-        &self.losses
     }
 
     /// How far all producers were received, the most recently moved first, at most as many as a request may carry.
@@ -126,9 +113,8 @@ impl Producers {
     }
 
     /// Notes what one commit made durable.
-    pub fn committed(&self, cursors: &[Cursor], losses: &[Numbered]) {
+    pub fn committed(&self, cursors: &[Cursor]) {
         self.table().committed(cursors);
-        self.losses.add(losses);
     }
 
     /// Forgets a producer whose cursor the store no longer keeps; only that cursor while a stream of it is open. Returns how
@@ -145,7 +131,7 @@ impl Producers {
 
     async fn wait_streams(&self, producer: &str, enough: fn(usize) -> bool) {
         loop {
-            let changed = self.shared.streams_changed.notified();
+            let changed = self.0.streams_changed.notified();
             if enough(self.streams(producer)) {
                 return;
             }
@@ -154,7 +140,7 @@ impl Producers {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        let table = self.shared.table.lock();
+        let table = self.0.table.lock();
         table.unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -179,7 +165,7 @@ impl Listed {
             producer, epoch, ..
         } = opening.at;
         let seen = self.producers.table().opened(self.key, opening);
-        self.producers.shared.streams_changed.notify_waiters();
+        self.producers.0.streams_changed.notify_waiters();
         let stream = Stream {
             producers: self.producers.clone(),
             key: self.key,
@@ -225,7 +211,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.producers.table().closed(self.key, &self.producer);
-        self.producers.shared.streams_changed.notify_waiters();
+        self.producers.0.streams_changed.notify_waiters();
     }
 }
 

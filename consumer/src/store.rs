@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
-    losses::Numbered,
 };
 
 /// What a store answers, in time.
@@ -58,8 +57,6 @@ pub struct Loaded {
     pub cursors: Vec<Cursor>,
     /// The DSPs that have a slot, in any order.
     pub slots: Vec<u32>,
-    /// The records of what this consumer will not get, in any order.
-    pub losses: Vec<Numbered>,
     /// What is in the [retry queue](crate::aside), in the order of numbers. A store that takes the cookies of all DSPs has none.
     pub aside: Vec<Entry>,
 }
@@ -275,8 +272,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When something else was not brought in.
     fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written>;
 
-    /// Makes the cookies of a batch that was written durable, and after them its records of losses, its cursors and slots. In the order of batches;
-    /// the next may be written meanwhile. A store that has done so in [`write`](Self::write) need not.
+    /// Makes the cookies of a batch that was written durable, and after them its cursors and slots. In the order of batches; the
+    /// next may be written meanwhile. A store that has done so in [`write`](Self::write) need not.
     ///
     /// # Errors
     /// When that is not certain. The batch must then be written again before it is committed again.

@@ -35,7 +35,6 @@ use crate::{
     backoff::{Backoff, DELAY_MAX, jittered},
     batch::Cursor,
     config::ProducerUrl,
-    losses::Loss,
     metrics,
     producers::{Advanced, Arrival, Listed, Opening, Producers, Stream},
 };
@@ -51,7 +50,7 @@ const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 /// How long after a stream was ended by a newer one that may turn out to be a sibling's.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Shortest time from one log line about a gap to the next; all gaps are counted and on record.
+/// Shortest time from one warning about a gap to the next; all gaps are counted, and logged at least as `debug`.
 const GAP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What all subscriptions of a process share.
@@ -249,9 +248,7 @@ impl Subscription {
         });
         self.say_connected(&hello, position.producer());
         if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
-            let metrics = &self.context.metrics;
-            let loss = restarts::report(metrics, before, *tail, seen, hello.epoch);
-            self.buffer.report(loss).await?;
+            restarts::report(&self.context.metrics, before, *tail, seen, hello.epoch);
         }
         let item = Item::Cursor(began_at.clone());
         self.push(item, &mut open, &began_at, None).await?;
@@ -308,25 +305,33 @@ impl Subscription {
                 let lost = position.gap(&gap).map_err(violation)?;
                 self.context.metrics.lost(gap.reason(), lost);
                 open.lost(lost);
-                let producer = &**position.producer();
+                let cursor = position.cursor();
+                let (producer, epoch, reason) = (&*cursor.producer, cursor.epoch, gap.reason());
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
                 let logged = self.gap_logged.map(|at| at.elapsed());
                 if logged.is_none_or(|ago| ago >= GAP_LOG_INTERVAL) {
                     self.gap_logged = Some(Instant::now());
-                    tracing::warn!(producer, lost, first, last, reason = ?gap.reason(), "gap: cookies are lost");
+                    tracing::warn!(
+                        producer,
+                        epoch,
+                        first,
+                        last,
+                        lost,
+                        ?reason,
+                        "gap: cookies are lost"
+                    );
+                } else {
+                    tracing::debug!(
+                        producer,
+                        epoch,
+                        first,
+                        last,
+                        lost,
+                        ?reason,
+                        "gap: cookies are lost"
+                    );
                 }
-                let loss = Loss {
-                    producer: producer.to_owned(),
-                    epoch: position.cursor().epoch,
-                    first,
-                    last: Some(last),
-                    cookies: Some(lost),
-                    exact: true,
-                    cause: gap.reason().into(),
-                    noted_unix_micros: unix_micros(),
-                };
-                self.buffer.report(loss).await?;
-                Item::Cursor(position.cursor())
+                Item::Cursor(cursor)
             }
             Received::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;

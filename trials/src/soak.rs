@@ -11,11 +11,10 @@ mod reported;
 #[cfg(test)]
 mod samples;
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{fs, num::NonZeroU64, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use bench::{
-    admin,
     cluster::{ClusterArgs, StoreChoice, netns},
     e2e::{DriveArgs, Driven, Running, Settled, Verification},
     load::Plan,
@@ -27,7 +26,6 @@ use bench::{
     verify::Lost,
 };
 use clap::Args;
-use consumer::losses::Page;
 use runtime::unix_micros;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -88,6 +86,12 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let kinds = args.faults.kinds(!mongods.is_empty(), no_cuts.as_deref())?;
     let mut cluster = args.cluster.clone();
     cluster.own_network |= kinds.iter().any(|(kind, _)| kind.cuts().is_some());
+    // What a consumer lost, exactly, is read from its log.
+    let log = [
+        "--log-format=json",
+        "--log-filter=info,consumer::subscription=debug",
+    ];
+    cluster.consumer_arg.extend(log.map(str::to_owned));
     cluster.check()?;
     args.check_memory(memory::of_machine())?;
     let folder = args.report.prepare("soak")?;
@@ -130,7 +134,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     }
     let settled = settle(&mut running, stop).await;
 
-    let reported = reported(&running).await;
+    let logs = logs(&running);
     eprintln!("stopping");
     let mut faults = std::mem::take(&mut injector.faults);
     let stopped = running.stop().await;
@@ -141,12 +145,12 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         at: Instant::now(),
         unix_micros: unix_micros(),
     };
-    let allowed = reported.into_iter().map(|(name, page)| {
-        let page = page.unwrap_or_else(|error| {
+    let allowed = logs.into_iter().map(|(name, log)| {
+        let log = log.unwrap_or_else(|error| {
             faults.push(format!("{name} does not say what it lost: {error:#}"));
-            Page::default()
+            String::new()
         });
-        (name, AllowedLosses::new(&page, observations, now))
+        (name, AllowedLosses::new(&log, observations, now))
     });
     let allowed: Vec<_> = allowed.collect();
     let sources = std::mem::take(&mut drove.driven.sources);
@@ -189,17 +193,14 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What each node's consumer has on record as lost.
-async fn reported(running: &Running) -> Vec<(String, Result<Page>)> {
-    let mut all = Vec::new();
-    for node in &running.cluster.nodes {
-        let page = async {
-            let answer = admin::get(&node.admin, "/v1/losses").await?;
-            Ok(serde_json::from_str(&answer.body)?)
-        };
-        all.push((node.name.clone(), page.await));
-    }
-    all
+/// The log of each node's consumer.
+fn logs(running: &Running) -> Vec<(String, Result<String>)> {
+    let nodes = running.cluster.nodes.iter();
+    let read = nodes.map(|node| {
+        let log = fs::read_to_string(node.process.log()).context("its log");
+        (node.name.clone(), log)
+    });
+    read.collect()
 }
 
 impl SoakArgs {

@@ -3,9 +3,7 @@
 use jiff::Zoned;
 
 use super::Night;
-use crate::{
-    batch::Cursor, clock::unix_micros, store::StoreError, subscription::restarts, ttl::before,
-};
+use crate::{clock::unix_micros, store::StoreError, subscription::restarts, ttl::before};
 
 impl Night {
     /// Forgets producers that are gone, in the store and in memory. `None` when the process stops.
@@ -22,7 +20,7 @@ impl Night {
         for producer in forgotten {
             let stood = self.producers.forget(&producer);
             if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
-                self.report_gone(&stood).await;
+                restarts::report_gone(&self.subscription, &stood);
             }
             tracing::info!(
                 producer = &*producer,
@@ -30,14 +28,5 @@ impl Night {
             );
         }
         Some(Ok(true))
-    }
-
-    /// Reports that what this producer had after its cursor is unknown. It waits for room in the buffer, which is closed when
-    /// the process ends: then the log alone has it.
-    async fn report_gone(&self, stood: &Cursor) {
-        let loss = restarts::report_gone(&self.subscription, stood);
-        if self.losses.report(loss).await.is_err() {
-            tracing::debug!("the process ends: a loss is not on record");
-        }
     }
 }

@@ -11,10 +11,8 @@ use super::*;
 use crate::{
     batch::{Batch, Cursor},
     clock::ManualClock,
-    losses::Loss,
     metrics::register_producers,
     store::{Answer, Expired, Found, Loaded, Written},
-    subscription::buffer::{BufferReader, BufferWriter, Item, buffer},
 };
 
 /// Calls of a store, in order.
@@ -124,8 +122,6 @@ struct Setting {
     metrics: Metrics,
     registry: Registry,
     producers: Producers,
-    buffer: BufferWriter,
-    received: BufferReader,
 }
 
 fn at(time: &str) -> Timestamp {
@@ -145,26 +141,15 @@ fn gone() -> Cursor {
 impl Setting {
     fn new(store: FakeStore, now: &str) -> Self {
         let (registry, producers) = (Registry::new(), Producers::default());
-        producers.loaded(vec![gone()], Vec::new());
+        producers.loaded(vec![gone()]);
         register_producers(&registry, producers.clone()).unwrap();
         let metrics = Metrics::register(&registry).unwrap();
-        let (buffer, received) = buffer(1 << 20, &metrics.subscription);
         Self {
             store: Arc::new(store),
             clock: ManualClock::new(at(now)),
             metrics,
             registry,
             producers,
-            buffer,
-            received,
-        }
-    }
-
-    /// The record of a loss that was put into the buffer.
-    fn reported(&mut self) -> Option<Loss> {
-        match self.received.try_pop()? {
-            Item::Loss(loss) => Some(*loss),
-            item => panic!("only records are put there: {item:?}"),
         }
     }
 
@@ -183,7 +168,6 @@ impl Setting {
             watch::channel(schedule).1,
             Clock::Manual(self.clock.clone()),
             self.producers.clone(),
-            self.buffer.reporter(),
             self.metrics.clone(),
             stop.clone(),
         );
@@ -211,7 +195,7 @@ fn told_last(store: &FakeStore, open: bool) -> bool {
 
 #[tokio::test]
 async fn clock_walks_through_a_night() {
-    let mut night = Setting::new(FakeStore::default(), "10T00:30");
+    let night = Setting::new(FakeStore::default(), "10T00:30");
     let metrics = &night.metrics.maintenance;
     let is_shown = || {
         let families = night.registry.gather();
@@ -273,9 +257,7 @@ async fn clock_walks_through_a_night() {
         let ended = family.unwrap().get_metric()[0].get_gauge().get_value();
         assert!(ended > 0.0, "{name}");
     }
-    let reported = night.reported().map(|loss| (loss.producer, loss.first));
-    assert_eq!(reported, Some(("gone".to_owned(), 2)));
-    assert_eq!(night.reported(), None);
+    assert_eq!(night.metrics.subscription.unknown_tails.get(), 1);
 }
 
 #[tokio::test]

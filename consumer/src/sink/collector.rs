@@ -17,7 +17,6 @@ use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
     clock::{EarlierClock, SteadyClock},
     dsp_slots::DspSlots,
-    losses::Records,
     metrics::{self, gauge_value},
     subscription::buffer::{BufferReader, Item},
     suppression::Suppression,
@@ -45,7 +44,6 @@ pub struct Collector {
     earlier: EarlierClock,
     slots: DspSlots,
     ttls: Ttls,
-    records: Records,
     /// DSPs that the operator refuses.
     refused: watch::Receiver<BTreeSet<u32>>,
 }
@@ -106,7 +104,6 @@ impl Collector {
             earlier: EarlierClock::new(unix_micros(), Instant::now()),
             slots,
             ttls,
-            records: Records::from(1),
             refused,
         }
     }
@@ -180,9 +177,6 @@ impl Collector {
                 batch.push_filtered(&producer, &chunk, latest, &mut gate);
             }
             Item::Cursor(cursor) => batch.advance(&cursor),
-            Item::Loss(loss) => {
-                batch.lose(self.records.number(*loss));
-            }
         }
     }
 
@@ -195,9 +189,8 @@ impl Collector {
         }
     }
 
-    /// Takes in of what the store holds which DSPs have a slot, and which number the next record of a loss has.
-    pub fn load(&mut self, held: &[u32], next_loss: u64) {
-        self.records = Records::from(next_loss);
+    /// Takes in of what the store holds which DSPs have a slot.
+    pub fn load(&mut self, held: &[u32]) {
         self.refuse();
         self.slots.load(held);
         self.show_slots();

@@ -119,8 +119,8 @@ impl Pipeline {
     /// When the store is broken, or it is told to stop.
     pub async fn load_cursors(&mut self) -> Result<(), Failure> {
         let loaded = self.writer.load().await?;
-        let next_loss = self.producers.loaded(loaded.cursors, loaded.losses);
-        self.collector.load(&loaded.slots, next_loss);
+        self.producers.loaded(loaded.cursors);
+        self.collector.load(&loaded.slots);
         Ok(())
     }
 

@@ -371,8 +371,7 @@ impl Writer {
             let took = Duration::from_micros(now.saturating_sub(released));
             metrics.stored_seconds.observe(took, cookies);
         }
-        let producers = self.health.producers();
-        producers.committed(batch.cursors(), batch.losses());
+        self.health.producers().committed(batch.cursors());
         for end in batch.goodbyes() {
             metrics.goodbyes.inc();
             let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);

@@ -44,9 +44,8 @@ use crate::{
 use expiry::Expiry;
 use recent::Recent;
 use records::{
-    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, LOSS_PREFIX, NEWEST_KEY, SLOT_PREFIX, be_u64,
-    committed, decode_cursor, dsp_of, encode_cursor, loss_key, put_value, slot_key, stored_cookie,
-    user_prefix,
+    CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, NEWEST_KEY, SLOT_PREFIX, be_u64, committed,
+    decode_cursor, dsp_of, encode_cursor, put_value, slot_key, stored_cookie, user_prefix,
 };
 
 /// Bytes of blocks kept in memory for reading.
@@ -273,10 +272,6 @@ impl Inner {
             let (key, value) = pair.into_inner()?;
             loaded.cursors.extend(decode_cursor(&key, &value));
         }
-        for pair in self.meta.prefix(LOSS_PREFIX) {
-            let loss = serde_json::from_slice(&pair.value()?).ok();
-            loaded.losses.extend(loss);
-        }
         for pair in self.meta.prefix(SLOT_PREFIX) {
             loaded.slots.extend(dsp_of(&pair.key()?));
         }
@@ -286,8 +281,7 @@ impl Inner {
     fn write(&self, batch: &Batch) -> fjall::Result<Written> {
         let mut recent = self.recent();
         let newest = recent.newest();
-        let beside = batch.cursors().len() + batch.slots().len() + batch.losses().len();
-        let capacity = batch.len() + beside + 1;
+        let capacity = batch.len() + batch.cursors().len() + batch.slots().len() + 1;
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
             .durability(Some(PersistMode::SyncData));
         let mut done = Written::default();
@@ -307,10 +301,6 @@ impl Inner {
         }
         for dsp_id in batch.slots() {
             writes.insert(&self.meta, slot_key(*dsp_id), []);
-        }
-        for loss in batch.losses() {
-            let value = serde_json::to_vec(loss).expect("records are JSON");
-            writes.insert(&self.meta, loss_key(loss), value);
         }
         for cursor in batch.cursors() {
             let (key, value) = encode_cursor(cursor, (self.tuning.now_unix_micros)());

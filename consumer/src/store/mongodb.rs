@@ -38,7 +38,6 @@ mod error_text;
 mod expiry;
 mod insert_strategy;
 mod lookup;
-mod losses;
 mod owner;
 mod retry_policy;
 mod round;
@@ -267,7 +266,6 @@ impl Store for MongodbStore {
             Ok(Loaded {
                 cursors: inner.load_committed().await?,
                 slots: inner.read_slots().await?,
-                losses: inner.read_losses().await?,
                 aside: inner.read_aside_index().await?,
             })
         }

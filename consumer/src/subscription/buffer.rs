@@ -12,7 +12,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use crate::{
     batch::Cursor,
     ledger::Ledger,
-    losses::Loss,
     metrics::{self, gauge_value},
 };
 
@@ -26,8 +25,6 @@ pub enum Item {
     Chunk(Arc<str>, ChunkRef),
     /// A producer got further without a cookie: by a gap, a new epoch, or a goodbye.
     Cursor(Cursor),
-    /// What will not come, ahead of the cursor that passes it.
-    Loss(Box<Loss>),
 }
 
 /// The receiving end has gone; nothing more can be pushed.
@@ -39,19 +36,6 @@ pub struct Closed;
 #[derive(Debug, Clone)]
 pub struct BufferWriter {
     items: mpsc::Sender<Held>,
-    room: Room,
-}
-
-/// Puts reported losses into the buffer for those who have no stream, as long as there are others who push.
-#[derive(Debug, Clone)]
-pub struct LossReporter {
-    items: mpsc::WeakSender<Held>,
-    room: Room,
-}
-
-/// The room of a buffer, and what is counted of it.
-#[derive(Debug, Clone)]
-struct Room {
     free: Arc<Semaphore>,
     bytes_max: usize,
     used: IntGauge,
@@ -84,13 +68,11 @@ pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWrite
         .set(gauge_value(bytes_max.try_into().unwrap_or(u64::MAX)));
     let writer = BufferWriter {
         items: sender,
-        room: Room {
-            free: Arc::new(Semaphore::new(bytes_max)),
-            bytes_max,
-            used: metrics.buffer_bytes.clone(),
-            peak: metrics.buffer_bytes_peak.clone(),
-            ledger: metrics.ledger.clone(),
-        },
+        free: Arc::new(Semaphore::new(bytes_max)),
+        bytes_max,
+        used: metrics.buffer_bytes.clone(),
+        peak: metrics.buffer_bytes_peak.clone(),
+        ledger: metrics.ledger.clone(),
     };
     let reader = BufferReader {
         items: receiver,
@@ -109,58 +91,26 @@ impl BufferWriter {
         let bytes = ITEM_BYTES
             + match &item {
                 Item::Chunk(_, chunk) => chunk.body().len(),
-                Item::Cursor(_) | Item::Loss(_) => 0,
+                Item::Cursor(_) => 0,
             };
-        let room = &self.room;
-        let bytes = bytes.min(room.bytes_max);
+        let bytes = bytes.min(self.bytes_max);
         let permits = u32::try_from(bytes).map_err(|_| Closed)?;
-        let held = Arc::clone(&room.free)
+        let held = Arc::clone(&self.free)
             .acquire_many_owned(permits)
             .await
             .map_err(|_| Closed)?;
         let slot = self.items.reserve().await.map_err(|_| Closed)?;
         if let Item::Chunk(_, chunk) = &item {
-            room.ledger.received(chunk.header().count.into());
+            self.ledger.received(chunk.header().count.into());
         }
-        room.used.add(gauge_value(bytes as u64));
-        room.peak.note();
+        self.used.add(gauge_value(bytes as u64));
+        self.peak.note();
         slot.send(Held {
             item,
             bytes,
             _room: held,
         });
         Ok(())
-    }
-
-    /// Puts the record of a loss at the end, as [`Self::push`] does.
-    ///
-    /// # Errors
-    /// When the reader has gone.
-    pub async fn report(&self, loss: Loss) -> Result<(), Closed> {
-        self.push(Item::Loss(Box::new(loss))).await
-    }
-
-    /// For those who report losses and have no stream: it does not keep the buffer open.
-    #[must_use]
-    pub fn reporter(&self) -> LossReporter {
-        LossReporter {
-            items: self.items.downgrade(),
-            room: self.room.clone(),
-        }
-    }
-}
-
-impl LossReporter {
-    /// Puts the record of a loss at the end, as [`BufferWriter::push`] does.
-    ///
-    /// # Errors
-    /// When the reader has gone, or nobody else pushes any more.
-    pub async fn report(&self, loss: Loss) -> Result<(), Closed> {
-        let writer = BufferWriter {
-            items: self.items.upgrade().ok_or(Closed)?,
-            room: self.room.clone(),
-        };
-        writer.report(loss).await
     }
 }
 
@@ -215,22 +165,6 @@ mod tests {
         assert!(reader.pop().await.is_some());
         assert!(reader.pop().await.is_none());
         assert_eq!(metrics.buffer_bytes.get(), 0);
-    }
-
-    #[tokio::test]
-    async fn reporter_of_losses_reports_while_others_push_and_does_not_keep_the_buffer_open() {
-        let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
-        let (writer, mut reader) = buffer(1 << 20, &metrics);
-        let reporter = writer.reporter();
-        let loss = crate::losses::tests::gap(1).loss;
-        reporter.report(loss.clone()).await.unwrap();
-        let Some(Item::Loss(reported)) = reader.pop().await else {
-            panic!("there is a record");
-        };
-        assert_eq!(*reported, loss);
-        drop(writer);
-        assert!(reporter.report(loss).await.is_err());
-        assert!(reader.pop().await.is_none());
     }
 
     #[tokio::test]

@@ -12,14 +12,8 @@
 //! epoch; should this process die before that, the next one stands where the store does, and reports the same end by that.
 
 use proto::v1::Tail;
-use runtime::unix_micros;
 
-use crate::{
-    batch::Cursor,
-    losses::{Cause, Loss},
-    metrics,
-    producers::Watched,
-};
+use crate::{batch::Cursor, metrics, producers::Watched};
 
 /// What is known to be missing at the end of an epoch, and of epochs since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,39 +45,44 @@ pub fn missing(before: &Cursor, tail: Option<Tail>) -> Missing {
     }
 }
 
-/// Logs and counts how the epoch ended that came before `told_by`, which has answered. Returns the record of it.
+/// Logs and counts how the epoch ended that came before `new_epoch`, which has answered.
 pub fn report(
     metrics: &metrics::Subscription,
     before: &Cursor,
     tail: Option<Tail>,
     seen: Watched,
-    told_by: u64,
-) -> Loss {
+    new_epoch: u64,
+) {
     let (producer, epoch, sequence) = (&*before.producer, before.epoch, before.sequence);
     let (watched_from, lost_in_gaps) = (seen.from, seen.lost_in_gaps);
-    let missing = missing(before, tail);
     macro_rules! log {
         ($level:ident, $($more:tt)*) => {
-            tracing::$level!(producer, epoch, sequence, watched_from, $($more)*)
+            tracing::$level!(producer, epoch, sequence, new_epoch, watched_from, lost_in_gaps, $($more)*)
         };
     }
-    match missing {
+    match missing(before, tail) {
         Missing::Nothing | Missing::NothingOfIt if lost_in_gaps > 0 => {
             metrics.restarts_lost.inc();
             log!(
                 warn,
-                lost_in_gaps,
+                lost = 0_u64,
+                tail_known = tail.is_some(),
                 "producer was restarted: nothing was lost at its end, but some in gaps"
             );
         }
         Missing::Nothing => {
             metrics.restarts_proved.inc();
-            log!(info, "producer was restarted, nothing was lost");
+            log!(
+                info,
+                lost = 0_u64,
+                "producer was restarted, nothing was lost"
+            );
         }
         Missing::NothingOfIt => {
             metrics.restarts_proved.inc();
             log!(
                 info,
+                lost = 0_u64,
                 "producer was restarted after a goodbye, nothing of that epoch was lost; whether there was another since is not known"
             );
         }
@@ -92,7 +91,6 @@ pub fn report(
             metrics.lost_producer_ended.inc_by(lost);
             log!(
                 warn,
-                lost_in_gaps,
                 lost,
                 "producer was restarted: exactly so many cookies after this sequence are lost"
             );
@@ -103,7 +101,6 @@ pub fn report(
             metrics.unknown_tail_cookies.inc_by(cookies_max);
             log!(
                 warn,
-                lost_in_gaps,
                 cookies_max,
                 "producer was restarted without a goodbye, unknown tail: at most so many cookies after this sequence are lost"
             );
@@ -113,40 +110,14 @@ pub fn report(
             metrics.unknown_tails.inc();
             log!(
                 warn,
-                lost_in_gaps,
                 "producer was restarted without a goodbye, unknown tail: no bound is known"
             );
         }
     }
-    record(before, missing, Some(told_by), seen)
 }
 
-fn record(before: &Cursor, missing: Missing, told_by: Option<u64>, seen: Watched) -> Loss {
-    let (cookies, exact) = match missing {
-        Missing::Nothing | Missing::NothingOfIt => (Some(0), true),
-        Missing::Exactly(cookies) => (Some(cookies), true),
-        Missing::AtMost(cookies) => (Some(cookies), false),
-        Missing::Unknown => (None, false),
-    };
-    Loss {
-        producer: before.producer.to_string(),
-        epoch: before.epoch,
-        first: before.sequence.saturating_add(1),
-        last: None,
-        cookies,
-        exact,
-        cause: Cause::Ended {
-            told_by,
-            whole: missing != Missing::NothingOfIt,
-            watched_from: seen.from,
-            lost_in_gaps: seen.lost_in_gaps,
-        },
-        noted_unix_micros: unix_micros(),
-    }
-}
-
-/// Logs and counts that a producer that did not say goodbye never came back. Returns the record of it.
-pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) -> Loss {
+/// Logs and counts that a producer that did not say goodbye never came back.
+pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) {
     metrics.restarts_unknown.inc();
     metrics.unknown_tails.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
@@ -156,7 +127,6 @@ pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) -> Loss {
         sequence,
         "producer is gone without a goodbye, unknown tail: no bound is known"
     );
-    record(stood, Missing::Unknown, None, Watched::after(stood))
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use bench::{
     report::grouped,
     verify::Lost,
 };
-use consumer::losses::Page;
 use tokio::time::Instant;
 
 use super::reported::{Moment, ReportedLoss, What};
@@ -42,16 +41,13 @@ pub(super) struct Tally {
     /// After those ends that have a bound.
     pub(super) cookies_at_ends_max: u64,
     pub(super) ends_without_bound: u64,
-    /// Records that were too many to be kept.
-    pub(super) forgotten: u64,
 }
 
 impl AllowedLosses {
-    /// What the records of a node's consumer allow.
-    pub(super) fn new(page: &Page, observations: &[Observation], now: Moment) -> Self {
-        let all = ReportedLoss::all(page);
-        let mut reported = Tally::of(&all);
-        reported.forgotten = page.forgotten;
+    /// What the log of a node's consumer allows.
+    pub(super) fn new(log: &str, observations: &[Observation], now: Moment) -> Self {
+        let all = ReportedLoss::all(log);
+        let reported = Tally::of(&all);
         let producers = observations.last();
         let producers: Vec<_> = producers.into_iter().flat_map(producer_names).collect();
         let allowed = all.iter().filter_map(|lost| {
@@ -165,8 +161,6 @@ fn merged(mut allowed: Vec<AllowedLoss>) -> Vec<AllowedLoss> {
 mod tests {
     use std::time::Duration;
 
-    use consumer::losses::Loss;
-
     use super::{super::samples, *};
 
     /// The time of the start by the clock that epochs are of.
@@ -192,12 +186,12 @@ mod tests {
             }
         }
 
-        fn allowed(&self, losses: &[Loss]) -> AllowedLosses {
+        fn allowed(&self, losses: &[String]) -> AllowedLosses {
             let now = Moment {
                 at: self.start + Duration::from_secs(100),
                 unix_micros: (START_UNIX + 100) * 1_000_000,
             };
-            AllowedLosses::new(&samples::page(losses), &self.observations, now)
+            AllowedLosses::new(&losses.join("\n"), &self.observations, now)
         }
 
         /// A request of the one producer that was sent and answered at this time.
@@ -212,7 +206,7 @@ mod tests {
 
         /// Which of these are allowed, by themselves, and how many sentences are said of all of them together.
         #[track_caller]
-        fn check(&self, losses: &[Loss], millis: &[u64], expected: &[bool], sentences: usize) {
+        fn check(&self, losses: &[String], millis: &[u64], expected: &[bool], sentences: usize) {
             let allowed = self.allowed(losses);
             let lost: Vec<_> = millis.iter().map(|millis| self.lost(*millis)).collect();
             let found: Vec<_> = lost.iter().map(|lost| allowed.cover(lost)).collect();
@@ -224,12 +218,12 @@ mod tests {
 
     /// The epoch that began at second `next` tells that at most so many cookies are lost after this sequence of the one that began with
     /// the load.
-    fn end(next: u64, sequence: u64, cookies_max: u64) -> Loss {
+    fn end(next: u64, sequence: u64, cookies_max: u64) -> String {
         let [epoch, next] = [0, next].map(|second| (START_UNIX + second) * 1_000_000);
         samples::end(epoch, sequence, Some(cookies_max), next)
     }
 
-    fn gap(first: u64, last: u64) -> Loss {
+    fn gap(first: u64, last: u64) -> String {
         samples::gap(START_UNIX * 1_000_000, first, last)
     }
 

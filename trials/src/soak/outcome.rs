@@ -160,12 +160,6 @@ impl Outcome {
             let Some((node, allowed)) = of_node.filter(|_| verdict.explained > 0) else {
                 continue;
             };
-            if allowed.reported.forgotten > 0 {
-                self.faults.push(format!(
-                    "{node}: {} of its records of losses were forgotten, since others came",
-                    grouped(allowed.reported.forgotten)
-                ));
-            }
             let exceeded = allowed.exceeded(&verdict.lost, began);
             let exceeded = exceeded.iter().map(|what| format!("{node}: {what}"));
             self.faults.extend(exceeded);

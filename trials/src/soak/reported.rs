@@ -1,13 +1,13 @@
 //! Which cookies consumers reported as lost, and when these were accepted. Pure.
 //!
-//! A consumer's `/v1/losses` names each gap by its producer, epoch and sequences; and, once a producer's next epoch answers, how
+//! A consumer's log names each gap by its producer, epoch and sequences; and, once a producer's next epoch answers, how
 //! many cookies it may lack after a sequence of the epoch before. The looks at that producer, once a second, say when
 //! it had accepted how many: so a request that may be one of these was under way between two looks.
 
 use std::time::Duration;
 
 use bench::observe::{Observation, Role};
-use consumer::losses::{Cause, Loss, Page};
+use serde::Deserialize;
 use tokio::time::Instant;
 
 /// The time between a look and what it saw, and between an answer and the count of it.
@@ -46,12 +46,32 @@ pub(super) struct Moment {
     pub(super) unix_micros: u64,
 }
 
+/// The lines of a consumer's log that are of losses, in JSON.
+#[derive(Debug, Deserialize)]
+struct Line {
+    producer: String,
+    epoch: u64,
+    /// Of a gap.
+    first: Option<u64>,
+    last: Option<u64>,
+    /// Of the end of an epoch: what was received of it.
+    sequence: Option<u64>,
+    new_epoch: Option<u64>,
+    /// How many exactly.
+    lost: Option<u64>,
+    /// How many at most.
+    cookies_max: Option<u64>,
+    message: String,
+}
+
 impl ReportedLoss {
-    /// All of them, those of overlapping sequences as one: a consumer that was killed may report an end again, from where its store
+    /// All of a log, those of overlapping sequences as one: a consumer that was killed may report an end again, from where its store
     /// stands.
-    pub(super) fn all(page: &Page) -> Vec<Self> {
-        let losses = page.losses.iter().map(|it| &it.loss);
-        let mut all: Vec<_> = losses.filter_map(Self::of).collect();
+    pub(super) fn all(log: &str) -> Vec<Self> {
+        let lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let mut all: Vec<_> = lines.filter_map(Self::of).collect();
         all.sort_by(|a, b| (&a.producer, a.epoch, a.first).cmp(&(&b.producer, b.epoch, b.first)));
         let mut merged: Vec<Self> = Vec::new();
         for loss in all {
@@ -63,23 +83,33 @@ impl ReportedLoss {
         merged
     }
 
-    /// Nothing where nothing was lost.
-    fn of(loss: &Loss) -> Option<Self> {
-        if loss.cookies == Some(0) {
+    /// Nothing where nothing was lost, and of other lines.
+    fn of(line: Line) -> Option<Self> {
+        let cookies = line.lost.or(line.cookies_max);
+        if cookies == Some(0) {
             return None;
         }
-        let counted = |cookies: u64| loss.first.saturating_add(cookies - 1);
-        let what = match loss.cause {
-            // One that never came back was followed by no epoch.
-            Cause::Ended { told_by, .. } => What::End(told_by.unwrap_or(u64::MAX)),
-            Cause::QueueBound | Cause::LogMovedOn | Cause::Unspecified => What::Gap,
+        let (first, last, what) = match (line.first, line.last) {
+            (Some(first), Some(last)) if line.message.starts_with("gap: ") => {
+                (first, last, What::Gap)
+            }
+            _ if line.message.starts_with("producer was restarted")
+                || line.message.starts_with("producer is gone") =>
+            {
+                let first = line.sequence?.saturating_add(1);
+                let counted = |cookies: u64| first.saturating_add(cookies - 1);
+                // One that never came back was followed by no epoch.
+                let end = What::End(line.new_epoch.unwrap_or(u64::MAX));
+                (first, cookies.map_or(u64::MAX, counted), end)
+            }
+            _ => return None,
         };
         Some(Self {
-            producer: loss.producer.clone(),
-            epoch: loss.epoch,
-            first: loss.first,
-            last: loss.last.or(loss.cookies.map(counted)).unwrap_or(u64::MAX),
-            cookies: loss.cookies,
+            producer: line.producer,
+            epoch: line.epoch,
+            first,
+            last,
+            cookies,
             what,
         })
     }
@@ -233,8 +263,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_all(losses: &[Loss], expected: &[(u64, u64, Option<u64>, What)]) {
-        let all = ReportedLoss::all(&samples::page(losses));
+    fn check_all(log: &[String], expected: &[(u64, u64, Option<u64>, What)]) {
+        let all = ReportedLoss::all(&log.join("\n"));
         let all: Vec<_> = all
             .iter()
             .map(|it| (it.first, it.last, it.cookies, it.what))
@@ -243,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_overlapping_sequences_are_one() {
+    fn lines_of_overlapping_sequences_are_one() {
         let (gap, end) = (samples::gap, samples::end);
         check_all(
             &[gap(70, 5, 15), gap(70, 30, 31)],

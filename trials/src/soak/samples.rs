@@ -1,4 +1,4 @@
-//! What the checks are tested with: records of a consumer, and looks at a producer.
+//! What the checks are tested with: log lines of a consumer, and looks at a producer.
 
 use std::time::Duration;
 
@@ -6,50 +6,25 @@ use bench::{
     memory::Memory,
     observe::{Counts, Observation, Role, Seen},
 };
-use consumer::losses::{Cause, Loss, Numbered, Page};
+use serde_json::json;
 use tokio::time::Instant;
 
-/// A gap of the producer `p`.
-pub(super) fn gap(epoch: u64, first: u64, last: u64) -> Loss {
-    Loss {
-        producer: "p".to_owned(),
-        epoch,
-        first,
-        last: Some(last),
-        cookies: Some(last + 1 - first),
-        exact: true,
-        cause: Cause::QueueBound,
-        noted_unix_micros: 0,
-    }
-}
-
-/// The end of an epoch after this sequence, told by the epoch `next`.
-pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) -> Loss {
-    Loss {
-        first: sequence + 1,
-        last: None,
-        cookies,
-        exact: false,
-        cause: Cause::Ended {
-            told_by: Some(next),
-            whole: true,
-            watched_from: 1,
-            lost_in_gaps: 0,
-        },
-        ..gap(epoch, 0, 0)
-    }
-}
-
-/// What a consumer shows that has these on record.
-pub(super) fn page(losses: &[Loss]) -> Page {
-    let losses = (1..).zip(losses).map(|(number, loss)| Numbered {
-        number,
-        loss: loss.clone(),
+/// A gap of the producer `p`, as a consumer logs it.
+pub(super) fn gap(epoch: u64, first: u64, last: u64) -> String {
+    let gap = json!({
+        "message": "gap: cookies are lost", "producer": "p", "epoch": epoch,
+        "first": first, "last": last, "lost": last + 1 - first, "reason": "QueueBound",
     });
-    Page {
-        forgotten: 0,
-        losses: losses.collect(),
-    }
+    gap.to_string()
+}
+
+/// The end of an epoch after this sequence, known since the epoch `next` began, as a consumer logs it.
+pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) -> String {
+    let end = json!({
+        "message": "producer was restarted without a goodbye", "producer": "p", "epoch": epoch,
+        "sequence": sequence, "new_epoch": next, "cookies_max": cookies,
+    });
+    end.to_string()
 }
 
 /// A look at the producer `p`, whose run began at this second and has accepted so many.

@@ -16,7 +16,6 @@ use consumer::{
         Store,
         mongodb::{ExpiryMode, MongodbStore, Options},
     },
-    subscription::buffer,
     ttl::Ttls,
 };
 use jiff::{Timestamp, tz::TimeZone};
@@ -139,7 +138,6 @@ impl Night {
             watch::channel(schedule).1,
             Clock::Manual(clock.clone()),
             Producers::default(),
-            buffer::buffer(1, &metrics.subscription).0.reporter(),
             metrics.clone(),
             stop.clone(),
         ));

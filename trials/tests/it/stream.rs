@@ -5,7 +5,6 @@ mod epoch_history;
 mod get_cookies;
 mod grpc_abuse;
 pub(crate) mod languages;
-mod losses;
 mod rolling;
 mod slow_readers;
 mod subscribe;

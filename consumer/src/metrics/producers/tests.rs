@@ -55,7 +55,7 @@ fn check(producers: &Producers, figure: Figure, expected: &[(&str, f64)]) {
 fn producer_is_shown_while_somebody_reads_from_it_and_its_cursor_while_that_is_kept() {
     let producers = Producers::default();
     let (one, other) = (open(&producers, "p", 1), open(&producers, "p", 2));
-    producers.committed(&[cursor("p", 7)], &[]);
+    producers.committed(&[cursor("p", 7)]);
     check(&producers, consumer::PRODUCER_CONNECTED, &[("p", 1.0)]);
     check(&producers, consumer::PRODUCERS_CONNECTED, &[("", 2.0)]);
     drop((one.1, other.1));
@@ -78,7 +78,7 @@ fn producers_are_bounded_and_those_that_are_read_stay() {
     let producers = Producers::default();
     let _read = open(&producers, "read", 1);
     for number in 0..2 * PRODUCERS_SHOWN {
-        producers.committed(&[cursor(&format!("gone-{number}"), 1)], &[]);
+        producers.committed(&[cursor(&format!("gone-{number}"), 1)]);
     }
     assert_eq!(
         values(&producers, consumer::CURSOR).len(),

@@ -6,17 +6,13 @@
 
 use proto::limits::USER_ID_BYTES_MAX;
 
-use crate::{
-    batch::{BatchCookie, Cursor},
-    losses::Numbered,
-};
+use crate::batch::{BatchCookie, Cursor};
 
 pub(super) const NEWEST_KEY: &[u8] = b"newest";
 pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";
-pub(super) const LOSS_PREFIX: &[u8] = b"loss/";
 
 /// User id, a zero byte, DSP: on the stack.
 pub(super) struct CookieKey {
@@ -73,10 +69,6 @@ pub(super) fn be_u64(bytes: &[u8]) -> Option<u64> {
 
 pub(super) fn slot_key(dsp_id: u32) -> Vec<u8> {
     [SLOT_PREFIX, &dsp_id.to_be_bytes()].concat()
-}
-
-pub(super) fn loss_key(loss: &Numbered) -> Vec<u8> {
-    [LOSS_PREFIX, &loss.place().to_be_bytes()].concat()
 }
 
 pub(super) fn encode_cursor(cursor: &Cursor, committed_unix_micros: u64) -> (Vec<u8>, Vec<u8>) {

@@ -94,13 +94,8 @@ impl Inner {
         let _commit = self.commit_times.begin();
         self.check_server(connection, receipt).await?;
         self.check_kept(batch).await?;
-        if !batch.losses().is_empty() {
-            self.write_losses(connection, batch.losses()).await?;
-        }
         if !batch.cursors().is_empty() {
             self.commit_cursors(connection, batch.cursors()).await?;
-        } else if !batch.losses().is_empty() {
-            self.journal(connection).await?;
         }
         self.check_server(connection, receipt).await?;
         if !batch.cursors().is_empty() {
@@ -247,15 +242,19 @@ impl Inner {
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = gone.min(before);
         self.delete_aside_of_others(gone).await?;
-        let gone = date(gone);
-        self.delete_losses(gone).await?;
-        let gone = doc! { "at": { "$lt": gone } };
+        let gone = doc! { "at": { "$lt": date(gone) } };
         self.delete_own(COLLECTION, gone).await?;
         if !found.is_empty() {
             self.delete_own(COLLECTION, old).await?;
         }
         let producers = found.iter().filter_map(decode_cursor);
         Ok(producers.map(|cursor| cursor.producer).collect())
+    }
+
+    /// The range of all ids of this consumer whose second part is `key`.
+    pub(super) fn own_ids(&self, key: &str) -> Document {
+        let id = |second: Bson| doc! { "c": &self.options.name, key: second };
+        doc! { "_id": { "$gte": id(Bson::MinKey), "$lte": id(Bson::MaxKey) } }
     }
 
     /// Finds documents of a collection that does not hold cookies, in the order of their ids.

@@ -33,6 +33,7 @@ use crate::{
     hosts::{End, Seat},
     load::{History, Pair, SyncRequest},
     plan::{Kind, Limits, millis},
+    said,
     store::Disk,
     world::World,
 };
@@ -104,10 +105,10 @@ fn held(world: &World, consumer: &Seat, disk: &Disk, missing: &Missing) -> anyho
         let is_known = first.is_some_and(|epoch| incarnation_of(producer, *epoch) == 0);
         let lacking = pairs.len() as u64;
         // In gaps, and with the ends of incarnations: at most, or exactly, or nobody knows.
-        let records = disk.losses.iter().map(|record| &record.loss);
-        let of_it = records.filter(|loss| *loss.producer == *producer.name);
+        let said = said::losses(&consumer.name);
+        let of_it = said.iter().filter(|loss| loss.producer == producer.name);
         let told = of_it.fold(0, |told: u64, loss| {
-            told.saturating_add(loss.cookies.unwrap_or(u64::MAX))
+            told.saturating_add(loss.cookies().unwrap_or(u64::MAX))
         });
         ensure!(
             !is_on_record || !is_known || lacking <= told.saturating_add(waited),

@@ -154,6 +154,7 @@ pub(crate) async fn consume(
     store: SimStore,
 ) -> anyhow::Result<()> {
     let (stop, registry) = seat.begin();
+    store.forget_unsure(&seat.name);
     let surroundings = consumer::app::Surroundings {
         store: Arc::new(store),
         admin: SimListener::bind(ADMIN, &seat.stall).await?,

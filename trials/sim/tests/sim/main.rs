@@ -32,6 +32,7 @@ mod late;
 mod load;
 mod network;
 mod plan;
+mod said;
 mod scenarios;
 mod stall;
 mod store;
@@ -57,7 +58,9 @@ use rustix::{
     process::{Pid, PidfdFlags, pidfd_open},
 };
 use tempfile::TempDir;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 use plan::Plan;
 use world::World;
@@ -227,11 +230,14 @@ fn run_here(plan: Plan) {
     let records = records.expect("there is a folder for temporary files");
     env::set_current_dir(&records).expect("it was just made");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
-    if env::var_os("RUST_LOG").is_some() {
-        let filter = EnvFilter::from_default_env();
-        let printed = tracing_subscriber::fmt().with_env_filter(filter);
-        printed.with_writer(std::io::stderr).init();
-    }
+    let printed = env::var_os("RUST_LOG").map(|_| {
+        let printed = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        printed.with_filter(EnvFilter::from_default_env())
+    });
+    tracing_subscriber::registry()
+        .with(said::layer())
+        .with(printed)
+        .init();
     // A panic in a task would end that task alone.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

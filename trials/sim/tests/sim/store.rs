@@ -12,7 +12,6 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
-    losses::Numbered,
     store::{
         Answer, Compacted, Compaction, Expired, Expiry, Found, Loaded, Receipt, Store, StoreError,
         Written,
@@ -20,7 +19,7 @@ use consumer::{
 };
 use tokio::time::sleep;
 
-use crate::{load::Pair, trace};
+use crate::{load::Pair, said, trace};
 
 /// How the store is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,8 +54,6 @@ pub(crate) struct Disk {
     volatile: BTreeMap<Pair, Value>,
     /// Durable as well.
     pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
-    /// The records of what will not come.
-    pub(crate) losses: Vec<Numbered>,
     /// Of each producer, the incarnation that a cursor was of first.
     pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
     /// Epochs of producers whose goodbye was ever durable: producer and epoch.
@@ -77,7 +74,6 @@ impl Disk {
             durable: BTreeMap::new(),
             volatile: BTreeMap::new(),
             cursors: BTreeMap::new(),
-            losses: Vec::new(),
             first_epochs: BTreeMap::new(),
             completed: BTreeSet::new(),
             seen: BTreeSet::new(),
@@ -148,6 +144,15 @@ impl fmt::Debug for SimStore {
 }
 
 impl SimStore {
+    /// Forgets what a process that is gone said and had not made durable: the next one says it again.
+    pub(crate) fn forget_unsure(&self, consumer: &str) {
+        let disk = self.disk();
+        said::retain(consumer, |loss| {
+            let cursor = disk.cursors.get(loss.producer.as_str());
+            cursor.is_some_and(|cursor| (cursor.epoch, cursor.sequence) >= loss.is_passed_at())
+        });
+    }
+
     fn disk(&self) -> MutexGuard<'_, Disk> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -225,10 +230,6 @@ impl SimStore {
         self.work().await?;
         self.check(written)?;
         let mut disk = self.disk();
-        for loss in batch.losses() {
-            disk.losses.retain(|kept| kept.number != loss.number);
-            disk.losses.push(loss.clone());
-        }
         for cursor in batch.cursors() {
             trace::note("committed", (&*cursor.producer, cursor.sequence));
             let first = disk.first_epochs.entry(Arc::clone(&cursor.producer));
@@ -255,7 +256,6 @@ impl Store for SimStore {
             let disk = self.disk();
             Ok(Loaded {
                 cursors: disk.cursors.values().cloned().collect(),
-                losses: disk.losses.clone(),
                 ..Loaded::default()
             })
         })

@@ -1,4 +1,4 @@
-//! What a consumer has on record of the ends of incarnations, held against what its store lacks of them.
+//! What a consumer says of the ends of incarnations, held against what its store lacks of them.
 //!
 //! - At most so many are lost, or exactly: the store lacks no more of that incarnation, and of incarnations since then that the consumer
 //!   did not see, but for what was lost in gaps before. None are: it lacks nothing of them.
@@ -10,7 +10,6 @@
 use std::ops::Range;
 
 use anyhow::{Context as _, ensure};
-use consumer::losses::{Cause, Numbered};
 use launcher::scrape::names;
 
 use super::{Missing, counted_ends, counted_lost, describe, incarnation_of, of_all_incarnations};
@@ -18,6 +17,7 @@ use crate::{
     UNPOISONED,
     hosts::{End, Seat},
     load::{History, SyncRequest},
+    said::{self, Loss},
     store::Disk,
     world::World,
 };
@@ -30,7 +30,8 @@ pub(super) fn check(
     disk: &Disk,
     missing: &Missing,
 ) -> anyhow::Result<()> {
-    let ends: Vec<_> = disk.losses.iter().filter_map(Ending::of).collect();
+    let said = said::losses(&consumer.name);
+    let ends: Vec<_> = said.iter().filter_map(Ending::of).collect();
     for (at, producer) in world.producers.iter().enumerate() {
         let lacking = missing.tails.iter().chain(&missing.holes).copied();
         let lacking = lacking.filter(|sync| history.syncs[*sync].producer == at);
@@ -65,26 +66,18 @@ struct Ending<'a> {
 }
 
 impl<'a> Ending<'a> {
-    fn of(record: &'a Numbered) -> Option<Self> {
-        let loss = &record.loss;
-        let Cause::Ended {
-            told_by,
-            whole,
-            watched_from,
-            lost_in_gaps,
-        } = loss.cause
-        else {
-            return None;
-        };
+    fn of(loss: &'a Loss) -> Option<Self> {
+        let is_of_one = loss.message.contains("nothing of that epoch was lost")
+            || loss.message.contains("nothing was lost at its end") && !loss.is_tail_known;
         Some(Self {
             producer: &loss.producer,
-            epoch: loss.epoch,
-            next: told_by.unwrap_or(u64::MAX),
-            lost: loss.cookies,
-            exact: loss.exact,
-            whole,
-            watched_from,
-            lost_in_gaps,
+            epoch: loss.epoch(),
+            next: loss.number("new_epoch")?,
+            lost: loss.cookies(),
+            exact: loss.number("lost").is_some(),
+            whole: !is_of_one,
+            watched_from: loss.number("watched_from")?,
+            lost_in_gaps: loss.number("lost_in_gaps")?,
         })
     }
 }
