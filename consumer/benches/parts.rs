@@ -100,7 +100,7 @@ mod counted {
     /// One command for all of a batch's cookies.
     #[inline(never)]
     pub(super) fn encode(kind: Kind, batch: &Batch, indices: &[u32]) {
-        black_box(kind.encode(batch, indices, None));
+        black_box(kind.encode(batch, indices, &mongodb::bson::Document::new()));
     }
 }
 

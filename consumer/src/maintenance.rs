@@ -16,7 +16,7 @@ use std::{
 use jiff::{Zoned, tz::TimeZone};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -39,7 +39,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// that each day has one.
 const TURN_INTERVAL: Duration = Duration::from_secs(20 * 3600);
 
-/// How long a compaction has to be ended when the process stops; then it is left to end by itself.
+/// How long the night's work has to be ended when the process stops; then it is left to end by itself.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// When the store may do what.
@@ -76,7 +76,6 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     while !stop.is_cancelled() {
-        let stop = stop.child_token();
         let night = Night {
             store: Arc::clone(&store),
             schedule: schedule.borrow_and_update().clone(),
@@ -84,22 +83,19 @@ pub async fn run(
             producers: producers.clone(),
             metrics: metrics.maintenance.clone(),
             subscription: metrics.subscription.clone(),
-            stop: stop.clone(),
+            stop: stop.child_token(),
         };
         let works = async { tokio::join!(night.expiries(), night.compactions()) };
-        let changes = async {
-            // Without anybody to change them, they hold.
-            if schedule.changed().await.is_ok() {
-                stop.cancel();
-            }
-        };
         let mut works = std::pin::pin!(works);
         tokio::select! {
-            biased;
-            _ = works.as_mut() => {}
-            () = changes => {
-                works.await;
-            }
+            _ = works.as_mut() => return,
+            () = stop.cancelled() => {}
+            // Without anybody to change them, they hold.
+            Ok(()) = schedule.changed() => {}
+        }
+        night.stop.cancel();
+        if timeout(STOP_TIMEOUT, works).await.is_err() {
+            tracing::debug!("maintenance was left to end by itself");
         }
     }
 }
@@ -126,37 +122,22 @@ impl Night {
                 tracing::info!(open, %window, "expiry window");
             }
             self.metrics.expiry_open.set(i64::from(open));
-            let Some(owner) = self.owner().await else {
-                return;
-            };
-            if let Ok(owner) = &owner {
-                self.tell_owner(&mut other, owner);
-            }
-            let mut done = match owner {
-                Ok(Some(_)) => true,
-                Ok(None) => {
-                    let Some(expired) = self.expire(open, &now).await else {
-                        return;
-                    };
-                    self.outcome("expiry", &mut failing, expired)
+            let expired = match self.store.maintained_by().await {
+                Ok(owner) => {
+                    self.tell_owner(&mut other, &owner);
+                    match owner {
+                        Some(_) => Ok(true),
+                        None => self.expire(open, &now).await,
+                    }
                 }
-                Err(error) => self.outcome("expiry", &mut failing, Err(error)),
+                Err(error) => Err(error),
             };
+            let mut done = self.outcome("expiry", &mut failing, expired);
             if open || window == Window::Never {
-                let Some(forgotten) = self.forget_cursors(&now).await else {
-                    return;
-                };
+                let forgotten = self.forget_cursors(&now).await;
                 done &= self.outcome("deletion of cursors", &mut failing, forgotten);
             }
             self.pause(window, &now, done).await;
-        }
-    }
-
-    /// Who maintains the store, if that is another consumer; `None` when the process stops.
-    async fn owner(&self) -> Option<Result<Option<String>, StoreError>> {
-        tokio::select! {
-            () = self.stop.cancelled() => None,
-            owner = self.store.maintained_by() => Some(owner),
         }
     }
 
@@ -180,8 +161,8 @@ impl Night {
         other.clone_from(owner);
     }
 
-    /// Whether all was done; `None` when the process stops.
-    async fn expire(&self, open: bool, now: &Zoned) -> Option<Result<bool, StoreError>> {
+    /// Whether all was done.
+    async fn expire(&self, open: bool, now: &Zoned) -> Result<bool, StoreError> {
         let micros = unix_micros(now.timestamp());
         let window = self.schedule.expiry;
         let since = Schedule::had_turn_since(window, now);
@@ -197,30 +178,26 @@ impl Night {
                 stop: until,
                 report: &report,
             };
-            tokio::select! {
-                () = self.stop.cancelled() => None,
-                expired = self.store.expire(expiry) => Some(expired),
-            }
+            self.store.expire(expiry).await
         });
-        Some(expired.await?.and_then(|expired| {
-            self.metrics.expired.inc_by(expired.deleted);
-            let overdue = match self.schedule.expiry {
-                // What never is to be deleted is not late.
-                Window::Never => BTreeMap::new(),
-                Window::Always | Window::Daily { .. } => expired.overdue,
-            };
-            self.metrics.show_overdue(&overdue);
-            if expired.deleted > 0 {
-                tracing::info!(deleted = expired.deleted, "expired cookies deleted");
-            }
-            if let Some(error) = expired.failed {
-                return Err(error);
-            }
-            if open {
-                self.metrics.expiry_ended.set(self.clock.now().as_second());
-            }
-            Ok(expired.complete)
-        }))
+        let expired = expired.await?;
+        self.metrics.expired.inc_by(expired.deleted);
+        let overdue = match window {
+            // What never is to be deleted is not late.
+            Window::Never => BTreeMap::new(),
+            Window::Always | Window::Daily { .. } => expired.overdue,
+        };
+        self.metrics.show_overdue(&overdue);
+        if expired.deleted > 0 {
+            tracing::info!(deleted = expired.deleted, "expired cookies deleted");
+        }
+        if let Some(error) = expired.failed {
+            return Err(error);
+        }
+        if open {
+            self.metrics.expiry_ended.set(self.clock.now().as_second());
+        }
+        Ok(expired.complete)
     }
 
     async fn compactions(&self) {
@@ -233,18 +210,10 @@ impl Night {
             let since = Schedule::had_turn_since(window, &now);
             let mut done = true;
             if open && completed.is_none_or(|completed| completed < since) {
-                let Some(owner) = self.owner().await else {
-                    return;
-                };
-                let compacted = match owner {
+                let compacted = match self.store.maintained_by().await {
                     // Should the other end, its lease does in time.
                     Ok(Some(_)) => Ok(false),
-                    Ok(None) => {
-                        let Some(compacted) = self.compact(since, &now).await else {
-                            return;
-                        };
-                        compacted
-                    }
+                    Ok(None) => self.compact(since, &now).await,
                     Err(error) => Err(error),
                 };
                 done = self.outcome("compaction", &mut failing, compacted);
@@ -256,8 +225,8 @@ impl Night {
         }
     }
 
-    /// Whether all was done; `None` when the process stops.
-    async fn compact(&self, since: u64, now: &Zoned) -> Option<Result<bool, StoreError>> {
+    /// Whether all was done.
+    async fn compact(&self, since: u64, now: &Zoned) -> Result<bool, StoreError> {
         let window = self.schedule.compaction;
         tracing::info!(%window, "compaction begins");
         let began = Instant::now();
@@ -269,22 +238,17 @@ impl Night {
                 stop: until,
                 report: &report,
             };
-            tokio::select! {
-                compacted = self.store.compact(compaction) => Some(compacted),
-                () = self.stopped_for_long() => None,
-            }
+            self.store.compact(compaction).await
         });
-        Some(compacted.await?.map(|compacted| {
-            let Compacted { skipped, complete } = compacted;
-            self.metrics.compaction_skipped.inc_by(skipped);
-            self.metrics.compactions.inc_by(u64::from(complete));
-            let took = began.elapsed();
-            self.metrics
-                .compaction_ended
-                .set(self.clock.now().as_second());
-            tracing::info!(skipped, complete, ?took, "compaction ends");
-            complete
-        }))
+        let Compacted { skipped, complete } = compacted.await?;
+        self.metrics.compaction_skipped.inc_by(skipped);
+        self.metrics.compactions.inc_by(u64::from(complete));
+        let took = began.elapsed();
+        self.metrics
+            .compaction_ended
+            .set(self.clock.now().as_second());
+        tracing::info!(skipped, complete, ?took, "compaction ends");
+        Ok(complete)
     }
 
     fn compacted(&self, collection: &CompactedCollection) {
@@ -303,11 +267,6 @@ impl Night {
             freed_bytes,
             "collection compacted"
         );
-    }
-
-    async fn stopped_for_long(&self) {
-        self.stop.cancelled().await;
-        sleep(STOP_TIMEOUT).await;
     }
 
     fn now(&self) -> Zoned {

@@ -6,18 +6,10 @@ use super::Night;
 use crate::{clock::unix_micros, store::StoreError, subscription::restarts, ttl::before};
 
 impl Night {
-    /// Forgets producers that are gone, in the store and in memory. `None` when the process stops.
-    pub(super) async fn forget_cursors(&self, now: &Zoned) -> Option<Result<bool, StoreError>> {
+    /// Forgets producers that are gone, in the store and in memory.
+    pub(super) async fn forget_cursors(&self, now: &Zoned) -> Result<bool, StoreError> {
         let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
-        let forgotten = tokio::select! {
-            () = self.stop.cancelled() => return None,
-            forgotten = self.store.forget_cursors(before) => forgotten,
-        };
-        let forgotten = match forgotten {
-            Ok(forgotten) => forgotten,
-            Err(error) => return Some(Err(error)),
-        };
-        for producer in forgotten {
+        for producer in self.store.forget_cursors(before).await? {
             let stood = self.producers.forget(&producer);
             if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
                 restarts::report_gone(&self.subscription, &stood);
@@ -27,6 +19,6 @@ impl Night {
                 "cursor of a producer that is gone deleted"
             );
         }
-        Some(Ok(true))
+        Ok(true)
     }
 }

@@ -68,8 +68,8 @@ use super::{
 };
 use crate::{batch::Batch, ttl::Ttls};
 use breakers::Breakers;
+pub use connection::check_uri;
 use connection::{Connection, in_time};
-pub use connection::{WriteConcern, check_uri};
 use cursors::Committed;
 use insert_strategy::InsertStrategy;
 use sweep::commits::CommitTimes;

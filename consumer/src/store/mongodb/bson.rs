@@ -1,6 +1,6 @@
 //! A writer of BSON, front to back into one buffer. Pure.
 
-use mongodb::bson::RawDocumentBuf;
+use mongodb::bson::{Document, RawDocumentBuf};
 
 const STRING: u8 = 0x02;
 pub(super) const DOCUMENT: u8 = 0x03;
@@ -69,6 +69,12 @@ impl Bson {
     pub(super) fn finish(mut self, command: usize) -> RawDocumentBuf {
         self.end(command);
         RawDocumentBuf::from_bytes(self.0).expect("length and end are as BSON wants them")
+    }
+
+    pub(super) fn document(&mut self, key: impl Key, value: &Document) {
+        self.key(DOCUMENT, key);
+        let value = RawDocumentBuf::try_from(value).expect("its keys have no zero bytes");
+        self.0.extend_from_slice(value.as_bytes());
     }
 
     /// `value` must be UTF-8, as every string of a batch is.

@@ -10,10 +10,10 @@
 
 use std::collections::BTreeMap;
 
-use mongodb::bson::RawDocumentBuf;
+use mongodb::bson::{Document, RawDocumentBuf};
 
 use super::{
-    COOKIES, WriteConcern,
+    COOKIES,
     bson::{ARRAY, Bson, DOCUMENT},
 };
 use crate::batch::{Batch, BatchCookie};
@@ -100,12 +100,7 @@ impl Kind {
     /// # Panics
     /// When they are too many for one command.
     #[must_use]
-    pub fn encode(
-        self,
-        batch: &Batch,
-        indices: &[u32],
-        concern: Option<&WriteConcern>,
-    ) -> RawDocumentBuf {
+    pub fn encode(self, batch: &Batch, indices: &[u32], concern: &Document) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
         let bytes: usize = cookies.clone().map(|cookie| self.bytes(&cookie)).sum();
         let groups = indices.len() / REPLACE_GROUP + 1;
@@ -154,15 +149,11 @@ impl Kind {
 /// Bytes of an operation of a [`Kind::Replace`] beside those of its cookies.
 const GROUP_BYTES: usize = 384;
 
-fn head(bson: &mut Bson, concern: Option<&WriteConcern>) {
+fn head(bson: &mut Bson, concern: &Document) {
     bson.boolean("ordered", false);
-    let Some(concern) = concern else { return };
-    let field = bson.begin_field(DOCUMENT, "writeConcern");
-    match concern {
-        WriteConcern::Nodes(nodes) => bson.int("w", *nodes),
-        WriteConcern::Tag(tag) => bson.string("w", tag.as_bytes()),
+    if !concern.is_empty() {
+        bson.document("writeConcern", concern);
     }
-    bson.end(field);
 }
 
 /// `{_id: …, b: …, t: …}`

@@ -9,7 +9,7 @@ use std::{fmt, future::IntoFuture, time::Duration};
 use futures_util::FutureExt as _;
 use mongodb::{
     Client, Database,
-    bson::{Document, doc},
+    bson::{Document, doc, serialize_to_bson},
     error::{Error, ErrorKind},
     options::{
         Acknowledgment, ClientOptions, ConnectionString, HostInfo, ReadConcernLevel,
@@ -18,7 +18,7 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use super::retry_policy::{Failure, WriteError, failure, unavailable, write_errors};
+use super::retry_policy::{Failure, failure, unavailable, write_errors};
 use crate::store::StoreError;
 
 /// How long a server may be looked for, so that its absence shows soon.
@@ -41,8 +41,8 @@ const APP_NAME_BYTES_MAX: usize = 128;
 #[derive(Clone)]
 pub(super) struct Connection {
     pub(super) client: Client,
-    /// `None` leaves it to the server's default.
-    pub(super) concern: Option<WriteConcern>,
+    /// Who must have a write before it is acknowledged; empty where it is left to the server's default.
+    pub(super) concern: Document,
 }
 
 /// The driver's client knows the credentials.
@@ -50,15 +50,6 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").finish_non_exhaustive()
     }
-}
-
-/// Who must have a write before it is acknowledged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WriteConcern {
-    /// So many nodes, at least one.
-    Nodes(i32),
-    /// Those that a name stands for, such as `majority`.
-    Tag(String),
 }
 
 /// Checks a connection string as far as that is possible without a network.
@@ -188,15 +179,10 @@ impl Connection {
         options.connect_timeout.get_or_insert(SELECTION_TIMEOUT);
         options.max_pool_size.get_or_insert(CONNECTIONS_MAX);
         let concern = options.write_concern.as_ref();
-        let concern = concern
-            .and_then(|concern| concern.w.clone())
-            .map(|w| match w {
-                Acknowledgment::Nodes(nodes) => {
-                    WriteConcern::Nodes(i32::try_from(nodes).unwrap_or(i32::MAX))
-                }
-                Acknowledgment::Custom(tag) => WriteConcern::Tag(tag),
-                _ => WriteConcern::Tag("majority".to_owned()),
-            });
+        let concern = match concern.and_then(|concern| concern.w.as_ref()) {
+            Some(w) => doc! { "w": serialize_to_bson(w)? },
+            None => doc! {},
+        };
         Ok(Self {
             client: Client::with_options(options)?,
             concern,
@@ -210,18 +196,9 @@ pub(super) fn primary() -> SelectionCriteria {
 }
 
 impl Connection {
-    /// The write concern, empty where it is left to the server.
-    pub(super) fn concern(&self) -> Document {
-        match &self.concern {
-            None => doc! {},
-            Some(WriteConcern::Nodes(nodes)) => doc! { "w": nodes },
-            Some(WriteConcern::Tag(tag)) => doc! { "w": tag },
-        }
-    }
-
-    /// The same, in the journal.
+    /// The write concern, in the journal.
     pub(super) fn journaled(&self) -> Document {
-        let mut concern = self.concern();
+        let mut concern = self.concern.clone();
         concern.insert("j", true);
         concern
     }
@@ -246,8 +223,9 @@ pub(super) async fn write(
     // An update that another one got ahead of has changed nothing.
     match write_errors(&answer)?.find(|error| !(is_insert && error.is_duplicate_id)) {
         None => Ok(()),
-        Some(WriteError { code, message, .. }) => Err(StoreError::Unavailable(format!(
-            "{what} refused with code {code}: {message}"
+        Some(error) => Err(StoreError::Unavailable(format!(
+            "{what}: {}",
+            error.explain()
         ))),
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::{
     Inner,
     connection::{Connection, in_time, primary, write},
-    date, error_text, lock,
+    date, lock,
     retry_policy::{Failure, write_errors},
 };
 use crate::{
@@ -206,7 +206,7 @@ impl Inner {
         connection: &Connection,
         more_concern: Document,
     ) -> Result<(), StoreError> {
-        let mut concern = connection.concern();
+        let mut concern = connection.concern.clone();
         concern.extend(more_concern);
         let nobody = doc! { "_id": { "c": &self.options.name, "p": Bson::MinKey } };
         let command = doc! {
@@ -218,11 +218,7 @@ impl Inner {
         let answer = in_time(database.run_command(command).into_future()).await?;
         match write_errors(&answer)?.next() {
             None => Ok(()),
-            Some(error) => Err(StoreError::Unavailable(error_text::command(
-                error.code,
-                "",
-                &error.message,
-            ))),
+            Some(error) => Err(StoreError::Unavailable(error.explain())),
         }
     }
 

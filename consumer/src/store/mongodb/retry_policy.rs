@@ -93,12 +93,17 @@ pub(super) struct WriteError {
 impl WriteError {
     /// Who is to blame for it, where it is not the one document.
     pub(super) fn failure(&self) -> Failure {
-        let why = format!("write refused with code {}: {}", self.code, self.message);
+        let why = self.explain();
         if is_of_dsp(self.code, &self.message) {
             Failure::Dsp(why)
         } else {
             Failure::Server(StoreError::Unavailable(why))
         }
+    }
+
+    /// One line without line breaks.
+    pub(super) fn explain(&self) -> String {
+        error_text::command(self.code, "", &self.message)
     }
 
     /// Whether it says something about the one document and would come again.

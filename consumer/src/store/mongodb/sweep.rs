@@ -280,7 +280,7 @@ impl Sweep<'_> {
             "ordered": false,
             // While there is an index on `t`, the server would weigh both for each command.
             "deletes": [{ "q": expired, "limit": 0, "hint": { "_id": 1 } }],
-            "writeConcern": self.connection.concern(),
+            "writeConcern": &self.connection.concern,
         };
         let answer = run(database.run_command(command)).await?;
         let deleted = answer.get("n").and_then(number).unwrap_or_default();

@@ -296,7 +296,7 @@ impl Writing {
     ) -> Result<(Vec<u32>, Document), Failure> {
         let mut now = std::mem::take(cookies);
         *cookies = now.split_off(now.len().min(kind.cookies_max()));
-        let command = kind.encode(&self.batch, &now, self.connection.concern.as_ref());
+        let command = kind.encode(&self.batch, &now, &self.connection.concern);
         let database = self.store.database(&self.connection, self.dsp_id);
         let answer = run(database.run_raw_command(command)).await?;
         self.answered.again();

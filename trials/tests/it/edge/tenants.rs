@@ -76,7 +76,9 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
     producer.accept("alice", 999, "kept").await?;
     producer.accept("alice", 17, "a-17").await?;
     consumer
-        .wait_ready_and_says("set aside: 999 (not authorized to")
+        .wait_ready_and_says(
+            "set aside: 999 (refused with code 13 (Unauthorized): not authorized on",
+        )
         .await?;
     wait_aside(&consumer, 1).await?;
     for number in 0..20 {
@@ -98,7 +100,9 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
     let found = consumer.metrics().await?.count(names::ASIDE_FOUND, &[]);
     ensure!(found >= 2, "{found} found");
     consumer
-        .wait_ready_and_says("set aside: 999 (not authorized to")
+        .wait_ready_and_says(
+            "set aside: 999 (refused with code 13 (Unauthorized): not authorized on",
+        )
         .await?;
     let roles = rights(&["cookiesync", "17", "999"]);
     command(&boss, doc! { "updateUser": "exchange", "roles": roles }).await?;

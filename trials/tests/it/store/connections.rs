@@ -215,7 +215,7 @@ async fn credentials_are_in_no_text_however_much_is_logged() -> Result<()> {
     for (number, (host, said)) in [
         (
             format!("mongodb://{login}@{address}/"),
-            "authentication failed",
+            "Authentication failed",
         ),
         (
             format!("mongodb://{login}@127.0.0.1:1/?authSource=admin"),

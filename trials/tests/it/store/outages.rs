@@ -220,17 +220,17 @@ async fn each_refusal_is_said_in_words_and_only_a_write_that_succeeds_ends_it() 
     let producer = Producer::start(&folder, &[]).await?;
     let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
     for (number, how, said) in [
-        (1, doc! { "errorCode": 10_107 }, "not a primary"),
-        (2, doc! { "errorCode": 13 }, "not authorized"),
-        (3, doc! { "errorCode": 14_031 }, "disk is full"),
-        (4, doc! { "errorCode": 11_600 }, "shutting down"),
-        (5, doc! { "errorCode": 50 }, "ran out of time"),
+        (1, doc! { "errorCode": 10_107 }, "NotWritablePrimary"),
+        (2, doc! { "errorCode": 13 }, "Unauthorized"),
+        (3, doc! { "errorCode": 14_031 }, "OutOfDiskSpace"),
+        (4, doc! { "errorCode": 11_600 }, "InterruptedAtShutdown"),
+        (5, doc! { "errorCode": 50 }, "MaxTimeMSExpired"),
         (6, doc! { "errorCode": 96 }, "code 96 (OperationFailed)"),
         (7, doc! { "closeConnection": true }, "store: "),
         (
             8,
             doc! { "writeConcernError": { "code": 64, "errmsg": "too few" } },
-            "not acknowledged as `w` demands: too few",
+            "too few",
         ),
     ] {
         fail(&mongod, how).await?;
@@ -309,14 +309,14 @@ async fn store_that_could_not_be_written_shows_without_a_cookie() -> Result<()> 
     let producer = Producer::start(&folder, &[]).await?;
     let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
     fail(&mongod, doc! { "errorCode": 10_107 }).await?;
-    consumer.wait_not_ready("not a primary").await?;
+    consumer.wait_not_ready("NotWritablePrimary").await?;
     heal(&mongod).await?;
     consumer.wait_ready().await?;
     // Nor does a consumer that starts now begin to read.
     fail(&mongod, doc! { "errorCode": 14_031 }).await?;
     consumer.process.kill()?;
     consumer.process.start_again()?;
-    consumer.wait_not_ready("disk is full").await?;
+    consumer.wait_not_ready("OutOfDiskSpace").await?;
     heal(&mongod).await?;
     consumer.wait_ready().await
 }
@@ -354,9 +354,7 @@ async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Re
         mongod.address()
     );
     let mut consumer = Consumer::spawn(&folder, "node", &[&producer.grpc], &store, &[]).await?;
-    consumer
-        .wait_not_ready("store: authentication failed")
-        .await?;
+    consumer.wait_not_ready("Authentication failed").await?;
     let right = doc! { "updateUser": "exchange", "pwd": "p@ss/w:rd secret" };
     command(&boss, right).await?;
     consumer.wait_ready().await?;
@@ -365,7 +363,7 @@ async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Re
     let roles = doc! { "updateUser": "exchange", "roles": ["readAnyDatabase"] };
     command(&boss, roles).await?;
     consumer
-        .wait_not_ready("not authorized to update in database cookiesync")
+        .wait_not_ready("not authorized on cookiesync to execute command { update")
         .await?;
     producer.accept("alice", 17, "a-1").await?;
     let roles = doc! { "updateUser": "exchange", "roles": [
@@ -374,7 +372,9 @@ async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Re
     command(&boss, roles).await?;
     // That is one DSP's trouble, and not the node's.
     consumer
-        .wait_ready_and_says("set aside: 17 (not authorized to")
+        .wait_ready_and_says(
+            "set aside: 17 (refused with code 13 (Unauthorized): not authorized on",
+        )
         .await?;
     let roles = doc! { "updateUser": "exchange", "roles": ["readWriteAnyDatabase"] };
     command(&boss, roles).await?;
