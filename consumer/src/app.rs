@@ -23,9 +23,10 @@ use runtime::{
     reload,
     settings::reread,
 };
+use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::watch::{Failed, Watch};
+use self::watch::Watch;
 pub use self::{config_reload::RuntimeConfig, opening::open_store};
 use crate::{
     clock::Clock,
@@ -51,7 +52,7 @@ pub struct App {
     fast_drain: CancellationToken,
     stop_writing: CancellationToken,
     stop_services: CancellationToken,
-    failed: Arc<Failed>,
+    failed: Arc<SetOnce<String>>,
     health: Arc<Health>,
     store: Arc<dyn Store>,
 }
@@ -162,8 +163,7 @@ impl App {
 
     /// Returns when the consumer cannot go on, with the reason.
     pub async fn failed(&self) -> anyhow::Error {
-        self.failed.happened().await;
-        self.failed.error()
+        anyhow::anyhow!("{}", self.failed.wait().await)
     }
 
     /// From the store's cursors to the last batch.

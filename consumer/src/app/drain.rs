@@ -48,8 +48,8 @@ impl App {
             written = writing => written.is_ok(),
             () = self.store_is_down() => false,
         };
-        if self.failed.has_happened() {
-            let error = self.failed.error();
+        if let Some(why) = self.failed.get() {
+            let error = anyhow::anyhow!("{why}");
             self.stop_within(closing_time).await;
             return Err(error);
         }

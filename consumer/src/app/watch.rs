@@ -1,11 +1,10 @@
 //! Makes sure that no stage of the pipeline ends unnoticed: one that panics, or ends before it was told to, ends the
 //! process, because a consumer that only looks alive is worse than one that is started anew.
 
-use std::{
-    future::Future,
-    sync::{Arc, OnceLock},
-};
+use std::{future::Future, panic::AssertUnwindSafe, sync::Arc};
 
+use futures_util::FutureExt as _;
+use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
 use crate::sink::Failure;
@@ -13,14 +12,15 @@ use crate::sink::Failure;
 /// Watches stages.
 #[derive(Debug, Clone)]
 pub(super) struct Watch {
-    failed: Arc<Failed>,
+    /// Why the pipeline cannot go on: the first reason there was.
+    failed: Arc<SetOnce<String>>,
     /// Cancelled when the stages may end.
     draining: CancellationToken,
 }
 
 impl Watch {
     /// Reports to `failed` what ends before `draining`.
-    pub(super) fn new(failed: Arc<Failed>, draining: CancellationToken) -> Self {
+    pub(super) fn new(failed: Arc<SetOnce<String>>, draining: CancellationToken) -> Self {
         Self { failed, draining }
     }
 
@@ -30,68 +30,14 @@ impl Watch {
         stage: &'static str,
         work: impl Future<Output = Result<(), Failure>>,
     ) {
-        let mut watched = Watched {
-            failed: &self.failed,
-            stage,
-            ended: false,
-        };
-        let ended = work.await;
-        watched.ended = match ended {
-            Ok(()) => self.draining.is_cancelled(),
+        let why = match AssertUnwindSafe(work).catch_unwind().await {
+            Ok(Ok(())) if self.draining.is_cancelled() => return,
             // Anyone who told it to stop, or went before it, says why.
-            Err(Failure::Stopped) => true,
-            Err(failure) => {
-                self.failed.report(failure.to_string());
-                true
-            }
+            Ok(Err(Failure::Stopped)) => return,
+            Ok(Err(failure)) => failure.to_string(),
+            Ok(Ok(())) | Err(_) => format!("a part of the consumer ended: {stage} is gone"),
         };
-    }
-}
-
-/// Reports a stage that is dropped before it ended as it should.
-struct Watched<'a> {
-    failed: &'a Failed,
-    stage: &'static str,
-    ended: bool,
-}
-
-impl Drop for Watched<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let why = format!("a part of the consumer ended: {} is gone", self.stage);
-            self.failed.report(why);
-        }
-    }
-}
-
-/// Why the pipeline cannot go on.
-#[derive(Debug, Default)]
-pub(super) struct Failed {
-    why: OnceLock<String>,
-    happened: CancellationToken,
-}
-
-impl Failed {
-    fn report(&self, why: String) {
-        // The first reason is the one that counts.
-        self.why.get_or_init(|| why);
-        self.happened.cancel();
-    }
-
-    /// Waits until there is a reason.
-    pub(super) async fn happened(&self) {
-        self.happened.cancelled().await;
-    }
-
-    /// Whether there is one.
-    pub(super) fn has_happened(&self) -> bool {
-        self.happened.is_cancelled()
-    }
-
-    /// The reason.
-    pub(super) fn error(&self) -> anyhow::Error {
-        let why = self.why.get().map_or("the consumer failed", String::as_str);
-        anyhow::anyhow!("{why}")
+        drop(self.failed.set(why));
     }
 }
 
@@ -114,9 +60,9 @@ mod tests {
         work: impl Future<Output = Result<(), Failure>> + Send + 'static,
     ) -> Option<String> {
         let tracker = TaskTracker::new();
-        let ended = tracker.spawn(watch.clone().run("the stage", work)).await;
-        assert!(ended.is_ok() || watch.failed.happened.is_cancelled());
-        watch.failed.why.get().cloned()
+        let watched = watch.clone().run("the stage", work);
+        tracker.spawn(watched).await.unwrap();
+        watch.failed.get().cloned()
     }
 
     #[tokio::test]
