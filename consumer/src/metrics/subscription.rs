@@ -30,19 +30,8 @@ pub struct Subscription {
     pub unknown_tails: IntCounter,
     /// Most cookies that can be missing of those epochs that have a bound.
     pub unknown_tail_cookies: IntCounter,
-    /// Restarts of producers with nothing lost.
-    pub restarts_proved: IntCounter,
-    /// Restarts with which an exact number was lost.
-    pub restarts_lost: IntCounter,
-    /// Restarts with which not more than a known number was lost.
-    pub restarts_bounded: IntCounter,
-    /// Restarts of which nothing is known.
-    pub restarts_unknown: IntCounter,
-    /// Cookies that a producer took with it at its end.
-    pub lost_producer_ended: IntCounter,
-    lost_queue_bound: IntCounter,
-    lost_log_moved_on: IntCounter,
-    lost_unspecified: IntCounter,
+    /// Restarts of producers, by what is known to have been lost by them.
+    pub restarts: IntCounterVec,
     /// Cookies that will never come, by reason.
     pub lost: IntCounterVec,
     /// What became of every cookie; shared with the sink.
@@ -53,6 +42,18 @@ impl Subscription {
     pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
         let lost: IntCounterVec = registry.add(consumer::LOST)?;
         let restarts: IntCounterVec = registry.add(consumer::PRODUCER_RESTARTS)?;
+        // Each is there from the start, with 0.
+        for reason in [
+            "producer_ended",
+            "queue_bound",
+            "log_moved_on",
+            "unspecified",
+        ] {
+            lost.with_label_values(&[reason]);
+        }
+        for end in ["proved", "lost", "bounded", "unknown"] {
+            restarts.with_label_values(&[end]);
+        }
         let buffer_bytes: IntGauge = registry.add(consumer::BUFFER_BYTES)?;
         let (peak, of) = (consumer::BUFFER_BYTES_MAX, buffer_bytes.clone());
         Ok(Self {
@@ -66,25 +67,19 @@ impl Subscription {
             duplicate_producers: registry.add(consumer::DUPLICATE_PRODUCER_IDS)?,
             unknown_tails: registry.add(consumer::UNKNOWN_TAILS)?,
             unknown_tail_cookies: registry.add(consumer::UNKNOWN_TAIL_COOKIES)?,
-            restarts_proved: restarts.with_label_values(&["proved"]),
-            restarts_lost: restarts.with_label_values(&["lost"]),
-            restarts_bounded: restarts.with_label_values(&["bounded"]),
-            restarts_unknown: restarts.with_label_values(&["unknown"]),
-            lost_producer_ended: lost.with_label_values(&["producer_ended"]),
-            lost_queue_bound: lost.with_label_values(&["queue_bound"]),
-            lost_log_moved_on: lost.with_label_values(&["log_moved_on"]),
-            lost_unspecified: lost.with_label_values(&["unspecified"]),
+            restarts,
             lost,
             ledger,
         })
     }
 
-    /// Counts cookies that will never come.
+    /// Counts cookies of a gap.
     pub fn lost(&self, reason: GapReason, cookies: u64) {
-        match reason {
-            GapReason::QueueBound => self.lost_queue_bound.inc_by(cookies),
-            GapReason::LogMovedOn => self.lost_log_moved_on.inc_by(cookies),
-            GapReason::Unspecified => self.lost_unspecified.inc_by(cookies),
-        }
+        let reason = match reason {
+            GapReason::QueueBound => "queue_bound",
+            GapReason::LogMovedOn => "log_moved_on",
+            GapReason::Unspecified => "unspecified",
+        };
+        self.lost.with_label_values(&[reason]).inc_by(cookies);
     }
 }

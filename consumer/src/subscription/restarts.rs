@@ -62,7 +62,7 @@ pub fn report(
     }
     match missing(before, tail) {
         Missing::Nothing | Missing::NothingOfIt if lost_in_gaps > 0 => {
-            metrics.restarts_lost.inc();
+            metrics.restarts.with_label_values(&["lost"]).inc();
             log!(
                 warn,
                 lost = 0_u64,
@@ -71,7 +71,7 @@ pub fn report(
             );
         }
         Missing::Nothing => {
-            metrics.restarts_proved.inc();
+            metrics.restarts.with_label_values(&["proved"]).inc();
             log!(
                 info,
                 lost = 0_u64,
@@ -79,7 +79,7 @@ pub fn report(
             );
         }
         Missing::NothingOfIt => {
-            metrics.restarts_proved.inc();
+            metrics.restarts.with_label_values(&["proved"]).inc();
             log!(
                 info,
                 lost = 0_u64,
@@ -87,8 +87,11 @@ pub fn report(
             );
         }
         Missing::Exactly(lost) => {
-            metrics.restarts_lost.inc();
-            metrics.lost_producer_ended.inc_by(lost);
+            metrics.restarts.with_label_values(&["lost"]).inc();
+            metrics
+                .lost
+                .with_label_values(&["producer_ended"])
+                .inc_by(lost);
             log!(
                 warn,
                 lost,
@@ -96,7 +99,7 @@ pub fn report(
             );
         }
         Missing::AtMost(cookies_max) => {
-            metrics.restarts_bounded.inc();
+            metrics.restarts.with_label_values(&["bounded"]).inc();
             metrics.unknown_tails.inc();
             metrics.unknown_tail_cookies.inc_by(cookies_max);
             log!(
@@ -106,7 +109,7 @@ pub fn report(
             );
         }
         Missing::Unknown => {
-            metrics.restarts_unknown.inc();
+            metrics.restarts.with_label_values(&["unknown"]).inc();
             metrics.unknown_tails.inc();
             log!(
                 warn,
@@ -118,7 +121,7 @@ pub fn report(
 
 /// Logs and counts that a producer that did not say goodbye never came back.
 pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) {
-    metrics.restarts_unknown.inc();
+    metrics.restarts.with_label_values(&["unknown"]).inc();
     metrics.unknown_tails.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
     tracing::warn!(
