@@ -45,36 +45,6 @@ struct Entries {
     said_wrong: bool,
 }
 
-/// What became of a batch that is durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settled {
-    /// What became of its cookies while it was collected.
-    pub counts: Counts,
-    /// Cookies that are in the store now.
-    pub written: u64,
-    /// Cookies that were older than what the store has.
-    pub stale: u64,
-    /// Cookies that the store refused forever.
-    pub rejected: u64,
-    /// Cookies that were [set aside](Ledger::set_aside) meanwhile.
-    pub set_aside: u64,
-}
-
-/// What became of cookies that were set aside.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Retried {
-    /// Cookies that are in the store now.
-    pub written: u64,
-    /// Cookies that were replaced by a newer one that was set aside.
-    pub superseded: u64,
-    /// Cookies that were older than what the store has.
-    pub stale: u64,
-    /// Cookies that the store refused forever.
-    pub rejected: u64,
-    /// Cookies that could not be read any more.
-    pub unreadable: u64,
-}
-
 /// The figures at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -159,26 +129,20 @@ impl Ledger {
         entries.wait_no_more(cookies);
     }
 
-    /// A batch is durable.
-    pub fn settled(&self, batch: &Settled) {
-        let Settled {
-            counts,
-            written,
-            stale,
-            rejected,
-            set_aside,
-        } = *batch;
+    /// A batch is durable: what became of its cookies while it was collected, and of those that the store was given. Some of
+    /// these were [set aside](Self::set_aside) before.
+    pub fn settled(&self, counts: &Counts, of_store: &Figures) {
         let mut entries = self.entries();
         let figures = &mut entries.figures;
-        figures.written += written;
+        figures.written += of_store.written;
         figures.superseded += counts.superseded;
         figures.suppressed += counts.suppressed;
-        figures.stale += counts.stale + stale;
+        figures.stale += counts.stale + of_store.stale;
         figures.malformed += counts.malformed;
         figures.refused += counts.refused;
         figures.expired += counts.expired;
-        figures.rejected += rejected;
-        entries.wait_no_more(counts.received - set_aside);
+        figures.rejected += of_store.rejected;
+        entries.wait_no_more(counts.received - of_store.set_aside);
     }
 
     /// So many that wait were set aside; to be called before anybody can try them again.
@@ -195,22 +159,16 @@ impl Ledger {
         figures.set_aside += cookies;
     }
 
-    /// Cookies that were set aside are so no more.
-    pub fn retried(&self, cookies: &Retried) {
-        let Retried {
-            written,
-            superseded,
-            stale,
-            rejected,
-            unreadable,
-        } = *cookies;
+    /// Cookies that were set aside are so no more, and have these fates.
+    pub fn retried(&self, fates: &Figures) {
         let figures = &mut self.entries().figures;
-        figures.written += written;
-        figures.superseded += superseded;
-        figures.stale += stale;
-        figures.rejected += rejected;
-        figures.unreadable += unreadable;
-        let all = written + superseded + stale + rejected + unreadable;
+        figures.written += fates.written;
+        figures.superseded += fates.superseded;
+        figures.stale += fates.stale;
+        figures.rejected += fates.rejected;
+        figures.unreadable += fates.unreadable;
+        let stored = fates.written + fates.superseded + fates.stale;
+        let all = stored + fates.rejected + fates.unreadable;
         figures.set_aside = figures.set_aside.saturating_sub(all);
     }
 
@@ -286,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    fn settled(received: u64, written: u64) -> Settled {
+    fn settle(ledger: &Ledger, received: u64, written: u64) {
         let counts = Counts {
             received,
             suppressed: 1,
@@ -296,13 +254,14 @@ mod tests {
             refused: 1,
             expired: 1,
         };
-        Settled {
-            counts,
+        let of_store = Figures {
             written,
             stale: 5,
             rejected: 6,
             set_aside: 7,
-        }
+            ..Figures::default()
+        };
+        ledger.settled(&counts, &of_store);
     }
 
     #[test]
@@ -311,7 +270,7 @@ mod tests {
         ledger.received(121);
         assert_eq!(ledger.figures().waiting, 121);
         ledger.set_aside(7);
-        ledger.settled(&settled(100, 70));
+        settle(&ledger, 100, 70);
         ledger.left_out(20);
         let figures = ledger.figures();
         assert_eq!((figures.written, figures.stale), (70, 7));
@@ -325,15 +284,17 @@ mod tests {
         ledger.found(3);
         ledger.received(100);
         ledger.set_aside(7);
-        ledger.settled(&settled(100, 70));
+        settle(&ledger, 100, 70);
         assert_eq!(ledger.figures().set_aside, 10);
-        ledger.retried(&Retried {
+        let fates = Figures {
             written: 4,
             superseded: 1,
             stale: 1,
             rejected: 1,
             unreadable: 1,
-        });
+            ..Figures::default()
+        };
+        ledger.retried(&fates);
         let figures = ledger.figures();
         assert_eq!((figures.written, figures.set_aside), (74, 2));
         assert!(figures.add_up(), "{figures:?}");
@@ -344,7 +305,7 @@ mod tests {
         let ledger = Ledger::default();
         ledger.received(100);
         ledger.set_aside(7);
-        ledger.settled(&settled(100, 69));
+        settle(&ledger, 100, 69);
         assert!(!ledger.figures().add_up());
     }
 

@@ -24,7 +24,7 @@ use crate::{
     batch::Batch,
     dead_letters::DeadLetters,
     health::Health,
-    ledger::Retried,
+    ledger::Figures,
     store::{Rejected, Store, StoreError, Written},
     ttl::Ttls,
 };
@@ -201,13 +201,15 @@ impl Retries {
             self.dead_letters.write(&batch, written.rejected).await;
             self.remove(dsp_id, &numbers).await;
             self.aside.done(dsp_id, entries.len());
-            self.aside.metrics.ledger.retried(&Retried {
+            let fates = Figures {
                 written: cookies - stale - rejected,
                 superseded,
                 stale,
                 rejected,
                 unreadable,
-            });
+                ..Figures::default()
+            };
+            self.aside.metrics.ledger.retried(&fates);
         }
         if self.refused.borrow().contains(&dsp_id) {
             self.health.dsp_works(dsp_id);

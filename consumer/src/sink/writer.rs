@@ -32,7 +32,7 @@ use crate::{
     batch::Batch,
     dead_letters::DeadLetters,
     health::Health,
-    ledger::Settled,
+    ledger::Figures,
     metrics,
     store::{Loaded, Store, StoreError, Written},
     suppression::{self, Suppression},
@@ -354,13 +354,14 @@ impl Writer {
         let not_taken = previous.written.not_taken.iter();
         let set_aside = not_taken.map(|it| it.indices.len() as u64).sum();
         let written = batch.len() as u64 - stale - rejected - set_aside;
-        metrics.ledger.settled(&Settled {
-            counts: batch.counts(),
+        let of_store = Figures {
             written,
             stale,
             rejected,
             set_aside,
-        });
+            ..Figures::default()
+        };
+        metrics.ledger.settled(&batch.counts(), &of_store);
         metrics.batches.inc();
         let took = previous.began.elapsed();
         metrics.flush_seconds.observe(took.as_secs_f64());
