@@ -216,45 +216,40 @@ impl Aside {
 
 /// The cookies at these indices, which are of one DSP, as entries without numbers.
 fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullEntry> {
-    let released = |index: &u32| batch.released_at(*index as usize);
-    let mut indices = indices.to_vec();
-    indices.sort_by_key(released);
     let parts = indices.chunks(ENTRY_COOKIES_MAX).map(|part| {
-        let runs = part.chunk_by(|a, b| released(a) == released(b));
-        let chunks: Vec<Bytes> = runs
-            .map(|run| chunk(batch, dsp_id, released(&run[0]), run))
-            .collect();
-        let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        let chunk = chunk(batch, part);
         let entry = Entry {
             number: 0,
             dsp_id,
             cookies: part.len() as u64,
-            bytes: bytes + ENTRY_BYTES,
+            bytes: chunk.len() as u64 + ENTRY_BYTES,
         };
-        FullEntry { entry, chunks }
+        FullEntry { entry, chunk }
     });
     parts.collect()
 }
 
-/// Cookies of one DSP and one time as an encoded chunk.
-fn chunk(batch: &Batch, dsp_id: u32, released: u64, indices: &[u32]) -> Bytes {
+/// Cookies as an encoded chunk, which has the time of the newest.
+fn chunk(batch: &Batch, indices: &[u32]) -> Bytes {
     let mut chunk = vec![0; HEADROOM_BYTES];
-    for index in indices {
-        let cookie = batch.cookie(*index as usize);
+    let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
+    let times = cookies.clone().map(|cookie| cookie.accepted_unix_micros);
+    let newest = times.max().unwrap_or_default();
+    for cookie in cookies {
         let text = |bytes| std::str::from_utf8(bytes).expect("a batch holds checked cookies");
         put_cookie(
             &mut chunk,
             &CookieRef {
                 user_id: text(cookie.user_id),
-                dsp_id,
+                dsp_id: cookie.dsp_id,
                 buyer_uid: text(cookie.buyer_uid),
-                age_micros: released - cookie.accepted_unix_micros,
+                age_micros: newest - cookie.accepted_unix_micros,
             },
         );
     }
     let header = ChunkHeader {
         count: u32::try_from(indices.len()).expect("an entry is bounded in cookies"),
-        accepted_unix_micros: released,
+        accepted_unix_micros: newest,
         ..ChunkHeader::default()
     };
     // Behind the prefix of a gRPC message: flags and length.

@@ -47,7 +47,6 @@ pub struct Batch {
     hasher: RandomState,
     cursors: Vec<Cursor>,
     goodbyes: Vec<Cursor>,
-    slots: Vec<u32>,
     held: BTreeSet<u32>,
     /// Of each chunk, its time and its good cookies.
     released: Vec<(u64, u32)>,
@@ -103,7 +102,6 @@ impl Batch {
             hasher: RandomState::default(),
             cursors: Vec::new(),
             goodbyes: Vec::new(),
-            slots: Vec::new(),
             held: BTreeSet::new(),
             released: Vec::new(),
             cookies_max,
@@ -170,15 +168,6 @@ impl Batch {
             .map(|(micros, cookies)| (*micros, u64::from(*cookies)))
     }
 
-    /// The time of the chunk that the cookie at `index` came in, from which its age counts.
-    ///
-    /// # Panics
-    /// When `index` is not below [`Batch::len`].
-    #[must_use]
-    pub fn released_at(&self, index: usize) -> u64 {
-        self.released[self.entries[index].chunk as usize].0
-    }
-
     /// The cookie at `index`, in the order in which pairs first came.
     ///
     /// # Panics
@@ -226,12 +215,6 @@ impl Batch {
         order.into_iter().map(|(_, at)| at)
     }
 
-    /// The DSPs that got a slot with this batch, to be recorded with the cursors.
-    #[must_use]
-    pub fn slots(&self) -> &[u32] {
-        &self.slots
-    }
-
     /// Whether a DSP's cookies must wait: earlier ones of it are set aside, and of two of one millisecond a store could not tell
     /// which is newer.
     #[must_use]
@@ -242,11 +225,6 @@ impl Batch {
     /// Has the cookies of these DSPs wait.
     pub fn hold(&mut self, dsps: BTreeSet<u32>) {
         self.held = dsps;
-    }
-
-    /// Takes the DSPs that got a slot.
-    pub fn set_slots(&mut self, slots: Vec<u32>) {
-        self.slots = slots;
     }
 
     /// The ends of producers' epochs that were reached with everything before them, also of those that have begun another

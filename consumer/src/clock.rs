@@ -80,53 +80,43 @@ pub(crate) fn unix_micros(at: Timestamp) -> u64 {
     u64::try_from(at.as_microsecond()).unwrap_or_default()
 }
 
-/// The time by this machine's clock, but that it never goes back: when the clock is set back, it goes on from where it was.
-///
-/// For judging the clocks of others: measured by a clock that was set back by an hour, every producer's would be an hour
-/// ahead.
+/// Corrects this machine's clock where it is set back or ahead. Times are in microseconds since the Unix epoch.
 #[derive(Debug)]
-pub(crate) struct SteadyClock {
-    unix_micros: u64,
-    at: Instant,
+pub(crate) struct ClockJumps {
+    started: (u64, Instant),
+    latest: (u64, Instant),
 }
 
-impl SteadyClock {
-    /// One that shows `unix_micros` at `at`.
+impl ClockJumps {
+    /// Of a clock that shows `unix_micros` at `at`.
     pub(crate) fn new(unix_micros: u64, at: Instant) -> Self {
-        Self { unix_micros, at }
+        let started = (unix_micros, at);
+        let latest = started;
+        Self { started, latest }
     }
 
-    /// The time when the machine's clock shows `unix_micros`, at `at`.
-    pub(crate) fn now(&mut self, unix_micros: u64, at: Instant) -> u64 {
-        let passed = at.saturating_duration_since(self.at).as_micros();
-        let passed = u64::try_from(passed).unwrap_or(u64::MAX);
-        self.unix_micros = unix_micros.max(self.unix_micros.saturating_add(passed));
-        self.at = at;
-        self.unix_micros
+    /// The time when the clock shows `unix_micros` at `at`; when it is set back, goes on from where it was.
+    ///
+    /// For judging the clocks of others: measured by a clock that was set back by an hour, every producer's would be an hour
+    /// ahead.
+    pub(crate) fn steady(&mut self, unix_micros: u64, at: Instant) -> u64 {
+        let steady = unix_micros.max(passed(self.latest, at));
+        self.latest = (steady, at);
+        steady
+    }
+
+    /// What the clock shows at `at` or, if that is earlier, what it showed at first and the time since.
+    ///
+    /// For what has expired and cannot be had again: a clock that is set ahead must not decide that.
+    pub(crate) fn earlier(&self, unix_micros: u64, at: Instant) -> u64 {
+        unix_micros.min(passed(self.started, at))
     }
 }
 
-/// The time by this machine's clock or, if that is earlier, by what it showed at first and the time since.
-///
-/// For what has expired and cannot be had again: a clock that is set ahead must not decide that.
-#[derive(Debug)]
-pub(crate) struct EarlierClock {
-    unix_micros: u64,
-    at: Instant,
-}
-
-impl EarlierClock {
-    /// One that shows `unix_micros` at `at`.
-    pub(crate) fn new(unix_micros: u64, at: Instant) -> Self {
-        Self { unix_micros, at }
-    }
-
-    /// The time when the machine's clock shows `unix_micros`, at `at`.
-    pub(crate) fn now(&self, unix_micros: u64, at: Instant) -> u64 {
-        let passed = at.saturating_duration_since(self.at).as_micros();
-        let passed = u64::try_from(passed).unwrap_or(u64::MAX);
-        unix_micros.min(self.unix_micros.saturating_add(passed))
-    }
+/// What a clock shows at `at` that showed `unix_micros` then.
+fn passed((unix_micros, then): (u64, Instant), at: Instant) -> u64 {
+    let passed = at.saturating_duration_since(then).as_micros();
+    unix_micros.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -136,22 +126,22 @@ mod tests {
     #[test]
     fn steady_clock_goes_on_when_the_machines_is_set_back() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut steady = SteadyClock::new(10_000_000, start);
-        assert_eq!(steady.now(11_000_000, start + second), 11_000_000);
-        assert_eq!(steady.now(3_000_000, start + 2 * second), 12_000_000);
-        assert_eq!(steady.now(4_000_000, start + 3 * second), 13_000_000);
-        assert_eq!(steady.now(90_000_000, start + 4 * second), 90_000_000);
-        assert_eq!(steady.now(14_000_000, start + 5 * second), 91_000_000);
+        let mut clock = ClockJumps::new(10_000_000, start);
+        assert_eq!(clock.steady(11_000_000, start + second), 11_000_000);
+        assert_eq!(clock.steady(3_000_000, start + 2 * second), 12_000_000);
+        assert_eq!(clock.steady(4_000_000, start + 3 * second), 13_000_000);
+        assert_eq!(clock.steady(90_000_000, start + 4 * second), 90_000_000);
+        assert_eq!(clock.steady(14_000_000, start + 5 * second), 91_000_000);
     }
 
     #[test]
     fn earlier_clock_is_not_hastened_when_the_machines_is_set_ahead() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let earlier = EarlierClock::new(10_000_000, start);
-        assert_eq!(earlier.now(90_000_000, start + second), 11_000_000);
-        assert_eq!(earlier.now(12_000_000, start + 2 * second), 12_000_000);
-        assert_eq!(earlier.now(3_000_000, start + 3 * second), 3_000_000);
-        assert_eq!(earlier.now(90_000_000, start + 4 * second), 14_000_000);
+        let clock = ClockJumps::new(10_000_000, start);
+        assert_eq!(clock.earlier(90_000_000, start + second), 11_000_000);
+        assert_eq!(clock.earlier(12_000_000, start + 2 * second), 12_000_000);
+        assert_eq!(clock.earlier(3_000_000, start + 3 * second), 3_000_000);
+        assert_eq!(clock.earlier(90_000_000, start + 4 * second), 14_000_000);
     }
 
     #[tokio::test]

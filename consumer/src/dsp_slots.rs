@@ -21,7 +21,6 @@ pub struct DspSlots {
     unlisted: BTreeSet<u32>,
     /// DSPs that have a slot; 0 for none.
     cache: Box<[u32]>,
-    to_record: Vec<u32>,
 }
 
 impl DspSlots {
@@ -34,7 +33,6 @@ impl DspSlots {
             refused: BTreeSet::new(),
             unlisted: BTreeSet::new(),
             cache: vec![0; CACHE_ENTRIES].into(),
-            to_record: Vec::new(),
         }
     }
 
@@ -50,7 +48,6 @@ impl DspSlots {
     pub fn refuse(&mut self, refused: BTreeSet<u32>) {
         self.cache.fill(0);
         self.unlisted.retain(|dsp_id| !refused.contains(dsp_id));
-        self.to_record.retain(|dsp_id| !refused.contains(dsp_id));
         self.refused = refused;
     }
 
@@ -69,15 +66,9 @@ impl DspSlots {
                 return false;
             }
             self.unlisted.insert(dsp_id);
-            self.to_record.push(dsp_id);
         }
         self.cache[dsp_id as usize % CACHE_ENTRIES] = dsp_id;
         true
-    }
-
-    /// The DSPs that got a slot since the last call.
-    pub fn to_record(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.to_record)
     }
 
     /// How many unlisted DSPs have a slot, and the maximum.
@@ -119,16 +110,5 @@ mod tests {
         assert!(!slots.admits(7) && slots.admits(8) && slots.admits(1));
         slots.refuse(BTreeSet::new());
         assert!(!slots.admits(7) && slots.admits(8));
-        assert_eq!(slots.to_record(), [8]);
-    }
-
-    #[test]
-    fn slot_is_recorded_once_and_one_that_is_held_or_listed_never() {
-        let mut slots = slots(&[1], 10);
-        slots.load(&[7]);
-        assert!([1, 7, 8, 8 + 1024, 8].iter().all(|dsp| slots.admits(*dsp)));
-        assert_eq!(slots.to_record(), [8, 8 + 1024]);
-        assert!(slots.admits(8));
-        assert!(slots.to_record().is_empty());
     }
 }

@@ -79,8 +79,8 @@ pub struct Entry {
 pub struct FullEntry {
     /// Its part of the index.
     pub entry: Entry,
-    /// Encoded chunks as the wire has them, one for each time of the chunks in which its cookies came.
-    pub chunks: Vec<Bytes>,
+    /// An encoded chunk as the wire has it.
+    pub chunk: Bytes,
 }
 
 /// Cookies of one DSP that the store does not take now, but may take later: by [`Store::retry`].

@@ -48,7 +48,7 @@ fn cookies_come_back_as_they_were_also_after_a_restart() {
     assert_eq!(of_second.sink.ledger.figures().found, 4);
     assert!(second.oldest(9).is_empty());
     assert_eq!(second.oldest(7), entries);
-    let chunks = full.iter().flat_map(|full| full.chunks.clone());
+    let chunks = full.iter().map(|full| full.chunk.clone());
     let again = unpack(chunks.collect());
     assert_eq!(again.cursors(), []);
     let mut found: Vec<_> = again.cookies().collect();

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Failure, HandOver, Limits, lock};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
-    clock::{EarlierClock, SteadyClock},
+    clock::ClockJumps,
     dsp_slots::DspSlots,
     metrics::{self, gauge_value},
     subscription::buffer::{BufferReader, Item},
@@ -38,10 +38,7 @@ pub struct Collector {
     metrics: metrics::Sink,
     /// What is left in the buffer is left out when this is cancelled.
     fast_drain: CancellationToken,
-    /// What producers' clocks are held against.
-    steady: SteadyClock,
-    /// By which cookies have expired.
-    earlier: EarlierClock,
+    clock: ClockJumps,
     slots: DspSlots,
     ttls: Ttls,
     /// DSPs that the operator refuses.
@@ -100,8 +97,7 @@ impl Collector {
             suppression,
             metrics,
             fast_drain,
-            steady: SteadyClock::new(unix_micros(), Instant::now()),
-            earlier: EarlierClock::new(unix_micros(), Instant::now()),
+            clock: ClockJumps::new(unix_micros(), Instant::now()),
             slots,
             ttls,
             refused,
@@ -130,7 +126,7 @@ impl Collector {
                 idle = hand_over.idle(), if is_due => {
                     due_at = None;
                     let next = batch.next();
-                    self.record_slots(&mut batch);
+                    self.show_slots();
                     hand_over.give(std::mem::replace(&mut batch, next), idle).await?;
                 }
                 item = buffer.pop(), if !batch.is_full() => {
@@ -149,7 +145,7 @@ impl Collector {
             }
         }
         if !batch.is_empty() {
-            self.record_slots(&mut batch);
+            self.show_slots();
             let idle = hand_over.idle().await;
             hand_over.give(batch, idle).await?;
         }
@@ -160,7 +156,7 @@ impl Collector {
         match item {
             Item::Chunk(producer, chunk) => {
                 let (now, at) = (unix_micros(), Instant::now());
-                let latest = self.steady.now(now, at).saturating_add(AHEAD_MICROS_MAX);
+                let latest = self.clock.steady(now, at).saturating_add(AHEAD_MICROS_MAX);
                 let header = chunk.header();
                 if header.accepted_unix_micros > latest {
                     self.metrics.clock_clamped.inc_by(header.count.into());
@@ -171,7 +167,7 @@ impl Collector {
                     slots: &mut self.slots,
                     ttls: &self.ttls,
                     // Not the steady one: after a jump ahead and back, that would take everything for expired.
-                    now: self.earlier.now(now, at),
+                    now: self.clock.earlier(now, at),
                     suppression: &mut suppression,
                 };
                 batch.push_filtered(&producer, &chunk, latest, &mut gate);
@@ -193,11 +189,6 @@ impl Collector {
     pub fn load(&mut self, held: &[u32]) {
         self.refuse();
         self.slots.load(held);
-        self.show_slots();
-    }
-
-    fn record_slots(&mut self, batch: &mut Batch) {
-        batch.set_slots(self.slots.to_record());
         self.show_slots();
     }
 

@@ -22,6 +22,7 @@ mod recent;
 mod records;
 
 use std::{
+    collections::BTreeSet,
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -78,6 +79,8 @@ struct Inner {
     tuning: Tuning,
     /// Held by anyone who writes.
     recent: Mutex<Recent>,
+    /// DSPs that have cookies here.
+    slots: Mutex<BTreeSet<u32>>,
     expiry: Expiry,
 }
 
@@ -255,6 +258,10 @@ impl Inner {
             Some(newest) => be_u64(&newest).unwrap_or(u64::MAX),
             None => 0,
         };
+        let mut slots = BTreeSet::new();
+        for pair in meta.prefix(SLOT_PREFIX) {
+            slots.extend(dsp_of(&pair.key()?));
+        }
         Ok(Self {
             database,
             cookies,
@@ -262,6 +269,7 @@ impl Inner {
             ttls,
             tuning,
             recent: Mutex::new(Recent::new(newest)),
+            slots: Mutex::new(slots),
             expiry,
         })
     }
@@ -272,16 +280,15 @@ impl Inner {
             let (key, value) = pair.into_inner()?;
             loaded.cursors.extend(decode_cursor(&key, &value));
         }
-        for pair in self.meta.prefix(SLOT_PREFIX) {
-            loaded.slots.extend(dsp_of(&pair.key()?));
-        }
+        loaded.slots.extend(&*self.slots());
         Ok(loaded)
     }
 
     fn write(&self, batch: &Batch) -> fjall::Result<Written> {
         let mut recent = self.recent();
         let newest = recent.newest();
-        let capacity = batch.len() + batch.cursors().len() + batch.slots().len() + 1;
+        let capacity = batch.len() + batch.cursors().len() + 1;
+        let mut slots = self.slots();
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
             .durability(Some(PersistMode::SyncData));
         let mut done = Written::default();
@@ -298,9 +305,9 @@ impl Inner {
             recent.written(pair, accepted);
             put_value(&mut value, &cookie);
             writes.insert(&self.cookies, key.as_slice(), &value);
-        }
-        for dsp_id in batch.slots() {
-            writes.insert(&self.meta, slot_key(*dsp_id), []);
+            if slots.insert(cookie.dsp_id) {
+                writes.insert(&self.meta, slot_key(cookie.dsp_id), []);
+            }
         }
         for cursor in batch.cursors() {
             let (key, value) = encode_cursor(cursor, (self.tuning.now_unix_micros)());
@@ -350,6 +357,10 @@ impl Inner {
             }
         }
         Ok(forgotten)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn recent(&self) -> MutexGuard<'_, Recent> {

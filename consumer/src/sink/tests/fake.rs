@@ -128,7 +128,7 @@ impl Store for FakeStore {
         let found = aside
             .iter()
             .filter(|full| numbers.contains(&full.entry.number));
-        let chunks = found.flat_map(|full| full.chunks.clone()).collect();
+        let chunks = found.map(|full| full.chunk.clone()).collect();
         std::future::ready(Ok(chunks)).boxed()
     }
 

@@ -80,7 +80,9 @@ async fn data_and_cursors_and_newest_wins_survive_reopening() {
     store.write(Arc::clone(&written)).await.unwrap();
     drop(store);
     let store = open(&folder).await;
-    assert_eq!(store.load().await.unwrap().cursors, written.cursors());
+    let loaded = store.load().await.unwrap();
+    assert_eq!(loaded.cursors, written.cursors());
+    assert_eq!(loaded.slots, [1]);
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
     assert_eq!(late.stale, [0]);
     check(&store.lookup("u").await.unwrap().buyer_uids, &[(1, "kept")]);

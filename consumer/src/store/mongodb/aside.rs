@@ -90,17 +90,17 @@ impl Inner {
         self.delete_own(COLLECTION, old).await
     }
 
-    fn encode(&self, FullEntry { entry, chunks }: &FullEntry) -> Document {
-        let chunks = chunks.iter().map(|chunk| Binary {
+    fn encode(&self, FullEntry { entry, chunk }: &FullEntry) -> Document {
+        let chunk = Binary {
             subtype: BinarySubtype::Generic,
             bytes: chunk.to_vec(),
-        });
+        };
         doc! {
             "_id": self.id(entry.number),
             "dsp": i64::from(entry.dsp_id),
             "cookies": number(entry.cookies),
             "bytes": number(entry.bytes),
-            "chunks": chunks.collect::<Vec<_>>(),
+            "chunks": [chunk],
         }
     }
 
