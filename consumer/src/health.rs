@@ -126,15 +126,12 @@ impl Health {
     /// The addresses without a stream, and why they have none.
     fn disconnected_in_words(&self) -> String {
         let snapshot = self.producers.snapshot();
-        let away = snapshot.addresses.iter().filter(|it| !it.is_connected);
-        let named = away.take(ADDRESSES_NAMED_MAX).filter_map(|it| {
+        let away = snapshot.addresses.iter().filter(|(_, it)| !it.is_connected);
+        let named = away.take(ADDRESSES_NAMED_MAX).filter_map(|(address, it)| {
             let producer = it.producer.as_ref();
             let producer = producer.map(|id| format!(" ({id})")).unwrap_or_default();
             let why = it.why_not.as_ref()?;
-            Some(format!(
-                "; {} of {}{producer}: {why}",
-                it.address, it.origin
-            ))
+            Some(format!("; {address} of {}{producer}: {why}", it.origin))
         });
         named.collect()
     }

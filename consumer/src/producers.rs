@@ -15,7 +15,6 @@
 
 mod producer;
 mod skew;
-mod snapshot;
 mod table;
 
 use std::{
@@ -27,10 +26,9 @@ use tokio::{sync::Notify, time::Instant};
 
 use self::table::{Key, Table};
 pub use self::{
-    producer::{Advanced, Watched},
+    producer::{Advanced, ProducerFigures, Watched},
     skew::Arrival,
-    snapshot::{AddressFigures, PRODUCERS_SHOWN, ProducerFigures, Snapshot},
-    table::Opening,
+    table::{Address, Opening, PRODUCERS_SHOWN, Snapshot},
 };
 use crate::batch::Cursor;
 

@@ -176,8 +176,8 @@ pub struct Swept {
     pub looked: u64,
     /// Expired ones that were deleted.
     pub deleted: u64,
-    /// How many cookies the sweep has yet to look at, and how many it looks at an hour, by estimate.
-    pub ahead: Option<(u64, u64)>,
+    /// How many cookies the sweep has yet to look at, by estimate.
+    pub left: Option<u64>,
 }
 
 /// What an expiry did.

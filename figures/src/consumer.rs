@@ -226,10 +226,6 @@ pub const SWEEP_LEFT: Figure = Figure::gauge(
     "consumer_sweep_left_cookies",
     "Cookies that the sweep of this window has yet to look at, or had when it closed; by estimate.",
 );
-pub const SWEEP_PER_HOUR: Figure = Figure::gauge(
-    "consumer_sweep_cookies_per_hour",
-    "Cookies that the sweep looks at an hour, pauses included, or that the last one did.",
-);
 pub const COMPACTION_SECONDS: Figure = Figure::histogram(
     "consumer_compaction_seconds",
     "Time the compaction of each collection took.",

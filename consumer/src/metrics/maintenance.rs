@@ -34,8 +34,6 @@ pub struct Maintenance {
     pub swept: IntCounter,
     /// Cookies that the sweep has yet to look at.
     pub sweep_left: IntGauge,
-    /// Cookies an hour of the sweep, or the last one.
-    pub sweep_per_hour: IntGauge,
     /// Seconds of the compaction of each collection.
     pub compaction_seconds: Histogram,
     /// Bytes that compactions gave back.
@@ -63,7 +61,6 @@ impl Maintenance {
             expired: registry.add(consumer::EXPIRED)?,
             swept: registry.add(consumer::SWEPT)?,
             sweep_left: registry.add(consumer::SWEEP_LEFT)?,
-            sweep_per_hour: registry.add(consumer::SWEEP_PER_HOUR)?,
             compaction_seconds: registry.add(consumer::COMPACTION_SECONDS)?,
             compaction_freed_bytes: registry.add(consumer::COMPACTION_FREED_BYTES)?,
             compaction_skipped: registry.add(consumer::COMPACTION_SKIPPED)?,
@@ -76,9 +73,8 @@ impl Maintenance {
     pub fn swept(&self, swept: &Swept) {
         self.swept.inc_by(swept.looked);
         self.expired.inc_by(swept.deleted);
-        if let Some((left, per_hour)) = swept.ahead {
+        if let Some(left) = swept.left {
             self.sweep_left.set(gauge_value(left));
-            self.sweep_per_hour.set(gauge_value(per_hour));
         }
     }
 

@@ -53,7 +53,7 @@ fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
     let addresses: Vec<_> = snapshot
         .addresses
         .iter()
-        .map(|it| (it.address.to_string(), u8::from(it.is_connected)))
+        .map(|(address, it)| (address.to_string(), u8::from(it.is_connected)))
         .collect();
     let connected = addresses.iter().map(|(_, connected)| u64::from(*connected));
     let streams = as_f64(connected.sum());

@@ -2,10 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{
-    skew::{Arrival, Skew},
-    snapshot::ProducerFigures,
-};
+use super::skew::{Arrival, Skew};
 use crate::batch::Cursor;
 
 /// What is known of a producer.
@@ -34,6 +31,22 @@ struct Newest {
     /// Before the first sequence that was asked for.
     from: u64,
     sequence: u64,
+}
+
+/// What is shown of a producer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProducerFigures {
+    /// Whether an address reads from it, or did last.
+    pub is_read: bool,
+    /// Streams that are open.
+    pub streams: usize,
+    /// How far it is durable: epoch and sequence.
+    pub durable: Option<(u64, u64)>,
+    /// Cookies that it is known to have and that are not durable here.
+    pub lag_cookies: Option<u64>,
+    /// How far our clock is ahead of its, at most, in microseconds: the least time from accepted there to received here in the
+    /// last one to two minutes.
+    pub skew_micros: Option<i64>,
 }
 
 /// What a process saw of one epoch of a producer.

@@ -10,11 +10,13 @@ use proto::limits::CURSORS_MAX;
 use tokio::time::Instant;
 
 use super::{
-    producer::{Advanced, Producer, Watched},
+    producer::{Advanced, Producer, ProducerFigures, Watched},
     skew::Arrival,
-    snapshot::{AddressFigures, PRODUCERS_SHOWN, Snapshot},
 };
 use crate::batch::Cursor;
+
+/// So many producers are shown, if there are, but for those that are read, of which all are.
+pub const PRODUCERS_SHOWN: usize = 256;
 
 /// All that is known.
 #[derive(Debug, Default)]
@@ -27,15 +29,27 @@ pub(super) struct Table {
 }
 
 /// An address that is subscribed to.
-#[derive(Debug)]
-struct Address {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
     /// Which of its listings this is.
     listing: u64,
-    origin: Arc<str>,
-    /// The producer that has or had a stream here.
-    producer: Option<Arc<str>>,
-    is_connected: bool,
-    why_not: Option<Arc<str>>,
+    /// The setting that stands for it.
+    pub origin: Arc<str>,
+    /// The id of the producer that has or had a stream here.
+    pub producer: Option<Arc<str>>,
+    /// Whether a stream is open.
+    pub is_connected: bool,
+    /// Why not, if an attempt failed.
+    pub why_not: Option<Arc<str>>,
+}
+
+/// The table at one moment, for those who show it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// All that are subscribed to.
+    pub addresses: BTreeMap<SocketAddr, Address>,
+    /// By id: all that an address reads from, and as many others that have a durable cursor as make up [`PRODUCERS_SHOWN`].
+    pub producers: BTreeMap<Arc<str>, ProducerFigures>,
 }
 
 /// One listing of an address.
@@ -186,13 +200,6 @@ impl Table {
 
     pub(super) fn snapshot(&self, now: Instant) -> Snapshot {
         let read = self.read();
-        let addresses = self.addresses.iter().map(|(&address, it)| AddressFigures {
-            address,
-            origin: Arc::clone(&it.origin),
-            producer: it.producer.clone(),
-            is_connected: it.is_connected,
-            why_not: it.why_not.clone(),
-        });
         let is_other = |(id, producer): &(&Arc<str>, &Producer)| {
             producer.is_durable() && !read.contains(&***id)
         };
@@ -206,7 +213,7 @@ impl Table {
             (Arc::clone(id), figures)
         });
         Snapshot {
-            addresses: addresses.collect(),
+            addresses: self.addresses.clone(),
             producers: producers.collect(),
         }
     }

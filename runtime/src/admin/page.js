@@ -214,7 +214,7 @@ const PROGRAMS = {
         ["last expiry", now("consumer_expiry_last_run_unix_seconds"), moment],
         ["expired cookies", now("consumer_expired_total"), whole],
         ["left to sweep", now("consumer_sweep_left_cookies"), short],
-        ["swept an hour", now("consumer_sweep_cookies_per_hour"), short],
+        ["swept a second", perSecond("consumer_swept_total"), rate],
         ["oldest is overdue by", now("consumer_expiry_overdue_max_seconds"), time],
         ["compaction window open", now("consumer_compaction_window_open"), yesNo],
         ["last compaction", now("consumer_compaction_last_run_unix_seconds"), moment],

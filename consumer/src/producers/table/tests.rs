@@ -1,7 +1,6 @@
 //! Each transition of the table, by a clock that is given.
 
 use super::*;
-use crate::producers::ProducerFigures;
 
 const HERE: &str = "http://here";
 
@@ -63,7 +62,7 @@ impl Setting {
     }
 
     fn figures(&self, id: &str) -> Option<ProducerFigures> {
-        self.table.snapshot(self.now).producer(id).cloned()
+        self.table.snapshot(self.now).producers.get(id).cloned()
     }
 
     fn lag(&self) -> Option<u64> {
@@ -206,7 +205,7 @@ fn address_shows_its_last_stream() {
     let mut it = Setting::new(Vec::new());
     let key = it.listed(HERE);
     it.table.down(key, "Connection refused");
-    let shown = |it: &Setting| it.table.snapshot(it.now).addresses[0].clone();
+    let shown = |it: &Setting| it.table.snapshot(it.now).addresses[&key.address].clone();
     assert_eq!(shown(&it).why_not.as_deref(), Some("Connection refused"));
     let at = cursor("p", 7, 41);
     it.open_at(key, &at, None);
@@ -219,8 +218,8 @@ fn address_shows_its_last_stream() {
     it.table.advanced(&cookies, Some(arrival), false, now);
     it.advance(&cursor("p", 7, 60), true);
     it.close(key, "p");
-    let expected = AddressFigures {
-        address: key.address,
+    let expected = Address {
+        listing: key.listing,
         origin: HERE.into(),
         producer: Some("p".into()),
         is_connected: false,

@@ -24,8 +24,8 @@ const COOKIES_MAX: usize = 1_000;
 /// The same of a [`Kind::Upsert`]: one that another unique index refuses takes the server some milliseconds.
 const UPSERTS_MAX: usize = 100;
 
-/// Bytes of head and end of a command.
-const HEAD_BYTES: usize = 256;
+/// Room made for each cookie of a command: what most take.
+const COOKIE_BYTES: usize = 256;
 
 /// The indices of a batch's cookies by DSP, ordered by user within each: neighbours in a collection's index are then
 /// written together. Costs a sort.
@@ -62,17 +62,6 @@ pub enum Kind {
 const REPLACE_GROUP: usize = 48;
 
 impl Kind {
-    /// Most bytes of one cookie in a command beside its strings; those of its user id count as often as
-    /// [`Self::user_ids`] says.
-    fn overhead(self) -> usize {
-        match self {
-            Self::Look => 16,
-            Self::Insert => 48,
-            Self::Replace => 72,
-            Self::Upsert => 160,
-        }
-    }
-
     /// Most cookies of one command.
     pub(super) fn cookies_max(self) -> usize {
         if self == Self::Upsert {
@@ -82,19 +71,6 @@ impl Kind {
         }
     }
 
-    fn user_ids(self) -> usize {
-        if self == Self::Replace { 2 } else { 1 }
-    }
-
-    fn bytes(self, cookie: &BatchCookie<'_>) -> usize {
-        let buyer_uid = if self == Self::Look {
-            0
-        } else {
-            cookie.buyer_uid.len()
-        };
-        cookie.user_id.len() * self.user_ids() + buyer_uid + self.overhead()
-    }
-
     /// The command for the cookies at these indices of `batch`.
     ///
     /// # Panics
@@ -102,9 +78,7 @@ impl Kind {
     #[must_use]
     pub fn encode(self, batch: &Batch, indices: &[u32], concern: &Document) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
-        let bytes: usize = cookies.clone().map(|cookie| self.bytes(&cookie)).sum();
-        let groups = indices.len() / REPLACE_GROUP + 1;
-        let mut bson = Bson::with_capacity(bytes + groups * GROUP_BYTES + HEAD_BYTES);
+        let mut bson = Bson::with_capacity((indices.len() + 1) * COOKIE_BYTES);
         let command = bson.begin();
         bson.string(self.name(), COOKIES.as_bytes());
         if self == Self::Look {
@@ -145,9 +119,6 @@ impl Kind {
         }
     }
 }
-
-/// Bytes of an operation of a [`Kind::Replace`] beside those of its cookies.
-const GROUP_BYTES: usize = 384;
 
 fn head(bson: &mut Bson, concern: &Document) {
     bson.boolean("ordered", false);

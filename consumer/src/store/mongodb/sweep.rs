@@ -297,18 +297,10 @@ impl Sweep<'_> {
 
     fn report(&mut self, took: &Took, documents_left: u64) {
         self.looked += took.documents;
-        let seconds = self.began.elapsed().as_secs_f64().max(1.0);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_precision_loss,
-            clippy::cast_sign_loss,
-            reason = "an estimate for people"
-        )]
-        let documents_per_hour = (self.looked as f64 / seconds * 3600.0) as u64;
         (self.expiry.report)(&Swept {
             looked: took.documents,
             deleted: 0,
-            ahead: Some((documents_left, documents_per_hour)),
+            left: Some(documents_left),
         });
     }
 

@@ -316,7 +316,7 @@ async fn collection_that_fills_every_window_keeps_no_other_from_being_swept() ->
     let (first, last) = (third.iter().find(|it| it.looked > 0), third.last());
     let looked = steps(&third);
     ensure!(looked == [5_000, 500, 500], "{looked:?}");
-    let left = |swept: Option<&Swept>| Some(swept?.ahead?.0);
+    let left = |swept: Option<&Swept>| swept?.left;
     ensure!(left(first) == Some(500 + 500), "{third:?}");
     ensure!(left(last) == Some(0), "{third:?}");
     for (namespace, alive) in [("17.cookies", 4_000), ("19.cookies", 500)] {
