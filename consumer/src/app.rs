@@ -174,29 +174,36 @@ impl App {
         metrics: Metrics,
         health: Arc<Health>,
     ) -> impl Future<Output = Result<(), Failure>> + use<> {
-        let (buffer, mut pipeline) = Pipeline::new(
-            &config,
-            Arc::clone(&self.store),
-            Arc::clone(&health),
-            self.runtime_config.dsps_refused.subscribe(),
-            &metrics,
-            Stops {
-                fast_drain: self.fast_drain.clone(),
-                at_once: self.stop_writing.clone(),
-            },
-        );
+        let stops = Stops {
+            fast_drain: self.fast_drain.clone(),
+            at_once: self.stop_writing.clone(),
+            retries: self.stop_services.clone(),
+        };
+        let refused = self.runtime_config.dsps_refused.subscribe();
         let (tracker, services) = (self.pipeline.clone(), self.services.clone());
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
         let watch = self.watch();
         let store = Arc::clone(&self.store);
         let night = self.runtime_config.night.subscribe();
         async move {
-            tokio::select! {
+            let sink = Pipeline::open(
+                &config,
+                Arc::clone(&store),
+                Arc::clone(&health),
+                refused,
+                &metrics,
+                stops,
+            );
+            let Pipeline {
+                buffer,
+                collecting,
+                writing,
+                retrying,
+            } = tokio::select! {
                 // Nothing was received yet, so nothing is lost.
                 () = stop_reading.cancelled() => return Ok(()),
-                loaded = pipeline.load_cursors() => loaded?,
-            }
-            let (collecting, writing, retrying) = pipeline.into_tasks(stop_services.clone());
+                sink = sink => sink?,
+            };
             services.spawn(watch.clone().run("what tries again", async {
                 retrying.await;
                 Ok(())

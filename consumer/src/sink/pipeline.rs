@@ -2,14 +2,15 @@
 
 use std::{
     collections::BTreeSet,
-    future::Future,
+    fmt,
     sync::{Arc, Mutex},
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{BATCH_BYTES_MAX, Batches, Collector, Failure, HandOver, Limits, Writer, hand_over};
+use super::{BATCH_BYTES_MAX, Collector, Failure, Limits, Writer, hand_over};
 use crate::{
     aside::{Aside, Retries},
     config::Config,
@@ -17,9 +18,8 @@ use crate::{
     dsp_slots::DspSlots,
     health::Health,
     metrics::Metrics,
-    producers::Producers,
     store::Store,
-    subscription::buffer::{self, BufferReader, BufferWriter},
+    subscription::buffer::{self, BufferWriter},
     suppression::Suppression,
 };
 
@@ -30,32 +30,42 @@ pub struct Stops {
     pub fast_drain: CancellationToken,
     /// The store is not waited for any longer when this is cancelled.
     pub at_once: CancellationToken,
+    /// What is set aside is not retried any longer when this is cancelled.
+    pub retries: CancellationToken,
 }
 
-/// A sink that does not run yet.
-#[derive(Debug)]
+/// A sink, to be run: its three tasks at the same time. It ends in order when all writers of the buffer are dropped.
 pub struct Pipeline {
-    collector: Collector,
-    received: BufferReader,
-    hand_over: HandOver,
-    batches: Batches,
-    writer: Writer,
-    retries: Retries,
-    producers: Producers,
+    /// What it takes from.
+    pub buffer: BufferWriter,
+    /// From the buffer to batches.
+    pub collecting: BoxFuture<'static, Result<(), Failure>>,
+    /// From batches into the store.
+    pub writing: BoxFuture<'static, Result<(), Failure>>,
+    /// What is set aside into the store.
+    pub retrying: BoxFuture<'static, ()>,
+}
+
+impl fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipeline").finish_non_exhaustive()
+    }
 }
 
 impl Pipeline {
-    /// A sink into `store`, and the buffer that it takes from. It ends in order when all writers of the buffer are
-    /// dropped. Cookies of DSPs that are `refused` go nowhere.
-    #[must_use]
-    pub fn new(
+    /// Waits for the store and reads where it stands, into the table of producers; then a sink into it. Cookies of DSPs that
+    /// are `refused` go nowhere.
+    ///
+    /// # Errors
+    /// When the store is broken, or it is told to stop.
+    pub async fn open(
         config: &Config,
         store: Arc<dyn Store>,
         health: Arc<Health>,
         refused: watch::Receiver<BTreeSet<u32>>,
         metrics: &Metrics,
         stops: Stops,
-    ) -> (BufferWriter, Self) {
+    ) -> Result<Self, Failure> {
         let (buffer, received) = buffer::buffer(config.storing.buffer_bytes, &metrics.subscription);
         let limits = Limits {
             flush_interval: config.storing.flush_interval,
@@ -84,58 +94,32 @@ impl Pipeline {
             refused.clone(),
             ttls.clone(),
         );
-        let producers = health.producers().clone();
-        let pipeline = Self {
-            collector: Collector::new(
-                limits,
-                Arc::clone(&suppression),
-                DspSlots::new(config.storing.dsps(), config.storing.dsps_max),
-                ttls,
-                refused,
-                metrics.sink.clone(),
-                stops.fast_drain,
-            ),
-            received,
-            hand_over,
-            batches,
-            writer: Writer::new(
-                store,
-                suppression,
-                health,
-                metrics.sink.clone(),
-                dead_letters,
-                aside,
-                stops.at_once,
-            ),
-            retries,
-            producers,
-        };
-        (buffer, pipeline)
-    }
-
-    /// Waits for the store and reads where it stands, into the table of producers.
-    ///
-    /// # Errors
-    /// When the store is broken, or it is told to stop.
-    pub async fn load_cursors(&mut self) -> Result<(), Failure> {
-        let loaded = self.writer.load().await?;
-        self.producers.loaded(loaded.cursors);
-        self.collector.load(&loaded.slots);
-        Ok(())
-    }
-
-    /// The three tasks, to be run at the same time once the cursors are loaded: collector, writer, and what retries until
-    /// `stop` is cancelled.
-    pub fn into_tasks(
-        self,
-        stop: CancellationToken,
-    ) -> (
-        impl Future<Output = Result<(), Failure>> + Send + 'static,
-        impl Future<Output = Result<(), Failure>> + Send + 'static,
-        impl Future<Output = ()> + Send + 'static,
-    ) {
-        let collecting = self.collector.run(self.received, self.hand_over);
-        let writing = self.writer.run(self.batches);
-        (collecting, writing, self.retries.run(stop))
+        let mut collector = Collector::new(
+            limits,
+            Arc::clone(&suppression),
+            DspSlots::new(config.storing.dsps(), config.storing.dsps_max),
+            ttls,
+            refused,
+            metrics.sink.clone(),
+            stops.fast_drain,
+        );
+        let mut writer = Writer::new(
+            store,
+            suppression,
+            Arc::clone(&health),
+            metrics.sink.clone(),
+            dead_letters,
+            aside,
+            stops.at_once,
+        );
+        let loaded = writer.load().await?;
+        health.producers().loaded(loaded.cursors);
+        collector.load(&loaded.slots);
+        Ok(Self {
+            buffer,
+            collecting: collector.run(received, hand_over).boxed(),
+            writing: writer.run(batches).boxed(),
+            retrying: retries.run(stops.retries).boxed(),
+        })
     }
 }

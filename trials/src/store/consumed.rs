@@ -87,31 +87,33 @@ impl Consumed {
         let metrics = Metrics::register(&registry).context("metrics")?;
         let ledger = metrics.sink.ledger.clone();
         let discards = matches!(config.storing.store, StoreConfig::Discard);
+        let stop_retrying = CancellationToken::new();
+        let stops = Stops {
+            retries: stop_retrying.clone(),
+            ..Stops::default()
+        };
         let opening = async move {
             let store = open_store(&config).await?;
-            let (buffer, mut pipeline) = Pipeline::new(
+            let sink = Pipeline::open(
                 &config,
                 Arc::clone(&store),
                 Arc::new(Health::default()),
                 watch::channel(config.storing.dsps_refused()).1,
                 &metrics,
-                Stops::default(),
+                stops,
             );
-            let loaded = timeout(STORE_PATIENCE, pipeline.load_cursors()).await;
-            loaded.context("the store does not answer")??;
-            anyhow::Ok((store, buffer, pipeline))
+            let sink = timeout(STORE_PATIENCE, sink).await;
+            anyhow::Ok((store, sink.context("the store does not answer")??))
         };
-        let (store, buffer, pipeline) = runtime.spawn(opening).await??;
-        let stop_retrying = CancellationToken::new();
-        let (collecting, writing, retrying) = pipeline.into_tasks(stop_retrying.clone());
-        runtime.spawn(retrying);
+        let (store, sink) = runtime.spawn(opening).await??;
+        runtime.spawn(sink.retrying);
         let mut tasks = JoinSet::new();
-        tasks.spawn_on(collecting, runtime.handle());
-        tasks.spawn_on(writing, runtime.handle());
+        tasks.spawn_on(sink.collecting, runtime.handle());
+        tasks.spawn_on(sink.writing, runtime.handle());
         Ok(Self {
             runtime,
             producer: "trials".into(),
-            buffer,
+            buffer: sink.buffer,
             store,
             tasks,
             stop_retrying: stop_retrying.drop_guard(),
