@@ -67,7 +67,6 @@ struct Index {
 #[derive(Debug, Default)]
 struct OfDsp {
     entries: VecDeque<Entry>,
-    cookies: u64,
     bytes: u64,
 }
 
@@ -149,13 +148,10 @@ impl Aside {
         self.changed.notify_one();
     }
 
-    /// The DSPs of which something is queued, and how many cookies.
+    /// The DSPs of which something is queued.
     #[must_use]
-    pub fn dsps(&self) -> BTreeMap<u32, u64> {
-        let index = self.index();
-        let dsps = index.dsps.iter();
-        dsps.map(|(dsp_id, of_dsp)| (*dsp_id, of_dsp.cookies))
-            .collect()
+    pub fn dsps(&self) -> BTreeSet<u32> {
+        self.index().dsps.keys().copied().collect()
     }
 
     /// Returns when something was queued since the last call.
@@ -183,11 +179,8 @@ impl Aside {
         let Some(of_dsp) = index.dsps.get_mut(&dsp_id) else {
             return;
         };
-        let mut bytes = 0;
-        for entry in of_dsp.entries.drain(..entries) {
-            of_dsp.cookies -= entry.cookies;
-            bytes += entry.bytes;
-        }
+        let done = of_dsp.entries.drain(..entries);
+        let bytes: u64 = done.map(|entry| entry.bytes).sum();
         of_dsp.bytes -= bytes;
         if of_dsp.entries.is_empty() {
             index.dsps.remove(&dsp_id);
@@ -201,7 +194,6 @@ impl Aside {
         for entry in entries {
             let of_dsp = index.dsps.entry(entry.dsp_id).or_default();
             of_dsp.entries.push_back(entry);
-            of_dsp.cookies += entry.cookies;
             of_dsp.bytes += entry.bytes;
             index.bytes += entry.bytes;
             index.last_number = index.last_number.max(entry.number);

@@ -25,7 +25,7 @@ use crate::{
     maintenance_window::Window,
     metrics::{self, Metrics},
     producers::Producers,
-    store::{Compacted, CompactedCollection, Compaction, Expiry, Store, StoreError, Swept},
+    store::{CompactedCollection, Compaction, Expiry, Store, StoreError, Swept},
     ttl::before,
 };
 
@@ -240,14 +240,13 @@ impl Night {
             };
             self.store.compact(compaction).await
         });
-        let Compacted { skipped, complete } = compacted.await?;
-        self.metrics.compaction_skipped.inc_by(skipped);
+        let complete = compacted.await?;
         self.metrics.compactions.inc_by(u64::from(complete));
         let took = began.elapsed();
         self.metrics
             .compaction_ended
             .set(self.clock.now().as_second());
-        tracing::info!(skipped, complete, ?took, "compaction ends");
+        tracing::info!(complete, ?took, "compaction ends");
         Ok(complete)
     }
 

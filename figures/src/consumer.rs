@@ -235,10 +235,6 @@ pub const COMPACTION_FREED_BYTES: Figure = Figure::counter(
     "consumer_compaction_freed_bytes_total",
     "Bytes that compactions gave back to the file system.",
 );
-pub const COMPACTION_SKIPPED: Figure = Figure::counter(
-    "consumer_compaction_skipped_total",
-    "Collections that were not compacted because there was little to gain.",
-);
 pub const COMPACTIONS: Figure = Figure::counter(
     "consumer_compactions_total",
     "Times that everything worth it was compacted, one a night.",

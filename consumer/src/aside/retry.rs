@@ -112,7 +112,7 @@ impl Retries {
                 self.aside.metrics.fail(&failing);
                 shown.clone_from(&failing);
             }
-            failing.extend(self.aside.dsps().into_keys());
+            failing.extend(self.aside.dsps());
             dues.retain(|dsp_id, _| failing.contains(dsp_id));
             let is_idle = failing.is_empty() && tried.is_empty();
             for dsp_id in failing {

@@ -38,8 +38,6 @@ pub struct Maintenance {
     pub compaction_seconds: Histogram,
     /// Bytes that compactions gave back.
     pub compaction_freed_bytes: IntCounter,
-    /// Collections that were not worth a compaction.
-    pub compaction_skipped: IntCounter,
     /// Nights in which everything worth it was compacted.
     pub compactions: IntCounter,
     /// Expiries and compactions that failed.
@@ -63,7 +61,6 @@ impl Maintenance {
             sweep_left: registry.add(consumer::SWEEP_LEFT)?,
             compaction_seconds: registry.add(consumer::COMPACTION_SECONDS)?,
             compaction_freed_bytes: registry.add(consumer::COMPACTION_FREED_BYTES)?,
-            compaction_skipped: registry.add(consumer::COMPACTION_SKIPPED)?,
             compactions: registry.add(consumer::COMPACTIONS)?,
             errors: registry.add(consumer::MAINTENANCE_ERRORS)?,
         })

@@ -131,7 +131,7 @@ impl Writer {
         let mut loaded = self.attempts.until_done(|store| store.load()).await?;
         self.aside.load(&loaded.aside);
         // These get their slots soon.
-        loaded.slots.extend(self.aside.dsps().into_keys());
+        loaded.slots.extend(self.aside.dsps());
         Ok(loaded)
     }
 
@@ -173,7 +173,7 @@ impl Writer {
     }
 
     fn take(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> Taken {
-        batch.hold(self.aside.dsps().into_keys().collect());
+        batch.hold(self.aside.dsps());
         Taken {
             batch: Arc::new(batch),
             idle,

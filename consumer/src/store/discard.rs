@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 
-use super::{Answer, Compacted, Compaction, Expired, Expiry, Found, Loaded, Store, Written};
+use super::{Answer, Expired, Expiry, Found, Loaded, Store, Written};
 use crate::batch::{Batch, Cursor};
 
 /// Remembers cursors for the life of the process, and nothing else.
@@ -52,9 +52,5 @@ impl Store for DiscardStore {
     fn forget_cursors(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
         // They live no longer than the process.
         std::future::ready(Ok(Vec::new())).boxed()
-    }
-
-    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
-        std::future::ready(Ok(Compacted::NOTHING)).boxed()
     }
 }

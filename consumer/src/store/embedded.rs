@@ -37,7 +37,7 @@ use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::unix_micros;
 use tokio::time::sleep;
 
-use super::{Answer, Compacted, Compaction, Expired, Found, Loaded, Store, StoreError, Written};
+use super::{Answer, Expired, Found, Loaded, Store, StoreError, Written};
 use crate::{
     batch::{Batch, BatchCookie},
     ttl::Ttls,
@@ -213,11 +213,6 @@ impl Store for EmbeddedStore {
 
     fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
         self.run(move |inner| inner.forget_cursors(before))
-    }
-
-    /// Nothing to do: see the module.
-    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
-        Box::pin(std::future::ready(Ok(Compacted::NOTHING)))
     }
 }
 

@@ -63,8 +63,8 @@ use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Answer, Compacted, Compaction, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Store,
-    StoreError, Written,
+    Answer, Compaction, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Store, StoreError,
+    Written,
 };
 use crate::{batch::Batch, ttl::Ttls};
 use breakers::Breakers;
@@ -320,7 +320,7 @@ impl Store for MongodbStore {
         self.inner.delete_cursors(before).boxed()
     }
 
-    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, Compacted> {
+    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, bool> {
         self.inner.compact_all(compaction).boxed()
     }
 }

@@ -8,8 +8,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::store::{
-    Answer, Compacted, Compaction, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Rejected,
-    Store, StoreError, Written,
+    Answer, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Rejected, Store, StoreError,
+    Written,
 };
 
 /// Fails some times, then writes slowly.
@@ -173,9 +173,5 @@ impl Store for FakeStore {
 
     fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
         std::future::ready(Ok(Vec::new())).boxed()
-    }
-
-    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
-        std::future::ready(Ok(Compacted::NOTHING)).boxed()
     }
 }

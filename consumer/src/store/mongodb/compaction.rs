@@ -32,7 +32,7 @@ use super::{
     date, number,
     retry_policy::{Failure, failure},
 };
-use crate::store::{Compacted, CompactedCollection, Compaction, StoreError};
+use crate::store::{CompactedCollection, Compaction, StoreError};
 
 /// Of what was done, and of who does it.
 pub(super) const RECORDS: &str = "maintenance";
@@ -77,18 +77,14 @@ fn reusable_of_file(file: &Document) -> Option<u64> {
 }
 
 impl Inner {
-    pub(super) async fn compact_all(
-        &self,
-        compaction: Compaction<'_>,
-    ) -> Result<Compacted, StoreError> {
+    pub(super) async fn compact_all(&self, compaction: Compaction<'_>) -> Result<bool, StoreError> {
         let connection = self.connection().await?;
-        let mut done = Compacted::NOTHING;
+        let mut complete = true;
         let mut failed = None;
         let to_compact = self.to_compact(connection, &compaction, &mut failed);
         for (dsp_id, last) in to_compact.await? {
             if compaction.stop.is_cancelled() {
-                done.complete = false;
-                return Ok(done);
+                return Ok(false);
             }
             let database = self.database(connection, dsp_id);
             let one = One {
@@ -99,16 +95,11 @@ impl Inner {
             };
             let compacted = one.compact(last, &compaction).await;
             if compacted.is_err() && compaction.stop.is_cancelled() {
-                done.complete = false;
-                return Ok(done);
+                return Ok(false);
             }
-            match self.of_one(compacted, &mut failed).await? {
-                Some(Outcome::Done) | None => {}
-                Some(Outcome::NotWorthIt) => done.skipped += 1,
-                Some(Outcome::Running) => done.complete = false,
-            }
+            complete &= self.of_one(compacted, &mut failed).await? != Some(false);
         }
-        failed.map_or(Ok(done), Err)
+        failed.map_or(Ok(complete), Err)
     }
 
     /// What was not compacted since then, beginning with what was never.
@@ -176,13 +167,6 @@ fn decode(record: &Document) -> Option<(&str, Last)> {
     Some((record.get_str("_id").ok()?, last))
 }
 
-enum Outcome {
-    Done,
-    NotWorthIt,
-    /// Somebody else's compaction of it is running.
-    Running,
-}
-
 /// The compaction of one collection.
 struct One<'a> {
     store: &'a Inner,
@@ -192,11 +176,12 @@ struct One<'a> {
 }
 
 impl One<'_> {
+    /// Compacts it if that is worth it; false where somebody else's compaction of it is running.
     async fn compact(
         &self,
         last: Option<Last>,
         compaction: &Compaction<'_>,
-    ) -> Result<Outcome, Failure> {
+    ) -> Result<bool, Failure> {
         let stats = run(self.database.run_command(doc! { "collStats": COOKIES })).await?;
         let reusable = reusable(&stats);
         if !is_worth_it(reusable, last) {
@@ -205,13 +190,13 @@ impl One<'_> {
                 reusable,
                 "not worth compacting"
             );
-            return Ok(Outcome::NotWorthIt);
+            return Ok(true);
         }
         let is_compacting = self
             .store
             .is_compacting(self.connection, self.database.name());
         if is_compacting.await? {
-            return Ok(Outcome::Running);
+            return Ok(false);
         }
         let began = Instant::now();
         let compacted = self.run(compaction.stop).await;
@@ -228,7 +213,7 @@ impl One<'_> {
         (compaction.report)(&done);
         self.remember(&done, date(compaction.clock.unix_micros()))
             .await?;
-        Ok(Outcome::Done)
+        Ok(true)
     }
 
     /// Has no deadline, but asks the server to end it when `stop` is cancelled.

@@ -57,11 +57,10 @@ impl fmt::Debug for Connection {
 /// # Errors
 /// With what is wrong, without repeating user and password.
 pub fn check_uri(uri: &str) -> Result<(), String> {
-    if let Some(what) = left_out(uri) {
-        return Err(format!(
-            "this consumer was built without {what}: images and releases have it, and so has a build with \
-             `--features consumer/full`"
-        ));
+    if !cfg!(feature = "full") && needs_full(uri) {
+        let why = "this consumer was built without SRV records (mongodb+srv://) and zstd: images and releases have them, and so \
+                   has a build with `--features consumer/full`";
+        return Err(why.to_owned());
     }
     let mut parsed = match ConnectionString::parse(uri) {
         Ok(parsed) => parsed,
@@ -147,24 +146,12 @@ fn check_options(uri: &ConnectionString) -> Result<(), String> {
     Ok(())
 }
 
-/// What a connection string asks for that only the feature `full` brings: the libraries for it take a fifteenth of a first build.
-fn left_out(uri: &str) -> Option<&'static str> {
-    if cfg!(feature = "full") {
-        return None;
-    }
-    if uri.starts_with("mongodb+srv://") {
-        return Some("the lookup of SRV records, which mongodb+srv:// needs");
-    }
-    let (_, options) = uri.split_once('?')?;
-    let options = options
-        .split('&')
-        .filter_map(|option| option.split_once('='));
-    let mut compressors = options
-        .filter(|(name, _)| name.eq_ignore_ascii_case("compressors"))
-        .flat_map(|(_, names)| names.split(','));
-    compressors
-        .any(|name| name.eq_ignore_ascii_case("zstd"))
-        .then_some("zstd (zlib and snappy are there)")
+/// Whether a connection string asks for what only the feature `full` brings: the libraries for it take a fifteenth of a first
+/// build.
+fn needs_full(uri: &str) -> bool {
+    let is_zstd = |option: &str| option.starts_with("compressors=") && option.contains("zstd");
+    let uri = uri.to_ascii_lowercase();
+    uri.starts_with("mongodb+srv://") || uri.split(['?', '&']).any(is_zstd)
 }
 
 impl Connection {

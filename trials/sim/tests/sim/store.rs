@@ -12,10 +12,7 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
-    store::{
-        Answer, Compacted, Compaction, Expired, Expiry, Found, Loaded, Receipt, Store, StoreError,
-        Written,
-    },
+    store::{Answer, Expired, Expiry, Found, Loaded, Receipt, Store, StoreError, Written},
 };
 use tokio::time::sleep;
 
@@ -290,9 +287,5 @@ impl Store for SimStore {
 
     fn forget_cursors(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
-    }
-
-    fn compact<'a>(&'a self, _: Compaction<'a>) -> Answer<'a, Compacted> {
-        Box::pin(std::future::ready(Ok(Compacted::NOTHING)))
     }
 }

@@ -334,7 +334,6 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
     night.set("10T03:00");
     night.wait_compactions(1).await?;
     assert_eq!(night.collections_compacted(), 1);
-    assert_eq!(night.metrics.compaction_skipped.get(), 1, "the small one");
     assert!(night.metrics.compaction_freed_bytes.get() > 1 << 20);
     let after = server.bytes("17.cookies").await?;
     assert!(after < before / 3 * 2, "{after} bytes, were {before}");
