@@ -98,18 +98,6 @@ pub const TOKEN_REFUSALS: Figure = Figure::counter(
     "Requests refused: without a token, with a wrong one, or with one that does not open the limit.",
 )
 .by(&["reason"]);
-pub const SNAPSHOTS: Figure = Figure::counter(
-    "limiter_snapshots_total",
-    "Snapshots made: on the disk (saved), or not (failed).",
-)
-.by(&["outcome"]);
-pub const SNAPSHOT_SECONDS: Figure = Figure::histogram(
-    "limiter_snapshot_seconds",
-    "Time until a snapshot was on the disk.",
-    buckets::LIMITER_SECONDS,
-);
-pub const SNAPSHOT_BYTES: Figure =
-    Figure::gauge("limiter_snapshot_bytes", "Size of the newest snapshot.");
 pub const STATE_AGE: Figure = Figure::gauge(
     "limiter_state_age_seconds",
     "Time since everything that had been answered was on the disk; no value where nothing is kept.",

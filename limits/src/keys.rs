@@ -44,6 +44,17 @@ pub(crate) struct Keys<K> {
     hasher: foldhash::fast::RandomState,
     /// Where the next idle entries are looked for.
     hand: usize,
+    changes: Changes<K>,
+}
+
+/// What changed since somebody asked last.
+#[derive(Debug)]
+struct Changes<K> {
+    /// Whether somebody asks.
+    are_tracked: bool,
+    /// Places of entries, each once.
+    changed: Vec<u32>,
+    forgotten: Vec<(LimitId, K)>,
 }
 
 /// What a limit takes.
@@ -59,6 +70,8 @@ pub(crate) struct Entry<K> {
     pub(crate) limit: LimitId,
     /// Whether it was taken from since it was last looked at.
     was_used: bool,
+    /// Whether it is listed as changed.
+    is_changed: bool,
     pub(crate) state: State,
 }
 
@@ -76,6 +89,42 @@ impl<K: Hash + Eq> Keys<K> {
             bytes_max,
             hasher: foldhash::fast::RandomState::default(),
             hand: 0,
+            changes: Changes {
+                are_tracked: false,
+                changed: Vec::new(),
+                forgotten: Vec::new(),
+            },
+        }
+    }
+
+    /// Has [`take_changes`](Self::take_changes) told of what changes from now on.
+    pub(crate) fn track_changes(&mut self) {
+        self.changes.are_tracked = true;
+    }
+
+    /// Calls `each` for every key that was forgotten or whose state changed since the last time, with that state.
+    pub(crate) fn take_changes(&mut self, mut each: impl FnMut(LimitId, &K, Option<&State>)) {
+        for (limit, key) in std::mem::take(&mut self.changes.forgotten) {
+            if self.find(limit, &key).is_none() {
+                each(limit, &key, None);
+            }
+        }
+        for place in std::mem::take(&mut self.changes.changed) {
+            let entry = &mut self.entries[place as usize];
+            entry.is_changed = false;
+            if let Some(key) = &entry.key {
+                each(entry.limit, key, Some(&entry.state));
+            }
+        }
+    }
+
+    /// Forgets the keys of these limits.
+    pub(crate) fn forget_limits(&mut self, limits: &[LimitId]) {
+        for index in 0..self.entries.len() {
+            let entry = &self.entries[index];
+            if entry.key.is_some() && limits.contains(&entry.limit) {
+                self.remove(u32::try_from(index).expect("less than 2^32 entries"));
+            }
         }
     }
 
@@ -178,14 +227,26 @@ impl<K: Hash + Eq> Keys<K> {
     pub(crate) fn state_mut(&mut self, place: u32) -> &mut State {
         let entry = &mut self.entries[place as usize];
         entry.was_used = true;
+        if self.changes.are_tracked && !entry.is_changed {
+            entry.is_changed = true;
+            self.changes.changed.push(place);
+        }
         &mut entry.state
     }
 
-    pub(crate) fn each(&mut self, mut change: impl FnMut(LimitId, &mut State)) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.key.is_some()) {
-            self.bytes -= entry.state.booked_bytes();
-            change(entry.limit, &mut entry.state);
-            self.bytes += entry.state.booked_bytes();
+    /// Changes the states of those of some limits.
+    pub(crate) fn each_of(
+        &mut self,
+        is_of: impl Fn(LimitId) -> bool,
+        mut change: impl FnMut(LimitId, &mut State),
+    ) {
+        for index in 0..self.entries.len() {
+            let Entry { key, limit, .. } = &self.entries[index];
+            if key.is_some() && is_of(*limit) {
+                let (place, limit) = (u32::try_from(index), *limit);
+                let place = place.expect("less than 2^32 entries");
+                self.update(place, |state| change(limit, state));
+            }
         }
     }
 
@@ -254,6 +315,9 @@ impl<K: Hash + Eq> Keys<K> {
                 found.remove();
             }
             let state = std::mem::replace(&mut entry.state, State::none());
+            if self.changes.are_tracked {
+                self.changes.forgotten.push((entry.limit, key));
+            }
             let of = &mut self.of_limits[entry.limit.index()];
             of.keys -= 1;
             self.beyond -= usize::from(of.keys >= self.own);
@@ -273,6 +337,7 @@ impl<K: Hash + Eq> Keys<K> {
             key: Some(key),
             limit,
             was_used: true,
+            is_changed: false,
             state,
         };
         let place = match self.free.pop() {

@@ -38,7 +38,7 @@
 //! - It is one table, changed by each decision: threads share it under a lock, or each has one.
 //! - A limit can be [changed](Limits::change) while calls wait, and these can be [planned anew](Limits::replan).
 //! - Calls that were made without asking can be [counted](Limits::record_all).
-//! - What keys have used can be [saved](Limits::save) and [restored](Limits::restore), in another process and under changed limits.
+//! - What keys have used can be [saved](Limits::take_changes) and [restored](Limits::restore), in another process and under changed limits.
 //! - [`rules`] reads limits from TOML. The program `limiter` checks such files, and replays recorded traffic through them.
 //!
 //! # Which algorithm

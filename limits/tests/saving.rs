@@ -1,6 +1,6 @@
 //! What is saved and restored decides as if nothing had ended, and follows changed limits as a live change does.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use fastrand::Rng;
 use limits::{
@@ -65,8 +65,8 @@ fn demand(limit: LimitId, key: u32, requests: u64) -> Demand<u32> {
     }
 }
 
-/// All that is saved, read in parts of any size.
-type Saved = Vec<(LimitId, u32, String)>;
+/// What is saved of each key.
+type Saved = BTreeMap<(LimitId, u32), String>;
 
 fn written(state: &State) -> String {
     serde_json::to_string(state).expect("it can be written")
@@ -76,24 +76,24 @@ fn read(written: &str) -> State {
     serde_json::from_str(written).expect("it was written")
 }
 
-fn save(limits: &Limits<u32>, now: u64, part: usize) -> Saved {
-    let mut saved = Vec::new();
-    let mut from = Some(0);
-    while let Some(place) = from {
-        from = limits.save(place, part, now, |limit, key, state| {
-            saved.push((limit, *key, written(state)));
-        });
-    }
-    saved
+/// Saves what changed since the last time.
+fn save(limits: &mut Limits<u32>, saved: &mut Saved) {
+    limits.take_changes(|limit, _, key, state| {
+        match state {
+            Some(state) => saved.insert((limit, *key), written(state)),
+            None => saved.remove(&(limit, *key)),
+        };
+    });
 }
 
 /// The same limits in another process.
 fn restored(all: &[Limit], was: &[Limit], saved: &Saved, now: u64) -> Limits<u32> {
     let mut limits = Limits::new(1_000);
+    limits.track_changes();
     for limit in all {
         limits.add(*limit).expect("it can be kept to");
     }
-    for (id, key, state) in saved {
+    for ((id, key), state) in saved {
         let was = &was[id.index()];
         let restored = limits.restore(*id, *key, was, read(state), now);
         restored.expect("it was saved");
@@ -138,6 +138,8 @@ fn restored_limits_decide_as_those_that_never_stopped() {
         let kind = usize::try_from(seed).unwrap();
         let all = [limit(kind, &mut random), limit(kind / 10, &mut random)];
         let mut live = Limits::new(1_000);
+        live.track_changes();
+        let mut saved = Saved::new();
         let ids = all.map(|limit| live.add(limit).unwrap());
         let mut other = restored(&all, &all, &Saved::new(), START);
         let mut now = START;
@@ -147,9 +149,10 @@ fn restored_limits_decide_as_those_that_never_stopped() {
                 step(&mut random, &ids, now, [&mut live, &mut other]);
             }
             now += random.u64(..SECOND);
-            // A key that is idle is saved by nobody, as it may be forgotten at any time.
+            // A key that is idle is restored by nobody, as it may be forgotten at any time.
             live.forget_idle(1_000, now);
-            let saved = save(&live, now, random.usize(1..9));
+            save(&mut live, &mut saved);
+            assert_eq!(saved.len(), live.keys());
             other = restored(&all, &all, &saved, now);
         }
     }
@@ -163,6 +166,8 @@ fn debt_follows_into_changed_limits_as_in_a_live_change() {
         let was = [limit(kind, &mut random), limit(kind / 10, &mut random)];
         let is = [limit(kind / 3, &mut random), limit(kind, &mut random)];
         let mut live = Limits::new(1_000);
+        live.track_changes();
+        let mut saved = Saved::new();
         let ids = was.map(|limit| live.add(limit).unwrap());
         let mut twin = restored(&was, &was, &Saved::new(), START);
         let mut now = START;
@@ -171,11 +176,19 @@ fn debt_follows_into_changed_limits_as_in_a_live_change() {
             step(&mut random, &ids, now, [&mut live, &mut twin]);
         }
         live.forget_idle(1_000, now);
-        let saved = save(&live, now, 100);
+        save(&mut live, &mut saved);
         now += random.u64(..SECOND);
         let mut other = restored(&is, &was, &saved, now);
         for (id, limit) in ids.into_iter().zip(is) {
             live.change(id, limit, Carry::Requests, now).unwrap();
+        }
+        // What was carried over is saved under the limits that it was carried to.
+        for limits in [&mut live, &mut other] {
+            save(limits, &mut saved);
+            let mut again = restored(&is, &is, &saved, now);
+            again.forget_idle(1_000, now);
+            limits.forget_idle(1_000, now);
+            assert_eq!(again.keys(), limits.keys());
         }
         for _ in 0..30 {
             now += random.u64(..SECOND / 2);
@@ -190,9 +203,12 @@ fn state_of_another_algorithm_is_refused_and_changes_nothing() {
     let all: Vec<Limit> = (0..10).map(|kind| limit(kind, &mut random)).collect();
     for of in &all {
         let mut limits = Limits::new(1);
+        limits.track_changes();
         let id = limits.add(*of).unwrap();
         limits.reserve(&[demand(id, 1, 1)], START, Duration::ZERO);
-        let state = &save(&limits, START, 1)[0].2;
+        let mut saved = Saved::new();
+        save(&mut limits, &mut saved);
+        let state = &saved[&(id, 1)];
         let full = limits.restore(id, 2, of, read(state), START);
         assert_eq!(full, Err(RestoreError::NoRoom));
         for other in &all {
@@ -200,7 +216,7 @@ fn state_of_another_algorithm_is_refused_and_changes_nothing() {
             let id = limits.add(*other).unwrap();
             // Whatever is taken can be asked afterwards.
             match limits.restore(id, 1, other, read(state), START) {
-                Ok(()) => drop(limits.reserve(&[demand(id, 1, 1)], START, Duration::MAX)),
+                Ok(_) => drop(limits.reserve(&[demand(id, 1, 1)], START, Duration::MAX)),
                 Err(error) => assert_eq!((error, limits.keys()), (RestoreError::Unfit, 0)),
             }
         }

@@ -22,7 +22,7 @@ pub mod problem;
 pub mod saver;
 pub mod service;
 pub mod sharing;
-pub mod state;
+pub mod store;
 pub mod tokens;
 
 use std::{ffi::OsString, process::ExitCode};

@@ -6,9 +6,7 @@ mod from_call;
 mod killed;
 
 use std::{
-    collections::BTreeSet,
-    fs::File,
-    os::unix::fs::FileExt as _,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -32,59 +30,48 @@ const OPTIONS: Options = Options {
     counters_bytes_max: usize::MAX,
     learned_max: HOUR,
     counting: Counting::Here,
+    is_saved: true,
 };
 
 fn fresh(text: &str) -> Engine {
     Engine::new(OPTIONS, &limits(text))
 }
 
-/// What an engine wrote: the newest snapshot that is on the disk, and the journals with their numbers.
+/// The records that an engine wrote.
 #[derive(Default)]
-struct Disk {
-    snapshot: Vec<u8>,
-    journals: Vec<(u64, File)>,
-}
+struct Disk(BTreeMap<Vec<u8>, Vec<u8>>);
 
 impl Disk {
-    /// Has an engine make a snapshot, and its number.
-    fn begin(&mut self, engine: &Engine) -> (u64, Vec<u8>) {
-        let number = self.journals.last().map_or(1, |(number, _)| number + 1);
-        let journal = tempfile::tempfile().expect("a file");
-        let ours = journal.try_clone().expect("the same file");
-        self.journals.push((number, ours));
-        (number, engine.snapshot(number, journal))
-    }
-
-    /// That snapshot is on the disk.
-    fn end(&mut self, (number, snapshot): (u64, Vec<u8>)) {
-        self.snapshot = snapshot;
-        self.journals.retain(|(it, _)| *it >= number);
-    }
-
     fn of(engine: &Engine) -> Self {
         let mut disk = Self::default();
-        let snapshot = disk.begin(engine);
-        disk.end(snapshot);
+        disk.write(engine);
         disk
+    }
+
+    /// Writes what changed.
+    fn write(&mut self, engine: &Engine) {
+        for (key, value) in engine.take_changes() {
+            match value {
+                Some(value) => self.0.insert(key, value),
+                None => self.0.remove(&key),
+            };
+        }
+    }
+
+    fn records(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let records = self.0.iter();
+        records
+            .map(|(it, value)| (it.clone(), value.clone()))
+            .collect()
     }
 
     /// An engine that starts with it at this moment, and the time that it goes on at.
     #[track_caller]
     fn start(&self, options: Options, text: &str, now: u64) -> (Engine, u64) {
         let engine = Engine::new(options, &limits(text));
-        let restored = engine.restore(&self.snapshot, &self.journals(), now);
-        let clock = restored.expect("a good snapshot").clock;
+        let restored = engine.restore(&self.records(), now);
+        let clock = restored.expect("good records").clock;
         (engine, now.max(clock))
-    }
-
-    fn journals(&self) -> Vec<(u64, Vec<u8>)> {
-        let journals = self.journals.iter().map(|(number, file)| {
-            let length = file.metadata().expect("a file").len();
-            let mut bytes = vec![0; usize::try_from(length).expect("a small file")];
-            file.read_exact_at(&mut bytes, 0).expect("its bytes");
-            (*number, bytes)
-        });
-        journals.collect()
     }
 }
 
@@ -332,7 +319,7 @@ fn slot_far_ahead_closes_a_limit_of_every_call_neither_after_a_crash_nor_a_chang
     }
     let disk = Disk::of(&engine);
     let now = START + SECOND;
-    engine.change(&limits(&BOOKED.replace("1000/s", "500/s")), now);
+    engine.change(&limits(&BOOKED.replace("1000/s", "500/s")), Vec::new(), now);
     assert_eq!(slot(&engine, &[of("fast", "b")], now).at, now);
     for text in [BOOKED, &BOOKED.replace("1000/s", "500/s")] {
         let (other, now) = disk.start(OPTIONS, text, now);

@@ -77,11 +77,14 @@ impl<K: Hash + Eq + Clone> Limits<K> {
             }
             steps[*place].push((from, meter, *carry));
         }
-        self.keys.each(|limit, state| {
-            for (from, to, carry) in steps.get(places[limit.index()]).into_iter().flatten() {
+        let steps_of = |limit: LimitId| steps.get(places[limit.index()]);
+        let carry_over = |limit, state: &mut _| {
+            for (from, to, carry) in steps_of(limit).into_iter().flatten() {
                 *state = to.carried(from, state, *carry, now);
             }
-        });
+        };
+        self.keys
+            .each_of(|limit| steps_of(limit).is_some(), carry_over);
         Ok(())
     }
 }

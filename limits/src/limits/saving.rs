@@ -1,4 +1,4 @@
-//! What outlives a process: saving the states of keys, and restoring them.
+//! What outlives a process: telling which states of keys changed, and restoring them.
 
 use std::hash::Hash;
 
@@ -10,28 +10,26 @@ use crate::{
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Tells `each` of the keys in a part of the table: the limit, the key, and its state. Idle keys are left out: they are as
-    /// those that were never seen. Looks at so many places from `from` on, beginning with 0, and returns where the next part begins; `None`
-    /// at the end. Keys may come and go between two parts: one that is then missed was idle or not there after the first part began.
-    pub fn save(
-        &self,
-        from: usize,
-        looked_at: usize,
-        now: u64,
-        mut each: impl FnMut(LimitId, &K, &State),
-    ) -> Option<usize> {
-        let now = self.at_clock(now);
-        let end = from.saturating_add(looked_at.max(1));
-        for (limit, key, state) in self.keys.between(from, end) {
-            if !self.rules[limit.index()].meter.is_idle(state, now) {
-                each(limit, key, state);
-            }
-        }
-        (end < self.keys.places()).then_some(end)
+    /// Has [`take_changes`](Self::take_changes) tell of what changes from now on. Whoever asks for that has to take it: it is kept until then.
+    pub fn track_changes(&mut self) {
+        self.keys.track_changes();
     }
 
-    /// Gives a key the state that was [saved](Self::save) of it, when its limit was `was`. If the limit is another now, the state follows it as
-    /// [`Carry::Requests`] says.
+    /// Calls `each` for every key whose state changed since the last time: its limit, the key, and its state; `None` where the key was forgotten. What is
+    /// saved of keys so is a whole picture at any time: keys without a state are as those that were never seen.
+    pub fn take_changes(&mut self, mut each: impl FnMut(LimitId, &Limit, &K, Option<&State>)) {
+        let rules = &self.rules;
+        self.keys
+            .take_changes(|id, key, state| each(id, &rules[id.index()].limit, key, state));
+    }
+
+    /// Forgets all keys of these limits.
+    pub fn forget_limits(&mut self, ids: &[LimitId]) {
+        self.keys.forget_limits(ids);
+    }
+
+    /// Gives a key the state that was [saved](Self::take_changes) of it, when its limit was `was`. If the limit is another now, the state follows it as
+    /// [`Carry::Requests`] says, and is told of as changed. Returns false where nothing of it is used any more: then it needs no place.
     ///
     /// # Errors
     /// When it is not the state of such a limit, or there is no room: then nothing changes.
@@ -45,21 +43,33 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         was: &Limit,
         saved: State,
         now: u64,
-    ) -> Result<(), RestoreError> {
+    ) -> Result<bool, RestoreError> {
         let now = self.pass_to(now);
-        let state = self.rules[id.index()].restored(was, saved, now)?;
-        if let Some(place) = self.keys.find(id, &key) {
-            self.keys.update(place, |it| *it = state);
-            return Ok(());
+        let rule = &self.rules[id.index()];
+        let is_same = was.algorithm == rule.limit.algorithm;
+        let state = rule.restored(was, saved, now)?;
+        if rule.meter.is_idle(&state, now) {
+            return Ok(false);
         }
-        if !self.keys.has_place(id) {
-            let rules = &self.rules;
-            let is_idle = |id: LimitId, state: &State| rules[id.index()].meter.is_idle(state, now);
-            let made = self.keys.make_room(std::iter::once(id), &[], is_idle);
-            made.map_err(|_| RestoreError::NoRoom)?;
+        match self.keys.find(id, &key) {
+            Some(place) => self.keys.update(place, |it| *it = state),
+            None if !self.keys.has_place(id) => return Err(RestoreError::NoRoom),
+            None => {
+                let place = self.keys.insert(id, key, state);
+                if !is_same {
+                    self.keys.update(place, |_| {});
+                }
+            }
         }
-        self.keys.insert(id, key, state);
-        Ok(())
+        Ok(true)
+    }
+
+    /// How many requests a state had used at `now`, when its limit was `was`.
+    ///
+    /// # Errors
+    /// When it is not the state of such a limit.
+    pub fn saved_use(was: &Limit, saved: &State, now: u64) -> Result<u64, RestoreError> {
+        Ok(saved_meter(was, saved)?.used(saved, now))
     }
 
     /// The latest time that was told.
@@ -80,34 +90,40 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         self.keys.find(id, key).is_some_and(is_used)
     }
 
-    /// Calls `each` for each key that is kept, at most so many places from `from` on: its limit, how many requests of it are used, and when
-    /// one could go. Returns where to go on; `None` at the end.
+    /// Calls `each` for each key that is kept, at most so many places from `from` on: its limit, and how many requests of it are used. Returns where to go
+    /// on; `None` at the end.
     pub fn each_key(
         &self,
         from: usize,
         looked_at: usize,
         now: u64,
-        mut each: impl FnMut(LimitId, &K, u64, u64),
+        mut each: impl FnMut(LimitId, &K, u64),
     ) -> Option<usize> {
         let now = self.at_clock(now);
         let end = from.saturating_add(looked_at.max(1));
         for (limit, key, state) in self.keys.between(from, end) {
             let meter = &self.rules[limit.index()].meter;
-            let next = meter.earliest(state, 1, now);
-            each(limit, key, meter.used(state, now), next);
+            each(limit, key, meter.used(state, now));
         }
         (end < self.keys.places()).then_some(end)
+    }
+}
+
+/// The meter that a state was saved by.
+fn saved_meter(was: &Limit, saved: &State) -> Result<Meter, RestoreError> {
+    let algorithm = was.algorithm.checked();
+    let meter = Meter::new(&algorithm.map_err(|_| RestoreError::Unfit)?);
+    if meter.fits(saved) {
+        Ok(meter)
+    } else {
+        Err(RestoreError::Unfit)
     }
 }
 
 impl Rule {
     /// The state that was saved under the limit `was`, as it is under this one.
     fn restored(&self, was: &Limit, mut saved: State, now: u64) -> Result<State, RestoreError> {
-        let algorithm = was.algorithm.checked();
-        let from = Meter::new(&algorithm.map_err(|_| RestoreError::Unfit)?);
-        if !from.fits(&saved) {
-            return Err(RestoreError::Unfit);
-        }
+        let from = saved_meter(was, &saved)?;
         if was.algorithm == self.limit.algorithm {
             self.meter.reserve(&mut saved);
             return Ok(saved);

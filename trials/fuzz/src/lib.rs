@@ -10,7 +10,7 @@ mod settings;
 
 pub use self::{
     chunk::chunk,
-    limiter::{call, limits_file, snapshot, used_snapshot},
+    limiter::{call, limits_file, record, used_records},
     lookup::lookup,
     request::request,
     settings::settings,

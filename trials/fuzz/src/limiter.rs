@@ -1,9 +1,9 @@
-//! What clients and operators of a limiter write: calls, files of limits, and the snapshot in its folder.
+//! What clients and operators of a limiter write: calls, files of limits, and the records in its folder.
 
-use std::{fs::File, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use limiter::serve::{
-    engine::{self, CallRule, Counting, Engine, LIMIT_BYTES_MAX, Options, Target},
+    engine::{self, CallRule, Counting, Engine, LIMIT_BYTES_MAX, Options, Said, Target},
     http,
 };
 use limits::rules::{Document, NamedLimit, Rules};
@@ -41,13 +41,21 @@ fn engine(limits: &[NamedLimit]) -> Engine {
         counters_bytes_max: 1 << 20,
         learned_max: Duration::from_secs(3_600),
         counting: Counting::Here,
+        is_saved: true,
     };
     Engine::new(options, limits)
 }
 
-fn save(engine: &Engine) -> Vec<u8> {
-    let journal = File::create("/dev/null").expect("a file of every system");
-    engine.snapshot(1, journal)
+/// Records by their keys.
+type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn save(engine: &Engine, records: &mut Records) {
+    for (key, value) in engine.take_changes() {
+        match value {
+            Some(value) => records.insert(key, value),
+            None => records.remove(&key),
+        };
+    }
 }
 
 /// A path and a query, an empty line, a body: names of a call are within their bounds, and what is refused is the client's mistake, in
@@ -120,24 +128,27 @@ pub fn limits_file(bytes: &[u8]) {
     }
 }
 
-/// A snapshot, as it is and with the checksum that it should have: it is refused, or an engine goes on from it, and what it saves then is
-/// restored as well.
+/// A record in the folder of a limiter, in the place of each of its own, by key and by value: it is refused, or an engine goes on from it, and what it saves
+/// then is restored as well.
 ///
 /// # Panics
 /// When that does not hold.
-pub fn snapshot(bytes: &[u8]) {
-    restore(bytes);
-    let body = bytes
-        .split_last_chunk::<4>()
-        .map_or(bytes, |(body, _)| body);
-    let checksum = crc32fast::hash(body).to_le_bytes();
-    restore(&[body, &checksum].concat());
+pub fn record(bytes: &[u8]) {
+    let used = used_records();
+    for (key, value) in &used {
+        for (key, value) in [(key.as_slice(), bytes), (bytes, value.as_slice())] {
+            let mut records = used.clone();
+            records.insert(key.to_vec(), value.to_vec());
+            restore(records);
+        }
+    }
 }
 
-fn restore(bytes: &[u8]) {
+fn restore(mut records: Records) {
     let rules = Rules::parse(LIMITS).expect("good limits");
     let restored = engine(&rules.limits);
-    let Ok(found) = restored.restore(bytes, &[], NOW) else {
+    let read: Vec<_> = records.clone().into_iter().collect();
+    let Ok(found) = restored.restore(&read, NOW) else {
         return;
     };
     assert!(found.counters <= 1_000);
@@ -151,13 +162,15 @@ fn restore(bytes: &[u8]) {
             assert!(slot.at >= now);
         }
     }
-    let again = engine(&rules.limits).restore(&save(&restored), &[], now);
+    save(&restored, &mut records);
+    let read: Vec<_> = records.into_iter().collect();
+    let again = engine(&rules.limits).restore(&read, now);
     assert!(again.is_ok(), "{again:?}");
 }
 
-/// A snapshot of an engine that has been used, for a corpus.
+/// The records of an engine that has been used.
 #[must_use]
-pub fn used_snapshot() -> Vec<u8> {
+pub fn used_records() -> Records {
     let rules = Rules::parse(LIMITS).expect("good limits");
     let used = engine(&rules.limits);
     for limit in ["a", "b"] {
@@ -173,5 +186,12 @@ pub fn used_snapshot() -> Vec<u8> {
         counter: "k",
     }];
     used.increment(&of, 2, None, NOW).expect("it is counted");
-    save(&used)
+    let said = Said {
+        status: 429,
+        ..Said::default()
+    };
+    used.hear(of[0], said, NOW).expect("there is such a limit");
+    let mut records = Records::new();
+    save(&used, &mut records);
+    records
 }

@@ -66,14 +66,18 @@ fn files_of_limits_are_served_or_refused_in_words() {
 }
 
 #[test]
-fn snapshots_are_restored_or_refused() {
-    check("snapshot", 1, CHANGES, fuzz::snapshot);
-    // One of today, however its form changes.
-    let bytes = fuzz::used_snapshot();
-    fuzz::snapshot(&bytes);
-    for at in 0..bytes.len() {
-        let mut changed = bytes.clone();
-        changed[at] ^= 0x81;
-        fuzz::snapshot(&changed);
+fn records_are_restored_or_refused() {
+    check("record", 1, CHANGES, fuzz::record);
+    // Those of today, however their form changes.
+    for bytes in fuzz::used_records()
+        .into_iter()
+        .flat_map(|(key, value)| [key, value])
+    {
+        fuzz::record(&bytes);
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x81;
+            fuzz::record(&changed);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! All parts of a limiter that serves, put together, started and drained.
 //!
-//! Start: the state is restored and a first snapshot is on the disk before the port is open. Drain: no new connections, those who wait are answered, nothing is
-//! granted any more, and a last snapshot is written.
+//! Start: the state is restored, and what that changed is on the disk, before the port is open. Drain: no new connections, those who wait are answered, and what
+//! was used is synced to the disk.
 
 mod opening;
 
@@ -33,7 +33,7 @@ use super::limit_sources::collection::Follower;
 use super::{
     clock::Clock,
     config::Config,
-    engine::{Engine, Survey},
+    engine::Survey,
     metrics,
     port::{self, Port},
     saver::Saver,
@@ -60,7 +60,6 @@ const ADMIN_GRACE: Duration = Duration::from_millis(500);
 pub struct App {
     address: SocketAddr,
     admin_address: SocketAddr,
-    engine: Arc<Engine>,
     saver: Option<Saver>,
     calls: listen::Stage,
     saving: listen::Stage,
@@ -98,7 +97,6 @@ impl App {
         let app = Self {
             address,
             admin_address,
-            engine: Arc::clone(&kept.engine),
             saver: kept.saver.clone(),
             calls: listen::Stage::default(),
             saving: listen::Stage::default(),
@@ -135,6 +133,7 @@ impl App {
             tokens: config.tokens.clone(),
             fields: config.fields,
             sources: kept.sources.clone(),
+            saver: kept.saver.clone(),
             metrics: metrics::Serving::register(registry).context("metrics")?,
         };
         let (most, per_address) = config.connections;
@@ -283,10 +282,10 @@ impl App {
         self.config_reloads.clone()
     }
 
-    /// Answers what was asked, grants nothing more, and saves what was used; never longer than the drain timeout.
+    /// Answers what was asked, and syncs what was used; never longer than the drain timeout.
     ///
     /// # Errors
-    /// When the last snapshot is not on the disk.
+    /// When what was used is not on the disk.
     pub async fn drain(self) -> anyhow::Result<()> {
         let began = Instant::now();
         let end = began + *self.runtime_config.drain_timeout.borrow();
@@ -295,17 +294,13 @@ impl App {
         if !self.calls.drain(half).await {
             tracing::info!("cut off clients that did not finish");
         }
-        self.saving.drain(end).await;
-        self.engine.close();
-        let saved = match &self.saver {
-            None => true,
-            Some(saver) => tokio::time::timeout_at(end, saver.save())
-                .await
-                .unwrap_or(false),
-        };
+        let is_over = self.saving.drain(end).await;
+        let saved = self.saver.is_none_or(|it| is_over && it.check().is_ok());
         self.services.drain(Instant::now() + ADMIN_GRACE).await;
         if !saved {
-            bail!("the last snapshot was not saved: the next start reads the journal");
+            bail!(
+                "the state was not synced to the disk: a failure of the machine would forget what was used last"
+            );
         }
         tracing::info!(took = ?began.elapsed(), "drained");
         Ok(())

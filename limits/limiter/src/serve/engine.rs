@@ -1,28 +1,24 @@
 //! The limiter itself: all limits and counters behind one short lock, without a network, a disk or a clock.
 //!
 //! Every way to ask goes through [`Engine`]. Its methods never wait but for that lock, which
-//! is held for one decision, for a snapshot, or for a part of the counters that a survey looks at. Time is what the caller says, in nanoseconds
+//! is held for one decision, to encode what changed, or for a part of the counters that a survey looks at. Time is what the caller says, in nanoseconds
 //! since the Unix epoch.
 //!
 //! # What outlives the process
 //!
-//! A [snapshot](Engine::snapshot), and a journal of the changes since: each is written before it is answered, in order, so a limiter that was killed
-//! goes on exactly where it was. The system keeps what was written; a machine that fails loses what was not synced. A limiter that cannot write grants
-//! nothing until a snapshot has been made.
+//! The state that each change leaves is taken as [records](Engine::take_changes), which whoever answers writes before. Where none is written any more, whoever
+//! asks stops before it changes something here.
 
 mod ahead;
 mod calls;
 mod catalog;
-mod changes;
 mod counting;
 mod from_call;
-mod journal;
 mod learned;
 mod left;
 mod remote;
 mod saving;
 mod seen;
-mod snapshot;
 mod survey;
 
 use std::{
@@ -32,12 +28,10 @@ use std::{
 };
 
 use limits::rules::NamedLimit;
-use tokio::sync::Notify;
 
 use self::{
     ahead::Ahead,
     catalog::{Catalog, Core},
-    journal::Journal,
     learned::Learned,
     seen::Seen,
 };
@@ -49,8 +43,7 @@ pub use self::{
     learned::Said,
     left::Left,
     remote::Asking,
-    saving::{RestoreFailed, Restored},
-    snapshot::Unreadable,
+    saving::{Changes, RestoreFailed, Restored},
     survey::{FullestCounter, LimitSurvey, Survey},
 };
 
@@ -68,6 +61,8 @@ pub struct Options {
     pub learned_max: Duration,
     /// Where calls are counted.
     pub counting: Counting,
+    /// Whether [changes](Engine::take_changes) are taken.
+    pub is_saved: bool,
 }
 
 /// One of the limits that a call is under, and whose counter it is.
@@ -138,10 +133,6 @@ pub enum Refused {
     TooEarly,
     /// There are as many counters as there may be, and none of them is idle.
     NoRoom,
-    /// What it changes cannot be written.
-    NotSaved,
-    /// The limiter is being stopped.
-    Stopping,
 }
 
 /// What was done under one limit since the start.
@@ -171,7 +162,6 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Engine {
     state: Mutex<State>,
-    snapshot_wanted: Arc<Notify>,
     options: Options,
 }
 
@@ -186,7 +176,6 @@ struct State {
     counting: Counting,
     /// What a server said, if one counts.
     seen: Seen,
-    journal: Journal,
     ahead: Ahead,
     /// By the places of limits.
     counts: Vec<Counts>,
@@ -194,58 +183,46 @@ struct State {
     version: u64,
     /// The key of limits of every call.
     whole: Arc<str>,
-    is_over: bool,
-    snapshot_bytes: usize,
-    /// Kept for others; see [`Engine::keep`].
-    sources: Arc<[u8]>,
+    /// What changed, as far as it was [collected](Self::collect_changes).
+    changes: Changes,
 }
 
 impl Engine {
     /// Limits of which nothing has been used.
     #[must_use]
     pub fn new(options: Options, limits: &[NamedLimit]) -> Self {
-        let journal = Journal::default();
-        let snapshot_wanted = Arc::clone(&journal.snapshot_wanted);
+        let mut core = Core::with_memory(options.counters_max, options.counters_bytes_max);
+        if options.is_saved {
+            core.track_changes();
+        }
         let mut state = State {
-            core: Core::with_memory(options.counters_max, options.counters_bytes_max),
+            core,
             catalog: Catalog::new(options.counting),
             limits: Vec::new(),
             of_calls: Vec::new(),
-            learned: Learned::new(options.learned_max),
+            learned: Learned::new(options.learned_max, options.is_saved),
             counting: options.counting,
             seen: Seen::default(),
-            journal,
             ahead: Ahead::default(),
             counts: Vec::new(),
             version: 0,
             whole: Arc::from(""),
-            is_over: false,
-            snapshot_bytes: 0,
-            sources: Arc::default(),
+            changes: Changes::new(),
         };
         // The time of what is restored may be any.
         state.change(limits, 0);
         Self {
             state: Mutex::new(state),
-            snapshot_wanted,
             options,
         }
     }
 
-    /// Takes other limits into force, which have no [`mistakes`]. What was used stays used, in requests. A snapshot should follow.
-    pub fn change(&self, limits: &[NamedLimit], now: u64) {
-        self.state().change(limits, now);
-        self.snapshot_wanted.notify_one();
-    }
-
-    /// The same, and [keeps](Self::keep) other sources with them: nothing is restored of the one without the other.
-    pub fn change_and_keep(&self, limits: &[NamedLimit], sources: Arc<[u8]>, now: u64) {
+    /// Takes other limits into force, which have no [`mistakes`], and [keeps](Self::keep) the sources that they are of: nothing is restored of the one without
+    /// the other. What was used stays used, in requests.
+    pub fn change(&self, limits: &[NamedLimit], sources: Vec<u8>, now: u64) {
         let mut state = self.state();
         state.change(limits, now);
-        state.sources = sources;
-        // Before anything is granted under them: a start that did not know them would drop it.
-        state.write_sources(now);
-        self.snapshot_wanted.notify_one();
+        state.keep(sources);
     }
 
     /// How often the limits changed; 1 at the start.
@@ -254,37 +231,19 @@ impl Engine {
         self.state().version
     }
 
-    /// Waits until a snapshot should be made before long.
-    pub async fn snapshot_wanted(&self) {
-        self.snapshot_wanted.notified().await;
-    }
-
-    /// Why changes cannot be written, if so.
-    #[must_use]
-    pub fn journal_error(&self) -> Option<String> {
-        self.state().journal.error().map(ToString::to_string)
-    }
-
-    /// Has a snapshot made before long.
-    pub fn want_snapshot(&self) {
-        self.snapshot_wanted.notify_one();
-    }
-
     /// What it was made with.
     #[must_use]
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// Grants nothing more: what is saved from now on is all there is.
-    pub fn close(&self) {
-        self.state().is_over = true;
-    }
-
     /// Forgets what is over: what was learned, and some counters that are idle. They make room by themselves; this only gives memory back to
     /// others.
     pub fn tidy(&self, now: u64) {
-        self.state().tidy(IDLE_LOOKED_AT, now);
+        let mut state = self.state();
+        state.learned.pass(now);
+        state.ahead.pass(now, |_| true);
+        state.core.forget_idle(IDLE_LOOKED_AT, now);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -293,12 +252,6 @@ impl Engine {
 }
 
 impl State {
-    fn tidy(&mut self, looked_at: usize, now: u64) {
-        self.learned.pass(now);
-        self.ahead.pass(now, |_| true);
-        self.core.forget_idle(looked_at, now);
-    }
-
     fn change(&mut self, limits: &[NamedLimit], now: u64) {
         self.limits = limits.to_vec();
         self.of_calls.retain(|made| from_call::is_of(limits, made));
@@ -308,38 +261,27 @@ impl State {
     /// Takes into force what the sources and calls say.
     fn apply(&mut self, now: u64) {
         let now = now.max(self.core.clock());
-        let before: Vec<Option<Arc<str>>> = self.names();
         let limits = self.limits.iter().filter(|limit| !limit.from_call);
         let limits: Vec<NamedLimit> = limits
             .chain(self.of_calls.iter().map(|made| &made.limit))
             .cloned()
             .collect();
+        let gone = self.catalog.gone(&limits);
+        self.core.forget_limits(&gone.rules);
+        self.learned
+            .change(limits.len(), |place| gone.places.contains(&place));
+        // While it has the names that this is known by.
+        self.collect_changes();
         self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
-        let after = self.names();
-        self.counts.resize(after.len(), Counts::default());
-        let is_other = |place: u32| {
-            let [before, after] = [&before, &after].map(|it| it.get(place as usize).cloned());
-            before.flatten() != after.flatten()
-        };
-        for place in 0..u32::try_from(after.len()).unwrap_or(u32::MAX) {
-            if is_other(place) {
-                self.counts[place as usize] = Counts::default();
-            }
+        for place in &gone.places {
+            self.counts[*place as usize] = Counts::default();
         }
+        self.counts.resize(self.catalog.places(), Counts::default());
         let every_call = self.catalog.every_call();
-        self.ahead
-            .pass(now, |it| every_call.contains(&it) && !is_other(it));
-        self.learned.change(limits.len(), is_other);
+        self.ahead.pass(now, |it| {
+            every_call.contains(&it) && !gone.places.contains(&it)
+        });
         self.seen.clear();
-    }
-
-    /// The names by place.
-    fn names(&self) -> Vec<Option<Arc<str>>> {
-        let mut names = vec![None; self.catalog.places()];
-        for (place, named) in self.catalog.all() {
-            names[place as usize] = Some(Arc::clone(&named.name));
-        }
-        names
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! - A version of a source is in force as a whole or not at all: both sources together are checked as one file is. One that is refused
 //!   is tried again when the other source changes.
-//! - What the collection said last is in each snapshot, so a start does not depend on a collection that cannot be read.
+//! - What the collection said last is in the folder of `--state`, so a start does not depend on a collection that cannot be read.
 
 mod changes;
 #[cfg(feature = "mongodb")]
@@ -80,7 +80,7 @@ impl LimitSources {
         clock: Clock,
         metrics: Changes,
     ) -> Self {
-        engine.keep(Arc::from(plan::to_bytes(&plan.collection)));
+        engine.keep(plan::to_bytes(&plan.collection));
         let newest = Newest {
             file: plan.file.clone(),
             collection: Ok(plan.collection.clone()),
@@ -204,8 +204,8 @@ impl LimitSources {
         if changed == [false; 2] {
             return;
         }
-        let kept = Arc::from(plan::to_bytes(&plan.collection));
-        engine.change_and_keep(&plan.rules.limits, kept, clock.now());
+        let kept = plan::to_bytes(&plan.collection);
+        engine.change(&plan.rules.limits, kept, clock.now());
         self.in_force().plan = Arc::new(plan);
         let version = engine.version();
         for (source, is_changed) in Source::ALL.into_iter().zip(changed) {

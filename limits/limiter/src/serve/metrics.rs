@@ -1,12 +1,12 @@
 //! Every metric of a limiter that serves.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use figures::limiter::{
     CLOCK_BEHIND, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS,
     INCREMENTS, LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS,
-    QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, SNAPSHOT_BYTES,
-    SNAPSHOT_SECONDS, SNAPSHOTS, STATE_AGE, TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
+    QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, STATE_AGE,
+    TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
 };
 use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
@@ -60,15 +60,6 @@ pub struct Serving {
     pub(super) token_refusals: IntCounterVec,
 }
 
-/// What is counted of snapshots.
-#[derive(Debug, Clone)]
-pub struct Saving {
-    saved: IntCounter,
-    failed: IntCounter,
-    seconds: Latency,
-    bytes: IntGauge,
-}
-
 /// What the app tells of all.
 pub(super) struct Overview {
     pub(super) engine: Arc<Engine>,
@@ -116,32 +107,6 @@ impl Serving {
                 count.inc();
             }
         }
-    }
-}
-
-impl Saving {
-    /// Registers what it counts.
-    ///
-    /// # Errors
-    /// When a name is taken.
-    pub fn register(registry: &Registry) -> Result<Self> {
-        let snapshots: IntCounterVec = registry.add(SNAPSHOTS)?;
-        Ok(Self {
-            saved: snapshots.with_label_values(&["saved"]),
-            failed: snapshots.with_label_values(&["failed"]),
-            seconds: registry.add(SNAPSHOT_SECONDS)?,
-            bytes: registry.add(SNAPSHOT_BYTES)?,
-        })
-    }
-
-    pub(super) fn saved(&self, took: Duration, bytes: usize) {
-        self.saved.inc();
-        self.seconds.observe(took, 1);
-        self.bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    }
-
-    pub(super) fn failed(&self) {
-        self.failed.inc();
     }
 }
 

@@ -153,7 +153,7 @@ pub const NOT_SAVED: Kind = kind(
     "not-saved",
     503,
     "The limiter cannot write its state",
-    "Nothing was allowed. The limiter's log says why it cannot write, and it tries again several times a second.",
+    "Nothing was allowed. The limiter's log says why it cannot write; it can after a restart, once its disk can be written again.",
 );
 /// The server that shares the limits is lost.
 pub const SERVER_LOST: Kind = kind(
@@ -163,16 +163,8 @@ pub const SERVER_LOST: Kind = kind(
     "Nothing was allowed. Ask again after Retry-After; calls that were made and could not be counted, with the time when they were. A call that \
      was asked for may have been counted all the same.",
 );
-/// The limiter is being stopped.
-pub const STOPPING: Kind = kind(
-    "stopping",
-    503,
-    "The limiter is being stopped",
-    "Nothing was taken. Ask again when it is back.",
-);
-
 /// All kinds.
-pub const KINDS: [Kind; 19] = [
+pub const KINDS: [Kind; 18] = [
     QUOTA_EXCEEDED,
     UNKNOWN_LIMIT,
     NOT_FOUND,
@@ -191,7 +183,6 @@ pub const KINDS: [Kind; 19] = [
     NO_ROOM,
     NOT_SAVED,
     SERVER_LOST,
-    STOPPING,
 ];
 
 /// Where `quota-exceeded` is registered; the types of all others are paths here.
@@ -252,6 +243,14 @@ pub(super) fn server_lost(now: u64) -> Problem {
     }
 }
 
+/// What a call of `now` would change cannot be written.
+pub(super) fn not_saved(now: u64) -> Problem {
+    Problem {
+        retry_after: Some(soon(now)),
+        ..Problem::new(NOT_SAVED, "")
+    }
+}
+
 /// Why a call that was made at `now` got no answer.
 pub(super) fn refused(refused: Refused, now: u64) -> Problem {
     match refused {
@@ -262,11 +261,6 @@ pub(super) fn refused(refused: Refused, now: u64) -> Problem {
         Refused::TooManyRules => Problem::new(TOO_MANY_RULES, ""),
         Refused::TooEarly => Problem::new(TOO_EARLY, ""),
         Refused::NoRoom => Problem::new(NO_ROOM, ""),
-        Refused::NotSaved => Problem {
-            retry_after: Some(soon(now)),
-            ..Problem::new(NOT_SAVED, "")
-        },
-        Refused::Stopping => Problem::new(STOPPING, ""),
         Refused::TooMany { binding, most } => {
             let which = binding.map_or_else(|| "a rule".to_owned(), |it| it.to_string());
             let detail = format!("{which} lets {most} go at once at most");

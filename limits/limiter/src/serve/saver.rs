@@ -1,33 +1,36 @@
-//! Syncs the journal each second, and makes a snapshot when one is wanted.
+//! Writes what changes before it is answered, and syncs it each second.
+//!
+//! Whoever answers writes what has changed, unless another is writing: then it waits, and what has gathered goes together. So a disk that is slow holds up
+//! answers, and neither decisions nor the admin port.
 
 use std::{
-    fs::File,
-    io,
+    panic::resume_unwind,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use tokio::{
-    task::spawn_blocking,
-    time::{sleep, timeout},
+    sync::watch,
+    task::{block_in_place, spawn_blocking},
+    time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{clock::Clock, engine::Engine, metrics::Saving, state::Folder};
+use super::{clock::Clock, engine::Engine, store::Store};
 
-/// From one sync of the journal to the next.
+/// From one sync to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// The pause after a snapshot, or a sync, that failed.
-const FAILED_PAUSE: Duration = Duration::from_secs(1);
 
 /// Without a sync for so long, a limiter is not ready.
 const LATE: Duration = Duration::from_secs(3);
 
-/// Makes snapshots and syncs; clones share it.
+/// What to do when nothing can be written any more.
+const REPAIR: &str = "repair the disk or make room on it, then restart the limiter";
+
+/// Writes and syncs; clones share it.
 #[derive(Debug, Clone)]
 pub struct Saver {
     shared: Arc<Shared>,
@@ -36,48 +39,69 @@ pub struct Saver {
 #[derive(Debug)]
 struct Shared {
     engine: Arc<Engine>,
-    folder: Folder,
+    store: Store,
     clock: Clock,
-    metrics: Saving,
     /// Since when all that was answered is on the disk, in nanoseconds by the clock.
     synced_at: AtomicU64,
-    /// Held by the one that makes a snapshot or syncs.
-    saving: Mutex<Progress>,
+    /// How many writes were asked for.
+    asked: AtomicU64,
+    /// How many of these are done, or why no more can be.
+    done: watch::Sender<Result<u64, String>>,
+    /// Held by the one that writes.
+    writing: Mutex<()>,
 }
 
-#[derive(Debug)]
-struct Progress {
-    /// The number of the newest journal that was tried.
-    number: u64,
-    /// The one that goes on, with its number.
-    journal: Option<(u64, File)>,
-    is_failing: bool,
-}
+/// What was asked for cannot be written.
+#[derive(Debug, Clone, Copy)]
+pub struct NotSaved;
 
 impl Saver {
-    /// For this engine and this folder, whose newest journal has this number.
-    #[must_use]
-    pub fn new(
-        engine: Arc<Engine>,
-        folder: Folder,
-        number: u64,
-        clock: Clock,
-        metrics: Saving,
-    ) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                engine,
-                folder,
-                synced_at: AtomicU64::new(clock.now()),
-                clock,
-                metrics,
-                saving: Mutex::new(Progress {
-                    number,
-                    journal: None,
-                    is_failing: false,
-                }),
-            }),
+    /// Saves an engine that was restored from this store; it has saved what the start changed.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub fn new(engine: Arc<Engine>, store: Store, clock: Clock) -> fjall::Result<Self> {
+        store.write(engine.take_changes())?;
+        store.sync()?;
+        let shared = Shared {
+            engine,
+            store,
+            synced_at: AtomicU64::new(clock.now()),
+            clock,
+            asked: AtomicU64::new(0),
+            done: watch::Sender::new(Ok(0)),
+            writing: Mutex::new(()),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Whether something may be changed.
+    ///
+    /// # Errors
+    /// When it could not be written.
+    pub fn check(&self) -> Result<(), NotSaved> {
+        let done = self.shared.done.borrow();
+        done.as_ref().map_or(Err(NotSaved), |_| Ok(()))
+    }
+
+    /// Waits until all that has changed in the engine is written.
+    ///
+    /// # Errors
+    /// When it cannot be.
+    pub async fn written(&self) -> Result<(), NotSaved> {
+        let shared = &self.shared;
+        let mut done = shared.done.subscribe();
+        let own = shared.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        while *done.borrow_and_update().as_ref().map_err(|_| NotSaved)? < own {
+            if let Ok(writing) = shared.writing.try_lock() {
+                block_in_place(|| shared.write(writing));
+            } else if done.changed().await.is_err() {
+                return Err(NotSaved);
+            }
         }
+        Ok(())
     }
 
     /// For how long what was answered may not be on the disk.
@@ -90,8 +114,13 @@ impl Saver {
     /// How it goes, in words.
     ///
     /// # Errors
-    /// When nothing was synced for too long.
+    /// When nothing can be written, or nothing was synced for too long.
     pub fn state(&self) -> Result<String, String> {
+        if let Err(error) = &*self.shared.done.borrow() {
+            return Err(format!(
+                "cannot be written ({error}), so nothing is granted: {REPAIR}"
+            ));
+        }
         let age = self.age();
         if age > LATE {
             let seconds = age.as_secs();
@@ -102,96 +131,55 @@ impl Saver {
         Ok("synced to the disk each second".to_owned())
     }
 
-    /// Syncs and makes snapshots until `stop`.
+    /// Writes and syncs each second until `stop`, and then for the last time.
     pub async fn run(self, stop: CancellationToken) {
-        let engine = Arc::clone(&self.shared.engine);
-        let mut is_wanted = false;
-        loop {
-            let work = async {
-                is_wanted |= timeout(INTERVAL, engine.snapshot_wanted()).await.is_ok();
-                // One that hangs ends with the process, or by being saved after all.
-                let is_saved = match is_wanted {
-                    true => self.save().await,
-                    false => self.sync().await,
-                };
-                is_wanted = !is_saved;
-                if !is_saved {
-                    sleep(FAILED_PAUSE).await;
-                    engine.want_snapshot();
-                }
-            };
-            if stop.run_until_cancelled(work).await.is_none() {
-                return;
+        let mut is_last = false;
+        while !is_last && self.check().is_ok() {
+            is_last = stop.run_until_cancelled(sleep(INTERVAL)).await.is_none();
+            let shared = Arc::clone(&self.shared);
+            // One that hangs ends with the process.
+            if let Err(ended) = spawn_blocking(move || shared.sync()).await {
+                resume_unwind(ended.into_panic());
             }
         }
-    }
-
-    /// Makes a snapshot; true when it is on the disk.
-    pub async fn save(&self) -> bool {
-        self.try_to("make a snapshot", Shared::save).await
-    }
-
-    async fn sync(&self) -> bool {
-        self.try_to("sync the journal", Shared::sync).await
-    }
-
-    async fn try_to(
-        &self,
-        what: &'static str,
-        work: fn(&Shared, &mut Progress) -> io::Result<()>,
-    ) -> bool {
-        let shared = Arc::clone(&self.shared);
-        let done = spawn_blocking(move || {
-            let mut progress = shared.saving.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = shared.clock.now();
-            let done = work(&shared, &mut progress);
-            let was_failing = std::mem::replace(&mut progress.is_failing, done.is_err());
-            match &done {
-                Ok(()) => {
-                    shared.synced_at.store(now, Ordering::Relaxed);
-                    if was_failing {
-                        tracing::info!("the state can be written again");
-                    }
-                }
-                Err(error) if !was_failing => {
-                    let folder = shared.folder.path().display();
-                    tracing::error!(%error, %folder, what, "cannot write the state, retrying");
-                }
-                Err(_) => {}
-            }
-            done.is_ok()
-        });
-        done.await.unwrap_or(false)
     }
 }
 
 impl Shared {
-    fn save(&self, progress: &mut Progress) -> io::Result<()> {
-        let began = std::time::Instant::now();
-        progress.number += 1;
-        let number = progress.number;
-        if let Some(error) = self.engine.journal_error().filter(|_| !progress.is_failing) {
-            tracing::error!(
-                error,
-                "cannot write the journal: nothing is granted until a snapshot is made"
-            );
+    fn write(&self, writing: MutexGuard<'_, ()>) {
+        let asked = self.asked.load(Ordering::Relaxed);
+        let written = self.store.write(self.engine.take_changes());
+        // Whoever is told that this is done may write next.
+        drop(writing);
+        match written {
+            Ok(()) => self.done.send_modify(|done| {
+                *done = done.clone().map(|done| done.max(asked));
+            }),
+            Err(error) => self.fail(&error),
         }
-        let live = progress.journal.as_ref().map_or(0, |(live, _)| *live);
-        let saved = self.folder.begin_journal(number, live).and_then(|journal| {
-            progress.journal = Some((number, journal.try_clone()?));
-            let snapshot = self.engine.snapshot(number, journal);
-            self.folder.write(&snapshot, number)?;
-            Ok(snapshot.len())
-        });
-        match &saved {
-            Ok(bytes) => self.metrics.saved(began.elapsed(), *bytes),
-            Err(_) => self.metrics.failed(),
-        }
-        saved.map(|_| ())
     }
 
-    fn sync(&self, progress: &mut Progress) -> io::Result<()> {
-        let journal = progress.journal.as_ref();
-        journal.map_or(Ok(()), |(_, file)| file.sync_data())
+    fn sync(&self) {
+        let now = self.clock.now();
+        self.write(self.writing.lock().unwrap_or_else(PoisonError::into_inner));
+        match self.store.sync() {
+            Ok(()) => self.synced_at.store(now, Ordering::Relaxed),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn fail(&self, error: &fjall::Error) {
+        let error = error.to_string();
+        self.done.send_if_modified(|done| {
+            let is_first = done.is_ok();
+            if is_first {
+                tracing::error!(
+                    error,
+                    "cannot write the state, nothing is granted: {REPAIR}"
+                );
+                *done = Err(error);
+            }
+            is_first
+        });
     }
 }

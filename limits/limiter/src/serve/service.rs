@@ -24,7 +24,8 @@ use super::{
     engine::{Engine, Slot},
     limit_sources::LimitSources,
     metrics,
-    problem::{self, Problem},
+    problem::{self, Problem, not_saved},
+    saver::Saver,
     sharing::{Decided, Decider},
     tokens::{self, Holder},
 };
@@ -52,6 +53,8 @@ pub struct Service {
     pub fields: Fields,
     /// Where the limits come from.
     pub sources: LimitSources,
+    /// What writes changes before they are answered; `None`: nothing is kept.
+    pub saver: Option<Saver>,
     /// What is counted.
     pub metrics: metrics::Serving,
 }
@@ -115,17 +118,40 @@ impl Service {
         if let (Some(rule), Some(first)) = (asked.rule, asked.of.first_mut()) {
             first.limit = rule.limit_of(&first.limit);
         }
+        let may_change = !matches!(asked.what, What::Delay { .. });
+        let saver = self.saver.as_ref().filter(|_| may_change);
+        let unsaved = |_| not_saved(self.clock.now());
+        saver.map_or(Ok(()), Saver::check).map_err(unsaved)?;
+        let decided = self.decide(asked, caller).await;
+        if let Some(saver) = saver {
+            // A call that is refused may count, too.
+            saver.written().await.map_err(unsaved)?;
+        }
+        let Decided { mut answer, clock } = decided?;
+        let is_held = matches!(asked.what, What::Reserve { is_held: true, .. });
+        if is_held && answer.slot.at > clock.now() {
+            let _waits = Waits::begin(&self.metrics.waiting);
+            wait(&answer.slot, &clock, stop).await;
+        } else {
+            self.metrics.seconds.observe(caller.began.elapsed(), 1);
+        }
+        if may_change {
+            answer.slot.now = clock.now();
+        }
+        Ok(answer)
+    }
+
+    async fn decide(&self, asked: &Asked, caller: &Caller) -> Result<Decided<Answer>, Problem> {
         let targets = asked.targets();
-        let answer = match &asked.what {
+        let answer = |(has_effect, slot)| Answer { slot, has_effect };
+        match &asked.what {
             What::Delay { requests } => {
-                let slot = self.decider.delay(&targets, *requests).await?.answer;
-                let has_effect = false;
-                Answer { slot, has_effect }
+                let decided = self.decider.delay(&targets, *requests).await?;
+                Ok(decided.map(|slot| answer((false, slot))))
             }
             What::Increment { requests, at } => {
-                let counted = self.decider.increment(&targets, *requests, *at).await?;
-                let (has_effect, slot) = counted.answer;
-                answered(slot, has_effect, &counted.clock)
+                let decided = self.decider.increment(&targets, *requests, *at).await?;
+                Ok(decided.map(answer))
             }
             What::Feedback(feedback) => {
                 let [target] = targets[..] else {
@@ -133,30 +159,16 @@ impl Service {
                     return Err(Problem::new(problem::INVALID, detail));
                 };
                 let said = feedback.said(self.clock.now())?;
-                let (has_effect, slot) = self.decider.feedback(target, said).await?.answer;
-                Answer { slot, has_effect }
+                Ok(self.decider.feedback(target, said).await?.map(answer))
             }
             What::Reserve {
-                requests,
-                horizon,
-                is_held,
+                requests, horizon, ..
             } => {
                 let by = &caller.holder.name;
-                let reserved = self.decider.reserve(by, &targets, *requests, *horizon);
-                let Decided {
-                    answer: slot,
-                    clock,
-                } = reserved.await?;
-                if *is_held && slot.at > clock.now() {
-                    let _waits = Waits::begin(&self.metrics.waiting);
-                    wait(&slot, &clock, stop).await;
-                    return Ok(answered(slot, true, &clock));
-                }
-                answered(slot, true, &clock)
+                let decided = self.decider.reserve(by, &targets, *requests, *horizon);
+                Ok(decided.await?.map(|slot| answer((true, slot))))
             }
-        };
-        self.metrics.seconds.observe(caller.began.elapsed(), 1);
-        Ok(answer)
+        }
     }
 
     /// Reads a whole body, and takes it away.
@@ -189,15 +201,6 @@ impl Service {
         refusals.with_label_values(&["limit"]).inc();
         let detail = format!("the token does not open {limit:?}");
         Err(Problem::new(problem::FORBIDDEN, detail))
-    }
-}
-
-/// What is answered now, by the clock that the slot is of.
-fn answered(slot: Slot, has_effect: bool, clock: &Clock) -> Answer {
-    let now = clock.now();
-    Answer {
-        slot: Slot { now, ..slot },
-        has_effect,
     }
 }
 

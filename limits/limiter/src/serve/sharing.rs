@@ -287,7 +287,7 @@ impl Decider {
 }
 
 impl<T> Decided<T> {
-    fn map<U>(self, of: impl FnOnce(T) -> U) -> Decided<U> {
+    pub(super) fn map<U>(self, of: impl FnOnce(T) -> U) -> Decided<U> {
         Decided {
             answer: of(self.answer),
             clock: self.clock,

@@ -1,9 +1,9 @@
-//! What a limiter knows after it was killed, from its snapshot and its journals.
+//! What a limiter knows after it was killed, from the records that it wrote.
 
-use std::{collections::BTreeMap, fs::File, num::NonZero, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, num::NonZero, time::Duration};
 
 use fastrand::Rng;
-use limiter::serve::engine::{Counting, Engine, Options, Refused, Said};
+use limiter::serve::engine::{Counting, Engine, Options, Refused, RestoreFailed, Said};
 use limits::{Algorithm, Aligned};
 use limits_sharing::exact::{Answer, Outcome, Question};
 
@@ -91,67 +91,83 @@ const NAMES: [&str; 7] = [
 #[test]
 fn killed_limiter_goes_on_exactly_where_it_was_and_exceeds_no_quota() {
     for seed in 0..60 {
-        let mut random = Rng::with_seed(seed);
-        let mut now = START;
-        let mut gone = Gone::new();
-        let mut engine = Engine::new(OPTIONS, &limits(CRASHES));
-        let mut disk = Disk::of(&engine);
-        for _ in 0..12 {
-            // A snapshot in progress.
-            let mut next = None;
-            for _ in 0..random.usize(1..120) {
-                now += random.u64(..SECOND / 20);
-                let limit = NAMES[random.usize(..7)];
-                let counter = random.u8(..2).to_string();
-                let of = [of(limit, &counter)];
-                let requests = random.u64(1..=2);
-                match random.u8(..12) {
-                    0 if next.is_none() => next = Some(disk.begin(&engine)),
-                    1 => next.take().into_iter().for_each(|it| disk.end(it)),
-                    2 => {
-                        let at = now - random.u64(..2 * SECOND);
-                        engine.increment(&of, requests, Some(at), now).unwrap();
-                    }
-                    3 => {
-                        let said = Said {
-                            status: 200,
-                            left: Some((random.u64(..9), Duration::from_secs(3))),
-                            ..Said::default()
-                        };
-                        engine.feedback(of[0], said, now).unwrap();
-                    }
-                    4 => engine.tidy(now),
-                    _ => {
-                        let horizon = Duration::from_millis(random.u64(..3_000));
-                        let Ok(slot) = engine.reserve(&of, requests, horizon, now) else {
-                            continue;
-                        };
-                        let key = (limit.to_owned(), counter);
-                        let whole = ("whole".to_owned(), String::new());
-                        for key in [key, whole] {
-                            gone.entry(key).or_default().push((slot.at, requests));
-                        }
+        kill(seed, false);
+    }
+}
+
+#[test]
+fn killed_limiter_goes_on_exactly_where_it_was_under_limits_that_changed() {
+    for seed in 0..60 {
+        kill(seed, true);
+    }
+}
+
+fn kill(seed: u64, limits_change: bool) {
+    let mut random = Rng::with_seed(seed);
+    let mut now = START;
+    let mut gone = Gone::new();
+    let mut text = CRASHES.to_owned();
+    let mut engine = fresh(&text);
+    let mut disk = Disk::of(&engine);
+    for _ in 0..12 {
+        for _ in 0..random.usize(1..120) {
+            now += random.u64(..SECOND / 20);
+            let limit = NAMES[random.usize(..7)];
+            let counter = random.u8(..2).to_string();
+            let of = [of(limit, &counter)];
+            let requests = random.u64(1..=2);
+            match random.u8(..12) {
+                0 | 1 => disk.write(&engine),
+                2 => {
+                    let at = now - random.u64(..2 * SECOND);
+                    engine.increment(&of, requests, Some(at), now).unwrap();
+                }
+                3 => {
+                    let said = Said {
+                        status: 200,
+                        left: Some((random.u64(..9), Duration::from_secs(3))),
+                        ..Said::default()
+                    };
+                    engine.feedback(of[0], said, now).unwrap();
+                }
+                4 if limits_change => {
+                    let rates = [["20/s", "5/s"], ["9/3s", "4/7s"], ["4/2s", "3/5s"]];
+                    let [rate, other] = rates[random.usize(..3)];
+                    text = CRASHES.replace(rate, other);
+                    engine.change(&limits(&text), Vec::new(), now);
+                }
+                4 => engine.tidy(now),
+                _ => {
+                    let horizon = Duration::from_millis(random.u64(..3_000));
+                    let Ok(slot) = engine.reserve(&of, requests, horizon, now) else {
+                        continue;
+                    };
+                    let key = (limit.to_owned(), counter);
+                    let whole = ("whole".to_owned(), String::new());
+                    for key in [key, whole] {
+                        gone.entry(key).or_default().push((slot.at, requests));
                     }
                 }
             }
-            // It is killed, with a snapshot in progress or not.
-            let (other, _) = disk.start(OPTIONS, CRASHES, now);
-            // A stepped bucket that was full may have forgotten when its steps began.
-            let exact = NAMES.iter().filter(|it| **it != "stepped");
-            for (limit, counter) in exact.flat_map(|it| [(it, "0"), (it, "1")]) {
-                let of = [of(limit, counter)];
-                for requests in 1..=2 {
-                    let slots = [&engine, &other].map(|it| it.delay(&of, requests, now));
-                    assert_eq!(slots[0], slots[1], "seed {seed}: {limit}/{counter}");
-                }
-                let left = [&engine, &other].map(|it| it.left(&of, None, false, now));
-                assert_eq!(left[0], left[1], "seed {seed}: {limit}/{counter}");
-            }
-            engine = other;
-            let snapshot = disk.begin(&engine);
-            disk.end(snapshot);
-            now += random.u64(..SECOND);
         }
+        // It is killed.
+        disk.write(&engine);
+        let (other, _) = disk.start(OPTIONS, &text, now);
+        // A stepped bucket that was full may have forgotten when its steps began.
+        let exact = NAMES.iter().filter(|it| **it != "stepped");
+        for (limit, counter) in exact.flat_map(|it| [(it, "0"), (it, "1")]) {
+            let of = [of(limit, counter)];
+            for requests in 1..=2 {
+                let slots = [&engine, &other].map(|it| it.delay(&of, requests, now));
+                assert_eq!(slots[0], slots[1], "seed {seed}: {limit}/{counter}");
+            }
+            let left = [&engine, &other].map(|it| it.left(&of, None, false, now));
+            assert_eq!(left[0], left[1], "seed {seed}: {limit}/{counter}");
+        }
+        engine = other;
+        now += random.u64(..SECOND);
+    }
+    if !limits_change {
         check(&mut gone, CRASHES, seed);
     }
 }
@@ -160,7 +176,7 @@ fn killed_limiter_goes_on_exactly_where_it_was_and_exceeds_no_quota() {
 fn refused_calls_that_count_are_known_after_a_kill() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '2/10s', algorithm = 'sliding_log', count_refused = true }]";
     let engine = fresh(text);
-    let disk = Disk::of(&engine);
+    let mut disk = Disk::of(&engine);
     for second in 0..5 {
         let now = START + second * SECOND;
         let call = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, now);
@@ -169,6 +185,7 @@ fn refused_calls_that_count_are_known_after_a_kill() {
     let now = START + 6 * SECOND;
     let next = engine.delay(&[of("a", "k")], 1, now).unwrap();
     assert_eq!(next.at, START + 13 * SECOND);
+    disk.write(&engine);
     let (other, _) = disk.start(OPTIONS, text, now);
     assert_eq!(other.delay(&[of("a", "k")], 1, now), Ok(next));
 }
@@ -177,7 +194,7 @@ fn refused_calls_that_count_are_known_after_a_kill() {
 fn refused_call_that_counts_under_one_rule_takes_nothing_of_the_others_after_a_kill() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '9/10s', algorithm = 'sliding_log', count_refused = true }, { id = 's', rate = '1/h' }]";
     let engine = fresh(text);
-    let disk = Disk::of(&engine);
+    let mut disk = Disk::of(&engine);
     let said = Said {
         status: 429,
         retry_after: Some(Duration::from_secs(5)),
@@ -186,6 +203,7 @@ fn refused_call_that_counts_under_one_rule_takes_nothing_of_the_others_after_a_k
     assert!(engine.hear(of("a", "k"), said, START).unwrap());
     let refused = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START);
     assert!(matches!(refused, Err(Refused::OverHorizon(_))));
+    disk.write(&engine);
     let (other, _) = disk.start(OPTIONS, text, START);
     for engine in [engine, other] {
         let next = engine.delay(&[of("a", "k")], 1, START).unwrap();
@@ -224,7 +242,7 @@ fn what_a_server_lets_go_is_taken_from_what_partners_leave_after_a_kill() {
             ..OPTIONS
         };
         let engine = Engine::new(options, &limits(text));
-        let disk = Disk::of(&engine);
+        let mut disk = Disk::of(&engine);
         let said = Said {
             status: 200,
             left: Some((2, HOUR)),
@@ -233,6 +251,7 @@ fn what_a_server_lets_go_is_taken_from_what_partners_leave_after_a_kill() {
         assert!(engine.hear(of("a", "k"), said, START).unwrap());
         assert_eq!(let_go(&engine, "k", START), Duration::ZERO);
         assert_eq!(let_go(&engine, "k", START), Duration::ZERO);
+        disk.write(&engine);
         let (other, _) = disk.start(options, text, START);
         for engine in [engine, other] {
             assert_eq!(let_go(&engine, "k", START), HOUR, "{counting:?}");
@@ -249,10 +268,11 @@ fn what_a_server_lets_go_and_has_no_room_here_does_not_hinder_the_next_start() {
         ..OPTIONS
     };
     let engine = Engine::new(options, &limits(text));
-    let disk = Disk::of(&engine);
+    let mut disk = Disk::of(&engine);
     for counter in ["k", "more"] {
         let_go(&engine, counter, START);
     }
+    disk.write(&engine);
     let (other, _) = disk.start(options, text, START);
     for engine in [engine, other] {
         let used = ["k", "more"].map(|counter| engine.reserve(&[of("a", counter)], 1, HOUR, START));
@@ -272,7 +292,7 @@ fn tidy(engine: &Engine, from: u64, to: u64) {
 fn counters_that_idle_ones_made_room_for_are_known_after_a_kill() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '2/h', burst = 2 }]";
     let engine = fresh(text);
-    let disk = Disk::of(&engine);
+    let mut disk = Disk::of(&engine);
     let take = |counter: u32, requests, now| {
         let slot = engine.reserve(&[of("a", &counter.to_string())], requests, HOUR, now);
         assert_eq!(slot.map(|slot| slot.at), Ok(now));
@@ -288,6 +308,7 @@ fn counters_that_idle_ones_made_room_for_are_known_after_a_kill() {
     for counter in 10_000..10_010 {
         take(counter, 2, now);
     }
+    disk.write(&engine);
     let (other, _) = disk.start(OPTIONS, text, now);
     for counter in (0..10_010).filter(|it| !short.contains(it)) {
         let next = other.delay(&[of("a", &counter.to_string())], 2, now);
@@ -299,7 +320,7 @@ fn counters_that_idle_ones_made_room_for_are_known_after_a_kill() {
 fn lessons_that_old_ones_made_room_for_are_known_after_a_kill() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]";
     let engine = fresh(text);
-    let disk = Disk::of(&engine);
+    let mut disk = Disk::of(&engine);
     let hear = |counter: u32, seconds, now| {
         let said = Said {
             status: 503,
@@ -317,6 +338,7 @@ fn lessons_that_old_ones_made_room_for_are_known_after_a_kill() {
     assert!(!hear(60_000, 100, now));
     engine.tidy(now);
     assert!(hear(60_000, 100, now));
+    disk.write(&engine);
     let (other, _) = disk.start(OPTIONS, text, now);
     let next = other.delay(&[of("a", "60000")], 1, now).unwrap();
     assert_eq!(next.at, now + 100 * SECOND);
@@ -332,10 +354,11 @@ fn rules_of_calls_that_came_in_the_place_of_others_are_known_after_a_kill() {
     }
     let now = START + 601 * SECOND;
     engine.tidy(now);
-    let disk = Disk::of(&engine);
+    let mut disk = Disk::of(&engine);
     for limit in &used {
         engine.increment(&[of(limit, limit)], 1, None, now).unwrap();
     }
+    disk.write(&engine);
     let (other, _) = disk.start(OPTIONS, OF_CALLS, now);
     for limit in &used {
         let next = [&engine, &other].map(|it| it.delay(&[of(limit, limit)], 1, now));
@@ -353,40 +376,81 @@ fn clock_comes_back_where_nothing_was_used() {
 }
 
 #[test]
-fn limiter_that_cannot_write_grants_nothing_until_a_snapshot_is_made() {
+fn counters_that_have_no_room_are_not_forgotten_silently() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/h', burst = 2 }]";
     let engine = fresh(text);
-    let call = || engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START);
-    // Before the first snapshot nothing is written.
-    assert!(call().is_ok());
-    drop(engine.snapshot(1, File::open("/dev/null").unwrap()));
-    for _ in 0..3 {
-        assert_eq!(call(), Err(Refused::NotSaved));
-    }
-    assert!(engine.journal_error().is_some());
-    let disk = Disk::of(&engine);
-    assert_eq!(engine.journal_error(), None);
-    // Of those that were refused, the first is lost.
-    let (other, _) = disk.start(OPTIONS, text, START);
-    for engine in [&engine, &other] {
-        let refused = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START);
-        assert!(matches!(refused, Err(Refused::OverHorizon(_))));
-    }
-    // Restored with fewer places than there were counters, nothing is forgotten silently.
+    slot(&engine, &[of("a", "k")], START);
+    let records = Disk::of(&engine).records();
     let few = Options {
         counters_max: 0,
         ..OPTIONS
     };
-    let engine = Engine::new(few, &limits(text));
-    assert!(engine.restore(&disk.snapshot, &[], START).is_err());
+    let restored = Engine::new(few, &limits(text)).restore(&records, START);
+    assert_eq!(restored, Err(RestoreFailed::NoRoom));
 }
 
-/// What 4 calls of 10 a day leave, made `ahead` of the restart, before a snapshot or after it: how many go at once then, and when the next one may.
-fn left_after(ahead: u64, is_before: bool) -> (u64, usize, u64) {
+#[test]
+fn records_that_are_not_whole_or_of_another_version_are_refused() {
+    let engine = fresh(SEVERAL);
+    slot(&engine, &[of("a", "k")], START);
+    let records = Disk::of(&engine).records();
+    let restore = |change: fn(&mut Vec<(Vec<u8>, Vec<u8>)>)| {
+        let mut records = records.clone();
+        change(&mut records);
+        fresh(SEVERAL).restore(&records, START)
+    };
+    assert_eq!(restore(|_| {}).map(|it| it.counters), Ok(3));
+    let damaged = Err(RestoreFailed::Damaged);
+    assert_eq!(restore(|all| drop(all.remove(0))), damaged);
+    assert_eq!(restore(|all| all[1].1.truncate(3)), damaged);
+    assert_eq!(restore(|all| all[1].0.truncate(2)), damaged);
+    let other = restore(|all| all[0].1[0] += 1);
+    assert_eq!(other, Err(RestoreFailed::Version));
+}
+
+#[test]
+fn records_of_what_is_idle_or_gone_are_removed() {
+    let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]\n[limits.b]\nrules = [{ id = 'r', rate = '1/h' }]";
+    let refused = Said {
+        status: 429,
+        ..Said::default()
+    };
+    let used = |limit: &str| {
+        let engine = fresh(text);
+        slot(&engine, &[of(limit, "k")], START);
+        assert!(engine.hear(of(limit, "k"), refused, START).unwrap());
+        (Disk::of(&engine), engine)
+    };
+    // While it runs, what is idle.
+    let (mut disk, engine) = used("a");
+    assert_eq!(disk.0.len(), 3);
+    engine.tidy(START + 100 * SECOND);
+    disk.write(&engine);
+    assert_eq!(disk.0.len(), 1);
+    // And limits that are gone, also when they come back at once.
+    let other = "[limits.c]\nrules = [{ id = 'r', rate = '1/s' }]";
+    let (mut disk, engine) = used("b");
+    for text in [other, text] {
+        engine.change(&limits(text), Vec::new(), START);
+    }
+    disk.write(&engine);
+    let (restarted, _) = disk.start(OPTIONS, text, START);
+    assert_eq!(slot(&restarted, &[of("b", "k")], START).at, START);
+    // At the start.
+    for (limit, text) in [("a", text), ("b", other)] {
+        let (mut disk, _) = used(limit);
+        let (restarted, _) = disk.start(OPTIONS, text, START);
+        restarted.tidy(START + 100 * SECOND);
+        disk.write(&restarted);
+        assert_eq!(disk.0.len(), 1, "{limit}");
+    }
+}
+
+/// What 4 calls of 10 a day leave, made `ahead` of the restart: how many go at once then, and when the next one may.
+fn left_after(ahead: u64) -> (u64, usize, u64) {
     let text = "[limits.day]\nrules = [{ id = 'r', rate = '10/day', algorithm = 'fixed_window', aligned = 'clock' }]";
     let then = START + ahead;
-    let before = Engine::new(OPTIONS, &limits(text));
-    let mut disk = Disk::of(&before);
+    let before = fresh(text);
     for _ in 0..4 {
         assert_eq!(slot(&before, &[of("day", "k")], then).at, then);
     }
@@ -397,13 +461,7 @@ fn left_after(ahead: u64, is_before: bool) -> (u64, usize, u64) {
     };
     let learned = before.feedback(of("day", "held"), refused, then);
     assert!(learned.is_ok_and(|(is_learned, _)| is_learned));
-    if is_before {
-        before.close();
-        let refused = before.reserve(&[of("day", "k")], 1, HOUR, then);
-        assert_eq!(refused, Err(Refused::Stopping));
-        let last = disk.begin(&before);
-        disk.end(last);
-    }
+    let disk = Disk::of(&before);
     let (after, now) = disk.start(OPTIONS, text, START);
     let held = after.delay(&[of("day", "held")], 1, now).expect("a slot");
     assert_eq!(held.at, now + 1_800 * SECOND);
@@ -422,53 +480,86 @@ fn left_after(ahead: u64, is_before: bool) -> (u64, usize, u64) {
 fn clock_of_the_run_before_that_was_far_ahead_is_not_kept_and_what_was_used_is() {
     const DAY: u64 = 86_400 * SECOND;
     let midnight = START.next_multiple_of(DAY);
-    for is_before in [false, true] {
-        for ahead in [61 * SECOND, 3_600 * SECOND, DAY, 400 * DAY] {
-            let left = left_after(ahead, is_before);
-            assert_eq!(left, (START, 6, midnight), "{ahead}");
-        }
-        for ahead in [0, 59 * SECOND] {
-            let left = left_after(ahead, is_before);
-            assert_eq!(left, (START + ahead, 6, midnight), "{ahead}");
-        }
+    for ahead in [61 * SECOND, 3_600 * SECOND, DAY, 400 * DAY] {
+        assert_eq!(left_after(ahead), (START, 6, midnight), "{ahead}");
+    }
+    for ahead in [0, 59 * SECOND] {
+        let left = left_after(ahead);
+        assert_eq!(left, (START + ahead, 6, midnight), "{ahead}");
     }
 }
 
 #[test]
-fn limits_change_while_snapshots_are_made_and_debt_follows() {
+fn limits_change_while_changes_are_taken_and_debt_follows() {
     let engine = fresh(SEVERAL);
     for counter in 0..1_000 {
         slot(&engine, &[of("b", &counter.to_string())], START + counter);
     }
+    let mut disk = Disk::of(&engine);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..40 {
                 let other = SEVERAL.replace("1/10s", &format!("1/{}s", 10 + round % 2));
-                engine.change(&limits(&other), START + SECOND);
+                engine.change(&limits(&other), Vec::new(), START + SECOND);
             }
         });
         for _ in 0..20 {
-            let snapshot = Disk::of(&engine).snapshot;
-            let other = fresh(SEVERAL);
-            let restored = other.restore(&snapshot, &[], START + SECOND).unwrap();
-            assert!(restored.counters >= 1_000, "{restored:?}");
+            disk.write(&engine);
+            let restored = fresh(SEVERAL).restore(&disk.records(), START + SECOND);
+            assert!(restored.unwrap().counters >= 1_000, "{restored:?}");
         }
     });
     assert!(engine.version() == 41);
 }
 
 #[test]
-fn what_is_granted_under_other_limits_is_known_after_a_kill() {
-    let [before, after] = [BOOKED, SEVERAL].map(limits);
-    let engine = Engine::new(OPTIONS, &before);
-    engine.keep(Arc::from(*b"before"));
+fn debt_that_was_carried_over_is_known_after_a_kill() {
+    let text =
+        |rate: &str| format!("[limits.a]\nrules = [{{ id = 'r', rate = '{rate}', burst = 9 }}]");
+    let (fast, slow) = (text("9/10s"), text("9/h"));
+    let engine = fresh(&fast);
+    engine
+        .reserve(&[of("a", "k")], 9, Duration::ZERO, START)
+        .unwrap();
     let mut disk = Disk::of(&engine);
-    let kept = |disk: &Disk| Engine::kept_in(&disk.snapshot, &disk.journals());
+    // From then on hardly anything comes back.
+    engine.change(&limits(&slow), Vec::new(), START);
+    disk.write(&engine);
+    let mut now = START;
+    for _ in 0..3 {
+        now += 60 * SECOND;
+        engine.tidy(now);
+        disk.write(&engine);
+        let (other, _) = disk.start(OPTIONS, &slow, now);
+        let next = [&engine, &other].map(|it| it.delay(&[of("a", "k")], 1, now));
+        assert_eq!(next[0], next[1]);
+        assert_eq!(next[0].as_ref().map(|it| it.at), Ok(START + 400 * SECOND));
+    }
+    // Also where they changed while it did not run.
+    let engine = fresh(&fast);
+    engine
+        .reserve(&[of("a", "k")], 9, Duration::ZERO, START)
+        .unwrap();
+    let mut disk = Disk::of(&engine);
+    for _ in 0..3 {
+        let (other, _) = disk.start(OPTIONS, &slow, START);
+        other.tidy(START + 60 * SECOND);
+        disk.write(&other);
+        let next = other.delay(&[of("a", "k")], 1, START + 60 * SECOND);
+        assert_eq!(next.map(|it| it.at), Ok(START + 400 * SECOND));
+    }
+}
+
+#[test]
+fn what_is_granted_under_other_limits_is_known_after_a_kill() {
+    let engine = fresh(BOOKED);
+    engine.keep(b"before".to_vec());
+    let mut disk = Disk::of(&engine);
+    let kept = |disk: &Disk| Engine::kept_in(&disk.records()).map(<[u8]>::to_vec);
     assert_eq!(kept(&disk).as_deref(), Ok(&b"before"[..]));
-    engine.change_and_keep(&after, Arc::from(*b"after"), START);
-    // The snapshot that follows is not on the disk yet.
-    let _lost = disk.begin(&engine);
+    engine.change(&limits(SEVERAL), b"after".to_vec(), START);
     assert_eq!(slot(&engine, &[of("b", "k")], START).at, START);
+    disk.write(&engine);
     assert_eq!(kept(&disk).as_deref(), Ok(&b"after"[..]));
     let (other, _) = disk.start(OPTIONS, SEVERAL, START);
     for engine in [engine, other] {
@@ -477,29 +568,4 @@ fn what_is_granted_under_other_limits_is_known_after_a_kill() {
             START + 10 * SECOND
         );
     }
-}
-
-#[test]
-fn journal_that_is_damaged_is_told_and_one_that_is_cut_is_not() {
-    let engine = fresh(SEVERAL);
-    let disk = Disk::of(&engine);
-    for _ in 0..3 {
-        slot(&engine, &[of("a", "k")], START);
-    }
-    let [(number, bytes)] = &disk.journals()[..] else {
-        panic!("one journal");
-    };
-    let length = bytes.len() / 3;
-    let restore = |bytes: Vec<u8>| {
-        let restored = fresh(SEVERAL).restore(&disk.snapshot, &[(*number, bytes)], START);
-        let restored = restored.expect("a good snapshot");
-        (restored.changes, restored.damaged)
-    };
-    assert_eq!(restore(bytes.clone()), (3, 0));
-    for cut in 1..length {
-        assert_eq!(restore(bytes[..bytes.len() - cut].to_vec()), (2, 0));
-    }
-    let mut damaged = bytes.clone();
-    damaged[length + 9] ^= 1;
-    assert_eq!(restore(damaged), (1, 2 * length));
 }

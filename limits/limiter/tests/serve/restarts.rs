@@ -37,7 +37,7 @@ async fn orderly_restart_costs_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn folder_is_of_one_limiter_and_a_damaged_snapshot_is_not_passed_over() -> Result<()> {
+async fn folder_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> {
     let mut limiter = Limiter::start(QUOTA, &[]).await?;
     let state = format!("--state={}", limiter.file("state"));
     let second = Limiter::start(QUOTA, &[&state]).await;
@@ -47,10 +47,13 @@ async fn folder_is_of_one_limiter_and_a_damaged_snapshot_is_not_passed_over() ->
         .unwrap_or_default();
     ensure!(why.contains("another limiter uses it"), "{why}");
     limiter.stop().await?;
-    let snapshot = limiter.file("state/snapshot");
-    let mut bytes = fs::read(&snapshot)?;
-    bytes[20] ^= 1;
-    fs::write(&snapshot, bytes)?;
+    let files = fs::read_dir(limiter.file("state"))?.collect::<Result<Vec<_>, _>>()?;
+    let mut files = files.iter().map(fs::DirEntry::path);
+    let journal = files.find(|path| path.extension().is_some_and(|it| it == "jnl"));
+    let journal = journal.context("no journal")?;
+    let mut bytes = fs::read(&journal)?;
+    bytes[40] ^= 1;
+    fs::write(&journal, bytes)?;
     limiter.process.start_again()?;
     ensure!(!limiter.process.wait(PATIENCE).await?.success());
     let why = limiter.process.last_lines(3);

@@ -214,6 +214,7 @@ mod tests {
             counters_bytes_max: usize::MAX,
             learned_max: HORIZON,
             counting: Counting::Here,
+            is_saved: false,
         }
     }
 

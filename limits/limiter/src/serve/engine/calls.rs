@@ -4,9 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use limits::{Decision, Demand, LimitId, RecordError, Recorded, Refusal};
 
-use super::{
-    Binding, Counter, Counts, Engine, Refused, Said, Slot, State, Target, ahead, journal::Change,
-};
+use super::{Binding, Counter, Counts, Engine, Refused, Said, Slot, State, Target, ahead};
 
 /// A call, with what it concerns looked up.
 pub(super) struct Call {
@@ -73,7 +71,7 @@ impl Engine {
         let mut state = self.state();
         let state = &mut *state;
         let now = now.max(state.core.clock());
-        let call = state.open_call(of, requests, now)?;
+        let call = state.call(of, requests, now)?;
         let at = at.unwrap_or(now);
         let recorded = state.core.record_all(&call.demands, at, now);
         let recorded = match recorded {
@@ -88,7 +86,6 @@ impl Engine {
             Recorded::Counted => {
                 state.learned.take(&call.of, requests, now);
                 state.count(&call, |counts| counts.counted += 1);
-                state.write_down(&call, Change::Counted { at }, now)?;
             }
             Recorded::TooOld => state.count(&call, |counts| counts.too_old += 1),
         }
@@ -124,7 +121,7 @@ impl Engine {
 
 impl State {
     fn hear(&mut self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Call), Refused> {
-        let call = self.open_call(&[of], 1, now)?;
+        let call = self.call(&[of], 1, now)?;
         // Nothing is learned of a limit of every call: it has no counters.
         let is_learned = match call.of.first() {
             Some(of) => self.learned.hear(of, said, now),
@@ -134,9 +131,6 @@ impl State {
             counts.outbound_429 += u64::from(said.status == 429);
             counts.learned += u64::from(is_learned);
         });
-        if is_learned {
-            self.write_down(&call, Change::Heard(said), now)?;
-        }
         Ok((is_learned, call))
     }
 }
@@ -199,7 +193,7 @@ impl State {
         now: u64,
     ) -> Result<Slot, Refused> {
         let now = now.max(self.core.clock());
-        let call = self.open_call(of, requests, now)?;
+        let call = self.call(of, requests, now)?;
         let horizon = by.map_or(horizon, |by| self.horizon(by, requests, horizon, now));
         let from = self.learned.from(&call.of, requests, now);
         let core = &mut self.core;
@@ -208,15 +202,9 @@ impl State {
             Decision::At { at, rule } => (at, Some(rule)),
             Decision::Refused { rule, why } => {
                 self.count(&call, |counts| counts.refused += 1);
-                let mut rules = call.demands.iter().map(|it| self.core.limit(it.limit));
-                let is_counted = why != Refusal::NoRoom;
-                if is_counted && rules.any(|limit| limit.count_refused) {
-                    self.write_down(&call, Change::Refused, now)?;
-                }
                 return Err(self.refused(&call, rule, why, horizon, now));
             }
         };
-        self.write_down(&call, Change::Reserved { at }, now)?;
         self.learned.take(&call.of, requests, at);
         self.count(&call, |counts| match rule {
             None => counts.now += 1,
@@ -264,22 +252,6 @@ impl State {
             };
         }
         horizon
-    }
-
-    /// A call that changes something.
-    pub(super) fn open_call(
-        &mut self,
-        of: &[Target<'_>],
-        requests: u64,
-        now: u64,
-    ) -> Result<Call, Refused> {
-        if self.is_over {
-            return Err(Refused::Stopping);
-        }
-        if self.journal.error().is_some() {
-            return Err(Refused::NotSaved);
-        }
-        self.call(of, requests, now)
     }
 
     fn next(&self, call: &Call, now: u64) -> Result<Slot, Refused> {

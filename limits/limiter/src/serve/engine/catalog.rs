@@ -37,6 +37,13 @@ pub(super) struct Placed {
     pub(super) id: LimitId,
 }
 
+/// What limits leave behind that are not there any more.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    pub(super) places: Vec<u32>,
+    pub(super) rules: Vec<LimitId>,
+}
+
 /// All limits. A limit has a place, which it keeps for as long as it is there.
 #[derive(Debug)]
 pub(super) struct Catalog {
@@ -138,6 +145,24 @@ impl Catalog {
         &self.every_call
     }
 
+    /// What is not among other limits.
+    pub(super) fn gone(&self, new: &[NamedLimit]) -> Gone {
+        let new = new.iter().map(|limit| (&*limit.name, limit));
+        let new: BTreeMap<&str, &NamedLimit> = new.collect();
+        let mut gone = Gone::default();
+        for (place, named) in self.all() {
+            let same = new.get(&*named.name);
+            if same.is_none() {
+                gone.places.push(place);
+            }
+            let rules = same.map_or(&[][..], |same| &same.rules);
+            let is_there = |placed: &Placed| rules.iter().any(|rule| *rule.id == *placed.name);
+            let left = named.rules.iter().filter(|placed| !is_there(placed));
+            gone.rules.extend(left.map(|placed| placed.id));
+        }
+        gone
+    }
+
     /// Takes other limits into force. What a rule has used follows it by the names of its limit and its own; what is gone is forgotten.
     pub(super) fn change(&mut self, core: &mut Core, new: &[NamedLimit], now: u64) {
         let mut known: BTreeMap<(Arc<str>, Arc<str>), Placed> = BTreeMap::new();
@@ -157,8 +182,6 @@ impl Catalog {
         // Made in one pass over all counters.
         let mut changes = Vec::new();
         for gone in known.into_values() {
-            let part = self.counting.part(gone.rule.limit);
-            changes.push((gone.id, part, Carry::Reset));
             self.owners[gone.id.index()] = None;
             self.free.push(gone.id);
         }

@@ -88,7 +88,7 @@ pub(super) struct Made {
 }
 
 /// The limit in the file, and the rule, that a limit is made of.
-pub(super) fn parts(name: &str) -> Option<(&str, CallRule)> {
+fn parts(name: &str) -> Option<(&str, CallRule)> {
     let (base, rule) = name.rsplit_once(' ')?;
     let (requests, interval) = rule.strip_suffix('s')?.split_once('/')?;
     let rule = CallRule::new(interval.parse().ok()?, requests.parse().ok()?);
@@ -197,7 +197,7 @@ impl State {
         limits.any(|limit| limit.from_call && limit.name == name)
     }
 
-    /// Makes the limit of a snapshot again, if it is one that a call made. It may have been there for long.
+    /// Makes the limit of a record again, if it is one that a call made. It may have been there for long.
     pub(super) fn make_again(&mut self, name: &str) {
         if let Some((base, rule)) = parts(name)
             && self.has_room(base)
@@ -205,10 +205,5 @@ impl State {
         {
             self.make(base, rule, 0);
         }
-    }
-
-    /// Limits that calls made stay no longer than they are in use.
-    pub(super) fn let_rules_be_replaced(&mut self) {
-        self.of_calls.iter_mut().for_each(|made| made.at = 0);
     }
 }

@@ -1,6 +1,9 @@
 //! What partners' answers taught: not before a moment, or so many until then. Only ever less than the limits allow, and for a while.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +22,7 @@ const PASS_INTERVAL: u64 = 10_000_000_000;
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// What a partner's answer said.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Said {
     /// The status of its answer.
     pub status: u16,
@@ -30,18 +33,18 @@ pub struct Said {
 }
 
 /// So many requests until a moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Lesson {
-    pub(super) until: u64,
-    pub(super) left: u64,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Lesson {
+    until: u64,
+    left: u64,
 }
 
 /// Most lessons of one counter; of more, the two that end nearest to each other become one, the stricter of both.
 const LESSONS_MAX: usize = 4;
 
 /// What is learned of one counter.
-#[derive(Debug, Default)]
-struct Held {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Held {
     /// In the order of their ends; one that ends later leaves more.
     lessons: Vec<Lesson>,
     /// How often in a row it was refused without a time.
@@ -64,6 +67,13 @@ impl Held {
             let nearest = nearest.map_or(0, |(_, index)| index);
             let left = self.lessons.remove(nearest).left;
             self.lessons[nearest].left = left;
+        }
+    }
+
+    /// Has everything end earlier by so much, as the clock is set back.
+    pub(super) fn set_back(&mut self, nanos: u64) {
+        for lesson in &mut self.lessons {
+            lesson.until = lesson.until.saturating_sub(nanos);
         }
     }
 
@@ -91,16 +101,19 @@ pub(super) struct Learned {
     /// How many limits there are.
     limits: usize,
     longest: u64,
+    /// Whose lessons changed since somebody asked; `None` where nobody asks.
+    changed: Option<HashSet<Counter>>,
 }
 
 impl Learned {
-    pub(super) fn new(longest: Duration) -> Self {
+    pub(super) fn new(longest: Duration, is_saved: bool) -> Self {
         Self {
             of: HashMap::default(),
             passed_at: 0,
             of_limits: HashMap::new(),
             limits: 0,
             longest: nanos(longest),
+            changed: is_saved.then(HashSet::new),
         }
     }
 
@@ -109,9 +122,10 @@ impl Learned {
         let mut refusals = 0;
         if let Some(held) = self.of.get_mut(counter) {
             // The row ends with an answer that is not a refusal.
-            if !matches!(said.status, 429 | 503) {
-                held.refusals = 0;
+            if !matches!(said.status, 429 | 503) && std::mem::take(&mut held.refusals) > 0 {
+                self.has_changed(counter);
             }
+            let held = &self.of[counter];
             refusals = if held.is_kept(now) { held.refusals } else { 0 };
         }
         let times = [said.retry_after.map(|wait| (0, wait)), said.left];
@@ -136,13 +150,26 @@ impl Learned {
             let until = now.saturating_add(nanos(wait).min(longest));
             held.add(Lesson { until, left }, now);
         }
+        self.has_changed(counter);
         true
     }
 
-    /// Takes in what was known before.
-    pub(super) fn put(&mut self, counter: &Counter, lesson: Lesson, now: u64) {
-        if let Some(held) = self.held(counter) {
-            held.add(lesson, now);
+    /// Takes in what was known before; false when there is no room for it.
+    pub(super) fn put(&mut self, counter: Counter, known: Held) -> bool {
+        let held = self.held(&counter);
+        held.map(|held| *held = known).is_some()
+    }
+
+    /// Calls `each` for what changed since the last time: `None` where nothing is known any more.
+    pub(super) fn take_changes(&mut self, mut each: impl FnMut(&Counter, Option<&Held>)) {
+        for counter in self.changed.iter_mut().flat_map(std::mem::take) {
+            each(&counter, self.of.get(&counter));
+        }
+    }
+
+    fn has_changed(&mut self, counter: &Counter) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(counter.clone());
         }
     }
 
@@ -185,10 +212,13 @@ impl Learned {
             return;
         }
         for counter in of {
-            let lessons = self.of.get_mut(counter).map(|held| &mut held.lessons);
-            for lesson in lessons.into_iter().flatten().filter(|it| it.until > at) {
+            let Some(held) = self.of.get_mut(counter) else {
+                continue;
+            };
+            for lesson in held.lessons.iter_mut().filter(|it| it.until > at) {
                 lesson.left = lesson.left.saturating_sub(requests);
             }
+            self.has_changed(counter);
         }
     }
 
@@ -206,12 +236,15 @@ impl Learned {
     /// So many that were held do not go, of the lessons with these ends.
     pub(super) fn let_go(&mut self, of: &[Counter], requests: u64, untils: &[u64]) {
         for counter in of.iter().filter(|_| !untils.is_empty()) {
-            let lessons = self.of.get_mut(counter).map(|held| &mut held.lessons);
-            for lesson in lessons.into_iter().flatten() {
+            let Some(held) = self.of.get_mut(counter) else {
+                continue;
+            };
+            for lesson in held.lessons.iter_mut() {
                 if untils.contains(&lesson.until) {
                     lesson.left = lesson.left.saturating_add(requests);
                 }
             }
+            self.has_changed(counter);
         }
     }
 
@@ -237,14 +270,17 @@ impl Learned {
     }
 
     fn keep(&mut self, is_kept: impl Fn(u32, &Held) -> bool) {
-        let of_limits = &mut self.of_limits;
-        self.of.retain(|(place, _), held| {
-            let is_kept = is_kept(*place, held);
-            if !is_kept && let Some(of_limit) = of_limits.get_mut(place) {
+        let gone = self
+            .of
+            .extract_if(|(place, _), held| !is_kept(*place, held));
+        for (counter, _) in gone {
+            if let Some(of_limit) = self.of_limits.get_mut(&counter.0) {
                 *of_limit -= 1;
             }
-            is_kept
-        });
+            if let Some(changed) = &mut self.changed {
+                changed.insert(counter);
+            }
+        }
     }
 
     /// Of how many counters something is learned.
@@ -256,19 +292,6 @@ impl Learned {
     /// Of how many counters of one limit something is learned.
     pub(super) fn counters_of(&self, place: u32) -> usize {
         self.of_limits.get(&place).copied().unwrap_or(0)
-    }
-
-    /// All that was learned.
-    pub(super) fn lessons(&self) -> impl Iterator<Item = (&Counter, &Lesson)> {
-        let held = self.of.iter();
-        held.flat_map(|(counter, held)| held.lessons.iter().map(move |it| (counter, it)))
-    }
-
-    /// Has everything end earlier by so much, as the clock is set back.
-    pub(super) fn set_back(&mut self, nanos: u64) {
-        for lesson in self.of.values_mut().flat_map(|held| &mut held.lessons) {
-            lesson.until = lesson.until.saturating_sub(nanos);
-        }
     }
 }
 
@@ -294,7 +317,7 @@ mod tests {
 
     #[test]
     fn only_less_is_learned_and_it_expires() {
-        let mut learned = Learned::new(seconds(100));
+        let mut learned = Learned::new(seconds(100), false);
         let of = counter();
         let left = |left, wait| Said {
             status: 200,
@@ -321,7 +344,7 @@ mod tests {
 
     #[test]
     fn refusals_without_a_time_are_waited_for_longer_each_time_in_a_row() {
-        let mut learned = Learned::new(seconds(3_600));
+        let mut learned = Learned::new(seconds(3_600), false);
         let of = counter();
         let said = Said {
             status: 429,
@@ -341,19 +364,19 @@ mod tests {
         assert!(!learned.hear(&of[0], nothing, now));
         assert!(learned.hear(&of[0], said, now));
         assert_eq!(learned.from(&of, 1, now), now + SECOND);
-        assert!(!Learned::new(seconds(1)).hear(&of[0], nothing, 0));
+        assert!(!Learned::new(seconds(1), false).hear(&of[0], nothing, 0));
         let told = Said {
             retry_after: Some(seconds(7)),
             ..said
         };
-        let mut learned = Learned::new(seconds(3_600));
+        let mut learned = Learned::new(seconds(3_600), false);
         assert!(learned.hear(&of[0], told, 0));
         assert_eq!(learned.from(&of, 1, 0), 7 * SECOND);
     }
 
     #[test]
     fn what_is_said_of_a_short_time_does_not_hold_for_a_longer_one() {
-        let mut learned = Learned::new(seconds(3_600));
+        let mut learned = Learned::new(seconds(3_600), false);
         let of = counter();
         let left = |left, wait| Said {
             status: 200,
@@ -398,7 +421,7 @@ mod tests {
                 retry_after,
                 left,
             };
-            let mut learned = Learned::new(seconds(3_600));
+            let mut learned = Learned::new(seconds(3_600), false);
             assert!(learned.hear(&counter()[0], said, 0));
             assert!(learned.hear(&counter()[0], said, SECOND));
             assert_eq!(learned.from(&counter(), 1, SECOND), 3 * SECOND);
@@ -407,7 +430,7 @@ mod tests {
 
     #[test]
     fn counters_of_one_limit_leave_the_others_their_room() {
-        let mut learned = Learned::new(seconds(10));
+        let mut learned = Learned::new(seconds(10), false);
         learned.change(4, |_| false);
         let said = Said {
             status: 429,
@@ -434,7 +457,6 @@ mod tests {
         // Their places are taken again.
         let counter = (1, Arc::from("again"));
         assert!(learned.hear(&counter, said, 100 * SECOND));
-        let shown: Vec<&Counter> = learned.lessons().map(|(it, _)| it).collect();
-        assert_eq!(shown, [&counter]);
+        assert_eq!(learned.counters(), 1);
     }
 }

@@ -10,7 +10,7 @@ use limits_sharing::exact::{Answer, Ask, Outcome, Question, Rule};
 
 use super::{
     Binding, Counting, Engine, Refused, Slot, State, Target, calls::Call, counting::CHECKED,
-    journal::Change, seen::Standing,
+    seen::Standing,
 };
 
 /// A call for a server to decide on.
@@ -57,12 +57,7 @@ impl Engine {
     ) -> Result<Asking, Refused> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        let call = match question {
-            Question::Peek => state.call(of, requests, now)?,
-            Question::Reserve { .. } | Question::Count { .. } => {
-                state.open_call(of, requests, now)?
-            }
-        };
+        let call = state.call(of, requests, now)?;
         let question = match (question, by) {
             (Question::Reserve { horizon }, Some(by)) => Question::Reserve {
                 horizon: state.horizon(by, requests, horizon, now),
@@ -238,12 +233,9 @@ impl State {
             if let Some(by) = asking.by.as_deref().filter(|_| at > now) {
                 self.book(by, call.requests, at);
             }
-            // Without room for it, or when it cannot be written, the call would not go without the server.
-            let is_counted = matches!(self.counting, Counting::Part(_))
-                && self.core.record_all(&call.demands, now, now).is_ok();
-            if is_counted || self.learned.left(&call.of, now).is_some() {
-                let change = Change::LetGo { at, is_counted };
-                self.write_down(call, change, now).ok();
+            if let Counting::Part(_) = self.counting {
+                // Without room for it the call would not go without the server.
+                self.core.record_all(&call.demands, now, now).ok();
             }
         }
         for (demand, left) in call.demands.iter().zip(&answer.left) {
@@ -283,6 +275,7 @@ mod tests {
             counters_bytes_max: usize::MAX,
             learned_max: HOUR,
             counting: Counting::Elsewhere,
+            is_saved: false,
         };
         Engine::new(options, &Rules::parse(text).unwrap().limits)
     }

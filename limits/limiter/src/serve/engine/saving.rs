@@ -1,246 +1,198 @@
-//! Snapshots, and what is restored from one and the journals after it at the start.
+//! Records of what outlives the process: what changed since they were last taken, and what is restored from them at the start.
+//!
+//! Each record stands for itself: what a rule has used of a counter is saved with the rule that it was reckoned under. So the newest records, in any order, are
+//! all that is known, and there is no history to make once more.
 
-use std::{collections::HashMap, fs::File, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use limits::{Demand, LimitId, RestoreError};
+use limits::{Demand, Limit, RestoreError};
+use serde::{Deserialize, Serialize};
 
-use super::{
-    super::clock::AHEAD_MAX,
-    Engine, IDLE_LOOKED_AT, Refused, State,
-    catalog::{Core, Named},
-    counting::CHECKED,
-    journal,
-    learned::Lesson,
-    snapshot::{Head, Reader, SavedLesson, SavedLimit, SavedRule, Unreadable, Writer},
-};
+use super::{super::clock::AHEAD_MAX, Engine, State, catalog::Core, learned::Held};
 
-/// How often a limiter looks for counters that are idle, in nanoseconds.
-const TIDY_INTERVAL: u64 = 200_000_000;
+/// The version of the records, the states of counters included.
+const VERSION: u8 = 1;
+
+/// Records by their keys; `None` where there is none any more.
+pub type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// What a record is of, as its key says in the form of postcard. Its value has that form too.
+#[derive(Debug, Serialize, Deserialize)]
+enum Key<'a> {
+    /// The version, and the latest time that the limits were told. The first of all records.
+    Head,
+    /// Whatever says where the limits came from, as it was given.
+    Sources,
+    /// The limit that a rule was, and the state of a counter under it.
+    Used(&'a str, &'a str, &'a str),
+    /// What is learned of a counter of a limit.
+    Learned(&'a str, &'a str),
+}
 
 /// What came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Counters of the snapshot, each once for each rule.
+    /// Counters that are in use, each once for each rule.
     pub counters: usize,
-    /// Those whose rules are gone.
+    /// Records of rules and limits that are gone.
     pub dropped: usize,
-    /// Changes of the journals.
-    pub changes: usize,
-    /// Bytes of the journals that are not read, as they are damaged.
-    pub damaged: usize,
     /// The time that nothing is told before.
     pub clock: u64,
     /// How far the clock of the run before was ahead, if it was too far to be kept; else zero.
     pub ahead: Duration,
 }
 
-/// Why a snapshot was not restored.
+/// Why records were not restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreFailed {
-    /// It cannot be read.
-    #[error(transparent)]
-    Unreadable(#[from] Unreadable),
-    /// It has more counters than there may be.
+    /// They are not what was written.
+    #[error("it is damaged")]
+    Damaged,
+    /// They were written by another version of this program.
+    #[error("it is of another version of this program")]
+    Version,
+    /// There are more counters than there may be.
     #[error("it has more counters than there may be")]
     NoRoom,
 }
 
 impl Engine {
-    /// All that is known, under the lock. What changes from then on is written to the journal of this number: the snapshot has to be on the disk before
-    /// earlier journals are removed.
+    /// What changed since the last time. What was answered before is in it, or was in an earlier one.
     #[must_use]
-    pub fn snapshot(&self, number: u64, journal: File) -> Vec<u8> {
+    pub fn take_changes(&self) -> Changes {
         let mut state = self.state();
-        let state = &mut *state;
-        let catalog = &state.catalog;
-        let places = catalog.all().zip(0..);
-        let places: HashMap<u32, usize> =
-            places.map(|((place, _), index)| (place, index)).collect();
-        let lessons = state.learned.lessons();
-        let lessons = lessons.map(|((place, counter), lesson)| SavedLesson {
-            limit: places[place],
-            counter: counter.to_string(),
-            until: lesson.until,
-            left: lesson.left,
-        });
-        let head = Head {
-            journal: number,
-            clock: state.core.clock(),
-            sources: state.sources.to_vec(),
-            limits: catalog
-                .all()
-                .map(|(_, named)| saved(named, &state.core))
-                .collect(),
-            lessons: lessons.collect(),
-        };
-        let bytes = state.snapshot_bytes;
-        let mut writer = Writer::begin(&head, bytes + bytes / 8);
-        let clock = state.core.clock();
-        state.core.save(0, usize::MAX, clock, |id, key, counter| {
-            let Some((place, named, placed)) = catalog.owner(id) else {
-                return;
-            };
-            let mut rules = named.rules.iter();
-            let rule = rules.position(|it| it.id == placed.id).unwrap_or(0);
-            writer.counter(places[&place], rule, key, counter);
-        });
-        let bytes = writer.end();
-        state.snapshot_bytes = bytes.len();
-        state.journal.begin(journal, bytes.len());
-        bytes
+        state.collect_changes();
+        let mut changes = std::mem::take(&mut state.changes);
+        let head = (VERSION, state.core.clock());
+        changes.insert(to_bytes(&Key::Head), Some(to_bytes(&head)));
+        changes
     }
 
-    /// Keeps `sources` in every snapshot from now on: whatever says where the limits came from.
-    pub fn keep(&self, sources: Arc<[u8]>) {
-        self.state().sources = sources;
+    /// Saves `sources` from now on: whatever says where the limits came from.
+    pub fn keep(&self, sources: Vec<u8>) {
+        self.state().keep(sources);
     }
 
-    /// The newest sources that a snapshot and the journals have, as they were [kept](Self::keep); empty where there are none.
+    /// The sources that were [kept](Self::keep); empty where there are none.
     ///
     /// # Errors
-    /// When the snapshot cannot be read.
-    pub fn kept_in(snapshot: &[u8], journals: &[(u64, Vec<u8>)]) -> Result<Arc<[u8]>, Unreadable> {
-        let (head, _) = Reader::begin(snapshot)?;
-        let later = journal::since(head.journal, journals);
-        let newest = later.filter_map(|event| event.sources()).last();
-        Ok(newest.map_or_else(|| head.sources.into(), Arc::from))
+    /// When these are not the records of this version.
+    pub fn kept_in<B: AsRef<[u8]>>(records: &[(B, B)]) -> Result<&[u8], RestoreFailed> {
+        head(records)?;
+        let key = to_bytes(&Key::Sources);
+        let kept = records.iter().find(|(it, _)| it.as_ref() == key);
+        Ok(kept.map_or(&[], |(_, sources)| sources.as_ref()))
     }
 
-    /// Restores a snapshot and the journals, each with its number, into limits of which nothing has been used. Where their clock is ahead of `now` by
-    /// more than [`AHEAD_MAX`], what was used then counts as used now, in requests; else the restored clock is not before it.
+    /// Restores all records, in the order of their keys, into limits of which nothing has been used. Where their clock is ahead of `now` by more than
+    /// [`AHEAD_MAX`], what was used then counts as used now, in requests; else the restored clock is not before it.
     ///
     /// # Errors
-    /// When the snapshot cannot be read, or has too many counters.
-    pub fn restore(
+    /// When they cannot be read, or have too many counters.
+    pub fn restore<B: AsRef<[u8]>>(
         &self,
-        snapshot: &[u8],
-        journals: &[(u64, Vec<u8>)],
+        records: &[(B, B)],
         now: u64,
     ) -> Result<Restored, RestoreFailed> {
-        let (head, mut reader) = Reader::begin(snapshot)?;
-        let mut state = self.state();
-        let state = &mut *state;
+        let before = head(records)?;
+        let ahead = before.saturating_sub(now);
+        let is_ahead = Duration::from_nanos(ahead) > AHEAD_MAX;
+        let now = if is_ahead { now } else { before };
         let mut restored = Restored {
             counters: 0,
             dropped: 0,
-            changes: 0,
-            damaged: journal::damaged(head.journal, journals),
-            clock: head.clock,
-            ahead: Duration::ZERO,
+            clock: now,
+            ahead: Duration::from_nanos(if is_ahead { ahead } else { 0 }),
         };
-        for limit in &head.limits {
-            state.make_again(&limit.name);
+        let mut state = self.state();
+        for (key, _) in records {
+            if let Key::Used(limit, ..) | Key::Learned(limit, _) = read(key.as_ref())? {
+                state.make_again(limit);
+            }
         }
         if !state.of_calls.is_empty() {
-            state.apply(head.clock);
+            state.apply(now);
         }
-        while let Some(counter) = reader.counter()? {
-            let of = at(&head, counter.limit, counter.rule);
-            let (limit, rule) = of.ok_or(Unreadable::Damaged)?;
-            let Some(id) = state.id_of(&limit.name, &rule.name) else {
-                restored.dropped += 1;
-                continue;
+        for (key, value) in records {
+            let (key, value) = (key.as_ref(), value.as_ref());
+            let is_kept = match read(key)? {
+                Key::Head | Key::Sources => true,
+                Key::Used(limit, rule, counter) => {
+                    let is_used = state.restore((limit, rule), counter, value, before, now)?;
+                    restored.counters += usize::from(is_used == Some(true));
+                    restored.dropped += usize::from(is_used.is_none());
+                    is_used == Some(true)
+                }
+                Key::Learned(limit, counter) => {
+                    let mut held: Held = read(value)?;
+                    held.set_back(before - now);
+                    let place = state.catalog.place(limit);
+                    restored.dropped += usize::from(place.is_none());
+                    let counter = |place| (place, Arc::from(counter));
+                    place.is_some_and(|place| state.learned.put(counter(place), held))
+                }
             };
-            let core = &mut state.core;
-            let key = Arc::from(counter.counter);
-            match core.restore(id, key, &rule.limit, counter.state, head.clock) {
-                Ok(()) => restored.counters += 1,
-                Err(RestoreError::Unfit) => return Err(Unreadable::Damaged.into()),
-                Err(RestoreError::NoRoom) => return Err(RestoreFailed::NoRoom),
+            if !is_kept {
+                state.changes.insert(key.to_vec(), None);
             }
-        }
-        for lesson in &head.lessons {
-            let limit = head.limits.get(lesson.limit).ok_or(Unreadable::Damaged)?;
-            if let Some(place) = state.catalog.place(&limit.name) {
-                let known = Lesson {
-                    until: lesson.until,
-                    left: lesson.left,
-                };
-                let counter = Arc::from(&*lesson.counter);
-                state.learned.put(&(place, counter), known, head.clock);
-            }
-        }
-        let (mut tidied_at, mut cleared_at) = (head.clock, 0);
-        for event in journal::since(head.journal, journals) {
-            // What makes room all the time while a limiter runs.
-            let now = event.now;
-            restored.clock = restored.clock.max(now);
-            let times = now.saturating_sub(tidied_at) / TIDY_INTERVAL;
-            if times > 0 {
-                tidied_at = now;
-                let times = usize::try_from(times).unwrap_or(usize::MAX);
-                state.tidy(IDLE_LOOKED_AT.saturating_mul(times), now);
-            }
-            let mut done = state.replay(&event);
-            if done.is_err() && now > cleared_at {
-                cleared_at = now;
-                state.core.forget_idle(usize::MAX, now);
-                state.learned.forget(now);
-                state.let_rules_be_replaced();
-                done = state.replay(&event);
-            }
-            match done {
-                Ok(()) => restored.changes += 1,
-                Err(Refused::NoRoom) => return Err(RestoreFailed::NoRoom),
-                // It was under limits that are gone.
-                Err(_) => {}
-            }
-        }
-        restored.clock = restored.clock.max(state.core.clock());
-        let ahead = restored.clock.saturating_sub(now);
-        if Duration::from_nanos(ahead) > AHEAD_MAX {
-            let fresh =
-                Core::with_memory(self.options.counters_max, self.options.counters_bytes_max);
-            state.move_to(now, restored.clock, fresh)?;
-            state.learned.set_back(ahead);
-            restored.clock = now;
-            restored.ahead = Duration::from_nanos(ahead);
         }
         Ok(restored)
     }
 }
 
-fn at(head: &Head, limit: usize, rule: usize) -> Option<(&SavedLimit, &SavedRule)> {
-    let limit = head.limits.get(limit)?;
-    Some((limit, limit.rules.get(rule)?))
-}
-
-fn saved(named: &Named, core: &Core) -> SavedLimit {
-    let rules = named.rules.iter().map(|placed| SavedRule {
-        name: placed.name.to_string(),
-        limit: *core.limit(placed.id),
-    });
-    SavedLimit {
-        name: named.name.to_string(),
-        rules: rules.collect(),
-    }
-}
-
 impl State {
-    /// Counts what is used at `before` as used at `now`, in a core of which nothing is used.
-    fn move_to(&mut self, now: u64, before: u64, mut fresh: Core) -> Result<(), RestoreFailed> {
-        let mut used = Vec::new();
-        let each = |id, key: &Arc<str>, requests, _| {
-            used.push(Demand {
-                limit: id,
-                key: Arc::clone(key),
-                requests,
-            });
+    pub(super) fn keep(&mut self, sources: Vec<u8>) {
+        self.changes.insert(to_bytes(&Key::Sources), Some(sources));
+    }
+
+    /// Writes down what changed, by the names that limits and rules have now.
+    pub(super) fn collect_changes(&mut self) {
+        let (catalog, changes) = (&self.catalog, &mut self.changes);
+        self.core.take_changes(|id, limit, counter, state| {
+            if let Some((_, named, placed)) = catalog.owner(id) {
+                let key = Key::Used(&named.name, &placed.name, counter);
+                let value = state.map(|state| to_bytes(&(limit, state)));
+                changes.insert(to_bytes(&key), value);
+            }
+        });
+        self.learned.take_changes(|(place, counter), held| {
+            let key = Key::Learned(&catalog.get(*place).name, counter);
+            changes.insert(to_bytes(&key), held.map(to_bytes));
+        });
+    }
+
+    /// Restores what was used of a counter `before`; whether something of it still is, and `None` where its rule is gone.
+    fn restore(
+        &mut self,
+        (limit, rule): (&str, &str),
+        counter: &str,
+        saved: &[u8],
+        before: u64,
+        now: u64,
+    ) -> Result<Option<bool>, RestoreFailed> {
+        let (was, saved): (Limit, limits::State) = read(saved)?;
+        let Some(id) = self.id_of(limit, rule) else {
+            return Ok(None);
         };
-        self.core.each_key(0, usize::MAX, before, each);
-        let rules = self.catalog.all().flat_map(|(_, named)| &named.rules);
-        let mut ids: Vec<LimitId> = rules.map(|placed| placed.id).collect();
-        ids.sort_unstable_by_key(|id| id.index());
-        for id in ids {
-            let added = fresh.add(*self.core.limit(id)).expect(CHECKED);
-            assert_eq!(added, id, "no limit has gone since the start");
-        }
-        self.core = fresh;
-        for demand in used.into_iter().filter(|it| it.requests > 0) {
-            let recorded = self.core.record_all(&[demand], now, now);
-            recorded.map_err(|_| RestoreFailed::NoRoom)?;
-        }
-        Ok(())
+        let key = Arc::from(counter);
+        let restored = if before > now {
+            Core::saved_use(&was, &saved, before).and_then(|requests| {
+                let demand = Demand {
+                    limit: id,
+                    key,
+                    requests,
+                };
+                let recorded = self.core.record_all(&[demand], now, now);
+                recorded.map_err(|_| RestoreError::NoRoom)?;
+                Ok(requests > 0)
+            })
+        } else {
+            self.core.restore(id, key, &was, saved, now)
+        };
+        restored.map(Some).map_err(|error| match error {
+            RestoreError::Unfit => RestoreFailed::Damaged,
+            RestoreError::NoRoom => RestoreFailed::NoRoom,
+        })
     }
 
     fn id_of(&self, limit: &str, rule: &str) -> Option<limits::LimitId> {
@@ -248,4 +200,26 @@ impl State {
         let placed = named.rules.iter().find(|placed| &*placed.name == rule);
         placed.map(|placed| placed.id)
     }
+}
+
+/// The latest time that the limits were told; zero where there is no record yet.
+fn head<B: AsRef<[u8]>>(records: &[(B, B)]) -> Result<u64, RestoreFailed> {
+    let Some((key, value)) = records.first() else {
+        return Ok(0);
+    };
+    if key.as_ref() != to_bytes(&Key::Head) {
+        return Err(RestoreFailed::Damaged);
+    }
+    match read(value.as_ref())? {
+        (VERSION, clock) => Ok(clock),
+        _ => Err(RestoreFailed::Version),
+    }
+}
+
+fn to_bytes(value: &(impl Serialize + ?Sized)) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("memory takes all")
+}
+
+fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, RestoreFailed> {
+    postcard::from_bytes(bytes).map_err(|_| RestoreFailed::Damaged)
 }

@@ -70,7 +70,7 @@ impl Engine {
             }
             let catalog = &state.catalog;
             from = match self.options.counting {
-                Counting::Here => state.core.each_key(place, PART, now, |id, key, used, _| {
+                Counting::Here => state.core.each_key(place, PART, now, |id, key, used| {
                     looking.add(catalog, id, key, |_| used);
                 }),
                 // What the server said last.
