@@ -123,10 +123,7 @@ pub async fn run_observed(
     let is_behind = counts.unsent > 0 || send_delay.as_ref().is_some_and(Generator::is_late);
     let delay = times.generator_delay.percentiles();
     Ok(Outcome {
-        connections: plan.connections.get(),
-        pipeline: plan.pipeline_max(),
-        rate: plan.rate,
-        seed: plan.traffic.seed(),
+        plan: plan.clone(),
         seconds: lasted.as_secs_f64(),
         interrupted,
         counts,

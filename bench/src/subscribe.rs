@@ -75,8 +75,7 @@ pub struct SubscribeArgs {
 }
 
 /// A call of the `CookieStreamer` service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Call {
     /// Chunks with sequences.
     Subscribe,
@@ -84,28 +83,11 @@ pub enum Call {
     GetCookies,
 }
 
-impl Call {
-    /// As on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Subscribe => "subscribe",
-            Self::GetCookies => "get-cookies",
-        }
-    }
-}
-
 /// What all streams saw.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The producer's gRPC address.
-    pub producer: String,
-    /// Number of streams.
-    pub streams: usize,
-    /// Whether the call has sequences, so that lost cookies are known.
-    pub knows_lost: bool,
-    /// Cookies that each stream was to get.
-    pub asked_of_each: Option<u64>,
+    /// What was asked for.
+    pub args: SubscribeArgs,
     /// The sum of all streams.
     pub total: Tally,
     /// Cookies received by the stream that got least and the one that got most.
@@ -167,10 +149,7 @@ pub async fn run(
         [counts().min(), counts().max()].map(Option::unwrap_or_default)
     };
     let mut outcome = Outcome {
-        producer: args.producer.clone(),
-        streams,
-        knows_lost: args.call == Call::Subscribe,
-        asked_of_each: args.requests,
+        args: args.clone(),
         total: Tally::default(),
         received_per_stream: extremes(|tally| tally.received),
         lost_per_stream: extremes(|tally| tally.lost),
@@ -187,9 +166,15 @@ impl Outcome {
         self.total.violations == 0 && !self.has_too_few()
     }
 
+    /// Whether the call has sequences, so that lost cookies are known.
+    fn knows_lost(&self) -> bool {
+        self.args.call == Call::Subscribe
+    }
+
     /// A stream got less than what was asked for.
     fn has_too_few(&self) -> bool {
-        self.asked_of_each
+        self.args
+            .requests
             .is_some_and(|count| self.received_per_stream[0] < count)
     }
 }

@@ -139,15 +139,8 @@ impl Sent {
     }
 
     /// Requests that were accepted, or may have been.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.requests.len()
-    }
-
-    /// True when there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.requests.is_empty()
     }
 
     /// Where the requests of a pair are in `requests`.
@@ -167,6 +160,10 @@ impl Sent {
         source
             .traffic
             .cookie(source.connection, request.number.into())
+    }
+
+    fn lost(&self, request: &Request) -> Lost {
+        Lost::of(self.source(request), request.number.into())
     }
 
     fn fate(&self, request: &Request) -> Fate {

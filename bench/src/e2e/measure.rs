@@ -31,7 +31,7 @@ impl Measured<'_> {
     pub(super) fn step(&self) -> Step {
         let Drove {
             driven,
-            before: _,
+            before,
             after,
             backlog_max,
             cut,
@@ -69,6 +69,14 @@ impl Measured<'_> {
             backlog_in_producers: sum(after, |counts| counts.lag),
             buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
             settled: self.settled,
+            // From the second look on: in the first second the first cookies are still on their way.
+            stored_per_second: stored_per_second(
+                self.seen
+                    .get(1)
+                    .filter(|look| look.at < after.at)
+                    .unwrap_or(before),
+                after,
+            ),
             second_half: self.second_half(flush.p50.unwrap_or(0.0)),
             nodes: self.nodes(),
             processes: self.processes(),
@@ -104,11 +112,7 @@ impl Measured<'_> {
             .unwrap_or(before);
         SecondHalf {
             accepted_per_second: after.accepted_per_second(then),
-            // Of the slowest node.
-            stored_per_second: after
-                .settled_per_second(then)
-                .min_by(f64::total_cmp)
-                .unwrap_or(0.0),
+            stored_per_second: stored_per_second(then, after),
             backlog_growth: after.backlog().saturating_sub(then.backlog()),
             backlog_wave: self.rate as f64 * (self.flush_interval.as_secs_f64() + flush_seconds),
         }
@@ -167,6 +171,12 @@ impl Measured<'_> {
             .map(|pair| pair[1].accepted_per_second(pair[0]))
             .collect()
     }
+}
+
+/// Of the slowest node.
+fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
+    let nodes = after.settled_per_second(before);
+    nodes.min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
 /// What the rate comes to in a step; when it was ended early, what should have left by then.

@@ -78,9 +78,9 @@ fn parts<T>(
     parts.iter().map(row).collect()
 }
 
-const STEPS: &str = "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and \
-    at most. Stored: by the slowest node, in the second half. Bytes are those handed to streams. Sustained: at least 99 % \
-    accepted, at most one second's worth waiting at the end, and in the second half stored as fast as accepted.";
+const STEPS: &str = "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and at \
+    most. Bytes are those handed to streams. Sustained: at least 99 % accepted, at most one second's worth waiting at the \
+    end, and in the second half stored as fast as accepted.";
 
 fn step(step: &Step) -> Row {
     let (lost, failed) = step.lost_and_failed();
@@ -91,8 +91,7 @@ fn step(step: &Step) -> Row {
         RATE.of("accepted", step.accepted_per_second)
             .higher()
             .sampled(samples),
-        RATE.of("stored", step.second_half.stored_per_second)
-            .higher(),
+        RATE.of("stored", step.stored_per_second).higher(),
         COUNT.of("backlog at the end", step.backlog).lower(),
         COUNT.of("largest backlog", step.backlog_max),
         SECONDS.of("stored after", step.settled.seconds),

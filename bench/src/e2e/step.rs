@@ -47,6 +47,8 @@ pub struct Step {
     pub buffer_full: f64,
     /// How the backlog went away.
     pub settled: Settled,
+    /// Rate at which the slowest node stored while requests came.
+    pub stored_per_second: f64,
     /// Whether it was still keeping up towards the end.
     pub second_half: SecondHalf,
     /// What became of the cookies, node by node.
@@ -175,7 +177,7 @@ impl Step {
             "{:>11}: accepted {:>11}, stored {:>11}, {} waiting at the end ({:.1} s to store); to stored {}; {}",
             rate(self.rate as f64),
             rate(self.accepted_per_second),
-            rate(self.second_half.stored_per_second),
+            rate(self.stored_per_second),
             grouped(self.backlog),
             self.settled.seconds,
             self.stored.line(),

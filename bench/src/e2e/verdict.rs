@@ -80,7 +80,7 @@ fn accepting(step: &Step) -> String {
 }
 
 fn storing(step: &Step) -> String {
-    let stored = rate(step.second_half.stored_per_second);
+    let stored = rate(step.stored_per_second);
     if step.buffer_full >= BUFFER_FULL {
         format!("the stores take {stored}: consumers wait for them with full buffers")
     } else if step.backlog_in_producers > step.backlog / 2 {
@@ -235,6 +235,7 @@ mod tests {
                 seconds: 4.1,
                 left: 0,
             },
+            stored_per_second: 990.0,
             second_half: SecondHalf {
                 accepted_per_second: 1_000.0,
                 stored_per_second: 1_000.0,
@@ -298,10 +299,7 @@ mod tests {
     fn what_limits_is_named() {
         let behind = Step {
             backlog: 3_000,
-            second_half: SecondHalf {
-                stored_per_second: 700.0,
-                ..step().second_half
-            },
+            stored_per_second: 700.0,
             ..step()
         };
         let full = Step {

@@ -1,21 +1,15 @@
 //! What a load saw.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::time::Duration;
 
-use super::{generator::Generator, history::History, recorder::Counts, second::Second};
+use super::{generator::Generator, history::History, plan::Plan, recorder::Counts, second::Second};
 use crate::report::Percentiles;
 
 /// What a load saw.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Number of connections.
-    pub connections: usize,
-    /// Most requests without an answer on each connection.
-    pub pipeline: usize,
-    /// Requests a second that should have left; `None` for as fast as answers came.
-    pub rate: Option<NonZeroU64>,
-    /// Seed of the cookies.
-    pub seed: u64,
+    /// What it consisted of.
+    pub plan: Plan,
     /// From the start to the last answer; when requests stayed without one, or did not leave, at least to when the last was
     /// due, or else to the end of the run.
     pub seconds: f64,

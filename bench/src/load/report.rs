@@ -18,14 +18,14 @@ impl Outcome {
     /// The report of this run.
     #[must_use]
     pub fn report(&self) -> Report {
-        let how = match self.rate {
+        let how = match self.plan.rate {
             Some(asked) => format!("{}, open loop", rate(asked.get() as f64)),
             None => format!(
                 "as fast as answers come, {} at a time on each connection",
-                self.pipeline
+                self.plan.pipeline_max()
             ),
         };
-        let title = format!("{} connections: {how}", self.connections);
+        let title = format!("{} connections: {how}", self.plan.connections);
         let mut report = Report::new("load", &title);
         report.findings = findings(self);
         report.faults = faults(self);
@@ -56,7 +56,7 @@ impl Outcome {
 fn findings(outcome: &Outcome) -> Vec<String> {
     let mut findings = Vec::new();
     if let Some(latency) = &outcome.latency_micros {
-        let from = match outcome.rate {
+        let from = match outcome.plan.rate {
             Some(_) => "from the time when a request should have left",
             None => "from sending",
         };
@@ -68,7 +68,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     if outcome.interrupted {
         findings.push("The load was stopped before its end.".to_owned());
     }
-    let seed = outcome.seed;
+    let seed = outcome.plan.traffic.seed();
     findings.push(format!("The seed {seed} makes the same cookies again."));
     findings
 }
@@ -130,7 +130,7 @@ fn errors_by_kind(counts: &Counts) -> String {
 /// The whole run in figures.
 fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
     let counts = &outcome.counts;
-    let unsent = outcome.rate.map(|_| counts.unsent);
+    let unsent = outcome.plan.rate.map(|_| counts.unsent);
     let cpu_each = micros_each(outcome.cpu.as_secs_f64(), counts.sent);
     vec![
         COUNT.of("requests sent", counts.sent),

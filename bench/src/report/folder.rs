@@ -48,31 +48,20 @@ impl ReportArgs {
 }
 
 impl ReportFolder {
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Writes the report: as JSON, and as a page that needs nothing else.
+    /// Writes the report: as JSON, and as a page that needs nothing else, whose path it returns.
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn write(&self, report: &Report) -> Result<()> {
+    pub fn write(&self, report: &Report) -> Result<PathBuf> {
+        let put = |name: &str, content: String| {
+            let file = self.path.join(name);
+            fs::write(&file, content)
+                .with_context(|| format!("cannot write {}", file.display()))?;
+            anyhow::Ok(file)
+        };
         // First, since what was measured is in it even when a plot cannot be drawn.
-        self.put(JSON, serde_json::to_vec_pretty(report)?)?;
-        self.put(PAGE, page::html(report)?.into_bytes())
-    }
-
-    /// Where the page is.
-    #[must_use]
-    pub fn page(&self) -> PathBuf {
-        self.path.join(PAGE)
-    }
-
-    fn put(&self, name: &str, content: Vec<u8>) -> Result<()> {
-        let file = self.path.join(name);
-        fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))
+        put(JSON, serde_json::to_string_pretty(report)?)?;
+        put(PAGE, page::html(report)?)
     }
 }
 
@@ -82,8 +71,7 @@ impl ReportFolder {
 /// When a file cannot be written.
 pub fn leave(folder: Option<ReportFolder>, report: impl FnOnce() -> Report) -> Result<()> {
     if let Some(folder) = folder {
-        folder.write(&report())?;
-        eprintln!("report    {}", folder.page().display());
+        eprintln!("report    {}", folder.write(&report())?.display());
     }
     Ok(())
 }

@@ -39,7 +39,7 @@ pub(super) fn html(report: &Report) -> Result<String> {
                 (verdict(report))
                 @if !report.findings.is_empty() {
                     h2 { "Findings" }
-                    ul { @for finding in &report.findings { li { (sentence(finding)) } } }
+                    ul { @for finding in &report.findings { li { (finding) } } }
                 }
                 @for table in &report.tables { (table_of(table)) }
                 @for plot in plots { (plot) }
@@ -50,22 +50,10 @@ pub(super) fn html(report: &Report) -> Result<String> {
     Ok(page.into_string())
 }
 
-/// With a capital at the start and a full stop at the end.
-fn sentence(text: &str) -> String {
-    let mut sentence = text.trim_end().to_owned();
-    if let Some(first) = sentence.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
-    if !sentence.ends_with(['.', '!', '?', '…']) {
-        sentence.push('.');
-    }
-    sentence
-}
-
 fn verdict(report: &Report) -> Markup {
     html! {
         @if let Some(warning) = report.environment.profile_warning() {
-            p.warning { (sentence(&warning)) }
+            p.warning { (warning) }
         }
         @if report.faults.is_empty() {
             p.good { "Nothing was found to be wrong." }
@@ -77,7 +65,7 @@ fn verdict(report: &Report) -> Markup {
                         count => { (count) " things are wrong:" },
                     }
                 }
-                ul { @for fault in &report.faults { li { (sentence(fault)) } } }
+                ul { @for fault in &report.faults { li { (fault) } } }
             }
         }
     }

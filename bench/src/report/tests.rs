@@ -69,11 +69,12 @@ fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
     let folder = args.prepare("load").map_err(|error| error.to_string())?;
     let folder = folder.ok_or("no folder")?;
     let report = full();
-    folder.write(&report)?;
+    let path = folder.write(&report)?;
+    let path = path.parent().ok_or("it is in a folder")?;
     for name in ["report.json", "report.html"] {
-        assert!(fs::metadata(folder.path().join(name))?.len() > 0, "{name}");
+        assert!(fs::metadata(path.join(name))?.len() > 0, "{name}");
     }
-    for path in [folder.path().to_owned(), folder.path().join("report.json")] {
+    for path in [path.to_owned(), path.join("report.json")] {
         let read = Report::read(&path)?;
         assert_eq!(read.environment, report.environment);
         assert_eq!(read.tables, report.tables);
@@ -166,32 +167,5 @@ fn plots_of_little_or_strange_data_are_drawn() -> TestResult {
         }
     }
     plot::draw(&plot("empty", false, Vec::new()))?;
-    Ok(())
-}
-
-#[test]
-fn findings_and_faults_are_sentences() -> TestResult {
-    let mut report = Report::new("load", "Sentences");
-    let written = [
-        "one is right",
-        "Two is.",
-        "is it?",
-        "µs stay small",
-        "",
-        "3 of 4 (a)",
-    ];
-    report.findings = written.map(str::to_owned).into();
-    report.faults = vec!["one broke".to_owned()];
-    let page = page::html(&report)?;
-    for sentence in [
-        "One is right.",
-        "Two is.",
-        "Is it?",
-        "µs stay small.",
-        "3 of 4 (a).",
-        "One broke.",
-    ] {
-        assert!(page.contains(&format!("<li>{sentence}</li>")), "{sentence}");
-    }
     Ok(())
 }

@@ -78,7 +78,7 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
     }
     let programs = tokio::task::spawn_blocking(Programs::find).await??;
     let folder = tempfile::tempdir().context("cannot make a folder for the logs")?;
-    let title = format!("Cost of streams of {}", args.call.name());
+    let title = format!("Cost of streams of {:?}", args.call);
     let mut report = Report::new("fan-out", &title);
     let began = Instant::now();
     let mut rows = Vec::new();
@@ -214,12 +214,12 @@ impl Step {
 
     /// Cookies for all streams.
     fn due(&self) -> u64 {
-        self.appended * self.readers.streams as u64
+        self.appended * self.readers.args.streams.get() as u64
     }
 
     /// Cookies not delivered, over all streams: declared by the producer, or where the call has no sequences what is missing.
     fn lost(&self) -> u64 {
-        if self.readers.knows_lost {
+        if self.readers.knows_lost() {
             self.readers.total.lost
         } else {
             self.due().saturating_sub(self.readers.total.received)

@@ -10,7 +10,7 @@ impl Outcome {
     /// The report of this run.
     #[must_use]
     pub fn report(&self) -> Report {
-        let title = format!("{} streams from {}", self.streams, self.producer);
+        let title = format!("{} streams from {}", self.args.streams, self.args.producer);
         let mut report = Report::new("subscribe", &title);
         report.seconds = self.total.seconds();
         report.findings = findings(self);
@@ -36,7 +36,7 @@ fn faults(outcome: &Outcome) -> Vec<String> {
         let count = grouped(outcome.total.violations);
         format!("The producer broke its promise {count} times; first: {first}.")
     });
-    let missed = outcome.asked_of_each.filter(|_| outcome.has_too_few());
+    let missed = outcome.args.requests.filter(|_| outcome.has_too_few());
     let missed = missed.map(|count| {
         let (least, count) = (grouped(outcome.received_per_stream[0]), grouped(count));
         format!("A stream got {least} cookies instead of {count}.")
@@ -67,7 +67,7 @@ fn lost_finding(outcome: &Outcome) -> String {
     let total = &outcome.total;
     let is_whole = total.violations + total.new_epochs + total.broken == 0;
     match total.lost {
-        _ if !outcome.knows_lost => {
+        _ if !outcome.knows_lost() => {
             "Whether cookies were lost is unknown: this call has no sequences.".to_owned()
         }
         0 if outcome.received_per_stream[0] == 0 => {
@@ -84,7 +84,7 @@ fn lost_finding(outcome: &Outcome) -> String {
 
 fn facts(outcome: &Outcome) -> Vec<Figure> {
     let total = &outcome.total;
-    let known = |lost: u64| outcome.knows_lost.then_some(lost);
+    let known = |lost: u64| outcome.knows_lost().then_some(lost);
     let rate = per_second(total.received, total.seconds());
     let cpu_each = micros_each(outcome.cpu.as_secs_f64(), total.received);
     let mut facts = vec![
@@ -103,7 +103,6 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
         COUNT.of("ends by an error", total.broken),
         COUNT.of("streams opened again", total.reconnects),
         COUNT.of("epochs of the producer met later", total.new_epochs),
-        COUNT.of("orderly ends", total.goodbyes),
         CPU.of("reader CPU per cookie", cpu_each).lower(),
     ];
     let delivery = total.delivery_micros.percentiles();
@@ -126,7 +125,7 @@ mod tests {
     use clap::Parser;
 
     use super::{
-        super::{SubscribeArgs, Tally},
+        super::{Call, SubscribeArgs, Tally},
         *,
     };
 
@@ -145,10 +144,7 @@ mod tests {
     fn all_has_arrived_only_where_nothing_speaks_against_it() {
         const WHOLE: &str = "None was lost: every sequence arrived.";
         let whole = || Outcome {
-            producer: String::new(),
-            streams: 1,
-            knows_lost: true,
-            asked_of_each: None,
+            args: args(&[]).unwrap(),
             total: Tally::default(),
             received_per_stream: [1, 9],
             lost_per_stream: [0, 0],
@@ -161,7 +157,7 @@ mod tests {
             |outcome| outcome.total.broken = 1,
             |outcome| outcome.total.violations = 1,
             |outcome| outcome.total.lost = 1,
-            |outcome| outcome.knows_lost = false,
+            |outcome| outcome.args.call = Call::GetCookies,
         ];
         for change in against {
             let mut outcome = whole();

@@ -63,8 +63,6 @@ pub struct Tally {
     pub reconnects: u64,
     /// How often a stream met a new epoch of the producer; what its old epoch still held is unknown.
     pub new_epochs: u64,
-    /// How often a stream was ended in an orderly way by a draining producer.
-    pub goodbyes: u64,
     /// When the first cookie and the last one came.
     pub between: Option<(Instant, Instant)>,
     /// From the edge's acceptance of a chunk's first cookie to its arrival here, weighted by cookies.
@@ -98,7 +96,6 @@ impl Tally {
         self.first_broken = broken.or_else(|| other.first_broken.clone());
         self.reconnects += other.reconnects;
         self.new_epochs += other.new_epochs;
-        self.goodbyes += other.goodbyes;
         self.between = match (self.between, other.between) {
             (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
             (a, b) => a.or(b),
@@ -351,7 +348,6 @@ impl Stream {
                 self.violation(|| format!("a heartbeat says {said} is next instead of {next}"));
             }
             Event::Goodbye(goodbye) => {
-                self.tally.goodbyes += 1;
                 if goodbye.final_sequence + 1 != next {
                     let last = goodbye.final_sequence;
                     self.violation(|| format!("goodbye at {last} when {next} is next"));

@@ -6,6 +6,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{Fate, Lost, PRODUCERS_APART, Request, Sent, Source};
+use crate::traffic::SyntheticCookie;
 
 /// Faults of a kind that are told in full.
 const EXAMPLES_MAX: usize = 5;
@@ -168,7 +169,7 @@ impl<'a> Check<'a> {
             .filter(|(_, cookie)| cookie.user_id_bytes() == user_id && cookie.dsp_id() == dsp_id)
             .collect();
         let with_value = || {
-            let equal = |(_, cookie): &&(&Request, _)| buyer_of(cookie) == buyer_uid;
+            let equal = |(_, cookie): &&(_, SyntheticCookie)| cookie.buyer_uid_bytes() == buyer_uid;
             pair.iter().filter(equal).map(|(request, _)| *request)
         };
         let verdict = &mut self.verdict;
@@ -203,7 +204,7 @@ impl<'a> Check<'a> {
             };
             let newer = |stored: &Request| -> Vec<_> {
                 let newer = accepted.iter().filter(|it| is_newer(it, stored));
-                newer.map(|request| lost(sent, request)).collect()
+                newer.map(|request| sent.lost(request)).collect()
             };
             let excused = with_value().filter(|request| required.admits(sent, request));
             if let Some(lost) = excused.map(newer).min_by_key(Vec::len) {
@@ -216,7 +217,7 @@ impl<'a> Check<'a> {
                 let value = sent.cookie(newer);
                 sent.source(newer).producer != sent.source(stored).producer
                     && accepted.iter().any(|first| {
-                        buyer_of(&sent.cookie(first)) == buyer_of(&value)
+                        sent.cookie(first).buyer_uid() == value.buyer_uid()
                             && is_newer(newer, first)
                             && !is_newer(first, stored)
                     })
@@ -273,7 +274,7 @@ impl<'a> Check<'a> {
             |request: &Request| (self.may_be_lost)(sent.source(request), request.number.into());
         if accepted().all(may_be_lost) {
             self.verdict.explained += 1;
-            let lost = accepted().map(|request| lost(sent, request));
+            let lost = accepted().map(|request| sent.lost(request));
             self.verdict.lost.extend(lost);
             return;
         }
@@ -285,12 +286,4 @@ impl<'a> Check<'a> {
             cookie.dsp_id()
         ));
     }
-}
-
-fn lost(sent: &Sent, request: &Request) -> Lost {
-    Lost::of(sent.source(request), request.number.into())
-}
-
-fn buyer_of(cookie: &crate::traffic::SyntheticCookie) -> &[u8] {
-    cookie.buyer_uid_bytes()
 }

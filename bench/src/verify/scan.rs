@@ -18,8 +18,8 @@ use super::{Check, Verdict};
 /// Documents of one answer: about a megabyte.
 const DOCUMENTS_AT_ONCE: u32 = 10_000;
 
-/// Answers' worth of cookies that are read ahead of the check.
-const PARTS_AHEAD: usize = 2;
+/// Cookies that are read ahead of the check.
+const COOKIES_AHEAD: usize = 10_000;
 
 /// Longer than any run: expiry has no part in this.
 const TTL: Duration = Duration::from_secs(14 * 24 * 3600);
@@ -52,9 +52,6 @@ pub async fn mongodb(uri: &str, prefix: &str, mut check: Check<'_>) -> Result<Ve
     Ok(check.finish())
 }
 
-/// A cookie's user id, DSP and buyer uid.
-type Owned = (Vec<u8>, u32, Vec<u8>);
-
 /// Checks the embedded store in `folder`, which nobody uses.
 ///
 /// # Errors
@@ -63,28 +60,18 @@ pub async fn embedded(folder: &Path, mut check: Check<'_>) -> Result<Verdict> {
     let ttls = Ttls::new(TTL, std::collections::BTreeMap::new());
     let store = EmbeddedStore::open(folder.to_owned(), ttls).await?;
     // Reading blocks, and ends when nobody listens any more.
-    let (part_tx, mut parts) = mpsc::channel::<Vec<Owned>>(PARTS_AHEAD);
+    let (cookie_tx, mut cookies) = mpsc::channel(COOKIES_AHEAD);
     let reading = tokio::task::spawn_blocking(move || {
-        let mut part = Vec::new();
         store.for_each(|cookie| {
             let (user, buyer) = (cookie.user_id.to_vec(), cookie.buyer_uid.to_vec());
-            part.push((user, cookie.dsp_id, buyer));
-            if part.len() < DOCUMENTS_AT_ONCE as usize {
-                return ControlFlow::Continue(());
-            }
-            match part_tx.blocking_send(std::mem::take(&mut part)) {
+            match cookie_tx.blocking_send((user, cookie.dsp_id, buyer)) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             }
-        })?;
-        // Fails only when nobody listens any more.
-        drop(part_tx.blocking_send(part));
-        anyhow::Ok(())
+        })
     });
-    while let Some(part) = parts.recv().await {
-        for (user_id, dsp_id, buyer_uid) in part {
-            check.take(&user_id, dsp_id, &buyer_uid);
-        }
+    while let Some((user_id, dsp_id, buyer_uid)) = cookies.recv().await {
+        check.take(&user_id, dsp_id, &buyer_uid);
     }
     reading.await??;
     Ok(check.finish())
