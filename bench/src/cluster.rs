@@ -168,37 +168,30 @@ impl Cluster {
     /// What there is to observe: producers, consumers and their stores, in this order, and this process.
     #[must_use]
     pub fn targets(&mut self) -> Vec<Target> {
-        let mut targets = Vec::new();
-        for producer in &self.producers {
-            targets.push(Target {
-                role: Role::Producer,
-                name: producer.process.name().to_owned(),
-                process_id: producer.process.id(),
-                admin: Some(producer.admin.clone()),
+        let target = |role, name: &str, process_id, admin: Option<&String>| Target {
+            role,
+            name: name.to_owned(),
+            process_id,
+            admin: admin.cloned(),
+        };
+        let producers = self
+            .producers
+            .iter()
+            .map(|Producer { process, admin, .. }| {
+                target(Role::Producer, process.name(), process.id(), Some(admin))
             });
-        }
-        for node in &self.nodes {
-            targets.push(Target {
-                role: Role::Consumer,
-                name: node.name.clone(),
-                process_id: node.process.id(),
-                admin: Some(node.admin.clone()),
-            });
-        }
-        for (number, node) in (1..).zip(&mut self.nodes) {
-            targets.extend(node.backend.process().map(|process| Target {
-                role: Role::Mongod,
-                name: format!("mongod-{number}"),
-                process_id: process.id(),
-                admin: None,
-            }));
-        }
-        targets.push(Target {
-            role: Role::Generator,
-            name: "generator".to_owned(),
-            process_id: std::process::id(),
-            admin: None,
+        let consumers = self.nodes.iter().map(|node| {
+            let id = node.process.id();
+            target(Role::Consumer, &node.name, id, Some(&node.admin))
         });
+        let mut targets: Vec<_> = producers.chain(consumers).collect();
+        for (number, node) in (1..).zip(&mut self.nodes) {
+            let mongod = node.backend.process();
+            let name = format!("mongod-{number}");
+            targets.extend(mongod.map(|it| target(Role::Mongod, &name, it.id(), None)));
+        }
+        let own_id = std::process::id();
+        targets.push(target(Role::Generator, "generator", own_id, None));
         targets
     }
 

@@ -92,8 +92,6 @@ pub struct Outcome {
     pub total: Tally,
     /// Cookies received by the stream that got least and the one that got most.
     pub received_per_stream: [u64; 2],
-    /// Cookies lost by the stream that lost least and the one that lost most.
-    pub lost_per_stream: [u64; 2],
     /// CPU time of this process.
     pub cpu: Duration,
 }
@@ -144,15 +142,12 @@ pub async fn run(
         }
     }
     let cpu = cpu::of_this_process().saturating_sub(cpu_before);
-    let extremes = |of: fn(&Tally) -> u64| {
-        let counts = || tallies.iter().map(of);
-        [counts().min(), counts().max()].map(Option::unwrap_or_default)
-    };
+    let received = || tallies.iter().map(|tally| tally.received);
+    let extremes = [received().min(), received().max()];
     let mut outcome = Outcome {
         args: args.clone(),
         total: Tally::default(),
-        received_per_stream: extremes(|tally| tally.received),
-        lost_per_stream: extremes(|tally| tally.lost),
+        received_per_stream: extremes.map(Option::unwrap_or_default),
         cpu,
     };
     tallies.iter().for_each(|tally| outcome.total.add(tally));

@@ -48,12 +48,15 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
     let of_steps = |row: fn(&Step) -> Row| outcome.steps.iter().map(row).collect::<Vec<_>>();
     report.add("Steps", STEPS, of_steps(step));
     report.add("Latency", LATENCY, of_steps(latency));
-    let steps = || outcome.steps.iter();
-    let used = |step| parts(step, &step.processes, |it| &it.name, process);
-    let used: Vec<_> = steps().flat_map(used).collect();
+    let (mut used, mut counts) = (Vec::new(), Vec::new());
+    for step in &outcome.steps {
+        let name = |part: &str| format!("{}/s {part}", step.rate);
+        let processes = step.processes.iter();
+        used.extend(processes.map(|it| Row::new(name(&it.name), process(it))));
+        let nodes = step.nodes.iter();
+        counts.extend(nodes.map(|it| Row::new(name(&it.name), node(it))));
+    }
     report.add("Processes", PROCESSES, used);
-    let counts = |step| parts(step, &step.nodes, |it| &it.name, node);
-    let counts: Vec<_> = steps().flat_map(counts).collect();
     report.add("What became of the cookies", NODES, counts);
     if let Some(first) = observations.first() {
         report.plots = plots(observations, first.at);
@@ -65,17 +68,6 @@ impl Step {
     fn row(&self, measures: impl IntoIterator<Item = Figure>) -> Row {
         Row::new(format!("{}/s", self.rate), measures)
     }
-}
-
-/// A row for each part of a step.
-fn parts<T>(
-    step: &Step,
-    parts: &[T],
-    name: fn(&T) -> &String,
-    of: fn(&T) -> Vec<Figure>,
-) -> Vec<Row> {
-    let row = |part| Row::new(format!("{}/s {}", step.rate, name(part)), of(part));
-    parts.iter().map(row).collect()
 }
 
 const STEPS: &str = "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and at \
@@ -133,8 +125,8 @@ fn latency(step: &Step) -> Row {
 const PROCESSES: &str = "Cores while requests came; CPU for each accepted cookie until all of them were stored, the kernel's \
     included; the peak is since the process began.";
 
-fn process(used: &ProcessUse) -> Vec<Figure> {
-    vec![
+fn process(used: &ProcessUse) -> [Figure; 4] {
+    [
         DECIMAL.of("cores", used.cores),
         CPU.of("CPU per cookie", used.cpu_micros_per_cookie).lower(),
         MEBIBYTES.of("resident", used.resident_bytes),
@@ -144,9 +136,9 @@ fn process(used: &ProcessUse) -> Vec<Figure> {
 
 const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed.";
 
-fn node(node: &NodeCounts) -> Vec<Figure> {
+fn node(node: &NodeCounts) -> [Figure; 7] {
     let fates = &node.fates;
-    vec![
+    [
         COUNT.of("received", fates.received),
         COUNT.of("written", fates.written),
         COUNT.of("superseded", fates.superseded),

@@ -60,7 +60,12 @@ fn findings(outcome: &Outcome) -> Vec<String> {
             Some(_) => "from the time when a request should have left",
             None => "from sending",
         };
-        let note = latency_note(&outcome.counts);
+        let note = match outcome.counts.errors() {
+            0 => "",
+            _ => {
+                " (those without an answer count until they were given up, refused ones not at all)"
+            }
+        };
         findings.push(format!("Latency, {from}: {}{note}.", latency.line()));
     }
     let why = &outcome.generator.why;
@@ -91,25 +96,6 @@ fn faults(outcome: &Outcome) -> Vec<String> {
         ));
     }
     faults
-}
-
-/// What the latency says of requests that were not accepted, if there are such.
-fn latency_note(counts: &Counts) -> String {
-    let mut notes = Vec::new();
-    if counts.unanswered > 0 {
-        notes.push(format!(
-            "at least, since {} without an answer count until they were given up",
-            grouped(counts.unanswered)
-        ));
-    }
-    let refused = counts.refused.values().sum();
-    if refused > 0 {
-        notes.push(format!("without {} refused", grouped(refused)));
-    }
-    if notes.is_empty() {
-        return String::new();
-    }
-    format!(" ({})", notes.join("; "))
 }
 
 fn errors_by_kind(counts: &Counts) -> String {

@@ -84,7 +84,7 @@ fn lost_finding(outcome: &Outcome) -> String {
 
 fn facts(outcome: &Outcome) -> Vec<Figure> {
     let total = &outcome.total;
-    let known = |lost: u64| outcome.knows_lost().then_some(lost);
+    let lost = outcome.knows_lost().then_some(total.lost);
     let rate = per_second(total.received, total.seconds());
     let cpu_each = micros_each(outcome.cpu.as_secs_f64(), total.received);
     let mut facts = vec![
@@ -94,9 +94,7 @@ fn facts(outcome: &Outcome) -> Vec<Figure> {
         RATE.of("received a second", rate)
             .higher()
             .sampled(whole_seconds(&total.by_second)),
-        COUNT.of("lost", known(total.lost)).lower(),
-        COUNT.of("lost by a stream, min", known(outcome.lost_per_stream[0])),
-        COUNT.of("lost by a stream, max", known(outcome.lost_per_stream[1])),
+        COUNT.of("lost", lost).lower(),
         COUNT.of("gaps", total.gaps),
         COUNT.of("violations", total.violations).lower(),
         COUNT.of("bytes", total.bytes),
@@ -147,7 +145,6 @@ mod tests {
             args: args(&[]).unwrap(),
             total: Tally::default(),
             received_per_stream: [1, 9],
-            lost_per_stream: [0, 0],
             cpu: std::time::Duration::ZERO,
         };
         assert_eq!(lost_finding(&whole()), WHOLE);
