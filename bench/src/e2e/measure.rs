@@ -50,10 +50,13 @@ impl Measured<'_> {
             let counts = &seen.counts;
             counts.buffer_bytes as f64 / counts.buffer_limit_bytes.max(1) as f64
         };
+        // When it was ended early, what should have left by then.
+        let due = counts.sent + counts.unsent;
+        let offered = u128::from(self.rate) * self.lasts.as_millis() / 1_000;
         let mut step = Step {
             rate: self.rate,
             seconds,
-            offered: offered(self.rate, self.lasts, counts.sent + counts.unsent),
+            offered: u64::try_from(offered).unwrap_or(u64::MAX).min(due.max(1)),
             sent: counts.sent,
             accepted: counts.accepted,
             refused: counts.errors() - counts.unanswered,
@@ -177,12 +180,6 @@ impl Measured<'_> {
 fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
     let nodes = after.settled_per_second(before);
     nodes.min_by(f64::total_cmp).unwrap_or(0.0)
-}
-
-/// What the rate comes to in a step; when it was ended early, what should have left by then.
-fn offered(rate: u64, lasts: Duration, due: u64) -> u64 {
-    let whole = u128::from(rate) * lasts.as_millis() / 1_000;
-    u64::try_from(whole).unwrap_or(u64::MAX).min(due.max(1))
 }
 
 fn sum(at: &Observation, of: fn(&Counts) -> u64) -> u64 {

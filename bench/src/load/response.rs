@@ -58,11 +58,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
     }))
 }
 fn incomplete(bytes: usize) -> Result<Option<Response>, Malformed> {
-    if bytes < RESPONSE_BYTES_MAX {
-        Ok(None)
-    } else {
-        Err(Malformed)
-    }
+    (bytes < RESPONSE_BYTES_MAX)
+        .then_some(None)
+        .ok_or(Malformed)
 }
 
 #[cfg(test)]

@@ -40,7 +40,8 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
             now.waiting().get(node).copied().unwrap_or(0) as f64
         }));
     }
-    let histograms: [(_, fn(&Counts) -> &Buckets); 2] = [
+    type Histogram = fn(&Counts) -> &Buckets;
+    let histograms: [(_, Histogram); 2] = [
         ("received", |counts| &counts.received_seconds),
         ("stored", |counts| &counts.stored_seconds),
     ];

@@ -104,7 +104,7 @@ impl Unit {
         compared: &[&str],
     ) -> impl Iterator<Item = Figure> {
         shown.iter().map(move |percentile| {
-            let value = times.and_then(|times| times.named(percentile));
+            let value = times.and_then(|times| times.get(percentile));
             let figure = self.of(&format!("{prefix}{percentile}"), value);
             if compared.contains(percentile) {
                 figure.lower()

@@ -57,26 +57,30 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// The percentile of this name: `p99.9`, or `max`.
-    #[must_use]
-    pub fn named(&self, name: &str) -> Option<u64> {
-        let all = [
+    /// Each by its name: `p99.9`, `max`.
+    fn named(&self) -> [(&'static str, u64); 5] {
+        [
             ("p50", self.p50),
             ("p90", self.p90),
             ("p99", self.p99),
             ("p99.9", self.p999),
             ("max", self.max),
-        ];
-        all.into_iter()
-            .find_map(|(known, value)| (known == name).then_some(value))
+        ]
+    }
+
+    /// The percentile of this name.
+    pub(super) fn get(&self, name: &str) -> Option<u64> {
+        let named = self.named().into_iter().find(|(known, _)| *known == name);
+        named.map(|(_, micros)| micros)
     }
 
     /// One line: `p50 …  p90 …  p99 …  p99.9 …  max …`.
     #[must_use]
     pub fn line(&self) -> String {
-        let [p50, p90, p99, p999, max] =
-            [self.p50, self.p90, self.p99, self.p999, self.max].map(duration);
-        format!("p50 {p50}  p90 {p90}  p99 {p99}  p99.9 {p999}  max {max}")
+        let each = self
+            .named()
+            .map(|(name, micros)| format!("{name} {}", duration(micros)));
+        each.join("  ")
     }
 }
 

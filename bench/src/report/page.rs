@@ -59,12 +59,7 @@ fn verdict(report: &Report) -> Markup {
             p.good { "Nothing was found to be wrong." }
         } @else {
             div.bad {
-                p {
-                    @match report.faults.len() {
-                        1 => "One thing is wrong:",
-                        count => { (count) " things are wrong:" },
-                    }
-                }
+                p { "What is wrong:" }
                 ul { @for fault in &report.faults { li { (fault) } } }
             }
         }

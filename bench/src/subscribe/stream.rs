@@ -329,11 +329,8 @@ impl Stream {
     }
 
     fn rare_event(&mut self, event: Event) {
-        let epoch = self.position.as_ref().map_or(0, |position| position.epoch);
-        let next = self
-            .position
-            .as_ref()
-            .map_or(0, |position| position.next_sequence);
+        let at = self.position.as_ref();
+        let (epoch, next) = at.map_or((0, 0), |at| (at.epoch, at.next_sequence));
         match event {
             Event::Gap(gap) if gap.last_sequence < gap.first_sequence => {
                 self.violation(|| format!("an empty gap: {gap:?}"));
