@@ -132,12 +132,6 @@ impl Cluster {
             .collect()
     }
 
-    /// Where the stores and the logs of all processes are.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
-    }
-
     /// Waits until every consumer is ready and reads from every producer.
     ///
     /// # Errors

@@ -30,7 +30,6 @@ pub use self::{
     running::{Cut, Drove, Explain, Meanwhile, Running, Settled, TurnEvent, Verification},
     step::{NodeCounts, ProcessUse, Quantiles, Step},
 };
-pub use crate::report::counted;
 use crate::{
     cluster::{ClusterArgs, StoreChoice},
     load::Plan,
@@ -123,11 +122,9 @@ impl Ladder<'_> {
     async fn climb(&mut self, running: &mut Running, stop: &CancellationToken) {
         let rate = self.args.rates.first().copied().unwrap_or(NonZeroU64::MIN);
         eprintln!("warming up");
-        let (mut drove, settled) = self.drive(running, rate, WARM_UP, stop).await;
-        self.sources.append(&mut drove.driven.sources);
-        self.left = settled.left;
+        self.drive(running, rate, WARM_UP, stop).await;
         for (index, rate) in self.args.rates.iter().enumerate() {
-            if self.is_over(running, stop) {
+            if stop.is_cancelled() || running.ended.is_some() || self.left > 0 {
                 break;
             }
             let what = format!("step {} of {}: {rate}/s", index + 1, self.args.rates.len());
@@ -142,16 +139,9 @@ impl Ladder<'_> {
         }
     }
 
-    /// Whether nothing more is to be sent.
-    fn is_over(&self, running: &Running, stop: &CancellationToken) -> bool {
-        stop.is_cancelled() || running.ended.is_some() || self.left > 0
-    }
-
     async fn step(&mut self, running: &mut Running, rate: NonZeroU64, stop: &CancellationToken) {
         let first = running.observer.observations().len();
         let (mut drove, settled) = self.drive(running, rate, self.args.step, stop).await;
-        self.sources.append(&mut drove.driven.sources);
-        self.left = settled.left;
         if running.ended.is_some() {
             drove.cut = Some(Cut::Ended);
         }
@@ -189,8 +179,10 @@ impl Ladder<'_> {
             ..self.plan.clone()
         };
         self.plan.first_connection += self.plan.connections.get() as u64;
-        let drove = running.drive(plan, stop, None).await;
+        let mut drove = running.drive(plan, stop, None).await;
+        self.sources.append(&mut drove.driven.sources);
         let settled = running.settle(stop, |_, now| now.backlog() == 0).await;
+        self.left = settled.left;
         (drove, settled)
     }
 

@@ -128,7 +128,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
             print(args.report.json, &outcome, e2e::Outcome::summary)?;
-            Ok(outcome.is_faultless())
+            Ok(outcome.faults.is_empty())
         }
         Command::Compare(args) => {
             let report = compare::run(&args)?;

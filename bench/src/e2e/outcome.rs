@@ -34,14 +34,6 @@ pub struct Outcome {
     pub faults: Vec<String>,
 }
 
-impl Outcome {
-    /// True when every accepted cookie is where it should be, and all processes ended in order.
-    #[must_use]
-    pub fn is_faultless(&self) -> bool {
-        self.faults.is_empty()
-    }
-}
-
 impl Verification {
     /// A line for each node, and one for the ledger.
     #[must_use]

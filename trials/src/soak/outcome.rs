@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use bench::{
-    e2e::counted,
     observe::{Counts, Observation, Role},
-    report::{Percentiles, grouped, per_second, rate},
+    report::{Percentiles, counted, grouped, per_second, rate},
     verify::Verdict,
 };
 use serde::Serialize;

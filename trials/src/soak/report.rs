@@ -1,9 +1,8 @@
 //! A soak as a report: what was done, and plots of everything over time.
 
 use bench::{
-    e2e::counted,
     observe::{Observation, plots},
-    report::{Figure, Report, Row, rate, unit::SECONDS},
+    report::{Figure, Report, Row, counted, rate, unit::SECONDS},
 };
 use tokio::time::Instant;
 
