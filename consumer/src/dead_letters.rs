@@ -21,6 +21,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use prometheus::IntCounterVec;
 use serde::Serialize;
 use tokio::{
     sync::Mutex,
@@ -28,7 +29,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{batch::Batch, metrics, store::Rejected};
+use crate::{batch::Batch, store::Rejected};
 
 /// How long the file is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -46,7 +47,8 @@ pub struct DeadLetters(Arc<Mutex<Writer>>);
 #[derive(Debug)]
 struct Writer {
     files: Arc<Files>,
-    metrics: metrics::DeadLetters,
+    /// By outcome.
+    counted: IntCounterVec,
     /// What took longer than it was waited for.
     hangs: Option<JoinHandle<Appended>>,
     has_begun: bool,
@@ -63,11 +65,7 @@ struct Files {
 }
 
 /// How many dead letters are in the file now, and what went wrong with the others.
-#[derive(Debug)]
-struct Appended {
-    letters: u64,
-    result: io::Result<()>,
-}
+type Appended = (u64, io::Result<()>);
 
 #[derive(Serialize)]
 struct DeadLetter<'a> {
@@ -82,7 +80,7 @@ struct DeadLetter<'a> {
 impl DeadLetters {
     /// Dead letters in `file` and the one before it, together at most `bytes_max` bytes. Touches no file.
     #[must_use]
-    pub fn new(file: PathBuf, bytes_max: usize, metrics: metrics::DeadLetters) -> Self {
+    pub fn new(file: PathBuf, bytes_max: usize, counted: IntCounterVec) -> Self {
         let mut older = file.clone().into_os_string();
         older.push(".1");
         let letters = Writer {
@@ -91,7 +89,7 @@ impl DeadLetters {
                 older: older.into(),
                 bytes_max: bytes_max as u64 / 2,
             }),
-            metrics,
+            counted,
             hangs: None,
             has_begun: false,
             is_failing: false,
@@ -123,26 +121,25 @@ impl Writer {
             );
         }
         let letters = rejected.len() as u64;
-        let appended = self.append(batch, rejected).await;
-        self.metrics.written.inc_by(appended.letters);
-        self.metrics
-            .failed
-            .inc_by(letters.saturating_sub(appended.letters));
-        self.note(appended.result);
+        let (written, result) = self.append(batch, rejected).await;
+        let count = |outcome, letters| self.counted.with_label_values(&[outcome]).inc_by(letters);
+        count("written", written);
+        count("failed", letters.saturating_sub(written));
+        self.note(result);
     }
 
     async fn append(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) -> Appended {
         if self.hangs.take_if(|hangs| hangs.is_finished()).is_none() && self.hangs.is_some() {
-            return Appended::not(io::ErrorKind::TimedOut.into());
+            return (0, Err(io::ErrorKind::TimedOut.into()));
         }
         let (files, batch) = (Arc::clone(&self.files), Arc::clone(batch));
         let mut work = spawn_blocking(move || files.append(&batch, &rejected));
         match timeout(PATIENCE, &mut work).await {
             Ok(Ok(appended)) => appended,
-            Ok(Err(error)) => Appended::not(io::Error::other(error)),
+            Ok(Err(error)) => (0, Err(io::Error::other(error))),
             Err(_) => {
                 self.hangs = Some(work);
-                Appended::not(io::ErrorKind::TimedOut.into())
+                (0, Err(io::ErrorKind::TimedOut.into()))
             }
         }
     }
@@ -156,15 +153,6 @@ impl Writer {
             }
             Ok(()) if was_failing => tracing::info!(%file, "refused cookies are set aside again"),
             _ => {}
-        }
-    }
-}
-
-impl Appended {
-    fn not(error: io::Error) -> Self {
-        Self {
-            letters: 0,
-            result: Err(error),
         }
     }
 }
@@ -196,7 +184,7 @@ impl Files {
             Ok(())
         };
         let result = write();
-        Appended { letters, result }
+        (letters, result)
     }
 }
 

@@ -25,7 +25,7 @@ use crate::{
     maintenance_window::Window,
     metrics::{self, Metrics},
     producers::Producers,
-    store::{CompactedCollection, Compaction, Expiry, Store, StoreError, Swept},
+    store::{Compaction, Expiry, Store, StoreError, Swept},
     ttl::before,
 };
 
@@ -230,7 +230,10 @@ impl Night {
         let window = self.schedule.compaction;
         tracing::info!(%window, "compaction begins");
         let began = Instant::now();
-        let report = |collection: &CompactedCollection| self.compacted(collection);
+        let report = |took: Duration, freed_bytes| {
+            self.metrics.compaction_seconds.observe(took.as_secs_f64());
+            self.metrics.compaction_freed_bytes.inc_by(freed_bytes);
+        };
         let compacted = self.within(window, now, async |until| {
             let compaction = Compaction {
                 since,
@@ -248,24 +251,6 @@ impl Night {
             .set(self.clock.now().as_second());
         tracing::info!(complete, ?took, "compaction ends");
         Ok(complete)
-    }
-
-    fn compacted(&self, collection: &CompactedCollection) {
-        let CompactedCollection {
-            name,
-            took,
-            reusable_bytes,
-            freed_bytes,
-        } = collection;
-        self.metrics.compaction_seconds.observe(took.as_secs_f64());
-        self.metrics.compaction_freed_bytes.inc_by(*freed_bytes);
-        tracing::info!(
-            collection = name,
-            ?took,
-            reusable_bytes,
-            freed_bytes,
-            "collection compacted"
-        );
     }
 
     fn now(&self) -> Zoned {

@@ -12,10 +12,7 @@ use prometheus::Result;
 use runtime::metrics::{Registry, register_process};
 
 pub use self::{
-    aside::Aside,
-    maintenance::Maintenance,
-    producers::register as register_producers,
-    sink::{DeadLetters, Sink},
+    aside::Aside, maintenance::Maintenance, producers::register as register_producers, sink::Sink,
     subscription::Subscription,
 };
 use crate::ledger::Ledger;

@@ -202,21 +202,8 @@ pub struct Compaction<'a> {
     pub clock: &'a Clock,
     /// Cancelled when no more may be begun.
     pub stop: &'a CancellationToken,
-    /// Told of each collection that was compacted.
-    pub report: &'a (dyn Fn(&CompactedCollection) + Send + Sync),
-}
-
-/// One collection, or key space, that was compacted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CompactedCollection {
-    /// Its full name.
-    pub name: String,
-    /// How long it took.
-    pub took: Duration,
-    /// Bytes in its files that were in use by nothing, before.
-    pub reusable_bytes: u64,
-    /// Bytes given back to the file system.
-    pub freed_bytes: u64,
+    /// Told of each collection that was compacted: how long it took, and the bytes given back to the file system.
+    pub report: &'a (dyn Fn(Duration, u64) + Send + Sync),
 }
 
 /// All that a store knows of one user: DSP to buyer uid.

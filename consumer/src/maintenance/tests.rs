@@ -97,12 +97,7 @@ impl Store for FakeStore {
                 self.note(Call::Stopped);
                 return Ok(false);
             }
-            (compaction.report)(&CompactedCollection {
-                name: "17.cookies".to_owned(),
-                took: Duration::from_secs(1),
-                reusable_bytes: 200,
-                freed_bytes: 100,
-            });
+            (compaction.report)(Duration::from_secs(1), 100);
             Ok(self.compactions().is_multiple_of(3))
         }
         .boxed()

@@ -11,8 +11,8 @@ use crate::ledger::Ledger;
 pub struct Sink {
     /// What became of every cookie; shared with the subscriptions.
     pub ledger: Ledger,
-    /// What became of the cookies that the store refused forever.
-    pub dead_letters: DeadLetters,
+    /// Cookies that the store refused forever, by whether they are in the file: `written` or `failed`.
+    pub dead_letters: IntCounterVec,
     /// Cookies whose time of acceptance was cut down.
     pub clock_clamped: IntCounter,
     /// Batches written.
@@ -35,20 +35,15 @@ pub struct Sink {
     pub goodbyes: IntCounter,
 }
 
-/// Dead letters: cookies that the store refused forever.
-#[derive(Clone, Debug)]
-pub struct DeadLetters {
-    /// Those in the file.
-    pub written: IntCounter,
-    /// Those that could not be written.
-    pub failed: IntCounter,
-}
-
 impl Sink {
     pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
+        let dead_letters: IntCounterVec = registry.add(consumer::DEAD_LETTERS)?;
+        for outcome in ["written", "failed"] {
+            dead_letters.with_label_values(&[outcome]);
+        }
         Ok(Self {
             ledger,
-            dead_letters: DeadLetters::register(registry)?,
+            dead_letters,
             clock_clamped: registry.add(consumer::CLOCK_CLAMPED)?,
             batches: registry.add(consumer::BATCHES)?,
             batch_cookies: registry.add(consumer::BATCH_COOKIES)?,
@@ -59,16 +54,6 @@ impl Sink {
             dsp_slots: registry.add(consumer::DSP_SLOTS)?,
             dsp_slots_max: registry.add(consumer::DSP_SLOTS_LIMIT)?,
             goodbyes: registry.add(consumer::PRODUCER_DRAINS)?,
-        })
-    }
-}
-
-impl DeadLetters {
-    fn register(registry: &Registry) -> Result<Self> {
-        let letters: IntCounterVec = registry.add(consumer::DEAD_LETTERS)?;
-        Ok(Self {
-            written: letters.with_label_values(&["written"]),
-            failed: letters.with_label_values(&["failed"]),
         })
     }
 }

@@ -21,7 +21,7 @@ use std::{
 
 use mongodb::{
     Database,
-    bson::{Bson, DateTime, Document, doc},
+    bson::{Bson, Document, doc},
     error::Error,
 };
 use tokio_util::sync::CancellationToken;
@@ -32,7 +32,7 @@ use super::{
     date, number,
     retry_policy::{Failure, failure},
 };
-use crate::store::{CompactedCollection, Compaction, StoreError};
+use crate::store::{Compaction, StoreError};
 
 /// Of what was done, and of who does it.
 pub(super) const RECORDS: &str = "maintenance";
@@ -201,18 +201,29 @@ impl One<'_> {
         let began = Instant::now();
         let compacted = self.run(compaction.stop).await;
         let answer = compacted.map_err(|error| failure(&error))?;
-        let done = CompactedCollection {
-            name: self.namespace.clone(),
-            took: began.elapsed(),
-            reusable_bytes: reusable,
-            freed_bytes: answer
-                .get("bytesFreed")
-                .and_then(number)
-                .unwrap_or_default(),
+        let took = began.elapsed();
+        let freed = answer.get("bytesFreed").and_then(number);
+        let freed = freed.unwrap_or_default();
+        tracing::info!(
+            collection = self.namespace,
+            ?took,
+            reusable_bytes = reusable,
+            freed_bytes = freed,
+            "collection compacted"
+        );
+        (compaction.report)(took, freed);
+        let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let record = doc! {
+            "at": date(compaction.clock.unix_micros()),
+            "seconds": took.as_secs_f64(),
+            "reusable": int(reusable),
+            "freed": int(freed),
         };
-        (compaction.report)(&done);
-        self.remember(&done, date(compaction.clock.unix_micros()))
-            .await?;
+        let records = self.store.own_collection(RECORDS).await?;
+        let replace = records
+            .replace_one(doc! { "_id": &self.namespace }, record)
+            .upsert(true);
+        in_time(replace.into_future()).await?;
         Ok(true)
     }
 
@@ -247,21 +258,6 @@ impl One<'_> {
             );
         }
         Ok(())
-    }
-
-    async fn remember(&self, done: &CompactedCollection, at: DateTime) -> Result<(), StoreError> {
-        let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        let record = doc! {
-            "at": at,
-            "seconds": done.took.as_secs_f64(),
-            "reusable": int(done.reusable_bytes),
-            "freed": int(done.freed_bytes),
-        };
-        let records = self.store.own_collection(RECORDS).await?;
-        let replace = records
-            .replace_one(doc! { "_id": &self.namespace }, record)
-            .upsert(true);
-        in_time(replace.into_future()).await.map(|_| ())
     }
 }
 
