@@ -2,8 +2,8 @@
 
 use mongodb::error::{Error, ErrorKind};
 
-/// Maximum bytes of a text.
-const TEXT_BYTES_MAX: usize = 300;
+/// Maximum characters of a text.
+const TEXT_CHARS_MAX: usize = 300;
 
 /// Not authorized: the server's message goes on with the whole command, cookies included.
 const UNAUTHORIZED: [i32; 2] = [13, 8000];
@@ -43,8 +43,8 @@ fn first_cause(message: &str) -> String {
 
 fn short(text: &str) -> String {
     let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if text.len() > TEXT_BYTES_MAX {
-        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+    if let Some((end, _)) = text.char_indices().nth(TEXT_CHARS_MAX) {
+        text.truncate(end);
         text.push('…');
     }
     text
@@ -72,7 +72,7 @@ mod tests {
             assert_eq!(command(code, "Name", message), said);
         }
         let text = command(20, "", &"é".repeat(1_000));
-        assert!(text.len() < 400 && text.ends_with('…'), "{text}");
+        assert!(text.chars().count() == 301 && text.ends_with('…'), "{text}");
     }
 
     #[test]
