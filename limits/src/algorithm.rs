@@ -1,12 +1,10 @@
 //! What a limit is: an algorithm with its numbers, checked; and what it promises in words and in one figure.
 
-mod parts;
-
 use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::rate::{PERIOD_MAX, REQUESTS_MAX, Rate, RateError, Time, in_range, period};
+use crate::rate::{Count, PERIOD_MAX, REQUESTS_MAX, Rate, RateError, Time, in_range, period};
 
 /// Most entries a sliding log keeps, each of 8 bytes for each key.
 pub const LOG_MAX: u64 = 1 << 20;
@@ -17,9 +15,11 @@ pub const STEPS_MAX: u64 = 1 << 16;
 const SECOND: u64 = 1_000_000_000;
 
 /// When the windows of a fixed window begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Aligned {
     /// At whole multiples of the window since the Unix epoch: at full minutes, hours, days of UTC.
+    #[default]
     Clock,
     /// At the first call after the window before has ended.
     FirstCall,
@@ -92,6 +92,85 @@ pub enum Algorithm {
     },
 }
 
+/// An algorithm as a rule of a file names it, with its options; windows and limits are those of the rule's rate.
+#[derive(Deserialize)]
+#[serde(tag = "algorithm", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Options {
+    TokenBucket {
+        burst: Option<Count>,
+    },
+    SteppedBucket {
+        burst: Option<Count>,
+    },
+    LeakyBucket {
+        capacity: Count,
+        #[serde(default)]
+        when_full: WhenFull,
+    },
+    Spacing {},
+    FixedWindow {
+        #[serde(default)]
+        aligned: Aligned,
+    },
+    SlidingLog {},
+    SlidingCounter {},
+    StepWindow {
+        step: Option<Time>,
+    },
+    WarmUp {
+        warm_up: Time,
+    },
+}
+
+/// What a leaky bucket does with a call that finds it full.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WhenFull {
+    #[default]
+    Queue,
+    Drop,
+}
+
+impl Options {
+    /// The algorithm with these options, not yet checked.
+    pub(crate) fn algorithm(self, rate: Rate) -> Algorithm {
+        let (limit, window) = rate.written();
+        let window = Duration::from_nanos(window);
+        let bucket = |burst| Algorithm::TokenBucket { rate, burst };
+        match self {
+            Self::TokenBucket { burst } => bucket(burst.map_or(1, |it| it.0)),
+            Self::Spacing {} => bucket(1),
+            Self::LeakyBucket {
+                capacity: Count(capacity),
+                when_full,
+            } => match when_full {
+                WhenFull::Queue => Algorithm::LeakyBucket { rate, capacity },
+                WhenFull::Drop => bucket(capacity),
+            },
+            Self::SteppedBucket { burst } => Algorithm::SteppedBucket {
+                rate,
+                burst: burst.map_or(limit, |it| it.0),
+            },
+            Self::FixedWindow { aligned } => Algorithm::FixedWindow {
+                limit,
+                window,
+                aligned,
+            },
+            Self::SlidingLog {} => Algorithm::SlidingLog { limit, window },
+            Self::SlidingCounter {} => Algorithm::SlidingCounter { limit, window },
+            Self::StepWindow { step } => Algorithm::StepWindow {
+                limit,
+                window,
+                step: step.map_or(step_of(window).min(window), Duration::from),
+            },
+            Self::WarmUp { warm_up } => Algorithm::WarmUp {
+                rate,
+                warm_up: warm_up.into(),
+            },
+        }
+    }
+}
+
 /// The step of a window that names none, in parts of what the window's length is: 10 ms up to 10 s, 100 ms up to a minute, 1 s
 /// up to an hour, 1 min up to a day, else 1 h.
 #[must_use]
@@ -151,6 +230,62 @@ impl Algorithm {
             }
         }
         Ok(self)
+    }
+
+    /// Whether it counts in windows of time, and not by a rate.
+    pub(crate) fn is_window(&self) -> bool {
+        matches!(
+            self,
+            Self::FixedWindow { .. }
+                | Self::SlidingLog { .. }
+                | Self::SlidingCounter { .. }
+                | Self::StepWindow { .. }
+        )
+    }
+
+    /// What one of so many keeps to by itself, so that all together keep to this: a part of the rate. Bursts and capacities are rounded up, limits
+    /// of windows down.
+    ///
+    /// # Errors
+    /// When a part is too small to be kept to.
+    pub fn part(mut self, parts: u64) -> Result<Self, RateError> {
+        match &mut self {
+            Self::TokenBucket { rate, burst: room }
+            | Self::SteppedBucket { rate, burst: room }
+            | Self::LeakyBucket {
+                rate,
+                capacity: room,
+            } => {
+                *rate = rate.part(parts)?;
+                *room = room.div_ceil(parts);
+            }
+            Self::WarmUp { rate, .. } => *rate = rate.part(parts)?,
+            Self::FixedWindow { limit, .. }
+            | Self::SlidingLog { limit, .. }
+            | Self::SlidingCounter { limit, .. }
+            | Self::StepWindow { limit, .. } => *limit /= parts,
+        }
+        self.checked()
+    }
+
+    /// What one of several keeps to while it has this share of it, in millionths: that share of the rate, and of a burst or a capacity, rounded
+    /// up. With no share nothing new goes, for ten years. `None` of windows and logs: what moves from one to the other within a window would be counted
+    /// twice.
+    #[must_use]
+    pub fn shared(mut self, millionths: u64) -> Option<Self> {
+        const WHOLE: u64 = 1_000_000;
+        let share = millionths.min(WHOLE);
+        let (Self::TokenBucket { rate, burst: room }
+        | Self::LeakyBucket {
+            rate,
+            capacity: room,
+        }) = &mut self
+        else {
+            return None;
+        };
+        *rate = rate.shared(share);
+        *room = room.saturating_mul(share).div_ceil(WHOLE).max(1);
+        Some(self)
     }
 
     /// The name that rules have for it.

@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 /// Most requests that a rate, a burst or a limit may name: a million millions.
 pub const REQUESTS_MAX: u64 = 1_000_000_000_000;
@@ -263,8 +263,48 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
+/// Reads what a file has as a text.
+pub(crate) fn parsed<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    String::deserialize(from)?.parse().map_err(Error::custom)
+}
+
+/// A text of a file, or a whole number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text or a whole number")]
+pub(crate) enum Word {
+    Number(i64),
+    Text(String),
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(formatter),
+            Self::Text(text) => formatter.write_str(text),
+        }
+    }
+}
+
+/// A number of requests as [`parse_count`] reads it.
+#[derive(Deserialize)]
+#[serde(try_from = "Word")]
+pub(crate) struct Count(pub(crate) u64);
+
+impl TryFrom<Word> for Count {
+    type Error = RateError;
+
+    fn try_from(word: Word) -> Result<Self, RateError> {
+        parse_count(&word.to_string()).map(Self)
+    }
+}
+
 /// Nanoseconds as people write them: `1.5s`, `250ms`, `1h`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Time(pub u64);
 
 const UNITS: [(u64, &str); 6] = [
@@ -306,6 +346,20 @@ impl From<Duration> for Time {
     }
 }
 
+impl TryFrom<String> for Time {
+    type Error = RateError;
+
+    fn try_from(text: String) -> Result<Self, RateError> {
+        parse_time(&text).map(Self::from)
+    }
+}
+
+impl From<Time> for Duration {
+    fn from(time: Time) -> Self {
+        Self::from_nanos(time.0)
+    }
+}
+
 impl fmt::Display for Time {
     /// Whole minutes, hours and days as such; all else with three digits after the point, at most, and not rounded up.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -325,8 +379,17 @@ impl fmt::Display for Time {
 }
 
 /// A number of bytes as people write it: `64MiB`, `1000 bytes`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "Word")]
 pub struct Bytes(pub u64);
+
+impl TryFrom<Word> for Bytes {
+    type Error = RateError;
+
+    fn try_from(word: Word) -> Result<Self, RateError> {
+        parse_bytes(&word.to_string()).map(Self)
+    }
+}
 
 const SIZES: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 

@@ -46,20 +46,21 @@
 //! of `shape` and `dead_letter` may be left out; the numbers above are what they are then.
 
 mod document;
+mod handling;
 mod reader;
 mod sharing;
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 pub use self::{
     document::{Document, Terms},
+    handling::{Handling, Mode, Revive},
     sharing::{Sharing, SharingMode},
 };
 
 use crate::{
     decision::{Limit, LimitId},
     limits::Limits,
-    rate::{Bytes, Time},
 };
 
 /// All that a file says.
@@ -101,46 +102,6 @@ pub struct Rule {
     pub limit: Limit,
 }
 
-/// How calls under a limit are handled by who enforces it. Nothing in this crate does: it decides when a call may go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handling {
-    /// What is done with what is over; the rest here is of [`Mode::Shape`] only.
-    pub mode: Mode,
-    /// The longest planned wait. What would wait longer is planned again later.
-    pub horizon: Duration,
-    /// The longest time since a call was accepted; then it is a dead letter. At least the horizon.
-    pub max_age: Duration,
-    /// The most bytes that wait, for each key.
-    pub queue_bytes: u64,
-    /// What is done with dead letters.
-    pub revive: Revive,
-}
-
-/// What is done with calls that are over their limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// They pass, and what would have been done with them is counted.
-    #[default]
-    Observe,
-    /// They are dropped.
-    Police,
-    /// They wait for their moment.
-    Shape,
-}
-
-/// How dead letters are put back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Revive {
-    /// The delay before the first time; it doubles with each further one.
-    pub base: Duration,
-    /// The longest delay. At least the base.
-    pub cap: Duration,
-    /// How often a call is put back before it is parked.
-    pub requeues_max: u32,
-    /// The most of the rate that calls which are put back may take, in thousandths.
-    pub share_permille: u16,
-}
-
 /// What a key gets that no limit names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unknown {
@@ -150,29 +111,6 @@ pub enum Unknown {
     Unlimited,
     /// The limit of this place in [`Rules::limits`].
     Limit(usize),
-}
-
-impl Default for Handling {
-    fn default() -> Self {
-        Self {
-            mode: Mode::default(),
-            horizon: Duration::from_secs(30),
-            max_age: Duration::from_secs(60),
-            queue_bytes: 64 << 20,
-            revive: Revive::default(),
-        }
-    }
-}
-
-impl Default for Revive {
-    fn default() -> Self {
-        Self {
-            base: Duration::from_secs(30),
-            cap: Duration::from_secs(15 * 60),
-            requeues_max: 8,
-            share_permille: 100,
-        }
-    }
 }
 
 /// All that is wrong with a file, a sentence each.
@@ -280,47 +218,6 @@ impl fmt::Display for Rules {
                 writeln!(formatter, "{others}: as {limit}")
             }
         }
-    }
-}
-
-impl fmt::Display for Handling {
-    /// The mode and its numbers in words.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.mode {
-            Mode::Observe => {
-                formatter.write_str("mode observe: what is over passes and is counted")
-            }
-            Mode::Police => formatter.write_str("mode police: what is over is dropped"),
-            Mode::Shape => write!(
-                formatter,
-                "mode shape: what is over waits, for up to {} at a time and in at most {} for each key; {} after it was \
-                 accepted it is a dead letter{}",
-                Time::from(self.horizon),
-                Bytes(self.queue_bytes),
-                Time::from(self.max_age),
-                self.revive
-            ),
-        }
-    }
-}
-
-impl fmt::Display for Revive {
-    /// What becomes of a dead letter.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [base, cap] = [self.base, self.cap].map(Time::from);
-        match self.requeues_max {
-            0 => return formatter.write_str(" and parked"),
-            1 => write!(formatter, ", put back once, after {base}")?,
-            most => write!(
-                formatter,
-                ", put back up to {most} times, after {base} to {cap}"
-            )?,
-        }
-        let percent = f64::from(self.share_permille) / 10.0;
-        write!(
-            formatter,
-            " and within {percent} % of the rate, then parked"
-        )
     }
 }
 

@@ -213,14 +213,14 @@ fn mistakes_are_told_and_end_it() {
     let file = folder.path().join("bad.toml");
     fs::write(
         &file,
-        "[limits.a]\nrules = [ { rate = \"1/x\" }, { id = \"b\" } ]",
+        "[limits.a]\nrules = [ { rate = \"1/s\" }, { id = \"a\", rate = \"1/x\" }, { id = \"b\" } ]",
     )
     .unwrap();
     let file = file.to_str().unwrap();
     let expected = [
-        "id is missing",
-        "`1/x` is not a rate",
-        "rules[1]: rate is missing",
+        "rules[0]: missing field `id`",
+        "rules[1]: `1/x` is not a rate",
+        "rules[2]: missing field `rate`",
     ];
     check(&["check", file], 1, &expected);
     check(
@@ -257,8 +257,8 @@ fn mistakes_are_told_and_end_it() {
     )
     .unwrap();
     let expected = [
-        "limits.a.mode: `hold` is not observe, police or shape",
-        "limits.a.shape.horizon: `2h` is not allowed",
+        "limits.a: unknown variant `hold`, expected one of `observe`, `police`, `shape`",
+        "limits.a.shape: 2h is more than 1h in `horizon`",
     ];
     check(&["check", path.to_str().unwrap()], 1, &expected);
     check(&[], 2, &["Usage"]);

@@ -1,22 +1,71 @@
-//! Reads limits from a table, and notes all that is wrong with them.
-
-mod handling;
-mod sharing;
+//! Reads limits from tables. `serde` reads each table by itself, so that the mistakes of all tables are reported together.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
+use serde::{Deserialize, de::DeserializeOwned};
 use toml::{Table, Value};
 
-use super::{Mistakes, NamedLimit, Rule, Rules, Unknown};
+use super::{
+    Handling, Mistakes, Mode, NamedLimit, Revive, Rule, Rules, Sharing, SharingMode, Unknown,
+    handling::Shape,
+};
 use crate::{
-    algorithm::{Algorithm, Aligned, step_of},
+    algorithm::Options,
     decision::Limit,
     limits::DEMANDS_MAX,
-    rate::{Rate, RateError, parse_count, parse_time},
+    rate::{Rate, Time, Word, parsed},
 };
 
-/// Most who keep to limits together.
+/// Maximum number of processes that keep to limits together.
 const PARTS_MAX: u64 = 1000;
+
+/// Longest name of a group.
+const GROUP_CHARS_MAX: usize = 64;
+
+/// What a file says beside its limits.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Top {
+    unknown: Option<String>,
+    share: Option<String>,
+}
+
+/// A limit without its rules.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LimitTable {
+    every_call: bool,
+    from_call: bool,
+    keys: Option<Vec<Word>>,
+    mode: Option<Mode>,
+}
+
+#[derive(Deserialize)]
+struct RuleTable {
+    id: String,
+    #[serde(deserialize_with = "parsed")]
+    rate: Rate,
+    #[serde(default)]
+    count_refused: bool,
+    #[serde(flatten)]
+    options: Options,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct SharingTable {
+    mode: Option<String>,
+    redis: Option<String>,
+    group: Option<String>,
+    tls_ca: Option<String>,
+    tls_cert: Option<String>,
+    tls_key: Option<String>,
+    members_max: Option<u64>,
+    refresh: Option<Time>,
+    ttl: Option<Time>,
+    timeout: Option<Time>,
+    forget_after: Option<Time>,
+}
 
 /// Reads what is written.
 pub(super) fn read(table: Table) -> Result<Rules, Mistakes> {
@@ -32,12 +81,6 @@ pub(super) fn read(table: Table) -> Result<Rules, Mistakes> {
     }
 }
 
-/// The path of a key in a table.
-fn join(path: &str, key: &str) -> String {
-    let parts = [path, key].into_iter().filter(|part| !part.is_empty());
-    parts.collect::<Vec<_>>().join(".")
-}
-
 /// Reads tables, and notes what is wrong with them.
 struct Reader {
     mistakes: Vec<String>,
@@ -50,6 +93,15 @@ impl Reader {
         self.mistakes.push(format!("{path}: {what}"));
     }
 
+    /// Reads one table; `None` when something is wrong with it.
+    fn table<T: DeserializeOwned>(&mut self, path: &str, value: Value) -> Option<T> {
+        let wrong = |error: toml::de::Error| {
+            // The key stands in a line of its own.
+            self.wrong(path, error.to_string().trim_end().replace('\n', " "));
+        };
+        value.try_into().map_err(wrong).ok()
+    }
+
     fn rules(&mut self, mut table: Table) -> Rules {
         let limits = match table.remove("limits") {
             Some(Value::Table(limits)) if !limits.is_empty() => limits,
@@ -58,68 +110,64 @@ impl Reader {
                 Table::new()
             }
         };
-        self.parts = self.parts(&mut table);
-        let sharing = self.sharing(&mut table);
-        let unknown = self.text(&mut table, "", "unknown");
-        let names: Vec<String> = limits.keys().cloned().collect();
-        let unknown = match unknown.as_deref() {
+        let sharing = table.remove("sharing");
+        let top: Option<Top> = self.table("the file", table.into());
+        let top = top.unwrap_or_default();
+        if let Some(share) = &top.share {
+            self.parts = self.parts_of(share);
+            if sharing.is_some() {
+                self.wrong("sharing", "share and [sharing] exclude each other");
+            }
+        }
+        let unknown = match top.unknown.as_deref() {
             None | Some("refuse") => Unknown::Refuse,
             Some("unlimited") => Unknown::Unlimited,
-            Some(name) => match names.iter().position(|it| it == name) {
+            Some(name) => match limits.keys().position(|it| it == name) {
                 Some(index) => Unknown::Limit(index),
                 None => {
-                    self.wrong(
-                        "unknown",
-                        format!("`{name}` is neither refuse nor unlimited nor a limit's name"),
-                    );
+                    let what = "is neither refuse nor unlimited nor a limit's name";
+                    self.wrong("unknown", format!("`{name}` {what}"));
                     Unknown::Refuse
                 }
             },
         };
-        self.nothing_else("", &table);
         let stands_in = |index| unknown == Unknown::Limit(index);
-        let limits: Vec<NamedLimit> = limits
-            .into_iter()
-            .enumerate()
-            .map(|(index, (name, limit))| self.limit(name, limit, stands_in(index)))
-            .collect();
+        let limits = limits.into_iter().enumerate();
+        let rules = Rules {
+            limits: limits
+                .map(|(index, (name, limit))| self.limit(name, limit, stands_in(index)))
+                .collect(),
+            sharing: sharing.and_then(|sharing| self.sharing(sharing)),
+            unknown,
+        };
+        self.check(&rules);
+        rules
+    }
+
+    /// What is wrong with limits beside each other.
+    fn check(&mut self, rules: &Rules) {
+        let limits = &rules.limits;
         let mut keys = BTreeSet::new();
-        for (limit, key) in limits
-            .iter()
-            .flat_map(|limit| limit.keys.iter().map(move |key| (limit, key)))
-        {
-            if !keys.insert(key) {
-                self.wrong(
-                    &format!("limits.{}", limit.name),
-                    format!("the key {key} is another limit's too"),
-                );
+        for limit in limits {
+            for key in limit.keys.iter().filter(|key| !keys.insert(*key)) {
+                let what = format!("the key {key} is another limit's too");
+                self.wrong(&format!("limits.{}", limit.name), what);
             }
         }
-        let rules = |every_call| {
-            let of_kind = limits
-                .iter()
-                .filter(move |limit| limit.every_call == every_call);
+        let count = |every_call| {
+            let of_kind = limits.iter().filter(move |it| it.every_call == every_call);
             of_kind.map(|limit| limit.rules.len())
         };
-        let most = rules(false).max().unwrap_or(0) + rules(true).sum::<usize>();
+        let most = count(false).max().unwrap_or(0) + count(true).sum::<usize>();
         if most > DEMANDS_MAX {
-            self.wrong(
-                "limits",
-                format!("{most} rules for one call are more than {DEMANDS_MAX}"),
-            );
+            let what = format!("{most} rules for one call are more than {DEMANDS_MAX}");
+            self.wrong("limits", what);
         }
-        if let Unknown::Limit(index) = unknown
+        if let Unknown::Limit(index) = rules.unknown
             && limits[index].every_call
         {
-            self.wrong(
-                "unknown",
-                format!("{} is of every call already", limits[index].name),
-            );
-        }
-        Rules {
-            limits,
-            unknown,
-            sharing,
+            let what = format!("{} is of every call already", limits[index].name);
+            self.wrong("unknown", what);
         }
     }
 
@@ -128,300 +176,190 @@ impl Reader {
         if name.is_empty() || name.chars().any(char::is_control) {
             self.wrong(&path, "a name is needed, without control characters");
         }
-        let mut table = self.table(&path, value);
-        let every_call = self.flag(&mut table, &path, "every_call");
-        let from_call = self.flag(&mut table, &path, "from_call");
+        let mut table: Table = self.table(&path, value).unwrap_or_default();
+        let [rules, shape, dead_letter] =
+            ["rules", "shape", "dead_letter"].map(|key| table.remove(key));
+        let read: Option<LimitTable> = self.table(&path, table.into());
+        let is_read = read.is_some();
+        let LimitTable {
+            every_call,
+            from_call,
+            keys,
+            mode,
+        } = read.unwrap_or_default();
         if from_call && (every_call || stands_in) {
             self.wrong(&path, "from_call excludes every_call, and being `unknown`");
         }
-        if from_call && (table.contains_key("keys") || table.contains_key("rules")) {
-            self.wrong(
-                &path,
-                "from_call excludes keys and rules: each call says its rule",
-            );
+        if from_call && (keys.is_some() || rules.is_some()) {
+            let what = "from_call excludes keys and rules: each call says its rule";
+            self.wrong(&path, what);
         }
-        let given = table.remove("keys");
-        if every_call && given.is_some() {
+        if every_call && keys.is_some() {
             self.wrong(&path, "every_call and keys exclude each other");
         }
-        let keys = match given {
-            Some(keys) => self.texts(&format!("{path}.keys"), keys),
+        let keys = match keys {
+            Some(keys) if keys.is_empty() => {
+                self.wrong(&path, "keys is empty");
+                Vec::new()
+            }
+            Some(keys) => keys.iter().map(ToString::to_string).collect(),
             None if every_call || stands_in || from_call => Vec::new(),
             None => vec![name.clone()],
         };
-        let rules = match table.remove("rules") {
-            Some(Value::Array(rules)) if !rules.is_empty() => rules,
-            None if from_call => Vec::new(),
-            _ => {
-                self.wrong(&path, "needs rules = [ { id = …, rate = … }, … ]");
-                Vec::new()
-            }
-        };
-        let mode_given = table.contains_key("mode");
-        let handling = self.handling(&mut table, &path, every_call);
-        self.nothing_else(&path, &table);
+        let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
+        if every_call && is_handled {
+            let what = "mode, shape and dead_letter are not for a limit of every call, which has no calls of its own";
+            self.wrong(&path, what);
+        } else if is_read && mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some())
+        {
+            let what = "shape and dead_letter are for mode = \"shape\" only";
+            self.wrong(&path, what);
+        }
+        NamedLimit {
+            rules: match rules {
+                Some(Value::Array(rules)) if !rules.is_empty() => self.rules_of(&path, rules),
+                None if from_call => Vec::new(),
+                _ => {
+                    self.wrong(&path, "needs rules = [ { id = …, rate = … }, … ]");
+                    Vec::new()
+                }
+            },
+            handling: self.handling(&path, mode, shape, dead_letter),
+            name,
+            keys,
+            every_call,
+            from_call,
+            mode_given: mode.is_some(),
+        }
+    }
+
+    fn handling(
+        &mut self,
+        path: &str,
+        mode: Option<Mode>,
+        shape: Option<Value>,
+        dead_letter: Option<Value>,
+    ) -> Handling {
+        let path_of = |key| format!("{path}.{key}");
+        let shape = shape.and_then(|shape| self.table::<Shape>(&path_of("shape"), shape));
+        let shape = shape.unwrap_or_default();
+        if shape.max_age < shape.horizon {
+            let [age, horizon] = [shape.max_age, shape.horizon].map(Time::from);
+            let what = format!("max_age is {age}, less than the horizon of {horizon}");
+            self.wrong(&path_of("shape"), what);
+        }
+        let letter = path_of("dead_letter");
+        let revive = dead_letter.and_then(|it| self.table::<Revive>(&letter, it));
+        let revive = revive.unwrap_or_default();
+        if revive.base > revive.cap {
+            let [base, cap] = [revive.base, revive.cap].map(Time::from);
+            self.wrong(
+                &letter,
+                format!("base is {base}, more than the cap of {cap}"),
+            );
+        }
+        Handling::new(mode.unwrap_or_default(), &shape, revive)
+    }
+
+    fn rules_of(&mut self, path: &str, rules: Vec<Value>) -> Vec<Rule> {
         let mut ids = BTreeSet::new();
         let mut read = Vec::new();
         for (index, rule) in rules.into_iter().enumerate() {
             let path = format!("{path}.rules[{index}]");
-            let Some(rule) = self.rule(&path, rule) else {
-                continue;
-            };
-            if !ids.insert(rule.id.clone()) {
-                self.wrong(&path, format!("the id {} is another rule's too", rule.id));
+            if let Some(rule) = self.rule(&path, rule) {
+                if !ids.insert(rule.id.clone()) {
+                    self.wrong(&path, format!("the id {} is another rule's too", rule.id));
+                }
+                read.push(rule);
             }
-            read.push(rule);
         }
-        NamedLimit {
-            name,
-            keys,
-            every_call,
-            rules: read,
-            from_call,
-            mode_given,
-            handling,
-        }
+        read
     }
 
-    fn rule(&mut self, path: &str, value: Value) -> Option<Rule> {
-        let mut table = self.table(path, value);
-        let id = self.needed(&mut table, path, "id");
-        let rate = self.needed(&mut table, path, "rate");
-        let rate: Option<Rate> = rate.and_then(|rate| self.good(path, "rate", rate.parse()));
-        let name = self.text(&mut table, path, "algorithm");
-        let algorithm = self.algorithm(&mut table, path, name.as_deref(), rate);
-        let count_refused = self.flag(&mut table, path, "count_refused");
-        self.nothing_else(path, &table);
-        let algorithm = self.good(path, "", algorithm?.checked())?;
-        let algorithm = self.good(path, "share", algorithm.part(self.parts))?;
-        let is_window = matches!(
-            algorithm,
-            Algorithm::FixedWindow { .. }
-                | Algorithm::SlidingLog { .. }
-                | Algorithm::SlidingCounter { .. }
-                | Algorithm::StepWindow { .. }
-        );
-        if count_refused && !is_window {
+    fn rule(&mut self, path: &str, mut value: Value) -> Option<Rule> {
+        if let Value::Table(table) = &mut value {
+            table.entry("algorithm").or_insert("token_bucket".into());
+        }
+        let RuleTable {
+            id,
+            rate,
+            count_refused,
+            options,
+        } = self.table(path, value)?;
+        if id.trim().is_empty() || id.chars().any(char::is_control) {
+            self.wrong(path, "id: a name is needed, without control characters");
+        }
+        let algorithm = options.algorithm(rate).checked();
+        let algorithm = algorithm.and_then(|it| it.part(self.parts));
+        let algorithm = algorithm.map_err(|error| self.wrong(path, error)).ok()?;
+        if count_refused && !algorithm.is_window() {
             self.wrong(path, "count_refused is for windows and logs only");
         }
-        Some(Rule {
-            id: id?,
-            limit: Limit {
-                algorithm,
-                count_refused,
-            },
-        })
-    }
-
-    /// Takes the options of an algorithm out of its table.
-    fn algorithm(
-        &mut self,
-        table: &mut Table,
-        path: &str,
-        name: Option<&str>,
-        rate: Option<Rate>,
-    ) -> Option<Algorithm> {
-        let (requests, per) = rate.map_or((1, 1), |rate| rate.written());
-        let window = Duration::from_nanos(per);
-        let any = Rate::new(1, Duration::from_secs(1)).expect("one a second");
-        let given = rate.is_some();
-        let rate = rate.unwrap_or(any);
-        let limit = requests;
-        let algorithm = match name.unwrap_or("token_bucket") {
-            "token_bucket" => Algorithm::TokenBucket {
-                rate,
-                burst: self.count(table, path, "burst").unwrap_or(1),
-            },
-            "stepped_bucket" => Algorithm::SteppedBucket {
-                rate,
-                burst: self.count(table, path, "burst").unwrap_or(requests),
-            },
-            "leaky_bucket" => {
-                let capacity = self.count(table, path, "capacity");
-                if capacity.is_none() && !table.contains_key("capacity") {
-                    self.wrong(path, "a leaky_bucket needs a capacity");
-                }
-                let capacity = capacity.unwrap_or(1);
-                match self.choice(table, path, "when_full", &["queue", "drop"]) {
-                    0 => Algorithm::LeakyBucket { rate, capacity },
-                    // A token bucket by its other name.
-                    _ => Algorithm::TokenBucket {
-                        rate,
-                        burst: capacity,
-                    },
-                }
-            }
-            "spacing" => Algorithm::TokenBucket { rate, burst: 1 },
-            "fixed_window" => {
-                let aligned = self.choice(table, path, "aligned", &["clock", "first_call"]);
-                Algorithm::FixedWindow {
-                    limit,
-                    window,
-                    aligned: [Aligned::Clock, Aligned::FirstCall][aligned],
-                }
-            }
-            "sliding_log" => Algorithm::SlidingLog { limit, window },
-            "sliding_counter" => Algorithm::SlidingCounter { limit, window },
-            "step_window" => Algorithm::StepWindow {
-                limit,
-                window,
-                step: self
-                    .time(table, path, "step")
-                    .unwrap_or_else(|| step_of(window).min(window)),
-            },
-            "warm_up" => {
-                let warm_up = self.time(table, path, "warm_up");
-                if warm_up.is_none() {
-                    self.wrong(
-                        path,
-                        "a warm_up needs the time that it takes, as in warm_up = \"10s\"",
-                    );
-                }
-                Algorithm::WarmUp {
-                    rate,
-                    warm_up: warm_up.unwrap_or(window),
-                }
-            }
-            other => {
-                self.wrong(path, format!("`{other}` is not an algorithm"));
-                return None;
-            }
+        let limit = Limit {
+            algorithm,
+            count_refused,
         };
-        given.then_some(algorithm)
+        Some(Rule { id, limit })
     }
 
     /// The N of `share = "1/N"`.
-    fn parts(&mut self, table: &mut Table) -> u64 {
-        let Some(text) = self.text(table, "", "share") else {
-            return 1;
-        };
-        let parts = text.strip_prefix("1/").and_then(|parts| parts.parse().ok());
-        parts
-            .filter(|parts| (1..=PARTS_MAX).contains(parts))
-            .unwrap_or_else(|| {
-                self.wrong(
-                    "share",
-                    format!("`{text}` is none from \"1/1\" to \"1/{PARTS_MAX}\""),
-                );
-                1
-            })
+    fn parts_of(&mut self, share: &str) -> u64 {
+        let parts = share.strip_prefix("1/").and_then(|it| it.parse().ok());
+        let parts = parts.filter(|parts| (1..=PARTS_MAX).contains(parts));
+        parts.unwrap_or_else(|| {
+            let what = format!("`{share}` is none from \"1/1\" to \"1/{PARTS_MAX}\"");
+            self.wrong("share", what);
+            1
+        })
     }
 
-    fn table(&mut self, path: &str, value: Value) -> Table {
-        match value {
-            Value::Table(table) => table,
-            other => {
-                self.wrong(path, format!("a table is needed, not {}", other.type_str()));
-                Table::new()
+    /// None when each keeps to the limits for itself.
+    fn sharing(&mut self, sharing: Value) -> Option<Sharing> {
+        const PATH: &str = "sharing";
+        let read: SharingTable = self.table(PATH, sharing)?;
+        let members_max = read.members_max;
+        if members_max.is_some_and(|it| !(1..=PARTS_MAX).contains(&it)) {
+            self.wrong(PATH, format!("members_max is 1 to {PARTS_MAX}"));
+        }
+        let mode = match read.mode.as_deref() {
+            Some("lease") => SharingMode::Lease,
+            Some("exact") => SharingMode::Exact,
+            Some("local") => return None,
+            _ => {
+                let what = "mode is \"lease\", \"exact\", or \"local\" where each keeps the limits for itself";
+                self.wrong(PATH, what);
+                return None;
             }
-        }
-    }
-
-    fn needed(&mut self, table: &mut Table, path: &str, key: &str) -> Option<String> {
-        if !table.contains_key(key) {
-            self.wrong(path, format!("{key} is missing"));
-        }
-        let text = self.text(table, path, key)?;
-        if text.trim().is_empty() {
-            self.wrong(path, format!("{key} is empty"));
+        };
+        let Some(redis) = read.redis else {
+            let what = "redis is missing: the server's address, as in \"redis://10.0.0.5:6379\"";
+            self.wrong(PATH, what);
             return None;
-        }
-        if text.chars().any(char::is_control) {
-            self.wrong(path, format!("{key} has control characters"));
-        }
-        Some(text)
-    }
-
-    fn text(&mut self, table: &mut Table, path: &str, key: &str) -> Option<String> {
-        match table.remove(key)? {
-            Value::String(text) => Some(text),
-            other => {
-                let path = join(path, key);
-                self.wrong(&path, format!("a text is needed, not {}", other.type_str()));
-                None
-            }
-        }
-    }
-
-    fn texts(&mut self, path: &str, value: Value) -> Vec<String> {
-        let texts = match value {
-            Value::Array(values) => values
-                .into_iter()
-                .map(|value| match value {
-                    Value::String(text) => Some(text),
-                    Value::Integer(number) => Some(number.to_string()),
-                    _ => None,
-                })
-                .collect(),
-            _ => None,
         };
-        texts
-            .filter(|texts: &Vec<String>| !texts.is_empty())
-            .unwrap_or_else(|| {
-                self.wrong(path, "a list of keys is needed");
-                Vec::new()
-            })
-    }
-
-    fn flag(&mut self, table: &mut Table, path: &str, key: &str) -> bool {
-        match table.remove(key) {
-            None => false,
-            Some(Value::Boolean(flag)) => flag,
-            Some(other) => {
-                self.wrong(
-                    &format!("{path}.{key}"),
-                    format!("true or false, not {}", other.type_str()),
-                );
-                false
-            }
+        // It is a part of a key's name, and of the slot in which it is.
+        let is_name = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+        let group = read.group.unwrap_or_default();
+        if group.is_empty() || group.len() > GROUP_CHARS_MAX || !group.chars().all(is_name) {
+            let what = format!(
+                "group is 1 to {GROUP_CHARS_MAX} letters, digits, dots, hyphens or underscores: \
+                 all that name the same group on this server share the limits of the same names"
+            );
+            self.wrong(PATH, what);
         }
-    }
-
-    fn count(&mut self, table: &mut Table, path: &str, key: &str) -> Option<u64> {
-        let count = match table.remove(key)? {
-            Value::Integer(number) => {
-                u64::try_from(number).map_err(|_| RateError::Count(number.to_string()))
-            }
-            Value::String(text) => parse_count(&text),
-            other => Err(RateError::Count(other.to_string())),
-        };
-        // What is wrong is said once.
-        Some(self.good(path, key, count).unwrap_or(1))
-    }
-
-    fn time(&mut self, table: &mut Table, path: &str, key: &str) -> Option<Duration> {
-        let text = self.text(table, path, key)?;
-        self.good(path, key, parse_time(&text))
-    }
-
-    /// The place of what is chosen; the first unless something is.
-    fn choice(&mut self, table: &mut Table, path: &str, key: &str, choices: &[&str]) -> usize {
-        let Some(text) = self.text(table, path, key) else {
-            return 0;
-        };
-        choices
-            .iter()
-            .position(|it| *it == text)
-            .unwrap_or_else(|| {
-                let choices = choices.join(" or ");
-                self.wrong(
-                    &format!("{path}.{key}"),
-                    format!("`{text}` is not {choices}"),
-                );
-                0
-            })
-    }
-
-    fn good<T>(&mut self, path: &str, key: &str, value: Result<T, RateError>) -> Option<T> {
-        value
-            .map_err(|error| self.wrong(&join(path, key), error))
-            .ok()
-    }
-
-    fn nothing_else(&mut self, path: &str, table: &Table) {
-        for key in table.keys() {
-            let path = join(path, key);
-            self.wrong(&path, "nothing here has this name");
-        }
+        let time = |given: Option<Time>, unless_set| given.map_or(unless_set, Duration::from);
+        let refresh = time(read.refresh, Duration::from_secs(1));
+        Some(Sharing {
+            mode,
+            redis,
+            tls_ca: read.tls_ca,
+            tls_cert: read.tls_cert,
+            tls_key: read.tls_key,
+            group,
+            members_max,
+            refresh,
+            ttl: time(read.ttl, refresh * 3),
+            timeout: time(read.timeout, Duration::from_millis(50).min(refresh / 2)),
+            forget_after: time(read.forget_after, Duration::from_secs(86_400)),
+        })
     }
 }
