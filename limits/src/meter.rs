@@ -3,6 +3,25 @@
 //! All times are nanoseconds on one clock that does not go back. A state that was never used is the same as one that has
 //! been idle for long enough, so idle states can be forgotten.
 
+/// `$body` for the methods of kinds and the amounts that fit them.
+macro_rules! fitting {
+    ($kinds:tt, $amounts:tt, $names:tt => $body:expr) => {
+        fitting!($kinds, $amounts, $names => $body, unreachable!("an amount is made and changed by its meter"))
+    };
+    (($($kind:expr),+), ($($amount:expr),+), ($($meter:ident),+; $($inner:ident),+) => $body:expr, $else:expr) => {
+        match ($(&$kind,)+ $($amount),+) {
+            ($(Kind::Gcra($meter),)+ $(Amount::Gcra($inner)),+) => $body,
+            ($(Kind::Stepped($meter),)+ $(Amount::Stepped($inner)),+) => $body,
+            ($(Kind::Fixed($meter),)+ $(Amount::Fixed($inner)),+) => $body,
+            ($(Kind::Counter($meter),)+ $(Amount::Counter($inner)),+) => $body,
+            ($(Kind::Log($meter),)+ $(Amount::Log($inner)),+) => $body,
+            ($(Kind::Steps($meter),)+ $(Amount::Steps($inner)),+) => $body,
+            ($(Kind::WarmUp($meter),)+ $(Amount::WarmUp($inner)),+) => $body,
+            _ => $else,
+        }
+    };
+}
+
 mod booked;
 mod change;
 mod gcra;
@@ -77,20 +96,53 @@ enum Amount {
     WarmUp(Heat),
 }
 
-/// `$body` for the state that fits its meter.
-macro_rules! fitting {
-    ($self:expr, $state:expr, ($meter:ident, $inner:ident) => $body:expr) => {
-        match (&$self.kind, $state) {
-            (Kind::Gcra($meter), Amount::Gcra($inner)) => $body,
-            (Kind::Stepped($meter), Amount::Stepped($inner)) => $body,
-            (Kind::Fixed($meter), Amount::Fixed($inner)) => $body,
-            (Kind::Counter($meter), Amount::Counter($inner)) => $body,
-            (Kind::Log($meter), Amount::Log($inner)) => $body,
-            (Kind::Steps($meter), Amount::Steps($inner)) => $body,
-            (Kind::WarmUp($meter), Amount::WarmUp($inner)) => $body,
-            _ => unreachable!("a state is made by its meter, and changed with it"),
-        }
-    };
+/// What an algorithm does with what it keeps for one key. A new algorithm is a file with this, a [`Kind`] and an [`Amount`] here, and an
+/// [`Algorithm`].
+trait Method {
+    type Amount;
+
+    /// What was never used.
+    fn fresh(&self) -> Self::Amount;
+
+    /// The first moment from `from` on at which so many may go.
+    fn earliest(&self, amount: &Self::Amount, requests: u64, from: u64) -> u64;
+
+    /// Counts so many as made at `at`.
+    fn force(&self, amount: &mut Self::Amount, requests: u64, at: u64);
+
+    /// The same for calls that were made without having been asked for, as far as they have an effect: a bucket is empty at worst, at
+    /// `latest`. Windows end by themselves.
+    fn tell(&self, amount: &mut Self::Amount, requests: u64, at: u64, _latest: u64) {
+        self.force(amount, requests, at);
+    }
+
+    /// Gives back what was taken at `at`, as far as it is known how it was before.
+    fn give_back(&self, _amount: &mut Self::Amount, _requests: u64, _at: u64) {}
+
+    /// Whether what follows at `at` is the same after both.
+    fn is_same(&self, one: &Self::Amount, other: &Self::Amount, at: u64) -> bool;
+
+    /// Whether it is as one that was never used, from `now` on.
+    fn is_idle(&self, amount: &Self::Amount, now: u64) -> bool;
+
+    /// How many requests are used at `now`: those that a fresh one could take more.
+    fn used(&self, amount: &Self::Amount, now: u64) -> u64;
+
+    /// How long a call matters at most, where nothing but calls that may go at once were made.
+    fn reach(&self) -> u64;
+
+    /// Takes over an amount of `from`, if it was counted in the same windows.
+    fn takes_over(&self, _from: &Self, _amount: &mut Self::Amount) -> bool {
+        false
+    }
+
+    /// Whether it can reckon with the numbers of one that was saved.
+    fn fits(&self, _amount: &Self::Amount) -> bool {
+        true
+    }
+
+    /// Gives one that was restored the room of a fresh one.
+    fn reserve(&self, _amount: &mut Self::Amount) {}
 }
 
 impl State {
@@ -176,25 +228,12 @@ impl Meter {
 
     /// Gives a state that was restored the room of a fresh one.
     pub(crate) fn reserve(&self, state: &mut State) {
-        match (&self.kind, &mut state.used.amount) {
-            (Kind::Log(meter), Amount::Log(logged)) => meter.reserve(logged),
-            (Kind::Steps(meter), Amount::Steps(counted)) => meter.reserve(counted),
-            _ => {}
-        }
+        fitting!((self.kind), (&mut state.used.amount), (meter; inner) => meter.reserve(inner));
     }
 
     /// Whether a state is of this algorithm, with numbers that it can reckon with.
     pub(crate) fn fits(&self, state: &State) -> bool {
-        let fits = |used: &Used| match (&self.kind, &used.amount) {
-            (Kind::Gcra(_), Amount::Gcra(pace)) => pace.is_bounded(),
-            (Kind::Steps(_), Amount::Steps(counted)) => counted.is_counted(),
-            (Kind::Stepped(_), Amount::Stepped(_))
-            | (Kind::Fixed(_), Amount::Fixed(_))
-            | (Kind::Counter(_), Amount::Counter(_))
-            | (Kind::Log(_), Amount::Log(_))
-            | (Kind::WarmUp(_), Amount::WarmUp(_)) => true,
-            _ => false,
-        };
+        let fits = |used: &Used| fitting!((self.kind), (&used.amount), (meter; inner) => meter.fits(inner), false);
         let booked_fits = |it: &Booked| fits(&it.before) && self.can_keep(it);
         fits(&state.used) && state.booked.as_deref().is_none_or(booked_fits)
     }
@@ -206,10 +245,10 @@ impl Meter {
 
     fn fresh_used(&self) -> Used {
         let amount = match &self.kind {
-            Kind::Gcra(_) => Amount::Gcra(Pace::default()),
+            Kind::Gcra(meter) => Amount::Gcra(meter.fresh()),
             Kind::Stepped(meter) => Amount::Stepped(meter.fresh()),
-            Kind::Fixed(_) => Amount::Fixed(Window::default()),
-            Kind::Counter(_) => Amount::Counter(Counts::default()),
+            Kind::Fixed(meter) => Amount::Fixed(meter.fresh()),
+            Kind::Counter(meter) => Amount::Counter(meter.fresh()),
             Kind::Log(meter) => Amount::Log(Box::new(meter.fresh())),
             Kind::Steps(meter) => Amount::Steps(Box::new(meter.fresh())),
             Kind::WarmUp(meter) => Amount::WarmUp(meter.fresh()),
@@ -246,7 +285,7 @@ impl Meter {
     /// The same after all that was given out.
     fn next(&self, used: &Used, requests: u64, from: u64) -> u64 {
         let from = from.max(used.last);
-        fitting!(self, &used.amount, (meter, inner) => meter.earliest(inner, requests, from))
+        fitting!((self.kind), (&used.amount), (meter; inner) => meter.earliest(inner, requests, from))
     }
 
     /// Takes so many at once from a bucket without bookings, as by far the most calls do; else says no, and does nothing.
@@ -279,36 +318,13 @@ impl Meter {
     }
 
     fn take_used(&self, used: &mut Used, requests: u64, at: u64) {
-        fitting!(self, &mut used.amount, (meter, inner) => meter.force(inner, requests, at));
+        fitting!((self.kind), (&mut used.amount), (meter; inner) => meter.force(inner, requests, at));
         used.last = at;
     }
 
     /// Whether what follows at `at` is the same after both.
     fn is_same(&self, one: &Used, other: &Used, at: u64) -> bool {
-        match (&self.kind, &one.amount, &other.amount) {
-            (Kind::Gcra(meter), Amount::Gcra(one), Amount::Gcra(other)) => {
-                meter.is_same(one, other, at)
-            }
-            (Kind::Stepped(meter), Amount::Stepped(one), Amount::Stepped(other)) => {
-                meter.is_same(one, other, at)
-            }
-            (Kind::Fixed(meter), Amount::Fixed(one), Amount::Fixed(other)) => {
-                meter.is_same(one, other, at)
-            }
-            (Kind::Counter(meter), Amount::Counter(one), Amount::Counter(other)) => {
-                meter.is_same(one, other, at)
-            }
-            (Kind::Log(meter), Amount::Log(one), Amount::Log(other)) => {
-                meter.is_same(one, other, at)
-            }
-            (Kind::Steps(meter), Amount::Steps(one), Amount::Steps(other)) => {
-                meter.is_same(one, other, at)
-            }
-            (Kind::WarmUp(meter), Amount::WarmUp(one), Amount::WarmUp(other)) => {
-                meter.is_same(one, other, at)
-            }
-            _ => unreachable!("a state is made by its meter, and changed with it"),
-        }
+        fitting!((self.kind), (&one.amount, &other.amount), (meter; one, other) => meter.is_same(one, other, at))
     }
 
     /// Counts so many that were made at `at` all the same: refused ones, or others' calls.
@@ -316,31 +332,18 @@ impl Meter {
         // More than ever goes at once makes a key wait no longer than that.
         let requests = requests.min(self.most);
         self.count_before(state, at, |used| {
-            fitting!(self, &mut used.amount, (meter, inner) => meter.force(inner, requests, at));
+            fitting!((self.kind), (&mut used.amount), (meter; inner) => meter.force(inner, requests, at));
         });
     }
 
-    /// Counts so many that were made at `at`, as far as they have an effect: a bucket is empty at worst, a queue full. Windows end by
-    /// themselves.
+    /// Counts so many that were made at `at`, as far as they have an effect: a bucket is empty at worst, a queue full.
     pub(crate) fn tell(&self, state: &mut State, requests: u64, at: u64) {
-        let queue = if self.patience == u64::MAX {
-            0
-        } else {
-            self.patience
-        };
-        match &self.kind {
-            Kind::Gcra(meter) => self.count_before(state, at, |used| {
-                if let Amount::Gcra(pace) = &mut used.amount {
-                    meter.tell(pace, requests, at, at.saturating_add(queue).max(used.last));
-                }
-            }),
-            Kind::WarmUp(meter) => self.count_before(state, at, |used| {
-                if let Amount::WarmUp(heat) = &mut used.amount {
-                    meter.tell(heat, at, at.max(used.last));
-                }
-            }),
-            _ => self.force(state, requests, at),
-        }
+        let queue = Some(self.patience).filter(|it| *it < u64::MAX);
+        let end = at.saturating_add(queue.unwrap_or(0));
+        self.count_before(state, at, |used| {
+            let latest = end.max(used.last);
+            fitting!((self.kind), (&mut used.amount), (meter; inner) => meter.tell(inner, requests, at, latest));
+        });
     }
 
     /// Forgets what is over at `now` and is of no use to anyone.
@@ -360,7 +363,7 @@ impl Meter {
     /// Whether the state is as one that was never used, from `now` on.
     pub(crate) fn is_idle(&self, state: &State, now: u64) -> bool {
         let Used { amount, last } = &state.used;
-        *last <= now && fitting!(self, amount, (meter, inner) => meter.is_idle(inner, now))
+        *last <= now && fitting!((self.kind), (amount), (meter; inner) => meter.is_idle(inner, now))
     }
 
     /// What is used of a key at `now`, before bookings to come.
@@ -377,7 +380,7 @@ impl Meter {
     }
 
     fn amount_used(&self, amount: &Amount, now: u64) -> u64 {
-        fitting!(self, amount, (meter, inner) => meter.used(inner, now))
+        fitting!((self.kind), (amount), (meter; inner) => meter.used(inner, now))
     }
 
     /// By how much the clocks of those who tell of calls may be ahead: a step, of a window or of what comes nearest to one.
@@ -396,10 +399,10 @@ impl Meter {
         match &self.kind {
             Kind::Gcra(meter) => meter.reach(),
             Kind::Stepped(meter) => meter.reach(),
-            Kind::Fixed(meter) => meter.window(),
-            Kind::Counter(meter) => meter.window().saturating_mul(2),
-            Kind::Log(meter) => meter.window(),
-            Kind::Steps(meter) => meter.window(),
+            Kind::Fixed(meter) => meter.reach(),
+            Kind::Counter(meter) => meter.reach(),
+            Kind::Log(meter) => meter.reach(),
+            Kind::Steps(meter) => meter.reach(),
             Kind::WarmUp(meter) => meter.reach(),
         }
     }

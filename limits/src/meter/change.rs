@@ -1,6 +1,6 @@
 //! How a state follows when its limit gets other numbers, and when calls that wait are planned anew.
 
-use super::{Amount, Kind, Meter, State, Used};
+use super::{Amount, Kind, Meter, Method as _, State, Used};
 
 /// How a state follows its limit when that gets other numbers.
 ///
@@ -39,26 +39,8 @@ impl Meter {
             return meter.reopen(pace, all.fold(0, u64::saturating_add), now);
         }
         for (at, requests) in calls {
-            self.give_back(&mut state.used.amount, requests, at);
-        }
-    }
-
-    /// Gives back what was taken at `at`, as far as it is known how it was before.
-    fn give_back(&self, amount: &mut Amount, requests: u64, at: u64) {
-        match (&self.kind, amount) {
-            (Kind::Stepped(meter), Amount::Stepped(tokens)) => {
-                meter.give_back(tokens, requests, at);
-            }
-            (Kind::Fixed(meter), Amount::Fixed(window)) if meter.can_give_back(window, at) => {
-                meter.give_back(window, requests, at);
-            }
-            (Kind::Counter(meter), Amount::Counter(counts)) if meter.can_give_back(counts, at) => {
-                meter.give_back(counts, requests, at);
-            }
-            (Kind::WarmUp(meter), Amount::WarmUp(heat)) => meter.give_back(heat, requests),
-            (Kind::Log(meter), Amount::Log(logged)) => meter.give_back(logged, requests, at),
-            (Kind::Steps(meter), Amount::Steps(counted)) => meter.give_back(counted, requests, at),
-            _ => {}
+            let amount = &mut state.used.amount;
+            fitting!((self.kind), (amount), (meter; inner) => meter.give_back(inner, requests, at));
         }
     }
 
@@ -73,37 +55,23 @@ impl Meter {
     }
 
     fn carried_used(&self, from: &Self, old: &Used, carry: Carry, now: u64) -> Used {
-        let amount = match (&from.kind, &self.kind, &old.amount) {
-            _ if carry == Carry::Reset => return self.fresh_used(),
-            (Kind::Gcra(from), Kind::Gcra(to), Amount::Gcra(pace)) => {
-                Amount::Gcra(to.carried(from, pace, old.last, carry, now))
-            }
-            (Kind::Log(from), Kind::Log(to), Amount::Log(logged)) if from.has_windows_of(to) => {
-                Amount::Log(Box::new(to.resized(logged)))
-            }
-            (from, to, amount) if from.has_windows_of(to) => amount.clone(),
-            _ => {
-                let mut state = self.fresh();
-                let used = from.amount_used(&old.amount, now);
-                self.force(&mut state, used, now);
-                return state.used;
-            }
-        };
-        Used {
-            amount,
-            last: old.last,
+        if carry == Carry::Reset {
+            return self.fresh_used();
         }
-    }
-}
-
-impl Kind {
-    /// Whether what was counted in the windows of one is what was counted in those of the other.
-    fn has_windows_of(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Fixed(one), Self::Fixed(other)) => one.has_windows_of(other),
-            (Self::Counter(one), Self::Counter(other)) => one.has_windows_of(other),
-            (Self::Steps(one), Self::Steps(other)) => one.has_windows_of(other),
-            _ => false,
+        let mut used = old.clone();
+        if let (Kind::Gcra(from), Kind::Gcra(to), Amount::Gcra(pace)) =
+            (&from.kind, &self.kind, &mut used.amount)
+        {
+            *pace = to.carried(from, pace, old.last, carry, now);
+            return used;
         }
+        let amount = &mut used.amount;
+        if fitting!((self.kind, from.kind), (amount), (to, from; inner) => to.takes_over(from, inner), false)
+        {
+            return used;
+        }
+        let mut state = self.fresh();
+        self.force(&mut state, from.amount_used(&old.amount, now), now);
+        state.used
     }
 }

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Carry;
+use super::{Carry, Method};
 use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
@@ -32,12 +32,6 @@ pub(crate) struct Pace {
 /// Beyond every TAT that there can be: 2^64 ns in parts of 10^12 to the nanosecond.
 const TAT_END: u128 = 1 << 112;
 
-impl Pace {
-    pub(crate) fn is_bounded(&self) -> bool {
-        self.tat < TAT_END
-    }
-}
-
 impl Gcra {
     pub(crate) fn new(rate: Rate, burst: u64) -> Self {
         Self {
@@ -51,12 +45,6 @@ impl Gcra {
     pub(crate) fn time_of(&self, requests: u64) -> u64 {
         let parts = u128::from(self.nanos) * u128::from(requests);
         u64::try_from(parts / u128::from(self.requests)).unwrap_or(u64::MAX)
-    }
-
-    /// How long a burst takes to be paid for.
-    pub(crate) fn reach(&self) -> u64 {
-        let parts = self.tolerance + u128::from(self.nanos);
-        u64::try_from(parts.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
     }
 
     #[inline]
@@ -98,35 +86,11 @@ impl Gcra {
     }
 
     #[inline]
-    pub(crate) fn earliest(&self, pace: &Pace, requests: u64, from: u64) -> u64 {
-        self.due(pace.tat, requests, from)
-    }
-
-    #[inline]
     /// Forgets what calls at other prices left, when that is over.
     pub(crate) fn pass(&self, pace: &mut Pace, now: u64) {
         if pace.carried > 0 && self.is_idle(pace, now) {
             pace.carried = 0;
         }
-    }
-
-    #[inline]
-    pub(crate) fn force(&self, pace: &mut Pace, requests: u64, at: u64) {
-        let base = self.base(pace.tat, at);
-        pace.tat = base.saturating_add(self.parts_of(requests));
-    }
-
-    /// Counts so many as made at `at`. They leave the bucket empty at worst, at `latest`.
-    pub(crate) fn tell(&self, pace: &mut Pace, requests: u64, at: u64, latest: u64) {
-        let empty = self.parts(latest) + self.tolerance + u128::from(self.nanos);
-        let tat = pace.tat;
-        self.force(pace, requests, at);
-        pace.tat = pace.tat.min(empty).max(tat);
-    }
-
-    /// Whether what follows at `at` is the same after both.
-    pub(crate) fn is_same(&self, one: &Pace, other: &Pace, at: u64) -> bool {
-        self.base(one.tat, at) == self.base(other.tat, at)
     }
 
     /// Forgets all that is to go after `now`, which is for so many requests. What has gone has left the bucket empty at worst.
@@ -140,16 +104,6 @@ impl Gcra {
             // Taken at other prices, and with another burst: at least the latest of what has gone is left.
             left.max(pace.tat.min(now_parts + interval))
         };
-    }
-
-    pub(crate) fn is_idle(&self, pace: &Pace, now: u64) -> bool {
-        pace.tat <= self.parts(now)
-    }
-
-    pub(crate) fn used(&self, pace: &Pace, now: u64) -> u64 {
-        let debt = pace.tat.saturating_sub(self.parts(now));
-        let requests = debt.div_ceil(u128::from(self.nanos));
-        u64::try_from(requests).unwrap_or(u64::MAX)
     }
 
     /// The state after a change, of which the latest moment was `last`.
@@ -188,6 +142,58 @@ impl Gcra {
                 }
             }
         }
+    }
+}
+
+impl Method for Gcra {
+    type Amount = Pace;
+
+    fn fresh(&self) -> Pace {
+        Pace::default()
+    }
+
+    fn fits(&self, pace: &Pace) -> bool {
+        pace.tat < TAT_END
+    }
+
+    /// How long a burst takes to be paid for.
+    fn reach(&self) -> u64 {
+        let parts = self.tolerance + u128::from(self.nanos);
+        u64::try_from(parts.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
+    }
+
+    #[inline]
+    fn earliest(&self, pace: &Pace, requests: u64, from: u64) -> u64 {
+        self.due(pace.tat, requests, from)
+    }
+
+    #[inline]
+    fn force(&self, pace: &mut Pace, requests: u64, at: u64) {
+        let base = self.base(pace.tat, at);
+        pace.tat = base.saturating_add(self.parts_of(requests));
+    }
+
+    /// Counts so many as made at `at`. They leave the bucket empty at worst, at `latest`.
+    fn tell(&self, pace: &mut Pace, requests: u64, at: u64, latest: u64) {
+        let empty = self.parts(latest) + self.tolerance + u128::from(self.nanos);
+        let tat = pace.tat;
+        self.force(pace, requests, at);
+        pace.tat = pace.tat.min(empty).max(tat);
+    }
+
+    /// Whether what follows at `at` is the same after both.
+    fn is_same(&self, one: &Pace, other: &Pace, at: u64) -> bool {
+        self.base(one.tat, at) == self.base(other.tat, at)
+    }
+
+    fn is_idle(&self, pace: &Pace, now: u64) -> bool {
+        pace.tat <= self.parts(now)
+    }
+
+    fn used(&self, pace: &Pace, now: u64) -> u64 {
+        let debt = pace.tat.saturating_sub(self.parts(now));
+        let requests = debt.div_ceil(u128::from(self.nanos));
+        u64::try_from(requests).unwrap_or(u64::MAX)
     }
 }
 

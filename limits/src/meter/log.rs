@@ -4,6 +4,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use super::Method;
+
 #[derive(Debug, Clone)]
 pub(crate) struct Log {
     limit: usize,
@@ -51,27 +53,6 @@ impl Log {
         }
     }
 
-    pub(crate) fn has_windows_of(&self, other: &Self) -> bool {
-        self.window == other.window
-    }
-
-    pub(crate) fn window(&self) -> u64 {
-        self.window
-    }
-
-    pub(crate) fn fresh(&self) -> Logged {
-        Logged {
-            moments: VecDeque::with_capacity(self.limit),
-            gone: 0,
-        }
-    }
-
-    /// Gives one that was restored the room of a fresh one.
-    pub(crate) fn reserve(&self, logged: &mut Logged) {
-        let moments = &mut logged.moments;
-        moments.reserve_exact(self.limit.saturating_sub(moments.len()));
-    }
-
     /// Appends one; the oldest goes when there is no room.
     fn push(&self, logged: &mut Logged, at: u64) {
         let moments = &mut logged.moments;
@@ -81,15 +62,6 @@ impl Log {
         moments.push_back(at);
     }
 
-    /// The latest of `old`, as many as this keeps.
-    pub(crate) fn resized(&self, old: &Logged) -> Logged {
-        let mut logged = self.fresh();
-        for at in &old.moments {
-            self.push(&mut logged, *at);
-        }
-        logged
-    }
-
     /// The first entry that is in the window which ends at `at`, or after it.
     fn first_within(&self, logged: &Logged, at: u64) -> usize {
         match at.checked_sub(self.window) {
@@ -97,8 +69,35 @@ impl Log {
             None => 0,
         }
     }
+}
 
-    pub(crate) fn earliest(&self, logged: &Logged, requests: u64, from: u64) -> u64 {
+impl Method for Log {
+    type Amount = Logged;
+
+    fn fresh(&self) -> Logged {
+        Logged {
+            moments: VecDeque::with_capacity(self.limit),
+            gone: 0,
+        }
+    }
+
+    fn reserve(&self, logged: &mut Logged) {
+        let moments = &mut logged.moments;
+        moments.reserve_exact(self.limit.saturating_sub(moments.len()));
+    }
+
+    /// The latest moments stay, as many as this keeps.
+    fn takes_over(&self, from: &Self, logged: &mut Logged) -> bool {
+        let old = std::mem::replace(logged, self.fresh());
+        old.moments.iter().for_each(|at| self.push(logged, *at));
+        self.window == from.window
+    }
+
+    fn reach(&self) -> u64 {
+        self.window
+    }
+
+    fn earliest(&self, logged: &Logged, requests: u64, from: u64) -> u64 {
         let from = from.max(logged.last());
         let within = self.first_within(logged, from);
         let used = logged.moments.len() - within;
@@ -114,18 +113,18 @@ impl Log {
         }
     }
 
-    pub(crate) fn force(&self, logged: &mut Logged, requests: u64, at: u64) {
+    fn force(&self, logged: &mut Logged, requests: u64, at: u64) {
         let kept = requests.min(u64::try_from(self.limit).unwrap_or(u64::MAX));
         let at = at.max(logged.last());
         (0..kept).for_each(|_| self.push(logged, at));
     }
 
-    pub(crate) fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {
+    fn is_same(&self, one: &Logged, other: &Logged, at: u64) -> bool {
         let [one, other] = [one, other].map(|it| it.moments.range(self.first_within(it, at)..));
         one.eq(other)
     }
 
-    pub(crate) fn give_back(&self, logged: &mut Logged, requests: u64, at: u64) {
+    fn give_back(&self, logged: &mut Logged, requests: u64, at: u64) {
         let end = logged.later_than(at);
         let was_latest = end == logged.moments.len();
         let same = logged.moments.range(..end).rev();
@@ -146,11 +145,11 @@ impl Log {
         }
     }
 
-    pub(crate) fn is_idle(&self, logged: &Logged, now: u64) -> bool {
+    fn is_idle(&self, logged: &Logged, now: u64) -> bool {
         self.used(logged, now) == 0
     }
 
-    pub(crate) fn used(&self, logged: &Logged, now: u64) -> u64 {
+    fn used(&self, logged: &Logged, now: u64) -> u64 {
         let used = logged.moments.len() - self.first_within(logged, now);
         u64::try_from(used).unwrap_or(u64::MAX)
     }

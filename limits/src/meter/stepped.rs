@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Method;
 use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
@@ -30,19 +31,6 @@ impl Stepped {
         }
     }
 
-    /// How long an empty bucket takes to fill.
-    pub(crate) fn reach(&self) -> u64 {
-        let steps = self.burst.div_ceil(self.tokens);
-        steps.saturating_mul(self.step)
-    }
-
-    pub(crate) fn fresh(&self) -> Tokens {
-        Tokens {
-            left: self.burst,
-            step_at: None,
-        }
-    }
-
     /// The tokens there are at `at`, and when the latest of them came.
     fn at(&self, tokens: &Tokens, at: u64) -> (u64, u64) {
         let Some(step_at) = tokens.step_at else {
@@ -54,8 +42,25 @@ impl Stepped {
             .saturating_add(steps.saturating_mul(self.tokens));
         (left.min(self.burst), step_at + steps * self.step)
     }
+}
 
-    pub(crate) fn earliest(&self, tokens: &Tokens, requests: u64, from: u64) -> u64 {
+impl Method for Stepped {
+    type Amount = Tokens;
+
+    fn fresh(&self) -> Tokens {
+        Tokens {
+            left: self.burst,
+            step_at: None,
+        }
+    }
+
+    /// How long an empty bucket takes to fill.
+    fn reach(&self) -> u64 {
+        let steps = self.burst.div_ceil(self.tokens);
+        steps.saturating_mul(self.step)
+    }
+
+    fn earliest(&self, tokens: &Tokens, requests: u64, from: u64) -> u64 {
         let from = from.max(tokens.step_at.unwrap_or(0));
         let (left, step_at) = self.at(tokens, from);
         match requests.checked_sub(left) {
@@ -67,17 +72,17 @@ impl Stepped {
         }
     }
 
-    pub(crate) fn force(&self, tokens: &mut Tokens, requests: u64, at: u64) {
+    fn force(&self, tokens: &mut Tokens, requests: u64, at: u64) {
         let (left, step_at) = self.at(tokens, at);
         tokens.left = left.saturating_sub(requests);
         tokens.step_at = Some(step_at);
     }
 
-    pub(crate) fn is_same(&self, one: &Tokens, other: &Tokens, at: u64) -> bool {
+    fn is_same(&self, one: &Tokens, other: &Tokens, at: u64) -> bool {
         self.at(one, at) == self.at(other, at)
     }
 
-    pub(crate) fn give_back(&self, tokens: &mut Tokens, requests: u64, at: u64) {
+    fn give_back(&self, tokens: &mut Tokens, requests: u64, at: u64) {
         if let Some(step_at) = &mut tokens.step_at
             && at < *step_at
         {
@@ -89,11 +94,11 @@ impl Stepped {
         tokens.left = tokens.left.saturating_add(requests).min(self.burst);
     }
 
-    pub(crate) fn is_idle(&self, tokens: &Tokens, now: u64) -> bool {
+    fn is_idle(&self, tokens: &Tokens, now: u64) -> bool {
         self.at(tokens, now).0 == self.burst
     }
 
-    pub(crate) fn used(&self, tokens: &Tokens, now: u64) -> u64 {
+    fn used(&self, tokens: &Tokens, now: u64) -> u64 {
         self.burst - self.at(tokens, now).0
     }
 }

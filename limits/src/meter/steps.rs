@@ -8,6 +8,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use super::Method;
+
 #[derive(Debug, Clone)]
 pub(crate) struct Steps {
     limit: u64,
@@ -25,12 +27,6 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// Whether the total is that of the steps.
-    pub(crate) fn is_counted(&self) -> bool {
-        let mut counts = self.steps.iter().map(|(_, count)| *count);
-        counts.try_fold(0, u64::checked_add) == Some(self.total)
-    }
-
     pub(crate) fn heap_bytes(&self) -> usize {
         self.steps.capacity() * size_of::<(u64, u64)>()
     }
@@ -47,10 +43,6 @@ impl Steps {
         }
     }
 
-    pub(crate) fn has_windows_of(&self, other: &Self) -> bool {
-        (self.window, self.step) == (other.window, other.step)
-    }
-
     pub(crate) fn step(&self) -> u64 {
         self.step
     }
@@ -60,32 +52,12 @@ impl Steps {
         (at - at % self.step).saturating_add(self.step)
     }
 
-    pub(crate) fn window(&self) -> u64 {
-        self.window
-    }
-
-    /// Steps that a window reaches.
-    fn length(&self) -> u64 {
-        self.window.div_ceil(self.step) + 1
-    }
-
     /// Most steps that are kept.
     fn room(&self) -> usize {
-        let room = usize::try_from(self.length().min(self.limit) + 1);
+        // A window reaches into one step more than it is long.
+        let length = self.window.div_ceil(self.step) + 1;
+        let room = usize::try_from(length.min(self.limit) + 1);
         room.expect("a checked number of steps")
-    }
-
-    pub(crate) fn fresh(&self) -> Counted {
-        Counted {
-            steps: VecDeque::with_capacity(self.room()),
-            total: 0,
-        }
-    }
-
-    /// Gives one that was restored the room of a fresh one.
-    pub(crate) fn reserve(&self, counted: &mut Counted) {
-        let steps = &mut counted.steps;
-        steps.reserve_exact(self.room().saturating_sub(steps.len()));
     }
 
     /// The steps that are in the window which ends at `at`.
@@ -94,8 +66,38 @@ impl Steps {
         let steps = counted.steps.iter();
         steps.skip_while(move |(latest, _)| latest.saturating_add(window) <= at)
     }
+}
 
-    pub(crate) fn earliest(&self, counted: &Counted, requests: u64, from: u64) -> u64 {
+impl Method for Steps {
+    type Amount = Counted;
+
+    fn fresh(&self) -> Counted {
+        Counted {
+            steps: VecDeque::with_capacity(self.room()),
+            total: 0,
+        }
+    }
+
+    fn reserve(&self, counted: &mut Counted) {
+        let steps = &mut counted.steps;
+        steps.reserve_exact(self.room().saturating_sub(steps.len()));
+    }
+
+    fn takes_over(&self, from: &Self, _counted: &mut Counted) -> bool {
+        (self.window, self.step) == (from.window, from.step)
+    }
+
+    /// Whether the total is that of the steps.
+    fn fits(&self, counted: &Counted) -> bool {
+        let mut counts = counted.steps.iter().map(|(_, count)| *count);
+        counts.try_fold(0, u64::checked_add) == Some(counted.total)
+    }
+
+    fn reach(&self) -> u64 {
+        self.window
+    }
+
+    fn earliest(&self, counted: &Counted, requests: u64, from: u64) -> u64 {
         // What left the window of the latest is not known any more.
         let latest = counted.steps.back().map_or(0, |(latest, _)| *latest);
         let from = from.max(latest);
@@ -111,7 +113,7 @@ impl Steps {
     }
 
     /// Counts calls made at `at`, also those that were made before others.
-    pub(crate) fn force(&self, counted: &mut Counted, requests: u64, at: u64) {
+    fn force(&self, counted: &mut Counted, requests: u64, at: u64) {
         let steps = &mut counted.steps;
         let index = steps.partition_point(|(latest, _)| latest / self.step < at / self.step);
         match steps.get_mut(index) {
@@ -135,11 +137,11 @@ impl Steps {
         }
     }
 
-    pub(crate) fn is_same(&self, one: &Counted, other: &Counted, at: u64) -> bool {
+    fn is_same(&self, one: &Counted, other: &Counted, at: u64) -> bool {
         self.within(one, at).eq(self.within(other, at))
     }
 
-    pub(crate) fn give_back(&self, counted: &mut Counted, requests: u64, at: u64) {
+    fn give_back(&self, counted: &mut Counted, requests: u64, at: u64) {
         let of_step = |(latest, _): &&mut (u64, u64)| *latest / self.step == at / self.step;
         if let Some((_, count)) = counted.steps.iter_mut().find(of_step) {
             let given = requests.min(*count);
@@ -148,11 +150,11 @@ impl Steps {
         }
     }
 
-    pub(crate) fn is_idle(&self, counted: &Counted, now: u64) -> bool {
+    fn is_idle(&self, counted: &Counted, now: u64) -> bool {
         self.used(counted, now) == 0
     }
 
-    pub(crate) fn used(&self, counted: &Counted, now: u64) -> u64 {
+    fn used(&self, counted: &Counted, now: u64) -> u64 {
         let is_over = |latest: u64| latest.saturating_add(self.window) <= now;
         let over = counted.steps.iter().take_while(|it| is_over(it.0));
         counted.total - over.map(|(_, count)| count).sum::<u64>()

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::Method;
 use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
@@ -39,19 +40,6 @@ impl WarmUp {
         }
     }
 
-    /// How long a limiter takes to get cold again.
-    pub(crate) fn reach(&self) -> u64 {
-        let interval = self.nanos.div_ceil(self.requests);
-        self.warm_up.saturating_mul(2).saturating_add(interval)
-    }
-
-    pub(crate) fn fresh(&self) -> Heat {
-        Heat {
-            free: 0,
-            stored: self.warm_up,
-        }
-    }
-
     fn parts(&self, nanos: u64) -> u128 {
         u128::from(nanos) * u128::from(self.requests)
     }
@@ -78,19 +66,36 @@ impl WarmUp {
         let is_pause = at >= heat.free.saturating_add(u128::from(self.requests));
         if is_pause { at } else { heat.free }
     }
+}
 
-    pub(crate) fn is_same(&self, one: &Heat, other: &Heat, at: u64) -> bool {
+impl Method for WarmUp {
+    type Amount = Heat;
+
+    fn fresh(&self) -> Heat {
+        Heat {
+            free: 0,
+            stored: self.warm_up,
+        }
+    }
+
+    /// How long a limiter takes to get cold again.
+    fn reach(&self) -> u64 {
+        let interval = self.nanos.div_ceil(self.requests);
+        self.warm_up.saturating_mul(2).saturating_add(interval)
+    }
+
+    fn is_same(&self, one: &Heat, other: &Heat, at: u64) -> bool {
         let as_at = |heat| (self.base(heat, at), self.stored(heat, at));
         as_at(one) == as_at(other)
     }
 
-    pub(crate) fn earliest(&self, heat: &Heat, _requests: u64, from: u64) -> u64 {
+    fn earliest(&self, heat: &Heat, _requests: u64, from: u64) -> u64 {
         let wait = heat.free.saturating_sub(self.parts(from));
         let wait = wait.div_ceil(u128::from(self.requests));
         from.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
     }
 
-    pub(crate) fn force(&self, heat: &mut Heat, requests: u64, at: u64) {
+    fn force(&self, heat: &mut Heat, requests: u64, at: u64) {
         let stored = self.stored(heat, at);
         let base = self.base(heat, at);
         let interval = u128::from(self.nanos) * u128::from(requests);
@@ -102,7 +107,7 @@ impl WarmUp {
     }
 
     /// Counts calls told of as made at `at`: one follows the latest that was given out at worst.
-    pub(crate) fn tell(&self, heat: &mut Heat, at: u64, latest: u64) {
+    fn tell(&self, heat: &mut Heat, _requests: u64, at: u64, latest: u64) {
         let latest = self.parts(latest) + u128::from(self.nanos);
         if heat.free < latest {
             self.force(heat, 1, at);
@@ -110,16 +115,16 @@ impl WarmUp {
     }
 
     /// What was stored is not known any more: it is given back as time.
-    pub(crate) fn give_back(&self, heat: &mut Heat, requests: u64) {
+    fn give_back(&self, heat: &mut Heat, requests: u64, _at: u64) {
         let interval = u128::from(self.nanos) * u128::from(requests);
         heat.free = heat.free.saturating_sub(interval);
     }
 
-    pub(crate) fn is_idle(&self, heat: &Heat, now: u64) -> bool {
+    fn is_idle(&self, heat: &Heat, now: u64) -> bool {
         heat.free <= self.parts(now) && self.stored(heat, now) == self.warm_up
     }
 
-    pub(crate) fn used(&self, heat: &Heat, now: u64) -> u64 {
+    fn used(&self, heat: &Heat, now: u64) -> u64 {
         let debt = heat.free.saturating_sub(self.parts(now));
         u64::try_from(debt.div_ceil(u128::from(self.nanos))).unwrap_or(u64::MAX)
     }

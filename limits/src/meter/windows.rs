@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::Method;
 use crate::algorithm::Aligned;
 
 fn nanos(time: Duration) -> u64 {
@@ -34,19 +35,27 @@ impl Fixed {
         }
     }
 
-    pub(crate) fn has_windows_of(&self, other: &Self) -> bool {
-        (self.window, self.aligned) == (other.window, other.aligned)
-    }
-
-    pub(crate) fn window(&self) -> u64 {
-        self.window
-    }
-
     fn end(&self, window: &Window) -> u64 {
         window.start.saturating_add(self.window)
     }
+}
 
-    pub(crate) fn earliest(&self, window: &Window, requests: u64, from: u64) -> u64 {
+impl Method for Fixed {
+    type Amount = Window;
+
+    fn fresh(&self) -> Window {
+        Window::default()
+    }
+
+    fn takes_over(&self, from: &Self, _window: &mut Window) -> bool {
+        (self.window, self.aligned) == (from.window, from.aligned)
+    }
+
+    fn reach(&self) -> u64 {
+        self.window
+    }
+
+    fn earliest(&self, window: &Window, requests: u64, from: u64) -> u64 {
         let from = from.max(window.start);
         let end = self.end(window);
         let has_room = window.count.saturating_add(requests) <= self.limit;
@@ -57,7 +66,7 @@ impl Fixed {
         }
     }
 
-    pub(crate) fn force(&self, window: &mut Window, requests: u64, at: u64) {
+    fn force(&self, window: &mut Window, requests: u64, at: u64) {
         if window.count == 0 || at >= self.end(window) {
             window.start = match self.aligned {
                 Aligned::Clock => at - at % self.window,
@@ -68,18 +77,17 @@ impl Fixed {
         window.count = window.count.saturating_add(requests);
     }
 
-    pub(crate) fn is_same(&self, one: &Window, other: &Window, at: u64) -> bool {
+    fn is_same(&self, one: &Window, other: &Window, at: u64) -> bool {
         let as_at = |it: &Window| (self.used(it, at) > 0).then_some((it.start, it.count));
         as_at(one) == as_at(other)
     }
 
-    /// When windows begin with calls, where the one before began is not known any more.
-    pub(crate) fn can_give_back(&self, window: &Window, at: u64) -> bool {
-        at >= window.start || (window.count == 0 && self.aligned == Aligned::Clock)
-    }
-
-    pub(crate) fn give_back(&self, window: &mut Window, requests: u64, at: u64) {
+    fn give_back(&self, window: &mut Window, requests: u64, at: u64) {
         if at < window.start {
+            // When windows begin with calls, where the one before began is not known any more.
+            if window.count > 0 || self.aligned == Aligned::FirstCall {
+                return;
+            }
             // Nothing is left of the latest window. The one before had no room, or somebody would not have waited.
             let windows = (window.start - at).div_ceil(self.window);
             window.start = window
@@ -90,11 +98,11 @@ impl Fixed {
         window.count = window.count.saturating_sub(requests);
     }
 
-    pub(crate) fn is_idle(&self, window: &Window, now: u64) -> bool {
+    fn is_idle(&self, window: &Window, now: u64) -> bool {
         window.count == 0 || self.end(window) <= now
     }
 
-    pub(crate) fn used(&self, window: &Window, now: u64) -> u64 {
+    fn used(&self, window: &Window, now: u64) -> u64 {
         if self.end(window) <= now {
             0
         } else {
@@ -126,14 +134,6 @@ impl Counter {
         }
     }
 
-    pub(crate) fn has_windows_of(&self, other: &Self) -> bool {
-        self.window == other.window
-    }
-
-    pub(crate) fn window(&self) -> u64 {
-        self.window
-    }
-
     /// The counts as they are at `at`.
     fn at(&self, counts: &Counts, at: u64) -> Counts {
         let start = at - at % self.window;
@@ -148,8 +148,24 @@ impl Counter {
             count,
         }
     }
+}
 
-    pub(crate) fn earliest(&self, counts: &Counts, requests: u64, from: u64) -> u64 {
+impl Method for Counter {
+    type Amount = Counts;
+
+    fn fresh(&self) -> Counts {
+        Counts::default()
+    }
+
+    fn takes_over(&self, from: &Self, _counts: &mut Counts) -> bool {
+        self.window == from.window
+    }
+
+    fn reach(&self) -> u64 {
+        self.window.saturating_mul(2)
+    }
+
+    fn earliest(&self, counts: &Counts, requests: u64, from: u64) -> u64 {
         let mut from = from.max(counts.start);
         // In this window, in the next, or in the one after that, of which nothing is known yet.
         for _ in 0..2 {
@@ -178,12 +194,17 @@ impl Counter {
         from
     }
 
-    pub(crate) fn force(&self, counts: &mut Counts, requests: u64, at: u64) {
+    fn force(&self, counts: &mut Counts, requests: u64, at: u64) {
         *counts = self.at(counts, at);
         counts.count = counts.count.saturating_add(requests);
     }
 
-    pub(crate) fn is_same(&self, one: &Counts, other: &Counts, at: u64) -> bool {
+    fn tell(&self, counts: &mut Counts, requests: u64, at: u64, _latest: u64) {
+        // More than ever goes at once makes a key wait no longer than that.
+        self.force(counts, requests.min(self.limit), at);
+    }
+
+    fn is_same(&self, one: &Counts, other: &Counts, at: u64) -> bool {
         let as_at = |it: &Counts| {
             let it = self.at(it, at);
             (it.start, it.before, it.count)
@@ -191,12 +212,11 @@ impl Counter {
         as_at(one) == as_at(other)
     }
 
-    pub(crate) fn can_give_back(&self, counts: &Counts, at: u64) -> bool {
+    fn give_back(&self, counts: &mut Counts, requests: u64, at: u64) {
         let known = if counts.count == 0 { 2 } else { 1 };
-        at >= counts.start.saturating_sub(known * self.window)
-    }
-
-    pub(crate) fn give_back(&self, counts: &mut Counts, requests: u64, at: u64) {
+        if at < counts.start.saturating_sub(known * self.window) {
+            return;
+        }
         // Nothing is left of the latest window: the one before is the latest, and that before it was full, for all that is known.
         while at < counts.start && counts.count == 0 && counts.start >= self.window {
             counts.start -= self.window;
@@ -209,13 +229,13 @@ impl Counter {
         }
     }
 
-    pub(crate) fn is_idle(&self, counts: &Counts, now: u64) -> bool {
+    fn is_idle(&self, counts: &Counts, now: u64) -> bool {
         let at = self.at(counts, now);
         at.before == 0 && at.count == 0
     }
 
     /// Rounded up.
-    pub(crate) fn used(&self, counts: &Counts, now: u64) -> u64 {
+    fn used(&self, counts: &Counts, now: u64) -> u64 {
         let at = self.at(counts, now);
         let left = at.start.saturating_add(self.window).saturating_sub(now);
         let before = u128::from(at.before) * u128::from(left);
