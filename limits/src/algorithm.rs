@@ -4,7 +4,9 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::rate::{Count, PERIOD_MAX, REQUESTS_MAX, Rate, RateError, Time, in_range, period};
+use crate::rate::{
+    Count, PERIOD_MAX, Parsed, REQUESTS_MAX, Rate, RateError, Time, in_range, period,
+};
 
 /// Most entries a sliding log keeps, each of 8 bytes for each key.
 pub const LOG_MAX: u64 = 1 << 20;
@@ -92,18 +94,31 @@ pub enum Algorithm {
     },
 }
 
+/// The names that rules have for algorithms.
+pub const ALGORITHMS: [&str; 9] = [
+    "token_bucket",
+    "stepped_bucket",
+    "leaky_bucket",
+    "spacing",
+    "fixed_window",
+    "sliding_log",
+    "sliding_counter",
+    "step_window",
+    "warm_up",
+];
+
 /// An algorithm as a rule of a file names it, with its options; windows and limits are those of the rule's rate.
 #[derive(Deserialize)]
 #[serde(tag = "algorithm", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Options {
     TokenBucket {
-        burst: Option<Count>,
+        burst: Option<Parsed<Count>>,
     },
     SteppedBucket {
-        burst: Option<Count>,
+        burst: Option<Parsed<Count>>,
     },
     LeakyBucket {
-        capacity: Count,
+        capacity: Parsed<Count>,
         #[serde(default)]
         when_full: WhenFull,
     },
@@ -115,10 +130,10 @@ pub(crate) enum Options {
     SlidingLog {},
     SlidingCounter {},
     StepWindow {
-        step: Option<Time>,
+        step: Option<Parsed<Time>>,
     },
     WarmUp {
-        warm_up: Time,
+        warm_up: Parsed<Time>,
     },
 }
 
@@ -137,11 +152,13 @@ impl Options {
         let (limit, window) = rate.written();
         let window = Duration::from_nanos(window);
         let bucket = |burst| Algorithm::TokenBucket { rate, burst };
+        let count =
+            |given: Option<Parsed<Count>>, unless_set| given.map_or(unless_set, |it| it.0.0);
         match self {
-            Self::TokenBucket { burst } => bucket(burst.map_or(1, |it| it.0)),
+            Self::TokenBucket { burst } => bucket(count(burst, 1)),
             Self::Spacing {} => bucket(1),
             Self::LeakyBucket {
-                capacity: Count(capacity),
+                capacity: Parsed(Count(capacity)),
                 when_full,
             } => match when_full {
                 WhenFull::Queue => Algorithm::LeakyBucket { rate, capacity },
@@ -149,7 +166,7 @@ impl Options {
             },
             Self::SteppedBucket { burst } => Algorithm::SteppedBucket {
                 rate,
-                burst: burst.map_or(limit, |it| it.0),
+                burst: count(burst, limit),
             },
             Self::FixedWindow { aligned } => Algorithm::FixedWindow {
                 limit,
@@ -161,11 +178,11 @@ impl Options {
             Self::StepWindow { step } => Algorithm::StepWindow {
                 limit,
                 window,
-                step: step.map_or(step_of(window).min(window), Duration::from),
+                step: step.map_or(step_of(window).min(window), |it| it.0.into()),
             },
             Self::WarmUp { warm_up } => Algorithm::WarmUp {
                 rate,
-                warm_up: warm_up.into(),
+                warm_up: warm_up.0.into(),
             },
         }
     }

@@ -86,7 +86,7 @@ mod meter;
 pub mod rate;
 pub mod rules;
 
-pub use algorithm::{Algorithm, Aligned, LOG_MAX, STEPS_MAX, step_of};
+pub use algorithm::{ALGORITHMS, Algorithm, Aligned, LOG_MAX, STEPS_MAX, step_of};
 pub use decision::{
     Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, RestoreError, Standing,
 };

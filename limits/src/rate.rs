@@ -155,10 +155,10 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, RateError> {
         let wrong = || RateError::Rate(text.to_owned());
         let (requests, per) = text.split_once('/').ok_or_else(wrong)?;
-        let requests = parse_count(requests).map_err(|_| wrong())?;
+        let Count(requests) = requests.parse().map_err(|_| wrong())?;
         let per = per.trim();
         let per = if per.starts_with(|first: char| first.is_ascii_digit()) {
-            parse_time(per).map_err(|_| wrong())?
+            per.parse::<Time>().map_err(|_| wrong())?.into()
         } else {
             Duration::from_nanos(unit(per).ok_or_else(wrong)?)
         };
@@ -174,59 +174,33 @@ impl fmt::Display for Rate {
 }
 
 /// A whole number of requests; digits may be grouped by spaces or underscores.
-///
-/// # Errors
-/// When it is something else.
-pub fn parse_count(text: &str) -> Result<u64, RateError> {
-    let digits: String = text
-        .trim()
-        .chars()
-        .filter(|it| !matches!(it, ' ' | '_' | '\u{a0}' | '\u{202f}'))
-        .collect();
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let number = digits.parse().ok().filter(|_| is_number);
-    number.ok_or_else(|| RateError::Count(text.to_owned()))
-}
+#[derive(Debug, Clone, Copy)]
+pub struct Count(pub u64);
 
-/// A time such as `250ms`, `1 h` or `2 days`, in whole nanoseconds.
-///
-/// # Errors
-/// When it is something else, zero, or longer than [`PERIOD_MAX`].
-pub fn parse_time(text: &str) -> Result<Duration, RateError> {
-    let wrong = || RateError::Time(text.to_owned());
-    let text = text.trim();
-    let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
-    let (number, name) = text.split_at(end.ok_or_else(wrong)?);
-    let unit = unit(name.trim()).ok_or_else(wrong)?;
-    let time = Duration::from_nanos(times(number, unit).ok_or_else(wrong)?);
-    period(time).map(|_| time)
-}
+impl FromStr for Count {
+    type Err = RateError;
 
-/// A number of bytes such as `65536`, `64KiB` or `1.5 GiB`.
-///
-/// # Errors
-/// When it is something else, not whole, or 2^64 and more.
-pub fn parse_bytes(text: &str) -> Result<u64, RateError> {
-    let end = text.find(|it: char| it.is_ascii_alphabetic());
-    let (number, name) = text.split_at(end.unwrap_or(text.len()));
-    let unit = match name.trim() {
-        "" | "B" => Some(1),
-        name => SIZES.iter().find(|(_, it)| *it == name).map(|it| it.0),
-    };
-    let bytes = unit.and_then(|unit| times(number, unit));
-    bytes.ok_or_else(|| RateError::Bytes(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let is_space = |it: char| matches!(it, ' ' | '_' | '\u{a0}' | '\u{202f}');
+        let digits = text.trim().replace(is_space, "");
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number = digits.parse().ok().filter(|_| is_number);
+        number
+            .map(Self)
+            .ok_or_else(|| RateError::Count(text.to_owned()))
+    }
 }
 
 /// A number that may have a fraction, times a unit; `None` when the product is not whole.
 fn times(number: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = number.trim().split_once('.').unwrap_or((number, "0"));
     let places = 10_u64.checked_pow(u32::try_from(fraction.trim().len()).ok()?)?;
-    let [whole, fraction] = [whole, fraction].map(|part| parse_count(part).ok());
-    let fraction = u128::from(fraction?) * u128::from(unit);
+    let [whole, fraction] = [whole, fraction].map(|part| part.parse::<Count>().ok());
+    let fraction = u128::from(fraction?.0) * u128::from(unit);
     let is_whole = fraction.is_multiple_of(places.into());
     let fraction = u64::try_from(fraction / u128::from(places)).ok();
     let fraction = fraction.filter(|_| is_whole)?;
-    whole?.checked_mul(unit)?.checked_add(fraction)
+    whole?.0.checked_mul(unit)?.checked_add(fraction)
 }
 
 fn unit(name: &str) -> Option<u64> {
@@ -256,20 +230,13 @@ pub(crate) fn in_range(what: &'static str, value: u64, most: u64) -> Result<u64,
     Ok(value)
 }
 
-fn gcd(mut a: u64, mut b: u64) -> u64 {
+/// The greatest common divisor.
+#[must_use]
+pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
     }
     a
-}
-
-/// Reads what a file has as a text.
-pub(crate) fn parsed<'de, D, T>(from: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr<Err: fmt::Display>,
-{
-    String::deserialize(from)?.parse().map_err(Error::custom)
 }
 
 /// A text of a file, or a whole number.
@@ -289,22 +256,18 @@ impl fmt::Display for Word {
     }
 }
 
-/// A number of requests as [`parse_count`] reads it.
-#[derive(Deserialize)]
-#[serde(try_from = "Word")]
-pub(crate) struct Count(pub(crate) u64);
+/// What a file has as a text, or as a whole number.
+pub(crate) struct Parsed<T>(pub(crate) T);
 
-impl TryFrom<Word> for Count {
-    type Error = RateError;
-
-    fn try_from(word: Word) -> Result<Self, RateError> {
-        parse_count(&word.to_string()).map(Self)
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Parsed<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let word = Word::deserialize(from)?.to_string();
+        word.parse().map(Self).map_err(Error::custom)
     }
 }
 
 /// Nanoseconds as people write them: `1.5s`, `250ms`, `1h`.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, Copy)]
 pub struct Time(pub u64);
 
 const UNITS: [(u64, &str); 6] = [
@@ -346,11 +309,18 @@ impl From<Duration> for Time {
     }
 }
 
-impl TryFrom<String> for Time {
-    type Error = RateError;
+impl FromStr for Time {
+    type Err = RateError;
 
-    fn try_from(text: String) -> Result<Self, RateError> {
-        parse_time(&text).map(Self::from)
+    /// A time such as `250ms`, `1 h` or `2 days`, in whole nanoseconds; neither zero nor longer than [`PERIOD_MAX`].
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let wrong = || RateError::Time(text.to_owned());
+        let text = text.trim();
+        let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
+        let (number, name) = text.split_at(end.ok_or_else(wrong)?);
+        let unit = unit(name.trim()).ok_or_else(wrong)?;
+        let nanos = times(number, unit).ok_or_else(wrong)?;
+        period(Duration::from_nanos(nanos)).map(Self)
     }
 }
 
@@ -379,15 +349,24 @@ impl fmt::Display for Time {
 }
 
 /// A number of bytes as people write it: `64MiB`, `1000 bytes`.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(try_from = "Word")]
+#[derive(Debug, Clone, Copy)]
 pub struct Bytes(pub u64);
 
-impl TryFrom<Word> for Bytes {
-    type Error = RateError;
+impl FromStr for Bytes {
+    type Err = RateError;
 
-    fn try_from(word: Word) -> Result<Self, RateError> {
-        parse_bytes(&word.to_string()).map(Self)
+    /// A number of bytes such as `65536`, `64KiB` or `1.5 GiB`.
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let end = text.find(|it: char| it.is_ascii_alphabetic());
+        let (number, name) = text.split_at(end.unwrap_or(text.len()));
+        let unit = match name.trim() {
+            "" | "B" => Some(1),
+            name => SIZES.iter().find(|(_, it)| *it == name).map(|it| it.0),
+        };
+        let bytes = unit.and_then(|unit| times(number, unit));
+        bytes
+            .map(Self)
+            .ok_or_else(|| RateError::Bytes(text.to_owned()))
     }
 }
 
@@ -469,7 +448,7 @@ mod tests {
             ("1 000 B", 1_000, "1000 bytes"),
             ("0", 0, "0 bytes"),
         ] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+            assert_eq!(text.parse::<Bytes>().unwrap().0, bytes, "{text}");
             assert_eq!(Bytes(bytes).to_string(), shown);
         }
         for text in [
@@ -484,7 +463,7 @@ mod tests {
             "18000000000GiB",
             "1.2.3MiB",
         ] {
-            assert!(parse_bytes(text).is_err(), "{text}");
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }
 }

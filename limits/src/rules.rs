@@ -28,7 +28,7 @@
 //!
 //! ```toml
 //! [sharing]
-//! mode = "lease"                 # or "exact", or "local", which is as if nothing were there
+//! mode = "lease"                 # or "exact"
 //! redis = "redis://10.0.0.5:6379" # with TLS rediss://, and tls_ca = "FILE"; tls_cert and tls_key for a server that wants them
 //! group = "eu"                   # all that name the same group on this server share the limits of the same names
 //! refresh = "1s"                 # these are the defaults from here on; members_max has none

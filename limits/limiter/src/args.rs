@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
 use limits::{
     Rate,
-    rate::{parse_count, parse_time},
+    rate::{Count, Time},
 };
 use runtime::settings::{
     self,
@@ -72,11 +72,6 @@ pub enum Task {
         #[arg(long, value_name = "TIME")]
         at: Option<String>,
     },
-    /// Print who has which share of the limits that several processes keep together, as the server of `[sharing]` knows it.
-    Shares {
-        /// The file of limits that these processes have, in TOML.
-        file: PathBuf,
-    },
     /// Serve: tell other processes when their next call may go.
     Serve,
     /// Replay recorded calls through all algorithms, or through a file of limits, and show what would have become of them.
@@ -95,51 +90,34 @@ pub enum Program {
 /// How to replay.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// The calls: CSV or NDJSON of time, key and number of requests.
+    /// The calls: CSV of time, key and number of requests.
     pub trace: PathBuf,
     /// Replay through the limits in this file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst", "algorithm"])]
     pub rules: Option<PathBuf>,
     /// Replay each key through a limit of this rate, by all algorithms.
-    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present = "rules")]
+    #[arg(long, value_name = "RATE", required_unless_present = "rules")]
     pub rate: Option<Rate>,
     /// How many may go at once after a pause, in the algorithms that allow it [default: the requests of a second].
-    #[arg(long, value_name = "N", value_parser = count)]
-    pub burst: Option<u64>,
+    #[arg(long, value_name = "N")]
+    pub burst: Option<Count>,
     /// Only algorithms of whose names this is a part, as in "sliding".
     #[arg(long, value_name = "NAME")]
     pub algorithm: Option<String>,
     /// The longest that a call may wait; with 0s, what would have to wait is refused.
-    #[arg(long, value_name = "TIME", value_parser = time_or_zero, default_value = "0s")]
+    #[arg(long, value_name = "TIME", value_parser = horizon, default_value = "0s")]
     pub horizon: Duration,
     /// Look for the fullest window of this length.
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "1s")]
-    pub window: Duration,
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    pub json: bool,
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub window: Time,
     /// Write a picture of what came and went into this file; of several outcomes, of the first.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
 
-fn rate(text: &str) -> Result<Rate, String> {
-    text.parse()
-        .map_err(|error: limits::RateError| error.to_string())
-}
-
-fn count(text: &str) -> Result<u64, String> {
-    parse_count(text).map_err(|error| error.to_string())
-}
-
-fn time(text: &str) -> Result<Duration, String> {
-    parse_time(text).map_err(|error| error.to_string())
-}
-
-fn time_or_zero(text: &str) -> Result<Duration, String> {
-    let unit = text.trim_start_matches('0');
-    if unit.len() < text.len() && time(&format!("1{unit}")).is_ok() || text == "0" {
-        return Ok(Duration::ZERO);
+fn horizon(text: &str) -> Result<Duration, limits::RateError> {
+    match text {
+        "0" | "0s" => Ok(Duration::ZERO),
+        time => Ok(time.parse::<Time>()?.into()),
     }
-    time(text)
 }

@@ -7,5 +7,4 @@ pub mod picture;
 pub mod replay;
 pub mod report;
 pub mod serve;
-pub mod shares;
 pub mod trace;

@@ -8,8 +8,8 @@ use limiter::{
     args::{Command, Program, ReplayArgs, Task},
     explain::explain,
     picture,
-    replay::{Candidate, How, Under, all_algorithms, replay},
-    report, serve, shares,
+    replay::{Candidate, How, all_algorithms, replay},
+    report, serve,
     trace::{Trace, parse_time},
 };
 use limits::rules::{Mistakes, Rules};
@@ -54,7 +54,6 @@ fn run(task: Task) -> Result<()> {
             explain(&read(&file)?, &key, at)?
         }
         Task::Serve => unreachable!("it was looked for first"),
-        Task::Shares { file } => shares::table(&read(&file)?)?,
         Task::Replay(args) => replayed(&args)?,
     };
     print(text.trim_end())
@@ -99,7 +98,7 @@ fn replayed(args: &ReplayArgs) -> Result<String> {
     }
     let how = How {
         horizon: args.horizon,
-        window: args.window,
+        window: args.window.into(),
     };
     let outcomes: Vec<_> = candidates
         .iter()
@@ -109,44 +108,33 @@ fn replayed(args: &ReplayArgs) -> Result<String> {
         let picture = picture::svg(&outcomes[0])?;
         fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    if args.json {
-        report::json(&outcomes)
-    } else {
-        Ok(report::table(&outcomes))
-    }
+    Ok(report::table(&outcomes))
 }
 
 fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {
     if let Some(file) = &args.rules {
         return Ok(vec![Candidate {
             name: file.display().to_string(),
-            under: Under::Rules(read(file)?),
+            rules: read(file)?,
         }]);
     }
     let rate = args.rate.context("no rate is given")?;
-    let burst = args
-        .burst
-        .unwrap_or_else(|| rate.requests_in(1_000_000_000).max(1));
+    let burst = args.burst.map(|it| it.0);
+    let burst = burst.unwrap_or_else(|| rate.requests_in(1_000_000_000).max(1));
     let part = args.algorithm.as_deref().unwrap_or_default();
-    let plain = |name: &str| name.replace(['_', '-'], " ");
-    let mut all = all_algorithms(rate, burst);
-    let names: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
-    all.retain(|(name, _)| plain(name).contains(&plain(part)));
-    ensure!(
-        !all.is_empty(),
-        "no algorithm has `{part}` in its name: {}",
-        names.join(", ")
-    );
     let mut candidates = Vec::new();
-    for (name, algorithm) in all {
-        match algorithm.checked() {
-            Ok(algorithm) => {
-                let under = Under::Each(algorithm);
-                candidates.push(Candidate { name, under });
+    for (name, rule) in all_algorithms(rate, burst) {
+        if name.contains(&part.replace([' ', '-'], "_")) {
+            match Candidate::each(name, &rule) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(error) => eprintln!("limiter: without {name}: {error}"),
             }
-            Err(error) => eprintln!("limiter: without {name}: {error}"),
         }
     }
-    ensure!(!candidates.is_empty(), "no algorithm can have this rate");
+    ensure!(
+        !candidates.is_empty(),
+        "no algorithm with `{part}` in its name can have this rate: {}",
+        limits::ALGORITHMS.join(", ")
+    );
     Ok(candidates)
 }

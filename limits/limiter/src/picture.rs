@@ -25,17 +25,10 @@ pub fn svg(outcome: &Outcome) -> Result<String> {
 
 fn draw(text: &mut String, name: &str, flow: &Flow) -> Result<(), Box<dyn std::error::Error>> {
     let bins = flow.came.len().max(flow.went.len());
-    let seconds = Seconds(flow.bin).of(1);
-    let rate = |count: u64| Seconds(count).plain() / seconds;
-    let most = flow
-        .came
-        .iter()
-        .chain(&flow.went)
-        .copied()
-        .max()
-        .unwrap_or(1)
-        .max(1);
-    let end = Seconds(flow.bin).of(bins.max(1));
+    let at = |index: usize| as_f64(flow.bin) / 1e9 * as_f64(index as u64);
+    let rate = |count: u64| as_f64(count) / at(1);
+    let most = flow.came.iter().chain(&flow.went).max();
+    let most = most.map_or(1, |most| (*most).max(1));
     let area = SVGBackend::with_string(text, SIZE).into_drawing_area();
     area.fill(&TRANSPARENT)?;
     let style = ("sans-serif", 13, &TEXT);
@@ -47,7 +40,7 @@ fn draw(text: &mut String, name: &str, flow: &Flow) -> Result<(), Box<dyn std::e
         )
         .x_label_area_size(28)
         .y_label_area_size(64)
-        .build_cartesian_2d(0.0..end, 0.0..rate(most) * 1.05)?;
+        .build_cartesian_2d(0.0..at(bins.max(1)), 0.0..rate(most) * 1.05)?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
@@ -60,7 +53,6 @@ fn draw(text: &mut String, name: &str, flow: &Flow) -> Result<(), Box<dyn std::e
         let padded = (0..bins).map(|index| counts.get(index).copied().unwrap_or(0));
         let corners = padded.enumerate().flat_map(|(index, count)| {
             let height = rate(count);
-            let at = |index| Seconds(flow.bin).of(index);
             [(at(index), height), (at(index + 1), height)]
         });
         corners.collect()
@@ -71,17 +63,7 @@ fn draw(text: &mut String, name: &str, flow: &Flow) -> Result<(), Box<dyn std::e
     Ok(())
 }
 
-/// A number of nanoseconds, or of requests.
-struct Seconds(u64);
-
-impl Seconds {
-    #[expect(clippy::cast_precision_loss, reason = "a place in a picture")]
-    fn plain(&self) -> f64 {
-        self.0 as f64
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "a place in a picture")]
-    fn of(&self, parts: usize) -> f64 {
-        self.plain() / 1e9 * parts as f64
-    }
+#[expect(clippy::cast_precision_loss, reason = "a place in a picture")]
+fn as_f64(number: u64) -> f64 {
+    number as f64
 }

@@ -1,27 +1,18 @@
 //! A trace through limits: what would have become of each call.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
 
 use hdrhistogram::Histogram;
-use limits::{Algorithm, Aligned, Demand, LimitId, Limits, Rate, rules::Rules, step_of};
-use serde::Serialize;
+use limits::{
+    Demand, LimitId, Limits, Rate,
+    rate::Time,
+    rules::{Mistakes, Rules},
+};
 
 use crate::trace::Trace;
 
 /// The parts of time that a picture has.
 pub const BINS: usize = 600;
-
-/// Who is under which limits.
-#[derive(Debug, Clone)]
-pub enum Under {
-    /// Each key under a limit of its own.
-    Each(Algorithm),
-    /// As a file has it.
-    Rules(Rules),
-}
 
 /// Something that calls are replayed through.
 #[derive(Debug, Clone)]
@@ -29,7 +20,22 @@ pub struct Candidate {
     /// What tables call it.
     pub name: String,
     /// The limits.
-    pub under: Under,
+    pub rules: Rules,
+}
+
+impl Candidate {
+    /// Each key under a limit of its own, of one rule in the form of a file: `rate = "300/s", algorithm = "spacing"`.
+    ///
+    /// # Errors
+    /// When the rule has mistakes.
+    pub fn each(name: &str, rule: &str) -> Result<Self, Mistakes> {
+        let text =
+            format!("unknown = 'each'\n[limits.each]\nrules = [ {{ id = 'rule', {rule} }} ]");
+        Ok(Self {
+            name: name.to_owned(),
+            rules: Rules::parse(&text)?,
+        })
+    }
 }
 
 /// How a trace is replayed.
@@ -42,12 +48,10 @@ pub struct How {
 }
 
 /// What became of a trace.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Outcome {
     /// The candidate.
     pub name: String,
-    /// What it promises.
-    pub words: String,
     /// Calls.
     pub calls: u64,
     /// Calls that went, at once or later.
@@ -58,16 +62,11 @@ pub struct Outcome {
     pub refused: u64,
     /// Most requests of one key in any window of the length that was asked for.
     pub worst_window: u64,
-    /// The median of how long the calls that went waited, in seconds.
-    pub delay_p50: f64,
+    /// The median of how long the calls that went waited.
+    pub delay_p50: Duration,
     /// The same of 99 in 100.
-    pub delay_p99: f64,
-    /// What the limits keep, in bytes.
-    pub memory_bytes: usize,
-    /// How long the replay took, in seconds.
-    pub took: f64,
+    pub delay_p99: Duration,
     /// Requests that came and went in each part of time.
-    #[serde(skip)]
     pub flow: Flow,
 }
 
@@ -134,68 +133,35 @@ impl Recent {
     }
 }
 
-/// All algorithms at one rate, with what they need beside it.
+/// All algorithms at one rate, each as the rule of a file, with what they need beside it.
 #[must_use]
-pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(String, Algorithm)> {
-    let (limit, window) = rate.written();
-    let window = Duration::from_nanos(window);
+pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
+    let (requests, time) = rate.written();
+    let burst_of_step = burst.max(requests);
+    let warm_up = Time(time.max(1_000_000_000));
     let queue = rate.requests_in(30_000_000_000).max(1);
-    let all = [
-        ("token bucket", Algorithm::TokenBucket { rate, burst }),
+    let options = |name: &str| match name {
+        "token_bucket" => format!(", burst = {burst}"),
+        "stepped_bucket" => format!(", burst = {burst_of_step}"),
+        "leaky_bucket" => format!(", capacity = {queue}"),
+        "warm_up" => format!(", warm_up = '{warm_up}'"),
+        _ => String::new(),
+    };
+    let rule = |name| {
+        let options = options(name);
         (
-            "stepped bucket",
-            Algorithm::SteppedBucket {
-                rate,
-                burst: burst.max(limit),
-            },
-        ),
-        (
-            "leaky bucket, queue (see --horizon)",
-            Algorithm::LeakyBucket {
-                rate,
-                capacity: queue,
-            },
-        ),
-        ("spacing", Algorithm::TokenBucket { rate, burst: 1 }),
-        (
-            "fixed window",
-            Algorithm::FixedWindow {
-                limit,
-                window,
-                aligned: Aligned::Clock,
-            },
-        ),
-        ("sliding log", Algorithm::SlidingLog { limit, window }),
-        (
-            "sliding counter",
-            Algorithm::SlidingCounter { limit, window },
-        ),
-        (
-            "step window",
-            Algorithm::StepWindow {
-                limit,
-                window,
-                step: step_of(window).min(window),
-            },
-        ),
-        (
-            "warm-up",
-            Algorithm::WarmUp {
-                rate,
-                warm_up: window.max(Duration::from_secs(1)),
-            },
-        ),
-    ];
-    all.map(|(name, algorithm)| (name.to_owned(), algorithm))
-        .to_vec()
+            name,
+            format!("rate = '{rate}', algorithm = '{name}'{options}"),
+        )
+    };
+    limits::ALGORITHMS.map(rule).to_vec()
 }
 
 /// Replays a trace.
 #[must_use]
 pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
-    let began = Instant::now();
     let mut limits = Limits::new(usize::MAX);
-    let (words, demands_of) = demands(&mut limits, trace, &candidate.under);
+    let demands_of = demands(&mut limits, trace, &candidate.rules);
     let first = trace.calls.first().map_or(0, |call| call.at);
     let window = u64::try_from(how.window.as_nanos()).unwrap_or(u64::MAX);
     let mut flow = Flow::new(trace.span());
@@ -231,20 +197,16 @@ pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
         worst_window = worst_window.max(in_window);
     }
     let calls = u64::try_from(trace.calls.len()).unwrap_or(u64::MAX);
-    let seconds =
-        |quantile| Duration::from_micros(delays.value_at_quantile(quantile)).as_secs_f64();
+    let delay = |quantile| Duration::from_micros(delays.value_at_quantile(quantile));
     Outcome {
         name: candidate.name.clone(),
-        words,
         calls,
         released,
         delayed,
         refused: calls - released,
         worst_window,
-        delay_p50: seconds(0.5),
-        delay_p99: seconds(0.99),
-        memory_bytes: limits.memory_bytes(),
-        took: began.elapsed().as_secs_f64(),
+        delay_p50: delay(0.5),
+        delay_p99: delay(0.99),
         flow,
     }
 }
@@ -252,36 +214,16 @@ pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
 /// The limits of a key, each with the key under which it counts there.
 type OfKey = Option<Vec<(LimitId, u32)>>;
 
-/// The words of what was added, and the limits of each key of the trace; none for a key whose calls are refused.
-fn demands(limits: &mut Limits<u32>, trace: &Trace, under: &Under) -> (String, Vec<OfKey>) {
-    let keys = (0_u32..).zip(&trace.keys);
-    match under {
-        Under::Each(algorithm) => {
-            let limit = limits.add(*algorithm).expect("it was checked");
-            let of_each = keys.map(|(number, _)| Some(vec![(limit, number)]));
-            (algorithm.to_string(), of_each.collect())
-        }
-        Under::Rules(rules) => {
-            let added = rules.add_to(limits);
-            let of_limit = |number, index: usize| {
-                let key = if rules.limits[index].every_call {
-                    u32::MAX
-                } else {
-                    number
-                };
-                added[index].iter().map(move |limit| (*limit, key))
-            };
-            let of_each = keys.map(|(number, key)| {
-                let of_key = rules.of_key(key)?;
-                Some(
-                    of_key
-                        .into_iter()
-                        .flat_map(|index| of_limit(number, index))
-                        .collect(),
-                )
-            });
-            let of_each = of_each.collect();
-            (rules.to_string(), of_each)
-        }
-    }
+/// The limits of each key of the trace; none for a key whose calls are refused.
+fn demands(limits: &mut Limits<u32>, trace: &Trace, rules: &Rules) -> Vec<OfKey> {
+    let added = rules.add_to(limits);
+    let of_key = |(number, key): (u32, &String)| {
+        let of_limit = |index: usize| {
+            let whole = rules.limits[index].every_call;
+            let key = if whole { u32::MAX } else { number };
+            added[index].iter().map(move |limit| (*limit, key))
+        };
+        Some(rules.of_key(key)?.into_iter().flat_map(of_limit).collect())
+    };
+    (0_u32..).zip(&trace.keys).map(of_key).collect()
 }

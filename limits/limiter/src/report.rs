@@ -1,67 +1,28 @@
-//! What became of a trace, as a table and as JSON.
+//! What became of a trace, as a table.
 
-use anyhow::Result;
+use std::fmt::Write as _;
+
+use limits::rate::Time;
 
 use crate::replay::Outcome;
-
-const HEADS: [&str; 9] = [
-    "through",
-    "released",
-    "delayed",
-    "refused",
-    "worst window",
-    "delay p50",
-    "delay p99",
-    "memory",
-    "took",
-];
-
-fn row(outcome: &Outcome) -> [String; 9] {
-    let time = |seconds: f64| match seconds {
-        0.0 => "0".to_owned(),
-        seconds if seconds < 1.0 => format!("{:.3}ms", seconds * 1e3),
-        seconds => format!("{seconds:.2}s"),
-    };
-    let kib = outcome.memory_bytes.div_ceil(1024);
-    [
-        outcome.name.clone(),
-        outcome.released.to_string(),
-        outcome.delayed.to_string(),
-        outcome.refused.to_string(),
-        outcome.worst_window.to_string(),
-        time(outcome.delay_p50),
-        time(outcome.delay_p99),
-        format!("{kib} KiB"),
-        format!("{:.2}s", outcome.took),
-    ]
-}
 
 /// A table, a row for each outcome.
 #[must_use]
 pub fn table(outcomes: &[Outcome]) -> String {
-    let rows: Vec<[String; 9]> = outcomes.iter().map(row).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.max().unwrap_or(0).max(HEADS[column].len())
-    };
-    let widths: [usize; 9] = std::array::from_fn(width);
-    let mut lines = vec![line(&HEADS.map(str::to_owned), &widths)];
-    lines.extend(rows.iter().map(|row| line(row, &widths)));
-    lines.join("\n")
-}
-
-fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
-    let mut line = format!("{:<1$}", cells[0], widths[0]);
-    for (cell, width) in cells.iter().zip(widths).skip(1) {
-        line.push_str(&format!("  {cell:>width$}"));
+    let names = outcomes.iter().map(|it| it.name.chars().count());
+    let width = names.max().unwrap_or(0).max("through".len());
+    let mut text = format!(
+        "{:width$} {:>10} {:>10} {:>10} {:>13} {:>10} {:>10}",
+        "through", "released", "delayed", "refused", "worst window", "delay p50", "delay p99"
+    );
+    for it in outcomes {
+        let [p50, p99] = [it.delay_p50, it.delay_p99].map(|delay| Time::from(delay).to_string());
+        let row = write!(
+            text,
+            "\n{:width$} {:>10} {:>10} {:>10} {:>13} {p50:>10} {p99:>10}",
+            it.name, it.released, it.delayed, it.refused, it.worst_window
+        );
+        row.expect("a text takes all");
     }
-    line
-}
-
-/// All outcomes as one JSON list.
-///
-/// # Errors
-/// When a number cannot be written.
-pub fn json(outcomes: &[Outcome]) -> Result<String> {
-    Ok(serde_json::to_string_pretty(outcomes)?)
+    text
 }

@@ -1,20 +1,14 @@
 //! Recorded calls: when, whose, for how many requests.
 //!
-//! Two forms are told apart by their first line:
-//!
-//! ```text
-//! 12.5,dsp-17,1                                            CSV: time, key and, if there are any, requests; a first line of names is skipped
-//! {"time": "2026-11-22T10:00:00Z", "key": "17", "n": 1}    NDJSON
-//! ```
+//! A line is `time,key` or `time,key,requests`, as in `12.5,dsp-17,1`; a first line of names is skipped.
 //!
 //! A time is a number of seconds, which counts from anything, or a date and time with an offset. Lines that are empty or begin with `#` mean nothing.
 
 use std::{collections::HashMap, fs, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use foldhash::fast::RandomState;
 use jiff::Timestamp;
-use serde::Deserialize;
 
 /// One call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,55 +32,14 @@ pub struct Trace {
     pub late: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Form {
-    Csv,
-    Ndjson,
-}
-
-#[derive(Deserialize)]
-struct Line {
-    #[serde(alias = "t", alias = "at")]
-    time: serde_json::Value,
-    key: serde_json::Value,
-    #[serde(default = "one", alias = "requests")]
-    n: u64,
-}
-
-fn one() -> u64 {
-    1
-}
-
-/// Numbers keys by their first appearance.
-#[derive(Default)]
-struct Interned {
-    numbers: HashMap<String, u32, RandomState>,
-}
-
-impl Interned {
-    fn number(&mut self, key: &str) -> Result<u32> {
-        if let Some(number) = self.numbers.get(key) {
-            return Ok(*number);
-        }
-        let number = u32::try_from(self.numbers.len()).context("more than 2^32 keys")?;
-        self.numbers.insert(key.to_owned(), number);
-        Ok(number)
-    }
-
-    fn into_keys(self) -> Vec<String> {
-        let mut keys: Vec<_> = self.numbers.into_iter().collect();
-        keys.sort_unstable_by_key(|(_, number)| *number);
-        keys.into_iter().map(|(key, _)| key).collect()
-    }
-}
-
 impl Trace {
     /// Reads a file.
     ///
     /// # Errors
     /// When it cannot be read, has no call, or a line is none: then which, and why.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text).with_context(|| path.display().to_string())
     }
 
@@ -94,42 +47,50 @@ impl Trace {
     ///
     /// # Errors
     /// As [`read`](Self::read), but for the file.
-    pub fn parse(text: &[u8]) -> Result<Self> {
+    pub fn parse(text: &str) -> Result<Self> {
         let mut trace = Self::default();
-        let mut keys = Interned::default();
-        let (mut form, mut last) = (None, 0);
-        let mut rest = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
-        let mut number = 0;
-        while !rest.is_empty() {
-            let end = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
-            let line = rest[..end].trim_ascii();
-            rest = rest.get(end + 1..).unwrap_or_default();
-            number += 1;
-            if line.is_empty() || line[0] == b'#' {
-                continue;
+        let mut numbers = HashMap::with_hasher(RandomState::default());
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim();
+            let is_header = index == 0 && line.starts_with("time");
+            if !is_header && !line.is_empty() && !line.starts_with('#') {
+                let added = trace.add(line, &mut numbers);
+                added.with_context(|| format!("line {}: {line:.100}", index + 1))?;
             }
-            let of = || format!("line {number}: {:.100}", String::from_utf8_lossy(line));
-            let line = str::from_utf8(line).with_context(of)?;
-            let is_first = form.is_none();
-            let form = *form.get_or_insert_with(|| Form::of(line));
-            if is_first && matches!(form, Form::Csv) && is_header(line) {
-                continue;
-            }
-            let (at, key, requests) = form.call(line).with_context(of)?;
-            let at = u64::try_from(at.as_nanos()).ok();
-            let at = at.context("a time after the year 2554: seconds are needed");
-            let at = at.with_context(of)?;
-            trace.late += u64::from(at < last);
-            last = last.max(at);
-            trace.calls.push(Call {
-                at: last,
-                key: keys.number(&key)?,
-                requests: u32::try_from(requests).with_context(of)?,
-            });
         }
         ensure!(!trace.calls.is_empty(), "there is no call in it");
-        trace.keys = keys.into_keys();
         Ok(trace)
+    }
+
+    /// Adds the call of a line; keys have numbers by their first appearance.
+    fn add(&mut self, line: &str, numbers: &mut HashMap<String, u32, RandomState>) -> Result<()> {
+        let mut fields = line.split(',').map(|field| field.trim().trim_matches('"'));
+        let time = parse_time(fields.next().unwrap_or_default())?;
+        let at = u64::try_from(time.as_nanos()).ok();
+        let at = at.context("a time after the year 2554: seconds are needed")?;
+        let key = fields.next();
+        let key = key.context("there is no key: time,key or time,key,requests is needed")?;
+        let requests = fields.next().filter(|field| !field.is_empty());
+        let requests = requests.map_or(Ok(1), str::parse);
+        let requests = requests.context("the requests are not a whole number below 2^32")?;
+        ensure!(fields.next().is_none(), "more than time, key and requests");
+        let number = match numbers.get(key) {
+            Some(number) => *number,
+            None => {
+                let number = u32::try_from(self.keys.len()).context("more than 2^32 keys")?;
+                numbers.insert(key.to_owned(), number);
+                self.keys.push(key.to_owned());
+                number
+            }
+        };
+        let last = self.calls.last().map_or(0, |call| call.at);
+        self.late += u64::from(at < last);
+        self.calls.push(Call {
+            at: at.max(last),
+            key: number,
+            requests,
+        });
+        Ok(())
     }
 
     /// From the first call to the last.
@@ -139,54 +100,6 @@ impl Trace {
         ends.map_or(Duration::ZERO, |(first, last)| {
             Duration::from_nanos(last.at - first.at)
         })
-    }
-}
-
-fn is_header(line: &str) -> bool {
-    let first = line.split(',').next().unwrap_or_default();
-    let first = first.trim().trim_matches('"').to_ascii_lowercase();
-    ["time", "t", "at", "timestamp"].contains(&&*first)
-}
-
-impl Form {
-    fn of(line: &str) -> Self {
-        if line.starts_with('{') {
-            Self::Ndjson
-        } else {
-            Self::Csv
-        }
-    }
-
-    fn call(self, line: &str) -> Result<(Duration, std::borrow::Cow<'_, str>, u64)> {
-        match self {
-            Self::Csv => {
-                let mut fields = line.split(',').map(|field| field.trim().trim_matches('"'));
-                let time = fields.next().unwrap_or_default();
-                let key = fields
-                    .next()
-                    .context("there is no key: time,key or time,key,requests is needed")?;
-                let requests = fields.next().filter(|field| !field.is_empty());
-                let requests = requests.map_or(Ok(1), str::parse);
-                ensure!(fields.next().is_none(), "more than time, key and requests");
-                let requests = requests.context("the requests are not a whole number")?;
-                Ok((parse_time(time)?, key.into(), requests))
-            }
-            Self::Ndjson => {
-                let line: Line = serde_json::from_str(line)
-                    .context("not {\"time\": …, \"key\": …, \"n\": …}")?;
-                let time = match &line.time {
-                    serde_json::Value::String(text) => parse_time(text)?,
-                    serde_json::Value::Number(number) => parse_time(&number.to_string())?,
-                    _ => bail!("the time is neither a number nor a text"),
-                };
-                let key = match line.key {
-                    serde_json::Value::String(text) => text,
-                    serde_json::Value::Number(number) => number.to_string(),
-                    _ => bail!("the key is neither a text nor a number"),
-                };
-                Ok((time, key.into(), line.n))
-            }
-        }
     }
 }
 
@@ -227,7 +140,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, calls: &[(u64, u32, u32)], keys: &[&str]) {
-        let trace = Trace::parse(text.as_bytes()).unwrap();
+        let trace = Trace::parse(text).unwrap();
         let found: Vec<_> = trace
             .calls
             .iter()
@@ -238,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn each_form_is_read() {
+    fn calls_are_read() {
         let calls = [
             (500_000_000, 0, 1),
             (1_250_000_001, 1, 3),
@@ -249,8 +162,6 @@ mod tests {
             &calls,
             &["a", "b"],
         );
-        let ndjson = "{\"time\":0.5,\"key\":\"a\"}\n{\"t\":\"1.250000001\",\"key\":\"b\",\"n\":3}\r\n{\"time\":1,\"key\":\"a\",\"requests\":1}";
-        check(ndjson, &calls, &["a", "b"]);
         let dated = "1970-01-01T00:00:01Z,a\n1970-01-01T01:00:02+01:00,a";
         check(
             dated,
@@ -271,14 +182,11 @@ mod tests {
             ("0,a,1.5\n", "line 1"),
             ("0,a,1,9\n", "line 1"),
             ("0,a,99999999999\n", "line 1"),
-            ("{\"time\":1}\n", "line 1"),
-            ("{\"time\":[],\"key\":\"a\"}\n", "line 1"),
             ("-1,a\n", "line 1"),
             ("1969-01-01T00:00:00Z,a\n", "line 1"),
         ] {
-            let error = format!("{:#}", Trace::parse(text.as_bytes()).unwrap_err());
+            let error = format!("{:#}", Trace::parse(text).unwrap_err());
             assert!(error.contains(expected), "{text}: {error}");
         }
-        assert!(Trace::parse(b"0,\xff\n").is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limiter::replay::all_algorithms;
+use limiter::replay::{Candidate, all_algorithms};
 use limits::{Algorithm, Decision, Demand, Limit, Limits, Rate};
 
 const SECOND: u64 = 1_000_000_000;
@@ -45,12 +45,19 @@ fn unlimited() -> String {
 }
 
 /// All algorithms at ten a second.
-fn ten_a_second() -> Vec<(String, Algorithm)> {
+fn ten_a_second() -> Vec<(&'static str, Algorithm)> {
+    let algorithm = |(name, rule): (&'static str, String)| {
+        let candidate = Candidate::each(name, &rule).expect("a good rule");
+        (name, candidate.rules.limits[0].rules[0].limit.algorithm)
+    };
     all_algorithms(rate(10, 1), 10)
+        .into_iter()
+        .map(algorithm)
+        .collect()
 }
 
 /// Ten calls, one a second, where ten a second may go.
-fn one_each_second((_, algorithm): &(String, Algorithm)) -> String {
+fn one_each_second((_, algorithm): &(&str, Algorithm)) -> String {
     let moments = (0..10).map(|number| START + number * SECOND);
     // The article prints: 10 of 10, one a second, at a limit of 10/s
     format!("{} of 10", passed(&decisions(*algorithm, moments)).len())

@@ -9,7 +9,7 @@
 //! 50 ms. Without the server nothing opens: each goes on with a part that is its own.
 //!
 //! [`terms`] and [`member`] are pure. What the server keeps is in `lease.lua`; `tests/model/mod.rs` is the same in Rust, and has
-//! the proof. [`shares`] reads who has which share, for people. [`contracts`] says which files of limits a producer can use.
+//! the proof. [`contracts`] says which files of limits a producer can use.
 //!
 //! Clocks: shares go by the monotonic clocks of processes, which may differ by 2 %. A machine that sleeps, or is stopped with all that is on it, must not go on
 //! within [`ttl`](terms::Terms::ttl) as if nothing had been: monotonic clocks stand still meanwhile.
@@ -20,7 +20,6 @@ pub mod lease;
 pub mod member;
 pub mod messages;
 mod server;
-pub mod shares;
 pub mod terms;
 
 pub use server::{Address, ServerError};

@@ -25,26 +25,6 @@ pub struct Terms {
     pub members_max: u64,
 }
 
-/// Why times do not fit together.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TermsError {
-    /// The answers come too late for the next question.
-    #[error("timeout is at most half of refresh")]
-    Timeout,
-    /// A lease would end before it is renewed.
-    #[error("ttl is at least three times refresh, and at most ten times")]
-    Ttl,
-    /// A member would be forgotten while it is only slow.
-    #[error("forget_after is at least 20 times ttl, and at most 30 days")]
-    ForgetAfter,
-    /// There may not be so many.
-    #[error("members_max is at most {MEMBERS_MAX}")]
-    Members,
-    /// A refresh of no time, or a very long one.
-    #[error("refresh is 10ms to 1min")]
-    Refresh,
-}
-
 impl Default for Terms {
     fn default() -> Self {
         Self {
@@ -61,24 +41,36 @@ impl Terms {
     /// The same, if its times fit together.
     ///
     /// # Errors
-    /// When they do not.
-    pub fn checked(self) -> Result<Self, TermsError> {
-        if !(10_000..=60_000_000).contains(&self.refresh) {
-            return Err(TermsError::Refresh);
+    /// What does not fit.
+    pub fn checked(self) -> Result<Self, &'static str> {
+        let is_renewed = (3 * self.refresh..=10 * self.refresh).contains(&self.ttl);
+        let is_known = (20 * self.ttl..=30 * 86_400_000_000).contains(&self.forget_after);
+        let is_in_time = (1..=self.refresh / 2).contains(&self.timeout);
+        let rules = [
+            (
+                (10_000..=60_000_000).contains(&self.refresh),
+                "refresh is 10ms to 1min",
+            ),
+            // A later answer comes too late for the next question.
+            (is_in_time, "timeout is at most half of refresh"),
+            (
+                is_renewed,
+                "ttl is at least three times refresh, and at most ten times",
+            ),
+            // Else a member would be forgotten while it is only slow.
+            (
+                is_known,
+                "forget_after is at least 20 times ttl, and at most 30 days",
+            ),
+            (
+                self.members_max <= MEMBERS_MAX,
+                "members_max is at most 1000",
+            ),
+        ];
+        match rules.iter().find(|(holds, _)| !holds) {
+            Some((_, rule)) => Err(rule),
+            None => Ok(self),
         }
-        if self.timeout == 0 || self.timeout > self.refresh / 2 {
-            return Err(TermsError::Timeout);
-        }
-        if !(3 * self.refresh..=10 * self.refresh).contains(&self.ttl) {
-            return Err(TermsError::Ttl);
-        }
-        if !(20 * self.ttl..=30 * 86_400_000_000).contains(&self.forget_after) {
-            return Err(TermsError::ForgetAfter);
-        }
-        if self.members_max > MEMBERS_MAX {
-            return Err(TermsError::Members);
-        }
-        Ok(self)
     }
 
     /// By how much the server's clock may be set forward within one lease without anybody noticing; and beyond that, room for clocks

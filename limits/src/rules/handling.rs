@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error};
 
-use crate::rate::{Bytes, Time};
+use crate::rate::{Bytes, Parsed, Time};
 
 const REQUEUES_MAX: u32 = 64;
 
@@ -114,7 +114,8 @@ fn up_to_a_day<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error>
 }
 
 fn up_to<'de, D: Deserializer<'de>>(from: D, most: Duration) -> Result<Duration, D::Error> {
-    let time = Duration::from(Time::deserialize(from)?);
+    let Parsed::<Time>(time) = Parsed::deserialize(from)?;
+    let time = Duration::from(time);
     if time > most {
         let [time, most] = [time, most].map(Time::from);
         return Err(Error::custom(format!("{time} is more than {most}")));
@@ -124,7 +125,7 @@ fn up_to<'de, D: Deserializer<'de>>(from: D, most: Duration) -> Result<Duration,
 
 fn queue_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let [least, most] = [Bytes(64 << 10), Bytes(16 << 30)];
-    let bytes = Bytes::deserialize(from)?;
+    let Parsed::<Bytes>(bytes) = Parsed::deserialize(from)?;
     match bytes.0 {
         count if (least.0..=most.0).contains(&count) => Ok(count),
         _ => Err(Error::custom(format!("{bytes} is not {least} to {most}"))),

@@ -13,7 +13,7 @@ use crate::{
     algorithm::Options,
     decision::Limit,
     limits::DEMANDS_MAX,
-    rate::{Rate, Time, Word, parsed},
+    rate::{Parsed, Rate, Time, Word},
 };
 
 /// Maximum number of processes that keep to limits together.
@@ -43,28 +43,27 @@ struct LimitTable {
 #[derive(Deserialize)]
 struct RuleTable {
     id: String,
-    #[serde(deserialize_with = "parsed")]
-    rate: Rate,
+    rate: Parsed<Rate>,
     #[serde(default)]
     count_refused: bool,
     #[serde(flatten)]
     options: Options,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SharingTable {
-    mode: Option<String>,
-    redis: Option<String>,
-    group: Option<String>,
+    mode: SharingMode,
+    redis: String,
+    group: String,
     tls_ca: Option<String>,
     tls_cert: Option<String>,
     tls_key: Option<String>,
     members_max: Option<u64>,
-    refresh: Option<Time>,
-    ttl: Option<Time>,
-    timeout: Option<Time>,
-    forget_after: Option<Time>,
+    refresh: Option<Parsed<Time>>,
+    ttl: Option<Parsed<Time>>,
+    timeout: Option<Parsed<Time>>,
+    forget_after: Option<Parsed<Time>>,
 }
 
 /// Reads what is written.
@@ -282,7 +281,7 @@ impl Reader {
         }
         let RuleTable {
             id,
-            rate,
+            rate: Parsed(rate),
             count_refused,
             options,
         } = self.table(path, value)?;
@@ -321,24 +320,9 @@ impl Reader {
         if members_max.is_some_and(|it| !(1..=PARTS_MAX).contains(&it)) {
             self.wrong(PATH, format!("members_max is 1 to {PARTS_MAX}"));
         }
-        let mode = match read.mode.as_deref() {
-            Some("lease") => SharingMode::Lease,
-            Some("exact") => SharingMode::Exact,
-            Some("local") => return None,
-            _ => {
-                let what = "mode is \"lease\", \"exact\", or \"local\" where each keeps the limits for itself";
-                self.wrong(PATH, what);
-                return None;
-            }
-        };
-        let Some(redis) = read.redis else {
-            let what = "redis is missing: the server's address, as in \"redis://10.0.0.5:6379\"";
-            self.wrong(PATH, what);
-            return None;
-        };
         // It is a part of a key's name, and of the slot in which it is.
         let is_name = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
-        let group = read.group.unwrap_or_default();
+        let group = read.group;
         if group.is_empty() || group.len() > GROUP_CHARS_MAX || !group.chars().all(is_name) {
             let what = format!(
                 "group is 1 to {GROUP_CHARS_MAX} letters, digits, dots, hyphens or underscores: \
@@ -346,11 +330,12 @@ impl Reader {
             );
             self.wrong(PATH, what);
         }
-        let time = |given: Option<Time>, unless_set| given.map_or(unless_set, Duration::from);
+        let time =
+            |given: Option<Parsed<Time>>, unless_set| given.map_or(unless_set, |it| it.0.into());
         let refresh = time(read.refresh, Duration::from_secs(1));
         Some(Sharing {
-            mode,
-            redis,
+            mode: read.mode,
+            redis: read.redis,
             tls_ca: read.tls_ca,
             tls_cert: read.tls_cert,
             tls_key: read.tls_key,

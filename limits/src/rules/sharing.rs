@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Duration};
 
+use serde::Deserialize;
+
 use crate::rate::Time;
 
 /// That limits are shared, and how.
@@ -32,7 +34,8 @@ pub struct Sharing {
 }
 
 /// Who decides under shared limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SharingMode {
     /// Each by itself, by its share of the rate, which the server hands out each second.
     Lease,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Limit, step_of};
+use limits::{Algorithm, Aligned, Limit, rate::gcd, step_of};
 use redis::Value;
 
 use super::NUMBER_MAX;
@@ -261,11 +261,4 @@ impl Answer {
             left: lefts.collect::<Result<_, ServerError>>()?,
         })
     }
-}
-
-fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
