@@ -57,11 +57,6 @@ pub const LIMITS: Figure = Figure::gauge(
     "Limits in force, by where they come from: the file or the collection.",
 )
 .by(&["source"]);
-pub const CHANGES: Figure = Figure::counter(
-    "limiter_limit_changes_total",
-    "Versions of limits that came into force, or were refused because they have mistakes or contradict another source.",
-)
-.by(&["source", "outcome"]);
 pub const COLLECTION_AGE: Figure = Figure::gauge(
     "limiter_collection_age_seconds",
     "Time since the collection of limits was read, or the start if it never was; no value without one.",

@@ -31,13 +31,7 @@ use self::opening::{Kept, open};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::Follower;
 use super::{
-    clock::Clock,
-    config::Config,
-    engine::Survey,
-    metrics,
-    port::{self, Port},
-    saver::Saver,
-    service::Service,
+    clock::Clock, config::Config, engine::Survey, metrics, port, saver::Saver, service::Service,
     sharing::Decider,
 };
 
@@ -93,7 +87,7 @@ impl App {
         let listener = listen::bind(config.listen, "--listen")?;
         let admin = listen::bind(config.running.admin, "--admin")?;
         let (address, admin_address) = (listener.local_addr()?, admin.local_addr()?);
-        let kept = open(&config, &registry).await?;
+        let kept = open(&config).await?;
         let app = Self {
             address,
             admin_address,
@@ -137,8 +131,7 @@ impl App {
             metrics: metrics::Serving::register(registry).context("metrics")?,
         };
         let (most, per_address) = config.connections;
-        let port = Port::new(service, self.calls.stop.clone());
-        self.calls.tasks.spawn(port.serve(
+        self.calls.tasks.spawn(service.serve(
             listener,
             port::limits(most, per_address),
             listen::Metrics::register(registry, "limiter", "http").context("metrics")?,

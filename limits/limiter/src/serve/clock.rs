@@ -60,18 +60,6 @@ impl Clock {
         }
     }
 
-    /// A clock that tells this moment now, and goes on as all do.
-    #[must_use]
-    pub fn telling(nanos: u64) -> Self {
-        Self {
-            began: Instant::now(),
-            shared: Arc::new(Shared {
-                began_unix_nanos: AtomicU64::new(nanos),
-                is_behind: AtomicBool::new(false),
-            }),
-        }
-    }
-
     /// Steps forward to this moment, if it is not yet then.
     pub fn not_before(&self, nanos: u64) {
         self.forward(nanos.saturating_sub(self.now()));

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::answer::problem as problem_answer;
-use self::answer::{CountedBody, LearnedBody, LimitBody, SlotBody, json, text};
+use self::answer::{LimitBody, SlotBody, json, text};
 use super::{
     ask::{Asked, Call, Path, Query, What, is_json, method},
     engine::{Refused, Slot},
@@ -53,8 +53,7 @@ impl Service {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
         }
-        let status = answer.status();
-        self.metrics.answered(call, status.into());
+        self.metrics.answered(call, answer.status());
         answer
     }
 
@@ -67,7 +66,7 @@ impl Service {
         stop: &CancellationToken,
         began: Instant,
     ) -> Result<Answer, Problem> {
-        let caller = self.admit(head, began)?;
+        let holder = self.admit(head)?;
         match path {
             Path::Call(call, first) => {
                 expect(&head.method, &method(call))?;
@@ -81,7 +80,7 @@ impl Service {
                     _ => self.body(body).await?,
                 };
                 let mut asked = Asked::read(call, first, query, &body)?;
-                let answered = self.answer(&mut asked, &caller, stop).await;
+                let answered = self.answer(&mut asked, &holder, stop, began).await;
                 let slot = match &answered {
                     Ok(answer) => Some(&answer.slot),
                     Err(problem) => problem.slot.as_deref(),
@@ -97,7 +96,7 @@ impl Service {
                 Ok(answer)
             }
             Path::Limit(limit) => {
-                self.may_use(&caller.holder, &limit)?;
+                self.may_use(&holder, &limit)?;
                 expect(&head.method, &Method::GET)?;
                 self.limit(&limit)
             }
@@ -175,18 +174,13 @@ pub fn counters(
 }
 
 fn answer_of(call: Call, answer: &service::Answer) -> Answer {
-    let (slot, has_effect) = (SlotBody::of(&answer.slot), answer.has_effect);
+    let mut slot = SlotBody::of(&answer.slot);
     match call {
-        Call::Delay | Call::Reserve => json(&slot),
-        Call::Increment => json(&CountedBody {
-            counted: has_effect,
-            next: slot,
-        }),
-        Call::Feedback => json(&LearnedBody {
-            learned: has_effect,
-            next: slot,
-        }),
+        Call::Delay | Call::Reserve => {}
+        Call::Increment => slot.counted = Some(answer.has_effect),
+        Call::Feedback => slot.learned = Some(answer.has_effect),
     }
+    json(&slot)
 }
 
 fn expect(method: &Method, expected: &Method) -> Result<(), Problem> {

@@ -7,7 +7,6 @@
 //!   is tried again when the other source changes.
 //! - What the collection said last is in the folder of `--state`, so a start does not depend on a collection that cannot be read.
 
-mod changes;
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
 mod plan;
@@ -19,7 +18,6 @@ use std::{
 
 use limits::rules::{Document, Mistakes};
 
-pub use self::changes::Changes;
 pub use self::plan::{Named, Plan, Source};
 use super::{clock::Clock, engine::Engine, sharing::check_same};
 
@@ -36,7 +34,6 @@ struct Shared {
     /// Locked while a version is looked at, which may take long.
     newest: Mutex<Newest>,
     in_force: Mutex<InForce>,
-    metrics: Changes,
 }
 
 /// The newest version of each source.
@@ -73,13 +70,7 @@ pub fn at_start(file: Document, kept: &[u8], has_collection: bool) -> Result<Pla
 impl LimitSources {
     /// With what is in force already.
     #[must_use]
-    pub fn new(
-        plan: Plan,
-        has_collection: bool,
-        engine: Arc<Engine>,
-        clock: Clock,
-        metrics: Changes,
-    ) -> Self {
+    pub fn new(plan: Plan, has_collection: bool, engine: Arc<Engine>, clock: Clock) -> Self {
         engine.keep(plan::to_bytes(&plan.collection));
         let newest = Newest {
             file: plan.file.clone(),
@@ -96,7 +87,6 @@ impl LimitSources {
                 clock,
                 newest: Mutex::new(newest),
                 in_force: Mutex::new(in_force),
-                metrics,
             }),
         }
     }
@@ -136,50 +126,46 @@ impl LimitSources {
         }
     }
 
-    /// Takes into force what can be of the newest versions: both, else the one that changed, else the other.
+    /// Takes into force the newest versions of both; else the one that changed, beside what is in force of the other.
     fn decide(&self, newest: &Newest, changed: Source) {
         let before = self.plan();
-        let of = |source: Source| -> Result<Plan, Mistakes> {
-            match (source, &newest.collection) {
-                (Source::File, _) => self.plan_of(&newest.file, &before.collection),
-                (Source::Collection, Ok(named)) => self.plan_of(&before.file, named),
-                (Source::Collection, Err(why)) => Err(Mistakes(vec![why.clone()])),
+        let collection = newest.collection.as_ref();
+        let collection = collection.map_err(|why| Mistakes(vec![why.clone()]));
+        let both = collection.clone();
+        let both = both.and_then(|named| self.plan_of(&newest.file, named));
+        let (refused, why) = match both {
+            Ok(plan) => {
+                self.take(plan, &before);
+                self.in_force().refused = None;
+                return;
+            }
+            Err(why) => {
+                let (alone, other) = match changed {
+                    Source::File => (
+                        self.plan_of(&newest.file, &before.collection),
+                        Source::Collection,
+                    ),
+                    Source::Collection => (
+                        collection.and_then(|named| self.plan_of(&before.file, named)),
+                        Source::File,
+                    ),
+                };
+                match alone {
+                    Ok(plan) => {
+                        self.take(plan, &before);
+                        (other, why)
+                    }
+                    Err(why) => (changed, why),
+                }
             }
         };
-        let both = match &newest.collection {
-            Ok(named) => self.plan_of(&newest.file, named),
-            Err(_) => of(Source::File),
-        };
-        let other = match changed {
-            Source::File => Source::Collection,
-            Source::Collection => Source::File,
-        };
-        if let Ok(plan) = both.or_else(|_| of(changed)).or_else(|_| of(other)) {
-            self.take(plan, &before);
-        }
-        let in_force = self.plan();
-        let mut refused = Vec::new();
-        for source in Source::ALL {
-            let tried = match (source, &newest.collection) {
-                (Source::File, _) if newest.file == in_force.file => continue,
-                (Source::File, _) => self.plan_of(&newest.file, &in_force.collection),
-                (_, Ok(named)) if *named == in_force.collection => continue,
-                (_, Ok(named)) => self.plan_of(&in_force.file, named),
-                (_, Err(why)) => Err(Mistakes(vec![why.clone()])),
-            };
-            let why = tried.err().map(|mistakes| mistakes.0.join("; "));
-            let (source, why) = (source.name(), why.unwrap_or_default());
-            if source == changed.name() {
-                self.shared.metrics.refused(changed);
-                tracing::warn!(
-                    source,
-                    why,
-                    "limits rejected: the previous version stays in force"
-                );
-            }
-            refused.push(format!("{source}: {why}"));
-        }
-        self.in_force().refused = (!refused.is_empty()).then(|| refused.join("; "));
+        let (source, why) = (refused.name(), why.0.join("; "));
+        tracing::warn!(
+            source,
+            why,
+            "limits rejected: the previous version stays in force"
+        );
+        self.in_force().refused = Some(format!("{source}: {why}"));
     }
 
     /// What would be in force after what is.
@@ -191,29 +177,19 @@ impl LimitSources {
 
     /// Takes a version into force, unless it is in force.
     fn take(&self, plan: Plan, before: &Plan) {
-        let Shared {
-            engine,
-            clock,
-            metrics,
-            ..
-        } = &*self.shared;
+        let Shared { engine, clock, .. } = &*self.shared;
         let changed = [
-            plan.file != before.file,
-            plan.collection != before.collection,
+            (Source::File, plan.file != before.file),
+            (Source::Collection, plan.collection != before.collection),
         ];
-        if changed == [false; 2] {
-            return;
-        }
+        let mut changed = changed.into_iter().filter(|(_, is_changed)| *is_changed);
+        let Some(first) = changed.next() else { return };
         let kept = plan::to_bytes(&plan.collection);
         engine.change(&plan.rules.limits, kept, clock.now());
         self.in_force().plan = Arc::new(plan);
         let version = engine.version();
-        for (source, is_changed) in Source::ALL.into_iter().zip(changed) {
-            if is_changed {
-                metrics.taken(source);
-                let source = source.name();
-                tracing::info!(source, version, "limits changed");
-            }
+        for (source, _) in [first].into_iter().chain(changed) {
+            tracing::info!(source = source.name(), version, "limits changed");
         }
     }
 

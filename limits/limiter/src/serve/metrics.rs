@@ -23,37 +23,14 @@ use super::{
     sharing::Decider,
 };
 
-/// What is asked.
+/// What is asked, as [`Call`] has it, and other paths.
 const CALLS: [&str; 5] = ["delay", "reserve", "increment", "feedback", "other"];
-
-/// How a call ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
-    Good,
-    /// It cannot be answered.
-    Theirs,
-    /// The limiter cannot answer it.
-    Ours,
-}
-
-const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
-
-impl From<StatusCode> for Class {
-    fn from(status: StatusCode) -> Self {
-        match status.as_u16() {
-            ..400 => Self::Good,
-            400..500 => Self::Theirs,
-            _ => Self::Ours,
-        }
-    }
-}
 
 /// What the server counts.
 #[derive(Debug, Clone)]
 pub struct Serving {
-    requests: [[IntCounter; 3]; 5],
-    /// As [`KINDS`] are.
-    problems: [IntCounter; KINDS.len()],
+    requests: IntCounterVec,
+    problems: IntCounterVec,
     pub(super) seconds: Latency,
     /// Reservations whose answer is held until their slot.
     pub(super) waiting: IntGauge,
@@ -85,28 +62,36 @@ impl Serving {
         for reason in ["missing", "wrong", "limit"] {
             token_refusals.with_label_values(&[reason]);
         }
-        let of_call = |call| CLASSES.map(|class| requests.with_label_values(&[call, class]));
+        for call in CALLS {
+            for class in ["2xx", "4xx", "5xx"] {
+                requests.with_label_values(&[call, class]);
+            }
+        }
+        for kind in KINDS {
+            problems.with_label_values(&[kind.name]);
+        }
         Ok(Self {
-            requests: CALLS.map(of_call),
-            problems: KINDS.map(|kind| problems.with_label_values(&[kind.name])),
+            requests,
+            problems,
             seconds: registry.add(REQUEST_SECONDS)?,
             waiting: registry.add(WAITING)?,
             token_refusals,
         })
     }
 
-    pub(super) fn answered(&self, call: Option<Call>, class: Class) {
-        let call = call.map_or(CALLS.len() - 1, |call| call as usize);
-        self.requests[call][class as usize].inc();
+    pub(super) fn answered(&self, call: Option<Call>, status: StatusCode) {
+        let call = call.map_or("other", |call| CALLS[call as usize]);
+        let class = match status.as_u16() {
+            ..400 => "2xx",
+            400..500 => "4xx",
+            _ => "5xx",
+        };
+        self.requests.with_label_values(&[call, class]).inc();
     }
 
     pub(super) fn problem(&self, problem: &Problem) {
-        let kinds = KINDS.iter().zip(&self.problems);
-        for (kind, count) in kinds {
-            if kind.name == problem.kind.name {
-                count.inc();
-            }
-        }
+        let kind = problem.kind.name;
+        self.problems.with_label_values(&[kind]).inc();
     }
 }
 

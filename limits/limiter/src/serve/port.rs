@@ -40,29 +40,18 @@ pub fn limits(connections_max: usize, per_address_max: usize) -> listen::Limits 
     }
 }
 
-/// What answers on the port.
-pub struct Port {
-    service: Service,
-    stop: CancellationToken,
-}
-
-impl Port {
-    /// When `stop` is cancelled, those who wait get their answer at once, before their slot.
-    pub(super) fn new(service: Service, stop: CancellationToken) -> Self {
-        Self { service, stop }
-    }
-
-    /// Serves until the stage stops.
-    pub async fn serve(
+impl Service {
+    /// Serves until the stage stops: then those who wait get their answer at once, before their slot.
+    pub(super) async fn serve(
         self,
         listener: impl Listener,
         limits: listen::Limits,
         metrics: listen::Metrics,
         stage: Stage,
     ) {
-        let port = Arc::new(self);
+        let (service, stop) = (Arc::new(self), stage.stop.clone());
         listen::accept(listener, limits, metrics, stage, move |stream, activity| {
-            Arc::clone(&port).connection(stream, activity)
+            Arc::clone(&service).connection(stream, activity, stop.clone())
         })
         .await;
     }
@@ -71,15 +60,17 @@ impl Port {
         self: Arc<Self>,
         stream: WatchedStream<impl ByteStream>,
         activity: Arc<Activity>,
+        stop: CancellationToken,
     ) {
         if !has_date(SystemTime::now()) {
             tracing::debug!("connection closed: the system's clock is beyond the year 9999");
             return;
         }
         let answering = service_fn(|request: Request<Incoming>| {
-            let (port, in_progress) = (Arc::clone(&self), activity.long_request());
+            let in_progress = activity.long_request();
+            let (service, stop) = (&self, &stop);
             async move {
-                let answer = port.service.http(request, &port.stop).await;
+                let answer = service.http(request, stop).await;
                 drop(in_progress);
                 Ok::<_, Infallible>(answer)
             }
@@ -90,7 +81,7 @@ impl Port {
         let mut connection = std::pin::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = self.stop.cancelled() => {
+            () = stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }

@@ -26,7 +26,7 @@ use super::{
     metrics,
     problem::{self, Problem, not_saved},
     saver::Saver,
-    sharing::{Decided, Decider},
+    sharing::Decider,
     tokens::{self, Holder},
 };
 
@@ -59,17 +59,10 @@ pub struct Service {
     pub metrics: metrics::Serving,
 }
 
-/// Who asks, and since when.
-#[derive(Debug, Clone)]
-pub(super) struct Caller {
-    pub(super) holder: Arc<Holder>,
-    pub(super) began: Instant,
-}
-
 /// What is answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// When the call may go, or the next one could; its `now` is the moment of the answer.
+    /// When the call may go, or the next one could.
     pub(super) slot: Slot,
     /// Whether it changed anything: requests were taken or counted, or something was learned.
     pub(super) has_effect: bool,
@@ -80,15 +73,14 @@ impl Service {
     ///
     /// # Errors
     /// Why the request is not admitted.
-    pub(super) fn admit(&self, head: &Parts, began: Instant) -> Result<Caller, Problem> {
+    pub(super) fn admit(&self, head: &Parts) -> Result<Arc<Holder>, Problem> {
         let Some(tokens) = &self.tokens else {
             if !is_called_by_a_loopback_name(&head.headers, &head.uri)
                 || is_of_another_site(&head.headers)
             {
                 return Err(Problem::new(problem::MISDIRECTED, ""));
             }
-            let holder = Arc::new(Holder::anybody());
-            return Ok(Caller { holder, began });
+            return Ok(Arc::new(Holder::anybody()));
         };
         let refuse = |reason, detail: &str| {
             let refusals = &self.metrics.token_refusals;
@@ -97,23 +89,22 @@ impl Service {
         };
         let token = token::bearer(&head.headers).ok_or_else(|| refuse("missing", ""))?;
         let holder = tokens.current().holder(token);
-        let holder =
-            holder.ok_or_else(|| refuse("wrong", "the token is none that is taken here"))?;
-        Ok(Caller { holder, began })
+        holder.ok_or_else(|| refuse("wrong", "the token is none that is taken here"))
     }
 
-    /// Answers a call; where it is to wait for its slot, then, or as soon as `stop` is cancelled.
+    /// Answers a call that came at `began`; where it is to wait for its slot, then, or as soon as `stop` is cancelled.
     ///
     /// # Errors
     /// Why it is not answered.
     pub(super) async fn answer(
         &self,
         asked: &mut Asked,
-        caller: &Caller,
+        holder: &Holder,
         stop: &CancellationToken,
+        began: Instant,
     ) -> Result<Answer, Problem> {
         for counter in &asked.of {
-            self.may_use(&caller.holder, &counter.limit)?;
+            self.may_use(holder, &counter.limit)?;
         }
         if let (Some(rule), Some(first)) = (asked.rule, asked.of.first_mut()) {
             first.limit = rule.limit_of(&first.limit);
@@ -122,36 +113,35 @@ impl Service {
         let saver = self.saver.as_ref().filter(|_| may_change);
         let unsaved = |_| not_saved(self.clock.now());
         saver.map_or(Ok(()), Saver::check).map_err(unsaved)?;
-        let decided = self.decide(asked, caller).await;
+        let decided = self.decide(asked, holder).await;
+        let decided_at = Instant::now();
         if let Some(saver) = saver {
             // A call that is refused may count, too.
             saver.written().await.map_err(unsaved)?;
         }
-        let Decided { mut answer, clock } = decided?;
+        let Answer {
+            mut slot,
+            has_effect,
+        } = decided?;
         let is_held = matches!(asked.what, What::Reserve { is_held: true, .. });
-        if is_held && answer.slot.at > clock.now() {
-            let _waits = Waits::begin(&self.metrics.waiting);
-            wait(&answer.slot, &clock, stop).await;
+        if is_held && slot.at > slot.now {
+            self.hold(&slot, decided_at, stop).await;
         } else {
-            self.metrics.seconds.observe(caller.began.elapsed(), 1);
+            self.metrics.seconds.observe(began.elapsed(), 1);
         }
         if may_change {
-            answer.slot.now = clock.now();
+            let passed = u64::try_from(decided_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            slot.now = slot.now.saturating_add(passed);
         }
-        Ok(answer)
+        Ok(Answer { slot, has_effect })
     }
 
-    async fn decide(&self, asked: &Asked, caller: &Caller) -> Result<Decided<Answer>, Problem> {
+    async fn decide(&self, asked: &Asked, holder: &Holder) -> Result<Answer, Problem> {
         let targets = asked.targets();
-        let answer = |(has_effect, slot)| Answer { slot, has_effect };
-        match &asked.what {
-            What::Delay { requests } => {
-                let decided = self.decider.delay(&targets, *requests).await?;
-                Ok(decided.map(|slot| answer((false, slot))))
-            }
+        let (slot, has_effect) = match &asked.what {
+            What::Delay { requests } => (self.decider.delay(&targets, *requests).await?, false),
             What::Increment { requests, at } => {
-                let decided = self.decider.increment(&targets, *requests, *at).await?;
-                Ok(decided.map(answer))
+                self.decider.increment(&targets, *requests, *at).await?
             }
             What::Feedback(feedback) => {
                 let [target] = targets[..] else {
@@ -159,16 +149,25 @@ impl Service {
                     return Err(Problem::new(problem::INVALID, detail));
                 };
                 let said = feedback.said(self.clock.now())?;
-                Ok(self.decider.feedback(target, said).await?.map(answer))
+                self.decider.feedback(target, said).await?
             }
             What::Reserve {
                 requests, horizon, ..
             } => {
-                let by = &caller.holder.name;
-                let decided = self.decider.reserve(by, &targets, *requests, *horizon);
-                Ok(decided.await?.map(|slot| answer((true, slot))))
+                let by = &holder.name;
+                let slot = self.decider.reserve(by, &targets, *requests, *horizon);
+                (slot.await?, true)
             }
-        }
+        };
+        Ok(Answer { slot, has_effect })
+    }
+
+    /// Holds the response until the slot that was decided on at `decided_at`, for up to [`WAIT_MAX`].
+    async fn hold(&self, slot: &Slot, decided_at: Instant, stop: &CancellationToken) {
+        let _waits = Waits::begin(&self.metrics.waiting);
+        let wait = Duration::from_nanos(slot.at.saturating_sub(slot.now));
+        let wait = wait.saturating_sub(decided_at.elapsed());
+        stop.run_until_cancelled(sleep(wait.min(WAIT_MAX))).await;
     }
 
     /// Reads a whole body, and takes it away.
@@ -217,21 +216,5 @@ impl<'a> Waits<'a> {
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
         self.0.dec();
-    }
-}
-
-/// Holds an answer until its slot, for a while at most.
-async fn wait(slot: &Slot, clock: &Clock, stop: &CancellationToken) {
-    let deadline = Instant::now() + WAIT_MAX;
-    loop {
-        let wait = Duration::from_nanos(slot.at.saturating_sub(clock.now()));
-        let left = deadline.saturating_duration_since(Instant::now());
-        if wait.is_zero() || left.is_zero() {
-            return;
-        }
-        let slept = stop.run_until_cancelled(sleep(wait.min(left))).await;
-        if slept.is_none() {
-            return;
-        }
     }
 }

@@ -44,13 +44,6 @@ struct Shared {
     by_nobody: AtomicU64,
 }
 
-/// An answer.
-pub(super) struct Decided<T> {
-    pub(super) answer: T,
-    /// The clock that its moments are of.
-    pub(super) clock: Clock,
-}
-
 /// How many calls under shared limits were decided on by whom, and whether the server is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
@@ -143,19 +136,13 @@ impl Decider {
     }
 
     /// When so many requests could go.
-    pub(super) async fn delay(
-        &self,
-        of: &[Target<'_>],
-        requests: u64,
-    ) -> Result<Decided<Slot>, Problem> {
-        let told = self.ask(None, of, requests, Question::Peek).await?;
-        if let Some(told) = told {
-            return Ok(told.map(|(slot, _)| slot));
+    pub(super) async fn delay(&self, of: &[Target<'_>], requests: u64) -> Result<Slot, Problem> {
+        if let Some((slot, _)) = self.ask(None, of, requests, Question::Peek).await? {
+            return Ok(slot);
         }
         let now = self.clock.now();
         let slot = self.engine.delay(of, requests, now);
-        let answer = slot.map_err(|why| self.wrong(why, now))?;
-        Ok(self.decided(answer))
+        slot.map_err(|why| self.wrong(why, now))
     }
 
     /// Takes a slot within the horizon, for the bearer of a token.
@@ -165,68 +152,70 @@ impl Decider {
         of: &[Target<'_>],
         requests: u64,
         horizon: Duration,
-    ) -> Result<Decided<Slot>, Problem> {
+    ) -> Result<Slot, Problem> {
         let question = Question::Reserve { horizon };
-        if let Some(told) = self.ask(Some(by), of, requests, question).await? {
-            return Ok(told.map(|(slot, _)| slot));
+        if let Some((slot, _)) = self.ask(Some(by), of, requests, question).await? {
+            return Ok(slot);
         }
         let now = self.clock.now();
         let slot = self.engine.reserve_by(by, of, requests, horizon, now);
-        Ok(self.decided(slot.map_err(|why| self.wrong(why, now))?))
+        slot.map_err(|why| self.wrong(why, now))
     }
 
-    /// Counts calls that were made, and says whether they have an effect, and when one more could go.
+    /// Counts calls that were made, and says when one more could go, and whether they have an effect.
     pub(super) async fn increment(
         &self,
         of: &[Target<'_>],
         requests: u64,
         at: Option<u64>,
-    ) -> Result<Decided<(bool, Slot)>, Problem> {
+    ) -> Result<(Slot, bool), Problem> {
         let made = at.map(|at| at / 1_000);
         let question = Question::Count { made };
-        if let Some(told) = self.ask(None, of, requests, question).await? {
-            return Ok(told.map(|(slot, is_counted)| (is_counted, slot)));
+        if let Some(counted) = self.ask(None, of, requests, question).await? {
+            return Ok(counted);
         }
         let now = self.clock.now();
         let counted = self.engine.increment(of, requests, at, now);
         let (recorded, slot) = counted.map_err(|why| self.wrong(why, now))?;
-        Ok(self.decided((recorded == Recorded::Counted, slot)))
+        Ok((slot, recorded == Recorded::Counted))
     }
 
-    /// Learns from a partner's answer, and says whether it did, and when one request could go.
+    /// Learns from a partner's answer, and says when one request could go, and whether it did.
     pub(super) async fn feedback(
         &self,
         of: Target<'_>,
         said: Said,
-    ) -> Result<Decided<(bool, Slot)>, Problem> {
+    ) -> Result<(Slot, bool), Problem> {
         let now = self.clock.now();
         if self.shared.is_none() {
             let learned = self.engine.feedback(of, said, now);
-            return Ok(self.decided(learned.map_err(|why| self.wrong(why, now))?));
+            let (is_learned, slot) = learned.map_err(|why| self.wrong(why, now))?;
+            return Ok((slot, is_learned));
         }
         let learned = self.engine.hear(of, said, now);
         let is_learned = learned.map_err(|why| self.wrong(why, now))?;
         let asking = self.engine.asking(None, &[of], 1, Question::Peek, now);
         let mut asking = asking.map_err(|why| refused(why, now))?;
         asking.is_counted = false;
-        let next = match self.ask_about(asking).await? {
-            Some(told) => told.map(|(slot, _)| slot),
+        let slot = match self.ask_about(asking).await? {
+            Some((slot, _)) => slot,
             None => {
                 let slot = self.engine.delay(&[of], 1, now);
-                self.decided(slot.map_err(|why| self.wrong(why, now))?)
+                slot.map_err(|why| self.wrong(why, now))?
             }
         };
-        Ok(next.map(|slot| (is_learned, slot)))
+        Ok((slot, is_learned))
     }
 
-    /// What the server says; `None` where it is for the engine to say, as there is no server, or it is lost.
+    /// What the server says, by its clock, and whether it took anything; `None` where it is for the engine to say, as there is no server, or it
+    /// is lost.
     async fn ask(
         &self,
         by: Option<&str>,
         of: &[Target<'_>],
         requests: u64,
         question: Question,
-    ) -> Result<Option<Decided<(Slot, bool)>>, Problem> {
+    ) -> Result<Option<(Slot, bool)>, Problem> {
         if self.shared.is_none() {
             return Ok(None);
         }
@@ -236,44 +225,31 @@ impl Decider {
             .await
     }
 
-    async fn ask_about(&self, asking: Asking) -> Result<Option<Decided<(Slot, bool)>>, Problem> {
+    async fn ask_about(&self, asking: Asking) -> Result<Option<(Slot, bool)>, Problem> {
         let Some(shared) = &self.shared else {
             return Ok(None);
         };
         let was_asked = shared.exact.has_server();
-        let answer = shared
+        let asked = shared
             .exact
-            .ask(&asking.asks, asking.question, asking.pause)
-            .await;
-        if answer.is_err() {
-            self.engine.unanswered(&asking, was_asked);
-        }
+            .ask(&asking.asks, asking.question, asking.pause);
+        let answer = asked.await;
         let now = self.clock.now();
-        let Ok(answer) = answer else {
-            // Where it is there, parts would come on top of what it lets go.
-            let is_lost = matches!(answer, Err(Unanswered::Lost));
-            if let Counting::Part(_) = shared.counting
-                && is_lost
-            {
-                shared.by_part.fetch_add(1, Ordering::Relaxed);
-                return Ok(None);
+        let lost = match answer {
+            Ok(answer) => {
+                let answered = self.engine.answered(&asking, &answer, now);
+                return answered.map(Some).map_err(|why| refused(why, now));
             }
-            shared.by_nobody.fetch_add(1, Ordering::Relaxed);
-            return Err(server_lost(now));
+            Err(lost) => lost,
         };
-        let slot = self.engine.answered(&asking, &answer, now);
-        let clock = Clock::telling(answer.now.saturating_mul(1_000));
-        Ok(Some(Decided {
-            answer: slot.map_err(|why| refused(why, now))?,
-            clock,
-        }))
-    }
-
-    fn decided<T>(&self, answer: T) -> Decided<T> {
-        Decided {
-            answer,
-            clock: self.clock.clone(),
+        self.engine.unanswered(&asking, was_asked);
+        // Where it is there, parts would come on top of what it lets go.
+        if lost == Unanswered::Lost && matches!(shared.counting, Counting::Part(_)) {
+            shared.by_part.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
         }
+        shared.by_nobody.fetch_add(1, Ordering::Relaxed);
+        Err(server_lost(now))
     }
 
     /// Why the engine has no answer.
@@ -282,15 +258,6 @@ impl Decider {
             // That is said of a part; the whole may let it go.
             Refused::TooMany { .. } if self.shared.is_some() => server_lost(now),
             why => refused(why, now),
-        }
-    }
-}
-
-impl<T> Decided<T> {
-    pub(super) fn map<U>(self, of: impl FnOnce(T) -> U) -> Decided<U> {
-        Decided {
-            answer: of(self.answer),
-            clock: self.clock,
         }
     }
 }

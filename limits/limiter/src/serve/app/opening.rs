@@ -4,13 +4,12 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
 use fjall::Slice;
-use runtime::metrics::Registry;
 
 use super::super::{
     clock::Clock,
     config::Config,
     engine::{Counting, Engine, Options, RestoreFailed},
-    limit_sources::{Changes, LimitSources, at_start},
+    limit_sources::{LimitSources, at_start},
     saver::Saver,
     sharing::Decider,
     store::Store,
@@ -29,11 +28,10 @@ pub(super) struct Kept {
 }
 
 /// Opens the state, restores what is in it, and saves what the start changed.
-pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result<Kept> {
+pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
     let file = config.limits.as_ref().map(|file| file.current());
     let file = file.context("--limits: is needed")?;
     let has_collection = config.collection.is_some();
-    let changes = Changes::register(registry).context("metrics")?;
 
     let path = config.state.as_deref();
     let named = || format!("--state: {}", path.unwrap_or(Path::new("none")).display());
@@ -63,13 +61,7 @@ pub(super) async fn open(config: &Config, registry: &Registry) -> anyhow::Result
         Some(_) => restore(&engine, &clock, &records).with_context(named)?,
     }
     let decider = Decider::new(Arc::clone(&engine), clock.clone(), sharing);
-    let sources = LimitSources::new(
-        plan,
-        has_collection,
-        Arc::clone(&engine),
-        clock.clone(),
-        changes,
-    );
+    let sources = LimitSources::new(plan, has_collection, Arc::clone(&engine), clock.clone());
     let saver = store.map(|store| Saver::new(Arc::clone(&engine), store, clock.clone()));
     let saver = saver.transpose().with_context(named)?;
     Ok(Kept {

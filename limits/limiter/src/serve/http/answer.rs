@@ -1,7 +1,7 @@
 //! Answers as JSON; problems as `application/problem+json` (RFC 9457).
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Response, header};
 use http_body_util::Full;
 use limits::rules::Terms;
 use serde::Serialize;
@@ -16,6 +16,12 @@ use super::super::{
 /// When a call may go.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct SlotBody {
+    /// Of calls that were made: whether they have an effect; not when they were made too long ago.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) counted: Option<bool>,
+    /// Of a partner's answer: whether it lowers what may go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) learned: Option<bool>,
     /// The first moment, to the nanosecond (RFC 3339).
     at: String,
     /// The limiter's clock when it answers.
@@ -24,26 +30,6 @@ pub(super) struct SlotBody {
     wait: f64,
     /// What the call waits for: `limit/rule`, `learned`, or nothing.
     binding: Option<String>,
-}
-
-/// The answer to a report of calls that were made.
-#[derive(Debug, Serialize)]
-pub(super) struct CountedBody {
-    /// Whether they have an effect; not when they were made too long ago.
-    pub(super) counted: bool,
-    /// When one more could go.
-    #[serde(flatten)]
-    pub(super) next: SlotBody,
-}
-
-/// The answer to what a partner said.
-#[derive(Debug, Serialize)]
-pub(super) struct LearnedBody {
-    /// Whether it lowers what may go.
-    pub(super) learned: bool,
-    /// When one request could go.
-    #[serde(flatten)]
-    pub(super) next: SlotBody,
 }
 
 /// A limit in force.
@@ -63,6 +49,8 @@ impl SlotBody {
         )]
         let wait = slot.at.saturating_sub(slot.now) as f64 / 1e9;
         Self {
+            counted: None,
+            learned: None,
             at: moment(slot.at),
             now: moment(slot.now),
             wait,
@@ -116,18 +104,12 @@ pub(in super::super) fn problem(problem: &Problem) -> Response<Full<Bytes>> {
 pub(super) fn json(body: &impl Serialize) -> Response<Full<Bytes>> {
     let mut body = serde_json::to_vec(body).expect("texts and numbers are JSON");
     body.push(b'\n');
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
-    let media_type = HeaderValue::from_static("application/json");
-    answer
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, media_type);
-    answer
+    text(body, "application/json")
 }
 
 /// A text.
 pub(super) fn text(body: impl Into<Bytes>, media_type: &'static str) -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::new(body.into()));
-    *answer.status_mut() = StatusCode::OK;
     let media_type = HeaderValue::from_static(media_type);
     answer
         .headers_mut()
