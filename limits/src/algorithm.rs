@@ -217,6 +217,10 @@ impl Algorithm {
     /// # Errors
     /// When a number is zero, or larger than is allowed.
     pub fn checked(self) -> Result<Self, RateError> {
+        if let Some((limit, window)) = self.window() {
+            in_range("a limit", limit, REQUESTS_MAX)?;
+            period(window)?;
+        }
         match self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => {
                 in_range("a burst", burst, REQUESTS_MAX)?;
@@ -224,20 +228,10 @@ impl Algorithm {
             Self::LeakyBucket { capacity, .. } => {
                 in_range("a capacity", capacity, REQUESTS_MAX)?;
             }
-            Self::FixedWindow { limit, window, .. } | Self::SlidingCounter { limit, window } => {
-                in_range("a limit", limit, REQUESTS_MAX)?;
-                period(window)?;
-            }
-            Self::SlidingLog { limit, window } => {
+            Self::SlidingLog { limit, .. } => {
                 in_range("a limit of a sliding log", limit, LOG_MAX)?;
-                period(window)?;
             }
-            Self::StepWindow {
-                limit,
-                window,
-                step,
-            } => {
-                in_range("a limit", limit, REQUESTS_MAX)?;
+            Self::StepWindow { window, step, .. } => {
                 let (window, step) = (period(window)?, period(step)?);
                 in_range("a step in nanoseconds", step, window)?;
                 in_range("a number of steps", window.div_ceil(step), STEPS_MAX)?;
@@ -245,19 +239,20 @@ impl Algorithm {
             Self::WarmUp { warm_up, .. } => {
                 period(warm_up)?;
             }
+            Self::FixedWindow { .. } | Self::SlidingCounter { .. } => {}
         }
         Ok(self)
     }
 
-    /// Whether it counts in windows of time, and not by a rate.
-    pub(crate) fn is_window(&self) -> bool {
-        matches!(
-            self,
-            Self::FixedWindow { .. }
-                | Self::SlidingLog { .. }
-                | Self::SlidingCounter { .. }
-                | Self::StepWindow { .. }
-        )
+    /// The limit and the window of those that count in windows of time, and not by a rate.
+    pub(crate) fn window(&self) -> Option<(u64, Duration)> {
+        match *self {
+            Self::FixedWindow { limit, window, .. }
+            | Self::SlidingLog { limit, window }
+            | Self::SlidingCounter { limit, window }
+            | Self::StepWindow { limit, window, .. } => Some((limit, window)),
+            _ => None,
+        }
     }
 
     /// What one of so many keeps to by itself, so that all together keep to this: a part of the rate. Bursts and capacities are rounded up, limits
@@ -325,12 +320,8 @@ impl Algorithm {
     pub fn most_at_once(&self) -> u64 {
         match *self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
-            // One by one.
-            Self::LeakyBucket { .. } | Self::WarmUp { .. } => 1,
-            Self::FixedWindow { limit, .. }
-            | Self::SlidingLog { limit, .. }
-            | Self::SlidingCounter { limit, .. }
-            | Self::StepWindow { limit, .. } => limit,
+            // Without a window, one by one.
+            _ => self.window().map_or(1, |(limit, _)| limit),
         }
     }
 

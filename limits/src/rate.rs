@@ -242,7 +242,7 @@ pub fn gcd(mut a: u64, mut b: u64) -> u64 {
 /// A text of a file, or a whole number.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a text or a whole number")]
-pub(crate) enum Word {
+enum Word {
     Number(i64),
     Text(String),
 }

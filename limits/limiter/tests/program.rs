@@ -239,12 +239,15 @@ fn mistakes_are_told_and_end_it() {
     let rules = "[limits.a]\nrules = [ { id = \"b\", rate = \"1/s\" } ]";
     fs::write(
         &path,
-        format!("{rules}\nmode = \"hold\"\nshape = {{ horizon = \"2h\" }}"),
+        format!(
+            "{rules}\nmode = \"hold\"\n[limits.b]\nrules = [ {{ id = \"b\", rate = \"1/s\" }} ]\n\
+             mode = \"shape\"\nshape = {{ horizon = \"2h\" }}"
+        ),
     )
     .unwrap();
     let expected = [
         "limits.a: unknown variant `hold`, expected one of `observe`, `police`, `shape`",
-        "limits.a.shape: 2h is more than 1h in `horizon`",
+        "limits.b: shape: horizon is more than 1h",
     ];
     check(&["check", path.to_str().unwrap()], 1, &expected);
     check(&[], 2, &["Usage"]);

@@ -6,8 +6,6 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::rate::{Bytes, Parsed, Time};
 
-const REQUEUES_MAX: u32 = 64;
-
 /// How calls under a limit are handled by who enforces it. Nothing in this crate does: it decides when a call may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handling {
@@ -41,13 +39,13 @@ pub enum Mode {
 #[serde(default, deny_unknown_fields)]
 pub struct Revive {
     /// The delay before the first time; it doubles with each further one.
-    #[serde(deserialize_with = "up_to_a_day")]
+    #[serde(deserialize_with = "time")]
     pub base: Duration,
     /// The longest delay. At least the base.
-    #[serde(deserialize_with = "up_to_a_day")]
+    #[serde(deserialize_with = "time")]
     pub cap: Duration,
     /// How often a call is put back before it is parked.
-    #[serde(rename = "max_requeues", deserialize_with = "requeues")]
+    #[serde(rename = "max_requeues")]
     pub requeues_max: u32,
     /// The most of the rate that calls which are put back may take, in thousandths.
     #[serde(rename = "share", deserialize_with = "permille")]
@@ -58,29 +56,56 @@ pub struct Revive {
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Shape {
-    #[serde(deserialize_with = "up_to_an_hour")]
-    pub(super) horizon: Duration,
-    #[serde(deserialize_with = "up_to_a_day")]
-    pub(super) max_age: Duration,
-    #[serde(deserialize_with = "queue_bytes")]
-    pub(super) queue_bytes: u64,
+    #[serde(deserialize_with = "time")]
+    horizon: Duration,
+    #[serde(deserialize_with = "time")]
+    max_age: Duration,
+    queue_bytes: Parsed<Bytes>,
 }
 
 impl Default for Handling {
     fn default() -> Self {
-        Self::new(Mode::default(), &Shape::default(), Revive::default())
+        Self::new(Mode::default(), Shape::default(), Revive::default())
     }
 }
 
 impl Handling {
-    pub(super) fn new(mode: Mode, shape: &Shape, revive: Revive) -> Self {
+    pub(super) fn new(mode: Mode, shape: Shape, revive: Revive) -> Self {
         Self {
             mode,
             horizon: shape.horizon,
             max_age: shape.max_age,
-            queue_bytes: shape.queue_bytes,
+            queue_bytes: shape.queue_bytes.0.0,
             revive,
         }
+    }
+
+    /// What is wrong with its numbers.
+    pub(super) fn mistakes(&self) -> impl Iterator<Item = &'static str> {
+        const HOUR: Duration = Duration::from_secs(3_600);
+        const DAY: Duration = Duration::from_secs(86_400);
+        let revive = &self.revive;
+        let has_room = (64 << 10..=16 << 30).contains(&self.queue_bytes);
+        let bounds = [
+            (self.horizon <= HOUR, "shape: horizon is more than 1h"),
+            (self.max_age <= DAY, "shape: max_age is more than 1day"),
+            (
+                self.horizon <= self.max_age,
+                "shape: max_age is less than the horizon",
+            ),
+            (has_room, "shape: queue_bytes is not 64KiB to 16GiB"),
+            (
+                revive.base <= revive.cap,
+                "dead_letter: base is more than the cap",
+            ),
+            (revive.cap <= DAY, "dead_letter: cap is more than 1day"),
+            (
+                revive.requeues_max <= 64,
+                "dead_letter: max_requeues is more than 64",
+            ),
+        ];
+        let broken = bounds.into_iter().filter(|(holds, _)| !holds);
+        broken.map(|(_, what)| what)
     }
 }
 
@@ -89,7 +114,7 @@ impl Default for Shape {
         Self {
             horizon: Duration::from_secs(30),
             max_age: Duration::from_secs(60),
-            queue_bytes: 64 << 20,
+            queue_bytes: Parsed(Bytes(64 << 20)),
         }
     }
 }
@@ -105,41 +130,8 @@ impl Default for Revive {
     }
 }
 
-fn up_to_an_hour<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    up_to(from, Duration::from_secs(3_600))
-}
-
-fn up_to_a_day<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    up_to(from, Duration::from_secs(86_400))
-}
-
-fn up_to<'de, D: Deserializer<'de>>(from: D, most: Duration) -> Result<Duration, D::Error> {
-    let Parsed::<Time>(time) = Parsed::deserialize(from)?;
-    let time = Duration::from(time);
-    if time > most {
-        let [time, most] = [time, most].map(Time::from);
-        return Err(Error::custom(format!("{time} is more than {most}")));
-    }
-    Ok(time)
-}
-
-fn queue_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    let [least, most] = [Bytes(64 << 10), Bytes(16 << 30)];
-    let Parsed::<Bytes>(bytes) = Parsed::deserialize(from)?;
-    match bytes.0 {
-        count if (least.0..=most.0).contains(&count) => Ok(count),
-        _ => Err(Error::custom(format!("{bytes} is not {least} to {most}"))),
-    }
-}
-
-fn requeues<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    let count = u32::deserialize(from)?;
-    match count {
-        0..=REQUEUES_MAX => Ok(count),
-        _ => Err(Error::custom(format!(
-            "{count} is more than {REQUEUES_MAX}"
-        ))),
-    }
+fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    Parsed::<Time>::deserialize(from).map(|time| time.0.into())
 }
 
 /// Whole thousandths: the division rounds as the reader of decimal numbers does, so equal numbers are equal floats.
@@ -175,14 +167,14 @@ impl fmt::Display for Revive {
     /// What becomes of a dead letter.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [base, cap] = [self.base, self.cap].map(Time::from);
-        match self.requeues_max {
-            0 => return formatter.write_str(" and parked"),
-            1 => write!(formatter, ", put back once, after {base}")?,
-            most => write!(
-                formatter,
-                ", put back up to {most} times, after {base} to {cap}"
-            )?,
+        let most = self.requeues_max;
+        if most == 0 {
+            return formatter.write_str(" and parked");
         }
+        write!(
+            formatter,
+            ", put back up to {most} times, after {base} to {cap}"
+        )?;
         let percent = f64::from(self.share_permille) / 10.0;
         write!(
             formatter,

@@ -13,7 +13,7 @@ use crate::{
     algorithm::Options,
     decision::Limit,
     limits::DEMANDS_MAX,
-    rate::{Parsed, Rate, Time, Word},
+    rate::{Parsed, Rate, Time},
 };
 
 /// Maximum number of processes that keep to limits together.
@@ -36,8 +36,10 @@ struct Top {
 struct LimitTable {
     every_call: bool,
     from_call: bool,
-    keys: Option<Vec<Word>>,
+    keys: Option<Vec<Parsed<String>>>,
     mode: Option<Mode>,
+    shape: Option<Shape>,
+    dead_letter: Option<Revive>,
 }
 
 #[derive(Deserialize)]
@@ -176,15 +178,15 @@ impl Reader {
             self.wrong(&path, "a name is needed, without control characters");
         }
         let mut table: Table = self.table(&path, value).unwrap_or_default();
-        let [rules, shape, dead_letter] =
-            ["rules", "shape", "dead_letter"].map(|key| table.remove(key));
+        let rules = table.remove("rules");
         let read: Option<LimitTable> = self.table(&path, table.into());
-        let is_read = read.is_some();
         let LimitTable {
             every_call,
             from_call,
             keys,
             mode,
+            shape,
+            dead_letter,
         } = read.unwrap_or_default();
         if from_call && (every_call || stands_in) {
             self.wrong(&path, "from_call excludes every_call, and being `unknown`");
@@ -201,7 +203,7 @@ impl Reader {
                 self.wrong(&path, "keys is empty");
                 Vec::new()
             }
-            Some(keys) => keys.iter().map(ToString::to_string).collect(),
+            Some(keys) => keys.into_iter().map(|it| it.0).collect(),
             None if every_call || stands_in || from_call => Vec::new(),
             None => vec![name.clone()],
         };
@@ -209,9 +211,16 @@ impl Reader {
         if every_call && is_handled {
             let what = "mode, shape and dead_letter are not for a limit of every call, which has no calls of its own";
             self.wrong(&path, what);
-        } else if is_read && mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some())
-        {
+        } else if mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some()) {
             let what = "shape and dead_letter are for mode = \"shape\" only";
+            self.wrong(&path, what);
+        }
+        let handling = Handling::new(
+            mode.unwrap_or_default(),
+            shape.unwrap_or_default(),
+            dead_letter.unwrap_or_default(),
+        );
+        for what in handling.mistakes() {
             self.wrong(&path, what);
         }
         NamedLimit {
@@ -223,41 +232,13 @@ impl Reader {
                     Vec::new()
                 }
             },
-            handling: self.handling(&path, mode, shape, dead_letter),
+            handling,
             name,
             keys,
             every_call,
             from_call,
             mode_given: mode.is_some(),
         }
-    }
-
-    fn handling(
-        &mut self,
-        path: &str,
-        mode: Option<Mode>,
-        shape: Option<Value>,
-        dead_letter: Option<Value>,
-    ) -> Handling {
-        let path_of = |key| format!("{path}.{key}");
-        let shape = shape.and_then(|shape| self.table::<Shape>(&path_of("shape"), shape));
-        let shape = shape.unwrap_or_default();
-        if shape.max_age < shape.horizon {
-            let [age, horizon] = [shape.max_age, shape.horizon].map(Time::from);
-            let what = format!("max_age is {age}, less than the horizon of {horizon}");
-            self.wrong(&path_of("shape"), what);
-        }
-        let letter = path_of("dead_letter");
-        let revive = dead_letter.and_then(|it| self.table::<Revive>(&letter, it));
-        let revive = revive.unwrap_or_default();
-        if revive.base > revive.cap {
-            let [base, cap] = [revive.base, revive.cap].map(Time::from);
-            self.wrong(
-                &letter,
-                format!("base is {base}, more than the cap of {cap}"),
-            );
-        }
-        Handling::new(mode.unwrap_or_default(), &shape, revive)
     }
 
     fn rules_of(&mut self, path: &str, rules: Vec<Value>) -> Vec<Rule> {
@@ -291,7 +272,7 @@ impl Reader {
         let algorithm = options.algorithm(rate).checked();
         let algorithm = algorithm.and_then(|it| it.part(self.parts));
         let algorithm = algorithm.map_err(|error| self.wrong(path, error)).ok()?;
-        if count_refused && !algorithm.is_window() {
+        if count_refused && algorithm.window().is_none() {
             self.wrong(path, "count_refused is for windows and logs only");
         }
         let limit = Limit {
