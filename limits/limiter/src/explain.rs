@@ -4,7 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use limits::{Algorithm, Aligned, Decision, Demand, Limits, rate::Time, rules::Rules};
+use limits::{Algorithm, Aligned, Decision, Demand, LimitId, Limits, rate::Time, rules::Rules};
 
 /// Calls of which the moment is shown.
 const SHOWN: [u64; 7] = [1, 2, 5, 10, 100, 1_000, 10_000];
@@ -30,81 +30,62 @@ pub fn explain(rules: &Rules, key: &str, at: u64) -> Result<String> {
         return Ok(text);
     }
     writeln!(text, "{key}, at {}:", moment(at)?)?;
-    for rule in of_key.iter().flat_map(|index| of(rules, *index)) {
-        let (name, algorithm) = rule;
-        writeln!(text, "  {name}: {algorithm}")?;
-        if let Some((start, end)) = window_at(&algorithm, at) {
-            writeln!(
-                text,
-                "    this window: from {} to {}",
-                moment(start)?,
-                moment(end)?
-            )?;
+    let mut limits = Limits::<u32>::new(64);
+    let mut under = Vec::new();
+    for limit in of_key.iter().map(|index| &rules.limits[*index]) {
+        for rule in &limit.rules {
+            let name = format!("{}/{}", limit.name, rule.id);
+            let algorithm = rule.limit.algorithm;
+            writeln!(text, "  {name}: {algorithm}")?;
+            if let Some((start, end)) = window_at(&algorithm, at) {
+                let (start, end) = (moment(start)?, moment(end)?);
+                writeln!(text, "    this window: from {start} to {end}")?;
+            }
+            let most = [1, 60, 3_600, 86_400].map(|seconds| {
+                let time = seconds * 1_000_000_000;
+                format!("{} in {}", algorithm.most_in(time), Time(time))
+            });
+            writeln!(text, "    at most {}", most.join(", "))?;
+            under.push((limits.add(rule.limit)?, name));
         }
-        let most = [1, 60, 3_600, 86_400].map(|seconds| {
-            let most = algorithm.most_in(seconds * 1_000_000_000);
-            format!("{most} in {}", Time(seconds * 1_000_000_000))
-        });
-        writeln!(text, "    at most {}", most.join(", "))?;
     }
     writeln!(
         text,
         "  calls that come all at once, when nothing has been used:"
     )?;
-    schedule(&mut text, rules, &of_key, at)?;
+    schedule(&mut text, &mut limits, &under, at)?;
     Ok(text)
 }
 
-fn of(rules: &Rules, index: usize) -> impl Iterator<Item = (String, Algorithm)> {
-    let limit = &rules.limits[index];
-    let rules = limit.rules.iter();
-    rules.map(|rule| (format!("{}/{}", limit.name, rule.id), rule.limit.algorithm))
-}
-
 /// When each of [`SHOWN`] would go, and what it would wait for.
-fn schedule(text: &mut String, rules: &Rules, of_key: &[usize], at: u64) -> Result<()> {
-    let mut limits = Limits::<u32>::new(64);
-    let added = rules.add_to(&mut limits);
-    let names: Vec<(limits::LimitId, String)> = of_key
-        .iter()
-        .flat_map(|index| {
-            let ids = added[*index].iter().copied();
-            ids.zip(of(rules, *index).map(|(name, _)| name))
-        })
-        .collect();
-    let demands: Vec<Demand<u32>> = names
-        .iter()
-        .map(|(limit, _)| Demand {
-            limit: *limit,
-            key: 0,
-            requests: 1,
-        })
-        .collect();
-    let name = |limit| {
-        names
-            .iter()
-            .find(|(id, _)| *id == limit)
-            .map_or("", |(_, name)| name)
+fn schedule(
+    text: &mut String,
+    limits: &mut Limits<u32>,
+    under: &[(LimitId, String)],
+    at: u64,
+) -> Result<()> {
+    let demand = |(limit, _): &(LimitId, String)| Demand {
+        limit: *limit,
+        key: 0,
+        requests: 1,
     };
-    let (mut now, mut binding) = (at, None);
+    let demands: Vec<Demand<u32>> = under.iter().map(demand).collect();
+    let (mut now, mut why) = (at, String::new());
     for number in 1..=SHOWN[SHOWN.len() - 1] {
         // Each asks when the one before it goes; one that goes with others waited for the same.
         let decision = limits.reserve(&demands, now, PATIENCE);
         if let Decision::At { rule, .. } = decision {
-            binding = Some(rule);
+            let name = under.iter().find(|(id, _)| *id == rule);
+            why = name.map_or(String::new(), |(_, name)| format!(", for {name}"));
         }
         let found = decision.at(now);
         let Some(found) = found.filter(|found| found - at <= nanos(PATIENCE)) else {
-            writeln!(
-                text,
-                "    number {number}: not within {}",
-                Time(nanos(PATIENCE))
-            )?;
+            let patience = Time(nanos(PATIENCE));
+            writeln!(text, "    number {number}: not within {patience}")?;
             break;
         };
         now = found;
         if SHOWN.contains(&number) {
-            let why = binding.map_or(String::new(), |limit| format!(", for {}", name(limit)));
             writeln!(text, "    number {number}: after {}{why}", Time(found - at))?;
         }
     }

@@ -103,35 +103,18 @@ impl Trace {
     }
 }
 
-/// Seconds since anything, without rounding, or a date and time.
+/// Seconds since anything, or a date and time.
 ///
 /// # Errors
 /// When it is neither, or before 1970.
 pub fn parse_time(text: &str) -> Result<Duration> {
-    if let Some(time) = parse_seconds(text) {
-        return Ok(time);
+    if let Ok(seconds) = text.parse() {
+        return Duration::try_from_secs_f64(seconds).context("not a time in seconds");
     }
     let time: Timestamp = text.parse().ok().with_context(|| {
         format!("`{text}` is neither seconds nor a date and time such as 2026-11-22T10:00:00Z")
     })?;
     Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).context("a time before 1970")
-}
-
-fn parse_seconds(text: &str) -> Option<Duration> {
-    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if seconds.is_empty() || !digits(seconds) || !digits(fraction) {
-        return None;
-    }
-    let mut nanos = 0;
-    for place in 0..9 {
-        let digit = fraction
-            .as_bytes()
-            .get(place)
-            .map_or(0, |digit| u32::from(digit - b'0'));
-        nanos = nanos * 10 + digit;
-    }
-    Some(Duration::new(seconds.parse().ok()?, nanos))
 }
 
 #[cfg(test)]

@@ -30,10 +30,7 @@ use tokio_util::sync::CancellationToken;
 use self::opening::{Kept, open};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::Follower;
-use super::{
-    clock::Clock, config::Config, engine::Survey, metrics, port, saver::Saver, service::Service,
-    sharing::Decider,
-};
+use super::{config::Config, engine::Survey, metrics, port, saver::Saver, service::Service};
 
 /// How often it is looked for a new version of the file and at the system's clock, and idle counters are forgotten.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -171,27 +168,19 @@ impl App {
             let file = file.as_ref().and_then(|file| file.refused());
             file.or_else(|| sources.refused())
         };
-        metrics::Overview {
+        let overview = Arc::new(metrics::Overview {
             engine: Arc::clone(&kept.engine),
             sources: kept.sources.clone(),
-            survey: survey.clone(),
-            counters_max: config.counters,
-            is_refused: Box::new({
-                let refused = refused.clone();
-                move || refused().is_some()
-            }),
-            saver: kept.saver.clone(),
-            decider: kept.decider.clone(),
-            clock: kept.clock.clone(),
-        }
-        .register(registry)
-        .context("metrics")?;
-        let pages = Pages {
             survey,
+            counters_max: config.counters,
             refused: Box::new(refused),
             saver: kept.saver.clone(),
             decider: kept.decider.clone(),
             clock: kept.clock.clone(),
+        });
+        overview.register(registry).context("metrics")?;
+        let pages = Pages {
+            overview,
             draining: self.draining.clone(),
             config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
@@ -302,12 +291,7 @@ impl App {
 
 /// The limiter's pages on the admin port.
 struct Pages {
-    survey: watch::Receiver<Arc<Survey>>,
-    /// Why the newest limits are not in force.
-    refused: Box<dyn Fn() -> Option<String> + Send + Sync>,
-    saver: Option<Saver>,
-    decider: Decider,
-    clock: Clock,
+    overview: Arc<metrics::Overview>,
     draining: CancellationToken,
     config_reloads: reread::Metrics,
     debug_endpoints: bool,
@@ -316,15 +300,16 @@ struct Pages {
 impl admin::Pages for Pages {
     fn parts(&self) -> Vec<Part> {
         let kept = || Ok("nothing is kept over a restart".to_owned());
-        let state = self.saver.as_ref().map_or_else(kept, Saver::state);
-        let limits = limits_in_words(&self.survey.borrow(), (self.refused)());
+        let of = &self.overview;
+        let state = of.saver.as_ref().map_or_else(kept, Saver::state);
+        let limits = limits_in_words(&of.survey.borrow(), (of.refused)());
         let mut parts = vec![
             ready::drain(self.draining.is_cancelled()),
             Part::new("state", state),
-            Part::new("clock", Ok(self.clock.state())),
+            Part::new("clock", Ok(of.clock.state())),
             Part::new("limits", Ok(limits)),
         ];
-        let sharing = self.decider.state();
+        let sharing = of.decider.state();
         parts.extend(sharing.map(|state| Part::new("sharing", state)));
         parts.push(self.config_reloads.part());
         parts

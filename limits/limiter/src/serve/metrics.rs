@@ -44,7 +44,8 @@ pub(super) struct Overview {
     /// The newest look at all counters.
     pub(super) survey: watch::Receiver<Arc<Survey>>,
     pub(super) counters_max: usize,
-    pub(super) is_refused: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Why the newest limits are not in force.
+    pub(super) refused: Box<dyn Fn() -> Option<String> + Send + Sync>,
     pub(super) saver: Option<Saver>,
     pub(super) decider: Decider,
     pub(super) clock: Clock,
@@ -97,7 +98,7 @@ impl Serving {
 
 impl Overview {
     /// Registers what is read of the engine when somebody asks.
-    pub(super) fn register(self, registry: &Registry) -> Result<()> {
+    pub(super) fn register(self: &Arc<Self>, registry: &Registry) -> Result<()> {
         let figures = [
             DECISIONS,
             DELAYS,
@@ -118,7 +119,8 @@ impl Overview {
             SHARED_DECISIONS,
             SHARING_SERVER,
         ];
-        registry.read(figures, move || self.families())
+        let overview = Arc::clone(self);
+        registry.read(figures, move || overview.families())
     }
 
     fn limits_by_source(&self) -> Vec<([&'static str; 1], f64)> {
@@ -194,7 +196,7 @@ impl Overview {
                 self.sources.collection_age().map(|age| age.as_secs_f64()),
             ),
             one(VERSION, Some(as_f64(now.version))),
-            one(VERSION_REFUSED, truth((self.is_refused)())),
+            one(VERSION_REFUSED, truth((self.refused)().is_some())),
             one(
                 STATE_AGE,
                 self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),
