@@ -15,19 +15,20 @@ mod rule;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use redis::Value;
 use tokio::{
-    sync::{Notify, Semaphore, SemaphorePermit},
-    time::{Instant, sleep, timeout},
+    sync::Semaphore,
+    time::{Instant, timeout},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::rule::{Answer, Left, Outcome, Question, Rule, UnfitError};
-use crate::server::{Address, Breaker, Link, ServerError};
+use crate::server::{Address, Breaker, ServerError};
 
 /// The script that decides.
 pub const SCRIPT: &str = include_str!("exact.lua");
@@ -79,10 +80,9 @@ pub struct Exact {
     config: Config,
     breaker: Breaker,
     /// Of questions that are under way.
-    places: Semaphore,
-    /// Places of questions that the server still has, and nobody waits for any more.
-    left: AtomicUsize,
-    has_left: Notify,
+    places: Arc<Semaphore>,
+    /// Questions keep their places until they are answered, or the server had its time, also when nobody waits for them any more.
+    questions: TaskTracker,
     answered: AtomicU64,
 }
 
@@ -93,9 +93,8 @@ impl Exact {
         Self {
             config,
             breaker: Breaker::default(),
-            places: Semaphore::new(UNDER_WAY_MAX),
-            left: AtomicUsize::new(0),
-            has_left: Notify::new(),
+            places: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
+            questions: TaskTracker::new(),
             answered: AtomicU64::new(0),
         }
     }
@@ -108,18 +107,7 @@ impl Exact {
             budget,
         } = &self.config;
         let keep = self.breaker.run(server, SCRIPT, group, *budget);
-        let all = async { tokio::join!(keep, self.free_places()) };
-        stop.run_until_cancelled(all).await;
-    }
-
-    /// Gives back places of questions that nobody waits for, when the server had its time for them.
-    async fn free_places(&self) {
-        loop {
-            self.has_left.notified().await;
-            sleep(self.config.budget).await;
-            let left = self.left.swap(0, Ordering::Relaxed);
-            self.places.add_permits(left);
-        }
+        stop.run_until_cancelled(keep).await;
     }
 
     /// Asks for a call under these rules: all of them count it, or none. It must not go for so long yet, whatever they say. What is asked of one rule for one
@@ -137,22 +125,24 @@ impl Exact {
         if !self.has_server() {
             return Err(Unanswered::Lost);
         }
-        let place = timeout(budget / 2, self.places.acquire()).await;
+        let place = timeout(budget / 2, Arc::clone(&self.places).acquire_owned()).await;
         let Some(link) = self.breaker.link() else {
             return Err(Unanswered::Lost);
         };
-        let Ok(Ok(permit)) = place else {
+        let Ok(Ok(place)) = place else {
             return Err(Unanswered::Busy);
-        };
-        let mut place = Place {
-            exact: self,
-            permit: Some(permit),
         };
         let answered = self.answered();
         let left = budget.saturating_sub(began.elapsed());
-        let answer = self.ask_server(&link, asks, question, pause, left).await;
-        drop(place.permit.take());
-        match answer {
+        let asked = merged(asks);
+        let (keys, arguments) = self.question(asks, &asked, question, pause);
+        let (asking, lost) = (link.clone(), ServerError::Timeout(budget));
+        let answer = self.questions.spawn(async move {
+            let _place = place;
+            asking.run(&keys, &arguments, left).await
+        });
+        let answer = answer.await.unwrap_or(Err(lost));
+        match answer.and_then(|values| answer_of(asks, &asked, &values)) {
             Ok(answer) => {
                 self.breaker.heard();
                 self.answered.fetch_add(1, Ordering::Relaxed);
@@ -180,64 +170,47 @@ impl Exact {
         self.breaker.link().is_some()
     }
 
-    async fn ask_server(
+    /// The keys and arguments of the script for what is asked.
+    fn question(
         &self,
-        link: &Link,
         asks: &[Ask],
+        asked: &[(usize, u64)],
         question: Question,
         pause: Duration,
-        within: Duration,
-    ) -> Result<Answer, ServerError> {
-        let asked = merged(asks);
+    ) -> (Vec<String>, Vec<String>) {
         let key = |ask: &Ask| {
             // The length tells where the name ends.
             let (group, name) = (&self.config.group, &ask.name);
-            format!(
-                "cookiesync:{{{group}}}:exact:{}:{name}:{}",
-                name.len(),
-                ask.key
-            )
+            let length = name.len();
+            format!("cookiesync:{{{group}}}:exact:{length}:{name}:{}", ask.key)
         };
-        let keys: Vec<String> = asked.iter().map(|(place, _)| key(&asks[*place])).collect();
+        let keys = asked.iter().map(|(place, _)| key(&asks[*place])).collect();
         let rules = asked.iter().map(|(place, _)| asks[*place].rule);
         let mut arguments = question.arguments(rules, pause);
-        for (place, requests) in &asked {
+        for (place, requests) in asked {
             arguments.extend(asks[*place].rule.arguments(*requests));
         }
-        let values = link.run(&keys, &arguments, within).await?;
-        let mut answer = Answer::read(&values)?;
-        let place_of = |index: usize| asked.get(index).map(|(place, _)| *place);
-        answer.binding = answer.binding.and_then(place_of);
-        let lefts = asked.iter().zip(&answer.left);
-        answer.left = asks
-            .iter()
-            .filter_map(|ask| {
-                let is_it = |place: usize| same(&asks[place], ask);
-                let mut lefts = lefts.clone();
-                lefts
-                    .find(|((place, _), _)| is_it(*place))
-                    .map(|(_, left)| *left)
-            })
-            .collect();
-        Ok(answer)
+        (keys, arguments)
     }
 }
 
-/// Of a question. Where the caller goes away, the server has it all the same.
-struct Place<'a> {
-    exact: &'a Exact,
-    /// None when it is over.
-    permit: Option<SemaphorePermit<'a>>,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            permit.forget();
-            self.exact.left.fetch_add(1, Ordering::Relaxed);
-            self.exact.has_left.notify_one();
-        }
-    }
+/// The script's answer, by the places of the asks.
+fn answer_of(
+    asks: &[Ask],
+    asked: &[(usize, u64)],
+    values: &[Value],
+) -> Result<Answer, ServerError> {
+    let mut answer = Answer::read(values)?;
+    let place_of = |index: usize| asked.get(index).map(|(place, _)| *place);
+    answer.binding = answer.binding.and_then(place_of);
+    let lefts = asked.iter().zip(&answer.left);
+    let left_of = |ask: &Ask| {
+        let mut lefts = lefts.clone();
+        let found = lefts.find(|((place, _), _)| same(&asks[*place], ask));
+        found.map(|(_, left)| *left)
+    };
+    answer.left = asks.iter().filter_map(left_of).collect();
+    Ok(answer)
 }
 
 fn same(one: &Ask, other: &Ask) -> bool {

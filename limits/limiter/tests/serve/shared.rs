@@ -351,7 +351,7 @@ async fn limits_change_while_it_runs_and_what_a_server_cannot_decide_is_refused(
     );
     for (text, why) in [
         (with_log, "a sliding_log cannot be exact"),
-        (limits.replace("'exact'", "'local'"), "restart the limiter"),
+        (limits.replace("'exact'", "'lease'"), "restart the limiter"),
     ] {
         fs::write(limiters[1].file("limits.toml"), text)?;
         limiters[1].wait_said(why).await?;

@@ -6,7 +6,7 @@ use limits::rules::Sharing;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream, lookup_host},
+    net::{TcpStream, lookup_host},
     task::JoinSet,
 };
 
@@ -78,8 +78,10 @@ impl Address {
             return Err("nothing may follow a #: certificates are always checked, and in a password it is written %23".to_owned());
         }
         match text.trim().into_connection_info() {
-            Ok(info) => Ok(Self { info, tls: None }),
-            Err(_) => Err("is not redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]".to_owned()),
+            Ok(info) if matches!(info.addr(), ConnectionAddr::Tcp(..)) => {
+                Ok(Self { info, tls: None })
+            }
+            _ => Err("is not redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]".to_owned()),
         }
     }
 
@@ -118,15 +120,10 @@ impl Address {
     /// Connects; of so long a time, a handshake of TLS may take half.
     pub(super) async fn connect(&self, within: Duration) -> Result<Box<dyn Stream>, ServerError> {
         let failed = |error: io::Error| ServerError::Redis(error.into());
-        let (host, port) = match self.info.addr() {
-            ConnectionAddr::Tcp(host, port) => (host.as_str(), *port),
-            ConnectionAddr::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(failed)?;
-                return Ok(Box::new(stream));
-            }
-            _ => return Err(failed(io::ErrorKind::Unsupported.into())),
+        let ConnectionAddr::Tcp(host, port) = self.info.addr() else {
+            return Err(failed(io::ErrorKind::Unsupported.into()));
         };
-        let stream = first_of(host, port).await.map_err(failed)?;
+        let stream = first_of(host, *port).await.map_err(failed)?;
         // A question is one small packet, and waits for nothing.
         stream.set_nodelay(true).map_err(failed)?;
         match &self.tls {

@@ -1,7 +1,7 @@
 //! TLS towards a server: whom to trust and what to show, from PEM files.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -45,13 +45,14 @@ impl Tls {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
                 let chain = certificates("tls_cert", certificate)?;
-                let wrong = |what| mistake("tls_key", key, what);
-                let signing = PrivateKeyDer::from_pem_slice(&read("tls_key", key)?);
-                // The error may hold a piece of the key.
-                let signing = signing.map_err(|_| wrong("has no private key inside"))?;
-                builder
-                    .with_client_auth_cert(chain, signing)
-                    .map_err(|_| wrong("its key cannot be used, or is not that of tls_cert"))?
+                let signing = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+                    pem::Error::Io(error) => mistake("tls_key", key, error),
+                    // The error may hold a piece of the key.
+                    _ => mistake("tls_key", key, "has no private key inside"),
+                })?;
+                let what = "its key cannot be used, or is not that of tls_cert";
+                let config = builder.with_client_auth_cert(chain, signing);
+                config.map_err(|_| mistake("tls_key", key, what))?
             }
         };
         config.resumption = Resumption::disabled();
@@ -99,19 +100,13 @@ fn mistake(key: &str, path: &Path, what: impl std::fmt::Display) -> String {
     format!("{key}: {}: {what}", path.display())
 }
 
-fn read(key: &str, path: &Path) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| mistake(key, path, error))
-}
-
 fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let contents = read(key, path)?;
-    let certificates: Result<Vec<_>, pem::Error> =
-        CertificateDer::pem_slice_iter(&contents).collect();
-    match certificates {
-        Ok(certificates) if certificates.is_empty() => {
-            Err(mistake(key, path, "has no certificate inside"))
-        }
-        Ok(certificates) => Ok(certificates),
+    let read = CertificateDer::pem_file_iter(path);
+    let read: Result<Vec<_>, pem::Error> = read.and_then(Iterator::collect);
+    match read {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        Ok(_) => Err(mistake(key, path, "has no certificate inside")),
+        Err(pem::Error::Io(error)) => Err(mistake(key, path, error)),
         Err(_) => Err(mistake(key, path, "is not valid PEM")),
     }
 }
