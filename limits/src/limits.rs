@@ -211,21 +211,18 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     pub fn standing(&self, limit: LimitId, key: &K, now: u64) -> Standing {
         let now = self.at_clock(now);
         let meter = &self.rules[limit.index()].meter;
+        let state = self.state_of(limit, key);
+        Standing {
+            used: meter.used(&state, now),
+            next: meter.earliest(&state, 1, now),
+        }
+    }
+
+    /// The state of a key, or that of one that was never seen.
+    fn state_of(&self, limit: LimitId, key: &K) -> Cow<'_, State> {
         match self.keys.find(limit, key) {
-            Some(entry) => {
-                let state = self.keys.state(entry);
-                Standing {
-                    used: meter.used(state, now),
-                    next: meter.earliest(state, 1, now),
-                }
-            }
-            None => {
-                let unseen = self.rules[limit.index()].unseen.as_ref();
-                Standing {
-                    used: unseen.map_or(0, |state| meter.used(state, now)),
-                    next: unseen.map_or(now, |state| meter.earliest(state, 1, now)),
-                }
-            }
+            Some(entry) => Cow::Borrowed(self.keys.state(entry)),
+            None => Cow::Owned(self.rules[limit.index()].first()),
         }
     }
 

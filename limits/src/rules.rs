@@ -159,12 +159,11 @@ impl Rules {
         &self,
         limits: &mut Limits<K>,
     ) -> Vec<Vec<LimitId>> {
-        let add = |rule: &Rule| limits.add(rule.limit).expect("it was checked");
-        let mut add_all = {
-            let mut add = add;
-            move |limit: &NamedLimit| limit.rules.iter().map(&mut add).collect()
-        };
-        self.limits.iter().map(&mut add_all).collect()
+        let mut add = |rule: &Rule| limits.add(rule.limit).expect("it was checked");
+        let limits = self.limits.iter();
+        limits
+            .map(|limit| limit.rules.iter().map(&mut add).collect())
+            .collect()
     }
 }
 

@@ -25,18 +25,6 @@ pub struct Terms {
     pub members_max: u64,
 }
 
-impl Default for Terms {
-    fn default() -> Self {
-        Self {
-            refresh: 1_000_000,
-            ttl: 3_000_000,
-            timeout: 50_000,
-            forget_after: 24 * 3_600_000_000,
-            members_max: 0,
-        }
-    }
-}
-
 impl Terms {
     /// The same, if its times fit together.
     ///

@@ -2,7 +2,7 @@
 
 use std::hash::Hash;
 
-use super::{Limits, State};
+use super::Limits;
 use crate::decision::{Left, LimitId};
 
 impl<K: Hash + Eq + Clone> Limits<K> {
@@ -14,14 +14,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     pub fn left(&self, limit: LimitId, key: &K, now: u64) -> Left {
         let now = self.at_clock(now);
         let rule = &self.rules[limit.index()];
-        let first;
-        let state: &State = match self.keys.find(limit, key) {
-            Some(entry) => self.keys.state(entry),
-            None => {
-                first = rule.first();
-                &first
-            }
-        };
+        let state = &*self.state_of(limit, key);
         let most = rule.limit.algorithm.most_at_once();
         let goes = |requests| requests == 0 || rule.meter.earliest(state, requests, now) <= now;
         let is_it = |requests| goes(requests) && (requests == most || !goes(requests + 1));

@@ -9,6 +9,7 @@ use std::{collections::VecDeque, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::Method;
+use crate::rate::Time;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Steps {
@@ -34,12 +35,10 @@ impl Counted {
 
 impl Steps {
     pub(crate) fn new(limit: u64, window: Duration, step: Duration) -> Self {
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).expect("a checked time");
-        let (window, step) = (nanos(window), nanos(step));
         Self {
             limit,
-            step,
-            window,
+            step: Time::from(step).0,
+            window: Time::from(window).0,
         }
     }
 

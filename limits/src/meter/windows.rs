@@ -5,11 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Method;
-use crate::algorithm::Aligned;
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).expect("a checked time")
-}
+use crate::{algorithm::Aligned, rate::Time};
 
 /// So many in each window.
 #[derive(Debug, Clone)]
@@ -30,7 +26,7 @@ impl Fixed {
     pub(crate) fn new(limit: u64, window: Duration, aligned: Aligned) -> Self {
         Self {
             limit,
-            window: nanos(window),
+            window: Time::from(window).0,
             aligned,
         }
     }
@@ -130,7 +126,7 @@ impl Counter {
     pub(crate) fn new(limit: u64, window: Duration) -> Self {
         Self {
             limit,
-            window: nanos(window),
+            window: Time::from(window).0,
         }
     }
 

@@ -142,7 +142,8 @@ impl World {
             refresh,
             ttl: 3 * refresh,
             timeout: refresh / 2,
-            ..Terms::default()
+            forget_after: 24 * 3_600_000_000,
+            members_max: 0,
         };
         let terms = terms.checked().unwrap();
         let stop = CancellationToken::new();
