@@ -36,7 +36,7 @@ pub enum Mode {
 
 /// How dead letters are put back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct Revive {
     /// The delay before the first time; it doubles with each further one.
     #[serde(deserialize_with = "time")]
@@ -54,7 +54,7 @@ pub struct Revive {
 
 /// How long and in how much space calls wait, as it is written.
 #[derive(Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
 pub(super) struct Shape {
     #[serde(deserialize_with = "time")]
     horizon: Duration,

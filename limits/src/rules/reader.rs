@@ -96,6 +96,11 @@ impl Reader {
 
     /// Reads one table; `None` when something is wrong with it.
     fn table<T: DeserializeOwned>(&mut self, path: &str, value: Value) -> Option<T> {
+        // What stands in its place may be a password.
+        if !value.is_table() {
+            self.wrong(path, format!("a table is needed, not {}", value.type_str()));
+            return None;
+        }
         let wrong = |error: toml::de::Error| {
             // The key stands in a line of its own.
             self.wrong(path, error.to_string().trim_end().replace('\n', " "));

@@ -110,7 +110,7 @@ fn mistakes_of_all_tables_are_reported_together() {
             "limits.c.rules[11]: unknown field `burst`",
             "limits.c.rules[12]: invalid type: integer `3`, expected a boolean in `count_refused`",
             "limits.c.rules[13]: missing field `capacity`",
-            "limits.c.rules[14]: invalid type: integer `7`",
+            "limits.c.rules[14]: a table is needed, not integer",
             "limits.e: unknown field `hurry`",
             "limits.e.rules[0]: missing field `rate`",
         ],
@@ -258,7 +258,7 @@ fn each_mistake_of_a_handling_is_told_with_its_path() {
     );
     check(
         "mode = \"shape\"\nshape = 3",
-        &["limits.a: invalid type: integer `3`"],
+        &["limits.a: invalid type: integer `3`, expected a table in `shape`"],
     );
 }
 
@@ -485,9 +485,14 @@ fn sharing_is_read_and_its_password_is_not_shown() {
             "sharing: members_max",
         ),
         ("[sharing]\nmember = 3", "sharing: unknown field `member`"),
+        (
+            "sharing = \"redis://me:secret@x\"",
+            "sharing: a table is needed, not string",
+        ),
     ] {
         let mistakes = Rules::parse(&text(sharing)).unwrap_err().to_string();
         assert!(mistakes.contains(wrong), "{sharing}: {mistakes}");
+        assert!(!mistakes.contains("secret"), "{mistakes}");
     }
 }
 
