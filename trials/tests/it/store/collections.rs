@@ -79,6 +79,6 @@ async fn database_that_may_not_be_made_is_told_by_the_reason_of_the_server() -> 
     .await?;
     let made = make(ExpiryMode::Sweep, &mongod.uri()).await;
     let why = made.expect_err("it is not allowed").to_string();
-    ensure!(why.contains("not authorized"), "{why}");
+    ensure!(why.contains("Unauthorized"), "{why}");
     Ok(())
 }
