@@ -2,7 +2,7 @@
 //!
 //! The code that counts a figure and the code that reads it name the same constant: the component that registers it, the programs that
 //! start the processes and scrape them, and their tests. `docs/metrics.md` is written from what is registered. What every
-//! process tells under a name that begins with its own (`<process>_build_info` and the like) is in `runtime`, which registers it.
+//! process tells under a name that begins with its own (`<process>_build_info` and the like) is in `runtime`, which registers it ([`Figure::of`]).
 //!
 //! Names are `<process>_<noun>_<unit>`, `_total` for what only grows, in seconds, bytes and cookies.
 
@@ -45,19 +45,19 @@ impl Figure {
     /// A value that only grows.
     #[must_use]
     pub const fn counter(name: &'static str, help: &'static str) -> Self {
-        Self::of(name, help, Kind::Counter)
+        Self::new(name, help, Kind::Counter)
     }
 
     /// A value that goes up and down.
     #[must_use]
     pub const fn gauge(name: &'static str, help: &'static str) -> Self {
-        Self::of(name, help, Kind::Gauge)
+        Self::new(name, help, Kind::Gauge)
     }
 
     /// How often each of many values was observed, up to these bounds.
     #[must_use]
     pub const fn histogram(name: &'static str, help: &'static str, bounds: &'static [f64]) -> Self {
-        Self::of(name, help, Kind::Histogram(bounds))
+        Self::new(name, help, Kind::Histogram(bounds))
     }
 
     /// The same, with a series for each combination of these labels' values.
@@ -66,7 +66,14 @@ impl Figure {
         Self { labels, ..self }
     }
 
-    const fn of(name: &'static str, help: &'static str, kind: Kind) -> Self {
+    /// The same, of one process or port: its name begins with this. Keeps that name for the life of the process.
+    #[must_use]
+    pub fn of(self, prefix: &str) -> Self {
+        let name = format!("{prefix}_{}", self.name).leak();
+        Self { name, ..self }
+    }
+
+    const fn new(name: &'static str, help: &'static str, kind: Kind) -> Self {
         Self {
             name,
             help,

@@ -14,7 +14,8 @@ pub mod response;
 use std::{sync::Arc, time::Instant};
 
 use httparse::Header;
-use runtime::listen::{self, Listener, LiveLimits, Stage};
+use runtime::listen::{self, Limits, Listener, Stage};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::connection::CONNECTION_BYTES;
@@ -63,7 +64,7 @@ impl Edge {
     pub async fn serve(
         self,
         listener: impl Listener,
-        limits: impl Into<LiveLimits>,
+        limits: watch::Receiver<Limits>,
         metrics: listen::Metrics,
         stage: Stage,
     ) {

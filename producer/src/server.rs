@@ -11,9 +11,10 @@ use std::{sync::Arc, time::Duration};
 
 use proto::v1;
 use runtime::{
-    listen::{self, Limits, Listener, LiveLimits, Stage, WatchedStream},
+    listen::{self, Limits, Listener, Stage, WatchedStream},
     metrics::Registry,
 };
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
@@ -104,7 +105,7 @@ impl Server {
     pub async fn serve(
         self,
         listener: impl Listener,
-        limits: impl Into<LiveLimits>,
+        limits: watch::Receiver<Limits>,
         metrics: listen::Metrics,
         stage: Stage,
     ) {

@@ -86,33 +86,39 @@ pub async fn serve(
         answers_loopback_names_alone: listener.local_addr().is_ok_and(is_loopback),
         stopping: stage.stop.clone(),
     });
-    listen::accept(listener, LIMITS, metrics, stage, move |stream, activity| {
-        let port = Arc::clone(&port);
-        async move {
-            let service = service_fn(|request: Request<Incoming>| {
-                let (port, in_progress) = (Arc::clone(&port), activity.long_request());
-                async move {
-                    let answer = port.answer(request).await;
-                    drop(in_progress);
-                    Ok::<_, Infallible>(answer)
+    listen::accept(
+        listener,
+        LIMITS.fixed(),
+        metrics,
+        stage,
+        move |stream, activity| {
+            let port = Arc::clone(&port);
+            async move {
+                let service = service_fn(|request: Request<Incoming>| {
+                    let (port, in_progress) = (Arc::clone(&port), activity.long_request());
+                    async move {
+                        let answer = port.answer(request).await;
+                        drop(in_progress);
+                        Ok::<_, Infallible>(answer)
+                    }
+                });
+                let connection = http1::Builder::new()
+                    .max_buf_size(WRITE_BYTES_MAX)
+                    .serve_connection(TokioIo::new(stream), service);
+                let mut connection = std::pin::pin!(connection);
+                let ended = tokio::select! {
+                    ended = connection.as_mut() => ended,
+                    () = port.stopping.cancelled() => {
+                        connection.as_mut().graceful_shutdown();
+                        connection.await
+                    }
+                };
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "admin connection ended");
                 }
-            });
-            let connection = http1::Builder::new()
-                .max_buf_size(WRITE_BYTES_MAX)
-                .serve_connection(TokioIo::new(stream), service);
-            let mut connection = std::pin::pin!(connection);
-            let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = port.stopping.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "admin connection ended");
             }
-        }
-    })
+        },
+    )
     .await;
 }
 
@@ -179,7 +185,7 @@ impl Port {
         let families = if ends_interval {
             self.registry.scrape()
         } else {
-            self.registry.look()
+            self.registry.gather()
         };
         match encoder.encode(&families, &mut body) {
             Ok(()) => content(StatusCode::OK, encoder.format_type(), body),

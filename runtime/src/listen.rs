@@ -10,21 +10,14 @@ pub mod addresses;
 mod limits;
 mod stream;
 
-use std::{
-    future::Future,
-    io,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts};
+use figures::Figure;
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    sync::watch,
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -33,7 +26,7 @@ use super::metrics::Registry;
 use activity::Cut;
 pub use activity::{Activity, InProgress};
 use addresses::{AddressPermit, Addresses};
-pub use limits::{Limits, LiveLimits};
+pub use limits::Limits;
 pub use stream::WatchedStream;
 
 /// How long the accept loop rests after the system refused it a connection (usually: no file left).
@@ -121,12 +114,7 @@ const SHORT_IDLE_MIN: Duration = Duration::from_secs(1);
 pub struct Metrics {
     connections: IntGauge,
     accepted: IntCounter,
-    refused: IntCounter,
-    refused_address: IntCounter,
-    cut_slow_request: IntCounter,
-    cut_idle: IntCounter,
-    cut_slow_reader: IntCounter,
-    cut_drained: IntCounter,
+    cut: IntCounterVec,
 }
 
 impl Metrics {
@@ -135,39 +123,26 @@ impl Metrics {
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
-        let name = |suffix: &str| format!("{process}_{port}_{suffix}");
-        let connections = IntGauge::new(name("connections"), "Connections open now.")?;
-        let accepted =
-            IntCounter::new(name("connections_accepted_total"), "Connections accepted.")?;
-        let cut = IntCounterVec::new(
-            Opts::new(
-                name("connections_cut_total"),
-                "Connections cut off by this side, by reason.",
-            ),
-            &["reason"],
-        )?;
-        registry.register(Box::new(connections.clone()))?;
-        registry.register(Box::new(accepted.clone()))?;
-        registry.register(Box::new(cut.clone()))?;
-        Ok(Self {
-            connections,
-            accepted,
-            refused: cut.with_label_values(&["too_many"]),
-            refused_address: cut.with_label_values(&["too_many_of_address"]),
-            cut_slow_request: cut.with_label_values(&["slow_request"]),
-            cut_idle: cut.with_label_values(&["idle"]),
-            cut_slow_reader: cut.with_label_values(&["slow_reader"]),
-            cut_drained: cut.with_label_values(&["drained"]),
-        })
+        let own = |figure: Figure| figure.of(&format!("{process}_{port}"));
+        let open = Figure::gauge("connections", "Connections open now.");
+        let accepted = Figure::counter("connections_accepted_total", "Connections accepted.");
+        let cut = Figure::counter(
+            "connections_cut_total",
+            "Connections cut off by this side, by reason.",
+        );
+        let metrics = Self {
+            connections: registry.add(own(open))?,
+            accepted: registry.add(own(accepted))?,
+            cut: registry.add(own(cut.by(&["reason"])))?,
+        };
+        for cut in Cut::ALL {
+            metrics.cut.with_label_values(&[cut.label()]);
+        }
+        Ok(metrics)
     }
 
     fn cut(&self, cut: Cut) {
-        match cut {
-            Cut::SlowRequest => self.cut_slow_request.inc(),
-            Cut::Idle => self.cut_idle.inc(),
-            Cut::SlowReader => self.cut_slow_reader.inc(),
-            Cut::Drained => self.cut_drained.inc(),
-        }
+        self.cut.with_label_values(&[cut.label()]).inc();
     }
 }
 
@@ -195,9 +170,12 @@ pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 ///
 /// `serve` gets the stream and the connection's [`Activity`]; it must report each request there, and end its
 /// connection in an orderly way when the stage stops. Its future is dropped when a limit is exceeded.
+///
+/// The limits may change: numbers of connections hold for the next one, and close none; times hold from the next look at a connection,
+/// which is due after half the shortest time that held before, or five seconds.
 pub async fn accept<L, S, F>(
     mut listener: L,
-    limits: impl Into<LiveLimits>,
+    limits: watch::Receiver<Limits>,
     metrics: Metrics,
     stage: Stage,
     serve: S,
@@ -206,8 +184,6 @@ pub async fn accept<L, S, F>(
     S: Fn(WatchedStream<L::Stream>, Arc<Activity>) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
-    let limits = limits.into();
-    let open = Open::default();
     let addresses = Addresses::default();
     let mut failing = false;
     loop {
@@ -230,14 +206,15 @@ pub async fn accept<L, S, F>(
             tracing::info!("accepting connections again");
             failing = false;
         }
-        let granted = limits.now();
-        let Some(permit) = open.enter(granted.connections_max) else {
-            metrics.refused.inc();
+        let granted = *limits.borrow();
+        let open = usize::try_from(metrics.connections.get()).unwrap_or(0);
+        if open >= granted.connections_max {
+            metrics.cut(Cut::TooMany);
             continue;
-        };
+        }
         let each_max = granted.connections_per_address_max.unwrap_or(usize::MAX);
-        let Some(address) = addresses.enter_up_to(each_max, peer) else {
-            metrics.refused_address.inc();
+        let Some(address) = addresses.enter(each_max, peer) else {
+            metrics.cut(Cut::TooManyOfAddress);
             continue;
         };
         metrics.accepted.inc();
@@ -247,51 +224,34 @@ pub async fn accept<L, S, F>(
             peer,
             activity: Arc::clone(&activity),
         };
-        let taken = open.clone();
-        let admission = Admission {
-            _permit: permit,
-            _address: address,
-        };
+        let place = Place::take(metrics.connections.clone(), address);
         let served = serve(stream, Arc::clone(&activity));
-        let cut = stage.cut.clone();
-        stage.tasks.spawn(run(
-            served,
-            activity,
-            limits.clone(),
-            metrics.clone(),
-            (admission, taken),
-            cut,
-        ));
+        let (limits, metrics, cut) = (limits.clone(), metrics.clone(), stage.cut.clone());
+        stage
+            .tasks
+            .spawn(run(served, activity, limits, metrics, place, cut));
     }
 }
 
-/// What a connection holds of the port's limits.
-struct Admission {
-    _permit: Permit,
+/// What a connection holds of the port's limits until it is dropped: only the accept loop takes places, so the gauge is exact there.
+struct Place {
+    open: IntGauge,
     _address: AddressPermit,
 }
 
-/// How many connections there are.
-#[derive(Default, Clone)]
-struct Open(Arc<AtomicUsize>);
-
-/// One of them, until it is dropped.
-struct Permit(Arc<AtomicUsize>);
-
-impl Open {
-    /// `None` when there are `most` already. Only the accept loop adds any, so none comes between the two steps.
-    fn enter(&self, most: usize) -> Option<Permit> {
-        if self.0.load(Ordering::Relaxed) >= most {
-            return None;
+impl Place {
+    fn take(open: IntGauge, address: AddressPermit) -> Self {
+        open.inc();
+        Self {
+            open,
+            _address: address,
         }
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Some(Permit(Arc::clone(&self.0)))
     }
 }
 
-impl Drop for Permit {
+impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.open.dec();
     }
 }
 
@@ -307,20 +267,21 @@ fn with_open(mut limits: Limits, open: usize) -> Limits {
 async fn run(
     served: impl Future<Output = ()>,
     activity: Arc<Activity>,
-    limits: LiveLimits,
+    limits: watch::Receiver<Limits>,
     metrics: Metrics,
-    (admission, open): (Admission, Open),
+    place: Place,
     cut_now: CancellationToken,
 ) {
-    metrics.connections.inc();
+    let granted = || {
+        let open = usize::try_from(place.open.get()).unwrap_or(0);
+        with_open(*limits.borrow(), open)
+    };
     tokio::select! {
         biased;
         () = served => {}
-        cut = activity.watch(|| with_open(limits.now(), open.0.load(Ordering::Relaxed))) => metrics.cut(cut),
+        cut = activity.watch(granted) => metrics.cut(cut),
         () = cut_now.cancelled() => metrics.cut(Cut::Drained),
     }
-    metrics.connections.dec();
-    drop(admission);
 }
 
 #[cfg(test)]

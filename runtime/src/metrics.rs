@@ -20,12 +20,12 @@ use std::{
 
 use figures::Figure;
 use prometheus::{
-    IntGaugeVec, Opts, Result,
+    IntGaugeVec, Result,
     core::{Collector, Desc},
     proto::{MetricFamily, MetricType},
 };
 
-use self::{family::Reader, usage::ProcessUsage};
+use self::family::Reader;
 use super::{COMMIT, PROFILE};
 
 pub use self::{
@@ -39,8 +39,6 @@ pub use self::{
 #[derive(Clone, Default)]
 pub struct Registry {
     registry: prometheus::Registry,
-    /// What is collected for a scrape alone.
-    for_scrapes: prometheus::Registry,
     at_scrapes: Arc<Mutex<Vec<AtScrape>>>,
     registered: Arc<Mutex<Vec<Registered>>>,
 }
@@ -115,27 +113,10 @@ impl Registry {
     /// When a name is taken.
     #[track_caller]
     pub fn register(&self, collector: Box<dyn Collector>) -> Result<()> {
-        self.register_in(&self.registry, collector)
-    }
-
-    /// The same for what costs too much to be collected for more than a scrape.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    #[track_caller]
-    pub fn register_for_scrapes(&self, collector: Box<dyn Collector>) -> Result<()> {
-        self.register_in(&self.for_scrapes, collector)
-    }
-
-    #[track_caller]
-    fn register_in(
-        &self,
-        registry: &prometheus::Registry,
-        collector: Box<dyn Collector>,
-    ) -> Result<()> {
         let collector: Arc<dyn Collector> = Arc::from(collector);
         let file = Location::caller().file();
-        registry.register(Box::new(Shared(Arc::clone(&collector))))?;
+        self.registry
+            .register(Box::new(Shared(Arc::clone(&collector))))?;
         locked(&self.registered).push(Registered { collector, file });
         Ok(())
     }
@@ -145,25 +126,16 @@ impl Registry {
         locked(&self.at_scrapes).push(Box::new(act));
     }
 
-    /// All that has a value, but for what is collected for scrapes alone. It can be looked at at any time: no scrape
-    /// tells anything else for it.
+    /// What a scrape returns, without ending the intervals of peaks: all that has a value.
     #[must_use]
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.registry.gather()
     }
 
-    /// What a scrape returns, without ending the intervals of peaks.
-    #[must_use]
-    pub fn look(&self) -> Vec<MetricFamily> {
-        let mut families = self.registry.gather();
-        families.extend(self.for_scrapes.gather());
-        families
-    }
-
     /// All that has a value, for somebody who comes back for what there is then.
     #[must_use]
     pub fn scrape(&self) -> Vec<MetricFamily> {
-        let families = self.look();
+        let families = self.gather();
         for act in &*locked(&self.at_scrapes) {
             act();
         }
@@ -258,17 +230,12 @@ impl Collector for Shared {
 /// # Errors
 /// When a name is taken.
 pub fn register_process(registry: &Registry, process: &str, version: &str) -> Result<()> {
-    // It counts the open files one by one.
-    registry.register_for_scrapes(Box::new(ProcessUsage::new(process)?))?;
-    let build = IntGaugeVec::new(
-        Opts::new(
-            format!("{process}_build_info"),
-            "Always 1; the labels say what runs.",
-        ),
-        &["version", "commit", "profile"],
-    )?;
+    usage::register(registry, process)?;
+    let build = Figure::gauge("build_info", "Always 1; the labels say what runs.");
+    let build = build.by(&["version", "commit", "profile"]).of(process);
+    let build: IntGaugeVec = registry.add(build)?;
     build.with_label_values(&[version, COMMIT, PROFILE]).set(1);
-    registry.register(Box::new(build))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -17,14 +17,19 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts};
+use figures::Figure;
+use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::{
     task::{JoinError, spawn_blocking},
     time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{metrics::Registry, signals::Signals, unix_micros};
+use super::{
+    metrics::{Handle, Registry},
+    signals::Signals,
+    unix_micros,
+};
 
 /// How often files are looked at.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -339,24 +344,18 @@ impl Metrics {
         registry: &Registry,
         process: &str,
     ) -> prometheus::Result<Self> {
-        let metrics = Self {
-            reloads: IntCounterVec::new(
-                Opts::new(
-                    format!("{process}_credential_reloads_total"),
-                    "Times that replaced files were taken into use, or could not be, by what they are.",
-                ),
-                &["of", "outcome"],
-            )?,
-            expiry: IntGaugeVec::new(
-                Opts::new(
-                    format!("{process}_tls_certificate_expiry_unix_seconds"),
-                    "When the first certificate of each kind in use expires.",
-                ),
-                &["of"],
-            )?,
-        };
-        registry.register(Box::new(metrics.reloads.clone()))?;
-        Ok(metrics)
+        let reloads = Figure::counter(
+            "credential_reloads_total",
+            "Times that replaced files were taken into use, or could not be, by what they are.",
+        );
+        let expiry = Figure::gauge(
+            "tls_certificate_expiry_unix_seconds",
+            "When the first certificate of each kind in use expires.",
+        );
+        Ok(Self {
+            reloads: registry.add(reloads.by(&["of", "outcome"]).of(process))?,
+            expiry: Handle::of(expiry.by(&["of"]).of(process))?,
+        })
     }
 }
 

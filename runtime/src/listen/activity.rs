@@ -18,13 +18,37 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 /// How often a draining connection looks whether its requests are done.
 const QUIET_LOOK: Duration = Duration::from_millis(10);
 
-/// Why a connection is cut.
+/// Why a connection is cut, as early as it is accepted or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
+    TooMany,
+    TooManyOfAddress,
     SlowRequest,
     Idle,
     SlowReader,
     Drained,
+}
+
+impl Cut {
+    pub(super) const ALL: [Self; 6] = [
+        Self::TooMany,
+        Self::TooManyOfAddress,
+        Self::SlowRequest,
+        Self::Idle,
+        Self::SlowReader,
+        Self::Drained,
+    ];
+
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::TooMany => "too_many",
+            Self::TooManyOfAddress => "too_many_of_address",
+            Self::SlowRequest => "slow_request",
+            Self::Idle => "idle",
+            Self::SlowReader => "slow_reader",
+            Self::Drained => "drained",
+        }
+    }
 }
 
 /// What a connection has been doing, for its watcher.

@@ -9,12 +9,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Counts connections by address. By default each is granted as many as there are.
-#[derive(Debug, Clone)]
-pub struct Addresses {
-    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    each_max: usize,
-}
+/// Counts connections by address; clones share the counts.
+#[derive(Debug, Clone, Default)]
+pub struct Addresses(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
 /// Lets one connection of an address be open; given back when dropped.
 #[derive(Debug)]
@@ -23,31 +20,10 @@ pub struct AddressPermit {
     network: IpAddr,
 }
 
-impl Default for Addresses {
-    fn default() -> Self {
-        Self::new(usize::MAX)
-    }
-}
-
 impl Addresses {
-    /// Grants each address this many connections, at least one.
+    /// A permit for one more connection from `address`; `None` when it has `each_max`, or one if that is zero.
     #[must_use]
-    pub fn new(each_max: usize) -> Self {
-        Self {
-            open: Arc::default(),
-            each_max: each_max.max(1),
-        }
-    }
-
-    /// A permit for one more connection from `address`; `None` when it has all it may.
-    #[must_use]
-    pub fn enter(&self, address: IpAddr) -> Option<AddressPermit> {
-        self.enter_up_to(self.each_max, address)
-    }
-
-    /// The same where each address has `each_max` from now on, at least one.
-    #[must_use]
-    pub fn enter_up_to(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
+    pub fn enter(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
         let network = network(address);
         let mut open = self.open();
         let count = open.entry(network).or_insert(0);
@@ -62,7 +38,7 @@ impl Addresses {
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,14 +76,14 @@ mod tests {
 
     #[test]
     fn each_address_has_its_own_permits_and_gets_them_back() {
-        let addresses = Addresses::new(2);
-        let first = addresses.enter(address("192.0.2.1")).unwrap();
-        let second = addresses.enter(address("192.0.2.1")).unwrap();
-        assert!(addresses.enter(address("192.0.2.1")).is_none());
-        let other = addresses.enter(address("192.0.2.2"));
+        let addresses = Addresses::default();
+        let first = addresses.enter(2, address("192.0.2.1")).unwrap();
+        let second = addresses.enter(2, address("192.0.2.1")).unwrap();
+        assert!(addresses.enter(2, address("192.0.2.1")).is_none());
+        let other = addresses.enter(2, address("192.0.2.2"));
         assert!(other.is_some());
         drop(first);
-        let again = addresses.enter(address("192.0.2.1"));
+        let again = addresses.enter(2, address("192.0.2.1"));
         assert!(again.is_some());
         drop((other, again, second));
         assert!(addresses.open().is_empty(), "entries do not pile up");
@@ -115,12 +91,16 @@ mod tests {
 
     #[test]
     fn ipv6_counts_by_64_bits_and_mapped_addresses_as_ipv4() {
-        let addresses = Addresses::new(1);
-        let _permit = addresses.enter(address("2001:db8:0:1::1")).unwrap();
-        assert!(addresses.enter(address("2001:db8:0:1:ffff::2")).is_none());
-        assert!(addresses.enter(address("2001:db8:0:2::1")).is_some());
-        let _permit = addresses.enter(address("::ffff:192.0.2.1")).unwrap();
-        assert!(addresses.enter(address("192.0.2.1")).is_none());
-        assert!(addresses.enter(address("192.0.2.2")).is_some());
+        let addresses = Addresses::default();
+        let _permit = addresses.enter(1, address("2001:db8:0:1::1")).unwrap();
+        assert!(
+            addresses
+                .enter(1, address("2001:db8:0:1:ffff::2"))
+                .is_none()
+        );
+        assert!(addresses.enter(1, address("2001:db8:0:2::1")).is_some());
+        let _permit = addresses.enter(1, address("::ffff:192.0.2.1")).unwrap();
+        assert!(addresses.enter(1, address("192.0.2.1")).is_none());
+        assert!(addresses.enter(1, address("192.0.2.2")).is_some());
     }
 }

@@ -23,27 +23,10 @@ pub struct Limits {
     pub write_timeout: Option<Duration>,
 }
 
-/// The limits that hold now. Anyone who made them of a channel may change them: numbers of connections hold for the next
-/// one, and close none; times hold from the next look at a connection, which is due after half the shortest time that
-/// held before, or five seconds.
-#[derive(Debug, Clone)]
-pub struct LiveLimits(watch::Receiver<Limits>);
-
-impl LiveLimits {
-    pub(super) fn now(&self) -> Limits {
-        *self.0.borrow()
-    }
-}
-
-impl From<Limits> for LiveLimits {
-    /// Limits that never change.
-    fn from(limits: Limits) -> Self {
-        Self(watch::channel(limits).1)
-    }
-}
-
-impl From<watch::Receiver<Limits>> for LiveLimits {
-    fn from(limits: watch::Receiver<Limits>) -> Self {
-        Self(limits)
+impl Limits {
+    /// As limits that never change.
+    #[must_use]
+    pub fn fixed(self) -> watch::Receiver<Self> {
+        watch::channel(self).1
     }
 }

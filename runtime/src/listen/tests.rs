@@ -1,5 +1,7 @@
 //! The watcher against connections that behave in every way, on a set clock.
 
+use std::sync::atomic::Ordering;
+
 use super::{activity::Watcher, *};
 
 const LIMITS: Limits = Limits {

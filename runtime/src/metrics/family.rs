@@ -50,31 +50,24 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
     figure: Figure,
     samples: impl IntoIterator<Item = (L, f64)>,
 ) -> MetricFamily {
-    let metric = |(labels, value): (L, f64)| {
-        let pairs = figure.labels.iter().zip(labels.as_ref());
-        let mut metric = Metric::default();
-        metric.set_label(pairs.map(|(name, value)| pair(name, value)).collect());
-        if figure.kind == Kind::Counter {
-            let mut counter = Counter::default();
-            counter.set_value(value);
-            metric.set_counter(counter);
-        } else {
-            let mut gauge = Gauge::default();
-            gauge.set_value(value);
-            metric.set_gauge(gauge);
+    let metrics = samples.into_iter().map(|(labels, value)| {
+        let mut metric = labelled(figure, labels.as_ref());
+        match figure.kind {
+            Kind::Counter => {
+                let mut counter = Counter::default();
+                counter.set_value(value);
+                metric.set_counter(counter);
+            }
+            Kind::Gauge => {
+                let mut gauge = Gauge::default();
+                gauge.set_value(value);
+                metric.set_gauge(gauge);
+            }
+            Kind::Histogram(_) => panic!("{figure} is a histogram"),
         }
         metric
-    };
-    let mut family = MetricFamily::default();
-    family.set_name(figure.name.to_owned());
-    family.set_help(figure.help.to_owned());
-    family.set_field_type(match figure.kind {
-        Kind::Counter => MetricType::COUNTER,
-        Kind::Gauge => MetricType::GAUGE,
-        Kind::Histogram(_) => panic!("{} is a histogram", figure.name),
     });
-    family.set_metric(samples.into_iter().map(metric).collect());
-    family
+    of_metrics(figure, metrics)
 }
 
 /// A histogram with these samples, each the values of its labels, how many observations were up to each bound and above the one before (the
@@ -88,9 +81,9 @@ pub fn histograms<'a, L: AsRef<[&'a str]>>(
     samples: impl IntoIterator<Item = (L, Vec<u64>, f64)>,
 ) -> MetricFamily {
     let Kind::Histogram(bounds) = figure.kind else {
-        panic!("{} is not a histogram", figure.name);
+        panic!("{figure} is not a histogram");
     };
-    let metric = |(labels, counts, sum): (L, Vec<u64>, f64)| {
+    let metrics = samples.into_iter().map(|(labels, counts, sum)| {
         let mut histogram = Histogram::default();
         let mut so_far = 0;
         let buckets = bounds.iter().zip(&counts).map(|(bound, count)| {
@@ -103,23 +96,34 @@ pub fn histograms<'a, L: AsRef<[&'a str]>>(
         histogram.set_bucket(buckets.collect());
         histogram.set_sample_count(counts.iter().sum());
         histogram.set_sample_sum(sum);
-        let pairs = figure.labels.iter().zip(labels.as_ref());
-        let mut metric = Metric::default();
-        metric.set_label(pairs.map(|(name, value)| pair(name, value)).collect());
+        let mut metric = labelled(figure, labels.as_ref());
         metric.set_histogram(histogram);
         metric
-    };
+    });
+    of_metrics(figure, metrics)
+}
+
+fn labelled(figure: Figure, values: &[&str]) -> Metric {
+    let pairs = figure.labels.iter().zip(values).map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name((*name).to_owned());
+        pair.set_value((*value).to_owned());
+        pair
+    });
+    let mut metric = Metric::default();
+    metric.set_label(pairs.collect());
+    metric
+}
+
+fn of_metrics(figure: Figure, metrics: impl Iterator<Item = Metric>) -> MetricFamily {
     let mut family = MetricFamily::default();
     family.set_name(figure.name.to_owned());
     family.set_help(figure.help.to_owned());
-    family.set_field_type(MetricType::HISTOGRAM);
-    family.set_metric(samples.into_iter().map(metric).collect());
+    family.set_field_type(match figure.kind {
+        Kind::Counter => MetricType::COUNTER,
+        Kind::Gauge => MetricType::GAUGE,
+        Kind::Histogram(_) => MetricType::HISTOGRAM,
+    });
+    family.set_metric(metrics.collect());
     family
-}
-
-fn pair(name: &str, value: &str) -> LabelPair {
-    let mut pair = LabelPair::default();
-    pair.set_name(name.to_owned());
-    pair.set_value(value.to_owned());
-    pair
 }

@@ -2,8 +2,8 @@
 
 use figures::{Figure, Kind};
 use prometheus::{
-    Counter, Error, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Result, core::Collector,
+    Error, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Result, core::Collector,
 };
 
 /// What counts a figure; clones count the same.
@@ -21,12 +21,6 @@ impl Handle for IntCounter {
     }
 }
 
-impl Handle for Counter {
-    fn of(figure: Figure) -> Result<Self> {
-        Self::with_opts(single(figure, Kind::Counter)?)
-    }
-}
-
 impl Handle for IntCounterVec {
     fn of(figure: Figure) -> Result<Self> {
         Self::new(labelled(figure, Kind::Counter)?, figure.labels)
@@ -34,12 +28,6 @@ impl Handle for IntCounterVec {
 }
 
 impl Handle for IntGauge {
-    fn of(figure: Figure) -> Result<Self> {
-        Self::with_opts(single(figure, Kind::Gauge)?)
-    }
-}
-
-impl Handle for Gauge {
     fn of(figure: Figure) -> Result<Self> {
         Self::with_opts(single(figure, Kind::Gauge)?)
     }

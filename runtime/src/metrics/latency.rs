@@ -12,11 +12,11 @@ use figures::Figure;
 use prometheus::{
     Result,
     core::{Atomic, AtomicF64, Collector, Desc},
-    proto::{Bucket, Histogram, Metric, MetricFamily, MetricType},
+    proto::MetricFamily,
 };
 
 use super::{
-    family::desc,
+    family::{desc, histograms},
     handle::{Handle, bounds},
 };
 
@@ -32,6 +32,7 @@ pub struct Latency {
 
 #[derive(Debug)]
 struct Shared {
+    figure: Figure,
     desc: Desc,
     /// Upper bounds of all buckets but the last.
     bounds: &'static [f64],
@@ -45,6 +46,7 @@ impl Handle for Latency {
     fn of(figure: Figure) -> Result<Self> {
         let bounds = bounds(figure)?;
         let shared = Shared {
+            figure,
             desc: desc(figure)?,
             bounds,
             counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
@@ -81,29 +83,8 @@ impl Collector for Latency {
     fn collect(&self) -> Vec<MetricFamily> {
         let shared = &*self.shared;
         let sum = shared.sum.get();
-        let mut cumulative = 0;
-        let mut counts = shared.counts.iter().map(|count| {
-            cumulative += count.load(Ordering::Relaxed);
-            cumulative
-        });
-        let bounded = shared.bounds.iter().zip(&mut counts);
-        let buckets = bounded.map(|(bound, count)| {
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(*bound);
-            bucket.set_cumulative_count(count);
-            bucket
-        });
-        let mut histogram = Histogram::default();
-        histogram.set_bucket(buckets.collect());
-        histogram.set_sample_count(counts.next().unwrap_or(0));
-        histogram.set_sample_sum(sum);
-        let mut metric = Metric::default();
-        metric.set_histogram(histogram);
-        let mut family = MetricFamily::default();
-        family.set_name(shared.desc.fq_name.clone());
-        family.set_help(shared.desc.help.clone());
-        family.set_field_type(MetricType::HISTOGRAM);
-        family.set_metric(vec![metric]);
-        vec![family]
+        let counts = shared.counts.iter();
+        let counts = counts.map(|count| count.load(Ordering::Relaxed)).collect();
+        vec![histograms::<[&str; 0]>(shared.figure, [([], counts, sum)])]
     }
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, TextEncoder};
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, TextEncoder};
 
 use super::*;
 

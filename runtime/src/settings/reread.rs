@@ -12,7 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use prometheus::{IntCounterVec, IntGauge, Opts};
+use figures::Figure;
+use prometheus::{IntCounterVec, IntGauge};
 use tokio_util::sync::CancellationToken;
 
 use super::{Change, Effective, Loaded, Setting, Settings, file, load};
@@ -57,20 +58,17 @@ impl Metrics {
     /// # Errors
     /// When a metric of one of these names is registered already.
     pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
-        let reloads = IntCounterVec::new(
-            Opts::new(
-                format!("{process}_config_reloads_total"),
-                "Times that settings were read again: all that differs is in use, some needs a restart, or a mistake \
-                 left everything as it was.",
-            ),
-            &["outcome"],
-        )?;
-        let rejected = IntGauge::new(
-            format!("{process}_config_rejected"),
+        let reloads = Figure::counter(
+            "config_reloads_total",
+            "Times that settings were read again: all that differs is in use, some needs a restart, or a mistake \
+             left everything as it was.",
+        );
+        let rejected = Figure::gauge(
+            "config_rejected",
             "1 while the newest settings are invalid and the previous ones stay in use.",
-        )?;
-        registry.register(Box::new(reloads.clone()))?;
-        registry.register(Box::new(rejected.clone()))?;
+        );
+        let reloads: IntCounterVec = registry.add(reloads.by(&["outcome"]).of(process))?;
+        let rejected = registry.add(rejected.of(process))?;
         for outcome in ["done", "needs_restart", FAILED] {
             reloads.with_label_values(&[outcome]);
         }

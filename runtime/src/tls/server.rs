@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{IntCounter, IntCounterVec, Opts};
+use figures::Figure;
+use prometheus::IntCounterVec;
 use rustls::{
     ServerConfig,
     server::{NoServerSessionStorage, WebPkiClientVerifier},
@@ -110,22 +111,13 @@ impl Source for Files {
     }
 }
 
-/// Handshakes by outcome.
-#[derive(Debug, Clone)]
-struct Metrics {
-    done: IntCounter,
-    failed: IntCounter,
-    timeout: IntCounter,
-    too_many: IntCounter,
-}
-
 /// Makes TLS connections of accepted ones.
 #[derive(Debug)]
 pub struct Handshakes {
     files: Arc<Reloaded<Files>>,
     under_way: UnderWay,
     addresses: Addresses,
-    metrics: Metrics,
+    outcomes: IntCounterVec,
 }
 
 impl Handshakes {
@@ -138,55 +130,47 @@ impl Handshakes {
         registry: &Registry,
         process: &str,
     ) -> prometheus::Result<Self> {
-        let outcomes = IntCounterVec::new(
-            Opts::new(
-                format!("{process}_tls_handshakes_total"),
-                "TLS handshakes by outcome.",
-            ),
-            &["outcome"],
-        )?;
-        registry.register(Box::new(outcomes.clone()))?;
-        let outcome = |outcome| outcomes.with_label_values(&[outcome]);
+        let outcomes = Figure::counter("tls_handshakes_total", "TLS handshakes by outcome.");
+        let outcomes: IntCounterVec = registry.add(outcomes.by(&["outcome"]).of(process))?;
+        for outcome in ["done", "failed", "timeout", "too_many"] {
+            outcomes.with_label_values(&[outcome]);
+        }
         Ok(Self {
             files,
             under_way: UnderWay::default(),
-            addresses: Addresses::new(HANDSHAKES_PER_ADDRESS_MAX),
-            metrics: Metrics {
-                done: outcome("done"),
-                failed: outcome("failed"),
-                timeout: outcome("timeout"),
-                too_many: outcome("too_many"),
-            },
+            addresses: Addresses::default(),
+            outcomes,
         })
     }
 
     /// Shakes hands with a client, with the files in use now; `None` when that fails, which is counted.
     pub async fn shake<S: ByteStream>(&self, stream: S, peer: IpAddr) -> Option<TlsStream<S>> {
-        let Some(_place) = self.addresses.enter(peer) else {
-            self.metrics.too_many.inc();
-            return None;
+        let (outcome, shaken) = self.try_shake(stream, peer).await;
+        self.outcomes.with_label_values(&[outcome]).inc();
+        shaken
+    }
+
+    async fn try_shake<S: ByteStream>(
+        &self,
+        stream: S,
+        peer: IpAddr,
+    ) -> (&'static str, Option<TlsStream<S>>) {
+        let Some(_place) = self.addresses.enter(HANDSHAKES_PER_ADDRESS_MAX, peer) else {
+            return ("too_many", None);
         };
         let begun = self.under_way.begin();
         let acceptor = TlsAcceptor::from(Arc::clone(&self.files.current().config));
         let shaking = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
-        let Some(shaken) = begun.end.run_until_cancelled(shaking).await else {
-            self.metrics.too_many.inc();
-            return None;
-        };
-        match shaken {
-            Ok(Ok(stream)) => {
-                self.metrics.done.inc();
-                Some(stream)
-            }
-            Ok(Err(error)) => {
-                self.metrics.failed.inc();
+        match begun.end.run_until_cancelled(shaking).await {
+            None => ("too_many", None),
+            Some(Ok(Ok(stream))) => ("done", Some(stream)),
+            Some(Ok(Err(error))) => {
                 tracing::debug!(%peer, %error, "TLS handshake failed");
-                None
+                ("failed", None)
             }
-            Err(_) => {
-                self.metrics.timeout.inc();
+            Some(Err(_)) => {
                 tracing::debug!(%peer, "TLS handshake took too long");
-                None
+                ("timeout", None)
             }
         }
     }

@@ -50,9 +50,13 @@ impl Service {
         stage: Stage,
     ) {
         let (service, stop) = (Arc::new(self), stage.stop.clone());
-        listen::accept(listener, limits, metrics, stage, move |stream, activity| {
-            Arc::clone(&service).connection(stream, activity, stop.clone())
-        })
+        listen::accept(
+            listener,
+            limits.fixed(),
+            metrics,
+            stage,
+            move |stream, activity| Arc::clone(&service).connection(stream, activity, stop.clone()),
+        )
         .await;
     }
 

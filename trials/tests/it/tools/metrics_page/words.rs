@@ -55,7 +55,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("TLS handshakes", "runtime/src/tls/server.rs", ""),
     group("Certificates and tokens", "runtime/src/reload.rs", ""),
     group("Settings", "runtime/src/settings/reread.rs", ""),
-    group("Process", "runtime/src/metrics.rs", ""),
+    group("Process", "runtime/src/metrics", ""),
 ];
 
 /// The values of a label, of one metric or of all.
