@@ -151,16 +151,12 @@ impl Port {
             let why = "this port answers no requests that pages of other sites make\n";
             return text(StatusCode::FORBIDDEN, why);
         }
-        if let Some(page) = debug::Page::at(request.uri().path()) {
+        if debug::is_page(request.uri().path()) {
             let (enabled, stop) = (self.pages.debug_endpoints(), self.stopping.clone());
-            return debug::answer(enabled, page, request, stop).await;
+            return debug::answer(enabled, request, stop).await;
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");
-            answer
-                .headers_mut()
-                .insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return answer;
+            return debug::method_not_allowed("GET, HEAD");
         }
         match request.uri().path() {
             "/" => static_file("text/html", PAGE),

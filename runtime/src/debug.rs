@@ -28,32 +28,14 @@ const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Where a profile is taken.
 const PROFILE: &str = "/debug/profile";
 
-/// One of these.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Page {
-    /// The log's filter.
-    LogFilter,
-    /// A profile of the processor's time.
-    Profile,
-    /// Nothing, but in this part.
-    None,
-}
-
-impl Page {
-    /// The one at `path`.
-    pub(super) fn at(path: &str) -> Option<Self> {
-        match path {
-            LOG_FILTER => Some(Self::LogFilter),
-            PROFILE => Some(Self::Profile),
-            _ => path.starts_with("/debug").then_some(Self::None),
-        }
-    }
+/// Whether the answer to this path is one of [`answer`]'s.
+pub(super) fn is_page(path: &str) -> bool {
+    path == LOG_FILTER || path.starts_with("/debug")
 }
 
 /// Answers a request for one of these pages; what takes time ends at once when `stop` is cancelled.
 pub(super) async fn answer(
     enabled: bool,
-    page: Page,
     request: Request<Incoming>,
     stop: CancellationToken,
 ) -> Answer {
@@ -67,13 +49,11 @@ pub(super) async fn answer(
         let word = "pages of other sites see nothing here\n";
         return text(StatusCode::FORBIDDEN, word);
     }
-    match page {
-        Page::LogFilter => log_filter(request).await,
-        Page::Profile => match *request.method() {
-            Method::GET => profile::answer(request.uri().clone(), stop).await,
-            _ => method_not_allowed("GET"),
-        },
-        Page::None => text(
+    match (request.uri().path(), request.method()) {
+        (LOG_FILTER, _) => log_filter(request).await,
+        (PROFILE, &Method::GET) => profile::answer(request.uri().clone(), stop).await,
+        (PROFILE, _) => method_not_allowed("GET"),
+        _ => text(
             StatusCode::NOT_FOUND,
             "there are /debug/profile?seconds=10 and /log-filter\n",
         ),
@@ -123,7 +103,7 @@ fn put_filter(body: &Bytes) -> Answer {
     }
 }
 
-fn method_not_allowed(allowed: &'static str) -> Answer {
+pub(super) fn method_not_allowed(allowed: &'static str) -> Answer {
     let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed}\n"));
     let allowed = header::HeaderValue::from_static(allowed);
     answer.headers_mut().insert(header::ALLOW, allowed);

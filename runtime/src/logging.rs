@@ -152,7 +152,8 @@ pub fn default_filter() -> Result<Filter, String> {
 pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
     let (layer, handle) = reload::Layer::new(filter.layer());
     let lines = Lines::start(io::stderr())?;
-    let written = tracing_subscriber::fmt::layer().with_writer(lines.clone());
+    let writer = lines.clone();
+    let written = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
     let written = match format {
         Format::Text => written
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))

@@ -62,7 +62,11 @@ impl NamedFile {
         format!("{}: {}: {what}", self.flag, self.path.display())
     }
 
-    fn read(&self) -> Result<Vec<u8>, String> {
+    /// What it holds.
+    ///
+    /// # Errors
+    /// The mistake, when it cannot be read, now and again.
+    pub(crate) fn read(&self) -> Result<Vec<u8>, String> {
         let read = || {
             // Opening a pipe waits for a writer.
             if !fs::metadata(&self.path)?.is_file() {

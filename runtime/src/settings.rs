@@ -37,7 +37,7 @@ pub use self::{
     mistakes::Mistakes,
     values::{Refused, TIME_MAX, address, boolean, bytes, count, optional, size, time},
 };
-use crate::VERSION;
+use crate::{VERSION, reload::NamedFile};
 
 /// The flag that names the file; it is the one setting the file cannot hold.
 const FILE: &str = "config";
@@ -110,7 +110,7 @@ pub struct Loaded<A: Settings> {
     /// What they are, and where each is from.
     pub effective: Effective,
     arguments: Vec<OsString>,
-    file: Option<PathBuf>,
+    file: Option<NamedFile>,
 }
 
 /// Parses `arguments` (program name first) and checks the settings. An empty environment variable counts as not set:
@@ -173,7 +173,7 @@ struct Written {
     arguments: Vec<OsString>,
     matches: ArgMatches,
     effective: Effective,
-    file: Option<PathBuf>,
+    file: Option<NamedFile>,
     mistakes: Mistakes,
 }
 
@@ -190,13 +190,13 @@ impl Written {
         let mut mistakes = Mistakes::default();
         let file = file_of(&command, &arguments);
         let in_file = match &file {
-            Some(path) => file::values(&command, path, &mut mistakes),
+            Some(file) => file::values(&command, file, &mut mistakes),
             None => Default::default(),
         };
         let matches = command
             .try_get_matches_from_mut(&arguments)
             .map_err(|error| with_mistakes(error, &mistakes))?;
-        let effective = Effective::of(&command, &matches, in_file, file.as_deref());
+        let effective = Effective::of(&command, &matches, in_file, file.as_ref());
         Ok(Self {
             arguments,
             matches,
@@ -253,7 +253,7 @@ impl<A: Settings> Loaded<A> {
     /// The file that settings came from.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
-        self.file.as_deref()
+        self.file.as_ref().map(|file| &*file.path)
     }
 }
 
@@ -277,10 +277,14 @@ fn taking_anything(argument: Arg) -> Arg {
 }
 
 /// The file named by flag or environment; none for `--help`, which shows the defaults and no secret of a file.
-fn file_of(command: &Command, arguments: &[OsString]) -> Option<PathBuf> {
+fn file_of(command: &Command, arguments: &[OsString]) -> Option<NamedFile> {
     let lenient = command.clone().ignore_errors(true);
     let matches = lenient.try_get_matches_from(arguments).ok()?;
-    matches.get_one::<PathBuf>(FILE).cloned()
+    let path = matches.get_one::<PathBuf>(FILE).cloned();
+    path.map(|path| NamedFile {
+        flag: "--config",
+        path,
+    })
 }
 
 /// What clap found, and what is wrong with the file.

@@ -136,7 +136,6 @@ async fn open(
     Ok(Watched {
         stream,
         look_for_alert: is_plain,
-        broken: None,
         trouble,
     })
 }
@@ -158,55 +157,22 @@ impl Trouble {
 }
 
 /// A connection whose troubles are noted.
+///
+/// The other side may have said why it closed the connection while we were writing. So an error of a write is left to the reader, who
+/// gets what was said, and then the end of the connection.
 struct Watched {
     stream: Box<dyn ByteStream>,
     /// Until the first bytes of a plain connection came.
     look_for_alert: bool,
-    /// What a write failed with, until the last words were read.
-    broken: Option<io::Error>,
     trouble: Trouble,
 }
 
 impl Watched {
-    fn first(&mut self, byte: u8) {
-        self.look_for_alert = false;
-        if byte == TLS_ALERT {
-            let why = "TLS is spoken at this port: https:// instead of http://";
-            self.trouble.say(why);
-        }
-    }
-
-    /// Notes an error. The other side may have said why it closed the connection while we were writing; so an error is
-    /// told only when what is still to be read was looked at, which is there or comes with the end of the connection.
-    fn written<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        result: io::Result<T>,
-    ) -> Poll<io::Result<T>> {
-        match result {
-            Ok(written) => Poll::Ready(Ok(written)),
-            Err(error) => {
-                self.trouble.note(&error);
-                self.broken = Some(error);
-                self.poll_last_words(context).map(Err)
-            }
-        }
-    }
-
-    fn poll_last_words(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
-        let mut byte = [0];
-        let mut buffer = ReadBuf::new(&mut byte);
-        let read = ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer));
-        if let Err(error) = &read {
-            self.trouble.note(error);
-        }
-        if self.look_for_alert
-            && let [first] = buffer.filled()
-        {
-            self.first(*first);
-        }
-        let broken = self.broken.take();
-        Poll::Ready(broken.unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()))
+    fn written<T>(&self, result: io::Result<T>, done: T) -> Poll<io::Result<T>> {
+        Poll::Ready(Ok(result.unwrap_or_else(|error| {
+            self.trouble.note(&error);
+            done
+        })))
     }
 }
 
@@ -224,7 +190,11 @@ impl AsyncRead for Watched {
         if self.look_for_alert
             && let Some(first) = buffer.filled().get(before)
         {
-            self.first(*first);
+            self.look_for_alert = false;
+            if *first == TLS_ALERT {
+                let why = "TLS is spoken at this port: https:// instead of http://";
+                self.trouble.say(why);
+            }
         }
         Poll::Ready(result)
     }
@@ -236,11 +206,8 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.broken.is_some() {
-            return self.poll_last_words(context).map(Err);
-        }
         let result = ready!(Pin::new(&mut self.stream).poll_write(context, bytes));
-        self.written(context, result)
+        self.written(result, bytes.len())
     }
 
     fn poll_write_vectored(
@@ -248,11 +215,8 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.broken.is_some() {
-            return self.poll_last_words(context).map(Err);
-        }
         let result = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices));
-        self.written(context, result)
+        self.written(result, slices.iter().map(|slice| slice.len()).sum())
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -260,11 +224,8 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.broken.is_some() {
-            return self.poll_last_words(context).map(Err);
-        }
         let result = ready!(Pin::new(&mut self.stream).poll_flush(context));
-        self.written(context, result)
+        self.written(result, ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

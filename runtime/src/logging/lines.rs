@@ -14,8 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tracing_subscriber::fmt::MakeWriter;
-
 /// Most that waits to be written: minutes of a busy log. As much again is with the thread that writes.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
@@ -126,22 +124,11 @@ impl Shared {
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Line<'a>;
-
-    fn make_writer(&'a self) -> Line<'a> {
-        Line(self)
-    }
-}
-
 /// Takes one line, which arrives in one write.
-#[derive(Debug)]
-pub(super) struct Line<'a>(&'a Lines);
-
-impl Write for Line<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.push(bytes);
-        Ok(bytes.len())
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.push(line);
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -179,7 +166,7 @@ mod tests {
     fn lines_come_in_order_and_whole() {
         let (lines, receiver) = start();
         let reading = thread::spawn(move || receiver.iter().take(2).collect::<Vec<_>>().concat());
-        lines.make_writer().write_all(b"one\n").unwrap();
+        lines.clone().write_all(b"one\n").unwrap();
         lines.flush(Duration::from_secs(30));
         for line in [b"two\n", b"six\n"] {
             lines.push(line);

@@ -1,10 +1,11 @@
 //! What the settings are and where each comes from; their form as a file, and what differs between two of them.
 
-use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, fmt, path::Path};
+use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, fmt};
 
 use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 
 use super::{Change, is_list, is_setting};
+use crate::reload::NamedFile;
 
 /// Where the value of a setting comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +47,7 @@ impl Effective {
         command: &Command,
         matches: &ArgMatches,
         mut in_file: BTreeMap<String, Vec<OsString>>,
-        file: Option<&Path>,
+        file: Option<&NamedFile>,
     ) -> Self {
         let settings = command
             .get_arguments()
@@ -55,7 +56,7 @@ impl Effective {
         Self {
             settings: settings.collect(),
             program: command.get_name().to_owned(),
-            file: file.map(|file| file.display().to_string()),
+            file: file.map(|file| file.path.display().to_string()),
         }
     }
 

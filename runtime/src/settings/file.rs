@@ -1,33 +1,26 @@
 //! The TOML file: its keys are the names of settings.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    fs::File,
-    io::{self, Read as _},
-    path::Path,
-};
+use std::{collections::BTreeMap, ffi::OsString};
 
 use clap::{Arg, Command};
 
 use super::{Mistakes, is_list, is_setting};
-
-/// Largest file that is read: far beyond any settings.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+use crate::reload::NamedFile;
 
 /// The values of the settings that the file has, by their names; what is wrong with it is left out and noted.
 pub(super) fn values(
     command: &Command,
-    path: &Path,
+    file: &NamedFile,
     mistakes: &mut Mistakes,
 ) -> BTreeMap<String, Vec<OsString>> {
-    let place = path.display();
-    let table = read(path).and_then(|text| {
+    let place = file.path.display();
+    let table = file.read().and_then(|bytes| {
+        let text = String::from_utf8(bytes).map_err(|_| file.mistake("is not text"))?;
         text.parse::<toml::Table>()
-            .map_err(|error| without_source(&text, &error))
+            .map_err(|error| file.mistake(without_source(&text, &error)))
     });
-    let table = table.unwrap_or_else(|error| {
-        mistakes.add(format!("{place}: {error}"));
+    let table = table.unwrap_or_else(|mistake| {
+        mistakes.add(mistake);
         toml::Table::new()
     });
     let mut found = BTreeMap::new();
@@ -42,24 +35,6 @@ pub(super) fn values(
         }
     }
     found
-}
-
-/// What the file holds.
-///
-/// # Errors
-/// In words, when it cannot be read.
-pub(super) fn read(path: &Path) -> Result<String, String> {
-    let read = || {
-        let mut text = String::new();
-        let file = File::open(path)?;
-        file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-        io::Result::Ok(text)
-    };
-    let text = read().map_err(|error| error.to_string())?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err("is larger than 1 MiB".to_owned());
-    }
-    Ok(text)
 }
 
 /// Where and what, but not the line itself: it may hold credentials.

@@ -3,25 +3,20 @@
 //! Flags and environment still win over the file. What [may change](Change) does, at once; of the rest the log says that
 //! it needs a restart, and lists exactly the settings that differ from those the process runs with. A file with any
 //! mistake changes nothing, is logged once, as [other files](crate::reload) are, and after that shown by a metric and at
-//! `/readyz`. A signal is an order, and what is wrong then is logged at once. A file that is not regular, such as a pipe,
-//! can be read only once: a signal then changes nothing, and that is logged.
+//! `/readyz`. A signal is an order, and what is wrong then is logged at once.
 
-use std::{
-    ffi::OsString,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::ffi::OsString;
 
 use figures::Figure;
 use prometheus::{IntCounterVec, IntGauge};
 use tokio_util::sync::CancellationToken;
 
-use super::{Change, Effective, Loaded, Setting, Settings, file, load};
+use super::{Change, Effective, Loaded, Setting, Settings, load};
 use crate::{
     logging,
     metrics::Registry,
     ready::Part,
-    reload::{self, Looks, News},
+    reload::{self, Looks, NamedFile, News},
     signals::Signals,
 };
 
@@ -32,7 +27,7 @@ const FAILED: &str = "failed";
 #[derive(Debug)]
 pub struct ConfigReload {
     arguments: Vec<OsString>,
-    file: Option<PathBuf>,
+    file: Option<NamedFile>,
     /// What the process runs with.
     running: Effective,
     looks: Looks,
@@ -98,7 +93,7 @@ impl ConfigReload {
         let file = loaded.file.clone();
         Self {
             arguments: loaded.arguments.clone(),
-            looks: Looks::new(&contents(file.as_deref())),
+            looks: Looks::new(&contents(file.as_ref())),
             file,
             running: loaded.effective.clone(),
         }
@@ -130,14 +125,8 @@ impl ConfigReload {
     }
 
     fn look<A: Settings>(&mut self, asked: bool, apply: impl Fn(&A::Config)) -> News<Renewed> {
-        let file = self.file.as_deref();
-        let news = self.looks.look(&contents(file), asked, || {
-            if let Some(file) = file.filter(|file| is_read_once(file)) {
-                let file = file.display();
-                return Err(format!(
-                    "--config: {file} is not a regular file, and cannot be read again"
-                ));
-            }
+        let contents = contents(self.file.as_ref());
+        let news = self.looks.look(&contents, asked, || {
             load::<A>(self.arguments.iter().cloned()).map_err(|error| one_line(&error.to_string()))
         });
         match news {
@@ -199,15 +188,9 @@ fn say(news: &News<Renewed>, metrics: &Metrics) {
     }
 }
 
-/// None of every file that cannot be read, or not again.
-fn contents(file: Option<&Path>) -> Option<String> {
-    let file = file.filter(|file| !is_read_once(file));
-    file.and_then(|file| file::read(file).ok())
-}
-
-/// Whether this is something like a pipe: empty when it is read again, or never at its end.
-fn is_read_once(file: &Path) -> bool {
-    fs::metadata(file).is_ok_and(|found| !found.is_file())
+/// None of a file that cannot be read.
+fn contents(file: Option<&NamedFile>) -> Option<Vec<u8>> {
+    file.and_then(|file| file.read().ok())
 }
 
 /// A list of mistakes as one line of the log.

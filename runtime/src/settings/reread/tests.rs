@@ -1,7 +1,7 @@
 //! Files changed in every way, looked at without waiting.
 
 use std::{
-    os::unix::fs::symlink,
+    fs,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -113,23 +113,6 @@ fn signal_is_answered_at_once_and_flags_win_over_the_file() {
         "asked again, it is logged again"
     );
     assert_eq!(running.look(false), News::Nothing);
-}
-
-#[test]
-fn what_is_no_regular_file_is_not_read_again_and_a_signal_is_told_so() {
-    let mut running = Running::with("three = 4", &[]);
-    fs::remove_file(&running.file.0).unwrap();
-    symlink("/dev/null", &running.file.0).unwrap();
-    let loaded = running.file.load(&[]).unwrap();
-    running.reload = ConfigReload::of(&loaded);
-    assert_eq!(running.look(false), News::Nothing);
-    for _ in 0..2 {
-        let News::Broken(why) = running.look(true) else {
-            panic!("it was read again");
-        };
-        assert!(why.contains("is not a regular file"), "{why}");
-        assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
-    }
 }
 
 #[tokio::test]
