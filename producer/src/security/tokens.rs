@@ -16,7 +16,7 @@ use prometheus::{IntCounter, IntCounterVec};
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
 
-use crate::log_gate::LogGate;
+use crate::gate::Gate;
 
 /// The service that needs no token.
 const OPEN_TO_ALL: &str = "/grpc.health.v1.Health/";
@@ -30,7 +30,7 @@ pub struct TokenCheck {
     tokens: Arc<Reloaded<token::File>>,
     missing: IntCounter,
     wrong: IntCounter,
-    log_gate: Mutex<LogGate>,
+    log_gate: Mutex<Gate>,
 }
 
 /// Why a call is refused.
@@ -56,7 +56,7 @@ impl TokenCheck {
             tokens,
             missing: refusals.with_label_values(&["missing"]),
             wrong: refusals.with_label_values(&["wrong"]),
-            log_gate: Mutex::new(LogGate::new(1, LOG_INTERVAL)),
+            log_gate: Mutex::new(Gate::new(1, LOG_INTERVAL)),
         })
     }
 

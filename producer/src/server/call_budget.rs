@@ -21,6 +21,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -134,8 +135,7 @@ struct Holder {
     id: u64,
     since: Instant,
     end: CancellationToken,
-    /// The same for all calls of one address.
-    address: Arc<()>,
+    network: IpAddr,
 }
 
 impl CallBudget {
@@ -152,20 +152,20 @@ impl CallBudget {
         }
     }
 
-    /// The share of one more address.
-    pub(super) fn share(&self) -> AddressShare {
+    /// The share of the addresses of a network.
+    pub(super) fn share(&self, network: IpAddr) -> AddressShare {
         AddressShare {
             shared: Arc::clone(&self.shared),
-            address: Arc::default(),
+            network,
         }
     }
 }
 
-/// The share of one address; clones belong to the same address.
+/// The share of one address, or one network that counts as such.
 #[derive(Debug, Clone)]
 pub(super) struct AddressShare {
     shared: Arc<Shared>,
-    address: Arc<()>,
+    pub(super) network: IpAddr,
 }
 
 impl AddressShare {
@@ -176,7 +176,7 @@ impl AddressShare {
             id: state.opened,
             since: now,
             end: CancellationToken::new(),
-            address: Arc::clone(&self.address),
+            network: self.network,
         };
         state.opened += 1;
         let call_bytes = kind.call_bytes();
@@ -278,7 +278,7 @@ impl Shared {
             self.end(half, id);
         }
         // Of its own address, no more calls than needed.
-        let is_own = |held: &Holder| Arc::ptr_eq(&held.address, &holder.address);
+        let is_own = |held: &Holder| held.network == holder.network;
         while !half.has_share(holder, bytes, share_max)
             && let Some(id) = half.oldest(HOLD_TIME_MIN, now, is_own)
         {
@@ -315,7 +315,7 @@ impl Half {
             return true;
         }
         let own = self.holders.values();
-        let own = own.filter(|(held, _)| Arc::ptr_eq(&held.address, &of.address));
+        let own = own.filter(|(held, _)| held.network == of.network);
         let held: usize = own.map(|(_, bytes)| bytes).sum();
         held <= share_max.saturating_sub(bytes)
     }

@@ -1,7 +1,7 @@
-//! How many calls are answered: token buckets limit the calls of each connection, of each address and of all together,
-//! and the call budget limits the bytes that they hold.
+//! How many calls are answered: rates limit the calls of each connection, of each address and of all together, and the
+//! call budget limits the bytes that they hold.
 //!
-//! Calls that become streams and all other calls have separate buckets for each address and for all together, because
+//! Calls that become streams and all other calls have separate rates for each address and for all together, because
 //! health checks need no token.
 //!
 //! A call costs a task and a look at every queue, so a client that opened and ended calls as fast as it could would
@@ -9,88 +9,66 @@
 //! second.
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use figures::producer;
 use http::Request;
-use prometheus::{IntCounter, IntCounterVec};
+use limits::{Algorithm, Decision, Demand, LimitId, Limits};
+use prometheus::IntCounterVec;
 use runtime::{listen::addresses, metrics::Registry};
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 use tonic::Status;
 
 use super::call_budget::{AddressShare, CallBudget, CallKind, Grant};
-use crate::{
-    security::tokens::TokenCheck,
-    token_bucket::{Rate, TokenBucket},
-};
+use crate::security::tokens::TokenCheck;
 
-/// Calls per second on one connection, and their burst.
-const CONNECTION: Rate = Rate::per_second(50, 200);
+/// A rate, and how many calls may come at once.
+type Rate = (&'static str, u64);
+
+/// Calls on one connection.
+const CONNECTION: Rate = ("50/s", 200);
 
 /// Streaming calls on all connections together. After a restart all subscribers come back at once.
-const STREAMS: Rate = Rate::per_second(2_000, 8_000);
+const STREAMS: Rate = ("2000/s", 8_000);
 
 /// Health checks and reflection on all connections together.
-const OTHERS: Rate = Rate::per_second(1_000, 4_000);
+const OTHERS: Rate = ("1000/s", 4_000);
 
 /// The same for one address: enough for a load balancer behind which all subscribers come back at once, and little
 /// enough to leave calls to others.
-const STREAMS_OF_ADDRESS: Rate = Rate::per_second(500, 4_000);
-const OTHERS_OF_ADDRESS: Rate = Rate::per_second(200, 1_000);
+const STREAMS_OF_ADDRESS: Rate = ("500/s", 4_000);
+const OTHERS_OF_ADDRESS: Rate = ("200/s", 1_000);
 
-/// With more addresses than these, those without a connection and with full buckets are forgotten.
-const ADDRESSES_KEPT: usize = 1_024;
+/// Most connections and addresses whose calls are remembered. One that made a single call is forgotten after milliseconds, so at the
+/// rate of all together a fraction of this is in use.
+const KEYS_MAX: usize = 1 << 16;
 
 /// A connection is closed after this many refusals: its client does not react to them.
 pub(super) const REFUSED_MAX: u32 = 1_000;
 
-/// One bucket for streaming calls, one for health checks and reflection.
-#[derive(Debug)]
-struct Buckets(Mutex<[TokenBucket; 2]>);
-
-impl Buckets {
-    fn full(streams: Rate, others: Rate) -> Self {
-        let now = Instant::now();
-        let buckets = [streams, others].map(|rate| TokenBucket::full(rate, now));
-        Self(Mutex::new(buckets))
-    }
-
-    fn take(&self, kind: CallKind, now: Instant) -> bool {
-        let [streams, others] = &mut *locked(&self.0);
-        match kind {
-            CallKind::Stream => streams.take(now),
-            CallKind::Health | CallKind::Other => others.take(now),
-        }
-    }
-
-    fn are_full(&self, now: Instant) -> bool {
-        locked(&self.0).iter().all(|bucket| bucket.is_full(now))
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What the connections of one address share.
-#[derive(Debug)]
-struct Address {
-    buckets: Buckets,
-    share: AddressShare,
+/// Whose calls a rate limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Caller {
+    Connection(u64),
+    Address(IpAddr),
+    Anybody,
 }
 
 /// The limits of all calls of one producer, and counts of what they refused; clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct CallLimits {
-    all: Arc<Buckets>,
-    addresses: Arc<Mutex<HashMap<IpAddr, Arc<Address>>>>,
+    began: Instant,
+    rates: Arc<Mutex<Limits<Caller>>>,
+    /// Of a connection; of streaming calls of an address, and of all; of others likewise.
+    ids: [LimitId; 5],
+    connections: Arc<AtomicU64>,
     budget: CallBudget,
-    refused_connection: IntCounter,
-    refused_address: IntCounter,
-    refused_all: IntCounter,
+    refused: IntCounterVec,
 }
 
 impl CallLimits {
@@ -101,14 +79,27 @@ impl CallLimits {
     pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let refused: IntCounterVec = registry.add(producer::CALLS_REFUSED)?;
         let bytes = registry.add(producer::CALLS_BYTES)?;
-        let of_budget = |reason| refused.with_label_values(&[reason]);
+        let [_, _, _, no_room, hurried] = ["connection", "address", "all", "bytes", "hurried"]
+            .map(|reason| refused.with_label_values(&[reason]));
+        let mut rates = Limits::new(KEYS_MAX);
+        let all = [
+            CONNECTION,
+            STREAMS_OF_ADDRESS,
+            STREAMS,
+            OTHERS_OF_ADDRESS,
+            OTHERS,
+        ];
+        let ids = all.map(|(rate, burst)| {
+            let limit = Algorithm::token_bucket(rate, burst).and_then(|it| rates.add(it));
+            limit.expect("these rates can be kept to")
+        });
         Ok(Self {
-            all: Arc::new(Buckets::full(STREAMS, OTHERS)),
-            addresses: Arc::default(),
-            budget: CallBudget::new(bytes, of_budget("bytes"), of_budget("hurried")),
-            refused_connection: refused.with_label_values(&["connection"]),
-            refused_address: refused.with_label_values(&["address"]),
-            refused_all: refused.with_label_values(&["all"]),
+            began: Instant::now(),
+            rates: Arc::new(Mutex::new(rates)),
+            ids,
+            connections: Arc::default(),
+            budget: CallBudget::new(bytes, no_room, hurried),
+            refused,
         })
     }
 
@@ -118,38 +109,50 @@ impl CallLimits {
         peer: IpAddr,
         tokens: Option<Arc<TokenCheck>>,
     ) -> ConnectionLimits {
-        let now = Instant::now();
-        let mut addresses = locked(&self.addresses);
-        if addresses.len() >= ADDRESSES_KEPT {
-            addresses.retain(|_, it| Arc::strong_count(it) > 1 || !it.buckets.are_full(now));
-        }
-        let address = addresses
-            .entry(addresses::network(peer))
-            .or_insert_with(|| {
-                Arc::new(Address {
-                    buckets: Buckets::full(STREAMS_OF_ADDRESS, OTHERS_OF_ADDRESS),
-                    share: self.budget.share(),
-                })
-            });
         ConnectionLimits {
+            number: self.connections.fetch_add(1, Ordering::Relaxed),
             peer,
             tokens,
+            share: self.budget.share(addresses::network(peer)),
             calls: self.clone(),
-            address: Arc::clone(address),
-            own: TokenBucket::full(CONNECTION, now),
             refused: 0,
         }
+    }
+
+    /// Takes a call of each of these callers, or of none.
+    fn take(&self, callers: &[(LimitId, Caller)], now: Instant) -> Result<(), Status> {
+        let demand = |&(limit, key)| Demand {
+            limit,
+            key,
+            requests: 1,
+        };
+        let demands: Vec<_> = callers.iter().map(demand).collect();
+        let nanos = now.saturating_duration_since(self.began).as_nanos();
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        let rule = match rates.reserve(&demands, nanos, Duration::ZERO) {
+            Decision::Now => return Ok(()),
+            Decision::At { rule, .. } | Decision::Refused { rule, .. } => rule,
+        };
+        let refusing = callers.iter().find(|(limit, _)| *limit == rule);
+        let (reason, message) = match refusing {
+            Some((_, Caller::Connection(_))) => ("connection", "too many calls on this connection"),
+            Some((_, Caller::Address(_))) => ("address", "too many calls of this address"),
+            _ => ("all", "too many calls"),
+        };
+        self.refused.with_label_values(&[reason]).inc();
+        Err(Status::resource_exhausted(message))
     }
 }
 
 /// What every call of one connection must pass.
 #[derive(Debug)]
 pub(super) struct ConnectionLimits {
+    number: u64,
     pub(super) peer: IpAddr,
     tokens: Option<Arc<TokenCheck>>,
     calls: CallLimits,
-    address: Arc<Address>,
-    own: TokenBucket,
+    share: AddressShare,
     refused: u32,
 }
 
@@ -168,33 +171,36 @@ impl ConnectionLimits {
         admitted
     }
 
-    fn check<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
-        let exhausted = |message| Err(Status::resource_exhausted(message));
-        if !self.own.take(now) {
-            self.calls.refused_connection.inc();
-            return exhausted("too many calls on this connection");
-        }
+    fn check<B>(&self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
+        let [
+            connection,
+            streams_of_address,
+            streams,
+            others_of_address,
+            others,
+        ] = self.calls.ids;
+        let own = Caller::Connection(self.number);
+        self.calls.take(&[(connection, own)], now)?;
         if let Some(tokens) = &self.tokens {
             tokens.admit(request, self.peer)?;
         }
         let kind = CallKind::of(request.uri().path());
-        if !self.address.buckets.take(kind, now) {
-            self.calls.refused_address.inc();
-            return exhausted("too many calls of this address");
-        }
-        if !self.calls.all.take(kind, now) {
-            self.calls.refused_all.inc();
-            return exhausted("too many calls");
-        }
-        match self.address.share.open(kind, now) {
-            Some(grant) => Ok(grant),
-            None => exhausted("all unfinished calls together hold too much"),
-        }
+        let (of_address, of_all) = match kind {
+            CallKind::Stream => (streams_of_address, streams),
+            CallKind::Health | CallKind::Other => (others_of_address, others),
+        };
+        let address = Caller::Address(self.share.network);
+        self.calls
+            .take(&[(of_address, address), (of_all, Caller::Anybody)], now)?;
+        let grant = self.share.open(kind, now);
+        grant.ok_or_else(|| {
+            Status::resource_exhausted("all unfinished calls together hold too much")
+        })
     }
 
     /// Its address's share of the budget.
     pub(super) fn share(&self) -> AddressShare {
-        self.address.share.clone()
+        self.share.clone()
     }
 
     /// Whether the client was refused so often that its connection is to be closed.
@@ -207,7 +213,6 @@ impl ConnectionLimits {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use tokio::time::Duration;
     use tonic::Code;
 
     use super::*;
@@ -215,6 +220,10 @@ mod tests {
 
     fn address(number: u32) -> IpAddr {
         Ipv4Addr::from_bits(number).into()
+    }
+
+    fn refused(calls: &CallLimits, reason: &str) -> u64 {
+        calls.refused.with_label_values(&[reason]).get()
     }
 
     fn call(kind: CallKind) -> Request<()> {
@@ -231,14 +240,15 @@ mod tests {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let mut greedy = calls.of_connection(address(1), None);
         let (now, stream) = (Instant::now(), call(CallKind::Stream));
-        let burst = CONNECTION.burst;
-        let admitted = (0..burst + REFUSED_MAX).filter(|_| greedy.admit(&stream, now).is_ok());
-        assert_eq!(admitted.count(), burst as usize);
+        let (_, burst) = CONNECTION;
+        let admitted =
+            (0..burst + u64::from(REFUSED_MAX)).filter(|_| greedy.admit(&stream, now).is_ok());
+        assert_eq!(admitted.count() as u64, burst);
         assert!(greedy.is_abused());
         let mut modest = calls.of_connection(address(1), None);
         assert!(modest.admit(&stream, now).is_ok());
-        assert_eq!(calls.refused_connection.get(), u64::from(REFUSED_MAX));
-        assert_eq!(calls.refused_all.get(), 0);
+        assert_eq!(refused(&calls, "connection"), u64::from(REFUSED_MAX));
+        assert_eq!(refused(&calls, "all"), 0);
     }
 
     #[test]
@@ -275,17 +285,17 @@ mod tests {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let now = Instant::now() + Duration::from_secs(1);
         let admitted = |kind| {
-            let all = (0..2 * STREAMS.burst).filter(|it| is_admitted(&calls, it % 16, kind, now));
-            u32::try_from(all.count()).unwrap()
+            let all = (0..12_000).filter(|it| is_admitted(&calls, it % 16, kind, now));
+            all.count() as u64
         };
         // They leave the streaming calls their own.
-        assert_eq!(admitted(CallKind::Health), OTHERS.burst);
+        assert_eq!(admitted(CallKind::Health), OTHERS.1);
         assert_eq!(admitted(CallKind::Other), 0);
-        assert_eq!(admitted(CallKind::Stream), STREAMS.burst);
-        let refused = 5 * STREAMS.burst - OTHERS.burst;
+        assert_eq!(admitted(CallKind::Stream), STREAMS.1);
+        let expected = 3 * 12_000 - OTHERS.1 - STREAMS.1;
         assert_eq!(
-            calls.refused_all.get() + calls.refused_address.get(),
-            u64::from(refused)
+            refused(&calls, "all") + refused(&calls, "address"),
+            expected
         );
     }
 
@@ -297,24 +307,9 @@ mod tests {
             (CallKind::Stream, STREAMS_OF_ADDRESS),
             (CallKind::Health, OTHERS_OF_ADDRESS),
         ] {
-            let all = (0..2 * STREAMS.burst).filter(|_| is_admitted(&calls, 1, kind, now));
-            assert_eq!(all.count(), address.burst as usize);
+            let all = (0..16_000).filter(|_| is_admitted(&calls, 1, kind, now));
+            assert_eq!(all.count() as u64, address.1);
             assert!(is_admitted(&calls, 2, kind, now));
         }
-    }
-
-    #[test]
-    fn addresses_without_connection_and_with_full_buckets_are_forgotten() {
-        let calls = CallLimits::register(&Registry::new()).unwrap();
-        let later = Instant::now() + Duration::from_secs(3_600);
-        let connected = calls.of_connection(address(1), None);
-        assert!(is_admitted(&calls, 2, CallKind::Health, later));
-        for number in 3..3 * u32::try_from(ADDRESSES_KEPT).unwrap() {
-            calls.of_connection(address(number), None);
-        }
-        let addresses = locked(&calls.addresses);
-        assert!(addresses.len() <= ADDRESSES_KEPT + 2, "{}", addresses.len());
-        assert!(addresses.contains_key(&address(1)) && addresses.contains_key(&address(2)));
-        drop((addresses, connected));
     }
 }

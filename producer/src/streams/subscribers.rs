@@ -29,11 +29,7 @@ use self::{account::Account, lease::LogGates};
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::QueueInFlight;
-use crate::{
-    log::Sequence,
-    log_gate::LogGate,
-    token_bucket::{Rate, TokenBucket},
-};
+use crate::{gate::Gate, log::Sequence};
 
 /// How a stream can begin, in the order in which a [`Snapshot`] counts it.
 pub const RESUMES: [ResumeOutcome; 4] = [
@@ -55,11 +51,10 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     }
 }
 
-/// How many names get their own metric series: this many at once, or as many as there may be subscribers if that is
-/// more, and after that one per interval. Otherwise a client that opens streams under ever new names would fill the
-/// metrics server.
+/// How many names get their own metric series in an interval: this many, or as many as there may be subscribers if that is more.
+/// Otherwise a client that opens streams under ever new names would fill the metrics server.
 const NAMES_SHOWN: u32 = 1_024;
-const NAME_SHOWN_INTERVAL: Duration = Duration::from_secs(10);
+const NAMES_SHOWN_INTERVAL: Duration = Duration::from_secs(3 * 3600);
 
 /// At most this many lines of all subscribers together are logged in one interval, and as many of losses: several times
 /// as many as there are consumers, so that all that come back after a restart are logged, and a client that opens
@@ -96,7 +91,7 @@ struct Queues {
     by_name: HashMap<(Call, String), Arc<Queue>>,
     retention: Duration,
     subscribers_max: usize,
-    names_shown: TokenBucket,
+    names_shown: Gate,
 }
 
 #[derive(Debug)]
@@ -122,7 +117,7 @@ struct State {
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
     lag: Peak,
-    loss_log: LogGate,
+    loss_log: Gate,
 }
 
 #[derive(Debug)]
@@ -174,18 +169,15 @@ impl Subscribers {
     /// No subscribers yet; at most `subscribers_max`, each remembered for `retention` after its stream ended.
     #[must_use]
     pub fn new(retention: Duration, subscribers_max: usize) -> Self {
-        let burst = u32::try_from(subscribers_max).unwrap_or(u32::MAX);
-        let names_shown = Rate {
-            interval: NAME_SHOWN_INTERVAL,
-            burst: burst.max(NAMES_SHOWN),
-        };
+        let names_shown = u32::try_from(subscribers_max).unwrap_or(u32::MAX);
+        let names_shown = names_shown.max(NAMES_SHOWN);
         Self {
             shared: Arc::new(Shared {
                 queues: Mutex::new(Queues {
                     by_name: HashMap::new(),
                     retention,
                     subscribers_max,
-                    names_shown: TokenBucket::full(names_shown, Instant::now().into()),
+                    names_shown: Gate::new(names_shown, NAMES_SHOWN_INTERVAL),
                 }),
                 log_gates: Arc::new(LogGates::new(LINES_MAX, LINES_INTERVAL)),
             }),
@@ -224,7 +216,7 @@ impl Subscribers {
             None => {
                 queues.make_room(network)?;
                 let queue = Arc::new(Queue::new(
-                    (network, queues.names_shown.take(now.into())),
+                    (network, queues.names_shown.admit(now).is_some()),
                     QueueInFlight::new(call, name),
                     connection,
                     began,
@@ -282,7 +274,7 @@ impl Queue {
             understands_age: began.understands_age,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
-            loss_log: LogGate::new(1, LOSS_LOG_INTERVAL),
+            loss_log: Gate::new(1, LOSS_LOG_INTERVAL),
         };
         state.begin(began);
         Self {

@@ -1,5 +1,7 @@
 //! The call budget under greedy, slow and returning clients, on a set clock.
 
+use std::{cell::Cell, net::Ipv4Addr};
+
 use super::*;
 
 const CALLS_MAX: usize = STANDING_BYTES_MAX / (8 * 1024);
@@ -10,6 +12,7 @@ const LARGE_MAX: usize = STANDING_BYTES_MAX / (COPIES * (REQUEST_BYTES_MAX - SMA
 struct Scene {
     budget: CallBudget,
     began: Instant,
+    addresses: Cell<u32>,
 }
 
 impl Scene {
@@ -18,7 +21,14 @@ impl Scene {
         Self {
             budget: CallBudget::new(IntGauge::new("bytes", "bytes").unwrap(), count(), count()),
             began: Instant::now(),
+            addresses: Cell::new(0),
         }
+    }
+
+    /// The share of another address.
+    fn share(&self) -> AddressShare {
+        let address = self.addresses.replace(self.addresses.get() + 1);
+        self.budget.share(Ipv4Addr::from_bits(address).into())
     }
 
     fn at(&self, millis: u64) -> Instant {
@@ -27,7 +37,7 @@ impl Scene {
 
     /// A call from an address of its own.
     fn call(&self, millis: u64) -> Option<Grant> {
-        self.budget.share().open(CallKind::Stream, self.at(millis))
+        self.share().open(CallKind::Stream, self.at(millis))
     }
 
     /// `count` calls; all must find room.
@@ -90,7 +100,7 @@ fn large_requests_keep_no_small_one_out() {
 #[test]
 fn health_checks_and_reflection_keep_no_stream_out() {
     let scene = Scene::new();
-    let ask = |kind| scene.budget.share().open(kind, scene.at(0));
+    let ask = |kind| scene.share().open(kind, scene.at(0));
     let health: Vec<_> = std::iter::from_fn(|| ask(CallKind::Health)).collect();
     assert_eq!(health.len(), STANDING_BYTES_MAX / (32 * 1024));
     assert!(ask(CallKind::Other).is_none());
@@ -103,7 +113,7 @@ fn health_checks_and_reflection_keep_no_stream_out() {
 fn one_address_has_a_share() {
     let scene = Scene::new();
     let now = scene.at(0);
-    let greedy = scene.budget.share();
+    let greedy = scene.share();
     let first = greedy.open(CallKind::Stream, now).unwrap();
     // In frames, as it comes.
     assert!((0..32).all(|_| first.receive(REQUEST_BYTES_MAX / 32, now)));
@@ -197,7 +207,7 @@ fn returning_calls_do_not_keep_an_occasional_caller_out() {
 #[test]
 fn returning_calls_do_not_keep_out_others_of_their_address() {
     let scene = Scene::new();
-    let address = scene.budget.share();
+    let address = scene.share();
     let ask = |at| address.open(CallKind::Health, scene.at(at));
     let held: Vec<_> = std::iter::from_fn(|| ask(0)).collect();
     assert_eq!(held.len(), SHARE_BYTES_MAX / (32 * 1024));
@@ -220,7 +230,7 @@ fn refused_at_full_rate(scene: &Scene, kind: CallKind) -> u64 {
     for number in 0..3 * rate {
         let now = scene.began + Duration::from_secs(1) * number / rate;
         open.retain(|grant| !grant.end().is_cancelled());
-        match scene.budget.share().open(kind, now) {
+        match scene.share().open(kind, now) {
             Some(grant) => open.push(grant),
             None => refused += u64::from(now > scene.began + HOLD_TIME_MIN),
         }

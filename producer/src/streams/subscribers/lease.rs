@@ -8,19 +8,19 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Connection, Queue};
-use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::QueueInFlight};
+use crate::{gate::Gate, log::Delivery, streams::in_flight::QueueInFlight};
 
 /// What is logged of all subscribers together. Losses have a gate of their own, so that a client that only opens and closes
 /// streams does not keep them out of the log.
 #[derive(Debug)]
 pub(super) struct LogGates {
-    streams: Mutex<LogGate>,
-    losses: Mutex<LogGate>,
+    streams: Mutex<Gate>,
+    losses: Mutex<Gate>,
 }
 
 impl LogGates {
     pub(super) fn new(lines_max: u32, interval: Duration) -> Self {
-        let gate = || Mutex::new(LogGate::new(lines_max, interval));
+        let gate = || Mutex::new(Gate::new(lines_max, interval));
         Self {
             streams: gate(),
             losses: gate(),
@@ -28,7 +28,7 @@ impl LogGates {
     }
 }
 
-fn admit(gate: &Mutex<LogGate>, now: Instant) -> Option<u64> {
+fn admit(gate: &Mutex<Gate>, now: Instant) -> Option<u64> {
     let mut gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
     gate.admit(now)
 }

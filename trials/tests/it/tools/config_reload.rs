@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bench::{admin, scrape::names};
-use rustix::{
-    fs::{CWD, FileType, Mode, mknodat},
-    process::Signal,
-};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::harness::{Addresses, Consumer, PATIENCE, Producer, embedded, wait_said, wait_until};
@@ -134,29 +131,6 @@ async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
     wait_read(&consumer.admin, "consumer", "done", 1).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_settled(1).await
-}
-
-#[tokio::test]
-async fn hangup_does_not_wait_for_a_pipe_that_the_settings_came_from() -> Result<()> {
-    let folder = TempDir::new()?;
-    let pipe = folder.path().join("settings");
-    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-    let config = format!("--config={}", pipe.display());
-    // Opening it waits for the other side.
-    let writing = tokio::task::spawn_blocking(move || std::fs::write(pipe, "log_filter = 'warn'"));
-    let flags = [&*config, "--debug-endpoints"];
-    let mut producer = Producer::start(&folder, &flags).await?;
-    writing.await??;
-    producer.process.signal(Signal::HUP)?;
-    wait_read(&producer.admin, "producer", "failed", 1).await?;
-    wait_said(
-        &producer.process,
-        "is not a regular file, and cannot be read again",
-    )
-    .await?;
-    let filter = admin::get(&producer.admin, "/log-filter").await?;
-    assert_eq!(filter.body, "warn\n");
-    producer.accept("alice", 17, "a-1").await
 }
 
 #[tokio::test]
