@@ -1,6 +1,6 @@
 //! One sync on its way through the programs, and then what there is to see.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use launcher::admin;
@@ -58,7 +58,11 @@ async fn show(running: &mut Running, args: &Args, prepared: &Prepared) -> Result
         println!(
             "sending {rate} requests a second, which both pages show; Ctrl-C stops everything"
         );
-        start_load(running, rate, places, prepared)?;
+        let flags = [
+            ("--rate", rate.to_string()),
+            ("--duration", LOAD_DURATION.to_owned()),
+        ];
+        running.start_load(places, prepared, flags)?;
     } else {
         println!("running until Ctrl-C; `--load 20000` adds load");
     }
@@ -66,20 +70,6 @@ async fn show(running: &mut Running, args: &Args, prepared: &Prepared) -> Result
         sleep(CHECK_INTERVAL).await;
         running.check()?;
     }
-}
-
-/// Starts what sends `rate` requests a second.
-fn start_load(
-    running: &mut Running,
-    rate: NonZeroU64,
-    places: &Places,
-    prepared: &Prepared,
-) -> Result<()> {
-    let flags = [
-        ("--rate", rate.to_string()),
-        ("--duration", LOAD_DURATION.to_owned()),
-    ];
-    running.start_load(places, prepared, flags)
 }
 
 async fn send_one(places: &Places, consumer_admin: &str) -> Result<()> {

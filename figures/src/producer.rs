@@ -259,11 +259,6 @@ pub const SHAPING_DELAY: Figure = Figure::histogram(
     buckets::SHAPING_DELAY_SECONDS,
 )
 .by(LIMIT);
-pub const SHAPING_JITTER: Figure = Figure::gauge(
-    "producer_limits_jitter_seconds",
-    "Smoothed difference of the delay from one cookie to the next (RFC 3550); of several DSPs the greatest.",
-)
-.by(LIMIT);
 pub const SHAPING_VERSION: Figure = Figure::gauge(
     "producer_limits_version",
     "Version of the file of limits in force: 1 at the start, one more for each that replaced it.",

@@ -1,7 +1,7 @@
 //! Small questions over HTTP: to a process's admin port, and one sync at a time.
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     http::{Answer, HttpClient},
@@ -26,30 +26,16 @@ pub async fn get(address: &str, path_and_query: &str) -> Result<Answer> {
 /// # Errors
 /// When it does not answer, or not as it should.
 pub async fn readiness(address: &str) -> Result<Result<(), String>> {
-    #[derive(Deserialize)]
-    struct Readiness {
-        ready: bool,
-        reasons: Vec<Reason>,
-    }
-    #[derive(Deserialize)]
-    struct Reason {
-        part: String,
-        why: String,
-    }
     let answer = get(address, "/readyz").await?;
-    let said: Readiness = serde_json::from_str(&answer.body)
+    let said: Value = serde_json::from_str(&answer.body)
         .with_context(|| format!("http://{address}/readyz says {:?}", answer.body))?;
-    let reasons = said.reasons.iter();
-    let reasons: Vec<_> = reasons
-        .map(|reason| format!("{}: {}", reason.part, reason.why))
-        .collect();
-    match (answer.status, said.ready, reasons.is_empty()) {
-        (200, true, true) => Ok(Ok(())),
-        (503, false, false) => Ok(Err(reasons.join("\n"))),
-        (status, ..) => bail!(
-            "http://{address}/readyz says {status} with {:?}",
-            answer.body
-        ),
+    let reasons = said["reasons"].as_array().into_iter().flatten();
+    let reasons = reasons.map(|it| [&it["part"], &it["why"]].map(|it| it.as_str().unwrap_or("?")));
+    let reasons: Vec<_> = reasons.map(|reason| reason.join(": ")).collect();
+    match (answer.status, reasons.is_empty()) {
+        (200, true) => Ok(Ok(())),
+        (503, false) => Ok(Err(reasons.join("\n"))),
+        (status, _) => bail!("http://{address}/readyz says {status} with {said}"),
     }
 }
 

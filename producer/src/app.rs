@@ -177,7 +177,7 @@ impl App {
             log,
             runtime_config: RuntimeConfig::new(&config, subscribers.clone(), edge.dsps()),
             config_reloads: reread::Metrics::register(&registry, "producer")?,
-            files: reload::Metrics::register(&registry, "producer")?,
+            files: reload::Metrics::register(&registry, "producer", true)?,
             subscribers,
             shaping,
             shapes: Stage::default(),

@@ -33,7 +33,7 @@
 //!
 //! # Cost
 //!
-//! One `pwrite` of 48 bytes to memory for every `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age,
+//! One `pwrite` of 656 bytes to memory for every `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age,
 //! under the lock of the log.
 
 mod current;
@@ -191,8 +191,7 @@ fn open(
     let record = Arc::new(record);
     let current = CurrentEpoch {
         recording: Some(Recording {
-            entry,
-            index: former.len(),
+            entries: all,
             file: Arc::clone(&record),
             recorded: recorded.clone(),
         }),

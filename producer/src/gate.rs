@@ -1,13 +1,22 @@
 //! Keeps short what outsiders could fill the log with, and the metrics server: of what they cause, only so much is admitted in an
 //! interval. Counters count everything.
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 /// Admits so many lines, or names, in each interval.
 #[derive(Debug)]
 pub(crate) struct Gate {
     lines_max: u32,
     interval: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     /// When the current interval began.
     began: Option<Instant>,
     lines: u32,
@@ -15,33 +24,32 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) const fn new(lines_max: u32, interval: Duration) -> Self {
+    pub(crate) fn new(lines_max: u32, interval: Duration) -> Self {
         Self {
             lines_max,
             interval,
-            began: None,
-            lines: 0,
-            left_out: 0,
+            state: Mutex::default(),
         }
     }
 
     /// Whether a line is written now; if so, returns how many were left out since the last one.
-    pub(crate) fn admit(&mut self, now: Instant) -> Option<u64> {
+    pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
         self.admit_if(now, || true)
     }
 
     /// The same for a line that is written only if `others` admit it too; they are asked only if this gate admits it.
-    pub(crate) fn admit_if(&mut self, now: Instant, others: impl FnOnce() -> bool) -> Option<u64> {
-        if self.began.is_none_or(|began| now - began >= self.interval) {
-            self.began = Some(now);
-            self.lines = 0;
+    pub(crate) fn admit_if(&self, now: Instant, others: impl FnOnce() -> bool) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.began.is_none_or(|began| now - began >= self.interval) {
+            state.began = Some(now);
+            state.lines = 0;
         }
-        if self.lines == self.lines_max || !others() {
-            self.left_out += 1;
+        if state.lines == self.lines_max || !others() {
+            state.left_out += 1;
             return None;
         }
-        self.lines += 1;
-        Some(std::mem::take(&mut self.left_out))
+        state.lines += 1;
+        Some(mem::take(&mut state.left_out))
     }
 }
 
@@ -52,7 +60,7 @@ mod tests {
     #[test]
     fn lines_of_an_interval_are_bounded_and_those_left_out_are_counted() {
         const INTERVAL: Duration = Duration::from_secs(10);
-        let mut gate = Gate::new(3, INTERVAL);
+        let gate = Gate::new(3, INTERVAL);
         let start = Instant::now();
         for (at, admitted) in [
             (start, [Some(0), Some(0), Some(0), None]),
@@ -66,7 +74,7 @@ mod tests {
 
     #[test]
     fn line_that_another_gate_does_not_admit_uses_up_no_place_and_is_counted() {
-        let mut gate = Gate::new(1, Duration::from_secs(10));
+        let gate = Gate::new(1, Duration::from_secs(10));
         let now = Instant::now();
         assert_eq!(gate.admit_if(now, || false), None);
         assert_eq!(gate.admit_if(now, || true), Some(1));

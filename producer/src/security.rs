@@ -23,45 +23,21 @@ pub struct SecurityArgs {
     /// PEM file with the certificate for the gRPC port: connections must then be TLS
     ///
     /// After it those that lead to its authority. It is checked every second, as are the next three.
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_cert: String,
 
     /// PEM file with the private key of that certificate
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_key: String,
 
     /// PEM file with the authorities of clients' certificates, which clients must then have
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_client_ca: String,
 
     /// File with tokens, one a line: gRPC calls must then bear one
     ///
     /// Each has 16 to 512 bytes. Health checks need none.
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     token_file: String,
 }
 

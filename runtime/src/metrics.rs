@@ -18,6 +18,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use anyhow::{Context as _, ensure};
 use figures::Figure;
 use prometheus::{
     IntGaugeVec, Result,
@@ -65,14 +66,6 @@ pub struct Described {
     pub labels: BTreeMap<String, BTreeSet<String>>,
     /// The source file that registered it.
     pub file: &'static str,
-}
-
-/// A collector collects what it did not announce, or the other way round.
-#[derive(Debug, thiserror::Error)]
-#[error("{file}: {name} is announced or collected, but not both")]
-pub struct Undescribed {
-    name: String,
-    file: &'static str,
 }
 
 impl Registry {
@@ -146,7 +139,7 @@ impl Registry {
     ///
     /// # Errors
     /// When a collector breaks the promise of [`register`](Self::register).
-    pub fn described(&self) -> std::result::Result<Vec<Described>, Undescribed> {
+    pub fn described(&self) -> anyhow::Result<Vec<Described>> {
         let mut all = Vec::new();
         for it in &*locked(&self.registered) {
             it.describe(&mut all)?;
@@ -166,26 +159,24 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Registered {
-    fn describe(&self, all: &mut Vec<Described>) -> std::result::Result<(), Undescribed> {
-        let undescribed = |name: &str| Undescribed {
-            name: name.to_owned(),
-            file: self.file,
-        };
-        let mut families: BTreeMap<_, _> = self
-            .collector
-            .collect()
-            .into_iter()
+    fn describe(&self, all: &mut Vec<Described>) -> anyhow::Result<()> {
+        let families = self.collector.collect().into_iter();
+        let mut families: BTreeMap<_, _> = families
             .map(|family| (family.name().to_owned(), family))
             .collect();
         for desc in self.collector.desc() {
-            let family = families.remove(&desc.fq_name);
-            let family = family.ok_or_else(|| undescribed(&desc.fq_name))?;
-            all.push(described(desc, &family, self.file));
+            let (file, name) = (self.file, &desc.fq_name);
+            let family = families.remove(name);
+            let family = family.with_context(|| format!("{file} does not collect {name}"))?;
+            all.push(described(desc, &family, file));
         }
-        families
-            .keys()
-            .next()
-            .map_or(Ok(()), |name| Err(undescribed(name)))
+        let unannounced = families.keys().next();
+        ensure!(
+            unannounced.is_none(),
+            "{} does not announce {unannounced:?}",
+            self.file
+        );
+        Ok(())
     }
 }
 

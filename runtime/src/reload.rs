@@ -330,23 +330,15 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers `<process>_credential_reloads_total` and `<process>_tls_certificate_expiry_unix_seconds`.
+    /// Registers `<process>_credential_reloads_total`, and for a process that has certificates
+    /// `<process>_tls_certificate_expiry_unix_seconds`.
     ///
     /// # Errors
     /// When a metric of that name is registered already.
-    pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
-        let metrics = Self::register_without_certificates(registry, process)?;
-        registry.register(Box::new(metrics.expiry.clone()))?;
-        Ok(metrics)
-    }
-
-    /// The first of them alone: for a process that has no certificates.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn register_without_certificates(
+    pub fn register(
         registry: &Registry,
         process: &str,
+        has_certificates: bool,
     ) -> prometheus::Result<Self> {
         let reloads = Figure::counter(
             "credential_reloads_total",
@@ -356,10 +348,14 @@ impl Metrics {
             "tls_certificate_expiry_unix_seconds",
             "When the first certificate of each kind in use expires.",
         );
-        Ok(Self {
+        let metrics = Self {
             reloads: registry.add(reloads.by(&["of", "outcome"]).of(process))?,
             expiry: Handle::of(expiry.by(&["of"]).of(process))?,
-        })
+        };
+        if has_certificates {
+            registry.register(Box::new(metrics.expiry.clone()))?;
+        }
+        Ok(metrics)
     }
 }
 

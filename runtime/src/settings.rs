@@ -149,6 +149,8 @@ pub fn command<A: Settings>() -> Command {
             Some([name]) if name == "DIR" => argument.value_hint(ValueHint::DirPath),
             _ => argument,
         };
+        let is_unset = argument.get_default_values() == [""];
+        let argument = argument.hide_default_value(is_unset);
         let has_variable = is_setting(&argument) || argument.get_id() == FILE;
         if !has_variable || argument.get_env().is_some() {
             return argument;

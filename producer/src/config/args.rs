@@ -72,26 +72,14 @@ pub struct Listening {
     pub admin: SocketAddr,
 
     /// Name of this producer, the same across restarts and no other producer's [default: host name and gRPC port]
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "",
-        hide_default_value = true,
-        value_parser = parse_id
-    )]
+    #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
     pub id: std::option::Option<String>,
 
     /// Folder for the record of how far this producer got, or `none` [default: /dev/shm]
     ///
     /// From it, its consumers know after a crash or a restart how much they missed. It must be in memory (tmpfs), and always
     /// the same for the same name; `none` keeps no record.
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "",
-        hide_default_value = true,
-        value_parser = parse_state
-    )]
+    #[arg(long, value_name = "DIR", default_value = "", value_parser = parse_state)]
     pub state: State,
 }
 
@@ -220,7 +208,6 @@ pub struct Granted {
         group = RELOADED,
         value_name = "COUNT",
         default_value = "",
-        hide_default_value = true,
         hide_short_help = true,
         value_parser = optional(count(CONNECTIONS))
     )]
@@ -234,7 +221,6 @@ pub struct Granted {
         group = RELOADED,
         value_name = "COUNT",
         default_value = "",
-        hide_default_value = true,
         hide_short_help = true,
         value_parser = optional(count(CONNECTIONS))
     )]

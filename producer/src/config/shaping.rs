@@ -17,24 +17,13 @@ pub(super) struct LimitsArgs {
     /// TOML file with the limits of DSPs, and what is done with what is over: observe, police or shape
     ///
     /// It is looked at again every second; a version with mistakes changes nothing. `limiter check --for producer` says what a file means.
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     limits: String,
 
     /// File that keeps what waits for its limits while the producer is stopped [default: released before its time]
     ///
     /// Each producer needs its own.
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "FILE", default_value = "")]
     limits_spool: String,
 }
 

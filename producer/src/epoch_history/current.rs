@@ -17,11 +17,10 @@ pub struct CurrentEpoch {
     pub(super) recording: Option<Recording>,
 }
 
-/// The entry, and its place in the file, which is written under the lock of the log.
+/// The entries, of which the last is the current epoch's, and their file, which is written under the lock of the log.
 #[derive(Debug)]
 pub(super) struct Recording {
-    pub(super) entry: Entry,
-    pub(super) index: usize,
+    pub(super) entries: Vec<Entry>,
     pub(super) file: Arc<RecordFile>,
     pub(super) recorded: IntGauge,
 }
@@ -57,9 +56,11 @@ impl CurrentEpoch {
         let Some(recording) = &mut self.recording else {
             return;
         };
-        recording.entry.end = end;
+        if let Some(current) = recording.entries.last_mut() {
+            current.end = end;
+        }
         let file = &recording.file;
-        if let Err(error) = file.write_one(recording.index, &recording.entry) {
+        if let Err(error) = file.write(&recording.entries) {
             recording.recorded.set(0);
             tracing::warn!(
                 path = %file.path().display(),

@@ -16,7 +16,7 @@ use rustix::{
     process::geteuid,
 };
 
-use super::record::{self, DISTRUSTED_AT, Damaged, Entry, MAGIC, RECORD_BYTES, SLOTS_AT};
+use super::record::{self, DISTRUSTED_AT, Damaged, Entry, OWNED_AT, RECORD_BYTES};
 
 /// Linux's magic number of the in-memory file system, usually found at `/dev/shm` and `/run`.
 const TMPFS: FsWord = 0x0102_1994;
@@ -98,17 +98,9 @@ impl RecordFile {
         Ok(record::decode(&bytes))
     }
 
-    /// Writes a whole record except for the distrusted epoch.
+    /// Writes the record, except for the distrusted epoch.
     pub(super) fn write(&self, entries: &[Entry]) -> io::Result<()> {
-        self.file
-            .write_all_at(&record::encode_slots(entries), SLOTS_AT)?;
-        self.file.write_all_at(MAGIC, 0)
-    }
-
-    /// Writes one epoch.
-    pub(super) fn write_one(&self, index: usize, entry: &Entry) -> io::Result<()> {
-        let slot = record::encode_slot(index, entry);
-        self.file.write_all_at(&slot, record::slot_at(index))
+        self.file.write_all_at(&record::encode(entries), OWNED_AT)
     }
 
     /// The epoch up to which the record is not to be trusted.

@@ -6,13 +6,13 @@
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use figures::producer;
 use http::{HeaderMap, Request};
-use prometheus::{IntCounter, IntCounterVec};
+use prometheus::IntCounterVec;
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
 
@@ -28,9 +28,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct TokenCheck {
     tokens: Arc<Reloaded<token::File>>,
-    missing: IntCounter,
-    wrong: IntCounter,
-    log_gate: Mutex<Gate>,
+    refusals: IntCounterVec,
+    log_gate: Gate,
 }
 
 /// Why a call is refused.
@@ -40,6 +39,15 @@ enum Refusal {
     Missing,
     #[error("the token is none that is taken here")]
     Wrong,
+}
+
+impl Refusal {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Wrong => "wrong",
+        }
+    }
 }
 
 impl TokenCheck {
@@ -52,11 +60,13 @@ impl TokenCheck {
         registry: &Registry,
     ) -> prometheus::Result<Self> {
         let refusals: IntCounterVec = registry.add(producer::TOKEN_REFUSALS)?;
+        for refusal in [Refusal::Missing, Refusal::Wrong] {
+            refusals.with_label_values(&[refusal.label()]);
+        }
         Ok(Self {
             tokens,
-            missing: refusals.with_label_values(&["missing"]),
-            wrong: refusals.with_label_values(&["wrong"]),
-            log_gate: Mutex::new(Gate::new(1, LOG_INTERVAL)),
+            refusals,
+            log_gate: Gate::new(1, LOG_INTERVAL),
         })
     }
 
@@ -85,12 +95,8 @@ impl TokenCheck {
     }
 
     fn note(&self, refusal: Refusal, peer: IpAddr) {
-        match refusal {
-            Refusal::Missing => self.missing.inc(),
-            Refusal::Wrong => self.wrong.inc(),
-        }
-        let mut gate = self.log_gate.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(left_out) = gate.admit(Instant::now()) {
+        self.refusals.with_label_values(&[refusal.label()]).inc();
+        if let Some(left_out) = self.log_gate.admit(Instant::now()) {
             let refused = left_out + 1;
             tracing::warn!(%peer, why = %refusal, refused, "calls are refused");
         }

@@ -50,7 +50,7 @@ impl DeadReason {
 /// What became of the cookies that were accepted under a limit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Figures {
-    /// Accepted and gone at once, under limits under which nobody had to wait lately: counted here alone, so that as little memory as can be goes
+    /// Accepted and gone at once: counted here alone, so that as little memory as can be goes
     /// from one processor to the other with each cookie. [`Figures::add`] adds them where they belong.
     passed: u64,
     /// All others: those that were held by an earlier run included.
@@ -103,12 +103,7 @@ impl Figures {
 
     /// One was accepted and goes at once, as nearly all do under a limit that their DSP keeps to.
     pub(super) fn pass(&mut self) {
-        if self.delays.is_calm() {
-            self.passed += 1;
-        } else {
-            self.accepted += 1;
-            self.release(0);
-        }
+        self.passed += 1;
     }
 
     pub(super) fn release(&mut self, delay_nanos: u64) {
@@ -213,16 +208,13 @@ impl Holding {
     }
 }
 
-/// How long cookies waited: a histogram, and how much one wait differs from the next.
+/// How long cookies waited: a histogram.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Delays {
     /// How many waited for up to each of the bounds of [`SHAPING_DELAY_SECONDS`] and for longer than the one before; the last for longer than all.
     pub(crate) buckets: [u64; SHAPING_DELAY_SECONDS.len() + 1],
     /// All of them together.
     pub(crate) sum_nanos: u64,
-    /// The smoothed difference from one wait to the next (RFC 3550, 6.4.1), in nanoseconds.
-    pub(crate) jitter_nanos: f64,
-    last: u64,
 }
 
 impl Delays {
@@ -231,12 +223,6 @@ impl Delays {
             *known += more;
         }
         self.sum_nanos = self.sum_nanos.saturating_add(other.sum_nanos);
-        self.jitter_nanos = self.jitter_nanos.max(other.jitter_nanos);
-    }
-
-    /// Whether one more that did not wait changes nothing but how many those are.
-    fn is_calm(&self) -> bool {
-        self.jitter_nanos == 0.0 && self.last == 0
     }
 
     fn note(&mut self, delay_nanos: u64) {
@@ -244,13 +230,6 @@ impl Delays {
         let bucket = SHAPING_DELAY_SECONDS.partition_point(|bound| *bound < seconds);
         self.buckets[bucket] += 1;
         self.sum_nanos = self.sum_nanos.saturating_add(delay_nanos);
-        #[expect(clippy::cast_precision_loss, reason = "a difference in nanoseconds")]
-        let difference = delay_nanos.abs_diff(self.last) as f64;
-        self.jitter_nanos += (difference - self.jitter_nanos) / 16.0;
-        if self.jitter_nanos < 1.0 {
-            self.jitter_nanos = 0.0;
-        }
-        self.last = delay_nanos;
     }
 }
 

@@ -4,10 +4,10 @@ use figures::{
     Figure,
     producer::{
         SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY,
-        SHAPING_DIED, SHAPING_DROPPED, SHAPING_JITTER, SHAPING_OLDEST, SHAPING_OVER,
-        SHAPING_PARKED, SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED,
-        SHAPING_SPOOLED, SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE,
-        SHARING_STATE, SHARING_SUM,
+        SHAPING_DIED, SHAPING_DROPPED, SHAPING_OLDEST, SHAPING_OVER, SHAPING_PARKED,
+        SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED,
+        SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE, SHARING_STATE,
+        SHARING_SUM,
     },
 };
 use prometheus::proto::MetricFamily;
@@ -34,7 +34,6 @@ const ROWS: &[Row] = &[
     (SHAPING_BYTES, |it| as_f64(it.holding.bytes)),
     (SHAPING_OLDEST, |it| seconds(it.holding.oldest_nanos)),
     (SHAPING_REVIVED, |it| as_f64(it.figures.revived)),
-    (SHAPING_JITTER, |it| it.figures.delays.jitter_nanos / 1e9),
 ];
 
 /// Registers them; without limits they have no values.

@@ -1,7 +1,7 @@
 //! Counts streaming calls that were answered with an error.
 
 use figures::producer;
-use prometheus::{IntCounter, IntCounterVec};
+use prometheus::IntCounterVec;
 use runtime::metrics::Registry;
 use tonic::{Code, Status};
 
@@ -16,10 +16,7 @@ const CODES: [(Code, &str); 5] = [
 
 /// Counts them by the code of the answer.
 #[derive(Debug)]
-pub struct Refusals {
-    by_code: [IntCounter; CODES.len()],
-    other: IntCounter,
-}
+pub struct Refusals(IntCounterVec);
 
 impl Refusals {
     /// Registers `producer_streams_refused_total{code}`.
@@ -28,16 +25,17 @@ impl Refusals {
     /// When a metric of that name is registered already.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let refused: IntCounterVec = registry.add(producer::STREAMS_REFUSED)?;
-        Ok(Self {
-            by_code: CODES.map(|(_, label)| refused.with_label_values(&[label])),
-            other: refused.with_label_values(&["other"]),
-        })
+        for label in CODES.iter().map(|(_, label)| *label).chain(["other"]) {
+            refused.with_label_values(&[label]);
+        }
+        Ok(Self(refused))
     }
 
     /// Counts one.
     pub(super) fn count(&self, status: &Status) {
-        let known = CODES.iter().position(|(code, _)| *code == status.code());
-        known.map_or(&self.other, |at| &self.by_code[at]).inc();
+        let known = CODES.iter().find(|(code, _)| *code == status.code());
+        let label = known.map_or("other", |(_, label)| *label);
+        self.0.with_label_values(&[label]).inc();
         tracing::debug!(code = ?status.code(), why = status.message(), "a stream was refused");
     }
 }
@@ -50,10 +48,9 @@ mod tests {
     fn request_that_is_too_long_counts_under_its_code() {
         let refusals = Refusals::register(&Registry::new()).unwrap();
         refusals.count(&Status::out_of_range("the request is too long"));
-        assert_eq!(refusals.other.get(), 0);
-        let by_code = CODES.iter().zip(&refusals.by_code);
-        let counted = by_code.filter(|(_, count)| count.get() > 0);
-        let labels: Vec<_> = counted.map(|((_, label), _)| *label).collect();
+        let count = |label: &&&'static str| refusals.0.with_label_values(&[label]).get() > 0;
+        let labels = CODES.iter().map(|(_, label)| label).chain([&"other"]);
+        let labels: Vec<_> = labels.filter(count).copied().collect();
         assert_eq!(labels, ["out_of_range"]);
     }
 }

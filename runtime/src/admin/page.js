@@ -149,7 +149,6 @@ const PROGRAMS = {
         ["oldest", now("producer_limits_oldest_seconds"), time],
         ["delay, p50", quantile("producer_limits_delay_seconds", 0.5), time],
         ["p99", quantile("producer_limits_delay_seconds", 0.99), time],
-        ["jitter", now("producer_limits_jitter_seconds"), time],
         ["dropped", now("producer_limits_dropped_cookies_total"), short, badIfAny],
         ["dead", now("producer_limits_dead_cookies"), short],
         ["parked", now("producer_limits_parked_cookies"), short],

@@ -27,7 +27,6 @@ pub struct CommonArgs {
         group = RELOADED,
         value_name = "FILTER",
         default_value = "",
-        hide_default_value = true,
         value_parser = optional(|text| Ok(text.parse::<Filter>()?))
     )]
     log_filter: std::option::Option<Filter>,

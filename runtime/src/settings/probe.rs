@@ -10,7 +10,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, runtime::Builder, time::timeout};
+use tokio::{net::TcpStream, runtime::Builder, task::JoinSet, time::timeout};
 
 /// The setting that says where the process answers.
 pub(super) const ADDRESS: &str = "admin";
@@ -63,29 +63,17 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 async fn ask(address: SocketAddr) -> anyhow::Result<(StatusCode, Bytes)> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // The answer, or its absence, says what the connection would.
+    let mut connecting = JoinSet::new();
+    connecting.spawn(connection);
     let request = Request::get("/readyz")
         .header(header::HOST, address.to_string())
-        .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())?;
-    let exchange = async {
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
-        let body = body
-            .collect()
-            .await
-            .map_err(|error| anyhow::anyhow!(error))?;
-        anyhow::Ok((status, body.to_bytes()))
-    };
-    // The connection ends with its answer, or has something to say about why there is none.
-    let mut exchange = std::pin::pin!(exchange);
-    tokio::select! {
-        answer = exchange.as_mut() => answer,
-        ended = connection => {
-            ended?;
-            exchange.await
-        }
-    }
+    let answer = sender.send_request(request).await?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
+    let body = body.collect().await.map_err(anyhow::Error::from_boxed)?;
+    Ok((status, body.to_bytes()))
 }
 
 #[cfg(test)]

@@ -199,8 +199,7 @@ impl App {
 
     /// Looks at the files and the clock again and again, and takes new limits into force.
     fn watch_files(&self, config: &Config, kept: &Kept, registry: &Registry) -> anyhow::Result<()> {
-        let files = reload::Metrics::register_without_certificates(registry, "limiter")
-            .context("metrics")?;
+        let files = reload::Metrics::register(registry, "limiter", false).context("metrics")?;
         let (tasks, stop) = (&self.services.tasks, &self.services.stop);
         if let Some(tokens) = &config.tokens {
             tasks.spawn(Arc::clone(tokens).watch(files.clone(), stop.clone()));

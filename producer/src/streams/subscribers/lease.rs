@@ -1,7 +1,7 @@
 //! A stream's exclusive right to its queue, through which it records what it delivers.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,23 +14,17 @@ use crate::{gate::Gate, log::Delivery, streams::in_flight::QueueInFlight};
 /// streams does not keep them out of the log.
 #[derive(Debug)]
 pub(super) struct LogGates {
-    streams: Mutex<Gate>,
-    losses: Mutex<Gate>,
+    streams: Gate,
+    losses: Gate,
 }
 
 impl LogGates {
     pub(super) fn new(lines_max: u32, interval: Duration) -> Self {
-        let gate = || Mutex::new(Gate::new(lines_max, interval));
         Self {
-            streams: gate(),
-            losses: gate(),
+            streams: Gate::new(lines_max, interval),
+            losses: Gate::new(lines_max, interval),
         }
     }
-}
-
-fn admit(gate: &Mutex<Gate>, now: Instant) -> Option<u64> {
-    let mut gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
-    gate.admit(now)
 }
 
 /// The right to stream one queue; dropping it starts the queue's retention.
@@ -45,7 +39,7 @@ pub struct Lease {
 impl Lease {
     /// Whether one more line about a stream that begins or ends may be logged; says how many could not be before.
     pub(in crate::streams) fn may_log(&self) -> bool {
-        let admitted = admit(&self.log_gates.streams, Instant::now());
+        let admitted = self.log_gates.streams.admit(Instant::now());
         if let Some(lines) = admitted.filter(|left_out| *left_out > 0) {
             tracing::info!(lines, "lines about subscribers were left out");
         }
@@ -75,7 +69,7 @@ impl Lease {
             } => {
                 state.account.lose(first, last, reason);
                 let now = Instant::now();
-                let all = || admit(&self.log_gates.losses, now).is_some();
+                let all = || self.log_gates.losses.admit(now).is_some();
                 let left_out = state.loss_log.admit_if(now, all);
                 drop(state);
                 if let Some(more_gaps) = left_out {
