@@ -32,8 +32,6 @@ const OFFERED: u64 = 600;
 const RATES: [u64; 2] = [300, 450];
 /// Distinct users for each request: so many that few repeat while a cookie of theirs waits.
 const USERS_PER_REQUEST: u64 = 10;
-/// Lines between two headings.
-const HEADING_EVERY: u64 = 20;
 
 /// Runs the demonstration to its end or until `stop`, and prints the ledger in both cases.
 ///
@@ -146,10 +144,8 @@ async fn show(
     let (mut is_changed, mut end, mut last) = (false, None, None::<Look>);
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for lines in 0.. {
-        if end.is_some_and(|end| Instant::now() >= end) {
-            break;
-        }
+    println!("   time         in        out    waiting     oldest       dead    revived");
+    while end.is_none_or(|end| Instant::now() < end) {
         ticks.tick().await;
         running.check_both()?;
         if !is_changed && began.elapsed() >= sending / 2 {
@@ -180,7 +176,7 @@ async fn show(
             if look.version != last.version {
                 println!("version {} of the limits is in force", look.version);
             }
-            look.print(last, began, lines % HEADING_EVERY == 1);
+            look.print(last, began);
         }
         last = Some(look);
     }
@@ -208,10 +204,7 @@ impl Look {
         })
     }
 
-    fn print(&self, last: &Self, began: Instant, with_heading: bool) {
-        if with_heading {
-            println!("   time         in        out    waiting     oldest       dead    revived");
-        }
+    fn print(&self, last: &Self, began: Instant) {
         let labels = [("limit", LIMIT)];
         let count = |samples: &Samples, figure| samples.count(figure, &labels);
         let seconds = (self.at - last.at).as_secs_f64();

@@ -22,11 +22,6 @@ const LOOKUP_INTERVAL: Duration = Duration::from_millis(10);
 /// How often it looks whether all processes still run.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// As long as a load can be.
-const LOAD_DURATION: &str = "30d";
-
-const HOW_TO_MEASURE: &str = "these programs were built to be looked at; to measure: cargo build --profile dist -p producer -p consumer -p bench";
-
 /// Runs the demonstration until `stop`.
 ///
 /// # Errors
@@ -51,16 +46,12 @@ async fn show(running: &mut Running, args: &Args, prepared: &Prepared) -> Result
     running.wait_ready(places, prepared).await?;
     send_one(places, &running.consumer_admin).await?;
     print_what_to_try(places);
-    if cfg!(debug_assertions) {
-        println!("{HOW_TO_MEASURE}");
-    }
     if let Some(rate) = args.load {
-        println!(
-            "sending {rate} requests a second, which both pages show; Ctrl-C stops everything"
-        );
+        println!("sending {rate} requests a second: see both pages; Ctrl-C stops everything");
         let flags = [
             ("--rate", rate.to_string()),
-            ("--duration", LOAD_DURATION.to_owned()),
+            // As long as a load can be.
+            ("--duration", "30d".to_owned()),
         ];
         running.start_load(places, prepared, flags)?;
     } else {

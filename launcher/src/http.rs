@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpSocket, TcpStream},
+    net::TcpStream,
     time::timeout,
 };
 
@@ -17,9 +17,6 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Largest body that is read.
 const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
-
-/// Of a client that takes hardly anything from the server.
-const NARROW_BYTES: u32 = 4096;
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,21 +57,6 @@ impl HttpClient {
             .await
             .with_context(|| format!("{address} does not answer"))?
             .with_context(|| format!("cannot connect to {address}"))?;
-        Self::of(address, stream)
-    }
-
-    /// Like [`connect`](Self::connect) to an IP address, with hardly any room for what the server sends.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
-    pub async fn connect_narrow(address: &str) -> Result<Self> {
-        let socket = TcpSocket::new_v4()?;
-        socket.set_recv_buffer_size(NARROW_BYTES)?;
-        let connecting = socket.connect(address.parse()?);
-        Self::of(address, in_time("connected", connecting).await??)
-    }
-
-    fn of(address: &str, stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self {
             address: address.to_owned(),
@@ -147,15 +129,6 @@ impl HttpClient {
     /// When the server does not take them.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(in_time("sent", self.stream.write_all(bytes)).await??)
-    }
-
-    /// Sends `bytes` over and over, reading nothing, until the server ends the connection.
-    ///
-    /// # Errors
-    /// When it does not.
-    pub async fn send_until_cut(&mut self, bytes: &[u8]) -> Result<()> {
-        let sending = async { while self.stream.write_all(bytes).await.is_ok() {} };
-        in_time("the connection is cut", sending).await
     }
 
     /// The next answer to a request that was not a HEAD.

@@ -4,13 +4,12 @@ mod config_reload;
 mod drain;
 mod open_files;
 
-use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use runtime::{
     self,
     admin::{self, Pages},
-    answer::Answer,
     listen::{self, Listener, Stage},
     metrics::Registry,
     ready::Part,
@@ -167,11 +166,6 @@ impl App {
         let server = Server::new(streams, &registry).await?;
         let edge = edge::Metrics::register(&registry, &config.dsps)?;
         let connections = |port| listen::Metrics::register(&registry, "producer", port);
-        let (on_http, on_grpc, on_admin) = (
-            connections("http")?,
-            connections("grpc")?,
-            connections("admin")?,
-        );
         let app = Self {
             addresses,
             log,
@@ -190,13 +184,13 @@ impl App {
         };
         let readiness = Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, edge, on_http),
-            grpc: app.start_streams(ports.grpc, &config, server, on_grpc)?,
+            http: app.start_edge(ports.http, edge, connections("http")?),
+            grpc: app.start_streams(ports.grpc, &config, server, connections("grpc")?)?,
             shaping: app.shaping.clone(),
         };
         app.streams.tasks.spawn(timers(app.log.clone()));
         app.start_shaping();
-        app.start_admin(ports.admin, on_admin, &config, readiness);
+        app.start_admin(ports.admin, connections("admin")?, &config, readiness);
         Ok(app)
     }
 
@@ -233,9 +227,9 @@ impl App {
     ) -> anyhow::Result<Accepting> {
         let stage = &self.streams;
         let access = config.security.open(&self.registry, &self.files, stage)?;
-        let server = server.requiring(access);
         let accepting = stage.tasks.spawn(server.serve(
             listener,
+            access,
             self.runtime_config.grpc.subscribe(),
             connections,
             stage.clone(),
@@ -356,9 +350,5 @@ impl Pages for AdminPages {
 
     fn debug_endpoints(&self) -> bool {
         self.debug_endpoints
-    }
-
-    fn page<'a>(&'a self, _: &'a str) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
-        Box::pin(std::future::ready(None))
     }
 }

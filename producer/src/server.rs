@@ -48,7 +48,6 @@ pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option
 #[derive(Debug, Clone)]
 pub struct Server {
     routes: Routes,
-    access: AccessControl,
     health: HealthReporter,
     limits: CallLimits,
 }
@@ -82,16 +81,9 @@ impl Server {
             .prepare();
         Ok(Self {
             routes,
-            access: AccessControl::default(),
             health: reporter,
             limits: CallLimits::register(registry)?,
         })
-    }
-
-    /// The same server, with `access` required of its clients.
-    #[must_use]
-    pub fn requiring(self, access: AccessControl) -> Self {
-        Self { access, ..self }
     }
 
     /// Tells health checks that the producer drains.
@@ -100,11 +92,12 @@ impl Server {
         self.health.clone()
     }
 
-    /// Accepts connections until the stage stops; each then ends after its last call. Cookie streams end when the log
+    /// Accepts connections, of which `access` is required, until the stage stops; each then ends after its last call. Cookie streams end when the log
     /// is closed; all other calls end at once.
     pub async fn serve(
         self,
         listener: impl Listener,
+        access: AccessControl,
         limits: watch::Receiver<Limits>,
         metrics: listen::Metrics,
         stage: Stage,
@@ -114,12 +107,12 @@ impl Server {
             let peer = stream.peer();
             let connection = Connection {
                 routes: self.routes.clone(),
-                limits: self.limits.of_connection(peer, self.access.tokens.clone()),
+                limits: self.limits.of_connection(peer, access.tokens.clone()),
                 activity: Arc::clone(&activity),
                 tasks: tasks.clone(),
                 stopping: stopping.clone(),
             };
-            let (tls, stopping) = (self.access.tls.clone(), stopping.clone());
+            let (tls, stopping) = (access.tls.clone(), stopping.clone());
             async move {
                 let Some(tls) = tls else {
                     return connection.run(stream).await;

@@ -67,8 +67,10 @@ pub trait Pages: Send + Sync + 'static {
     /// Answers a path that is none of the port's own; `None` for "not found".
     fn page<'a>(
         &'a self,
-        path: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>>;
+        _path: &'a str,
+    ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
+        Box::pin(std::future::ready(None))
+    }
 }
 
 /// Serves the admin port until the stage stops.

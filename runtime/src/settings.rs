@@ -20,10 +20,7 @@ pub mod probe;
 pub mod reread;
 mod values;
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{
     Arg, ArgAction, ArgGroup, ArgMatches, Command, Parser, ValueHint,
@@ -248,14 +245,6 @@ impl Written {
             }
         }
         line
-    }
-}
-
-impl<A: Settings> Loaded<A> {
-    /// The file that settings came from.
-    #[must_use]
-    pub fn file(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| &*file.path)
     }
 }
 

@@ -20,37 +20,28 @@ struct Read<'a> {
 }
 
 /// A metric with one series for each subscriber, and how it is read.
-type Row = (Figure, fn(&Read<'_>) -> f64);
+type Row = (Figure, fn(&Read<'_>) -> u64);
 
 const ROWS: &[Row] = &[
     (producer::SUBSCRIBER_CONNECTED, |it| {
-        as_f64(it.queue.connected.into())
+        it.queue.connected.into()
     }),
-    (producer::LAG, |it| as_f64(it.lag())),
-    (producer::LAG_MAX, |it| {
-        as_f64(it.queue.lag_max.max(it.lag()))
-    }),
-    (producer::LAG_SECONDS, |it| it.age.as_secs_f64()),
+    (producer::LAG, |it| it.lag()),
+    (producer::LAG_MAX, |it| it.queue.lag_max.max(it.lag())),
     (producer::SUBSCRIBER_APPENDED, |it| {
-        as_f64(it.queue.appended(it.stats.appended))
+        it.queue.appended(it.stats.appended)
     }),
-    (producer::DELIVERED, |it| as_f64(it.queue.totals.delivered)),
-    (producer::REDELIVERED, |it| {
-        as_f64(it.queue.totals.redelivered)
-    }),
-    (producer::UNDELIVERED, |it| {
-        as_f64(it.queue.totals.undelivered)
-    }),
-    (producer::RECOVERED, |it| as_f64(it.queue.totals.recovered)),
-    (producer::QUEUED, |it| {
-        as_f64(it.queue.queued(it.stats.appended))
-    }),
-    (producer::SENT_BYTES, |it| as_f64(it.queue.totals.bytes)),
-    (producer::STREAMS, |it| as_f64(it.queue.totals.streams)),
+    (producer::DELIVERED, |it| it.queue.totals.delivered),
+    (producer::REDELIVERED, |it| it.queue.totals.redelivered),
+    (producer::UNDELIVERED, |it| it.queue.totals.undelivered),
+    (producer::RECOVERED, |it| it.queue.totals.recovered),
+    (producer::QUEUED, |it| it.queue.queued(it.stats.appended)),
+    (producer::SENT_BYTES, |it| it.queue.totals.bytes),
+    (producer::STREAMS, |it| it.queue.totals.streams),
     (producer::SUBSCRIBER_IN_FLIGHT_BYTES, |it| {
-        as_f64(it.queue.in_flight_bytes)
+        it.queue.in_flight_bytes
     }),
-    (producer::SUBSCRIBER_CUT, |it| as_f64(it.queue.cuts)),
+    (producer::SUBSCRIBER_CUT, |it| it.queue.cuts),
 ];
 
 impl Read<'_> {
@@ -63,6 +54,7 @@ impl Read<'_> {
 pub(super) fn figures() -> impl Iterator<Item = Figure> {
     let figures = ROWS.iter().map(|(figure, _)| *figure);
     figures.chain([
+        producer::LAG_SECONDS,
         producer::SUBSCRIBER_LOST,
         producer::RESUMES,
         producer::SUBSCRIBERS_NOT_SHOWN,
@@ -78,9 +70,11 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
         let pairs = pairs.filter(|(queue, _)| queue.is_shown);
         pairs.map(|(queue, &age)| Read { queue, age, stats })
     };
-    let figures = ROWS
-        .iter()
-        .map(|(figure, value)| family(*figure, each().map(|it| (labels(it.queue), value(&it)))));
+    let figures = ROWS.iter().map(|(figure, value)| {
+        let samples = each().map(|it| (labels(it.queue), as_f64(value(&it))));
+        family(*figure, samples)
+    });
+    let ages = each().map(|it| (labels(it.queue), it.age.as_secs_f64()));
     let lost = shown().flat_map(|queue| {
         let [name, call] = labels(queue);
         [
@@ -100,6 +94,7 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
     let without_age = as_f64(queues.iter().filter(is_without_age).count() as u64);
     figures
         .chain([
+            family(producer::LAG_SECONDS, ages),
             family(producer::SUBSCRIBER_LOST, lost),
             family(producer::RESUMES, resumed),
             family(producer::SUBSCRIBERS_NOT_SHOWN, [([], not_shown)]),
