@@ -16,7 +16,7 @@ use prometheus::IntCounterVec;
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;
 
-use crate::gate::Gate;
+use crate::log_gate::LogGate;
 
 /// The service that needs no token.
 const OPEN_TO_ALL: &str = "/grpc.health.v1.Health/";
@@ -29,7 +29,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 pub struct TokenCheck {
     tokens: Arc<Reloaded<token::File>>,
     refusals: IntCounterVec,
-    log_gate: Gate,
+    log_gate: LogGate,
 }
 
 /// Why a call is refused.
@@ -66,7 +66,7 @@ impl TokenCheck {
         Ok(Self {
             tokens,
             refusals,
-            log_gate: Gate::new(1, LOG_INTERVAL),
+            log_gate: LogGate::new(1, LOG_INTERVAL),
         })
     }
 

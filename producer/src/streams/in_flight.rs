@@ -26,7 +26,7 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::call::Call;
-use crate::gate::Gate;
+use crate::log_gate::LogGate;
 
 /// What the streams of one queue have in flight, and how often they were cut off for it.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ struct OpenStreams {
     all: Vec<Weak<InFlight>>,
     /// Those that were cut off, and may still hold bytes.
     cut: Vec<Weak<InFlight>>,
-    log_gate: Gate,
+    log_gate: LogGate,
 }
 
 impl StreamBudget {
@@ -107,7 +107,7 @@ impl StreamBudget {
                 streams: Mutex::new(OpenStreams {
                     all: Vec::new(),
                     cut: Vec::new(),
-                    log_gate: Gate::new(cut_off::LINES_MAX, cut_off::LINES_INTERVAL),
+                    log_gate: LogGate::new(cut_off::LINES_MAX, cut_off::LINES_INTERVAL),
                 }),
             }),
         })

@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use limits::{Algorithm, Decision, Demand, Limits};
 use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio_util::sync::CancellationToken;
@@ -29,7 +30,7 @@ use self::{account::Account, lease::LogGates};
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::QueueInFlight;
-use crate::{gate::Gate, log::Sequence};
+use crate::{log::Sequence, log_gate::LogGate};
 
 /// How a stream can begin, in the order in which a [`Snapshot`] counts it.
 pub const RESUMES: [ResumeOutcome; 4] = [
@@ -51,10 +52,11 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     }
 }
 
-/// How many names get their own metric series in an interval: this many, or as many as there may be subscribers if that is more.
-/// Otherwise a client that opens streams under ever new names would fill the metrics server.
-const NAMES_SHOWN: u32 = 1_024;
-const NAMES_SHOWN_INTERVAL: Duration = Duration::from_secs(3 * 3600);
+/// How many names get their own metric series: this many at once, or as many as there may be subscribers if that is
+/// more, and after that one every ten seconds. Otherwise a client that opens streams under ever new names would fill the
+/// metrics server.
+const NAMES_SHOWN: usize = 1_024;
+const NAMES_SHOWN_LATER: &str = "6/min";
 
 /// At most this many lines of all subscribers together are logged in one interval, and as many of losses: several times
 /// as many as there are consumers, so that all that come back after a restart are logged, and a client that opens
@@ -91,7 +93,9 @@ struct Queues {
     by_name: HashMap<(Call, String), Arc<Queue>>,
     retention: Duration,
     subscribers_max: usize,
-    names_shown: Gate,
+    names_shown: Limits<()>,
+    name_shown: Demand<()>,
+    began: Instant,
 }
 
 #[derive(Debug)]
@@ -117,7 +121,7 @@ struct State {
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
     lag: Peak,
-    loss_log: Gate,
+    loss_log: LogGate,
 }
 
 #[derive(Debug)]
@@ -169,15 +173,24 @@ impl Subscribers {
     /// No subscribers yet; at most `subscribers_max`, each remembered for `retention` after its stream ended.
     #[must_use]
     pub fn new(retention: Duration, subscribers_max: usize) -> Self {
-        let names_shown = u32::try_from(subscribers_max).unwrap_or(u32::MAX);
-        let names_shown = names_shown.max(NAMES_SHOWN);
+        let burst = subscribers_max.max(NAMES_SHOWN) as u64;
+        let mut names_shown = Limits::new(1);
+        let limit = Algorithm::token_bucket(NAMES_SHOWN_LATER, burst)
+            .and_then(|rate| names_shown.add(rate))
+            .expect("this rate can be kept to");
         Self {
             shared: Arc::new(Shared {
                 queues: Mutex::new(Queues {
                     by_name: HashMap::new(),
                     retention,
                     subscribers_max,
-                    names_shown: Gate::new(names_shown, NAMES_SHOWN_INTERVAL),
+                    names_shown,
+                    name_shown: Demand {
+                        limit,
+                        key: (),
+                        requests: 1,
+                    },
+                    began: Instant::now(),
                 }),
                 log_gates: Arc::new(LogGates::new(LINES_MAX, LINES_INTERVAL)),
             }),
@@ -216,7 +229,7 @@ impl Subscribers {
             None => {
                 queues.make_room(network)?;
                 let queue = Arc::new(Queue::new(
-                    (network, queues.names_shown.admit(now).is_some()),
+                    (network, queues.shows_another(now)),
                     QueueInFlight::new(call, name),
                     connection,
                     began,
@@ -260,6 +273,15 @@ impl Subscribers {
     }
 }
 
+impl Queues {
+    /// Whether one more name gets its own metric series.
+    fn shows_another(&mut self, now: Instant) -> bool {
+        let nanos = u64::try_from((now - self.began).as_nanos()).unwrap_or(u64::MAX);
+        let shown = &mut self.names_shown;
+        shown.reserve(&[self.name_shown], nanos, Duration::ZERO) == Decision::Now
+    }
+}
+
 impl Queue {
     fn new(
         (network, is_shown): (IpAddr, bool),
@@ -274,7 +296,7 @@ impl Queue {
             understands_age: began.understands_age,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
-            loss_log: Gate::new(1, LOSS_LOG_INTERVAL),
+            loss_log: LogGate::new(1, LOSS_LOG_INTERVAL),
         };
         state.begin(began);
         Self {

@@ -8,21 +8,21 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Connection, Queue};
-use crate::{gate::Gate, log::Delivery, streams::in_flight::QueueInFlight};
+use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::QueueInFlight};
 
 /// What is logged of all subscribers together. Losses have a gate of their own, so that a client that only opens and closes
 /// streams does not keep them out of the log.
 #[derive(Debug)]
 pub(super) struct LogGates {
-    streams: Gate,
-    losses: Gate,
+    streams: LogGate,
+    losses: LogGate,
 }
 
 impl LogGates {
     pub(super) fn new(lines_max: u32, interval: Duration) -> Self {
         Self {
-            streams: Gate::new(lines_max, interval),
-            losses: Gate::new(lines_max, interval),
+            streams: LogGate::new(lines_max, interval),
+            losses: LogGate::new(lines_max, interval),
         }
     }
 }

@@ -183,12 +183,12 @@ fn streams_are_counted_by_how_they_began() {
 #[test]
 fn ever_new_names_get_no_more_series_than_there_are() {
     let subscribers = Subscribers::new(Duration::ZERO, 10);
-    let is_shown = |name: u32| {
+    let is_shown = |name: usize| {
         let lease = join(&subscribers, &name.to_string(), 1).unwrap();
         let is_shown = only(&subscribers).is_shown;
         drop(lease);
         is_shown
     };
     let shown = (0..2 * NAMES_SHOWN).filter(|&name| is_shown(name));
-    assert_eq!(shown.count(), NAMES_SHOWN as usize);
+    assert_eq!(shown.count(), NAMES_SHOWN);
 }

@@ -1,5 +1,4 @@
-//! Keeps short what outsiders could fill the log with, and the metrics server: of what they cause, only so much is admitted in an
-//! interval. Counters count everything.
+//! Keeps short what outsiders could fill the log with: in an interval only so many lines are written. The metrics count everything.
 
 use std::{
     mem,
@@ -7,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Admits so many lines, or names, in each interval.
+/// Admits so many lines in each interval.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct LogGate {
     lines_max: u32,
     interval: Duration,
     state: Mutex<State>,
@@ -23,7 +22,7 @@ struct State {
     left_out: u64,
 }
 
-impl Gate {
+impl LogGate {
     pub(crate) fn new(lines_max: u32, interval: Duration) -> Self {
         Self {
             lines_max,
@@ -60,7 +59,7 @@ mod tests {
     #[test]
     fn lines_of_an_interval_are_bounded_and_those_left_out_are_counted() {
         const INTERVAL: Duration = Duration::from_secs(10);
-        let gate = Gate::new(3, INTERVAL);
+        let gate = LogGate::new(3, INTERVAL);
         let start = Instant::now();
         for (at, admitted) in [
             (start, [Some(0), Some(0), Some(0), None]),
@@ -74,7 +73,7 @@ mod tests {
 
     #[test]
     fn line_that_another_gate_does_not_admit_uses_up_no_place_and_is_counted() {
-        let gate = Gate::new(1, Duration::from_secs(10));
+        let gate = LogGate::new(1, Duration::from_secs(10));
         let now = Instant::now();
         assert_eq!(gate.admit_if(now, || false), None);
         assert_eq!(gate.admit_if(now, || true), Some(1));
