@@ -71,7 +71,7 @@ impl History {
     /// Notes the fate of the next `count` that have none, known at `now_nanos`.
     #[inline]
     pub(super) fn settle(&mut self, count: u64, fate: Fate, now_nanos: u64) {
-        if !self.keeps_all {
+        if !self.keeps_all || count == 0 {
             return;
         }
         let group = self.group(now_nanos);
