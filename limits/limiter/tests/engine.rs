@@ -37,6 +37,9 @@ fn fresh(text: &str) -> Engine {
     Engine::new(OPTIONS, &limits(text))
 }
 
+/// As they are restored.
+type Records = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// The records that an engine wrote.
 #[derive(Default)]
 struct Disk(BTreeMap<Vec<u8>, Vec<u8>>);
@@ -58,7 +61,7 @@ impl Disk {
         }
     }
 
-    fn records(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+    fn records(&self) -> Records {
         let records = self.0.iter();
         records
             .map(|(it, value)| (it.clone(), value.clone()))

@@ -8,7 +8,7 @@ use limits::{Algorithm, Aligned};
 use limits_sharing::exact::{Answer, Outcome, Question};
 
 use super::{
-    BOOKED, Disk, HOUR, OPTIONS, SECOND, SEVERAL, START, fresh,
+    BOOKED, Disk, HOUR, OPTIONS, Records, SECOND, SEVERAL, START, fresh,
     from_call::{OF_CALLS, of_call},
     limits, of, slot,
 };
@@ -120,7 +120,8 @@ fn kill(seed: u64, limits_change: bool) {
                 0 | 1 => disk.write(&engine),
                 2 => {
                     let at = now - random.u64(..2 * SECOND);
-                    engine.increment(&of, requests, Some(at), now).unwrap();
+                    let counted = engine.increment(&of, requests, Some(at), now);
+                    assert!(counted.is_ok(), "{counted:?}");
                 }
                 3 => {
                     let said = Said {
@@ -128,7 +129,7 @@ fn kill(seed: u64, limits_change: bool) {
                         left: Some((random.u64(..9), Duration::from_secs(3))),
                         ..Said::default()
                     };
-                    engine.feedback(of[0], said, now).unwrap();
+                    assert!(engine.feedback(of[0], said, now).is_ok());
                 }
                 4 if limits_change => {
                     let rates = [["20/s", "5/s"], ["9/3s", "4/7s"], ["4/2s", "3/5s"]];
@@ -394,7 +395,7 @@ fn records_that_are_not_whole_or_of_another_version_are_refused() {
     let engine = fresh(SEVERAL);
     slot(&engine, &[of("a", "k")], START);
     let records = Disk::of(&engine).records();
-    let restore = |change: fn(&mut Vec<(Vec<u8>, Vec<u8>)>)| {
+    let restore = |change: fn(&mut Records)| {
         let mut records = records.clone();
         change(&mut records);
         fresh(SEVERAL).restore(&records, START)

@@ -45,11 +45,6 @@ pub(super) const GROUPS: &[Group] = &[
         "limits/limiter/src/serve/metrics.rs",
         "limiter_request",
     ),
-    group(
-        "Snapshots",
-        "limits/limiter/src/serve/metrics.rs",
-        "limiter_snapshot",
-    ),
     group("Limits", "limits/limiter/src/serve/", ""),
     group("Connections", "runtime/src/listen.rs", ""),
     group("TLS handshakes", "runtime/src/tls/server.rs", ""),
