@@ -22,6 +22,7 @@ mod seen;
 mod survey;
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -108,8 +109,8 @@ pub struct Slot {
     pub binding: Option<Binding>,
 }
 
-/// A limit's place, and a counter.
-type Counter = (u32, Arc<str>);
+/// A limit, and a counter.
+type Counter = (Arc<str>, Arc<str>);
 
 /// Why a call gets no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,8 +178,6 @@ struct State {
     /// What a server said, if one counts.
     seen: Seen,
     ahead: Ahead,
-    /// By the places of limits.
-    counts: Vec<Counts>,
     /// One more for each change of the limits.
     version: u64,
     /// The key of limits of every call.
@@ -204,7 +203,6 @@ impl Engine {
             counting: options.counting,
             seen: Seen::default(),
             ahead: Ahead::default(),
-            counts: Vec::new(),
             version: 0,
             whole: Arc::from(""),
             changes: Changes::new(),
@@ -266,22 +264,16 @@ impl State {
             .chain(self.of_calls.iter().map(|made| &made.limit))
             .cloned()
             .collect();
-        let gone = self.catalog.gone(&limits);
-        self.core.forget_limits(&gone.rules);
+        self.core.forget_limits(&self.catalog.gone(&limits));
+        let names: HashSet<&str> = limits.iter().map(|limit| &*limit.name).collect();
         self.learned
-            .change(limits.len(), |place| gone.places.contains(&place));
+            .change(names.len(), |name| !names.contains(name));
         // While it has the names that this is known by.
         self.collect_changes();
         self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
-        for place in &gone.places {
-            self.counts[*place as usize] = Counts::default();
-        }
-        self.counts.resize(self.catalog.places(), Counts::default());
         let every_call = self.catalog.every_call();
-        self.ahead.pass(now, |it| {
-            every_call.contains(&it) && !gone.places.contains(&it)
-        });
+        self.ahead.pass(now, |limit| every_call.contains(limit));
         self.seen.clear();
     }
 }

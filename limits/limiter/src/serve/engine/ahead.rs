@@ -18,10 +18,10 @@ pub const HORIZON: Duration = Duration::from_secs(30);
 /// Moments are told apart by so many nanoseconds; what is booked counts until the end of its part.
 const PART: u64 = 100_000_000;
 
-/// What is booked, by the places of limits of every call.
+/// What is booked, by the names of limits of every call.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    places: HashMap<u32, Holders>,
+    limits: HashMap<Arc<str>, Holders>,
 }
 
 #[derive(Debug, Default)]
@@ -47,14 +47,8 @@ fn room(limit: &Named) -> u64 {
 
 impl Ahead {
     /// Whether `by` may book so many more.
-    pub(super) fn may_book(
-        &mut self,
-        (place, limit): (u32, &Named),
-        by: &str,
-        requests: u64,
-        now: u64,
-    ) -> bool {
-        let Some(holders) = self.places.get_mut(&place) else {
+    pub(super) fn may_book(&mut self, limit: &Named, by: &str, requests: u64, now: u64) -> bool {
+        let Some(holders) = self.limits.get_mut(&limit.name) else {
             return true;
         };
         let Some(own) = holders.of.get_mut(by) else {
@@ -69,8 +63,8 @@ impl Ahead {
     }
 
     /// `by` has booked so many for this moment.
-    pub(super) fn book(&mut self, place: u32, by: &str, requests: u64, at: u64) {
-        let holders = self.places.entry(place).or_default();
+    pub(super) fn book(&mut self, limit: &Arc<str>, by: &str, requests: u64, at: u64) {
+        let holders = self.limits.entry(Arc::clone(limit)).or_default();
         holders.all.add(requests, at);
         match holders.of.get_mut(by) {
             Some(own) => own.add(requests, at),
@@ -82,8 +76,8 @@ impl Ahead {
     }
 
     /// `by` has not booked so many for this moment after all.
-    pub(super) fn give_back(&mut self, place: u32, by: &str, requests: u64, at: u64) {
-        let Some(holders) = self.places.get_mut(&place) else {
+    pub(super) fn give_back(&mut self, limit: &str, by: &str, requests: u64, at: u64) {
+        let Some(holders) = self.limits.get_mut(limit) else {
             return;
         };
         let own = holders.of.get_mut(by);
@@ -92,14 +86,14 @@ impl Ahead {
     }
 
     /// Forgets what has passed, and limits that are not `kept`.
-    pub(super) fn pass(&mut self, now: u64, kept: impl Fn(u32) -> bool) {
-        self.places.retain(|place, holders| {
+    pub(super) fn pass(&mut self, now: u64, kept: impl Fn(&Arc<str>) -> bool) {
+        self.limits.retain(|limit, holders| {
             holders.all.pass(now);
             holders.of.retain(|_, own| {
                 own.pass(now);
                 own.requests > 0
             });
-            kept(*place) && holders.all.requests > 0
+            kept(limit) && holders.all.requests > 0
         });
     }
 }
@@ -165,20 +159,20 @@ mod tests {
     fn what_is_given_back_is_not_booked() {
         let mut ahead = Ahead::default();
         for by in ["one", "two"] {
-            ahead.book(0, by, 3, PART);
+            ahead.book(&Arc::from("a"), by, 3, PART);
         }
         let booked = |ahead: &Ahead| {
-            let of = |by| ahead.places[&0].of.get(by).map(|own| own.requests);
-            (of("one"), of("two"), ahead.places[&0].all.requests)
+            let of = |by| ahead.limits["a"].of.get(by).map(|own| own.requests);
+            (of("one"), of("two"), ahead.limits["a"].all.requests)
         };
-        ahead.give_back(0, "one", 2, PART);
+        ahead.give_back("a", "one", 2, PART);
         assert_eq!(booked(&ahead), (Some(1), Some(3), 4));
         // What has passed, nobody booked, or is of no limit, changes nothing.
-        ahead.give_back(0, "one", 2, 2 * PART);
-        ahead.give_back(0, "three", 2, PART);
-        ahead.give_back(1, "one", 2, PART);
+        ahead.give_back("a", "one", 2, 2 * PART);
+        ahead.give_back("a", "three", 2, PART);
+        ahead.give_back("b", "one", 2, PART);
         assert_eq!(booked(&ahead), (Some(1), Some(3), 4));
-        ahead.give_back(0, "one", 2, PART);
+        ahead.give_back("a", "one", 2, PART);
         assert_eq!(booked(&ahead), (Some(0), Some(3), 3));
     }
 
@@ -256,7 +250,7 @@ mod tests {
         };
         assert_eq!(slot.binding.unwrap().to_string(), "slow/hour");
         engine.tidy(now);
-        assert!(engine.state().ahead.places.is_empty());
+        assert!(engine.state().ahead.limits.is_empty());
         assert_eq!(taken("one", now + 61 * SECOND), 151);
     }
 }

@@ -165,15 +165,14 @@ impl State {
                 }
                 Refused::UnknownLimit(target.limit.to_owned())
             };
-            let place = self.catalog.place(target.limit).ok_or_else(unknown)?;
+            let limit = self.catalog.get(target.limit).ok_or_else(unknown)?;
             // What is of every call is asked in any case, and has one counter.
-            let is_own = !self.catalog.get(place).every_call;
-            if is_own
+            if !limit.every_call
                 && !named
                     .iter()
-                    .any(|(it, key)| *it == place && **key == *target.counter)
+                    .any(|(it, key)| *it == limit.name && **key == *target.counter)
             {
-                named.push((place, Arc::from(target.counter)));
+                named.push((Arc::clone(&limit.name), Arc::from(target.counter)));
             }
         }
         let demands = self.catalog.demands(&named, &self.whole, requests);
@@ -222,15 +221,15 @@ impl State {
 
     /// So many were booked for a moment to come.
     pub(super) fn book(&mut self, by: &str, requests: u64, at: u64) {
-        for place in self.catalog.every_call() {
-            self.ahead.book(*place, by, requests, at);
+        for limit in self.catalog.every_call() {
+            self.ahead.book(limit, by, requests, at);
         }
     }
 
     /// So many were not booked for this moment after all.
     pub(super) fn give_back(&mut self, by: &str, requests: u64, at: u64) {
-        for place in self.catalog.every_call() {
-            self.ahead.give_back(*place, by, requests, at);
+        for limit in self.catalog.every_call() {
+            self.ahead.give_back(limit, by, requests, at);
         }
     }
 
@@ -243,8 +242,8 @@ impl State {
         now: u64,
     ) -> Duration {
         let mut horizon = horizon;
-        for place in self.catalog.every_call() {
-            let limit = (*place, self.catalog.get(*place));
+        let every_call = self.catalog.every_call().iter();
+        for limit in every_call.filter_map(|name| self.catalog.get(name)) {
             horizon = if self.ahead.may_book(limit, by, requests, now) {
                 horizon.min(ahead::HORIZON)
             } else {
@@ -277,7 +276,7 @@ impl State {
         if is_learned {
             return Some(Binding::Learned);
         }
-        let (_, named, placed) = self.catalog.owner(rule)?;
+        let (named, placed) = self.catalog.owner(rule)?;
         Some(Binding::Rule {
             limit: Arc::clone(&named.name),
             rule: Arc::clone(&placed.name),
@@ -318,10 +317,7 @@ impl State {
         }
     }
 
-    pub(super) fn count(&mut self, call: &Call, mut count: impl FnMut(&mut Counts)) {
-        let whole = self.catalog.every_call().iter();
-        for place in call.of.iter().map(|(place, _)| place).chain(whole) {
-            count(&mut self.counts[*place as usize]);
-        }
+    pub(super) fn count(&mut self, call: &Call, count: impl FnMut(&mut Counts)) {
+        self.catalog.count(&call.of, count);
     }
 }

@@ -13,7 +13,7 @@ use limits::{
     step_of,
 };
 
-use super::{Refused, State, Target};
+use super::{Refused, State, Target, catalog::Named};
 
 /// Maximum number of rules that calls of one limit may say.
 const RULES_MAX: usize = 64;
@@ -117,7 +117,7 @@ impl State {
             return Ok(());
         };
         if !self.is_from_call(base) {
-            return Err(match self.catalog.place(base) {
+            return Err(match self.catalog.get(base) {
                 Some(_) => Refused::RuleOfCall(format!(
                     "{base:?} has its rules already: leave out interval and requests"
                 )),
@@ -135,7 +135,7 @@ impl State {
                 )));
             }
         }
-        if self.catalog.place(target.limit).is_some() {
+        if self.catalog.get(target.limit).is_some() {
             return Ok(());
         }
         if !self.has_room(base) {
@@ -153,9 +153,9 @@ impl State {
 
     /// Whether something of a counter is used or booked, or a partner's answer still holds for it.
     fn is_in_use(&self, limit: &str, counter: &Arc<str>, now: u64) -> bool {
-        self.catalog.place(limit).is_some_and(|place| {
-            let mut rules = self.catalog.get(place).rules.iter();
-            let of = [(place, Arc::clone(counter))];
+        self.catalog.get(limit).is_some_and(|limit| {
+            let mut rules = limit.rules.iter();
+            let of = [(Arc::clone(&limit.name), Arc::clone(counter))];
             rules.any(|it| self.core.is_in_use(it.id, counter, now))
                 || self.learned.left(&of, now).is_some()
         })
@@ -172,14 +172,14 @@ impl State {
         self.core.forget_idle(IDLE_LOOKED_AT, now);
         self.learned.pass(now);
         let (core, catalog, learned) = (&self.core, &self.catalog, &self.learned);
-        let is_kept = |place| {
-            let mut rules = catalog.get(place).rules.iter();
-            learned.counters_of(place) > 0 || rules.any(|it| core.keys_of(it.id) > 0)
+        let is_kept = |limit: &Named| {
+            let mut rules = limit.rules.iter();
+            learned.counters_of(&limit.name) > 0 || rules.any(|it| core.keys_of(it.id) > 0)
         };
         self.of_calls.retain(|made| {
             rule_of(made, base).is_none()
                 || now < made.at.saturating_add(KEPT_NANOS)
-                || catalog.place(&made.limit.name).is_some_and(is_kept)
+                || catalog.get(&made.limit.name).is_some_and(is_kept)
         });
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -96,8 +97,8 @@ pub(super) struct Learned {
     of: HashMap<Counter, Held, foldhash::fast::RandomState>,
     /// When it was looked for what is over.
     passed_at: u64,
-    /// How many of them each limit has, by its place.
-    of_limits: HashMap<u32, usize>,
+    /// How many of them each limit has.
+    of_limits: HashMap<Arc<str>, usize>,
     /// How many limits there are.
     limits: usize,
     longest: u64,
@@ -176,7 +177,7 @@ impl Learned {
     /// What is learned of a counter, from now on; `None` when there is no room for it.
     fn held(&mut self, counter: &Counter) -> Option<&mut Held> {
         if !self.of.contains_key(counter) {
-            let of_limit = self.of_limits.entry(counter.0).or_default();
+            let of_limit = self.of_limits.entry(Arc::clone(&counter.0)).or_default();
             let own = LEARNED_MAX / 2 / self.limits.max(1);
             if self.of.len() >= LEARNED_MAX / 2 && *of_limit >= own {
                 return None;
@@ -263,16 +264,14 @@ impl Learned {
         }
     }
 
-    /// Forgets what was learned of places; there are so many limits now.
-    pub(super) fn change(&mut self, limits: usize, is_gone: impl Fn(u32) -> bool) {
+    /// Forgets what was learned of limits that are gone; there are so many now.
+    pub(super) fn change(&mut self, limits: usize, is_gone: impl Fn(&str) -> bool) {
         self.limits = limits;
-        self.keep(|place, _| !is_gone(place));
+        self.keep(|limit, _| !is_gone(limit));
     }
 
-    fn keep(&mut self, is_kept: impl Fn(u32, &Held) -> bool) {
-        let gone = self
-            .of
-            .extract_if(|(place, _), held| !is_kept(*place, held));
+    fn keep(&mut self, is_kept: impl Fn(&str, &Held) -> bool) {
+        let gone = self.of.extract_if(|(limit, _), held| !is_kept(limit, held));
         for (counter, _) in gone {
             if let Some(of_limit) = self.of_limits.get_mut(&counter.0) {
                 *of_limit -= 1;
@@ -290,8 +289,8 @@ impl Learned {
     }
 
     /// Of how many counters of one limit something is learned.
-    pub(super) fn counters_of(&self, place: u32) -> usize {
-        self.of_limits.get(&place).copied().unwrap_or(0)
+    pub(super) fn counters_of(&self, limit: &str) -> usize {
+        self.of_limits.get(limit).copied().unwrap_or(0)
     }
 }
 
@@ -301,14 +300,12 @@ fn nanos(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
 
     fn counter() -> [Counter; 1] {
-        [(0, Arc::from("k"))]
+        [(Arc::from("a"), Arc::from("k"))]
     }
 
     fn seconds(number: u64) -> Duration {
@@ -436,26 +433,27 @@ mod tests {
             status: 429,
             ..Said::default()
         };
-        let mut hear = |place, counter: usize| {
-            let counter = (place, Arc::from(counter.to_string()));
+        let mut hear = |limit: usize, counter: usize| {
+            let [limit, counter] = [limit, counter].map(|it| Arc::from(it.to_string()));
+            let counter = (limit, counter);
             learned.hear(&counter, said, 0)
         };
         assert_eq!((0..LEARNED_MAX).filter(|it| hear(0, *it)).count(), 50_000);
         assert_eq!((0..LEARNED_MAX).filter(|it| hear(1, *it)).count(), 12_500);
         // What is known is heard of again.
         assert!(hear(0, 1));
-        learned.change(4, |place| place == 0);
+        learned.change(4, |limit| limit == "0");
         assert_eq!(
-            (learned.counters_of(0), learned.counters_of(1)),
+            (learned.counters_of("0"), learned.counters_of("1")),
             (0, 12_500)
         );
         // Once in a while.
         learned.pass(PASS_INTERVAL);
         assert_eq!(learned.counters(), 12_500);
         learned.pass(100 * SECOND);
-        assert_eq!((learned.counters(), learned.counters_of(1)), (0, 0));
+        assert_eq!((learned.counters(), learned.counters_of("1")), (0, 0));
         // Their places are taken again.
-        let counter = (1, Arc::from("again"));
+        let counter = (Arc::from("1"), Arc::from("again"));
         assert!(learned.hear(&counter, said, 100 * SECOND));
         assert_eq!(learned.counters(), 1);
     }

@@ -33,7 +33,7 @@ impl Engine {
         let mut state = self.state();
         let call = state.call(of, 1, now).ok()?;
         let rules = call.demands.iter().filter_map(|demand| {
-            let (_, named, placed) = state.catalog.owner(demand.limit)?;
+            let (named, placed) = state.catalog.owner(demand.limit)?;
             let left = if is_told {
                 let most = placed.rule.limit.algorithm.most_at_once();
                 state.seen.left(demand.limit, &demand.key, most, now)?

@@ -172,7 +172,7 @@ impl State {
 
     /// A rule's name, and what is asked of it.
     fn ask(&self, demand: &Demand<Arc<str>>) -> (Binding, Ask) {
-        let (_, named, placed) = self.catalog.owner(demand.limit).expect("a rule in force");
+        let (named, placed) = self.catalog.owner(demand.limit).expect("a rule in force");
         let binding = Binding::Rule {
             limit: Arc::clone(&named.name),
             rule: Arc::clone(&placed.name),

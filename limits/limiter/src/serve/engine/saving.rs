@@ -126,10 +126,10 @@ impl Engine {
                 Key::Learned(limit, counter) => {
                     let mut held: Held = read(value)?;
                     held.set_back(before - now);
-                    let place = state.catalog.place(limit);
-                    restored.dropped += usize::from(place.is_none());
-                    let counter = |place| (place, Arc::from(counter));
-                    place.is_some_and(|place| state.learned.put(counter(place), held))
+                    let counter = (Arc::from(limit), Arc::from(counter));
+                    let is_there = state.catalog.get(limit).is_some();
+                    restored.dropped += usize::from(!is_there);
+                    is_there && state.learned.put(counter, held)
                 }
             };
             if !is_kept {
@@ -149,14 +149,14 @@ impl State {
     pub(super) fn collect_changes(&mut self) {
         let (catalog, changes) = (&self.catalog, &mut self.changes);
         self.core.take_changes(|id, limit, counter, state| {
-            if let Some((_, named, placed)) = catalog.owner(id) {
+            if let Some((named, placed)) = catalog.owner(id) {
                 let key = Key::Used(&named.name, &placed.name, counter);
                 let value = state.map(|state| to_bytes(&(limit, state)));
                 changes.insert(to_bytes(&key), value);
             }
         });
-        self.learned.take_changes(|(place, counter), held| {
-            let key = Key::Learned(&catalog.get(*place).name, counter);
+        self.learned.take_changes(|(limit, counter), held| {
+            let key = Key::Learned(limit, counter);
             changes.insert(to_bytes(&key), held.map(to_bytes));
         });
     }
@@ -196,8 +196,8 @@ impl State {
     }
 
     fn id_of(&self, limit: &str, rule: &str) -> Option<limits::LimitId> {
-        let named = self.catalog.get(self.catalog.place(limit)?);
-        let placed = named.rules.iter().find(|placed| &*placed.name == rule);
+        let mut rules = self.catalog.get(limit)?.rules.iter();
+        let placed = rules.find(|placed| &*placed.name == rule);
         placed.map(|placed| placed.id)
     }
 }

@@ -49,18 +49,7 @@ impl Engine {
     #[must_use]
     pub fn survey(&self, now: u64) -> Survey {
         let mut survey = self.limits_now();
-        let places: Vec<Option<usize>> = {
-            let state = self.state();
-            let mut places = vec![None; state.catalog.places()];
-            for (index, (place, _)) in state.catalog.all().enumerate() {
-                places[place as usize] = Some(index);
-            }
-            places
-        };
-        let mut looking = Looking {
-            limits: &mut survey.limits,
-            places,
-        };
+        let limits = &mut survey.limits;
         let mut from = Some(0);
         while let Some(place) = from {
             let state = self.state();
@@ -71,12 +60,12 @@ impl Engine {
             let catalog = &state.catalog;
             from = match self.options.counting {
                 Counting::Here => state.core.each_key(place, PART, now, |id, key, used| {
-                    looking.add(catalog, id, key, |_| used);
+                    add(limits, catalog, id, key, |_| used);
                 }),
                 // What the server said last.
                 Counting::Part(_) | Counting::Elsewhere => {
                     for (id, key, standing) in state.seen.used(place, now) {
-                        looking.add(catalog, id, key, |most| standing.used(most, now));
+                        add(limits, catalog, id, key, |most| standing.used(most, now));
                     }
                     (place + 1 < seen::PARTS).then_some(place + 1)
                 }
@@ -89,16 +78,16 @@ impl Engine {
     #[must_use]
     pub fn limits_now(&self) -> Survey {
         let state = self.state();
-        let limits = state.catalog.all().map(|(place, named)| LimitSurvey {
+        let limits = state.catalog.all().map(|named| LimitSurvey {
             name: Arc::clone(&named.name),
-            counts: state.counts[place as usize],
+            counts: named.counts,
             counters: 0,
             quota: {
                 let mut rules = named.rules.iter();
                 let has_quota = rules.any(|it| is_quota(&it.rule.limit.algorithm));
                 has_quota.then(FullestCounter::default)
             },
-            learned: state.learned.counters_of(place) as u64,
+            learned: state.learned.counters_of(&named.name) as u64,
         });
         Survey {
             limits: limits.collect(),
@@ -108,42 +97,33 @@ impl Engine {
     }
 }
 
-/// A look at counters, one after the other.
-struct Looking<'a> {
-    limits: &'a mut [LimitSurvey],
-    /// The index in `limits` of each place.
-    places: Vec<Option<usize>>,
-}
-
-impl Looking<'_> {
-    /// Adds a counter: how much of what may go at once is used.
-    fn add(
-        &mut self,
-        catalog: &Catalog,
-        id: LimitId,
-        key: &Arc<str>,
-        used: impl FnOnce(u64) -> u64,
-    ) {
-        let Some((place, _, placed)) = catalog.owner(id) else {
-            return;
+/// Adds a counter: how much of what may go at once is used.
+fn add(
+    limits: &mut [LimitSurvey],
+    catalog: &Catalog,
+    id: LimitId,
+    key: &Arc<str>,
+    used: impl FnOnce(u64) -> u64,
+) {
+    let Some((named, placed)) = catalog.owner(id) else {
+        return;
+    };
+    let Ok(index) = limits.binary_search_by(|it| it.name.cmp(&named.name)) else {
+        return;
+    };
+    let limit = &mut limits[index];
+    limit.counters += 1;
+    let algorithm = &placed.rule.limit.algorithm;
+    let most = algorithm.most_at_once();
+    let used_permille = used(most).saturating_mul(1_000) / most;
+    if let Some(fullest) = &mut limit.quota
+        && is_quota(algorithm)
+        && used_permille >= fullest.used_permille
+    {
+        *fullest = FullestCounter {
+            used_permille,
+            counter: Arc::clone(key),
         };
-        let index = self.places.get(place as usize).copied().flatten();
-        let Some(limit) = index.and_then(|index| self.limits.get_mut(index)) else {
-            return;
-        };
-        limit.counters += 1;
-        let algorithm = &placed.rule.limit.algorithm;
-        let most = algorithm.most_at_once();
-        let used_permille = used(most).saturating_mul(1_000) / most;
-        if let Some(fullest) = &mut limit.quota
-            && is_quota(algorithm)
-            && used_permille >= fullest.used_permille
-        {
-            *fullest = FullestCounter {
-                used_permille,
-                counter: Arc::clone(key),
-            };
-        }
     }
 }
 
