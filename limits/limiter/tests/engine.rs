@@ -91,7 +91,7 @@ fn rule(limit: &str, rule: &str) -> Binding {
 
 #[track_caller]
 fn slot(engine: &Engine, of: &[Target<'_>], now: u64) -> Slot {
-    engine.reserve(of, 1, HOUR, now).expect("a slot")
+    engine.reserve(None, of, 1, HOUR, now).expect("a slot")
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn answer_is_the_latest_over_all_limits_of_the_call_and_names_it() {
     }
     let third = slot(&engine, &[of("a", "k")], START + 11 * SECOND);
     assert_eq!((third.at, third.binding), (START + 11 * SECOND, None));
-    let fourth = engine.reserve(&[of("a", "k")], 1, HOUR, START + 11 * SECOND);
+    let fourth = engine.reserve(None, &[of("a", "k")], 1, HOUR, START + 11 * SECOND);
     let Err(Refused::OverHorizon(fourth)) = fourth else {
         panic!("{fourth:?}");
     };
@@ -195,7 +195,7 @@ fn refused_call_takes_nothing_of_any_limit() {
     slot(&engine, &[of("b", "k")], START);
     let both = [of("a", "k"), of("b", "k")];
     for _ in 0..5 {
-        let refused = engine.reserve(&both, 1, Duration::from_secs(5), START);
+        let refused = engine.reserve(None, &both, 1, Duration::from_secs(5), START);
         let Err(Refused::OverHorizon(slot)) = refused else {
             panic!("{refused:?}");
         };
@@ -278,7 +278,7 @@ fn what_partners_say_only_lowers_what_may_go() {
     engine
         .feedback(of("a", "k"), left(500, 600), START + SECOND)
         .unwrap();
-    let refused = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START + SECOND);
+    let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START + SECOND);
     let Err(Refused::OverHorizon(slot)) = refused else {
         panic!("{refused:?}");
     };
@@ -296,7 +296,7 @@ fn counters_are_bounded_and_idle_ones_make_room() {
     for number in 0..100 {
         slot(&engine, &[of("a", &number.to_string())], START);
     }
-    let full = engine.reserve(&[of("a", "more")], 1, HOUR, START);
+    let full = engine.reserve(None, &[of("a", "more")], 1, HOUR, START);
     assert_eq!(full, Err(Refused::NoRoom));
     assert_eq!(slot(&engine, &[of("a", "7")], START).at, START + SECOND);
     let later = START + 5 * SECOND;
@@ -317,7 +317,7 @@ rules = [{ id = 'all', rate = '1000/s', burst = 10 }]
 fn slot_far_ahead_closes_a_limit_of_every_call_neither_after_a_crash_nor_a_change() {
     let engine = fresh(BOOKED);
     for hour in 0..20 {
-        let slot = engine.reserve(&[of("slow", "a")], 1, 24 * HOUR, START);
+        let slot = engine.reserve(None, &[of("slow", "a")], 1, 24 * HOUR, START);
         assert_eq!(slot.unwrap().at, START + hour * 3_600 * SECOND);
     }
     let disk = Disk::of(&engine);
@@ -338,7 +338,7 @@ fn slot_far_ahead_closes_a_limit_of_every_call_neither_after_a_crash_nor_a_chang
 fn full_queue_says_when_it_has_room() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/s', algorithm = 'leaky_bucket', capacity = 5, when_full = 'queue' }]";
     let engine = fresh(text);
-    let refused = (0..9).find_map(|_| engine.reserve(&[of("a", "k")], 1, HOUR, START).err());
+    let refused = (0..9).find_map(|_| engine.reserve(None, &[of("a", "k")], 1, HOUR, START).err());
     let Some(Refused::OverHorizon(Slot { at, .. })) = refused else {
         panic!("{refused:?}");
     };

@@ -122,7 +122,7 @@ pub fn limits_file(bytes: &[u8]) {
             limit: &limit.name,
             counter: "k",
         }];
-        let reserved = engine.reserve(&of, 1, Duration::ZERO, NOW);
+        let reserved = engine.reserve(None, &of, 1, Duration::ZERO, NOW);
         let peeked = engine.delay(&of, 1, NOW);
         assert!(reserved.is_err() || peeked.is_ok_and(|slot| slot.at >= NOW));
     }

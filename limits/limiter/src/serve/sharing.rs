@@ -158,7 +158,7 @@ impl Decider {
             return Ok(slot);
         }
         let now = self.clock.now();
-        let slot = self.engine.reserve_by(by, of, requests, horizon, now);
+        let slot = self.engine.reserve(Some(by), of, requests, horizon, now);
         slot.map_err(|why| self.wrong(why, now))
     }
 

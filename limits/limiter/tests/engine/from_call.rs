@@ -90,7 +90,7 @@ fn counter_keeps_its_rule_while_a_partner_s_answer_holds() {
         ..Said::default()
     };
     engine.feedback(of(&first, "k"), said, START).unwrap();
-    let call = |now: u64| engine.reserve(&[of(&other, "k")], 1, Duration::ZERO, now);
+    let call = |now: u64| engine.reserve(None, &[of(&other, "k")], 1, Duration::ZERO, now);
     is_refused(call(START + 3_599 * SECOND), "rule 9/1s");
     assert!(call(START + 3_600 * SECOND).is_ok());
 }

@@ -140,7 +140,7 @@ fn kill(seed: u64, limits_change: bool) {
                 4 => engine.tidy(now),
                 _ => {
                     let horizon = Duration::from_millis(random.u64(..3_000));
-                    let Ok(slot) = engine.reserve(&of, requests, horizon, now) else {
+                    let Ok(slot) = engine.reserve(None, &of, requests, horizon, now) else {
                         continue;
                     };
                     let key = (limit.to_owned(), counter);
@@ -180,7 +180,7 @@ fn refused_calls_that_count_are_known_after_a_kill() {
     let mut disk = Disk::of(&engine);
     for second in 0..5 {
         let now = START + second * SECOND;
-        let call = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, now);
+        let call = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, now);
         assert_eq!(call.is_ok(), second < 2);
     }
     let now = START + 6 * SECOND;
@@ -202,7 +202,7 @@ fn refused_call_that_counts_under_one_rule_takes_nothing_of_the_others_after_a_k
         ..Said::default()
     };
     assert!(engine.hear(of("a", "k"), said, START).unwrap());
-    let refused = engine.reserve(&[of("a", "k")], 1, Duration::ZERO, START);
+    let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START);
     assert!(matches!(refused, Err(Refused::OverHorizon(_))));
     disk.write(&engine);
     let (other, _) = disk.start(OPTIONS, text, START);
@@ -276,7 +276,8 @@ fn what_a_server_lets_go_and_has_no_room_here_does_not_hinder_the_next_start() {
     disk.write(&engine);
     let (other, _) = disk.start(options, text, START);
     for engine in [engine, other] {
-        let used = ["k", "more"].map(|counter| engine.reserve(&[of("a", counter)], 1, HOUR, START));
+        let used =
+            ["k", "more"].map(|counter| engine.reserve(None, &[of("a", counter)], 1, HOUR, START));
         assert_eq!(used[0].as_ref().map(|slot| slot.at), Ok(START));
         assert_eq!(used[1], Err(Refused::NoRoom));
     }
@@ -295,7 +296,7 @@ fn counters_that_idle_ones_made_room_for_are_known_after_a_kill() {
     let engine = fresh(text);
     let mut disk = Disk::of(&engine);
     let take = |counter: u32, requests, now| {
-        let slot = engine.reserve(&[of("a", &counter.to_string())], requests, HOUR, now);
+        let slot = engine.reserve(None, &[of("a", &counter.to_string())], requests, HOUR, now);
         assert_eq!(slot.map(|slot| slot.at), Ok(now));
     };
     let short = 7_000..7_010;
@@ -520,7 +521,7 @@ fn debt_that_was_carried_over_is_known_after_a_kill() {
     let (fast, slow) = (text("9/10s"), text("9/h"));
     let engine = fresh(&fast);
     engine
-        .reserve(&[of("a", "k")], 9, Duration::ZERO, START)
+        .reserve(None, &[of("a", "k")], 9, Duration::ZERO, START)
         .unwrap();
     let mut disk = Disk::of(&engine);
     // From then on hardly anything comes back.
@@ -539,7 +540,7 @@ fn debt_that_was_carried_over_is_known_after_a_kill() {
     // Also where they changed while it did not run.
     let engine = fresh(&fast);
     engine
-        .reserve(&[of("a", "k")], 9, Duration::ZERO, START)
+        .reserve(None, &[of("a", "k")], 9, Duration::ZERO, START)
         .unwrap();
     let mut disk = Disk::of(&engine);
     for _ in 0..3 {

@@ -192,7 +192,7 @@ mod tests {
                 limit: "a",
                 counter: by,
             }];
-            let answered = engine.reserve_by(by, &of, 100, HORIZON, start);
+            let answered = engine.reserve(Some(by), &of, 100, HORIZON, start);
             answered.map(|it| (it.at - start) / SECOND)
         };
         assert_eq!(reserve("one"), Ok(0));
@@ -227,7 +227,7 @@ mod tests {
         let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits);
         let reserve = |by: &str, limit: &str, now: u64| {
             let of = [Target { limit, counter: by }];
-            let answered = engine.reserve_by(by, &of, 1, 2_880 * HORIZON, now);
+            let answered = engine.reserve(Some(by), &of, 1, 2_880 * HORIZON, now);
             answered.map(|it| it.at)
         };
         let taken = |by: &str, now: u64| {

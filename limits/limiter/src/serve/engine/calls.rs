@@ -29,32 +29,46 @@ impl Engine {
 
     /// Takes the first moment when so many requests may go under all of these limits, if it is within the horizon; else takes nothing.
     ///
-    /// # Errors
-    /// Why they may not.
-    pub fn reserve(
-        &self,
-        of: &[Target<'_>],
-        requests: u64,
-        horizon: Duration,
-        now: u64,
-    ) -> Result<Slot, Refused> {
-        self.state().reserve(None, of, requests, horizon, now)
-    }
-
-    /// The same for the bearer of a token, who leaves slots to come of limits of every call to others: they are booked up to
+    /// The bearer of a token (`by`) leaves slots to come of limits of every call to others: they are booked up to
     /// [`EVERY_CALL_HORIZON`](super::EVERY_CALL_HORIZON) ahead, and by each token no more than it leaves.
     ///
     /// # Errors
     /// Why they may not.
-    pub fn reserve_by(
+    pub fn reserve(
         &self,
-        by: &str,
+        by: Option<&str>,
         of: &[Target<'_>],
         requests: u64,
         horizon: Duration,
         now: u64,
     ) -> Result<Slot, Refused> {
-        self.state().reserve(Some(by), of, requests, horizon, now)
+        let mut state = self.state();
+        let now = now.max(state.core.clock());
+        let call = state.call(of, requests, now)?;
+        let horizon = by.map_or(horizon, |by| state.horizon(by, requests, horizon, now));
+        let from = state.learned.from(&call.of, requests, now);
+        let core = &mut state.core;
+        let (at, rule) = match core.reserve_from(&call.demands, from, now, horizon) {
+            Decision::Now => (now, None),
+            Decision::At { at, rule } => (at, Some(rule)),
+            Decision::Refused { rule, why } => {
+                state.count(&call, |counts| counts.refused += 1);
+                return Err(state.refused(&call, rule, why, horizon, now));
+            }
+        };
+        state.learned.take(&call.of, requests, at);
+        state.count(&call, |counts| match rule {
+            None => counts.now += 1,
+            Some(_) => counts.delayed += 1,
+        });
+        if let Some(by) = by.filter(|_| at > now) {
+            state.book(by, requests, at);
+        }
+        Ok(Slot {
+            at,
+            now,
+            binding: rule.and_then(|rule| state.binding(rule, from == at)),
+        })
     }
 
     /// Counts requests that were made at `at`, or now, without having been asked for here.
@@ -180,42 +194,6 @@ impl State {
             demands: demands.ok_or(Refused::TooManyRules)?,
             of: named,
             requests,
-        })
-    }
-
-    fn reserve(
-        &mut self,
-        by: Option<&str>,
-        of: &[Target<'_>],
-        requests: u64,
-        horizon: Duration,
-        now: u64,
-    ) -> Result<Slot, Refused> {
-        let now = now.max(self.core.clock());
-        let call = self.call(of, requests, now)?;
-        let horizon = by.map_or(horizon, |by| self.horizon(by, requests, horizon, now));
-        let from = self.learned.from(&call.of, requests, now);
-        let core = &mut self.core;
-        let (at, rule) = match core.reserve_from(&call.demands, from, now, horizon) {
-            Decision::Now => (now, None),
-            Decision::At { at, rule } => (at, Some(rule)),
-            Decision::Refused { rule, why } => {
-                self.count(&call, |counts| counts.refused += 1);
-                return Err(self.refused(&call, rule, why, horizon, now));
-            }
-        };
-        self.learned.take(&call.of, requests, at);
-        self.count(&call, |counts| match rule {
-            None => counts.now += 1,
-            Some(_) => counts.delayed += 1,
-        });
-        if let Some(by) = by.filter(|_| at > now) {
-            self.book(by, requests, at);
-        }
-        Ok(Slot {
-            at,
-            now,
-            binding: rule.and_then(|rule| self.binding(rule, from == at)),
         })
     }
 

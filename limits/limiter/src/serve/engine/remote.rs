@@ -43,7 +43,7 @@ struct Held {
 }
 
 impl Engine {
-    /// What a server is to be asked about a call, of the bearer of this token where slots may be taken ([`reserve_by`](Self::reserve_by)).
+    /// What a server is to be asked about a call, of the bearer of this token where slots may be taken ([`reserve`](Self::reserve)).
     ///
     /// # Errors
     /// Why it is not asked.
