@@ -15,7 +15,7 @@ use std::{
 use tokio::{
     sync::watch,
     task::{block_in_place, spawn_blocking},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +24,7 @@ use super::{clock::Clock, engine::Engine, store::Store};
 /// From one sync to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Without a sync for so long, a limiter is not ready.
+/// Without a sync for so long, a limiter is not ready; without a write, an answer is given up.
 const LATE: Duration = Duration::from_secs(3);
 
 /// What to do when nothing can be written any more.
@@ -89,7 +89,7 @@ impl Saver {
     /// Waits until all that has changed in the engine is written.
     ///
     /// # Errors
-    /// When it cannot be.
+    /// When it cannot be, or is not for long.
     pub async fn written(&self) -> Result<(), NotSaved> {
         let shared = &self.shared;
         let mut done = shared.done.subscribe();
@@ -97,7 +97,7 @@ impl Saver {
         while *done.borrow_and_update().as_ref().map_err(|_| NotSaved)? < own {
             if let Ok(writing) = shared.writing.try_lock() {
                 block_in_place(|| shared.write(writing));
-            } else if done.changed().await.is_err() {
+            } else if !matches!(timeout(LATE, done.changed()).await, Ok(Ok(()))) {
                 return Err(NotSaved);
             }
         }
@@ -181,5 +181,44 @@ impl Shared {
             }
             is_first
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::serve::engine::{Counting, Options};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_may_change_once_a_write_has_failed() {
+        let folder = TempDir::new().unwrap();
+        let options = Options {
+            counters_max: 1,
+            counters_bytes_max: 1,
+            learned_max: INTERVAL,
+            counting: Counting::Here,
+            is_saved: true,
+        };
+        let engine = Arc::new(Engine::new(options, &[]));
+        let store = Store::open(folder.path()).unwrap();
+        let saver = Saver::new(Arc::clone(&engine), store, Clock::start()).unwrap();
+        saver.written().await.unwrap();
+        assert!(saver.check().is_ok() && saver.state().is_ok());
+        // A file of the store can no longer be made; what is open stays so.
+        std::fs::remove_dir_all(folder.path().join("keyspaces")).unwrap();
+        let failed = async {
+            loop {
+                engine.keep(vec![0; 1 << 20]);
+                if saver.written().await.is_err() {
+                    return;
+                }
+            }
+        };
+        timeout(Duration::from_secs(60), failed).await.unwrap();
+        assert!(saver.check().is_err());
+        let why = saver.state().unwrap_err();
+        assert!(why.contains("restart the limiter"), "{why}");
     }
 }
