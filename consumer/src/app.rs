@@ -99,8 +99,7 @@ impl App {
             network,
         } = surroundings;
         let metrics = Metrics::register(&registry).context("metrics")?;
-        let credentials =
-            reload::Metrics::register(&registry, "consumer", true).context("metrics")?;
+        let credentials = reload::Metrics::register(&registry, "consumer", true)?;
         let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
