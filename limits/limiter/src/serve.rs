@@ -49,6 +49,9 @@ async fn work(config: Config, orders: Orders<Args>) -> anyhow::Result<()> {
     let app = App::start(config, Registry::new()).await?;
     let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
     let apply = move |config: &Config| runtime_config.apply(config);
-    orders.follow(metrics, apply).await;
+    tokio::select! {
+        () = orders.follow(metrics, apply) => {}
+        () = app.state_failed() => {}
+    }
     app.drain().await
 }

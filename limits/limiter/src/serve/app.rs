@@ -263,6 +263,14 @@ impl App {
         self.config_reloads.clone()
     }
 
+    /// Waits until the state cannot be written any more; forever if none is kept. Only opening it again tells what the disk holds.
+    pub async fn state_failed(&self) {
+        match &self.saver {
+            Some(saver) => saver.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Answers what was asked, and syncs what was used; never longer than the drain timeout.
     ///
     /// # Errors

@@ -27,9 +27,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Without a sync for so long, a limiter is not ready; without a write, an answer is given up.
 const LATE: Duration = Duration::from_secs(3);
 
-/// What to do when nothing can be written any more.
-const REPAIR: &str = "repair the disk or make room on it, then restart the limiter";
-
 /// Writes and syncs; clones share it.
 #[derive(Debug, Clone)]
 pub struct Saver {
@@ -104,6 +101,13 @@ impl Saver {
         Ok(())
     }
 
+    /// Waits until nothing can be written any more.
+    pub async fn failed(&self) {
+        let mut done = self.shared.done.subscribe();
+        // The sender is in `self`.
+        done.wait_for(Result::is_err).await.ok();
+    }
+
     /// For how long what was answered may not be on the disk.
     #[must_use]
     pub fn age(&self) -> Duration {
@@ -117,9 +121,7 @@ impl Saver {
     /// When nothing can be written, or nothing was synced for too long.
     pub fn state(&self) -> Result<String, String> {
         if let Err(error) = &*self.shared.done.borrow() {
-            return Err(format!(
-                "cannot be written ({error}), so nothing is granted: {REPAIR}"
-            ));
+            return Err(format!("cannot be written: {error}"));
         }
         let age = self.age();
         if age > LATE {
@@ -173,10 +175,7 @@ impl Shared {
         self.done.send_if_modified(|done| {
             let is_first = done.is_ok();
             if is_first {
-                tracing::error!(
-                    error,
-                    "cannot write the state, nothing is granted: {REPAIR}"
-                );
+                tracing::error!(error, "failed to write the state; the limiter ends");
                 *done = Err(error);
             }
             is_first
@@ -219,6 +218,7 @@ mod tests {
         timeout(Duration::from_secs(60), failed).await.unwrap();
         assert!(saver.check().is_err());
         let why = saver.state().unwrap_err();
-        assert!(why.contains("restart the limiter"), "{why}");
+        assert!(why.starts_with("cannot be written"), "{why}");
+        timeout(LATE, saver.failed()).await.unwrap();
     }
 }
