@@ -117,7 +117,7 @@ impl Writer {
             tracing::warn!(
                 file = %self.files.newest.display(),
                 reason = kind(&rejected[0].reason),
-                "the store refuses some cookies forever: they are set aside"
+                "store permanently rejected cookies; writing them to the dead-letter file"
             );
         }
         let letters = rejected.len() as u64;
@@ -149,9 +149,9 @@ impl Writer {
         let file = self.files.newest.display();
         match result {
             Err(error) if !was_failing => {
-                tracing::error!(%file, %error, "refused cookies cannot be set aside: they are only counted");
+                tracing::error!(%file, %error, "failed to write dead letters; rejected cookies are only counted");
             }
-            Ok(()) if was_failing => tracing::info!(%file, "refused cookies are set aside again"),
+            Ok(()) if was_failing => tracing::info!(%file, "writing dead letters again"),
             _ => {}
         }
     }

@@ -88,7 +88,7 @@ impl Health {
             tracing::warn!(
                 dsp_id,
                 why,
-                "the store does not take the cookies of a DSP: they are set aside"
+                "store is failing for a DSP; moving its cookies to the retry queue"
             );
         }
     }
@@ -120,7 +120,7 @@ impl Health {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        format!("set aside: {}{more}", named.join(", "))
+        format!("retry queue: {}{more}", named.join(", "))
     }
 
     /// The addresses without a stream, and why they have none.
@@ -243,7 +243,7 @@ mod tests {
         check(&health, &[]);
         assert_eq!(
             health.parts()[2].state,
-            "set aside: 2 (no right), 3 (no right), 4 (no right), 5 (no right), 6 (no right) and 1 more"
+            "retry queue: 2 (no right), 3 (no right), 4 (no right), 5 (no right), 6 (no right) and 1 more"
         );
         drop(other);
         assert_eq!(health.parts()[3].state, "1 of 1 connected");

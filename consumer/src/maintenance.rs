@@ -149,14 +149,11 @@ impl Night {
         }
         match owner {
             Some(owner) => {
-                tracing::info!(
-                    owner,
-                    "another consumer sees to expiry and compaction of this store"
-                );
+                tracing::info!(owner, "another consumer owns maintenance of this store");
                 self.metrics.show_overdue(&BTreeMap::new());
                 self.metrics.sweep_left.set(0);
             }
-            None => tracing::info!("this consumer sees to expiry and compaction of this store now"),
+            None => tracing::info!("this consumer owns maintenance of this store now"),
         }
         other.clone_from(owner);
     }
@@ -313,12 +310,12 @@ impl Night {
         done: Result<bool, StoreError>,
     ) -> bool {
         match &done {
-            Ok(_) if failing.remove(what) => tracing::info!(what, "maintenance works again"),
+            Ok(_) if failing.remove(what) => tracing::info!(what, "maintenance available again"),
             Ok(_) => {}
             Err(error) => {
                 self.metrics.errors.inc();
                 if failing.insert(what) {
-                    tracing::warn!(what, %error, "maintenance failed, trying again soon");
+                    tracing::warn!(what, %error, "maintenance failed, retrying");
                 }
             }
         }

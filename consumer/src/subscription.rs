@@ -224,11 +224,13 @@ impl Subscription {
                 let (epoch, sequence) = cursor.map_or((0, 0), |c| (c.epoch, c.sequence));
                 tracing::warn!(
                     %address, %producer, epoch, sequence, why,
-                    "producer lost, trying on: what it has after this sequence is unknown until it is back"
+                    "connection to producer lost, retrying; cookies after this sequence are unaccounted for until it reconnects"
                 );
                 self.lost = Some(producer);
             }
-            (_, _) => tracing::info!(%address, origin, why, "no producer here, trying on"),
+            (_, _) => {
+                tracing::info!(%address, origin, why, "no producer at this address, retrying")
+            }
         }
     }
 
@@ -318,7 +320,7 @@ impl Subscription {
                         last,
                         lost,
                         ?reason,
-                        "gap: cookies are lost"
+                        "gap: cookies lost"
                     );
                 } else {
                     tracing::debug!(
@@ -328,7 +330,7 @@ impl Subscription {
                         last,
                         lost,
                         ?reason,
-                        "gap: cookies are lost"
+                        "gap: cookies lost"
                     );
                 }
                 Item::Cursor(cursor)
@@ -373,7 +375,7 @@ impl Subscription {
                 producer,
                 sequence,
                 lost_in_gaps,
-                "producer said goodbye, but some of what it had was lost in gaps"
+                "producer drained, but some of its cookies were lost in gaps"
             );
         }
         let item = Item::Cursor(cursor.clone());
@@ -419,10 +421,10 @@ impl Subscription {
         match self.lost.take() {
             Some(lost) if lost != *producer => tracing::warn!(
                 %address, %producer, before = %lost,
-                "another producer is here now: what the one before had is unknown until it is back somewhere"
+                "a different producer now serves this address; cookies of the previous one are unaccounted for until it reappears"
             ),
             Some(_) if outcome == ResumeOutcome::Resumed => {
-                tracing::info!(%address, %producer, epoch, from, "producer is back, nothing was lost meanwhile");
+                tracing::info!(%address, %producer, epoch, from, "producer reconnected; nothing lost");
             }
             Some(_) | None => {}
         }

@@ -8,7 +8,7 @@ use crate::{Figure, buckets};
 
 pub const RECEIVED: Figure = Figure::counter(
     "consumer_received_total",
-    "Cookies received: with those found, the sum of written, superseded, suppressed, stale, failed, left out, waiting and set aside.",
+    "Cookies received. received + recovered = written + superseded + suppressed + stale + failed + skipped at drain + waiting + in the retry queue.",
 );
 pub const WRITTEN: Figure = Figure::counter(
     "consumer_written_total",
@@ -33,15 +33,15 @@ pub const FAILED: Figure = Figure::counter(
 .by(&["reason"]);
 pub const ASIDE_FOUND: Figure = Figure::counter(
     "consumer_aside_found_total",
-    "Cookies found at the start that were set aside before.",
+    "Cookies found in the retry queue at startup.",
 );
 pub const ASIDE: Figure = Figure::gauge(
     "consumer_aside_cookies",
-    "Cookies set aside in the store's retry queue, because it does not take those of their DSP now.",
+    "Cookies in the retry queue because the store is failing for their DSP.",
 );
 pub const LEFT_OUT: Figure = Figure::counter(
     "consumer_left_out_total",
-    "Cookies received that a drain had no time to store: they come again if the producers still have them.",
+    "Cookies received but not stored before the drain deadline. They are redelivered after a restart if producers still retain them.",
 );
 pub const WAITING: Figure = Figure::gauge(
     "consumer_waiting_cookies",
@@ -52,7 +52,7 @@ pub const WAITING: Figure = Figure::gauge(
 
 pub const ASIDE_BYTES: Figure = Figure::gauge(
     "consumer_aside_bytes",
-    "Bytes of what is set aside, of 256 MiB; one DSP alone gets half, and cookies beyond become dead letters.",
+    "Bytes in the retry queue, up to 256 MiB. One DSP can use half; overflow becomes dead letters.",
 );
 pub const DSP_FAILING: Figure = Figure::gauge(
     "consumer_dsp_failing",
@@ -74,7 +74,7 @@ pub const PRODUCER_LAG: Figure = Figure::gauge(
 .by(&["producer"]);
 pub const CLOCK_SKEW: Figure = Figure::gauge(
     "consumer_clock_skew_seconds",
-    "How far this machine's clock is ahead of the producer's, at most: the least time from accepted there to received here in the last one to two minutes.",
+    "Upper bound of how far this host's clock is ahead of the producer's: the minimum delay from acceptance to receipt over the last one to two minutes.",
 )
 .by(&["producer"]);
 pub const CURSOR: Figure = Figure::gauge(
@@ -92,7 +92,7 @@ pub const LOST: Figure = Figure::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: Figure = Figure::counter(
     "consumer_producer_restarts_total",
-    "Restarts of producers, by what this consumer knows to have lost by them and by those since that it did not see: proved (nothing), lost (exactly counted), bounded (not more than a known number), unknown.",
+    "Producer restarts by what this consumer lost: proved (nothing), lost (exact count), bounded (known maximum), unknown. Includes restarts it did not observe.",
 )
 .by(&["end"]);
 pub const BUFFER_BYTES: Figure = Figure::gauge(
@@ -197,7 +197,7 @@ pub const MAINTENANCE_OWNER: Figure = Figure::gauge(
 );
 pub const EXPIRY_OVERDUE: Figure = Figure::gauge(
     "consumer_expiry_overdue_seconds",
-    "How far the oldest cookie of a DSP is beyond its time to live, for the 20 DSPs where that is most; with --expiry sweep at most; MongoDB only. Less than a day is usual: what expires by day waits for the window.",
+    "How long ago the oldest cookie of a DSP expired, for the 20 most overdue DSPs. MongoDB only; an upper bound with --expiry sweep. Up to one day is normal, because deletion waits for the expiry window.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: Figure = Figure::gauge(

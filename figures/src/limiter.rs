@@ -8,7 +8,7 @@ const LIMIT: &[&str] = &["limit"];
 
 pub const DECISIONS: Figure = Figure::counter(
     "limiter_decisions_total",
-    "Reservations by what became of them: they may go now, at a moment to come (delayed), or not within their horizon (refused).",
+    "Reservations by outcome: granted immediately (now), granted for later (delayed), or not possible within the horizon (refused).",
 )
 .by(&["limit", "outcome"]);
 pub const DELAYS: Figure = Figure::counter(
@@ -18,7 +18,7 @@ pub const DELAYS: Figure = Figure::counter(
 .by(LIMIT);
 pub const INCREMENTS: Figure = Figure::counter(
     "limiter_increments_total",
-    "Calls told of after they were made: counted, made too long ago to have an effect (too_old), or refused as made in the future (too_early).",
+    "Calls reported through increment: counted, too old to have an effect (too_old), or rejected because their time is in the future (too_early).",
 )
 .by(&["limit", "outcome"]);
 pub const OUTBOUND_429: Figure = Figure::counter(
@@ -38,7 +38,7 @@ pub const LEARNED_COUNTERS: Figure = Figure::gauge(
 .by(LIMIT);
 pub const QUOTA_USED: Figure = Figure::gauge(
     "limiter_quota_used_ratio",
-    "Of the counter that is used most, the part of its quota that is used, where that is of an hour or more; above 1 while calls wait.",
+    "Used fraction of the most-used counter of a limit, for windows of one hour or more. Above 1 while calls wait.",
 )
 .by(LIMIT);
 pub const LIMIT_COUNTERS: Figure = Figure::gauge(
@@ -99,7 +99,7 @@ pub const STATE_AGE: Figure = Figure::gauge(
 );
 pub const SHARED_DECISIONS: Figure = Figure::counter(
     "limiter_shared_decisions_total",
-    "Calls under limits that a server shares, by who decided: the server; without it the limiter, by its part of each limit; or nobody, and the call was refused.",
+    "Decisions on shared limits, by decider: the server, the limiter's own part while the server is unavailable, or nobody (call refused).",
 )
 .by(&["by"]);
 pub const SHARING_SERVER: Figure = Figure::gauge(

@@ -13,7 +13,7 @@ pub const EDGE_REQUESTS: Figure = Figure::counter(
 .by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: Figure = Figure::histogram(
     "producer_edge_request_seconds",
-    "Time from a request read to its answer made, whatever the outcome.",
+    "Time from reading a request to producing its response, for all outcomes.",
     buckets::REQUEST_SECONDS,
 );
 pub const DSP_COOKIES: Figure = Figure::counter(
@@ -26,21 +26,23 @@ pub const DSP_COOKIES: Figure = Figure::counter(
 
 pub const APPENDED: Figure = Figure::counter(
     "producer_cookies_appended_total",
-    "Cookies in the log since start, which is what clients were told was accepted, but for what limits hold or drop.",
+    "Cookies appended to the log since start: all accepted cookies except those queued or dropped by a limit.",
 );
 pub const LOG_SEALED_BYTES: Figure = Figure::counter(
     "producer_log_sealed_bytes_total",
     "Bytes of sealed chunks since start, each counted once.",
 );
 pub const LOG_BYTES: Figure = Figure::gauge("producer_log_bytes", "Bytes the log holds.");
-pub const LOG_LIMIT_BYTES: Figure =
-    Figure::gauge("producer_log_limit_bytes", "Most bytes the log may hold.");
+pub const LOG_LIMIT_BYTES: Figure = Figure::gauge(
+    "producer_log_limit_bytes",
+    "Maximum size of the log in bytes.",
+);
 pub const LOG_CHUNKS: Figure = Figure::gauge("producer_log_chunks", "Chunks the log holds.");
 pub const LOG_COOKIES: Figure =
     Figure::gauge("producer_log_cookies", "Sealed cookies the log holds.");
 pub const LOG_RETAINED: Figure = Figure::gauge(
     "producer_log_retained_seconds",
-    "Age of the oldest chunk held: how long a subscriber may be away and miss nothing, unless its bound is less.",
+    "Age of the oldest chunk in the log. A subscriber that is disconnected for less than this loses nothing, unless --queue-cookies is reached first.",
 );
 pub const LOG_CHUNKS_SEALED: Figure = Figure::counter(
     "producer_log_chunks_sealed_total",
@@ -63,7 +65,7 @@ pub const SUBSCRIBER_CONNECTED: Figure = Figure::gauge(
 .by(SUBSCRIBER);
 pub const LAG: Figure = Figure::gauge(
     "producer_subscriber_lag_cookies",
-    "Sealed cookies the subscriber's stream has not taken yet.",
+    "Sealed cookies not yet handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const LAG_MAX: Figure = Figure::gauge(
@@ -133,12 +135,12 @@ pub const SUBSCRIBER_LOST: Figure = Figure::counter(
 .by(&["subscriber", "call", "reason"]);
 pub const RESUMES: Figure = Figure::counter(
     "producer_subscriber_resumes_total",
-    "Streams the subscriber opened, by how it was met.",
+    "Streams opened by the subscriber, by resume outcome.",
 )
 .by(&["subscriber", "call", "outcome"]);
 pub const SUBSCRIBERS_NOT_SHOWN: Figure = Figure::gauge(
     "producer_subscribers_not_shown",
-    "Subscribers that have no series of their own, since too many names came.",
+    "Subscribers without their own metric series because there are too many names.",
 );
 
 pub const SUBSCRIBERS_WITHOUT_AGE: Figure = Figure::gauge(
@@ -172,7 +174,7 @@ pub const STREAMS_REFUSED: Figure = Figure::counter(
 .by(&["code"]);
 pub const TOKEN_REFUSALS: Figure = Figure::counter(
     "producer_token_refusals_total",
-    "Calls refused because they bear no token, or a wrong one.",
+    "Calls rejected because of a missing or invalid token.",
 )
 .by(&["reason"]);
 
@@ -180,7 +182,7 @@ pub const TOKEN_REFUSALS: Figure = Figure::counter(
 
 pub const PROGRESS_RECORDED: Figure = Figure::gauge(
     "producer_progress_recorded",
-    "1 while it is recorded how far this producer got, for the case that it is killed.",
+    "1 while the epoch history records this producer's progress, so that losses from a crash can be bounded.",
 );
 
 // Limits of DSPs.
@@ -195,7 +197,7 @@ pub const SHAPING_ACCEPTED: Figure = Figure::counter(
 .by(LIMIT);
 pub const SHAPING_RELEASED: Figure = Figure::counter(
     "producer_limits_released_cookies_total",
-    "Cookies put into the log: in turn, or early, because the producer stopped or their limit no longer shapes.",
+    "Cookies released into the log: on schedule (in_turn), or early because the producer stopped or the limit no longer shapes.",
 )
 .by(&["limit", "when"]);
 pub const SHAPING_COALESCED: Figure = Figure::counter(
@@ -205,7 +207,7 @@ pub const SHAPING_COALESCED: Figure = Figure::counter(
 .by(LIMIT);
 pub const SHAPING_DROPPED: Figure = Figure::counter(
     "producer_limits_dropped_cookies_total",
-    "Cookies dropped: bound, the waiting room was full; police, over the limit; drain, neither kept nor released at the end.",
+    "Cookies dropped: bound (queue full), police (over the limit), drain (neither spooled nor released at shutdown).",
 )
 .by(&["limit", "reason"]);
 pub const SHAPING_SPOOLED: Figure = Figure::counter(
@@ -215,12 +217,12 @@ pub const SHAPING_SPOOLED: Figure = Figure::counter(
 .by(LIMIT);
 pub const SHAPING_WAITING: Figure = Figure::gauge(
     "producer_limits_waiting_cookies",
-    "Cookies that wait for their turn, those that were sent back included.",
+    "Cookies queued for release, including deferred ones.",
 )
 .by(LIMIT);
 pub const SHAPING_DEAD: Figure = Figure::gauge(
     "producer_limits_dead_cookies",
-    "Dead letters that will be revived: cookies that waited for too long.",
+    "Dead letters waiting to be requeued: cookies that could not be released within max_age.",
 )
 .by(LIMIT);
 pub const SHAPING_PARKED: Figure = Figure::gauge(
@@ -245,12 +247,12 @@ pub const SHAPING_OVER: Figure = Figure::counter(
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DIED: Figure = Figure::counter(
     "producer_limits_dead_letters_total",
-    "Times that a cookie became a dead letter: too old when its turn came (age), or after the wait that was ahead of it (wait).",
+    "Cookies that became dead letters: already older than max_age at their release time (age), or would be by then (wait).",
 )
 .by(&["limit", "rule", "reason"]);
 pub const SHAPING_REVIVED: Figure = Figure::counter(
     "producer_limits_revived_cookies_total",
-    "Times that a dead letter was put back into the line.",
+    "Dead letters requeued.",
 )
 .by(LIMIT);
 pub const SHAPING_DELAY: Figure = Figure::histogram(
@@ -274,7 +276,7 @@ pub const SHARING_SHARE: Figure = Figure::gauge(
 .by(LIMIT);
 pub const SHARING_SUM: Figure = Figure::gauge(
     "producer_limit_share_sum",
-    "Part of a shared limit that all who share it use, as the server knew when it answered last: never above 1.",
+    "Sum of all shares of a shared limit, as last reported by the server. Must never exceed 1.",
 )
 .by(LIMIT);
 pub const SHARING_STATE: Figure = Figure::gauge(
@@ -284,5 +286,5 @@ pub const SHARING_STATE: Figure = Figure::gauge(
 .by(LEASE_STATE);
 pub const SHARING_MISSED: Figure = Figure::counter(
     "producer_limits_lease_missed_total",
-    "Questions to the server of shared limits that it did not answer in time.",
+    "Requests to the shared-limits server that timed out.",
 );

@@ -135,7 +135,7 @@ impl Rules {
     }
 
     /// The limits that hold for a key, and whether any of them names it or stands for those that none names. `None` when
-    /// its calls are refused.
+    /// its calls are rejected.
     #[must_use]
     pub fn of_key(&self, key: &str) -> Option<Vec<usize>> {
         let named = |limit: &NamedLimit| limit.keys.iter().any(|it| it == key);

@@ -122,7 +122,7 @@ pub fn begin(
             tracing::warn!(
                 path = %path.display(),
                 %why,
-                "no epoch history is kept: after a crash nobody can say how much was lost"
+                "epoch history unavailable; losses from a crash cannot be bounded"
             );
             unrecorded(candidate)
         }

@@ -20,9 +20,9 @@ use tokens::TokenCheck;
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Who may read")]
 pub struct SecurityArgs {
-    /// PEM file with the certificate for the gRPC port: connections must then be TLS
+    /// PEM file with the gRPC server certificate, followed by its intermediate certificates. Enables TLS
     ///
-    /// After it those that lead to its authority. It is checked every second, as are the next three.
+    /// Checked for changes every second, like the next three files.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_cert: String,
 
@@ -30,13 +30,13 @@ pub struct SecurityArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_key: String,
 
-    /// PEM file with the authorities of clients' certificates, which clients must then have
+    /// PEM file with CA certificates for client authentication. If set, clients must present a certificate
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_client_ca: String,
 
-    /// File with tokens, one a line: gRPC calls must then bear one
+    /// File with bearer tokens, one per line. If set, every gRPC call must present one
     ///
-    /// Each has 16 to 512 bytes. Health checks need none.
+    /// 16 to 512 bytes each. Health checks need no token.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     token_file: String,
 }
@@ -128,7 +128,7 @@ impl Security {
                 "the streams are plain text and open to anyone who reaches this address (--tls-cert, --token-file)",
             ),
             (None, Some(_)) => Some(
-                "tokens are sent in plain text: others on the way can read them and the streams (--tls-cert)",
+                "tokens are sent in plain text and can be read in transit and the streams (--tls-cert)",
             ),
             (Some(_), None) if !self.wants_certificates => Some(
                 "the streams are encrypted, and open to anyone who reaches this address (--tls-client-ca, --token-file)",

@@ -235,7 +235,7 @@ impl Shaping {
             // It is closed after this has ended; if it is closed all the same, they are gone.
             tracing::error!(
                 cookies = released.len(),
-                "cookies were released into a log that is closed"
+                "cookies were released after the log was closed"
             );
             state.is_over = true;
         }
@@ -245,9 +245,7 @@ impl Shaping {
         let newest = self.shared.file.current();
         if !Arc::ptr_eq(&newest, &state.rules) {
             if newest.sharing != state.rules.sharing {
-                tracing::warn!(
-                    "other settings of shared limits are in the file: they are in force after a restart"
-                );
+                tracing::warn!("[sharing] changed; the change takes effect after a restart");
             }
             state.shaper.change(&newest, now);
             state.rules = newest;
@@ -258,7 +256,7 @@ impl Shaping {
             state.version += 1;
             let held_bytes_max = contract::held_bytes_max(&state.rules);
             let version = state.version;
-            tracing::info!(version, held_bytes_max, "other limits are in force");
+            tracing::info!(version, held_bytes_max, "limits reloaded");
         }
     }
 
@@ -277,7 +275,7 @@ impl Shaping {
             Some(spool) if count > 0 => keep(spool, Arc::clone(&held), log.unix_micros(), deadline)
                 .await
                 .inspect_err(|error| {
-                    tracing::error!(path = %spool.path().display(), %error, "what waited for its limits cannot be kept there");
+                    tracing::error!(path = %spool.path().display(), %error, "cannot write the spool");
                 })
                 .is_ok(),
             _ => false,
@@ -294,17 +292,11 @@ impl Shaping {
         drop(state);
         match fate {
             _ if count == 0 => {}
-            Fate::Spooled => tracing::info!(
-                cookies = count,
-                "what waited for its limits is kept for the next start"
-            ),
-            Fate::ReleasedEarly => tracing::info!(
-                cookies = count,
-                "what waited for its limits was released before its time"
-            ),
+            Fate::Spooled => tracing::info!(cookies = count, "wrote queued cookies to the spool"),
+            Fate::ReleasedEarly => tracing::info!(cookies = count, "released queued cookies early"),
             Fate::Dropped(_) => tracing::error!(
                 cookies = count,
-                "what waited for its limits is lost: it could be neither kept nor released"
+                "queued cookies lost: it could be neither kept nor released"
             ),
         }
     }
@@ -327,7 +319,7 @@ impl Shaping {
         }
         tracing::info!(
             cookies = kept.len(),
-            "what waited when the run before stopped waits again"
+            "restored queued cookies from the spool"
         );
         let mut state = self.state();
         let take_back = |held| state.shaper.take_back(held, now);

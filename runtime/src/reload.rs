@@ -226,14 +226,14 @@ impl<S: Source> Reloaded<S> {
                 News::Nothing => {}
                 News::Replaced(()) => {
                     done.inc();
-                    tracing::info!(of = S::NAME, "files were replaced and are in use");
+                    tracing::info!(of = S::NAME, "reloaded changed files");
                 }
                 News::Broken(why) => {
                     failed.inc();
                     tracing::warn!(
                         of = S::NAME,
                         why,
-                        "replaced files cannot be used: the ones before stay in use"
+                        "failed to reload changed files; keeping the current ones"
                     );
                 }
             }

@@ -60,7 +60,7 @@ impl App {
                 .unwrap_or_else(|| "it is slow".to_owned());
             tracing::warn!(
                 why,
-                "the last batch is not stored: it comes again after the next start"
+                "last batch not stored; it will be redelivered after the next start"
             );
         }
         self.stop_within(closing_time).await;

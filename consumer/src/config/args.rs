@@ -60,9 +60,9 @@ pub struct Args {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Whom it reads from, and who it is")]
 pub struct Reading {
-    /// Producers to read from, repeatable or comma-separated
+    /// Producer URLs (repeatable or comma-separated)
     ///
-    /// A host name stands for all its addresses, which are looked up again and again.
+    /// A host name is re-resolved every few seconds, and the consumer connects to every address it resolves to.
     #[arg(
         long,
         value_name = "URL",
@@ -72,7 +72,7 @@ pub struct Reading {
     )]
     pub producer: Vec<ProducerUrl>,
 
-    /// Most producers there will be: they share 96 MiB of receive windows [default: as many as are found]
+    /// Expected number of producers, which share 96 MiB of receive windows [default: number discovered]
     ///
     /// Each window is 1 to 32 MiB, fixed when its stream connects, so streams that are open keep theirs when more producers
     /// are found than were expected.
@@ -85,7 +85,7 @@ pub struct Reading {
     )]
     pub producers_expected: std::option::Option<usize>,
 
-    /// Name of this consumer's queue on every producer, no other consumer's [default: the host name]
+    /// Unique subscriber name of this consumer on all producers [default: hostname]
     #[arg(
         long,
         value_name = "NAME",
@@ -110,7 +110,7 @@ pub struct Storing {
     )]
     pub store: StoreConfig,
 
-    /// How long a batch is collected, at most
+    /// Maximum time to collect a batch before writing it
     #[arg(
         long,
         value_name = "TIME",
@@ -129,7 +129,7 @@ pub struct Storing {
     )]
     pub batch_cookies: usize,
 
-    /// Most bytes received but not yet part of a batch; when they are reached, reading stops
+    /// Size of the receive buffer. When it is full, the consumer stops reading from producers
     #[arg(
         long,
         value_name = "BYTES",
@@ -139,11 +139,11 @@ pub struct Storing {
     )]
     pub buffer_bytes: usize,
 
-    /// File for cookies that the store refuses forever, one JSON object a line
+    /// Dead-letter file (JSON Lines) for cookies that the store permanently rejects
     #[arg(long, value_name = "FILE", default_value = "dead-letters.jsonl")]
     pub dead_letters: PathBuf,
 
-    /// Most bytes of that file and the one before it, FILE.1, together
+    /// Maximum total size of the dead-letter file and its rotated copy, FILE.1
     #[arg(
         long,
         value_name = "BYTES",
@@ -176,7 +176,7 @@ pub struct Storing {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "How long cookies are kept")]
 pub struct Keeping {
-    /// How long a cookie is kept after it was accepted, and the cursor of a producer that is gone
+    /// Time to live of cookies, counted from acceptance, and of the cursors of producers that no longer exist
     #[arg(
         long,
         value_name = "TIME",
@@ -189,9 +189,9 @@ pub struct Keeping {
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
-    /// How long a cookie that repeats what is stored is not written again; 0s writes every cookie
+    /// Do not rewrite a cookie that was stored with the same buyer uid within this interval; 0s writes every cookie
     ///
-    /// It repeats when the buyer uid is the one stored for its user and DSP. Such a cookie may expire that much early.
+    /// A suppressed cookie may expire up to this much early.
     #[arg(
         long,
         value_name = "TIME",
@@ -200,7 +200,7 @@ pub struct Keeping {
     )]
     pub refresh_interval: Duration,
 
-    /// Memory for knowing what repeats: 26 bytes for each user and DSP; where it runs short the older are forgotten
+    /// Memory for duplicate detection, 26 bytes per (user, DSP) pair. When it is full, the oldest entries are evicted
     #[arg(
         long,
         value_name = "BYTES",
@@ -214,7 +214,7 @@ pub struct Keeping {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "MongoDB")]
 pub struct Mongodb {
-    /// What the names of MongoDB databases begin with, before the DSP's number or `cookiesync`
+    /// Prefix of MongoDB database names, before the DSP id or `cookiesync`
     #[arg(
         long,
         value_name = "PREFIX",
@@ -237,7 +237,7 @@ pub struct Night {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
 
-    /// How expired cookies are found in MongoDB: sweep, by a look at all of them once a night, or index, by a TTL index on `t`
+    /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, `index` uses a TTL index on `t`
     ///
     /// Of several consumers that share a server, the one that maintains it decides. Collections change over in the expiry window.
     /// With the window `always`, an index deletes within minutes, a sweep once a day.

@@ -43,7 +43,7 @@ pub(super) struct SecurityArgs {
     )]
     tls_key: String,
 
-    /// Name that a producer's certificate must bear [default: the host of its URL]
+    /// Server name to verify in the producer's certificate [default: host of the URL]
     #[arg(
         long,
         value_name = "NAME",

@@ -100,7 +100,7 @@ impl Attempts {
             let why = format!(
                 "no answer for {hangs_after:?}: it hangs, and may go on only after a restart"
             );
-            tracing::error!(why, "the store hangs, waiting on");
+            tracing::error!(why, "store is not responding, still waiting");
             self.health.store_needs_restart(why);
         }
         asked.await
@@ -109,7 +109,7 @@ impl Attempts {
     fn is_failing(&mut self, why: String) {
         self.metrics.store_up.set(0);
         if self.reasons.len() < REASONS_MAX && !self.reasons.contains(&why) {
-            tracing::warn!(why, "the store does not work, trying on");
+            tracing::warn!(why, "store unavailable, retrying");
             self.reasons.push(why.clone());
         }
         self.health.store_fails(why);
@@ -122,7 +122,7 @@ impl Attempts {
     pub(super) fn note(&mut self, error: Option<&StoreError>) -> Result<(), Failure> {
         let Some(error) = error else {
             if !self.reasons.is_empty() {
-                tracing::info!("the store works again");
+                tracing::info!("store available again");
             }
             self.reasons.clear();
             self.health.store_works();

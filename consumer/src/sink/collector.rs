@@ -210,7 +210,7 @@ impl Collector {
         if cookies > 0 {
             tracing::warn!(
                 cookies,
-                "no time to store what was received last: it comes again after the start, if the producers still have it"
+                "drain deadline reached; cookies not yet stored will be redelivered after restart if producers still retain them"
             );
         }
     }

@@ -380,7 +380,7 @@ impl Writer {
                 producer,
                 epoch,
                 final_sequence,
-                "producer said goodbye and all it sent is stored"
+                "producer drained; all its cookies are stored"
             );
         }
         tracing::debug!(cookies, ?took, stale, rejected, set_aside, "batch stored");

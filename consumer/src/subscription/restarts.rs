@@ -67,23 +67,19 @@ pub fn report(
                 warn,
                 lost = 0_u64,
                 tail_known = tail.is_some(),
-                "producer was restarted: nothing was lost at its end, but some in gaps"
+                "producer restarted; nothing lost at its end, but some cookies were lost in gaps"
             );
         }
         Missing::Nothing => {
             metrics.restarts.with_label_values(&["proved"]).inc();
-            log!(
-                info,
-                lost = 0_u64,
-                "producer was restarted, nothing was lost"
-            );
+            log!(info, lost = 0_u64, "producer restarted; nothing lost");
         }
         Missing::NothingOfIt => {
             metrics.restarts.with_label_values(&["proved"]).inc();
             log!(
                 info,
                 lost = 0_u64,
-                "producer was restarted after a goodbye, nothing of that epoch was lost; whether there was another since is not known"
+                "producer restarted after a clean shutdown; nothing of that epoch lost, later epochs unknown"
             );
         }
         Missing::Exactly(lost) => {
@@ -95,7 +91,7 @@ pub fn report(
             log!(
                 warn,
                 lost,
-                "producer was restarted: exactly so many cookies after this sequence are lost"
+                "producer restarted; exactly this many cookies after this sequence are lost"
             );
         }
         Missing::AtMost(cookies_max) => {
@@ -105,7 +101,7 @@ pub fn report(
             log!(
                 warn,
                 cookies_max,
-                "producer was restarted without a goodbye, unknown tail: at most so many cookies after this sequence are lost"
+                "producer restarted after an unclean shutdown; at most cookies_max cookies after this sequence are lost"
             );
         }
         Missing::Unknown => {
@@ -113,7 +109,7 @@ pub fn report(
             metrics.unknown_tails.inc();
             log!(
                 warn,
-                "producer was restarted without a goodbye, unknown tail: no bound is known"
+                "producer restarted after an unclean shutdown; number of lost cookies is unknown"
             );
         }
     }
@@ -128,7 +124,7 @@ pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) {
         producer,
         epoch,
         sequence,
-        "producer is gone without a goodbye, unknown tail: no bound is known"
+        "producer disappeared after an unclean shutdown; number of lost cookies is unknown"
     );
 }
 

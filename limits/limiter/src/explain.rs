@@ -21,7 +21,7 @@ pub fn explain(rules: &Rules, key: &str, at: u64) -> Result<String> {
     let Some(of_key) = rules.of_key(key) else {
         writeln!(
             text,
-            "{key}: no limit names it, so all of its calls are refused"
+            "{key}: no limit names it, so all of its calls are rejected"
         )?;
         return Ok(text);
     };

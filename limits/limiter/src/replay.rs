@@ -214,7 +214,7 @@ pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
 /// The limits of a key, each with the key under which it counts there.
 type OfKey = Option<Vec<(LimitId, u32)>>;
 
-/// The limits of each key of the trace; none for a key whose calls are refused.
+/// The limits of each key of the trace; none for a key whose calls are rejected.
 fn demands(limits: &mut Limits<u32>, trace: &Trace, rules: &Rules) -> Vec<OfKey> {
     let added = rules.add_to(limits);
     let of_key = |(number, key): (u32, &String)| {

@@ -185,7 +185,7 @@ impl Lease {
         if let Some(link) = link {
             let answer = ask(&link, &key, terms, &goodbye).await;
             if let Err(error) = answer {
-                tracing::warn!(%error, "goodbye was not said to the server of shared limits: others keep this share free until it is forgotten");
+                tracing::warn!(%error, "failed to leave the sharing group; this process's share stays reserved until forget_after expires");
             }
         }
     }
@@ -216,12 +216,12 @@ impl Lease {
         {
             let why = match why {
                 Answer::Full => {
-                    "as many as members_max share the limits, those included that ended without a goodbye"
+                    "group already has members_max members (including ones that did not shut down cleanly)"
                 }
                 Answer::OtherTerms => "others go by other settings of [sharing]",
                 _ => "a later process has this name",
             };
-            tracing::error!(why, group = %self.shared.config.group, "the server of shared limits refuses this process: it uses none of them");
+            tracing::error!(why, group = %self.shared.config.group, "server of shared limits rejected this process; it releases nothing under shared limits");
         }
         self.publish(member, user);
         Ok(member.gave_up_some(&before, now))

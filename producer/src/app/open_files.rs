@@ -30,7 +30,7 @@ impl Affordable {
                 files,
                 http_connections = http,
                 grpc_connections = grpc,
-                "the system allows too few open files for the configured connections"
+                "open-file limit too low for the configured connections"
             );
         }
         affordable

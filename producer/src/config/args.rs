@@ -71,11 +71,11 @@ pub struct Listening {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Name of this producer, the same across restarts and no other producer's [default: host name and gRPC port]
+    /// Unique producer ID; must stay the same across restarts [default: HOSTNAME:GRPC_PORT]
     #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_id)]
     pub id: std::option::Option<String>,
 
-    /// Folder for the record of how far this producer got, or `none` [default: /dev/shm]
+    /// Directory for the epoch history, or `none` [default: /dev/shm]
     ///
     /// From it, its consumers know after a crash or a restart how much they missed. It must be in memory (tmpfs), and always
     /// the same for the same name; `none` keeps no record.
@@ -87,7 +87,7 @@ pub struct Listening {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "What it keeps")]
 pub struct Keeping {
-    /// Most bytes of cookies held for subscribers that are behind
+    /// Maximum size of the in-memory log
     #[arg(
         long,
         value_name = "BYTES",
@@ -106,13 +106,13 @@ pub struct Keeping {
     )]
     pub chunk_bytes: usize,
 
-    /// Age at which a chunk is sealed: longer means less CPU, shorter means less delay
+    /// Seal a chunk at this age. Higher values use less CPU, lower values reduce latency
     ///
-    /// Three times that while it holds only few cookies.
+    /// Tripled while the chunk holds less than 2 KiB.
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
-    /// Most cookies a subscriber may be behind before its oldest are dropped
+    /// Maximum lag of a connected subscriber, in cookies. Beyond it, its oldest cookies are dropped
     #[arg(
         long,
         value_name = "COUNT",
@@ -121,7 +121,7 @@ pub struct Keeping {
     )]
     pub queue_cookies: usize,
 
-    /// How long the queue of a disconnected subscriber is kept
+    /// How long to remember the position of a disconnected subscriber
     #[arg(
         long,
         group = RELOADED,
@@ -131,9 +131,9 @@ pub struct Keeping {
     )]
     pub subscriber_retention: Duration,
 
-    /// How much a subscriber that comes back without a cursor gets again, at most: what may have been on its way
+    /// Maximum bytes to resend to a subscriber that reconnects without a cursor, to cover data that was in flight
     ///
-    /// Less where it told how large its window was.
+    /// Lower if the subscriber announced a smaller receive window.
     #[arg(
         long,
         value_name = "BYTES",
@@ -158,7 +158,7 @@ pub struct Keeping {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub struct Granted {
-    /// Most subscribers, connected or remembered
+    /// Maximum number of subscribers, including disconnected ones within --subscriber-retention
     #[arg(
         long,
         group = RELOADED,
@@ -169,7 +169,7 @@ pub struct Granted {
     )]
     pub subscribers: usize,
 
-    /// Most bytes in flight to subscribers that read slowly, beside the log
+    /// Maximum bytes in flight to all subscribers, in addition to the log
     ///
     /// Beyond it the slowest are cut off. At least 256 KiB and three chunks.
     #[arg(
@@ -200,9 +200,9 @@ pub struct Granted {
     )]
     pub grpc_connections: usize,
 
-    /// Most HTTP connections at once from one address [default: no limit but --http-connections]
+    /// Maximum concurrent HTTP connections per client address [default: --http-connections]
     ///
-    /// Or from one IPv6 network of 64 bits. A load balancer's are all from one.
+    /// IPv6 clients are counted per /64. Behind a load balancer, all connections share one address.
     #[arg(
         long,
         group = RELOADED,
@@ -237,7 +237,7 @@ pub struct Granted {
     )]
     pub request_timeout: Duration,
 
-    /// Longest time an HTTP connection may be idle; a sixteenth of it where more than four fifths of them are taken
+    /// Idle timeout of HTTP connections; 1/16 of it while more than 80% of --http-connections are in use
     #[arg(
         long,
         group = RELOADED,
@@ -263,9 +263,9 @@ pub struct Granted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "How it stops")]
 pub struct Stopping {
-    /// How long a producer that was told to stop takes requests on: longer than load balancers need to see it
+    /// How long to keep accepting requests after a shutdown signal. Set it longer than the load balancer takes to notice
     ///
-    /// `/readyz` already says 503 meanwhile, and answers close their connections.
+    /// Meanwhile `/readyz` returns 503 and every response closes its connection.
     #[arg(
         long,
         group = RELOADED,
@@ -275,7 +275,7 @@ pub struct Stopping {
     )]
     pub drain_delay: Duration,
 
-    /// Longest time to finish after a signal, and after the delay
+    /// Maximum time to drain, counted from the end of --drain-delay
     #[arg(
         long,
         group = RELOADED,

@@ -12,9 +12,9 @@ use crate::edge::dsps::{SHOWN_MAX, Shown};
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
-    /// DSPs that are known and have metrics of their own, repeatable or comma-separated; others are counted as `other`
+    /// Known DSPs, each with its own metric series (repeatable or comma-separated). Others are counted as `other`
     ///
-    /// At most 1024. Without any, those that come first have metrics of their own.
+    /// At most 1024. If unset, the first --dsps-shown DSPs seen get their own series.
     #[arg(
         long,
         group = RELOADED,
@@ -24,9 +24,9 @@ pub(super) struct DspsArgs {
     )]
     dsps: Vec<Option<u32>>,
 
-    /// What becomes of cookies of DSPs that --dsps does not name: accept, or refuse with 400
+    /// How to handle cookies of DSPs not listed in --dsps: accept, or reject with 400
     ///
-    /// To refuse needs a list.
+    /// `refuse` requires --dsps.
     #[arg(
         long,
         group = RELOADED,
@@ -36,7 +36,7 @@ pub(super) struct DspsArgs {
     )]
     unknown_dsps: bool,
 
-    /// Most DSPs that have metrics of their own where --dsps names none; the rest is counted together, as `other`
+    /// Maximum number of DSPs with their own metric series if --dsps is unset; the rest are counted as `other`
     #[arg(
         long,
         value_name = "COUNT",

@@ -14,15 +14,15 @@ use crate::shaping::contract::{self, File, LimitsFile};
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "What DSPs have agreed on")]
 pub(super) struct LimitsArgs {
-    /// TOML file with the limits of DSPs, and what is done with what is over: observe, police or shape
+    /// TOML file with DSP rate limits, and how to handle cookies over a limit: observe, police or shape
     ///
     /// It is looked at again every second; a version with mistakes changes nothing. `limiter check --for producer` says what a file means.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     limits: String,
 
-    /// File that keeps what waits for its limits while the producer is stopped [default: released before its time]
+    /// File that stores queued cookies while the producer is stopped [default: none, queued cookies are released early at shutdown]
     ///
-    /// Each producer needs its own.
+    /// Each producer needs its own file.
     #[arg(long, value_name = "FILE", default_value = "")]
     limits_spool: String,
 }

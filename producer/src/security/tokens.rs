@@ -37,7 +37,7 @@ pub struct TokenCheck {
 enum Refusal {
     #[error("a token is needed: authorization: Bearer …")]
     Missing,
-    #[error("the token is none that is taken here")]
+    #[error("invalid token")]
     Wrong,
 }
 
@@ -98,7 +98,7 @@ impl TokenCheck {
         self.refusals.with_label_values(&[refusal.label()]).inc();
         if let Some(left_out) = self.log_gate.admit(Instant::now()) {
             let refused = left_out + 1;
-            tracing::warn!(%peer, why = %refusal, refused, "calls are refused");
+            tracing::warn!(%peer, why = %refusal, refused, "calls rejected");
         }
     }
 }

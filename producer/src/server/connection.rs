@@ -81,13 +81,13 @@ pub(super) struct Connection {
 enum ConnectionError {
     #[error(transparent)]
     Broken(#[from] h2::Error),
-    #[error("no sign of life")]
+    #[error("keepalive timeout")]
     Silent,
     #[error("it asked for nothing")]
     Unused,
     #[error("it did not end in time")]
     Late,
-    #[error("it did not let go what was cut off")]
+    #[error("connection did not release its bytes after a stream was disconnected")]
     Stuck,
 }
 

@@ -185,7 +185,7 @@ impl Figures {
 /// What a room holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Holding {
-    /// Cookies that wait for their turn, those that were sent back included.
+    /// Cookies queued for release, including deferred ones.
     pub(crate) waiting: u64,
     /// Dead letters that will be revived.
     pub(crate) dead: u64,

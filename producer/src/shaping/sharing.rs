@@ -34,7 +34,7 @@ impl Standing {
         let state = match self.state {
             ShareState::Ok => "on lease",
             ShareState::Expired => "the lease has run out",
-            ShareState::Safe => "the safe share, as for a while nobody answered",
+            ShareState::Safe => "fallback share (server not responding)",
             ShareState::Floor => "none from the server yet",
             ShareState::Refused => "refused by the server",
         };

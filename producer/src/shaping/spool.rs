@@ -85,11 +85,11 @@ impl Spool {
             Err(why) if why.kind() == ErrorKind::InvalidData => {
                 let aside = beside(&self.path, ".damaged");
                 let moved = fs::rename(&self.path, &aside);
-                tracing::error!(%path, %why, aside = %aside.display(), ?moved, "what waited when the run before stopped cannot be read");
+                tracing::error!(%path, %why, aside = %aside.display(), ?moved, "cannot read the spool");
                 None
             }
             Err(error) => {
-                tracing::error!(%path, %error, "what waited when the run before stopped cannot be read: move the file elsewhere, as the end of this run replaces it");
+                tracing::error!(%path, %error, "cannot read the spool; move the file away, as the end of this run replaces it");
                 None
             }
         }
@@ -101,7 +101,7 @@ impl Spool {
             tracing::warn!(
                 path = %self.path.display(),
                 %error,
-                "cookies that wait again are still in this file: the next start takes them once more"
+                "failed to remove the restored spool; its cookies will be restored again at the next start"
             );
         }
     }
@@ -158,7 +158,7 @@ fn write(path: &Path, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
 
 /// Reads the whole file at once. What is damaged is [`InvalidData`](ErrorKind::InvalidData).
 fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Result<Vec<T>> {
-    let damaged = || io::Error::new(ErrorKind::InvalidData, "it is damaged, or no such file");
+    let damaged = || io::Error::new(ErrorKind::InvalidData, "corrupt, or not a spool file");
     if !fs::metadata(path)?.is_file() {
         return Err(damaged());
     }

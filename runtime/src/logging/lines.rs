@@ -100,7 +100,7 @@ impl Shared {
             if dropped > told {
                 tracing::warn!(
                     lines = dropped - told,
-                    "log lines were dropped: standard error was not read"
+                    "log messages dropped: standard error was not read"
                 );
                 told = dropped;
             }

@@ -19,7 +19,7 @@ pub struct CommonArgs {
     #[arg(long, value_name = "FILE", help_heading = "Where settings come from")]
     config: Option<PathBuf>,
 
-    /// What is logged: a level, or levels by part, like info,consumer=debug [default: RUST_LOG, or info]
+    /// Log level, or levels per module, such as info,consumer=debug [default: RUST_LOG, or info]
     ///
     /// Levels are error, warn, info, debug (each connection and batch), trace and off.
     #[arg(
@@ -35,7 +35,7 @@ pub struct CommonArgs {
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: Format,
 
-    /// Whether the admin port may profile the process and change its log filter
+    /// Enable profiling and the log filter on the admin port
     ///
     /// It then answers /debug/profile, and /log-filter to GET and PUT. Anyone who reaches the port can slow the process down
     /// with these, or silence its log.

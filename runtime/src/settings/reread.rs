@@ -55,8 +55,8 @@ impl Metrics {
     pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
         let reloads = Figure::counter(
             "config_reloads_total",
-            "Times that settings were read again: all that differs is in use, some needs a restart, or a mistake \
-             left everything as it was.",
+            "Configuration reloads by outcome: applied, restart needed for some changes, or rejected because of an error, \
+             which changes nothing.",
         );
         let rejected = Figure::gauge(
             "config_rejected",
@@ -119,7 +119,7 @@ impl ConfigReload {
             failed.count(FAILED);
             tracing::error!(
                 %error,
-                "reading the settings again went wrong: a change needs a restart from now on"
+                "failed to reload the configuration: a change needs a restart from now on"
             );
         }
     }
@@ -167,14 +167,14 @@ fn say(news: &News<Renewed>, metrics: &Metrics) {
             let changed = renewed.changed.join(" ");
             if renewed.needs_restart.is_empty() {
                 metrics.count("done");
-                tracing::info!(changed, "settings were read again and are in use");
+                tracing::info!(changed, "configuration reloaded");
             } else {
                 metrics.count("needs_restart");
                 let needs_restart = renewed.needs_restart.join(" ");
                 tracing::warn!(
                     changed,
                     needs_restart,
-                    "settings were read again, and some need a restart"
+                    "configuration reloaded; some changes require a restart"
                 );
             }
         }
@@ -182,7 +182,7 @@ fn say(news: &News<Renewed>, metrics: &Metrics) {
             metrics.count(FAILED);
             tracing::warn!(
                 why,
-                "new settings cannot be used: the ones before stay in use"
+                "configuration reload failed; keeping the current settings"
             );
         }
     }

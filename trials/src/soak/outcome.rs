@@ -216,7 +216,7 @@ impl Outcome {
                 grouped(self.unsent)
             ),
             format!(
-                "at most {} waiting; all stored {:.1} s after the end; lost {:?}, unknown tails {:?}",
+                "at most {} waiting; all stored {:.1} s after the end; lost {:?}, uncertain restarts {:?}",
                 grouped(self.backlog_max),
                 self.settled.seconds,
                 self.lost,

@@ -93,8 +93,8 @@ impl ReportedLoss {
             (Some(first), Some(last)) if line.message.starts_with("gap: ") => {
                 (first, last, What::Gap)
             }
-            _ if line.message.starts_with("producer was restarted")
-                || line.message.starts_with("producer is gone") =>
+            _ if line.message.starts_with("producer restarted")
+                || line.message.starts_with("producer disappeared") =>
             {
                 let first = line.sequence?.saturating_add(1);
                 let counted = |cookies: u64| first.saturating_add(cookies - 1);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// A gap of the producer `p`, as a consumer logs it.
 pub(super) fn gap(epoch: u64, first: u64, last: u64) -> String {
     let gap = json!({
-        "message": "gap: cookies are lost", "producer": "p", "epoch": epoch,
+        "message": "gap: cookies lost", "producer": "p", "epoch": epoch,
         "first": first, "last": last, "lost": last + 1 - first, "reason": "QueueBound",
     });
     gap.to_string()
@@ -21,7 +21,7 @@ pub(super) fn gap(epoch: u64, first: u64, last: u64) -> String {
 /// The end of an epoch after this sequence, known since the epoch `next` began, as a consumer logs it.
 pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) -> String {
     let end = json!({
-        "message": "producer was restarted without a goodbye", "producer": "p", "epoch": epoch,
+        "message": "producer restarted after an unclean shutdown", "producer": "p", "epoch": epoch,
         "sequence": sequence, "new_epoch": next, "cookies_max": cookies,
     });
     end.to_string()

@@ -50,7 +50,7 @@ pub(super) async fn create(database: &Database) -> Result<(), Error> {
             // If it is not about the settings, the plain command has the same answer.
             there(database.run_command(doc! { "create": COOKIES }).await)?;
             let (database, why) = (database.name(), unavailable(&error));
-            tracing::warn!(database, %why, "the server refuses our settings of pages, the collection has its own");
+            tracing::warn!(database, %why, "server rejected the page-size options; created the collection with server defaults");
             Ok(())
         }
         created => created,

@@ -208,7 +208,7 @@ impl Inner {
             }
             *building = Some(namespace.clone());
         }
-        tracing::info!(collection = namespace, "the index on t is being made");
+        tracing::info!(collection = namespace, "creating the index on t");
         let database = database.clone();
         let mut task = self.tasks.spawn(async move {
             let began = tokio::time::Instant::now();
@@ -216,11 +216,11 @@ impl Inner {
             *lock(&building) = None;
             match &made {
                 Ok(()) => {
-                    tracing::info!(collection = namespace, took = ?began.elapsed(), "the index on t is made");
+                    tracing::info!(collection = namespace, took = ?began.elapsed(), "created the index on t");
                 }
                 Err(error) => {
                     let why = unavailable(error);
-                    tracing::warn!(collection = namespace, %why, "the index on t was not made, trying again");
+                    tracing::warn!(collection = namespace, %why, "cannot create the index on t, retrying");
                 }
             }
             made

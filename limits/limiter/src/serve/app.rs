@@ -1,6 +1,6 @@
 //! All parts of a limiter that serves, put together, started and drained.
 //!
-//! Start: the state is restored, and what that changed is on the disk, before the port is open. Drain: no new connections, those who wait are answered, and what
+//! Start: the state restored, and what that changed is on the disk, before the port is open. Drain: no new connections, those who wait are answered, and what
 //! was used is synced to the disk.
 
 mod opening;
@@ -134,11 +134,11 @@ impl App {
             listen::Metrics::register(registry, "limiter", "http").context("metrics")?,
             self.calls.clone(),
         ));
-        tracing::info!(address = %self.address, "port for calls is open");
+        tracing::info!(address = %self.address, "API port is open");
         if !self.address.ip().is_loopback() {
             tracing::warn!(
                 listen = %self.address,
-                "tokens are sent in plain text: others on the way can read them"
+                "tokens are sent in plain text and can be read in transit"
             );
         }
         Ok(())
@@ -281,7 +281,7 @@ impl App {
         self.draining.cancel();
         let half = began + (end - began) / 2;
         if !self.calls.drain(half).await {
-            tracing::info!("cut off clients that did not finish");
+            tracing::info!("closed connections of clients that did not finish");
         }
         let is_over = self.saving.drain(end).await;
         let saved = self.saver.is_none_or(|it| is_over && it.check().is_ok());

@@ -99,17 +99,14 @@ impl Clock {
             None => {}
             Some(News::Ahead(ahead)) => {
                 steps.inc();
-                tracing::warn!(
-                    ?ahead,
-                    "the system's clock was set forward, or the machine slept: it is followed"
-                );
+                tracing::warn!(?ahead, "system clock jumped forward; following it");
             }
             Some(News::Behind(behind)) => tracing::warn!(
                 ?behind,
-                "the system's clock is behind the limiter's, which goes on"
+                "system clock is behind the limiter's clock; keeping the limiter's clock"
             ),
             Some(News::Caught) => {
-                tracing::info!("the system's clock is no longer behind the limiter's");
+                tracing::info!("system clock caught up with the limiter's clock");
             }
         }
     }

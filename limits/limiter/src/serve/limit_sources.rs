@@ -160,11 +160,7 @@ impl LimitSources {
             }
         };
         let (source, why) = (refused.name(), why.0.join("; "));
-        tracing::warn!(
-            source,
-            why,
-            "limits rejected: the previous version stays in force"
-        );
+        tracing::warn!(source, why, "limits rejected; keeping the previous version");
         self.in_force().refused = Some(format!("{source}: {why}"));
     }
 

@@ -175,7 +175,7 @@ impl Shared {
         self.done.send_if_modified(|done| {
             let is_first = done.is_ok();
             if is_first {
-                tracing::error!(error, "failed to write the state; the limiter ends");
+                tracing::error!(error, "failed to write the state; shutting down");
                 *done = Err(error);
             }
             is_first

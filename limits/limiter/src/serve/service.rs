@@ -89,7 +89,7 @@ impl Service {
         };
         let token = token::bearer(&head.headers).ok_or_else(|| refuse("missing", ""))?;
         let holder = tokens.current().holder(token);
-        holder.ok_or_else(|| refuse("wrong", "the token is none that is taken here"))
+        holder.ok_or_else(|| refuse("wrong", "invalid token"))
     }
 
     /// Answers a call that came at `began`; where it is to wait for its slot, then, or as soon as `stop` is cancelled.

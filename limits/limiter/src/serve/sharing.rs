@@ -71,7 +71,7 @@ impl Decider {
     #[must_use]
     pub fn new(engine: Arc<Engine>, clock: Clock, sharing: Option<&Sharing>) -> Self {
         if sharing.is_some_and(|it| it.mode == SharingMode::Lease) {
-            tracing::info!("shares on lease are for producers: this limiter decides alone");
+            tracing::info!("lease mode is for producers; this limiter does not share its limits");
         }
         let server = exact(sharing).and_then(|sharing| {
             let server = Address::of(sharing).ok()?;

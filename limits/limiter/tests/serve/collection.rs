@@ -83,7 +83,7 @@ async fn follows(mongod: &mut Mongod) -> Result<()> {
     mongod.kill()?;
     mongod.process().wait(Duration::from_secs(30)).await?;
     let log = limiter.file("log");
-    while !fs::read_to_string(&log)?.contains("cannot be read, trying again") {
+    while !fs::read_to_string(&log)?.contains("cannot read the collection of limits, retrying") {
         sleep(Duration::from_millis(20)).await;
     }
     limiter.stop().await?;

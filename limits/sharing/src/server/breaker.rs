@@ -43,7 +43,7 @@ impl Breaker {
         loop {
             let error = match open(server, script, group, budget).await {
                 Ok(link) => {
-                    tracing::info!(%server, "exact limits are the server's");
+                    tracing::info!(%server, "server of exact limits available");
                     is_told = false;
                     let opened = Instant::now();
                     self.missed.store(0, Ordering::Relaxed);

@@ -64,7 +64,7 @@ impl Shared {
                     all_in_flight_bytes = held,
                     in_flight_bytes_max = bytes_max,
                     more_cut_off,
-                    "cut off a subscriber for what its connection holds"
+                    "disconnected slow subscriber: too many bytes in flight"
                 );
             }
             worst.queue.cuts.fetch_add(1, Ordering::Relaxed);

@@ -41,7 +41,7 @@ impl Lease {
     pub(in crate::streams) fn may_log(&self) -> bool {
         let admitted = self.log_gates.streams.admit(Instant::now());
         if let Some(lines) = admitted.filter(|left_out| *left_out > 0) {
-            tracing::info!(lines, "lines about subscribers were left out");
+            tracing::info!(lines, "log messages about subscribers were suppressed");
         }
         admitted.is_some()
     }
@@ -81,7 +81,7 @@ impl Lease {
                         last,
                         ?reason,
                         more_gaps,
-                        "subscriber is too far behind: cookies are lost"
+                        "subscriber lags too far behind; cookies lost"
                     );
                 }
             }

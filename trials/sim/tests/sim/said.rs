@@ -89,7 +89,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Listener {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let message = &fields.loss.message;
-        if !message.starts_with("gap: ") && !message.starts_with("producer was restarted") {
+        if !message.starts_with("gap: ") && !message.starts_with("producer restarted") {
             return;
         }
         let mut spans = context.event_scope(event).into_iter().flatten();

@@ -240,7 +240,7 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
     consumer.wait_ready().await?;
     let logs = producer.process.last_lines(usize::MAX) + &consumer.process.last_lines(usize::MAX);
     ensure!(!logs.contains(TOKEN) && !logs.contains(NEW_TOKEN), "{logs}");
-    ensure!(logs.contains("calls are refused"), "{logs}");
+    ensure!(logs.contains("calls rejected"), "{logs}");
     Ok(())
 }
 

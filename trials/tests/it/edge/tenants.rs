@@ -77,7 +77,7 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
     producer.accept("alice", 17, "a-17").await?;
     consumer
         .wait_ready_and_says(
-            "set aside: 999 (refused with code 13 (Unauthorized): not authorized on",
+            "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
     wait_aside(&consumer, 1).await?;
@@ -101,7 +101,7 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
     ensure!(found >= 2, "{found} found");
     consumer
         .wait_ready_and_says(
-            "set aside: 999 (refused with code 13 (Unauthorized): not authorized on",
+            "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
     let roles = rights(&["cookiesync", "17", "999"]);
@@ -177,7 +177,7 @@ async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result
     consumer
         .wait_known("alice", json!({"17": "first", "44": "first"}))
         .await?;
-    consumer.wait_ready_and_says("set aside: 55 (").await?;
+    consumer.wait_ready_and_says("retry queue: 55 (").await?;
 
     let hang = doc! {
         "configureFailPoint": "failCommand",
@@ -333,7 +333,7 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
     wait_until(PATIENCE, "the index is there", async || is_there().await).await?;
     wait_until(PATIENCE, "that is said", async || {
         let log = consumer.process.last_lines(usize::MAX);
-        Ok(log.contains("the index on t is made"))
+        Ok(log.contains("created the index on t"))
     })
     .await
 }

@@ -373,7 +373,7 @@ async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Re
     // That is one DSP's trouble, and not the node's.
     consumer
         .wait_ready_and_says(
-            "set aside: 17 (refused with code 13 (Unauthorized): not authorized on",
+            "retry queue: 17 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
     let roles = doc! { "updateUser": "exchange", "roles": ["readWriteAnyDatabase"] };

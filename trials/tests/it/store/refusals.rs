@@ -292,5 +292,5 @@ async fn dead_letters_stay_within_their_bound_and_hold_up_nothing_when_they_cann
     let metrics = consumer.metrics().await?;
     let failed = [("outcome", "failed")];
     assert_eq!(metrics.count(names::DEAD_LETTERS, &failed), 1);
-    wait_said(&consumer.process, "refused cookies cannot be set aside").await
+    wait_said(&consumer.process, "failed to write dead letters").await
 }

@@ -296,7 +296,7 @@ async fn node(folder: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer
 async fn check_comes_again(mongod: &mut Mongod, consumer: &mut Consumer) -> Result<()> {
     let log = consumer.process.last_lines(20);
     ensure!(
-        log.contains("the last batch is not stored: it comes again"),
+        log.contains("last batch not stored; it will be redelivered"),
         "{log}"
     );
     mongod.cont()?;

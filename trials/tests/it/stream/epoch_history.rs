@@ -226,7 +226,7 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
         (least..=most + producer::epoch_history::AHEAD_COOKIES).contains(&bound),
         "{least} to {most} are lost, at most {bound} are said to be:\n{words}"
     );
-    let said = "unknown tail: at most so many cookies after this sequence are lost";
+    let said = "at most cookies_max cookies after this sequence are lost";
     ensure!(words.contains(said), "{words}");
     ensure!(words.contains(&format!("cookies_max={bound}")), "{words}");
     let until = "what it has after this sequence is unknown until it is back";
@@ -268,7 +268,7 @@ async fn goodbye_proves_also_to_a_consumer_that_was_restarted_since() -> Result<
     pair.start_producer().await?;
     pair.start_consumer().await?;
     let metrics = pair
-        .expect("proved", "producer was restarted, nothing was lost")
+        .expect("proved", "producer restarted; nothing lost")
         .await?;
     assert_eq!(metrics.count(names::LOST, &[]), 0);
     pair.goes_on().await
@@ -305,7 +305,7 @@ async fn disk_that_hangs_keeps_no_request_waiting_and_no_bound_is_told() -> Resu
     drop(hanging);
     pair.start_producer().await?;
     pair.start_consumer().await?;
-    pair.expect("unknown", "unknown tail: no bound is known")
+    pair.expect("unknown", "number of lost cookies is unknown")
         .await?;
     pair.goes_on().await
 }
@@ -326,7 +326,7 @@ async fn disk_that_hangs_holds_up_no_drain_and_no_end_is_told() -> Result<()> {
     drop(hanging);
     pair.start_producer().await?;
     pair.start_consumer().await?;
-    pair.expect("unknown", "unknown tail: no bound is known")
+    pair.expect("unknown", "number of lost cookies is unknown")
         .await?;
     pair.goes_on().await
 }
@@ -340,7 +340,7 @@ async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
     fs::write(Pair::record(state.path())?, "garbage")?;
     pair.start_producer().await?;
     let metrics = pair
-        .expect("unknown", "unknown tail: no bound is known")
+        .expect("unknown", "number of lost cookies is unknown")
         .await?;
     assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 1);
     assert_eq!(metrics.count("consumer_unknown_tail_cookies_total", &[]), 0);
@@ -367,7 +367,7 @@ async fn producer_without_a_record_works_and_says_so() -> Result<()> {
     assert_eq!(recorded(&pair.producer).await?, 0);
     pair.producer.process.kill()?;
     pair.start_producer().await?;
-    pair.expect("unknown", "unknown tail: no bound is known")
+    pair.expect("unknown", "number of lost cookies is unknown")
         .await?;
     pair.goes_on().await
 }

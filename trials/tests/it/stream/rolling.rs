@@ -130,8 +130,8 @@ async fn expect_proof(consumer: &Consumer) -> Result<()> {
     );
     ensure!(metrics.count(names::LOST, &[]) == 0, "{words}");
     for said in [
-        "producer said goodbye and all it sent is stored",
-        "producer was restarted, nothing was lost",
+        "producer drained; all its cookies are stored",
+        "producer restarted; nothing lost",
     ] {
         ensure!(words.matches(said).count() == 2, "{said}:\n{words}");
     }

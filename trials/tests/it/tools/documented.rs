@@ -196,9 +196,7 @@ fn every_documented_line_of_the_log_is_in_the_code() -> Result<()> {
         sources(&folder, &mut text)?;
     }
     let page = fs::read_to_string(PAGE)?;
-    let (_, lines) = page
-        .split_once("### Lines to look for")
-        .context("no lines")?;
+    let (_, lines) = page.split_once("### Log messages").context("no lines")?;
     let (lines, _) = lines
         .split_once("## Profiles")
         .context("no end of the lines")?;

@@ -54,9 +54,9 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
     };
     let engine = Arc::new(Engine::new(options, &plan.rules.limits));
     match path {
-        None => tracing::warn!("nothing is kept: a restart gives every quota anew (--state)"),
+        None => tracing::warn!("no state is kept; a restart resets every quota (--state)"),
         Some(folder) if records.is_empty() => {
-            tracing::info!(folder = %folder.display(), "no state yet: nothing was used");
+            tracing::info!(folder = %folder.display(), "no state yet; all quotas are unused");
         }
         Some(_) => restore(&engine, &clock, &records).with_context(named)?,
     }
@@ -83,10 +83,10 @@ fn restore(engine: &Engine, clock: &Clock, records: &[(Slice, Slice)]) -> anyhow
     if !restored.ahead.is_zero() {
         tracing::warn!(
             ahead = ?restored.ahead,
-            "the previous run's clock was ahead of the system's: what was used counts as used now"
+            "the previous run's clock was ahead of the system clock; counting its usage as used now"
         );
     }
     let (counters, dropped) = (restored.counters, restored.dropped);
-    tracing::info!(counters, dropped, "state is restored");
+    tracing::info!(counters, dropped, "state restored");
     Ok(())
 }

@@ -47,7 +47,7 @@ pub(super) struct Serving {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9099", value_parser = address)]
     pub(super) listen: SocketAddr,
 
-    /// File with tokens, one a line after its name, and then the limits that it opens: calls must then bear one
+    /// Token file. Each line is NAME TOKEN LIMITS [PERMISSIONS]. If set, every call must present a token
     ///
     /// `billing TOKEN dsp-17,partner`, or `*` for all limits. A token has 16 to 512 bytes. Without the file only this machine may ask, so --listen must be a loopback address. The file is looked at again every second.
     #[arg(
@@ -59,7 +59,7 @@ pub(super) struct Serving {
     )]
     pub(super) token_file: String,
 
-    /// Fields of answers over HTTP that tell what a limit leaves: x-ratelimit, ratelimit or none
+    /// Rate-limit headers in HTTP responses: x-ratelimit, ratelimit or none
     ///
     /// `x-ratelimit` is X-RateLimit-Limit, -Remaining and -Reset (seconds); `ratelimit` is RateLimit and RateLimit-Policy as draft-ietf-httpapi-ratelimit-headers-10 has them.
     #[arg(
@@ -97,7 +97,7 @@ pub(super) struct Serving {
 pub(super) struct LimitingArgs {
     /// TOML file with the limits
     ///
-    /// It is looked at again every second; a version with mistakes changes nothing. `limiter check` says what a file means.
+    /// Checked for changes every second. If a new version is invalid, the current one stays active. Validate with `limiter check`.
     #[arg(
         long,
         group = CONTENTS,
@@ -107,7 +107,7 @@ pub(super) struct LimitingArgs {
     )]
     pub(super) limits: String,
 
-    /// Collection of MongoDB with limits, as in company.limits: each document is a limit, its _id the name; over the file's of the same name
+    /// MongoDB collection with limits, such as company.limits. Each document is one limit, named by its _id, and overrides a limit of the same name in the file
     ///
     /// It is read every second; a version with mistakes changes nothing. Only a build with `--features limiter/mongodb` has it.
     #[arg(
@@ -130,17 +130,17 @@ pub(super) struct LimitingArgs {
     )]
     pub(super) limits_mongodb: String,
 
-    /// Folder that keeps what was used over a restart, or none: a restart then gives every quota anew
+    /// Directory that keeps used quotas across restarts; with `none`, a restart resets all quotas
     ///
-    /// It is made if it is not there. One limiter at a time can use it.
+    /// Created if missing. Only one limiter can use it at a time.
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Most counters, each once for each rule of its limit; counters of which nothing is used make room for new ones
+    /// Maximum number of counters, one per rule of a limit. Unused counters are evicted to make room
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 
-    /// Most memory for counters of logs and step windows, which take 8 bytes for each call or step of a window
+    /// Maximum memory for sliding-log and step-window counters, which take 8 bytes per call or step
     #[arg(
         long,
         value_name = "BYTES",
@@ -150,7 +150,7 @@ pub(super) struct LimitingArgs {
     )]
     pub(super) counters_memory: usize,
 
-    /// The longest that anything learned from a partner's answer holds
+    /// Maximum lifetime of a restriction derived from partner feedback
     #[arg(
         long,
         value_name = "TIME",

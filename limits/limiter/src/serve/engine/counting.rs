@@ -88,7 +88,7 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
             let members = sharing.members_max.unwrap_or(1);
             if let Err(error) = rule.limit.algorithm.part(members) {
                 wrong(format!(
-                    "the part of it that each of {members} goes by without the server is too small ({error}): without sharing.members_max nothing goes then"
+                    "1/{members} of this rule is too small to enforce without the server ({error}); unset sharing.members_max to refuse calls while the server is down"
                 ));
             }
         }

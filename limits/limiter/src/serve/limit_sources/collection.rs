@@ -78,7 +78,7 @@ impl Follower {
                         tracing::warn!(
                             collection = ?self.of,
                             why,
-                            "the collection of limits cannot be read, trying again: its last limits stay in force"
+                            "cannot read the collection of limits, retrying; keeping its last limits"
                         );
                     }
                     sleep(POLL_INTERVAL).await;
@@ -91,7 +91,7 @@ impl Follower {
                 resume_unwind(ended.into_panic());
             }
             if std::mem::replace(&mut is_lost, false) {
-                tracing::info!(collection = ?self.of, "the collection of limits can be read again");
+                tracing::info!(collection = ?self.of, "collection of limits available again");
             }
             sleep(POLL_INTERVAL).await;
         }

@@ -32,7 +32,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("Limits of DSPs", "producer/src/shaping/metrics.rs", ""),
     group("What became of cookies", "consumer/src/ledger.rs", ""),
     group(
-        "DSPs and what is set aside",
+        "Retry queue and failing DSPs",
         "consumer/src/metrics/aside.rs",
         "",
     ),
